@@ -47,11 +47,11 @@ bench-pull:
 
 format-check:
 	@sh tools/packages format
-	find channel proto engine worker coordinator tests examples -name '*.[ch]' -exec clang-format --dry-run -Werror {} +
+	find include channel proto engine worker coordinator program tests examples -name '*.[ch]' -exec clang-format --dry-run -Werror {} +
 
 format:
 	@sh tools/packages format
-	find channel proto engine worker coordinator tests examples -name '*.[ch]' -exec clang-format -i {} +
+	find include channel proto engine worker coordinator program tests examples -name '*.[ch]' -exec clang-format -i {} +
 
 install:
 	@PREFIX='$(PREFIX)' sh tools/compile release

@@ -24,9 +24,9 @@ set(public_headers
     worker/sequences/batch.h
     worker/group/group.h
     worker/loop/worker.h
-    coordinator/completion.h
-    coordinator/executor.h
-    coordinator/operations.h)
+    coordinator/collector/completion.h
+    coordinator/executor/executor.h
+    coordinator/executor/operations.h)
 
 foreach(header IN LISTS public_headers)
     cmake_path(GET header PARENT_PATH folder)

@@ -9,7 +9,7 @@
 #ifndef COX_COORDINATOR_ADAPTER_OPTIONS_H
 #define COX_COORDINATOR_ADAPTER_OPTIONS_H
 
-#include "coordinator/serving/lora.h"
+#include "engine/batching/lora.h"
 
 #define COX_ADAPTER_CHOICE_MAX 64
 

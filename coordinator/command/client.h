@@ -12,7 +12,7 @@
 
 #include "channel/base/base.h"
 #include "proto/wire.h"
-#include "coordinator/serving/stream.h"
+#include "coordinator/server/stream.h"
 
 struct CoxswainControl__ControlRequest;
 struct CoxswainControl__ControlReply;

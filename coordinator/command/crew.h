@@ -16,7 +16,7 @@
 #ifndef COX_COORDINATOR_CREW_H
 #define COX_COORDINATOR_CREW_H
 
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 #include "options.h"
 
 struct cox_crew;

@@ -10,7 +10,7 @@
 #ifndef COX_COORDINATOR_INIT_OPTIONS_H
 #define COX_COORDINATOR_INIT_OPTIONS_H
 
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 
 struct cox_init_choice {
     struct cox_config_entry *entries;

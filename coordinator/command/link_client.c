@@ -1,6 +1,6 @@
 #include "link_client.h"
 
-#include "coordinator/serving/group_links.h"
+#include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
 
 #include "channel/shm/geometry.h"
 #include "link_client.h"
-#include "coordinator/serving/group_links.h"
+#include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
 #include "target.h"
 

@@ -13,7 +13,7 @@
 #ifndef COX_COORDINATOR_OPTIONS_H
 #define COX_COORDINATOR_OPTIONS_H
 
-#include "coordinator/serving/recovery.h"
+#include "coordinator/server/recovery.h"
 
 #include <getopt.h>
 #include <limits.h>

@@ -3,9 +3,9 @@
 #include "console.h"
 #include "crew.h"
 #include "init_options.h"
-#include "coordinator/serving/group_links.h"
-#include "coordinator/serving/service.h"
-#include "tokenizer.h"
+#include "coordinator/server/group_links.h"
+#include "coordinator/server/service.h"
+#include "engine/model/tokenizer.h"
 
 #include <signal.h>
 #include <stdio_ext.h>

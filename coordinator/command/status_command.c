@@ -2,9 +2,9 @@
 #include "command.h"
 
 #include "console.h"
-#include "coordinator/executor.h"
-#include "coordinator/serving/recovery.h"
-#include "coordinator/serving/group_links.h"
+#include "coordinator/executor/executor.h"
+#include "coordinator/server/recovery.h"
+#include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
 #include "target.h"
 

@@ -4,8 +4,8 @@
  *   worker       worker/loop/worker.h: attach to a group, serve its requests through callbacks, stop;
  *                worker/sequences/batch.h: one step of inference, as the execute callback gets it;
  *                worker/group/group.h: the rank group: barrier, all-gather of values, exchange of fds
- *   coordinator  coordinator/executor.h: start a group of workers, submit, call, gather, stop;
- *                coordinator/operations.h: init, link, pull, recover, as plain structs
+ *   coordinator  coordinator/executor/executor.h: start a group of workers, submit, call, gather, stop;
+ *                coordinator/executor/operations.h: init, link, pull, recover, as plain structs
  *   messages     proto/wire.h, proto/operation.h and the generated proto/executor.pb-c.h
  *
  * Threads, ownership, blocking and errors: in the header of each function. The paths of those headers
@@ -14,8 +14,8 @@
 #ifndef COX_COXSWAIN_H
 #define COX_COXSWAIN_H
 
-#include "coordinator/executor.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/executor.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 #include "proto/wire.h"

@@ -14,8 +14,8 @@
 #include <unistd.h>
 
 #include "channel/base/futex.h"
-#include "coordinator/executor.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/executor.h"
+#include "coordinator/executor/operations.h"
 #include "worker/loop/worker.h"
 #include "measure.h"
 

@@ -20,7 +20,7 @@
 #include <unistd.h>
 
 #include "channel/base/peer.h"
-#include "coordinator/executor.h"
+#include "coordinator/executor/executor.h"
 #include "worker/loop/worker.h"
 #include "measure.h"
 

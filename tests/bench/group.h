@@ -7,7 +7,7 @@
 #ifndef BENCH_GROUP_H
 #define BENCH_GROUP_H
 
-#include "coordinator/executor.h"
+#include "coordinator/executor/executor.h"
 #include "worker/loop/worker.h"
 
 #define WORKER_FLAG "--worker"

@@ -31,7 +31,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "coordinator/serving/recovery.h"
+#include "coordinator/server/recovery.h"
 #include "worker/sequences/batch.h"
 #include "worker/group/group.h"
 #include "worker/loop/worker.h"

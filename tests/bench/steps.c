@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "coordinator/serving/message.h"
-#include "coordinator/serving/plan.h"
+#include "engine/batching/message.h"
+#include "engine/batching/plan.h"
 #include "proto/wire.h"
 #include "group.h"
 #include "proto/executor.pb-c.h"

@@ -6,8 +6,8 @@ if(NOT COX_SANITIZE AND NOT COX_FUZZ)
         proto/wire.c proto/step_wire.c proto/operation.c
         worker/loop/worker.c worker/loop/serve.c worker/loop/answer.c worker/loop/bulk.c worker/loop/pause.c worker/sequences/table.c worker/sequences/roster.c worker/sequences/step.c
         worker/sequences/builder.c
-        coordinator/submit.c coordinator/collect.c coordinator/gather.c coordinator/gathering.c coordinator/frame_blocks.c coordinator/stats.c coordinator/latency.c
-        coordinator/report.c coordinator/supervise.c coordinator/watched.c coordinator/recover.c)
+        coordinator/executor/submit.c coordinator/collector/collect.c coordinator/collector/gather.c coordinator/collector/gathering.c coordinator/collector/frame_blocks.c coordinator/collector/stats.c coordinator/collector/latency.c
+        coordinator/collector/report.c coordinator/process/supervise.c coordinator/process/watched.c coordinator/executor/recover.c)
     list(TRANSFORM hot_sources PREPEND ${PROJECT_SOURCE_DIR}/)
     add_executable(counts_hot_path ${CMAKE_CURRENT_LIST_DIR}/hot_path.c ${hot_sources})
     target_compile_options(counts_hot_path PRIVATE -UCOX_TESTING -O2 -g)

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "channel/shm/truth.h"
-#include "coordinator/executor_internal.h"
+#include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "worker/loop/worker.h"
 

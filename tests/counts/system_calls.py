@@ -14,7 +14,7 @@ import tempfile
 ROUNDS = 64  # as in hot_path.c
 RANKS = 2
 MARKS_PER_PART = 2
-# Who owes something looks again this often, and rings again for whoever sleeps: COX_SLICE_NS in coordinator/collect.h.
+# Who owes something looks again this often, and rings again for whoever sleeps: COX_SLICE_NS in coordinator/collector/collect.h.
 SLICE_S = 0.05
 # So often a call may be seen that is none of a round's: what the start of a group leaves to threads that get to it late.
 STRAY = ROUNDS // 8

@@ -12,7 +12,7 @@
 
 #include "channel/socket/door.h"
 #include "coordinator/command/client.h"
-#include "coordinator/serving/service.h"
+#include "coordinator/server/service.h"
 #include "proto/control.pb-c.h"
 
 static char runtime[64];

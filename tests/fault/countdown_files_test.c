@@ -12,11 +12,11 @@
 
 #include <jansson.h>
 
-#include "coordinator/serving/message.h"
+#include "engine/batching/message.h"
 #include "coordinator/command/options.h"
-#include "coordinator/serving/plan.h"
-#include "coordinator/command/prompts.h"
-#include "coordinator/command/tokenizer.h"
+#include "engine/batching/plan.h"
+#include "engine/command/prompts.h"
+#include "engine/model/tokenizer.h"
 #include "engine/model/checkpoint.h"
 #include "engine/model/file.h"
 #include "engine/compute/model.h"

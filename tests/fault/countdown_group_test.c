@@ -10,16 +10,16 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "coordinator/collect.h"
+#include "coordinator/collector/collect.h"
 #include "coordinator/command/console.h"
 #include "coordinator/command/crew.h"
-#include "coordinator/executor.h"
-#include "coordinator/faults.h"
-#include "coordinator/gathering.h"
-#include "coordinator/launch.h"
-#include "coordinator/operations.h"
-#include "coordinator/serving/scheduler.h"
-#include "coordinator/supervise.h"
+#include "coordinator/executor/executor.h"
+#include "coordinator/collector/faults.h"
+#include "coordinator/collector/gathering.h"
+#include "coordinator/process/launch.h"
+#include "coordinator/executor/operations.h"
+#include "engine/batching/scheduler.h"
+#include "coordinator/process/supervise.h"
 
 #define RANK_COUNT 2
 

@@ -2,8 +2,8 @@
 #include "countdown.h"
 #include "testing.h"
 
-#include "coordinator/serving/lora.h"
-#include "coordinator/serving/recovery.h"
+#include "engine/batching/lora.h"
+#include "coordinator/server/recovery.h"
 
 static struct test_group *group;
 

@@ -10,7 +10,7 @@
 
 #include "channel/shm/channel.h"
 #include "channel/socket/door.h"
-#include "coordinator/executor.h"
+#include "coordinator/executor/executor.h"
 
 #define RANK_COUNT 2
 

@@ -12,8 +12,8 @@
 
 #include "channel/shm/inherit.h"
 #include "channel/shm/sealed.h"
-#include "coordinator/executor_internal.h"
-#include "coordinator/supervise.h"
+#include "coordinator/executor/executor_internal.h"
+#include "coordinator/process/supervise.h"
 
 #define RANK_COUNT 2
 

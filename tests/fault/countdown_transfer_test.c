@@ -4,9 +4,9 @@
 
 #include <errno.h>
 
-#include "coordinator/executor_internal.h"
-#include "coordinator/serving/group_links.h"
-#include "coordinator/serving/transfers.h"
+#include "coordinator/executor/executor_internal.h"
+#include "coordinator/server/group_links.h"
+#include "engine/batching/transfers.h"
 #include "proto/executor.pb-c.h"
 
 #define RANK_COUNT 2

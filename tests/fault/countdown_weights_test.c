@@ -4,7 +4,7 @@
 #include "testing.h"
 
 #include "channel/shm/region.h"
-#include "coordinator/serving/shared_weights.h"
+#include "engine/batching/shared_weights.h"
 #include "worker/sequences/rank_weights.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"

@@ -17,7 +17,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/shm/truth.h"
-#include "coordinator/executor_internal.h"
+#include "coordinator/executor/executor_internal.h"
 
 #if COX_TESTING
 

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "channel/shm/geometry.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 #include "worker/group/group_layout.h"
 #include "worker/loop/worker.h"
 

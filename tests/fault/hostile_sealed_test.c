@@ -22,7 +22,7 @@
 
 #include "channel/shm/layout.h"
 #include "channel/shm/truth.h"
-#include "coordinator/executor_internal.h"
+#include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "worker/loop/worker.h"

@@ -25,8 +25,8 @@
 
 #include "channel/shm/truth.h"
 #include "checked_worker.h"
-#include "coordinator/executor_internal.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/executor_internal.h"
+#include "coordinator/executor/operations.h"
 #include "meddler.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"

@@ -5,7 +5,7 @@
 #include "channel/socket/door.h"
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 

@@ -1,7 +1,7 @@
 /* matrix_renew: a rank that was killed is started again, and its next life is struck at each of its steps. */
 #include "matrix.h"
 
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 
 #include <inttypes.h>
 #include <signal.h>

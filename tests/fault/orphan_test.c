@@ -5,7 +5,7 @@
 
 #include "channel/shm/control.h"
 #include "channel/base/peer.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 
 #include <dirent.h>
 #include <errno.h>

@@ -96,18 +96,18 @@ EXEMPT = {
     ("worker/loop/attach.c", "worker_follow_wrapper", "prctl("): "of this process alone; before attach.control",
     ("worker/loop/worker.c", "cox_worker_free", "prctl("): "of this process alone",
     ("worker/loop/stand_in.c", "cox_stand_in_create", "through layout"): "private memory, of nobody else",
-    ("coordinator/welcome.c", "on_worker", "atomic pid"): "the seat, private memory",
-    ("coordinator/welcome.c", "on_worker", "atomic generation"): "the seat, private memory",
-    ("coordinator/faults.c", "faults_main", "atomic ended"): "for stop to sleep on, private memory",
-    ("coordinator/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
-    ("coordinator/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
-    ("coordinator/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
-    ("coordinator/launch.c", "launch_fork", "SYS_clone"): CALLERS,
-    ("coordinator/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
+    ("coordinator/executor/welcome.c", "on_worker", "atomic pid"): "the seat, private memory",
+    ("coordinator/executor/welcome.c", "on_worker", "atomic generation"): "the seat, private memory",
+    ("coordinator/collector/faults.c", "faults_main", "atomic ended"): "for stop to sleep on, private memory",
+    ("coordinator/executor/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
+    ("coordinator/executor/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
+    ("coordinator/executor/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
+    ("coordinator/process/launch.c", "launch_fork", "SYS_clone"): CALLERS,
+    ("coordinator/process/launch.c", "child_main", "execve("): "behind it is another program; attach.control is its first",
     ("engine/rank/main.c", "exec_with_one_thread", "execve("): "behind it is the same program, which has done nothing yet",
-    ("coordinator/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",
-    ("coordinator/launch.c", "cox_launch_kill_group", "kill("): "what others see of it is the end of a process",
-    ("coordinator/launch.c", "cox_launch", "SYS_pidfd_send_signal"): "ends a process that nobody has heard of yet",
+    ("coordinator/process/launch.c", "cox_launch_kill_group", "SYS_pidfd_send_signal"): "what others see of it is the end of a process",
+    ("coordinator/process/launch.c", "cox_launch_kill_group", "kill("): "what others see of it is the end of a process",
+    ("coordinator/process/launch.c", "cox_launch", "SYS_pidfd_send_signal"): "ends a process that nobody has heard of yet",
     ("coordinator/command/probe.c", "cox_probe_unnamed_file", "linkat("): "a file of doctor's own, no part of a group",
     ("coordinator/command/probe.c", "cox_probe_unnamed_file", "unlink("): "a file of doctor's own, no part of a group",
     ("coordinator/command/probe.c", "memory_make", "ftruncate("): "memory of doctor's own, no part of a group",
@@ -120,7 +120,7 @@ EXEMPT = {
     ("worker/group/group_peer.c", "cox_group_told_is_dead", "kill("): "asks",
     ("worker/group/group_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
     ("worker/group/group_exchange.c", "fds_take", "fd_take("): CALLERS,
-    ("coordinator/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
+    ("coordinator/process/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
         "what others see of it is the end of a process, which the matrix has at every step",
 }
 
@@ -149,7 +149,7 @@ def calls_of(body):
 
 def sources():
     files = {}
-    for folder in ("channel", "engine", "worker", "coordinator"):
+    for folder in ("channel", "engine", "worker", "coordinator", "program"):
         for path in sorted((ROOT / folder).rglob("*.[ch]")):
             files[str(path.relative_to(ROOT))] = path.read_text()
     return files
@@ -287,11 +287,11 @@ def mutations(files):
             ("worker/loop/serve.c", "lane_copy", "sem_post(bell);"),
             ("worker/loop/attach.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
             ("worker/loop/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),
-            ("coordinator/collect_internal.h", "collector_returned", "collector->channel->gate.ops->post(bell);"),
-            ("coordinator/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
-            ("coordinator/supervise.c", "cox_supervisor_free", "unlink(path);"),
-            ("coordinator/launch.c", "program_find", "fork();"),
-            ("coordinator/faults.c", "faults_fetch", "memset(base, 0, sizeof prefix);")):
+            ("coordinator/collector/collect_internal.h", "collector_returned", "collector->channel->gate.ops->post(bell);"),
+            ("coordinator/process/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
+            ("coordinator/process/supervise.c", "cox_supervisor_free", "unlink(path);"),
+            ("coordinator/process/launch.c", "program_find", "fork();"),
+            ("coordinator/collector/faults.c", "faults_fetch", "memset(base, 0, sizeof prefix);")):
         yield f"{file}: {function} with {statement}", into(files, file, function, statement)
     yield "a constant more", change(files, "channel/base/fault.h", 'X(STOPPED, "stopped")',
                                     'X(STOPPED, "stopped") X(NEVER, "never")')

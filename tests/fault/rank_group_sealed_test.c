@@ -14,7 +14,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 #include "worker/group/group.h"
 #include "worker/loop/worker.h"
 

@@ -3,7 +3,7 @@
 #include "fuzz.h"
 
 #include "coordinator/command/client.h"
-#include "coordinator/serving/stream.h"
+#include "coordinator/server/stream.h"
 #include "proto/control.pb-c.h"
 #include "proto/wire.h"
 

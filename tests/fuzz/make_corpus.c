@@ -14,7 +14,7 @@
 #include "channel/shm/reply.h"
 #include "channel/shm/request.h"
 #include "channel/shm/truth.h"
-#include "coordinator/serving/stream.h"
+#include "coordinator/server/stream.h"
 #include "memory.h"
 #include "proto/control.pb-c.h"
 #include "proto/wire.h"

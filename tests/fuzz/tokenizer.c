@@ -1,7 +1,7 @@
 /* A tokenizer.json and a config.json of any bytes, and a text of any bytes to encode. */
 #include "fuzz.h"
 
-#include "coordinator/command/tokenizer.h"
+#include "engine/model/tokenizer.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

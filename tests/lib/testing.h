@@ -13,7 +13,7 @@
 #ifndef COX_TESTS_LIB_TESTING_H
 #define COX_TESTS_LIB_TESTING_H
 
-#include "coordinator/executor.h"
+#include "coordinator/executor/executor.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

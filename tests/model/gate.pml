@@ -1,5 +1,5 @@
 /*
- * gate: one two-way channel of a group of two ranks, as channel/, coordinator/collect.c and gather.c, and worker/loop/worker.c do it.
+ * gate: one two-way channel of a group of two ranks, as channel/, coordinator/collector/collect.c and gather.c, and worker/loop/worker.c do it.
  *
  * Truth words tell what happened, semaphores only wake. README.md tells what is left out and why; check.sh runs this
  * file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.

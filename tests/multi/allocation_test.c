@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "coordinator/executor.h"
+#include "coordinator/executor/executor.h"
 #include "proto/executor.pb-c.h"
 #include "worker/loop/worker.h"
 

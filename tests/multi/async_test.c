@@ -3,8 +3,8 @@
 #include "async_model.h"
 #include "testing.h"
 
-#include "coordinator/serving/recovery.h"
-#include "coordinator/serving/scheduler.h"
+#include "coordinator/server/recovery.h"
+#include "engine/batching/scheduler.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>

@@ -5,7 +5,7 @@
 
 #include "channel/memory/bulk.h"
 #include "channel/base/fault.h"
-#include "coordinator/executor.h"
+#include "coordinator/executor/executor.h"
 #include "proto/executor.pb-c.h"
 
 #include <dirent.h>

@@ -4,8 +4,8 @@
 #include "testing.h"
 
 #include "channel/base/futex.h"
-#include "coordinator/collect.h"
-#include "coordinator/operations.h"
+#include "coordinator/collector/collect.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 
 #include <pthread.h>

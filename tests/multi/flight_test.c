@@ -5,8 +5,8 @@
 #include "channel/shm/control.h"
 #include "channel/base/semaphore.h"
 #include "channel/shm/truth.h"
-#include "coordinator/executor_internal.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/executor_internal.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 
 #include <dirent.h>

@@ -11,7 +11,7 @@
 #include "testing.h"
 
 #include "channel/memory/pool/kv_blocks.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 #include "worker/loop/worker.h"
 
 #define KV_RANK_COUNT_MAX 4

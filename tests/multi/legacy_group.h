@@ -9,7 +9,7 @@
 #ifndef COX_TESTS_MULTI_LEGACY_GROUP_H
 #define COX_TESTS_MULTI_LEGACY_GROUP_H
 
-#include "coordinator/executor_internal.h"
+#include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "testing.h"
 

@@ -4,7 +4,7 @@
  */
 #include "testing.h"
 
-#include "coordinator/serving/lora.h"
+#include "engine/batching/lora.h"
 #include "engine/model/config.h"
 #include "proto/executor.pb-c.h"
 #include "tests/unit/model_fixture.h"

@@ -2,7 +2,7 @@
 #include "testing.h"
 
 #include "channel/base/thread.h"
-#include "coordinator/serving/recovery.h"
+#include "coordinator/server/recovery.h"
 
 #include <errno.h>
 #include <fcntl.h>

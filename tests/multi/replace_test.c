@@ -7,8 +7,8 @@
  */
 #include "testing.h"
 
-#include "coordinator/executor_internal.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/executor_internal.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "engine/rank/engine.h"
 

@@ -3,7 +3,7 @@
 #include "testing.h"
 
 #include "channel/shm/geometry.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
 

@@ -1,7 +1,7 @@
 /* One dead rank is started again while the others live: row P8, the channel's part of it. */
 #include "testing.h"
 
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 
 #include <inttypes.h>
 #include <pthread.h>

@@ -6,8 +6,8 @@
 #include "channel/socket/socket.h"
 #include "channel/shm/truth.h"
 #include "coordinator/command/client.h"
-#include "coordinator/executor_internal.h"
-#include "coordinator/serving/service.h"
+#include "coordinator/executor/executor_internal.h"
+#include "coordinator/server/service.h"
 #include "proto/control.pb-c.h"
 
 #include <arpa/inet.h>

@@ -2,7 +2,7 @@
  * had no effect anywhere. */
 #include "testing.h"
 
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "worker/sequences/batch.h"
 

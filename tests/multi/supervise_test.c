@@ -3,8 +3,8 @@
  * before, and no children. */
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
-#include "coordinator/output.h"
-#include "coordinator/supervise.h"
+#include "coordinator/process/output.h"
+#include "coordinator/process/supervise.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -6,9 +6,9 @@
 #include "testing.h"
 #include "weights_attack.h"
 
-#include "coordinator/serving/recovery.h"
-#include "coordinator/serving/scheduler.h"
-#include "coordinator/serving/shared_weights.h"
+#include "coordinator/server/recovery.h"
+#include "engine/batching/scheduler.h"
+#include "engine/batching/shared_weights.h"
 #include "tests/unit/model_fixture.h"
 #include "engine/rank/engine.h"
 

@@ -3,7 +3,7 @@
 #include "testing.h"
 
 #include "channel/base/tsan.h"
-#include "coordinator/executor_internal.h"
+#include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 
 #include <dirent.h>

@@ -8,7 +8,7 @@
 
 #include "channel/base/peer.h"
 #include "channel/shm/truth.h"
-#include "coordinator/operations.h"
+#include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "worker/loop/worker.h"
 

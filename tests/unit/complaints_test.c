@@ -1,4 +1,4 @@
-#include "coordinator/complaints.h"
+#include "coordinator/collector/complaints.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
 /* A histogram against the sorted values. */
-#include "coordinator/latency.h"
+#include "coordinator/collector/latency.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /*
  * plan, with several steps in flight: what is planned on tokens that nobody knows, and what becomes of it.
  */
-#include "coordinator/serving/plan.h"
+#include "engine/batching/plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /*
  * plan: admission, chunks, growth, preemption and refusals, step by step and without any process.
  */
-#include "coordinator/serving/plan.h"
+#include "engine/batching/plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -7,7 +7,7 @@
 #ifndef COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
 #define COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
 
-#include "coordinator/serving/scheduler.h"
+#include "engine/batching/scheduler.h"
 #include "worker/sequences/table.h"
 
 #include <pthread.h>

@@ -1,8 +1,8 @@
 /*
  * serving: clients that come, ask, stay silent and go, on the rank of scheduler_fixture.h.
  */
-#include "coordinator/serving/lora.h"
-#include "coordinator/serving/serving.h"
+#include "engine/batching/lora.h"
+#include "engine/batching/serving.h"
 
 #include "proto/executor.pb-c.h"
 #include "scheduler_fixture.h"

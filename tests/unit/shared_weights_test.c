@@ -1,7 +1,7 @@
 /* shared_weights: one version after the other, with the rank of scheduler_fixture.h, and offers opened as ranks open them. */
-#include "coordinator/serving/shared_weights.h"
+#include "engine/batching/shared_weights.h"
 #include "channel/shm/region.h"
-#include "coordinator/serving/serving.h"
+#include "engine/batching/serving.h"
 #include "engine/model/block.h"
 #include "engine/model/digest.h"
 #include "model_fixture.h"

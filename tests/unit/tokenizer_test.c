@@ -1,7 +1,7 @@
 /*
  * tokenizer: text to ids and back, and every file that is not what it should be.
  */
-#include "coordinator/command/tokenizer.h"
+#include "engine/model/tokenizer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

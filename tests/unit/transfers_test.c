@@ -2,7 +2,7 @@
  * transfers: the states of a pull, one end each, blocks in quarantine, on the executor of scheduler_fixture.h, whose pulls the
  * test completes.
  */
-#include "coordinator/serving/transfers.h"
+#include "engine/batching/transfers.h"
 
 #include "proto/executor.pb-c.h"
 #include "scheduler_fixture.h"

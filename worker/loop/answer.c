@@ -51,7 +51,7 @@ COX_HOT uint8_t *cox_lane_slot(struct cox_lane *lane, uint64_t sequence, bool wh
     if (lane->worker->stands_in && !lane_await_slot(lane))
         return NULL;
     /* The slot is free since the coordinator published this sequence: see claim in
-     * coordinator/collect.h. */
+     * coordinator/collector/collect.h. */
     cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
     cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, lane->stamp_ns);
     return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole,

@@ -1,0 +1,746 @@
+#include "executor.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channel/shm/channel.h"
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+#include "channel/shm/request.h"
+#include "channel/shm/truth.h"
+#include "channel/shm/windows.h"
+#include "proto/operation.h"
+#include "coordinator/collector/collect.h"
+#include "executor_internal.h"
+#include "group_memory.h"
+#include "coordinator/collector/inside.h"
+#include "proto/executor.pb-c.h"
+#include "coordinator/collector/report.h"
+
+#define START_TIMEOUT_MS 60000
+#define FINALIZE_MS 3000
+#define TERM_MS 2000
+#define BULK_SIZE_MAX (UINT64_C(2) << 30)
+#define REPLY_SIZE_MAX ((UINT64_C(1) << 30) + (UINT64_C(64) << 20))
+/* Once a millisecond. */
+#define DEATH_ATTEMPTS 1000
+/* How long the processes of a dead group may take to give their memory back. */
+#define SWEPT_MS 2000
+
+/* ---- hooks ---- */
+
+static void executor_on_fault(void *context, int rank, const char *text)
+{
+    struct cox_executor *executor = context;
+    struct cox_inside inside;
+    char name[16] = "unknown";
+    if (rank >= 0)
+        snprintf(name, sizeof name, "%d", rank);
+    cox_complaints_add(&executor->complaints, rank >= 0 ? (uint32_t)rank : COX_COMPLAINT_UNKNOWN,
+                       "it reported: %s", text);
+    cox_inside_enter(&inside, executor);
+    if (executor->options.fault)
+        executor->options.fault(executor->options.hook_context, rank, text);
+    else
+        cox_log_write(&executor->options.log, 3, "rank %s reports: %s", name, text);
+    cox_inside_leave(&inside);
+}
+
+static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    struct cox_executor *executor = context;
+    struct cox_inside inside;
+    cox_inside_enter(&inside, executor);
+    if (executor->options.line)
+        executor->options.line(executor->options.hook_context, rank, is_stderr, text);
+    cox_inside_leave(&inside);
+}
+
+/* Once per rank: by the supervisor, or by start for who died while it finished. */
+static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
+{
+    if (atomic_exchange_explicit(&executor->death_told[rank], true, memory_order_acq_rel))
+        return;
+    char text[COX_RANK_TEXT_SIZE];
+    cox_report_death(executor->supervisor, rank, text, sizeof text);
+    struct cox_inside inside;
+    cox_inside_enter(&inside, executor);
+    if (executor->options.death)
+        executor->options.death(executor->options.hook_context, rank, text);
+    else
+        cox_log_write(&executor->options.log, 3, "%s", text);
+    cox_inside_leave(&inside);
+}
+
+/* The death is in the truth already; everybody who waits for this rank looks now. */
+static void executor_on_wake(void *context, uint32_t rank)
+{
+    struct cox_executor *executor = context;
+    cox_faults_bury(&executor->faults, rank);
+    cox_executor_note_death(executor);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_wake(&executor->collectors[c]);
+}
+
+static void executor_on_death(void *context, uint32_t rank, pid_t pid, const struct cox_exit *how)
+{
+    struct cox_executor *executor = context;
+    (void)pid;
+    (void)how;
+    if (!atomic_load_explicit(&executor->stopping, memory_order_acquire) &&
+        atomic_load(&executor->started))     /* seq_cst: see cox_executor_start */
+        executor_tell_death(executor, rank); /* else it is expected, or start itself tells */
+}
+
+/* ---- start ---- */
+
+int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
+                                  const char *what, struct cox_error *err)
+{
+    char how[COX_RANK_TEXT_SIZE], lines[400];
+    cox_supervisor_describe(executor->supervisor, rank, how, sizeof how);
+    size_t length = cox_supervisor_last_lines(executor->supervisor, rank, lines, sizeof lines);
+    return cox_fail(err, code, "%s %s%s%s", how, what, length ? "; its last lines: " : "",
+                    length ? lines : "");
+}
+
+/* A process that cannot be adopted may have lost its wrapper at this moment: then the supervisor is
+ * about to know how that ended. */
+static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
+{
+    for (int attempt = 0; attempt < DEATH_ATTEMPTS; attempt++) {
+        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+    return false;
+}
+
+/* The identity is another process's writing: each word is read once. */
+int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
+{
+    const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
+    /* relaxed: ordered by the acquire of `state` that led here. */
+    uint32_t generation = atomic_load_explicit(&identity->generation, memory_order_relaxed);
+    uint32_t epoch = atomic_load_explicit(&identity->epoch, memory_order_relaxed);
+    uint32_t pid = atomic_load_explicit(&identity->pid, memory_order_relaxed);
+    uint64_t start = atomic_load_explicit(&identity->start, memory_order_relaxed);
+    uint32_t expected = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    pid_t seat = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed);
+    if (generation != expected || epoch != executor->control.epoch)
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " attached as generation %" PRIu32 ", expected %" PRIu32,
+                        rank, generation, expected);
+    if (seat && (uint32_t)seat != pid)
+        return cox_fail(err, COX_CORRUPT,
+                        "rank %" PRIu32 " attached as process %" PRIu32
+                        ", but process %jd logged on: is it in a pid namespace of its own? Start "
+                        "it in the coordinator's",
+                        rank, pid, (intmax_t)seat);
+    /* A start time of 0 would let any process of that number be taken for the rank, and killed with it. */
+    if (start == 0)
+        return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
+    int r = cox_supervisor_adopt(executor->supervisor, rank, (pid_t)pid, start);
+    if (r && executor_sees_death(executor, rank))
+        return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
+                                             "before the group was complete", err);
+    return r ? cox_fail(err, r, "rank %" PRIu32 " attached as process %" PRIu32 ": %s", rank, pid,
+                        cox_status_text(r))
+             : 0;
+}
+
+/* Every rank that has attached by now, also behind one that has not: from then on its process is
+ * watched. checked grows. The lock of the execute collector is held, and given up meanwhile. Returns 0, or what is wrong with one. */
+static int executor_check_attached(struct cox_executor *executor, struct cox_rank_set *checked,
+                                   struct cox_error *err)
+{
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
+    int r = 0;
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
+        const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
+        if (cox_rank_set_has(checked, rank) || !cox_truth_attached(identity))
+            continue;
+        /* Not under the lock: it may wait for a death, and who tells of deaths takes the lock. */
+        pthread_mutex_unlock(&collector->lock);
+        r = cox_executor_check_identity(executor, rank, err);
+        pthread_mutex_lock(&collector->lock);
+        cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
+                        COX_BELL_RESPONSE_CONSUME);
+        cox_rank_set_add(checked, rank);
+        cox_fault_point(COX_FAULT_RANK_CHECKED);
+    }
+    return r;
+}
+
+static const char *executor_why_late(struct cox_executor *executor, uint32_t rank)
+{
+    pid_t pid = cox_supervisor_pid(executor->supervisor, rank);
+    if (pid == 0)
+        return "in time: start it by hand (coxswain-worker --door PATH), or wait longer";
+    if (cox_peer_stopped(pid))
+        return "but did not attach in time: it is stopped by a signal";
+    return executor->options.external_workers
+               ? "but did not attach in time"
+               : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for "
+                 "others)";
+}
+
+/* What the host says and is told while the ranks attach. told: the ranks that it knows to be missing; all zero at
+ * first. Returns whether it wants no more of it. */
+static bool executor_ask_host(struct cox_executor *executor, const struct cox_rank_set *checked,
+                              struct cox_rank_set *told)
+{
+    const struct cox_executor_options *options = &executor->options;
+    struct cox_rank_set missing = {{0}};
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        if (!cox_rank_set_has(checked, rank))
+            cox_rank_set_add(&missing, rank);
+    if (options->attaching && memcmp(&missing, told, sizeof missing) != 0)
+        options->attaching(options->hook_context, &missing);
+    *told = missing;
+    return options->cancelled && options->cancelled(options->hook_context);
+}
+
+static int executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
+                                 struct cox_error *err)
+{
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
+    struct cox_rank_set checked = {{0}}, told = {{0}};
+    uint32_t rank = 0; /* the first that has not attached */
+    int r = 0;
+    pthread_mutex_lock(&collector->lock);
+    while (r == 0 && rank < executor->geometry.rank_count) {
+        const struct cox_look before = cox_collector_look(collector);
+        r = executor_check_attached(executor, &checked, err);
+        if (cox_rank_set_has(&checked, rank)) {
+            rank++;
+            continue;
+        }
+        /* Any death during start is the end of it, not only of the rank waited for. */
+        for (uint32_t other = 0; r == 0 && other < executor->geometry.rank_count; other++)
+            if (cox_supervisor_dead(executor->supervisor, other, NULL))
+                r = cox_executor_describe_failure(executor, other, COX_PEER_DEAD,
+                                                  "before the group was complete", err);
+        pthread_mutex_unlock(&collector->lock);
+        bool cancelled = executor_ask_host(executor, &checked, &told);
+        pthread_mutex_lock(&collector->lock);
+        if (r == 0 && cancelled)
+            r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");
+        if (r == 0 && cox_now_ns() >= deadline_ns)
+            r = cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
+                                              executor_why_late(executor, rank), err);
+        if (r == 0)
+            cox_collector_sleep(collector, rank, UINT64_MAX, &before,
+                                cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
+    }
+    pthread_mutex_unlock(&collector->lock);
+    return r;
+}
+
+/* What a dead group left under this name holds the space that is needed now; and what is unlinked is
+ * held until its last process, killed with it, is torn down. Returns 0 also where somebody else
+ * sweeps: create waits for that one. */
+static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
+{
+    uint32_t count = 0;
+    struct cox_error why = {0};
+    uint64_t deadline_ns = cox_deadline_after_ms(SWEPT_MS);
+    int r;
+    while ((r = cox_control_sweep(executor->name, &count, &why)) == COX_BUSY &&
+           cox_now_ns() < deadline_ns) {
+        cox_error_clear(&why);
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+    if (r && r != COX_BUSY)
+        return cox_fail(err, r, "%s", why.text);
+    while (count && cox_control_check_space(&executor->geometry, NULL) == COX_NO_SPACE &&
+           cox_now_ns() < deadline_ns)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    return 0;
+}
+
+static int executor_create_sealed(struct cox_executor *executor, struct cox_error *err)
+{
+    /* A name is one group's, of whichever kind; and a dead one of the other kind may have left memory
+     * in /dev/shm, which need not be there for this one. */
+    struct cox_error why = {0};
+    int r = executor_sweep(executor, &why);
+    if (r == COX_TAKEN || r < 0)
+        return cox_fail(err, r, "%s", why.text);
+    r = cox_control_check_space(&executor->geometry, err);
+    if (r == 0)
+        r = cox_sealed_create(&executor->sealed, &executor->control, &executor->geometry,
+                              executor->options.huge_pages, err);
+    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
+        cox_channel_bind(&executor->channels[c], &executor->sealed, &executor->control,
+                         (enum cox_channel_id)c, true);
+    return r;
+}
+
+/* The rank group's words; the coordinator itself has no use for them. */
+static int executor_create_group(struct cox_executor *executor, struct cox_error *err)
+{
+    int r = cox_windows_create_named(executor->name, &executor->geometry, err);
+    executor->parts_made += r == 0;
+    return r;
+}
+
+static int executor_create_memory(struct cox_executor *executor, struct cox_error *err)
+{
+    if (executor->geometry.sealed)
+        return executor_create_sealed(executor, err);
+    int r = executor_sweep(executor, err);
+    if (r == 0)
+        r = cox_control_check_space(&executor->geometry, err);
+    if (r)
+        return r;
+    r = cox_control_create(&executor->control, executor->name, &executor->geometry, err);
+    if (r)
+        return r;
+    executor->named = true;
+    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
+        r = cox_channel_create(&executor->channels[c], executor->objects, &executor->control,
+                               (enum cox_channel_id)c, err);
+        executor->parts_made +=
+            r == 0; /* what a stranger has under such a name is not ours to remove */
+    }
+    if (r == 0 && !executor->geometry.legacy)
+        r = executor_create_group(executor, err);
+    if (r == 0 && !executor->geometry.legacy)
+        r = cox_inherit_open(&executor->inherit, executor->name, &executor->geometry, err);
+    return r;
+}
+
+static int executor_create_collectors(struct cox_executor *executor, struct cox_error *err)
+{
+    int r = 0;
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
+        r = cox_collector_init(&executor->collectors[c], &executor->channels[c], executor,
+                               &executor->blocks, &executor->options.log);
+    return r ? cox_fail(err, r, "memory for replies: %s", cox_status_text(r)) : 0;
+}
+
+static int executor_start_threads(struct cox_executor *executor, struct cox_error *err)
+{
+    executor->faults.channel = &executor->channels[COX_CHANNEL_ERROR];
+    executor->faults.collectors = executor->collectors;
+    executor->faults.log = executor->options.log;
+    executor->faults.report = executor_on_fault;
+    executor->faults.context = executor;
+    int r = cox_faults_start(&executor->faults);
+    if (r == 0)
+        r = cox_collector_start(&executor->collectors[COX_CHANNEL_EXECUTE]);
+    if (r == 0)
+        r = cox_collector_start(&executor->collectors[COX_CHANNEL_TRANSFER]);
+    return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+static int executor_start_workers(struct cox_executor *executor, struct cox_error *err)
+{
+    char prefix[COX_NAME_SIZE_MAX + 2];
+    snprintf(prefix, sizeof prefix, "/%s", executor->objects);
+    uint64_t timeout_ms =
+        executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
+    /* Who starts workers by hand takes the time that takes. */
+    bool waits = executor->options.external_workers && !executor->options.start_timeout_ms;
+    uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
+    const struct cox_supervise_options options = {
+        .rank_count = executor->geometry.rank_count,
+        .command = executor->options.command,
+        .pass_flags = !executor->options.no_flags,
+        .prefix = prefix,
+        .devices = executor->options.devices,
+        .deadline_ns = deadline_ns,
+        .door = cox_executor_door(executor),
+        .sealed = executor->geometry.sealed,
+        .external = executor->options.external_workers,
+        .hooks = {.context = executor,
+                  .line = executor_on_line,
+                  .wake = executor_on_wake,
+                  .death = executor_on_death},
+        .log = executor->options.log,
+    };
+    cox_fault_point(COX_FAULT_LAUNCH);
+    int r = cox_supervisor_start(&options, &executor->supervisor, err);
+    if (r)
+        return r;
+    /* release: the supervisor before it; partner: on_worker_gone. */
+    atomic_store_explicit(&executor->supervised, true, memory_order_release);
+    if (executor->options.external_workers)
+        r = cox_executor_open_door(executor, err);
+    if (r)
+        return r;
+    if (executor->options.external_workers && executor->options.waiting)
+        executor->options.waiting(executor->options.hook_context, executor->name,
+                                  cox_executor_door(executor));
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        executor->collectors[c].supervisor = executor->supervisor;
+        executor->collectors[c].complaints = &executor->complaints;
+    }
+    return executor->geometry.legacy ? 0 : executor_await_attach(executor, deadline_ns, err);
+}
+
+static int executor_check_options(const struct cox_executor_options *options, char *name,
+                                  size_t name_size, struct cox_geometry *geometry,
+                                  struct cox_error *err)
+{
+    static _Atomic uint32_t counter; /* tells the groups of one process apart */
+    if (!options->external_workers && (!options->command || !options->command[0]))
+        return cox_fail(err, COX_INVALID, "no worker command was given");
+    if (options->external_workers && options->legacy_workers)
+        return cox_fail(err, COX_INVALID,
+                        "legacy workers cannot log on: let them be started by this program");
+    if (options->no_door && (options->external_workers || options->attach == COX_ATTACH_SEALED))
+        return cox_fail(err, COX_INVALID,
+                        "sealed attach, and workers that are started by hand, need the door");
+    if (options->name) {
+        int r = cox_name_check(options->name, err);
+        if (r)
+            return r;
+        size_t length = strlen(options->name), max = COX_NAME_SIZE_MAX - COX_NAME_SERIAL_SIZE;
+        if (options->legacy_workers && length > max)
+            return cox_fail(err, COX_INVALID,
+                            "the group name has %zu characters: with legacy workers, whose regions "
+                            "have other names at every start, at most %zu are allowed",
+                            length, max);
+        snprintf(name, name_size, "%s", options->name);
+    } else {
+        snprintf(name, name_size, "%jd_%" PRIu32, (intmax_t)getpid(),
+                 atomic_fetch_add(&counter, 1));
+    }
+    struct cox_geometry_choice choice = {
+        .depth = options->depth,
+        .legacy = options->legacy_workers,
+        .sealed = options->attach == COX_ATTACH_SEALED,
+        /* A rank has one lane at work at a time, and so has the coordinator. */
+        .spin_ns = cox_spin_budget_ns(options->spin, options->rank_count + 1),
+    };
+    memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
+    memcpy(choice.response_size, options->response_size, sizeof choice.response_size);
+    int r = cox_geometry_resolve(options->rank_count, &choice, geometry, err);
+    if (r == 0 && options->legacy_workers)
+        geometry->serial = cox_control_fresh();
+    return r;
+}
+
+static void executor_unlink(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->memory_lock);
+    bool named = executor->named;
+    bool ours = named && cox_control_is_named(&executor->control, executor->name);
+    if (ours)
+        cox_control_unlink_names(executor->name, &executor->geometry, executor->parts_made);
+    executor->named = false;
+    pthread_mutex_unlock(&executor->memory_lock);
+    if (named && !ours)
+        cox_log_write(&executor->options.log, 4,
+                      "the names of the group '%s' in /dev/shm were removed while it lived, and "
+                      "nothing is removed now: does systemd do it at logout (RemoveIPC=yes in "
+                      "logind.conf)?",
+                      executor->name);
+}
+
+/* Nothing is made before it is needed. */
+static void executor_choose_blocks(struct cox_executor *executor)
+{
+    const struct cox_executor_options *options = &executor->options;
+    cox_bulk_sender_init(&executor->blocks.sender);
+    if (options->no_bulk || executor->geometry.legacy)
+        return;
+    executor->blocks.request_size_max =
+        options->bulk_size_max ? options->bulk_size_max : BULK_SIZE_MAX;
+    executor->blocks.intake.size_max =
+        options->reply_size_max ? options->reply_size_max : REPLY_SIZE_MAX;
+}
+
+int cox_executor_start(const struct cox_executor_options *options,
+                       struct cox_executor **ret_executor, struct cox_error *err)
+{
+    char name[COX_NAME_SIZE_MAX + 1];
+    struct cox_geometry geometry;
+    int r = executor_check_options(options, name, sizeof name, &geometry, err);
+    if (r)
+        return r;
+    struct cox_executor *executor = calloc(1, sizeof *executor);
+    if (!executor)
+        return cox_fail(err, -ENOMEM, "no memory for the executor");
+    executor->options = *options;
+    executor->started_ns = cox_now_ns();
+    executor->geometry = geometry;
+    executor->control.lock_fd = -1;
+    executor->engine_state = COX_ENGINE_INIT;
+    cox_inherit_init(&executor->inherit);
+    cox_sealed_init(&executor->sealed);
+    pthread_mutex_init(&executor->memory_lock, NULL);
+    cox_complaints_init(&executor->complaints);
+    for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
+        executor->generations[rank] = executor->served[rank].generation = 1;
+        cox_inherit_init(&executor->next_lives[rank].inherit);
+    }
+    pthread_mutex_init(&executor->recover_lock, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&executor->recover_cond, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    memcpy(executor->name, name, sizeof name);
+    cox_name_objects(executor->objects, name, &geometry);
+    executor_choose_blocks(executor);
+    r = executor_create_memory(executor, err);
+    if (r == 0)
+        r = executor_create_collectors(executor, err);
+    if (r == 0)
+        r = executor_start_threads(executor, err);
+    /* Workers that this program starts log on while they are started, others when all is there. */
+    if (r == 0 && !options->external_workers)
+        r = cox_executor_open_door(executor, err);
+    if (r == 0)
+        r = executor_start_workers(executor, err);
+    if (r) {
+        cox_executor_free(executor);
+        return r;
+    }
+    if (!geometry.legacy && !options->keep_names)
+        executor_unlink(executor);
+    executor->blocks.intake.door_path = cox_executor_door(executor); /* before any request */
+    cox_fault_point(COX_FAULT_STARTED);
+    *ret_executor = executor; /* before any hook */
+    /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death meanwhile at least
+     * one of the two tells. Partner: executor_on_death. */
+    atomic_store(&executor->started, true);
+    for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
+        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+            executor_tell_death(executor, rank);
+    atomic_store_explicit(&executor->complete, true, memory_order_release);
+    return 0;
+}
+
+/* ---- stop ---- */
+
+/* The goodbye on one channel, to the living; no answer is awaited. False: there is no room for it
+ * now. */
+static bool executor_say_finalize(struct cox_executor *executor, struct cox_collector *collector)
+{
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_FINALIZE;
+    struct cox_entry entry = {
+        .type = request.execute_type,
+        .operation = cox_operation_find(request.execute_type),
+        .gather = COX_GATHER_NONE,
+    };
+    uint32_t count = 0;
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        if (!cox_supervisor_dead(executor->supervisor, rank, NULL) &&
+            !cox_truth_left(&executor->control, rank) &&
+            !atomic_load_explicit(&executor->left_out[rank], memory_order_acquire)) {
+            cox_rank_set_add(&entry.asked, rank);
+            count++;
+        }
+    pthread_mutex_lock(&collector->submit_lock);
+    bool said = count == 0;
+    size_t capacity, length;
+    if (!said && cox_collector_claim(collector, &entry.asked, &entry.sequence, NULL) == 0) {
+        uint8_t *frame = cox_request_frame(collector->channel, entry.sequence, &capacity);
+        if (cox_wire_request_pack(&request, frame, capacity, &length) == 0)
+            cox_collector_publish(collector, &entry, length);
+        said = true;
+    }
+    pthread_mutex_unlock(&collector->submit_lock);
+    return said;
+}
+
+/* On every channel. At depth 1 the one frame may still be read, or an answer still be owed that
+ * nobody waits for any more: such a channel is tried again until the deadline, and goes without
+ * when its rank is stuck. */
+static void executor_finalize(struct cox_executor *executor, uint64_t deadline_ns)
+{
+    bool said[COX_TWO_WAY_COUNT] = {false};
+    for (;;) {
+        struct cox_collector *without_room = NULL;
+        for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+            said[c] = said[c] || executor_say_finalize(executor, &executor->collectors[c]);
+            if (!said[c])
+                without_room = &executor->collectors[c];
+        }
+        if (!without_room || cox_now_ns() >= deadline_ns)
+            return;
+        cox_collector_await_room(without_room, deadline_ns);
+    }
+}
+
+/* Whoever still serves leaves, also a process that no signal of ours reaches, since it is not the
+ * rank's. Legacy ranks have no such word, and their tokens count. */
+static void executor_abort(struct cox_executor *executor)
+{
+    if (executor->geometry.legacy || !executor->supervisor)
+        return;
+    cox_truth_abort(&executor->control);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+            cox_gate_wake(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
+}
+
+uint32_t cox_executor_stop(struct cox_executor *executor)
+{
+    COX_ASSERT(!cox_inside(executor)); /* it would wait for itself */
+    if (atomic_exchange_explicit(&executor->stopping, true, memory_order_acq_rel))
+        return 0;
+    cox_fault_point(COX_FAULT_STOP);
+    uint32_t signalled = 0;
+    const struct cox_executor_options *options = &executor->options;
+    bool started = atomic_load_explicit(&executor->started, memory_order_acquire);
+    uint64_t finalize_ms = options->finalize_ms ? options->finalize_ms : FINALIZE_MS;
+    uint64_t term_ms = options->term_ms ? options->term_ms : TERM_MS;
+    /* Before the workers end: what is outstanding is closed, not failed. */
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_stop(&executor->collectors[c]);
+    if (executor->supervisor)
+        cox_supervisor_cancel(executor->supervisor);
+    /* Whoever is inside a submit, a call or a restart comes out now, with COX_CLOSED. */
+    while (atomic_load_explicit(&executor->callers, memory_order_acquire) > 0)
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    if (started) {
+        cox_supervisor_expect_end(executor->supervisor);
+        uint64_t deadline_ns = cox_deadline_after_ms(finalize_ms);
+        executor_finalize(executor, deadline_ns);
+        cox_fault_point(COX_FAULT_GOODBYE_SAID);
+        cox_supervisor_wait(executor->supervisor, deadline_ns);
+    }
+    executor_abort(executor);
+    if (executor->supervisor)
+        signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
+    cox_faults_stop(&executor->faults);
+    cox_fault_point(COX_FAULT_STOPPED);
+    return signalled;
+}
+
+void cox_executor_abandon(struct cox_executor *executor)
+{
+    cox_supervisor_cancel(executor->supervisor); /* nobody is started any more */
+    cox_supervisor_signal_all(executor->supervisor, SIGKILL);
+    executor_unlink(executor);
+    if (executor->door)
+        cox_door_unname(executor->door);
+}
+
+struct cox_executor *cox_executor_free(struct cox_executor *executor)
+{
+    if (!executor)
+        return NULL;
+    COX_ASSERT(!cox_inside(executor));
+    cox_executor_stop(executor);
+    executor->group_handles = cox_group_handles_free(executor->group_handles);
+    cox_executor_close_door(executor); /* its hooks use the supervisor */
+    executor->supervisor = cox_supervisor_free(executor->supervisor);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_deinit(&executor->collectors[c]);
+    executor_unlink(executor);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        cox_channel_close(&executor->channels[c]);
+    cox_sealed_close(&executor->sealed);
+    cox_control_close(&executor->control);
+    cox_inherit_close(&executor->inherit);
+    cox_init_record_free(executor->init_record);
+    cox_bulk_sender_deinit(&executor->blocks.sender);
+    cox_kv_caches_free(executor->kv_caches);
+    pthread_mutex_destroy(&executor->memory_lock);
+    cox_complaints_deinit(&executor->complaints);
+    pthread_cond_destroy(&executor->recover_cond);
+    pthread_mutex_destroy(&executor->recover_lock);
+    free(executor);
+    return NULL;
+}
+
+/* ---- getters and handlers ---- */
+
+const char *cox_executor_name(const struct cox_executor *executor)
+{
+    return executor->name;
+}
+
+uint32_t cox_executor_rank_count(const struct cox_executor *executor)
+{
+    return executor->geometry.rank_count;
+}
+
+uint32_t cox_executor_depth(const struct cox_executor *executor)
+{
+    return executor->geometry.depth;
+}
+
+bool cox_executor_legacy(const struct cox_executor *executor)
+{
+    return executor->geometry.legacy;
+}
+
+pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank)
+{
+    COX_ASSERT(rank < executor->geometry.rank_count);
+    return cox_supervisor_pid(executor->supervisor, rank);
+}
+
+size_t cox_executor_request_size_max(const struct cox_executor *executor,
+                                     enum cox_channel_id channel)
+{
+    COX_ASSERT(channel < COX_TWO_WAY_COUNT);
+    return executor->geometry.channels[channel].frame_size - COX_PREFIX_SIZE;
+}
+
+void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
+                        struct cox_channel_stats *ret_stats)
+{
+    COX_ASSERT(channel < COX_TWO_WAY_COUNT);
+    struct cox_collector *collector = &executor->collectors[channel];
+    pthread_mutex_lock(&collector->lock);
+    cox_stats_read(&collector->stats, ret_stats);
+    ret_stats->bulk_held_bytes = cox_collector_held_bytes(collector);
+    pthread_mutex_unlock(&collector->lock);
+}
+
+int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
+                          cox_completion_fn handler, void *context)
+{
+    if (!cox_executor_is_async(channel))
+        return COX_INVALID;
+    struct cox_collector *collector = &executor->collectors[channel];
+    pthread_mutex_lock(&collector->lock);
+    int r = collector->handler ? COX_BUSY : 0;
+    if (r == 0) {
+        collector->handler = handler;
+        collector->handler_context = context;
+        atomic_store_explicit(&collector->handled, handler != NULL, memory_order_relaxed);
+    }
+    pthread_mutex_unlock(&collector->lock);
+    return r;
+}
+
+int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
+                         cox_completion_fn handler, void *context)
+{
+    if (!cox_executor_is_async(channel) || !handler)
+        return COX_INVALID;
+    struct cox_collector *collector = &executor->collectors[channel];
+    pthread_mutex_lock(&collector->lock);
+    /* That handler may wait for this one. */
+    if (collector->in_handler && cox_inside(executor) &&
+        !pthread_equal(collector->handler_thread, pthread_self())) {
+        pthread_mutex_unlock(&collector->lock);
+        return COX_DEADLOCK;
+    }
+    collector->handler = handler;
+    collector->handler_context = context;
+    atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
+    /* The run at this moment may be of the old handler; later ones are not. */
+    uint64_t run = collector->handler_runs;
+    while (collector->in_handler && collector->handler_runs == run &&
+           !pthread_equal(collector->handler_thread, pthread_self()))
+        pthread_cond_wait(&collector->ended_cond, &collector->lock);
+    pthread_mutex_unlock(&collector->lock);
+    return 0;
+}

@@ -1,0 +1,160 @@
+/* The executor's own memory, shared by the files that implement executor.h and operations.h. */
+#ifndef COX_COORDINATOR_EXECUTOR_INTERNAL_H
+#define COX_COORDINATOR_EXECUTOR_INTERNAL_H
+
+#include "channel/shm/channel.h"
+#include "channel/socket/door.h"
+#include "channel/shm/inherit.h"
+#include "coordinator/collector/collect.h"
+#include "coordinator/collector/complaints.h"
+#include "executor.h"
+#include "coordinator/collector/faults.h"
+#include "operations.h"
+
+/* Who has logged on as a rank. Written by the door's thread alone. */
+struct cox_seat {
+    _Atomic uint64_t visitor;    /* cox_door_visitor.id; 0: nobody */
+    _Atomic pid_t pid;           /* by the kernel's word; 0: not known */
+    _Atomic uint32_t generation; /* as which life of the rank; of another one, nobody sits here */
+};
+
+/* What the next process of a rank is given. */
+struct cox_next_life {
+    struct cox_inherit inherit; /* the group's fds are lent; the bells its own */
+    bool offered; /* of workers that are started by hand: one that logs on may have it now */
+};
+
+/* The last process that was a rank, for the log. */
+struct cox_served {
+    pid_t pid; /* 0: the first one */
+    uint32_t generation;
+};
+
+struct cox_executor {
+    struct cox_executor_options options; /* command and devices are only valid during start */
+    char name[COX_NAME_SIZE_MAX + 1];
+    char objects[COX_NAME_SIZE_MAX + 1]; /* cox_name_objects */
+    uint64_t started_ns;                 /* when start was called */
+    struct cox_geometry geometry;
+    struct cox_control control;
+    bool named;     /* names are in /dev/shm */
+    int parts_made; /* of COX_CONTROL_PART_COUNT, that have names */
+    struct cox_channel channels[COX_CHANNEL_COUNT];
+    struct cox_sealed sealed; /* where the group is */
+    struct cox_door *door;    /* NULL: none */
+    struct cox_seat seats[COX_RANK_COUNT_MAX];
+    pthread_mutex_t
+        memory_lock; /* protects the fds in `sealed`, next_lives and named, and the end of the door */
+    struct cox_collector collectors[COX_TWO_WAY_COUNT];
+    struct cox_blocks_choice blocks;
+    struct cox_complaints complaints;
+    struct cox_supervisor *supervisor;
+    _Atomic bool supervised; /* the supervisor is there, for the door's thread */
+    _Atomic bool started;
+    _Atomic bool stopping;
+
+    struct cox_faults faults;
+    _Atomic bool death_told[COX_RANK_COUNT_MAX];
+    /* The life of each rank; written under restarting. */
+    _Atomic uint32_t generations[COX_RANK_COUNT_MAX];
+    _Atomic bool restarting[COX_RANK_COUNT_MAX];
+    /* Of each rank, that succeeded; written under restarting. */
+    _Atomic uint32_t restarts[COX_RANK_COUNT_MAX];
+    _Atomic bool
+        left_out[COX_RANK_COUNT_MAX]; /* by every channel, until a restart succeeds or gives up */
+    _Atomic bool complete;            /* start has returned */
+    struct cox_inherit inherit;       /* what a rank that is started again is given */
+    struct cox_next_life next_lives[COX_RANK_COUNT_MAX];
+    struct cox_served served[COX_RANK_COUNT_MAX]; /* under restarting */
+    _Atomic uint32_t callers; /* threads inside submit, call or recover; stop waits for them */
+
+    pthread_mutex_t
+        recover_lock; /* protects those below; never held over a call; taken with submit_lock of a
+                                     collector held, and with no other */
+    pthread_cond_t recover_cond;        /* CLOCK_MONOTONIC; recovering or in_init became false */
+    bool recovering;                    /* one recovery command at a time */
+    const char *bars_steps;             /* the one that runs, if steps are refused meanwhile */
+    enum cox_engine_state engine_state; /* never BUSY, which is not kept */
+    bool
+        half_paused; /* a pause has failed, and no start was since: some ranks begin nothing, whatever the state is */
+
+    bool in_init;   /* one init at a time */
+    bool init_sent; /* the one that is or was last has reached the ranks */
+    /* Ranks may have nothing to run steps on: one was replaced, or an init that reached them has failed, and none has
+     * succeeded since. */
+    bool init_void;
+    struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */
+    struct cox_kv_caches *kv_caches;     /* as the last init that succeeded told them; NULL: none */
+    _Atomic uint64_t kv_digest;  /* of the model since the last renewal; 0: as the caches tell */
+    _Atomic uint64_t kv_changes; /* renewals; release after kv_digest, acquire before it is read */
+    void (*tell_weights)(void *context,
+                         struct cox_weights_told *ret_told); /* NULL: ranks load them */
+    void *tell_context;                      /* both are set before the first init */
+    _Atomic uint64_t group_life;             /* of the last init that was sent; 0: none was */
+    struct cox_group_handles *group_handles; /* of who is in init; see group_memory.h */
+};
+
+/* ---- init.c, recover.c ---- */
+
+struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /* NULL-safe */
+/* ---- remote_info.c ---- */
+
+/* What the ranks say of their KV caches in one answer to init. NULL: no memory. */
+struct cox_kv_caches *cox_kv_caches_new(const struct cox_completion *completion);
+struct cox_kv_caches *cox_kv_caches_free(struct cox_kv_caches *caches); /* NULL-safe */
+/* From now on these are what is told, in this life. Takes them. */
+void cox_executor_set_kv_caches(struct cox_executor *executor, struct cox_kv_caches *caches);
+
+/* An init has succeeded. unless_paused: PAUSE and READY stay. */
+void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
+/* An init was published. */
+void cox_executor_note_sent(struct cox_executor *executor);
+/* A rank is another process, which knows of no init. */
+void cox_executor_note_replaced(struct cox_executor *executor);
+/* A rank has died, which is in the truth: NORMAL no more. */
+void cox_executor_note_death(struct cox_executor *executor);
+/* May a step be published now? Asked with submit_lock of the execute channel held. Returns 0; COX_STATE. */
+int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);
+
+/* ---- welcome.c: the group's door ---- */
+
+/* Returns 0, also where a named group has to do without one (logged); COX_TAKEN; what
+ * cox_door_open returns. */
+int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err);
+void cox_executor_close_door(struct cox_executor *executor); /* idempotent */
+
+/* Rank has attached: is it who is expected? From now on its process is watched as well. Returns 0;
+ * COX_CORRUPT; COX_DENIED: it is no descendant of the process that was started; COX_PEER_DEAD. */
+int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank,
+                                struct cox_error *err);
+/* How the rank ended or that it lives, `what`, and its last lines, as a failure. */
+int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
+                                  const char *what, struct cox_error *err);
+
+/* Its requests can be answered to a registered handler. */
+static inline bool cox_executor_is_async(enum cox_channel_id channel)
+{
+    return channel == COX_CHANNEL_EXECUTE || channel == COX_CHANNEL_TRANSFER;
+}
+
+/* A dead rank has been started again, successfully. */
+static inline void cox_executor_count_restart(struct cox_executor *executor, uint32_t rank)
+{
+    /* relaxed: a number for display. */
+    atomic_fetch_add_explicit(&executor->restarts[rank], 1, memory_order_relaxed);
+}
+
+/* A thread is inside; go as a clean-up of the variable that come gives. */
+static inline struct cox_executor *cox_executor_come(struct cox_executor *executor)
+{
+    /* acq_rel: partner is the acquire in stop; who went has let go of everything. */
+    atomic_fetch_add_explicit(&executor->callers, 1, memory_order_acq_rel);
+    return executor;
+}
+
+static inline void cox_executor_go(struct cox_executor **executor)
+{
+    atomic_fetch_sub_explicit(&(*executor)->callers, 1, memory_order_acq_rel);
+}
+
+#endif

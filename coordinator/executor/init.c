@@ -1,0 +1,512 @@
+/* init: the ranks load their model and form their group; and the same said again, after one of them was replaced.
+ *
+ * One init at a time: the life of the rank group, the record of the last init that succeeded, and the state that an
+ * init leaves are those of one.
+ */
+#include "operations.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "channel/shm/windows.h"
+#include "executor_internal.h"
+#include "group_memory.h"
+#include "coordinator/collector/inside.h"
+#include "proto/executor.pb-c.h"
+
+typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
+typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
+typedef ModelExecuteData__ExecuteRequest__ConfigEntry ConfigEntry;
+#define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
+
+/* ---- the answers ---- */
+
+struct init_visit {
+    struct cox_init_summary summary;
+    struct cox_kv_caches *kv_caches;
+    uint32_t seen;
+    bool legacy;
+    uint32_t described;    /* of the ranks before: they told of KV caches */
+    uint64_t model_digest; /* of the ranks before; 0: none of them told it */
+    int status;
+    int refused; /* the code of a rank that cannot do with its input: COX_INVALID or COX_NOT_FOUND */
+    struct cox_error *err;
+};
+
+static const char *init_find(const ModelExecuteData__ExecuteResponse__InitResults *results,
+                             const char *key)
+{
+    for (size_t i = 0; i < results->n_init_result_map; i++)
+        if (results->init_result_map[i]->key && strcmp(results->init_result_map[i]->key, key) == 0)
+            return results->init_result_map[i]->value;
+    return NULL;
+}
+
+static int init_number(struct init_visit *visit, uint32_t rank,
+                       const ModelExecuteData__ExecuteResponse__InitResults *results,
+                       const char *key, bool required, int64_t *ret_value)
+{
+    const char *text = init_find(results, key);
+    if (!text || !*text) {
+        if (!required)
+            return 0;
+        return visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                        "rank %" PRIu32 ": init answer without %s", rank, key);
+    }
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (errno || *end)
+        return visit->status =
+                   cox_fail(visit->err, COX_CORRUPT,
+                            "rank %" PRIu32 ": init answer has %s = '%.40s', expected a number",
+                            rank, key, text);
+    *ret_value = value;
+    return 0;
+}
+
+static int init_same(struct init_visit *visit, uint32_t rank, const char *what, int64_t mine,
+                     int64_t theirs)
+{
+    if (mine == theirs)
+        return 0;
+    return visit->status =
+               cox_fail(visit->err, COX_DIVERGED,
+                        "rank %" PRIu32 " says %s = %" PRId64 ", the ranks before said %" PRId64,
+                        rank, what, theirs, mine);
+}
+
+static void init_take_min(int64_t *value, int64_t other)
+{
+    if (other < *value)
+        *value = other;
+}
+
+/* The blocks on the device: MindIE-LLM tells them in the map up to 3.0.0.beta.2, and since March
+ * 2026 in the first KV cache's description alone. */
+static int init_blocks(struct init_visit *visit, uint32_t rank,
+                       const ModelExecuteData__ExecuteResponse__InitResults *results,
+                       int64_t *ret_blocks)
+{
+    const char *text = init_find(results, "npuBlockNum");
+    if (text && *text)
+        return init_number(visit, rank, results, "npuBlockNum", true, ret_blocks);
+    if (results->n_kv_cache_descs && results->kv_cache_descs[0]->npu_block_num) {
+        *ret_blocks = results->kv_cache_descs[0]->npu_block_num;
+        return 0;
+    }
+    return visit->status =
+               cox_fail(visit->err, COX_CORRUPT,
+                        "rank %" PRIu32 ": init answer without the number of device blocks: "
+                        "neither npuBlockNum nor kv_cache_descs[0].npu_block_num is there",
+                        rank);
+}
+
+/* blocks: of the rank, wherever it told them. Workers that tell them in the map need not
+ * describe their caches. */
+static void init_merge_caches(struct init_visit *visit, uint32_t rank, int64_t blocks,
+                              const ModelExecuteData__ExecuteResponse__InitResults *results)
+{
+    struct cox_init_summary *summary = &visit->summary;
+    if (visit->legacy && results->n_kv_cache_descs == 0) {
+        init_take_min(&summary->kv_caches[0].block_count, blocks);
+        return;
+    }
+    if (results->n_kv_cache_descs > COX_KV_CACHE_COUNT_MAX) {
+        visit->status = cox_fail(visit->err, COX_TOO_LARGE,
+                                 "rank %" PRIu32 " has %zu KV caches: at most %d are supported",
+                                 rank, results->n_kv_cache_descs, COX_KV_CACHE_COUNT_MAX);
+        return;
+    }
+    uint32_t count = (uint32_t)results->n_kv_cache_descs;
+    if (visit->described > 0 &&
+        init_same(visit, rank, "the number of KV caches", summary->kv_cache_count, count))
+        return;
+    for (uint32_t i = 0; i < count; i++) {
+        const ModelExecuteData__KVCacheDesc *desc = results->kv_cache_descs[i];
+        if (visit->described == 0) {
+            summary->kv_caches[i].block_size = desc->block_size;
+            summary->kv_caches[i].compression_ratio = desc->compression_ratio;
+            summary->kv_caches[i].cache_type = desc->cache_type;
+        } else if (init_same(visit, rank, "block_size", summary->kv_caches[i].block_size,
+                             desc->block_size) ||
+                   init_same(visit, rank, "compression_ratio",
+                             summary->kv_caches[i].compression_ratio, desc->compression_ratio) ||
+                   init_same(visit, rank, "cache_type", summary->kv_caches[i].cache_type,
+                             desc->cache_type)) {
+            return;
+        }
+        init_take_min(&summary->kv_caches[i].block_count, desc->npu_block_num);
+    }
+    summary->kv_cache_count = count;
+    visit->described++;
+}
+
+/* Ranks that load the model by themselves may find other files than those before them. Returns whether they may compute together. */
+static bool init_same_model(struct init_visit *visit, uint32_t rank,
+                            const ModelExecuteData__ExecuteResponse__InitResults *results)
+{
+    const ModelExecuteData__KvLayout *layout = results->kv_pool ? results->kv_pool->layout : NULL;
+    const uint64_t digest = layout && layout->has_model_digest ? layout->model_digest : 0;
+    if (visit->model_digest && digest && digest != visit->model_digest) {
+        visit->status =
+            cox_fail(visit->err, COX_DIVERGED,
+                     "rank %" PRIu32 " has loaded another model, or other weights, than the ranks "
+                     "before: were the files changed?",
+                     rank);
+        return false;
+    }
+    visit->model_digest = digest ? digest : visit->model_digest;
+    return true;
+}
+
+static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteResponse *response)
+{
+    struct cox_init_summary *summary = &visit->summary;
+    if (response->result_case != RESULT(INIT_RESULTS) || !response->init_results) {
+        visit->status = cox_fail(visit->err, COX_CORRUPT,
+                                 "rank %" PRIu32 ": the answer to init has no init results", rank);
+        return;
+    }
+    const ModelExecuteData__ExecuteResponse__InitResults *results = response->init_results;
+    int64_t cpu = 0, npu = 0, positions = 0, start = -1, stop = -1;
+    const char *status = init_find(results, "status");
+    if (status && strcmp(status, "ok") != 0 && strcmp(status, "0") != 0) {
+        visit->status =
+            cox_fail(visit->err, COX_REJECTED, "rank %" PRIu32 ": init failed with status '%.200s'",
+                     rank, status);
+        return;
+    }
+    if (init_number(visit, rank, results, "cpuBlockNum", true, &cpu) ||
+        init_blocks(visit, rank, results, &npu) ||
+        init_number(visit, rank, results, "maxPositionEmbeddings", true, &positions) ||
+        init_number(visit, rank, results, "startThinkingId", false, &start) ||
+        init_number(visit, rank, results, "stopThinkingId", false, &stop))
+        return;
+    const char *early = init_find(results, "earlyStoppingIds");
+    if (visit->seen == 0) {
+        summary->start_thinking_id = start;
+        summary->stop_thinking_id = stop;
+        snprintf(summary->early_stopping_ids, sizeof summary->early_stopping_ids, "%s",
+                 early ? early : "");
+    } else if (init_same(visit, rank, "startThinkingId", summary->start_thinking_id, start) ||
+               init_same(visit, rank, "stopThinkingId", summary->stop_thinking_id, stop)) {
+        return;
+    } else if (strncmp(summary->early_stopping_ids, early ? early : "",
+                       sizeof summary->early_stopping_ids - 1) != 0) {
+        visit->status = cox_fail(visit->err, COX_DIVERGED,
+                                 "rank %" PRIu32
+                                 " says earlyStoppingIds = '%.80s', the ranks before said '%.80s'",
+                                 rank, early ? early : "", summary->early_stopping_ids);
+        return;
+    }
+    if (!init_same_model(visit, rank, results))
+        return;
+    init_take_min(&summary->cpu_block_count, cpu);
+    init_take_min(&summary->npu_block_count, npu);
+    init_take_min(&summary->max_position_embeddings, positions);
+    init_merge_caches(visit, rank, npu, results);
+    visit->seen++;
+}
+
+static void init_visit(void *context, const struct cox_completion *completion)
+{
+    struct init_visit *visit = context;
+    for (uint32_t rank = 0; rank < completion->rank_count && completion->status == COX_REJECTED;
+         rank++)
+        if (completion->ranks[rank].outcome == COX_OUTCOME_ERROR &&
+            (completion->ranks[rank].code == COX_INVALID ||
+             completion->ranks[rank].code == COX_NOT_FOUND))
+            visit->refused = completion->ranks[rank].code;
+    for (uint32_t rank = 0;
+         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++)
+        init_merge(visit, rank, completion->ranks[rank].response);
+    if (completion->status || visit->status)
+        return;
+    visit->kv_caches = cox_kv_caches_new(completion);
+    if (!visit->kv_caches)
+        visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the init answers");
+}
+
+/* ---- what is said again ---- */
+
+/* The configuration of an init, and what came of it. */
+struct cox_init_record {
+    struct cox_init_summary summary;
+    size_t count;
+    struct cox_config_entry entries[];
+};
+
+struct cox_init_record *cox_init_record_free(struct cox_init_record *record)
+{
+    for (size_t i = 0; record && i < record->count; i++) {
+        free((char *)(uintptr_t)record->entries[i].key);
+        free((char *)(uintptr_t)record->entries[i].value);
+    }
+    free(record);
+    return NULL;
+}
+
+static void record_freep(struct cox_init_record **record)
+{
+    cox_init_record_free(*record);
+}
+
+/* A value may be NULL. */
+static bool text_copy(const char *text, const char **ret_copy)
+{
+    *ret_copy = text ? strdup(text) : NULL;
+    return *ret_copy || !text;
+}
+
+/* NULL: no memory. */
+static struct cox_init_record *record_new(const struct cox_config_entry *config, size_t count)
+{
+    struct cox_init_record *record = calloc(1, sizeof *record + count * sizeof record->entries[0]);
+    for (size_t i = 0; record && i < count; i++) {
+        record->count = i + 1;
+        if (!text_copy(config[i].key, &record->entries[i].key) ||
+            !text_copy(config[i].value, &record->entries[i].value))
+            record = cox_init_record_free(record);
+    }
+    return record;
+}
+
+/* By their texts' ends: what is behind them need not be the same. */
+static bool summary_equal(const struct cox_init_summary *a, const struct cox_init_summary *b)
+{
+    bool equal = a->cpu_block_count == b->cpu_block_count &&
+                 a->npu_block_count == b->npu_block_count &&
+                 a->max_position_embeddings == b->max_position_embeddings &&
+                 a->start_thinking_id == b->start_thinking_id &&
+                 a->stop_thinking_id == b->stop_thinking_id &&
+                 strcmp(a->early_stopping_ids, b->early_stopping_ids) == 0 &&
+                 a->kv_cache_count == b->kv_cache_count;
+    for (uint32_t i = 0; equal && i < a->kv_cache_count; i++)
+        equal = a->kv_caches[i].block_count == b->kv_caches[i].block_count &&
+                a->kv_caches[i].block_size == b->kv_caches[i].block_size &&
+                a->kv_caches[i].compression_ratio == b->kv_caches[i].compression_ratio &&
+                a->kv_caches[i].cache_type == b->kv_caches[i].cache_type;
+    return equal;
+}
+
+/* ---- one init ---- */
+
+/* The turn is the caller's until init_leave. */
+static int init_enter(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    if (cox_inside(executor))
+        return cox_fail(err, COX_DEADLOCK,
+                        "an init from inside a handler or hook would wait for itself");
+    pthread_mutex_lock(&executor->recover_lock);
+    while (executor->in_init && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&executor->recover_cond, &executor->recover_lock, &until);
+    int r = executor->in_init ? COX_TIMEOUT : 0;
+    if (r == 0)
+        executor->init_sent = false;
+    executor->in_init = true;
+    pthread_mutex_unlock(&executor->recover_lock);
+    return r ? cox_fail(err, r, "another init was under way until the deadline") : 0;
+}
+
+/* r: what came of it. One that reached no rank takes no life of the rank group: after a ring of those the window of
+ * which the ranks are in would be made anew under them. */
+static void init_leave(struct cox_executor *executor, int r)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    if (executor->init_sent)
+        /* relaxed: as in init_renew_group. */
+        atomic_fetch_add_explicit(&executor->group_life, 1, memory_order_relaxed);
+    executor->init_void = executor->init_void || (r && executor->init_sent);
+    executor->in_init = false;
+    pthread_cond_broadcast(&executor->recover_cond);
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+/* Where the memory of the rank group is; -1: there is none, or each rank has its own. */
+static int init_group_fd(const struct cox_executor *executor)
+{
+    return executor->geometry.legacy || executor->geometry.sealed
+               ? -1
+               : executor->inherit.fds[COX_INHERIT_GROUP];
+}
+
+/* Another life of the rank group begins, in memory of its own. */
+static int init_renew_group(struct cox_executor *executor, uint64_t *ret_life,
+                            struct cox_error *err)
+{
+    /* relaxed: a count, and one init at a time; who else reads it wants no more than the number. */
+    *ret_life = atomic_load_explicit(&executor->group_life, memory_order_relaxed) + UINT64_C(1);
+    int fd = init_group_fd(executor);
+    return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_life, err);
+}
+
+/* Every rank has answered, so all are in this life or have none. */
+static void init_keep_group(struct cox_executor *executor, uint64_t life)
+{
+    int fd = init_group_fd(executor);
+    int r = fd < 0 ? 0 : cox_windows_keep(fd, &executor->geometry, life);
+    if (r)
+        cox_log_write(&executor->options.log, 4,
+                      "the memory of the rank group's former life could not be given back: %s",
+                      cox_status_text(r));
+}
+
+/* What init tells of the weights; all of it is lent to the request. */
+struct weights_words {
+    struct cox_weights_told told;
+    ModelExecuteData__WeightsOffer offer;
+};
+
+static void weights_fill(const struct cox_executor *executor, struct weights_words *words,
+                         ExecuteRequest *request)
+{
+    struct cox_weights_told *told = &words->told;
+    if (!executor->tell_weights || executor->geometry.legacy)
+        return;
+    executor->tell_weights(executor->tell_context, told);
+    model_execute_data__weights_offer__init(&words->offer);
+    words->offer.has_handle = words->offer.has_size = 1;
+    words->offer.handle =
+        (ProtobufCBinaryData){.data = told->handle.bytes, .len = sizeof told->handle.bytes};
+    words->offer.size = told->size;
+    request->has_weights_version = 1;
+    request->weights_version = told->version;
+    request->weights = &words->offer;
+}
+
+/* What the user gave is at fault, not the rank that read it first. */
+static int init_blame(const struct init_visit *visit, int r, struct cox_error *err)
+{
+    if (r != COX_REJECTED || !visit->refused)
+        return r;
+    if (err)
+        err->code = visit->refused;
+    return visit->refused;
+}
+
+static int init_send(struct cox_executor *executor, const struct cox_init_record *record,
+                     bool replayed, uint64_t deadline_ns, struct cox_init_summary *ret_summary,
+                     struct cox_error *err)
+{
+    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    _cox_cleanup_(cox_free_ptr) ConfigEntry *entries = calloc(record->count + 1, sizeof *entries);
+    _cox_cleanup_(cox_free_ptr) ConfigEntry **pointers =
+        calloc(record->count + 1, sizeof(ConfigEntry *));
+    if (!entries || !pointers)
+        return cox_fail(err, -ENOMEM, "no memory for the init request");
+    for (size_t i = 0; i < record->count; i++) {
+        model_execute_data__execute_request__config_entry__init(&entries[i]);
+        entries[i].key = (char *)(uintptr_t)record->entries[i].key;
+        entries[i].value = (char *)(uintptr_t)record->entries[i].value;
+        pointers[i] = &entries[i];
+    }
+    request.has_execute_type = 1;
+    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT;
+    request.config = pointers;
+    request.n_config = record->count;
+    int r = init_renew_group(executor, &request.group_life, err);
+    if (r == 0)
+        r = cox_group_handles_fill(executor, &request, err);
+    if (r)
+        return r;
+    /* Legacy workers have no group, and an init said again is the same to them. */
+    request.has_group_life = !executor->geometry.legacy;
+    request.has_replayed = request.replayed = replayed && !executor->geometry.legacy;
+    struct weights_words words;
+    weights_fill(executor, &words, &request);
+    struct init_visit visit = {.err = err,
+                               .legacy = executor->geometry.legacy,
+                               .summary = {.cpu_block_count = INT64_MAX,
+                                           .npu_block_count = INT64_MAX,
+                                           .max_position_embeddings = INT64_MAX}};
+    for (uint32_t i = 0; i < COX_KV_CACHE_COUNT_MAX; i++)
+        visit.summary.kv_caches[i].block_count = INT64_MAX;
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = deadline_ns};
+    r = cox_executor_call(executor, &request, &options, init_visit, &visit, err);
+    if (!replayed)
+        r = init_blame(&visit, r, err);
+    if (r == 0)
+        init_keep_group(executor, request.group_life);
+    if (r == 0)
+        r = visit.status;
+    for (uint32_t i = visit.summary.kv_cache_count; i < COX_KV_CACHE_COUNT_MAX; i++)
+        visit.summary.kv_caches[i].block_count = 0; /* there is no such cache */
+    if (r == 0) {
+        *ret_summary = visit.summary;
+        cox_executor_set_kv_caches(executor, cox_steal_ptr(&visit.kv_caches));
+    }
+    cox_kv_caches_free(visit.kv_caches);
+    return r;
+}
+
+uint64_t cox_executor_life(const struct cox_executor *executor)
+{
+    /* relaxed: each grows before the lock is given up under which a step can be published after it. */
+    uint64_t life = 1 + atomic_load_explicit(&executor->group_life, memory_order_relaxed);
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        life += atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);
+    return life;
+}
+
+void cox_executor_tell_weights(struct cox_executor *executor,
+                               void (*tell)(void *context, struct cox_weights_told *ret_told),
+                               void *context)
+{
+    executor->tell_weights = tell;
+    executor->tell_context = context;
+}
+
+int cox_executor_init(struct cox_executor *executor, const struct cox_config_entry *config,
+                      size_t config_count, uint64_t deadline_ns,
+                      struct cox_init_summary *ret_summary, struct cox_error *err)
+{
+    /* The state is written after the call. */
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
+    _cox_cleanup_(record_freep) struct cox_init_record *record = record_new(config, config_count);
+    if (!record)
+        return cox_fail(err, -ENOMEM, "no memory for the init request");
+    int r = init_enter(executor, deadline_ns, err);
+    if (r)
+        return r;
+    r = init_send(executor, record, false, deadline_ns, &record->summary, err);
+    if (r == 0) {
+        *ret_summary = record->summary;
+        cox_executor_set_normal(executor, false);
+        cox_init_record_free(executor->init_record);
+        executor->init_record = cox_steal_ptr(&record);
+    }
+    init_leave(executor, r);
+    return r;
+}
+
+int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
+                             struct cox_error *err)
+{
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
+    int r = init_enter(executor, deadline_ns, err);
+    if (r)
+        return r;
+    const struct cox_init_record *record = executor->init_record;
+    struct cox_init_summary summary;
+    r = record ? init_send(executor, record, true, deadline_ns, &summary, err)
+               : cox_fail(err, COX_STATE,
+                          "there was no init that could be said again: call cox_executor_init");
+    if (r == 0 && !summary_equal(&summary, &record->summary))
+        r = cox_fail(err, COX_DIVERGED,
+                     "the ranks answer the same init otherwise than at first: %" PRId64
+                     " blocks and %" PRId64 " positions, then %" PRId64 " and %" PRId64
+                     ": has the model, or the command of the workers, been changed?",
+                     summary.npu_block_count, summary.max_position_embeddings,
+                     record->summary.npu_block_count, record->summary.max_position_embeddings);
+    if (r == 0)
+        cox_executor_set_normal(executor, true);
+    init_leave(executor, r);
+    return r;
+}

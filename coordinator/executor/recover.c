@@ -1,0 +1,310 @@
+/* recover: the recovery commands of operations.h behind their state gate.
+ *
+ *            pause, pause-net                reinit
+ *   NORMAL ------------------.          .-----------> READY ---.
+ *   ABNORMAL ----------------+--> PAUSE                        | start
+ *   BUSY --------------------'          `----------------------+------> NORMAL
+ *                                              start
+ *   clear is legal everywhere and changes nothing. A pause that failed changes nothing either, but may have paused some
+ *   ranks: then start is legal as well, or nobody could undo that.
+ *
+ * An init makes any state NORMAL, one that is said again all but PAUSE and READY; a death makes NORMAL ABNORMAL. BUSY is
+ * not kept: it is NORMAL with a step in flight. What would be NORMAL is ABNORMAL from when a rank was replaced, or an
+ * init that the ranks got has failed, until one succeeds: ranks have nothing to run steps on.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "executor_internal.h"
+#include "coordinator/collector/inside.h"
+#include "proto/executor.pb-c.h"
+
+#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define FROM(state) (1u << COX_ENGINE_##state)
+#define FROM_ANY 0x3fu
+
+static const struct {
+    const char *name;
+    const char *wire;
+    ModelExecuteData__ExecuteType type;
+    uint32_t from; /* set of states */
+    int to;        /* -1: stays */
+} commands[] = {
+    [COX_RECOVER_PAUSE] = {"pause", "CMD_PAUSE_ENGINE", TYPE(PAUSE_COMMAND_EXEC),
+                           FROM(NORMAL) | FROM(ABNORMAL) | FROM(BUSY), COX_ENGINE_PAUSE},
+    [COX_RECOVER_PAUSE_NET] = {"pause-net", "CMD_PAUSE_ENGINE_ROCE", TYPE(PAUSE_COMMAND_EXEC_ROCE),
+                               FROM(NORMAL) | FROM(ABNORMAL) | FROM(BUSY), COX_ENGINE_PAUSE},
+    [COX_RECOVER_CLEAR] = {"clear", "CMD_CLEAR_TRANSER", TYPE(CLEAR_COMMAND_EXEC), FROM_ANY, -1},
+    [COX_RECOVER_REINIT] = {"reinit", "CMD_REINIT_NPU", TYPE(RECOVER_COMMAND_EXEC), FROM(PAUSE),
+                            COX_ENGINE_READY},
+    [COX_RECOVER_START] = {"start", "CMD_START_ENGINE", TYPE(START_COMMAND_EXEC),
+                           FROM(READY) | FROM(PAUSE), COX_ENGINE_NORMAL},
+};
+#define COMMAND_COUNT (sizeof commands / sizeof commands[0])
+
+const char *cox_engine_state_name(enum cox_engine_state state)
+{
+    static const char *const names[] = {"READY", "NORMAL", "ABNORMAL", "PAUSE", "INIT", "BUSY"};
+    return (size_t)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
+}
+
+const char *cox_recover_command_name(enum cox_recover_command command)
+{
+    return (size_t)command < COMMAND_COUNT ? commands[command].name : "unknown";
+}
+
+/* recover_lock is held. Whoever has seen the death sees the state that it makes, told or not. */
+static enum cox_engine_state state_look(struct cox_executor *executor)
+{
+    if (executor->engine_state == COX_ENGINE_NORMAL && executor->init_void)
+        executor->engine_state = COX_ENGINE_ABNORMAL;
+    for (uint32_t rank = 0;
+         executor->engine_state == COX_ENGINE_NORMAL && rank < executor->geometry.rank_count;
+         rank++)
+        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+            executor->engine_state = COX_ENGINE_ABNORMAL;
+    return executor->engine_state;
+}
+
+enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor)
+{
+    struct cox_executor *own = (struct cox_executor *)(uintptr_t)executor;
+    pthread_mutex_lock(&own->recover_lock);
+    enum cox_engine_state state = state_look(own);
+    pthread_mutex_unlock(&own->recover_lock);
+    return state == COX_ENGINE_NORMAL &&
+                   cox_collector_in_step(&own->collectors[COX_CHANNEL_EXECUTE])
+               ? COX_ENGINE_BUSY
+               : state;
+}
+
+bool cox_executor_half_paused(const struct cox_executor *executor)
+{
+    struct cox_executor *own = (struct cox_executor *)(uintptr_t)executor;
+    pthread_mutex_lock(&own->recover_lock);
+    bool half_paused = own->half_paused;
+    pthread_mutex_unlock(&own->recover_lock);
+    return half_paused;
+}
+
+/* ---- where the state moves ---- */
+
+void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    executor->init_void = false;
+    /* Ranks go on with an init of another kind, as they do from PAUSE. */
+    executor->half_paused = executor->half_paused && unless_paused;
+    if (!unless_paused ||
+        (executor->engine_state != COX_ENGINE_PAUSE && executor->engine_state != COX_ENGINE_READY))
+        executor->engine_state = COX_ENGINE_NORMAL;
+    /* A death that was told before is told by nobody any more. */
+    state_look(executor);
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+void cox_executor_note_sent(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    executor->init_sent = true;
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+void cox_executor_note_replaced(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    executor->init_void = true;
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+void cox_executor_note_death(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    state_look(executor);
+    pthread_mutex_unlock(&executor->recover_lock);
+}
+
+int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err)
+{
+    pthread_mutex_lock(&executor->recover_lock);
+    const char *command = executor->bars_steps;
+    enum cox_engine_state state = executor->engine_state;
+    pthread_mutex_unlock(&executor->recover_lock);
+    if (command)
+        return cox_fail(err, COX_STATE,
+                        "no steps in state %s while the recovery command %s runs: wait for its end",
+                        cox_engine_state_name(state), command);
+    if (state != COX_ENGINE_PAUSE && state != COX_ENGINE_READY)
+        return 0;
+    return cox_fail(err, COX_STATE,
+                    "no steps in state %s: the engine is paused; the recovery command start lets "
+                    "them in again (coxswain recover start)",
+                    cox_engine_state_name(state));
+}
+
+/* The gate was passed. Steps that came before this command are in flight by now, and others are refused: none comes
+ * to a rank behind its answer. */
+static void recover_bar_steps(struct cox_executor *executor, enum cox_recover_command command)
+{
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
+    pthread_mutex_lock(&executor->recover_lock);
+    executor->bars_steps = commands[command].name;
+    pthread_mutex_unlock(&executor->recover_lock);
+    /* Who asked before that is in here still, or has published. */
+    pthread_mutex_lock(&collector->submit_lock);
+    pthread_mutex_unlock(&collector->submit_lock);
+}
+
+struct recover_visit {
+    struct cox_recover_result *results;
+    bool legacy;
+    bool asked; /* the command reached the ranks' queues */
+};
+
+static void recover_visit(void *context, const struct cox_completion *completion)
+{
+    struct recover_visit *visit = context;
+    visit->asked = true;
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        struct cox_recover_result *result = &visit->results[rank];
+        const struct cox_rank_result *answer = &completion->ranks[rank];
+        const ModelExecuteData__ExecuteResponse *response = answer->response;
+        if (response &&
+            response->result_case ==
+                MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE &&
+            response->recover_command_response) {
+            const ModelExecuteData__RecoverCommandResponse *said =
+                response->recover_command_response;
+            result->device = said->npu_device_id;
+            /* Present, or it is no result: nothing is taken for success. Except that a legacy
+             * rank's protobuf leaves out what is 0; its result is the message itself. */
+            result->result = said->has_command_result || visit->legacy ? said->command_result : -1;
+            snprintf(result->text, sizeof result->text, "%s",
+                     said->error_msg ? said->error_msg : "");
+        } else if (answer->text) {
+            snprintf(result->text, sizeof result->text, "%s", answer->text);
+        } else {
+            snprintf(result->text, sizeof result->text, "no answer");
+        }
+    }
+}
+
+/* recover_lock is held. */
+static bool is_legal(const struct cox_executor *executor, size_t command)
+{
+    return commands[command].from & (1u << executor->engine_state) ||
+           (command == COX_RECOVER_START && executor->half_paused);
+}
+
+static int recover_refuse(struct cox_executor *executor, enum cox_recover_command command,
+                          struct cox_error *err)
+{
+    char legal[128] = "";
+    for (size_t i = 0; i < COMMAND_COUNT; i++) {
+        size_t used = strlen(legal);
+        if (is_legal(executor, i))
+            snprintf(legal + used, sizeof legal - used, "%s%s", used ? ", " : "", commands[i].name);
+    }
+    return cox_fail(err, COX_STATE, "%s is not legal in state %s: legal are %s",
+                    commands[command].name, cox_engine_state_name(executor->engine_state), legal);
+}
+
+/* Of a pause that has failed. A rank that is stuck is paused; one that has not answered may be. */
+static bool is_half_paused(const struct recover_visit *visit, uint32_t rank_count)
+{
+    bool half_paused = false;
+    for (uint32_t rank = 0; visit->asked && rank < rank_count; rank++) {
+        int32_t result = visit->results[rank].result;
+        half_paused = half_paused || result == 0 || result == -1 || result == COX_TIMEOUT;
+    }
+    return half_paused;
+}
+
+/* recover_lock is held. The command has come to r. */
+static void state_move(struct cox_executor *executor, enum cox_recover_command command,
+                       const struct recover_visit *visit, int r)
+{
+    const int to = commands[command].to;
+    if (r == 0 && to >= 0)
+        executor->engine_state = (enum cox_engine_state)to;
+    if (r == 0 && (to == COX_ENGINE_PAUSE || to == COX_ENGINE_NORMAL))
+        executor->half_paused = false;
+    else if (r != 0 && to == COX_ENGINE_PAUSE)
+        executor->half_paused =
+            executor->half_paused || is_half_paused(visit, executor->geometry.rank_count);
+    state_look(executor);
+}
+
+/* One command at a time: the state must not move between the gate and the answers. */
+static int recover_enter(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    pthread_mutex_lock(&executor->recover_lock);
+    while (executor->recovering && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&executor->recover_cond, &executor->recover_lock, &until);
+    int r = executor->recovering ? COX_TIMEOUT : 0;
+    executor->recovering = true;
+    pthread_mutex_unlock(&executor->recover_lock);
+    return r ? cox_fail(err, r, "another recovery command was running until the deadline") : 0;
+}
+
+static int recover_call(struct cox_executor *executor, enum cox_recover_command command,
+                        uint64_t deadline_ns, struct recover_visit *visit, struct cox_error *err)
+{
+    ModelExecuteData__RecoverCommandRequest body =
+        MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
+    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+                                               .deadline_ns = deadline_ns};
+    body.command = (char *)(uintptr_t)commands[command].wire;
+    request.has_execute_type = 1;
+    request.execute_type = commands[command].type;
+    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
+    request.recover_command_request = &body;
+    return cox_executor_call(executor, &request, &options, recover_visit, visit, err);
+}
+
+int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
+                         uint64_t deadline_ns, struct cox_recover_result *ret_results,
+                         struct cox_error *err)
+{
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
+    if ((size_t)command >= COMMAND_COUNT)
+        return cox_fail(err, COX_INVALID, "recovery command %d does not exist", (int)command);
+    uint32_t rank_count = cox_executor_rank_count(executor);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        ret_results[rank] =
+            (struct cox_recover_result){.device = -1, .result = -1, .text = "not asked"};
+    if (cox_inside(executor))
+        return cox_fail(err, COX_DEADLOCK,
+                        "a recovery command from inside a handler or hook would wait for itself");
+
+    /* The lock is not held over the call: the state can be asked meanwhile, and others give up at
+     * their deadline. */
+    struct recover_visit visit = {.results = ret_results, .legacy = executor->geometry.legacy};
+    int r = recover_enter(executor, deadline_ns, err);
+    if (r)
+        return r;
+    pthread_mutex_lock(&executor->recover_lock);
+    if (!is_legal(executor, command))
+        r = recover_refuse(executor, command, err);
+    pthread_mutex_unlock(&executor->recover_lock);
+    if (r == 0 && command != COX_RECOVER_CLEAR)
+        recover_bar_steps(executor, command);
+    if (r == 0)
+        r = recover_call(executor, command, deadline_ns, &visit, err);
+    for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
+        if (ret_results[rank].result != 0)
+            r = cox_fail(err, COX_REJECTED, "%s: rank %" PRIu32 " answered %" PRId32 ": %s",
+                         commands[command].name, rank, ret_results[rank].result,
+                         ret_results[rank].text);
+    pthread_mutex_lock(&executor->recover_lock);
+    state_move(executor, command, &visit, r);
+    executor->recovering = false;
+    executor->bars_steps = NULL;
+    pthread_cond_broadcast(&executor->recover_cond);
+    pthread_mutex_unlock(&executor->recover_lock);
+    return r;
+}

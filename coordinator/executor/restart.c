@@ -1,0 +1,454 @@
+/* restart: ranks get another process: one that is dead, or all of them. */
+#include "executor.h"
+
+#include <inttypes.h>
+#include <signal.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/truth.h"
+#include "executor_internal.h"
+#include "coordinator/collector/inside.h"
+#include "coordinator/process/launch.h"
+
+/* A new process that did not make it is killed, and has this long to be gone. */
+#define RESTART_KILL_MS 2000
+/* Workers that were started by hand are told to leave, and killed after this. */
+#define RESTART_LEAVE_MS 3000
+
+/* ---- steps of a rank's replacement, in their order ---- */
+
+/* Every channel goes on without the rank; whoever asked it has been told of its death. */
+static int restart_leave_out(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                             struct cox_error *err)
+{
+    int r = 0;
+    atomic_store_explicit(&executor->left_out[rank], true, memory_order_release);
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
+        r = cox_collector_leave_out(&executor->collectors[c], rank, deadline_ns);
+    return r ? cox_fail(err, r, "rank %" PRIu32 " is dead, but a handler did not return in time",
+                        rank)
+             : 0;
+}
+
+static void restart_admit(struct cox_executor *executor, uint32_t rank)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_admit(&executor->collectors[c], rank);
+    atomic_store_explicit(&executor->left_out[rank], false, memory_order_release);
+}
+
+/* The rank is left out of every channel: what its old process, if that left and lives on, does from here on is its
+ * own affair. */
+static int restart_vacate(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                          struct cox_error *err)
+{
+    return executor->options.external_workers
+               ? cox_supervisor_vacate(executor->supervisor, rank, deadline_ns, err)
+               : 0;
+}
+
+/* Lines, identity and bells as at the start, and a generation of its own. */
+static int restart_reset(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
+{
+    /* relaxed: one thread at a time starts this rank; the door only compares. */
+    uint32_t generation =
+        atomic_fetch_add_explicit(&executor->generations[rank], 1, memory_order_relaxed) + 1;
+    struct cox_inherit *inherit = &executor->next_lives[rank].inherit;
+    int r = 0;
+    if (executor->geometry.sealed) {
+        pthread_mutex_lock(&executor->memory_lock);
+        r = cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err);
+        pthread_mutex_unlock(&executor->memory_lock);
+    }
+    *inherit = executor->inherit;
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
+        enum cox_channel_id channel = (enum cox_channel_id)c;
+        int *bells = &inherit->fds[cox_inherit_bell(channel, (enum cox_bell)0)];
+        r = cox_collector_reset_rank(&executor->collectors[c], rank, generation, bells, err);
+    }
+    /* Then its memory is the old one still, which is for reading only. */
+    if (r)
+        return r;
+    /* What the dead one held of the error channel's slot is looked for since its death was told. */
+    cox_truth_reset_line(cox_truth_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
+    cox_faults_revive(&executor->faults, rank);
+    cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
+    return 0;
+}
+
+/* What only the next process was to be given: it has it, or there is none. */
+static void restart_put_away(struct cox_executor *executor, uint32_t rank)
+{
+    struct cox_next_life *life = &executor->next_lives[rank];
+    pthread_mutex_lock(&executor->memory_lock);
+    life->offered = false;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        for (int b = 0; b < COX_BELL_COUNT; b++)
+            cox_close_fd(
+                &life->inherit.fds[cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b)]);
+    pthread_mutex_unlock(&executor->memory_lock);
+}
+
+/* From here on the door gives the rank to one that logs on as it. */
+static void restart_offer(struct cox_executor *executor, uint32_t rank)
+{
+    pthread_mutex_lock(&executor->memory_lock);
+    executor->next_lives[rank].offered = true;
+    pthread_mutex_unlock(&executor->memory_lock);
+    cox_fault_point(COX_FAULT_RANK_OFFERED);
+    cox_log_write(&executor->options.log, 6,
+                  "rank %" PRIu32 " waits for a process to log on: coxswain-worker --door %s "
+                  "--local_rank %" PRIu32,
+                  rank, cox_executor_door(executor), rank);
+}
+
+static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                          struct cox_error *err)
+{
+    atomic_store_explicit(&executor->death_told[rank], false, memory_order_release);
+    if (executor->options.external_workers) {
+        restart_offer(executor, rank);
+        return 0;
+    }
+    const struct cox_inherit *inherit = &executor->next_lives[rank].inherit;
+    const struct cox_launch_life life = {
+        .generation = executor->generations[rank],
+        .fds = inherit->fds,
+        .fd_count = inherit->count,
+    };
+    int r = cox_supervisor_relaunch(executor->supervisor, rank, &life, deadline_ns, err);
+    restart_put_away(executor, rank);
+    return r;
+}
+
+static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
+{
+    if (cox_supervisor_pid(executor->supervisor, rank))
+        return cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
+                                             "but did not attach in time", err);
+    return cox_fail(err, COX_TIMEOUT,
+                    "rank %" PRIu32 ": nobody has logged on in time: start a worker by hand "
+                    "(coxswain-worker --door %s --local_rank %" PRIu32 ") while the group waits",
+                    rank, cox_executor_door(executor), rank);
+}
+
+static int restart_look(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                        struct cox_error *err)
+{
+    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
+                                             "before it was back in the group", err);
+    if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
+        return cox_fail(err, COX_CLOSED, "the group stops");
+    return cox_now_ns() < deadline_ns ? 0 : restart_late(executor, rank, err);
+}
+
+/* Waits for one rank, while others up to `last` may be on their way, too: the death of any is the end of it. */
+static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t last,
+                         uint64_t deadline_ns, struct cox_error *err)
+{
+    struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
+    struct cox_gate *gate = &executor->channels[COX_CHANNEL_EXECUTE].gate;
+    const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
+    for (;;) {
+        uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
+        if (cox_truth_attached(identity))
+            break;
+        int r = 0;
+        for (uint32_t other = rank + 1; r == 0 && other <= last; other++)
+            if (cox_supervisor_dead(executor->supervisor, other, NULL))
+                r = restart_look(executor, other, deadline_ns, err);
+        if (r == 0)
+            r = restart_look(executor, rank, deadline_ns, err);
+        if (r)
+            return r;
+        /* Nobody else sleeps on this bell while the rank is left out. */
+        cox_gate_wait(gate, rank, COX_BELL_RESPONSE_CONSUME, ticket,
+                      cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
+    }
+    pthread_mutex_lock(&collector->lock);
+    cox_gate_settle(gate, rank, COX_BELL_RESPONSE_CONSUME);
+    pthread_mutex_unlock(&collector->lock);
+    return cox_executor_check_identity(executor, rank, err);
+}
+
+/* The last step: it is the rank. */
+static void restart_conclude(struct cox_executor *executor, uint32_t rank)
+{
+    struct cox_served *old = &executor->served[rank];
+    const struct cox_served new = {
+        .pid = cox_supervisor_serving_pid(executor->supervisor, rank),
+        .generation = executor->generations[rank],
+    };
+    restart_put_away(executor, rank);
+    cox_log_write(&executor->options.log, 6,
+                  "rank %" PRIu32 ": process %jd (generation %" PRIu32
+                  ") is replaced by process %jd (generation %" PRIu32 ")",
+                  rank, (intmax_t)old->pid, old->generation, (intmax_t) new.pid, new.generation);
+    *old = new;
+    cox_executor_note_replaced(executor);
+    cox_executor_count_restart(executor, rank);
+}
+
+/* In place of the last step: nobody came, or not whole, and the rank is dead as before. Returns 0; COX_TIMEOUT: the
+ * process would not go. Only once everybody can see that it is dead may the rank be asked again. */
+static int restart_undo(struct cox_executor *executor, uint32_t rank)
+{
+    struct cox_supervisor *supervisor = executor->supervisor;
+    const bool external = executor->options.external_workers;
+    restart_put_away(executor, rank);
+    if (external && cox_supervisor_withdraw(supervisor, rank))
+        return 0;
+    cox_supervisor_kill(supervisor, rank, 0);
+    int r =
+        cox_supervisor_await_end(supervisor, rank, cox_deadline_after_ms(RESTART_KILL_MS), NULL);
+    /* It may have gone of its own accord before it was the rank. */
+    if (r == 0 && external)
+        cox_supervisor_withdraw(supervisor, rank);
+    return r;
+}
+
+/* Before anything is done: whose place it is. */
+static void restart_note(struct cox_executor *executor, uint32_t rank)
+{
+    if (executor->served[rank].pid == 0)
+        executor->served[rank].pid = cox_supervisor_serving_pid(executor->supervisor, rank);
+}
+
+/* ---- one rank ---- */
+
+/* One that has left, by its own word, and lives on is not waited for longer than one that ends would take. */
+static int restart_await_end(struct cox_executor *executor, uint32_t rank, bool lives,
+                             uint64_t deadline_ns, struct cox_error *err)
+{
+    struct cox_supervisor *supervisor = executor->supervisor;
+    if (!lives)
+        return cox_supervisor_await_end(supervisor, rank, deadline_ns, err);
+    cox_supervisor_await_end(supervisor, rank,
+                             cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_LEAVING_NS)),
+                             NULL);
+    return 0;
+}
+
+static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                           struct cox_error *err)
+{
+    /* One that an earlier restart killed, and that would not go in time, is not alive. */
+    bool alive = !cox_supervisor_dead(executor->supervisor, rank, NULL) &&
+                 !atomic_load_explicit(&executor->left_out[rank], memory_order_acquire);
+    bool left = alive && cox_truth_left(&executor->control, rank);
+    if (alive && !left)
+        return 0;
+    if (left && !executor->options.external_workers)
+        return cox_fail(err, COX_STATE,
+                        "rank %" PRIu32 " (pid %jd) left the group, its process lives: end "
+                        "it, then start the rank again",
+                        rank, (intmax_t)cox_supervisor_pid(executor->supervisor, rank));
+    restart_note(executor, rank);
+    int r = restart_await_end(executor, rank, left, deadline_ns, err);
+    if (r) /* one that a restart before has killed, and that still would not go, stays left out */
+        return r;
+    r = restart_leave_out(executor, rank, deadline_ns, err);
+    if (r == 0) {
+        r = restart_vacate(executor, rank, deadline_ns, err);
+        if (r == 0)
+            r = restart_reset(executor, rank, err);
+        if (r == 0)
+            r = restart_launch(executor, rank, deadline_ns, err);
+        if (r == 0)
+            r = restart_await(executor, rank, rank, deadline_ns, err);
+        if (r == 0)
+            restart_conclude(executor, rank);
+        else if (restart_undo(executor, rank))
+            return r;
+    }
+    restart_admit(executor, rank);
+    return r;
+}
+
+static int restart_refuse(struct cox_executor *executor, struct cox_error *err)
+{
+    if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
+        return cox_fail(err, COX_CLOSED, "the group stops");
+    if (!atomic_load_explicit(&executor->complete, memory_order_acquire))
+        return cox_fail(err, COX_BUSY, "the group is still being started");
+    return 0;
+}
+
+/* acq_rel: partner is the release in give; one thread at a time has the rank's generation. */
+static bool restart_take(struct cox_executor *executor, uint32_t rank)
+{
+    return !atomic_exchange_explicit(&executor->restarting[rank], true, memory_order_acq_rel);
+}
+
+static void restart_give(struct cox_executor *executor, uint32_t rank)
+{
+    atomic_store_explicit(&executor->restarting[rank], false, memory_order_release);
+}
+
+int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    if (rank >= executor->geometry.rank_count)
+        return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
+                        rank, executor->geometry.rank_count);
+    if (executor->geometry.legacy)
+        return cox_fail(err, COX_UNSUPPORTED,
+                        "a group with legacy workers starts again as a whole "
+                        "(cox_executor_restart_all, coxswain recover restart --all)");
+    if (cox_inside(executor))
+        return cox_fail(err, COX_DEADLOCK,
+                        "a rank cannot be started again from inside a handler or hook");
+    _cox_cleanup_(cox_executor_go) struct cox_executor *inside = cox_executor_come(executor);
+    int r = restart_refuse(inside, err);
+    if (r)
+        return r;
+    if (!restart_take(inside, rank))
+        return cox_fail(err, COX_BUSY, "rank %" PRIu32 " is being started again already", rank);
+    r = restart_guarded(inside, rank, deadline_ns, err);
+    restart_give(inside, rank);
+    return r;
+}
+
+int cox_executor_kill(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
+{
+    if (rank >= executor->geometry.rank_count)
+        return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
+                        rank, executor->geometry.rank_count);
+    if (cox_supervisor_pid(executor->supervisor, rank) == 0)
+        return cox_fail(err, COX_UNSUPPORTED, "nobody has logged on as rank %" PRIu32, rank);
+    int r = cox_supervisor_kill(executor->supervisor, rank, 0);
+    return r ? cox_fail(err, r, "rank %" PRIu32 " (pid %jd) cannot be killed: %s", rank,
+                        (intmax_t)cox_supervisor_pid(executor->supervisor, rank),
+                        cox_status_text(r))
+             : 0;
+}
+
+/* ---- all ranks ---- */
+
+/* Until every process that counts as a rank is dead and told of. In slices: a stop ends it. */
+static int all_await_end(struct cox_executor *executor, uint64_t deadline_ns)
+{
+    int r;
+    do {
+        if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
+            return COX_CLOSED;
+        r = cox_supervisor_wait(executor->supervisor,
+                                cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
+    } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
+    return r;
+}
+
+/* Others' processes are asked first: they may have something to put in order. */
+static int all_end(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
+{
+    struct cox_supervisor *supervisor = executor->supervisor;
+    int r = COX_TIMEOUT;
+    if (executor->options.external_workers) {
+        cox_supervisor_signal_all(supervisor, SIGTERM);
+        cox_supervisor_signal_all(supervisor, SIGCONT);
+        r = all_await_end(executor,
+                          cox_deadline_min(deadline_ns, cox_deadline_after_ms(RESTART_LEAVE_MS)));
+    }
+    if (r == COX_TIMEOUT) {
+        cox_supervisor_signal_all(supervisor, SIGKILL);
+        r = all_await_end(executor, deadline_ns);
+    }
+    if (r == COX_CLOSED)
+        return cox_fail(err, r, "the group stops");
+    return r ? cox_fail(err, r, "the ranks were killed, but not all are dead, and told of, in time")
+             : 0;
+}
+
+/* What legacy ranks share. */
+static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
+                            struct cox_error *err)
+{
+    if (!cox_control_is_named(&executor->control, executor->name))
+        return cox_fail(err, COX_NOT_FOUND,
+                        "the names of the group '%s' in /dev/shm were removed while it lived, by "
+                        "which legacy workers find it: stop it and start it",
+                        executor->name);
+    int r = COX_TIMEOUT;
+    while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns &&
+           !atomic_load_explicit(&executor->stopping, memory_order_acquire))
+        r = cox_faults_restore(&executor->faults,
+                               cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
+    if (r)
+        return cox_fail(err, r, "the error channel is not free: a hook did not return in time");
+    pthread_mutex_lock(&executor->memory_lock);
+    if (!executor->named) /* abandoned: nothing may get a name again */
+        r = cox_fail(err, COX_CLOSED, "the group stops");
+    for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
+        r = cox_channel_renew_regions(&executor->channels[c], executor->objects, err);
+    pthread_mutex_unlock(&executor->memory_lock);
+    return r;
+}
+
+/* All are dead, and no channel asks them. arrived: who is back. */
+static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
+                     struct cox_rank_set *arrived, struct cox_error *err)
+{
+    const uint32_t rank_count = executor->geometry.rank_count;
+    const bool legacy = executor->geometry.legacy;
+    int r = legacy ? all_renew_legacy(executor, deadline_ns, err) : 0;
+    /* In turn, and each of them: a failure later finds nobody any more who is neither dead nor the rank. */
+    for (uint32_t rank = 0; rank < rank_count; rank++) {
+        int vacated = restart_vacate(executor, rank, deadline_ns, err);
+        r = r ? r : vacated;
+    }
+    for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
+        r = restart_reset(executor, rank, err);
+    for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
+        r = restart_launch(executor, rank, deadline_ns, err);
+    for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++) {
+        r = legacy ? 0 : restart_await(executor, rank, rank_count - 1, deadline_ns, err);
+        if (r == 0) {
+            restart_conclude(executor, rank);
+            cox_rank_set_add(arrived, rank);
+        }
+    }
+    return r;
+}
+
+static int all_guarded(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
+{
+    const uint32_t rank_count = executor->geometry.rank_count;
+    struct cox_rank_set arrived = {{0}};
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        restart_note(executor, rank);
+    int r = all_end(executor, deadline_ns, err);
+    if (r)
+        return r;
+    for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
+        r = restart_leave_out(executor, rank, deadline_ns, err);
+    bool begun = r == 0;
+    if (begun)
+        r = all_start(executor, deadline_ns, &arrived, err);
+    for (uint32_t rank = 0; rank < rank_count; rank++)
+        if (!begun || cox_rank_set_has(&arrived, rank) || restart_undo(executor, rank) == 0)
+            restart_admit(executor, rank);
+    return r;
+}
+
+int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
+                             struct cox_error *err)
+{
+    if (cox_inside(executor))
+        return cox_fail(err, COX_DEADLOCK,
+                        "ranks cannot be started again from inside a handler or hook");
+    _cox_cleanup_(cox_executor_go) struct cox_executor *inside = cox_executor_come(executor);
+    int r = restart_refuse(inside, err);
+    if (r)
+        return r;
+    uint32_t taken = 0;
+    while (taken < inside->geometry.rank_count && restart_take(inside, taken))
+        taken++;
+    if (taken < inside->geometry.rank_count)
+        r = cox_fail(err, COX_BUSY, "rank %" PRIu32 " is being started again already", taken);
+    else
+        r = all_guarded(inside, deadline_ns, err);
+    while (taken > 0)
+        restart_give(inside, --taken);
+    return r;
+}

@@ -1,0 +1,298 @@
+/* submit: requests go out: checked, packed into their frames, published; and calls wait for the answer. */
+#include "executor.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "channel/shm/request.h"
+#include "channel/base/fault.h"
+#include "proto/bulk_ref.h"
+#include "proto/operation.h"
+#include "proto/step_wire.h"
+#include "proto/utf8.h"
+#include "proto/wire.h"
+#include "coordinator/collector/collect.h"
+#include "executor_internal.h"
+#include "coordinator/collector/inside.h"
+#include "proto/executor.pb-c.h"
+
+/* A number that is no ExecuteType. */
+#define NO_TYPE (COX_TYPE_OPAQUE_BLOCK - 1)
+
+/* What goes into a frame: a message, or bytes. */
+struct payload {
+    const ModelExecuteData__ExecuteRequest *request; /* NULL: bytes */
+    const void *bytes;
+    size_t size;
+};
+
+/* Returns 0; COX_TOO_LARGE; COX_INVALID: a string of the message is no UTF-8. */
+COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
+                                size_t *ret_length, struct cox_error *err)
+{
+    /* The step of every token has no strings. */
+    if (payload->request &&
+        cox_step_wire_pack_request(payload->request, frame, capacity, ret_length))
+        return 0;
+    if (payload->request) {
+        int r = cox_utf8_check_request(payload->request, err);
+        return r ? r : cox_wire_request_pack(payload->request, frame, capacity, ret_length);
+    }
+    if (payload->size > capacity)
+        return COX_TOO_LARGE;
+    memcpy(frame, payload->bytes, payload->size);
+    *ret_length = payload->size;
+    return 0;
+}
+
+/* What does not fit the frame goes into the block behind it, and the frame says where that is. */
+static int payload_pack_block(struct cox_collector *collector, const struct payload *payload,
+                              struct cox_entry *entry, uint8_t *frame, size_t capacity,
+                              size_t *ret_length, struct cox_error *err)
+{
+    const char *name = cox_channel_name(collector->channel->id);
+    const size_t size = payload->request ? cox_wire_request_size(payload->request) : payload->size;
+    uint64_t size_max = collector->blocks->request_size_max;
+    if (payload->request && size_max > INT32_MAX) /* protobuf's own limit */
+        size_max = INT32_MAX;
+    if (size_max == 0)
+        return cox_fail(
+            err, COX_TOO_LARGE,
+            "%s: a request of %zu bytes, a frame holds %zu: use a larger request region", name,
+            size, capacity);
+    if (size > size_max)
+        return cox_fail(err, COX_TOO_LARGE,
+                        "%s: a request of %zu bytes, a frame holds %zu and a block %" PRIu64
+                        " at most",
+                        name, size, capacity, size_max);
+    struct cox_bulk_block *block;
+    struct cox_error why = {0};
+    size_t packed;
+    int r = cox_collector_reserve_block(collector, entry->sequence, size, &block, &why);
+    if (r)
+        return cox_fail(err, r, "%s: a request of %zu bytes: %s", name, size, why.text);
+    r = payload_pack(payload, block->region.base, block->region.size, &packed, NULL);
+    COX_ASSERT(r == 0);
+    cox_fault_point(COX_FAULT_BULK_WRITTEN);
+    struct cox_bulk_ref ref = cox_bulk_refer(block, packed);
+    ModelExecuteData__BulkRef bulk;
+    ModelExecuteData__ExecuteRequest outer = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    cox_bulk_ref_fill(&bulk, &ref);
+    outer.bulk = &bulk;
+    if (payload->request) {
+        outer.has_execute_type = payload->request->has_execute_type;
+        outer.execute_type = payload->request->execute_type;
+        outer.has_deadline_ns = payload->request->has_deadline_ns;
+        outer.deadline_ns = payload->request->deadline_ns;
+    }
+    r = cox_wire_request_pack(&outer, frame, capacity, ret_length);
+    COX_ASSERT(r == 0); /* the smallest frame has room for it */
+    entry->block_size = packed;
+    return 0;
+}
+
+COX_HOT static int executor_publish(struct cox_executor *executor, const struct payload *payload,
+                                    struct cox_entry *entry, struct cox_error *err)
+{
+    struct cox_collector *collector = &executor->collectors[entry->operation->channel];
+    size_t capacity, length;
+    pthread_mutex_lock(&collector->submit_lock);
+    entry->block_size = 0;
+    int r = 0;
+    if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
+        r = cox_fail(err, COX_CLOSED, "%s: the group is being stopped",
+                     cox_channel_name(collector->channel->id));
+    else if (entry->operation->step)
+        r = cox_executor_admit_step(executor, err);
+    else if (entry->type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT &&
+             cox_collector_in_step(collector))
+        /* The first rank in it leaves the group in which others may not have seen the end of the step. */
+        r = cox_fail(err, COX_FULL, "%s: an init waits for the end of the steps in flight",
+                     cox_channel_name(collector->channel->id));
+    if (r == 0)
+        r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
+    if (r == 0)
+        cox_collector_release_blocks(collector); /* the one behind this frame among them */
+    /* After claim, which a rank that was started again passes only when it has been counted. */
+    if (r == 0 && entry->life && entry->life != cox_executor_life(executor))
+        r = cox_fail(err, COX_STALE,
+                     "%s: ranks were started or initialized again since this request was planned",
+                     cox_channel_name(collector->channel->id));
+    if (r == 0) {
+        uint8_t *frame = cox_request_frame(collector->channel, entry->sequence, &capacity);
+        r = payload_pack(payload, frame, capacity, &length, err);
+        if (r == COX_TOO_LARGE)
+            r = payload_pack_block(collector, payload, entry, frame, capacity, &length, err);
+    }
+    if (r == 0)
+        cox_collector_publish(collector, entry, length);
+    if (r == 0 && entry->type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT)
+        cox_executor_note_sent(executor);
+    pthread_mutex_unlock(&collector->submit_lock);
+    return r;
+}
+
+COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
+                                 const struct cox_submit_options *options,
+                                 struct cox_entry *ret_entry, struct cox_error *err)
+{
+    const struct cox_operation *operation = cox_operation_find(type);
+    if (!operation || operation->channel == COX_CHANNEL_ERROR)
+        return cox_fail(err, COX_INVALID, "execute type %" PRIu32 " is no request", type);
+    if (type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_FINALIZE)
+        return cox_fail(err, COX_INVALID, "finalize is sent by cox_executor_stop");
+    if (type == COX_TYPE_OPAQUE && executor->geometry.legacy)
+        return cox_fail(err, COX_UNSUPPORTED, "legacy workers know no opaque requests");
+    struct cox_entry entry = {
+        .type = type,
+        .operation = operation,
+        .gather = operation->replies ? options->gather : COX_GATHER_NONE,
+        .replies = operation->replies,
+        .deadline_ns = options->deadline_ns,
+        .submitted_ns = cox_now_ns(),
+        .request_context = options->request_context,
+        .life = options->life,
+        .asked = cox_rank_set_first(executor->geometry.rank_count),
+    };
+    if (operation->replies && options->deadline_ns <= entry.submitted_ns)
+        return cox_fail(err, COX_TIMEOUT,
+                        "%s: the deadline has passed already; it is absolute, on CLOCK_MONOTONIC",
+                        operation->name);
+    if (operation->replies && options->gather == COX_GATHER_NONE)
+        return cox_fail(err, COX_INVALID,
+                        "%s is answered: gather NONE is for requests without answer",
+                        operation->name);
+    if (options->asked) {
+        struct cox_rank_set all = entry.asked;
+        uint64_t outside = 0, any = 0;
+        for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++) {
+            outside |= options->asked->words[i] & ~all.words[i];
+            any |= options->asked->words[i];
+        }
+        if (outside || !any)
+            return cox_fail(err, COX_INVALID,
+                            "the set of asked ranks is empty or names a rank over %" PRIu32,
+                            executor->geometry.rank_count - 1);
+        if (executor->geometry.legacy && memcmp(options->asked, &all, sizeof all) != 0)
+            return cox_fail(err, COX_UNSUPPORTED, "legacy workers are always asked together");
+        entry.asked = *options->asked;
+    }
+    *ret_entry = entry;
+    return 0;
+}
+
+COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
+                                   const struct payload *payload,
+                                   const struct cox_submit_options *options, uint64_t *ret_sequence,
+                                   struct cox_error *err)
+{
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
+    struct cox_entry entry;
+    int r = entry_prepare(executor, type, options, &entry, err);
+    if (r)
+        return r;
+    enum cox_channel_id channel = entry.operation->channel;
+    struct cox_collector *collector = &executor->collectors[channel];
+    if (entry.replies && !cox_executor_is_async(channel))
+        return cox_fail(err, COX_INVALID, "%s is answered synchronously: use call",
+                        entry.operation->name);
+    if (entry.replies && !atomic_load_explicit(&collector->handled, memory_order_relaxed))
+        return cox_fail(err, COX_STATE, "no handler is registered for the %s channel",
+                        cox_channel_name(channel));
+    r = executor_publish(executor, payload, &entry, err);
+    if (r == 0 && ret_sequence)
+        *ret_sequence = entry.sequence;
+    return r;
+}
+
+static int executor_call(struct cox_executor *executor, uint32_t type,
+                         const struct payload *payload, const struct cox_submit_options *options,
+                         cox_completion_fn visit, void *visit_context, struct cox_error *err)
+{
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
+    if (cox_inside(executor))
+        return cox_fail(err, COX_DEADLOCK,
+                        "a call from inside a handler or hook would wait for itself: submit, or "
+                        "call from another "
+                        "thread");
+    struct cox_entry entry;
+    int r = entry_prepare(executor, type, options, &entry, err);
+    if (r)
+        return r;
+    enum cox_channel_id channel = entry.operation->channel;
+    struct cox_collector *collector = &executor->collectors[channel];
+    struct cox_waiter waiter = {.visit = visit, .visit_context = visit_context, .err = err};
+    entry.waiter = entry.replies ? &waiter : NULL;
+    bool gathers = entry.replies && !cox_executor_is_async(channel);
+    if (gathers && cox_collector_gather_enter(collector, options->deadline_ns))
+        return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",
+                        cox_channel_name(channel));
+    for (;;) {
+        struct cox_error why;
+        cox_error_clear(&why);
+        r = executor_publish(executor, payload, &entry, &why);
+        bool room = r != COX_FULL && r != COX_LATE;
+        if (!room && cox_now_ns() < options->deadline_ns) {
+            cox_collector_await_room(collector, options->deadline_ns);
+            continue;
+        }
+        if (r)
+            r = cox_fail(err, room ? r : COX_TIMEOUT, "%s%s",
+                         room ? "" : "no room in time: ", why.text);
+        break;
+    }
+    if (r == 0 && gathers) {
+        cox_collector_gather(collector, entry.sequence);
+        r = waiter.status;
+    } else if (r == 0 && entry.replies) {
+        r = cox_collector_await(collector, entry.sequence, &waiter, options->deadline_ns, err);
+    }
+    if (gathers)
+        cox_collector_gather_leave(collector);
+    return r;
+}
+
+/* A message has a type of the protocol; what stands for bytes is no such type. */
+static uint32_t message_type(const ModelExecuteData__ExecuteRequest *request)
+{
+    uint32_t type = (uint32_t)request->execute_type;
+    return type == COX_TYPE_OPAQUE ? NO_TYPE : type;
+}
+
+COX_HOT int cox_executor_submit(struct cox_executor *executor,
+                                const ModelExecuteData__ExecuteRequest *request,
+                                const struct cox_submit_options *options, uint64_t *ret_sequence,
+                                struct cox_error *err)
+{
+    const struct payload payload = {.request = request};
+    return executor_submit(executor, message_type(request), &payload, options, ret_sequence, err);
+}
+
+COX_HOT int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes,
+                                       size_t size, const struct cox_submit_options *options,
+                                       uint64_t *ret_sequence, struct cox_error *err)
+{
+    const struct payload payload = {.bytes = bytes, .size = size};
+    return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);
+}
+
+int cox_executor_call(struct cox_executor *executor,
+                      const ModelExecuteData__ExecuteRequest *request,
+                      const struct cox_submit_options *options, cox_completion_fn visit,
+                      void *visit_context, struct cox_error *err)
+{
+    const struct payload payload = {.request = request};
+    return executor_call(executor, message_type(request), &payload, options, visit, visit_context,
+                         err);
+}
+
+int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes, size_t size,
+                             const struct cox_submit_options *options, cox_completion_fn visit,
+                             void *visit_context, struct cox_error *err)
+{
+    const struct payload payload = {.bytes = bytes, .size = size};
+    return executor_call(executor, COX_TYPE_OPAQUE, &payload, options, visit, visit_context, err);
+}

@@ -1,0 +1,439 @@
+/* welcome: the group's door: who may come in, and what a rank is given. */
+#include "executor.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "channel/base/peer.h"
+#include "channel/shm/truth.h"
+#include "executor_internal.h"
+#include "coordinator/collector/inside.h"
+
+const char *cox_executor_door(const struct cox_executor *executor)
+{
+    return executor->door ? cox_door_path(executor->door) : NULL;
+}
+
+bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts)
+{
+    pthread_mutex_lock(&executor->memory_lock);
+    bool there = executor->door != NULL;
+    if (there)
+        cox_door_counts(executor->door, ret_counts);
+    pthread_mutex_unlock(&executor->memory_lock);
+    return there;
+}
+
+/* ---- which rank ---- */
+
+/* A process that left may keep its connection; the rank can be another's by then. */
+static bool seat_is_of_this_life(const struct cox_executor *executor, uint32_t rank)
+{
+    /* relaxed: this thread wrote the first; the second changes only when nobody is the rank. */
+    return atomic_load_explicit(&executor->seats[rank].generation, memory_order_relaxed) ==
+           atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+}
+
+/* Its process is gone, whether or not the door has noticed that the connection has ended. */
+static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
+{
+    const struct cox_seat *seat = &executor->seats[rank];
+    uint64_t start;
+    /* relaxed: this thread wrote them. */
+    pid_t pid = atomic_load_explicit(&seat->pid, memory_order_relaxed);
+    if (atomic_load_explicit(&seat->visitor, memory_order_relaxed) == 0 ||
+        !seat_is_of_this_life(executor, rank))
+        return true;
+    return pid && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
+}
+
+/* Somebody waits for a process that takes this rank over. */
+static bool rank_is_offered(struct cox_executor *executor, uint32_t rank)
+{
+    pthread_mutex_lock(&executor->memory_lock);
+    bool offered = executor->next_lives[rank].offered;
+    pthread_mutex_unlock(&executor->memory_lock);
+    return offered;
+}
+
+/* No process has been it in this life of the rank: what it wrote there, and what is still owed, would be
+ * taken for the next one's. */
+static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
+{
+    if (cox_truth_attached(&executor->control.ranks[rank]->identity))
+        return false;
+    if (!executor->options.external_workers)
+        return true;
+    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        return false;
+    /* acquire, and after the identity, which a replacement has reset: then the group is known to be complete, in
+     * which a rank is new only where somebody waits for it. */
+    return !atomic_load_explicit(&executor->complete, memory_order_acquire) ||
+           rank_is_offered(executor, rank);
+}
+
+static int check_generation(const struct cox_executor *executor, const struct cox_logon *logon,
+                            uint32_t rank, struct cox_error *err)
+{
+    uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    return logon->generation == 0 || logon->generation == generation
+               ? 0
+               : cox_fail(err, COX_STALE,
+                          "rank %" PRIu32 " as generation %" PRIu32 ": it is at %" PRIu32 " by now",
+                          rank, logon->generation, generation);
+}
+
+static int fail_not_new(const struct cox_executor *executor, uint32_t rank, struct cox_error *err)
+{
+    if (!executor->options.external_workers)
+        return cox_fail(err, COX_STATE,
+                        "rank %" PRIu32
+                        " of the group '%s' was a process that is dead or has left: "
+                        "another one comes only when the coordinator starts it again",
+                        rank, executor->name);
+    return cox_fail(
+        err, COX_STATE,
+        "rank %" PRIu32 " of the group '%s' was a process that is dead or has left; the "
+        "group waits for an order to replace it: coxswain recover restart --rank %" PRIu32,
+        rank, executor->name, rank);
+}
+
+static int choose_rank(struct cox_executor *executor, const struct cox_logon *logon,
+                       uint32_t *ret_rank, struct cox_error *err)
+{
+    uint32_t rank_count = executor->geometry.rank_count, rank = logon->rank;
+    if (logon->rank_count && logon->rank_count != rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "world size %" PRIu32 ": the group '%s' has %" PRIu32 " ranks",
+                        logon->rank_count, executor->name, rank_count);
+    if (rank == COX_DOOR_RANK_ANY) {
+        if (!executor->options.external_workers)
+            return cox_fail(err, COX_INVALID,
+                            "this group starts its workers itself, and none without a rank");
+        for (rank = 0;
+             rank < rank_count && (!seat_is_free(executor, rank) || !rank_is_new(executor, rank));
+             rank++)
+            continue;
+        if (rank == rank_count)
+            return cox_fail(err, COX_TAKEN,
+                            "all %" PRIu32 " ranks of the group '%s' are there, or were; one that "
+                            "is not is free once somebody orders it (coxswain recover restart)",
+                            rank_count, executor->name);
+    }
+    if (rank >= rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "rank %" PRIu32 ": the group '%s' has the ranks 0 to %" PRIu32, rank,
+                        executor->name, rank_count - 1);
+    int r = check_generation(executor, logon, rank, err);
+    if (r)
+        return r;
+    if (!seat_is_free(executor, rank))
+        return cox_fail(
+            err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already", rank,
+            executor->name,
+            (intmax_t)atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed));
+    if (!rank_is_new(executor, rank))
+        return fail_not_new(executor, rank, err);
+    *ret_rank = rank;
+    return 0;
+}
+
+static int check_sizes(const struct cox_executor *executor, const struct cox_logon *logon,
+                       struct cox_error *err)
+{
+    const struct cox_layout_channel *execute = &executor->geometry.channels[COX_CHANNEL_EXECUTE];
+    if (logon->request_size_min > execute->frame_size - COX_PREFIX_SIZE ||
+        logon->response_size_min > execute->slot_stride - COX_PREFIX_SIZE)
+        return cox_fail(err, COX_TOO_LARGE,
+                        "requests of %" PRIu64 " and replies of %" PRIu64
+                        " bytes are needed: this group's frames hold %" PRIu64 " and %" PRIu64
+                        " (--request-size, --response-size)",
+                        logon->request_size_min, logon->response_size_min,
+                        execute->frame_size - COX_PREFIX_SIZE,
+                        execute->slot_stride - COX_PREFIX_SIZE);
+    return 0;
+}
+
+/* A group that starts its workers takes no others; one that does not has to be able to watch them. */
+static int check_process(const struct cox_executor *executor,
+                         const struct cox_door_visitor *visitor, struct cox_error *err)
+{
+    if (!executor->options.external_workers)
+        return visitor->pid > 0 && cox_peer_descends(visitor->pid, getpid())
+                   ? 0
+                   : cox_fail(
+                         err, COX_DENIED,
+                         "the group '%s' starts its workers itself; process %jd is none of them "
+                         "(coxswain run --external waits for workers that are started by hand)",
+                         executor->name, (intmax_t)visitor->pid);
+    if (visitor->pid == 0)
+        return cox_fail(err, COX_DENIED,
+                        "a process in another pid namespace cannot be watched: share that of the "
+                        "coordinator (docker run --pid=...)");
+    if (visitor->pid == getpid())
+        return cox_fail(err, COX_INVALID,
+                        "this process is the coordinator: a rank is a process of its own, which "
+                        "may be signalled");
+    return 0;
+}
+
+/* The pid is of who connected. By now it may be another process's, which must not be taken for the rank and
+ * killed for it. */
+static int enlist(struct cox_executor *executor, const struct cox_door_visitor *visitor,
+                  uint32_t rank, struct cox_error *err)
+{
+    uint64_t start;
+    if (!executor->options.external_workers)
+        return 0;
+    int r = cox_peer_start_time(visitor->pid, &start);
+    if (r == 0 && visitor->logon.start && visitor->logon.start != start)
+        return cox_fail(err, COX_PEER_DEAD,
+                        "process %jd was started at %" PRIu64 " and says %" PRIu64 ": it is "
+                        "another one, or in a pid namespace of its own: share that of the "
+                        "coordinator (docker run --pid=...)",
+                        (intmax_t)visitor->pid, start, visitor->logon.start);
+    if (r == 0)
+        r = cox_supervisor_enlist(executor->supervisor, rank, visitor->pid, start);
+    return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)visitor->pid,
+                        cox_status_text(r))
+             : 0;
+}
+
+/* ---- what it is given ---- */
+
+/* A semaphore of the rank. Those of its first life still have their names, while ranks attach; later ones never
+ * had any, and are kept until somebody has come for them, who may not be the first to try. */
+static int open_bell(struct cox_executor *executor, uint32_t rank, enum cox_channel_id channel,
+                     enum cox_bell bell, int *ret_fd, struct cox_error *err)
+{
+    char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
+    cox_name_bell(object, executor->name, channel, bell, rank);
+    snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
+    pthread_mutex_lock(&executor->memory_lock);
+    const struct cox_next_life *life = &executor->next_lives[rank];
+    _cox_cleanup_(cox_close_fd) int fd =
+        life->offered
+            ? fcntl(life->inherit.fds[cox_inherit_bell(channel, bell)], F_DUPFD_CLOEXEC, 3)
+            : open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    int r = fd < 0 ? -errno : 0;
+    pthread_mutex_unlock(&executor->memory_lock);
+    if (r == 0)
+        r = cox_fd_raise(&fd);
+    if (r)
+        return cox_fail(err, r, "rank %" PRIu32 " cannot be given its semaphores any more (%s: %s)",
+                        rank, path, cox_status_text(r));
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+/* Named: what every rank has, and its own semaphores. */
+static int hand_out_named(struct cox_executor *executor, uint32_t rank,
+                          struct cox_door_answer *answer, struct cox_error *err)
+{
+    memcpy(answer->fds, executor->inherit.fds, sizeof executor->inherit.fds);
+    answer->fd_count = COX_INHERIT_COUNT;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        for (int b = 0; b < COX_BELL_COUNT; b++) {
+            int place = cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b);
+            int r = open_bell(executor, rank, (enum cox_channel_id)c, (enum cox_bell)b,
+                              &answer->fds[place], err);
+            if (r)
+                return r;
+            answer->given |= UINT64_C(1) << place;
+        }
+    }
+    return 0;
+}
+
+/* What it writes in the rank group is given to the others once it has sealed it, and is kept for that. By then these
+ * numbers may be other fds. */
+static int dup_group(struct cox_door_answer *answer, uint32_t rank, struct cox_error *err)
+{
+    for (int i = COX_SEALED_GROUP; i < COX_SEALED_FD_COUNT; i++) {
+        int fd = fcntl(answer->fds[i], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        answer->fds[i] = fd;
+        if (fd < 0)
+            return cox_fail(err, -errno, "rank %" PRIu32 ": an fd of its memory: %s", rank,
+                            cox_status_text(-errno));
+        answer->given |= UINT64_C(1) << i;
+    }
+    return 0;
+}
+
+/* Its own memory is given away, so that no process keeps an fd of what another one may write (this one's
+ * fds are in /proc for every process of the user). Memory that somebody was given who then did not come in
+ * is not given again. */
+static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
+                           struct cox_door_answer *answer, bool *ret_renewed, struct cox_error *err)
+{
+    struct cox_sealed *sealed = &executor->sealed;
+    pthread_mutex_lock(&executor->memory_lock);
+    *ret_renewed = sealed->rank_fds[rank] < 0;
+    int r = *ret_renewed ? cox_sealed_renew_rank(sealed, &executor->geometry, rank, err) : 0;
+    if (r == 0) {
+        cox_sealed_hand_out(sealed, rank, answer->fds);
+        answer->fd_count = COX_SEALED_FD_COUNT;
+        answer->given = UINT64_C(1) << COX_SEALED_RANK;
+        sealed->rank_fds[rank] = -1;
+        r = dup_group(answer, rank, err);
+    }
+    pthread_mutex_unlock(&executor->memory_lock);
+    return r;
+}
+
+/* Who logged on before as this rank never became it, but may have begun; and memory that was made for another one
+ * is all zero. */
+static void reset_rank(struct cox_executor *executor, uint32_t rank)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_collector_reset_line(&executor->collectors[c], rank);
+    cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
+}
+
+static int hand_out(struct cox_executor *executor, uint32_t rank,
+                    const struct cox_door_visitor *visitor, struct cox_door_answer *answer,
+                    struct cox_error *err)
+{
+    /* relaxed: this thread wrote it. */
+    bool tried = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed) != 0 &&
+                 seat_is_of_this_life(executor, rank);
+    bool renewed = false;
+    int r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, &renewed, err)
+                                      : hand_out_named(executor, rank, answer, err);
+    if (r == 0 && (tried || renewed))
+        reset_rank(executor, rank);
+    /* A rank that is a thread of this process (in tests) may write through the same mapping. */
+    if (r == 0 && executor->geometry.sealed && visitor->pid != getpid()) {
+        r = cox_sealed_give_rank(&executor->sealed, rank);
+        if (r)
+            cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
+    }
+    return r;
+}
+
+static int on_worker(void *context, const struct cox_door_visitor *visitor,
+                     struct cox_door_answer *answer, struct cox_error *err)
+{
+    struct cox_executor *executor = context;
+    const struct cox_logon *logon = &visitor->logon;
+    uint32_t rank = 0;
+    if (executor->geometry.legacy)
+        return cox_fail(err, COX_UNSUPPORTED, "legacy workers do not log on");
+    if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
+        return cox_fail(err, COX_CLOSED, "the group '%s' stops", executor->name);
+    int r = choose_rank(executor, logon, &rank, err);
+    if (r)
+        return r;
+    uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    r = check_sizes(executor, logon, err);
+    if (r == 0)
+        r = check_process(executor, visitor, err);
+    if (r == 0)
+        r = hand_out(executor, rank, visitor, answer, err);
+    if (r == 0)
+        r = enlist(executor, visitor, rank, err);
+    if (r)
+        return r;
+    answer->welcome = (struct cox_welcome){
+        .attach = executor->geometry.sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
+        .rank = rank,
+        .rank_count = executor->geometry.rank_count,
+        .generation = generation,
+        .epoch = executor->control.epoch,
+    };
+    /* A rank that is a thread of this process (in tests) says itself whose death is its own. */
+    atomic_store_explicit(&executor->seats[rank].pid, visitor->pid == getpid() ? 0 : visitor->pid,
+                          memory_order_relaxed);
+    atomic_store_explicit(&executor->seats[rank].generation, generation, memory_order_relaxed);
+    atomic_store_explicit(&executor->seats[rank].visitor, visitor->id, memory_order_relaxed);
+    return 0;
+}
+
+/* Its end, or that of its connection, which it is to keep: what then still writes to the rank's memory
+ * is nobody's. One that has left, or never came in, may go on with something else, and is let go where it
+ * was not started here. */
+static void on_worker_gone(void *context, const struct cox_door_visitor *visitor)
+{
+    struct cox_executor *executor = context;
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {
+        if (atomic_load_explicit(&executor->seats[rank].visitor, memory_order_relaxed) !=
+            visitor->id)
+            continue;
+        atomic_store_explicit(&executor->seats[rank].visitor, 0, memory_order_relaxed);
+        if (!atomic_load_explicit(&executor->supervised, memory_order_acquire))
+            continue;
+        bool attached = cox_truth_attached(&executor->control.ranks[rank]->identity);
+        if (attached && !cox_truth_left(&executor->control, rank))
+            /* By now the rank may be another process. */
+            cox_supervisor_kill(executor->supervisor, rank, visitor->pid);
+        else if (executor->options.external_workers)
+            cox_supervisor_release(executor->supervisor, rank, attached);
+    }
+}
+
+static int on_command(void *context, const struct cox_door_visitor *visitor, int fd,
+                      struct cox_error *err)
+{
+    struct cox_executor *executor = context;
+    (void)visitor;
+    if (!executor->options.control)
+        return cox_fail(err, COX_UNSUPPORTED, "the program of the group '%s' takes no commands",
+                        executor->name);
+    struct cox_inside inside;
+    cox_inside_enter(&inside, executor);
+    int r = executor->options.control(executor->options.hook_context, fd, err);
+    cox_inside_leave(&inside);
+    return r;
+}
+
+/* There is no folder for it that this user may use, or there can be none: after su, XDG_RUNTIME_DIR is still
+ * somebody else's. */
+static bool is_no_place(int r)
+{
+    static const int reasons[] = {COX_DENIED, COX_NOT_FOUND, COX_TOO_LARGE, -EACCES,
+                                  -EPERM,     -EROFS,        -ENOENT,       -ENOTDIR,
+                                  -ELOOP,     -ENAMETOOLONG, -ENOSPC,       -EDQUOT};
+    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++)
+        if (r == reasons[i])
+            return true;
+    return false;
+}
+
+int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)
+{
+    if (executor->options.no_door)
+        return 0;
+    const struct cox_door_options options = {
+        .name = executor->name,
+        .folder = executor->options.door_folder,
+        .log = executor->options.log,
+    };
+    const struct cox_door_hooks hooks = {
+        .context = executor,
+        .worker = on_worker,
+        .worker_gone = on_worker_gone,
+        .command = on_command,
+    };
+    struct cox_error why = {0};
+    int r = cox_door_open(&options, &hooks, &executor->door, &why);
+    bool needed = executor->options.need_door || executor->geometry.sealed ||
+                  executor->options.external_workers;
+    if (r == 0 || needed || !is_no_place(r))
+        return r ? cox_fail(err, r, "%s", why.text) : 0;
+    cox_log_write(&executor->options.log, 4,
+                  "no door: coxswain status and stop cannot reach this group: %s", why.text);
+    return 0;
+}
+
+void cox_executor_close_door(struct cox_executor *executor)
+{
+    pthread_mutex_lock(&executor->memory_lock); /* whoever counts has done so */
+    struct cox_door *door = executor->door;
+    executor->door = NULL;
+    pthread_mutex_unlock(&executor->memory_lock);
+    cox_door_close(door);
+}

@@ -1,0 +1,70 @@
+/* answer_weights: other weights for a group by request, and which it has. */
+#include "answer.h"
+
+#include "proto/wire.h"
+#include "proto/control.pb-c.h"
+#include "engine/batching/shared_weights.h"
+
+#include <inttypes.h>
+
+#define TIMEOUT_MS_DEFAULT 60000
+#define TIMEOUT_MS_MAX 3600000
+
+#define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
+
+int cox_answer_weights_status(const struct cox_answer_source *source, struct cox_arena *arena,
+                              struct CoxswainControl__WeightsStatus **ret_status)
+{
+    struct cox_shared_weights_status status;
+    CoxswainControl__WeightsStatus *message = cox_arena_alloc(arena, sizeof *message);
+    if (!message)
+        return -ENOMEM;
+    cox_shared_weights_status(source->weights, &status);
+    coxswain_control__weights_status__init(message);
+    SET(message, version, status.version);
+    SET(message, next, status.next);
+    SET(message, digest, status.digest);
+    SET(message, size, status.size);
+    *ret_status = message;
+    return 0;
+}
+
+static int error_add(CoxswainControl__WeightsReply *reply, struct cox_arena *arena,
+                     const struct cox_error *error)
+{
+    CoxswainControl__Error *message = cox_arena_alloc(arena, sizeof *message);
+    if (!message)
+        return -ENOMEM;
+    coxswain_control__error__init(message);
+    SET(message, code, error->code);
+    message->text = cox_arena_strdup(arena, error->text);
+    reply->error = message;
+    return message->text ? 0 : -ENOMEM;
+}
+
+int cox_answer_weights(const struct cox_answer_source *source,
+                       const struct CoxswainControl__WeightsRequest *request,
+                       struct cox_arena *arena, struct CoxswainControl__WeightsReply **ret_reply,
+                       struct cox_error *err)
+{
+    struct cox_error error = {0};
+    const uint64_t timeout_ms = request->has_timeout_ms ? request->timeout_ms : TIMEOUT_MS_DEFAULT;
+    uint64_t version = 0;
+    if (!request->directory || request->directory[0] != '/')
+        return cox_fail(err, COX_INVALID,
+                        "the folder of the weights is '%.64s': expected an absolute path",
+                        request->directory ? request->directory : "");
+    if (timeout_ms == 0 || timeout_ms > TIMEOUT_MS_MAX)
+        return cox_fail(err, COX_INVALID, "a timeout of %" PRIu64 " ms: expected 1 to %d",
+                        timeout_ms, TIMEOUT_MS_MAX);
+    CoxswainControl__WeightsReply *reply = cox_arena_alloc(arena, sizeof *reply);
+    if (!reply)
+        return -ENOMEM;
+    coxswain_control__weights_reply__init(reply);
+    int r = cox_shared_weights_replace(source->weights, request->directory,
+                                       cox_deadline_after_ms(timeout_ms), &version, &error);
+    if (!r)
+        SET(reply, version, version);
+    *ret_reply = reply;
+    return r ? error_add(reply, arena, &error) : 0;
+}

@@ -1,0 +1,413 @@
+#include "message.h"
+
+#include "proto/wire.h"
+#include "coordinator/executor/operations.h"
+#include "proto/executor.pb-c.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef ModelExecuteData__StepSequence StepSequence;
+typedef ModelExecuteData__StepBlockTable StepBlockTable;
+typedef ModelExecuteData__SamplingParams SamplingParams;
+typedef ModelExecuteData__SequenceGroupMetadata Group;
+
+/* Digits of an int64, its sign and a 0. */
+#define ID_SIZE 24
+
+/* Everything for one row of the nested form. */
+struct group {
+    Group group;
+    SamplingParams sampling;
+    ProtobufCBinaryData table;
+    char id[ID_SIZE];
+    protobuf_c_boolean is_prefill;
+    protobuf_c_boolean is_last_chunk;
+};
+
+/* An announcement of the packed form. */
+struct announcement {
+    StepSequence sequence;
+    StepBlockTable table;
+    StepBlockTable *tables; /* &table: a repeated field is an array of pointers */
+    SamplingParams sampling;
+};
+
+struct cox_message {
+    bool nested;
+    uint32_t row_count_max;
+    ModelExecuteData__ExecuteRequest request;
+    ModelExecuteData__ExecuteModelRequest model;
+    ModelExecuteData__WeightsOffer weights;
+    uint8_t weights_handle[COX_HANDLE_SIZE];
+
+    ModelExecuteData__StepDelta delta;
+    struct announcement *announcements;
+    StepSequence **announced;
+    uint32_t *columns; /* one allocation for all columns of uint32_t */
+    int32_t *append_block;
+
+    struct group *groups;
+    Group **group_list;
+    uint8_t *bytes; /* the int64 arrays of a nested step */
+    size_t bytes_size;
+};
+
+static void sampling_fill(SamplingParams *params, const struct cox_sequence *sequence)
+{
+    const struct cox_sampling_choice *choice = &sequence->request.sampling;
+    model_execute_data__sampling_params__init(params);
+    params->has_temperature = params->has_top_k = params->has_top_p = params->has_seed = true;
+    params->temperature = choice->temperature;
+    params->top_k = choice->top_k;
+    params->top_p = choice->top_p;
+    params->seed = choice->seed;
+    params->has_n = params->has_max_output_len = true;
+    params->n = 1;
+    params->max_output_len = (int32_t)(sequence->token_end - sequence->prompt_count);
+}
+
+/* ---- constructor and destructor ---- */
+
+static int packed_init(struct cox_message *message)
+{
+    size_t n = message->row_count_max;
+    message->announcements = calloc(n, sizeof *message->announcements);
+    message->announced = calloc(n, sizeof *message->announced);
+    message->columns = calloc(n, 5 * sizeof *message->columns);
+    message->append_block = calloc(n, sizeof *message->append_block);
+    if (!message->announcements || !message->announced || !message->columns ||
+        !message->append_block)
+        return -ENOMEM;
+    ModelExecuteData__StepDelta *delta = &message->delta;
+    model_execute_data__step_delta__init(delta);
+    delta->has_base_sequence = true;
+    delta->announced = message->announced;
+    delta->append_slot = message->columns;
+    delta->append_block = message->append_block;
+    delta->row_slot = message->columns + n;
+    delta->row_position = message->columns + 2 * n;
+    delta->row_token_count = message->columns + 3 * n;
+    delta->row_silent = message->columns + 4 * n;
+    message->model.step = delta;
+    for (size_t i = 0; i < n; i++) {
+        struct announcement *a = &message->announcements[i];
+        model_execute_data__step_sequence__init(&a->sequence);
+        model_execute_data__step_block_table__init(&a->table);
+        a->tables = &a->table;
+        a->sequence.has_seq_id = a->sequence.has_slot = true;
+        a->sequence.n_tables = 1;
+        a->sequence.tables = &a->tables;
+        a->sequence.sampling = &a->sampling;
+        message->announced[i] = &a->sequence;
+    }
+    return 0;
+}
+
+static int nested_init(struct cox_message *message)
+{
+    size_t n = message->row_count_max;
+    message->groups = calloc(n, sizeof *message->groups);
+    message->group_list = calloc(n, sizeof *message->group_list);
+    if (!message->groups || !message->group_list)
+        return -ENOMEM;
+    message->model.seq_group_metadata_list = message->group_list;
+    for (size_t i = 0; i < n; i++)
+        message->group_list[i] = &message->groups[i].group;
+    return 0;
+}
+
+int cox_message_new(uint32_t row_count_max, bool nested, struct cox_message **ret_message)
+{
+    struct cox_message *message = calloc(1, sizeof *message);
+    if (!message)
+        return -ENOMEM;
+    message->nested = nested;
+    message->row_count_max = row_count_max;
+    model_execute_data__execute_request__init(&message->request);
+    model_execute_data__execute_model_request__init(&message->model);
+    message->request.has_execute_type = true;
+    message->request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    message->request.request_case =
+        MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    message->request.execute_model_request = &message->model;
+    message->model.has_forward_type = true;
+    int r = nested ? nested_init(message) : packed_init(message);
+    if (r) {
+        cox_message_free(message);
+        return r;
+    }
+    *ret_message = message;
+    return 0;
+}
+
+struct cox_message *cox_message_free(struct cox_message *message)
+{
+    if (message) {
+        free(message->announcements);
+        free(message->announced);
+        free(message->columns);
+        free(message->append_block);
+        free(message->groups);
+        free(message->group_list);
+        free(message->bytes);
+        free(message);
+    }
+    return NULL;
+}
+
+/* ---- the packed form ---- */
+
+static void packed_announce(struct announcement *a, const struct cox_sequence *sequence)
+{
+    a->sequence.seq_id = sequence->id;
+    a->sequence.slot = sequence->slot;
+    a->sequence.n_tokens = sequence->token_count;
+    a->sequence.tokens = sequence->tokens;
+    a->table.n_blocks = sequence->block_count;
+    a->table.blocks = sequence->blocks;
+    a->sequence.lora_id = (char *)(uintptr_t)sequence->request.lora;
+    sampling_fill(&a->sampling, sequence);
+}
+
+static void packed_fill(struct cox_message *message, const struct cox_step *step)
+{
+    ModelExecuteData__StepDelta *delta = &message->delta;
+    delta->base_sequence = step->base;
+    delta->finished = (uint32_t *)step->finished_slots; /* only read */
+    delta->n_finished = step->finished_count;
+    delta->n_announced = 0;
+    delta->n_append_slot = 0;
+    delta->n_row_silent = 0;
+    bool single = true;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct cox_step_row *row = &step->rows[i];
+        const struct cox_sequence *sequence = row->sequence;
+        if (row->announce)
+            packed_announce(&message->announcements[delta->n_announced++], sequence);
+        for (uint32_t b = row->announce ? sequence->block_count : sequence->told_count;
+             b < sequence->block_count; b++) {
+            /* A known sequence got the blocks of its prompt when it was announced: one more at a
+             * time. */
+            COX_ASSERT(delta->n_append_slot < message->row_count_max);
+            delta->append_slot[delta->n_append_slot] = sequence->slot;
+            delta->append_block[delta->n_append_slot++] = sequence->blocks[b];
+        }
+        delta->row_slot[i] = sequence->slot;
+        delta->row_position[i] = row->position;
+        delta->row_token_count[i] = row->count;
+        single = single && row->count == 1;
+        if (!row->emit)
+            delta->row_silent[delta->n_row_silent++] = i;
+    }
+    delta->n_append_block = delta->n_append_slot;
+    delta->n_row_slot = delta->n_row_position = step->row_count;
+    delta->n_row_token_count = single ? 0 : step->row_count;
+}
+
+static int packed_read(const struct cox_step *step, uint64_t sequence,
+                       const ModelExecuteData__ExecuteModelResponse *response, int32_t *ret_tokens,
+                       struct cox_error *err)
+{
+    const ModelExecuteData__StepResult *result = response->step;
+    if (!result)
+        return cox_fail(err, COX_CORRUPT, "the answer to step %" PRIu64 " has no tokens", sequence);
+    if (result->n_tokens != step->row_count)
+        return cox_fail(err, COX_CORRUPT,
+                        "the answer to step %" PRIu64 " has %zu tokens for %" PRIu32 " rows",
+                        sequence, result->n_tokens, step->row_count);
+    if (result->has_base_sequence && result->base_sequence != sequence)
+        return cox_fail(err, COX_CORRUPT,
+                        "after step %" PRIu64 " the sequence table stands at step %" PRIu64,
+                        sequence, result->base_sequence);
+    for (uint32_t i = 0; i < step->row_count; i++)
+        ret_tokens[i] = step->rows[i].emit ? result->tokens[i] : -1;
+    return 0;
+}
+
+/* ---- the nested form ---- */
+
+/* Takes count numbers of the byte buffer. */
+static uint8_t *bytes_take(uint8_t **bytes, size_t count, ProtobufCBinaryData *ret_data)
+{
+    uint8_t *taken = *bytes;
+    *bytes += count * sizeof(int64_t);
+    ret_data->data = taken;
+    ret_data->len = count * sizeof(int64_t);
+    return taken;
+}
+
+static void nested_prompt(struct group *g, const struct cox_sequence *sequence, uint8_t **bytes)
+{
+    Group *group = &g->group;
+    group->has_prompt_lens = group->has_prompt_token_ids = true;
+    cox_wire_int64_set(bytes_take(bytes, 1, &group->prompt_lens), 0, sequence->token_count);
+    uint8_t *ids = bytes_take(bytes, sequence->token_count, &group->prompt_token_ids);
+    for (uint32_t i = 0; i < sequence->token_count; i++)
+        cox_wire_int64_set(ids, i, sequence->tokens[i]);
+    g->is_last_chunk = true;
+    group->n_is_req_last_chunk = 1;
+    group->is_req_last_chunk = &g->is_last_chunk;
+}
+
+static void nested_group(struct group *g, const struct cox_step_row *row, uint8_t **bytes)
+{
+    const struct cox_sequence *sequence = row->sequence;
+    Group *group = &g->group;
+    model_execute_data__sequence_group_metadata__init(group);
+    snprintf(g->id, sizeof g->id, "%" PRId64, sequence->id);
+    group->request_id = g->id;
+    group->has_is_prompt = group->has_seqids = true;
+    group->is_prompt = row->announce;
+    cox_wire_int64_set(bytes_take(bytes, 1, &group->seqids), 0, sequence->id);
+    if (row->announce)
+        nested_prompt(g, sequence, bytes);
+    g->is_prefill = row->announce;
+    group->n_is_req_prefill = 1;
+    group->is_req_prefill = &g->is_prefill;
+    uint8_t *blocks = bytes_take(bytes, sequence->block_count, &g->table);
+    for (uint32_t b = 0; b < sequence->block_count; b++)
+        cox_wire_int64_set(blocks, b, sequence->blocks[b]);
+    group->n_block_tables = 1;
+    group->block_tables = &g->table;
+    group->has_computed_block_lens = true; /* no block of the prompt comes from elsewhere */
+    cox_wire_int64_set(bytes_take(bytes, 1, &group->computed_block_lens), 0, 0);
+    group->has_token_chunk_size = group->has_do_sample = true;
+    group->token_chunk_size = (int32_t)row->count;
+    group->do_sample = sequence->request.sampling.temperature > 0;
+    group->n_stop_token_ids = sequence->request.stop_count;
+    group->stop_token_ids = (int32_t *)sequence->request.stop_tokens; /* only read */
+    group->lora_id = (char *)(uintptr_t)sequence->request.lora;
+    sampling_fill(&g->sampling, sequence);
+    group->sampling_params = &g->sampling;
+}
+
+static int nested_fill(struct cox_message *message, const struct cox_step *step)
+{
+    size_t count = 0;
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        const struct cox_step_row *row = &step->rows[i];
+        count += 3 + (size_t)row->sequence->block_count +
+                 (row->announce ? row->sequence->token_count : 0);
+    }
+    if (count * sizeof(int64_t) > message->bytes_size) {
+        size_t size = count * sizeof(int64_t) * 2;
+        uint8_t *bytes = realloc(message->bytes, size);
+        if (!bytes)
+            return -ENOMEM;
+        message->bytes = bytes;
+        message->bytes_size = size;
+    }
+    uint8_t *bytes = message->bytes;
+    for (uint32_t i = 0; i < step->row_count; i++)
+        nested_group(&message->groups[i], &step->rows[i], &bytes);
+    message->model.n_seq_group_metadata_list = step->row_count;
+    message->model.has_running_queue_size = message->model.has_wait_queue_len = true;
+    message->model.running_queue_size = (int32_t)step->running_count;
+    message->model.wait_queue_len = (int32_t)step->waiting_count;
+    return 0;
+}
+
+/* The row of a sequence id; they mostly come in the order of the request. */
+static uint32_t row_find(const struct cox_step *step, uint32_t hint, int64_t id)
+{
+    for (uint32_t i = 0; i < step->row_count; i++) {
+        uint32_t row = (hint + i) % step->row_count;
+        if (step->rows[row].sequence->id == id)
+            return row;
+    }
+    return step->row_count;
+}
+
+static int nested_read(const struct cox_step *step, uint64_t sequence,
+                       const ModelExecuteData__ExecuteModelResponse *response, int32_t *ret_tokens,
+                       uint8_t *ret_ended, struct cox_error *err)
+{
+    uint32_t seen = 0;
+    for (uint32_t i = 0; i < step->row_count; i++)
+        ret_tokens[i] = -1;
+    for (size_t o = 0; o < response->n_outputs; o++) {
+        const ModelExecuteData__CompletionSequenceGroupOutput *output = response->outputs[o];
+        for (size_t s = 0; s < output->n_samples; s++) {
+            const ModelExecuteData__SequenceOutput *sample = output->samples[s];
+            uint32_t row = row_find(step, seen, sample->seq_id);
+            if (row == step->row_count || ret_tokens[row] >= 0)
+                return cox_fail(err, COX_CORRUPT,
+                                "the answer to step %" PRIu64 " speaks of sequence %" PRId64 " %s",
+                                sequence, sample->seq_id,
+                                row == step->row_count ? "which is not in the step" : "twice");
+            if (sample->n_output_token != 1)
+                return cox_fail(err, sample->n_output_token ? COX_UNSUPPORTED : COX_CORRUPT,
+                                "the answer to step %" PRIu64
+                                " has %zu tokens for sequence %" PRId64 "; one is expected",
+                                sequence, sample->n_output_token, sample->seq_id);
+            int64_t token = sample->output_token[0];
+            if (token < 0 || token > INT32_MAX)
+                return cox_fail(err, COX_CORRUPT,
+                                "the answer to step %" PRIu64 " has the token %" PRId64, sequence,
+                                token);
+            ret_tokens[row] = (int32_t)token;
+            ret_ended[row] = sample->finish_reason != 0;
+            seen++;
+        }
+    }
+    if (seen != step->row_count)
+        return cox_fail(err, COX_CORRUPT,
+                        "the answer to step %" PRIu64 " has %" PRIu32 " tokens for %" PRIu32
+                        " sequences",
+                        sequence, seen, step->row_count);
+    return 0;
+}
+
+/* ---- both ---- */
+
+int cox_message_fill(struct cox_message *message, const struct cox_step *step,
+                     const struct ModelExecuteData__ExecuteRequest **ret_request)
+{
+    COX_ASSERT(step->row_count <= message->row_count_max);
+    message->model.forward_type = (ModelExecuteData__ForwardType)step->kind;
+    if (message->nested) {
+        int r = nested_fill(message, step);
+        if (r)
+            return r;
+    } else {
+        packed_fill(message, step);
+    }
+    *ret_request = &message->request;
+    return 0;
+}
+
+void cox_message_weights(struct cox_message *message, const struct cox_weights_told *told,
+                         bool offered)
+{
+    ModelExecuteData__ExecuteRequest *request = &message->request;
+    request->has_weights_version = told != NULL;
+    request->weights_version = told ? told->version : 0;
+    request->weights = offered ? &message->weights : NULL;
+    if (!offered)
+        return;
+    memcpy(message->weights_handle, told->handle.bytes, sizeof message->weights_handle);
+    model_execute_data__weights_offer__init(&message->weights);
+    message->weights.has_handle = message->weights.has_size = 1;
+    message->weights.handle = (ProtobufCBinaryData){.data = message->weights_handle,
+                                                    .len = sizeof message->weights_handle};
+    message->weights.size = told->size;
+}
+
+int cox_message_read(const struct cox_message *message, const struct cox_step *step,
+                     uint64_t sequence, const struct ModelExecuteData__ExecuteResponse *response,
+                     int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err)
+{
+    if (!response || response->result_case !=
+                         MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
+        return cox_fail(err, COX_CORRUPT, "the answer to step %" PRIu64 " is of another kind",
+                        sequence);
+    for (uint32_t i = 0; i < step->row_count; i++)
+        ret_ended[i] = 0;
+    if (message->nested)
+        return nested_read(step, sequence, response->execute_model_response, ret_tokens, ret_ended,
+                           err);
+    return packed_read(step, sequence, response->execute_model_response, ret_tokens, err);
+}

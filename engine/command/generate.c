@@ -1,0 +1,815 @@
+#include "coordinator/command/adapter_options.h"
+#include "coordinator/command/command.h"
+#include "engine_command.h"
+#include "channel/shm/geometry.h"
+#include "coordinator/command/console.h"
+#include "coordinator/server/group_links.h"
+#include "proto/control.pb-c.h"
+#include "remote.h"
+#include "coordinator/command/signals.h"
+#include "split.h"
+
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* A running group has so long to say who it is. */
+#define CONNECT_MS 10000
+
+enum {
+    OPTION_MAX_TOKENS = COX_OPTION_COMMAND,
+    OPTION_TEMPERATURE,
+    OPTION_TOP_K,
+    OPTION_TOP_P,
+    OPTION_SEED,
+    OPTION_FILE,
+    OPTION_TOKENS,
+    OPTION_JSON,
+    OPTION_QUIET,
+    OPTION_ONE,
+    OPTION_NESTED,
+    OPTION_SEQUENCES,
+    OPTION_JOIN,
+    OPTION_STEP_TOKENS,
+    OPTION_LORA,
+    OPTION_ADAPTER,
+    OPTION_PREFILL,
+    OPTION_DECODE,
+    OPTION_LEASE,
+    OPTION_NO_RECOMPUTE,
+    OPTION_STATS,
+};
+
+#define LEASE_MS_DEFAULT 60000
+#define LEASE_MS_MAX 3600000
+
+struct generate {
+    struct cox_group_choice group;
+    struct cox_complete_options complete;
+    const char *file;
+    const char *stats; /* a file for the summary; NULL: none */
+    bool tokens;
+    bool json;
+    bool quiet;
+    bool join;
+    struct cox_adapter_choice adapters;
+    struct cox_split_options split;
+    struct cox_prompts prompts;
+    struct cox_tokenizer *tokenizer;
+    char *model; /* that a running group told */
+    size_t failed_count;
+    int write_error; /* of standard output */
+};
+
+static void help(FILE *file)
+{
+    fprintf(
+        file,
+        "Usage: coxswain generate [OPTION]... [PROMPT]...\n"
+        "\n"
+        "Starts worker processes, completes every PROMPT and prints prompt and completion, one "
+        "line\n"
+        "each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the lines of "
+        "standard input.\n"
+        "With the --name of a group that `coxswain run` keeps, that group completes them, "
+        "together\n"
+        "with those of others; its model is used, and what would start another one is refused.\n"
+        "\n"
+        "      --join                only on the running group of that --name: when there is "
+        "none,\n"
+        "                            none is started, and the exit status is 2\n"
+        "      --file FILE           prompts are the lines of FILE; - is standard input\n"
+        "      --max-tokens N        generate so many tokens at most (default 256, or what fits)\n"
+        "      --temperature T       0, the default, always takes the likeliest token\n"
+        "      --top-k K             draw from the K likeliest tokens only (0: all)\n"
+        "      --top-p P             draw from the likeliest tokens of total probability P (1: "
+        "all)\n"
+        "      --seed S              the same seed draws the same tokens (default 0)\n"
+        "      --tokens              prompts are token ids with blanks between; so is the output\n"
+        "      --json                one JSON object a line: prompt, text, tokens, finish\n"
+        "      --quiet               neither workers' output nor a summary on standard error\n"
+        "      --stats-json FILE     the summary as a JSON object: tokens/s, times of steps, and "
+        "what "
+        "share\n"
+        "                            of them the channel and the rank group had\n"
+        "      --one-at-a-time       one prompt after the other instead of batches\n"
+        "      --sequences N         run so many prompts at a time, 1 to 4096 (default 64)\n"
+        "      --step-tokens N       compute so many tokens in one step (default 512)\n"
+        "      --lora ADAPTER        compute with this LoRA adapter: of the running group "
+        "(coxswain "
+        "lora\n"
+        "                            load), or one of --adapter\n"
+        "      --adapter NAME=DIR    load this adapter first; with a group of its own only\n"
+        "\n"
+        "With --prefill A --decode B, two running groups (coxswain run --role) complete them: A\n"
+        "computes the prompts, and B pulls their keys and values and generates. The text is the\n"
+        "same. They are linked where they are not.\n"
+        "      --lease SEC           A holds a prompt's keys and values so long (default 60)\n"
+        "      --no-recompute        what B cannot pull is computed by A again, and then an "
+        "error;\n"
+        "                            otherwise B computes it, and says so\n"
+        "\n"
+        "      --nested              the form of legacy workers on the wire\n");
+    cox_async_options_help(file);
+    cox_recovery_options_help(file);
+    cox_group_choice_help(file);
+    cox_exit_help(file);
+}
+
+static const struct option long_options[] = {
+    COX_GROUP_CHOICE_LONG_OPTIONS,
+    COX_RECOVERY_LONG_OPTIONS,
+    COX_ASYNC_LONG_OPTIONS,
+    {"max-tokens", required_argument, NULL, OPTION_MAX_TOKENS},
+    {"temperature", required_argument, NULL, OPTION_TEMPERATURE},
+    {"top-k", required_argument, NULL, OPTION_TOP_K},
+    {"top-p", required_argument, NULL, OPTION_TOP_P},
+    {"seed", required_argument, NULL, OPTION_SEED},
+    {"file", required_argument, NULL, OPTION_FILE},
+    {"tokens", no_argument, NULL, OPTION_TOKENS},
+    {"json", no_argument, NULL, OPTION_JSON},
+    {"quiet", no_argument, NULL, OPTION_QUIET},
+    {"stats-json", required_argument, NULL, OPTION_STATS},
+    {"join", no_argument, NULL, OPTION_JOIN},
+    {"one-at-a-time", no_argument, NULL, OPTION_ONE},
+    {"nested", no_argument, NULL, OPTION_NESTED},
+    {"sequences", required_argument, NULL, OPTION_SEQUENCES},
+    {"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
+    {"lora", required_argument, NULL, OPTION_LORA},
+    {"adapter", required_argument, NULL, OPTION_ADAPTER},
+    {"prefill", required_argument, NULL, OPTION_PREFILL},
+    {"decode", required_argument, NULL, OPTION_DECODE},
+    {"lease", required_argument, NULL, OPTION_LEASE},
+    {"no-recompute", no_argument, NULL, OPTION_NO_RECOMPUTE},
+    {NULL, 0, NULL, 0},
+};
+
+static int parse_count(const char *what, const char *text, uint64_t max, uint32_t *ret_count,
+                       struct cox_error *err)
+{
+    uint64_t number;
+    int r = cox_parse_number(what, text, 1, max, &number, err);
+    if (!r)
+        *ret_count = (uint32_t)number;
+    return r;
+}
+
+static int sampling_option(struct generate *g, int option, struct cox_error *err)
+{
+    struct cox_sampling_choice *sampling = &g->complete.sampling;
+    double real = 0;
+    uint64_t number = 0;
+    int r;
+    switch (option) {
+    case OPTION_TEMPERATURE:
+        r = cox_parse_real("--temperature", optarg, 0, 100, &real, err);
+        sampling->temperature = (float)real;
+        return r;
+    case OPTION_TOP_P:
+        r = cox_parse_real("--top-p", optarg, 1e-6, 1, &real, err);
+        sampling->top_p = (float)real;
+        return r;
+    case OPTION_TOP_K:
+        r = cox_parse_number("--top-k", optarg, 0, INT32_MAX, &number, err);
+        sampling->top_k = (int32_t)number;
+        return r;
+    default:
+        r = cox_parse_number("--seed", optarg, 0, INT32_MAX, &number, err);
+        sampling->seed = (int32_t)number;
+        return r;
+    }
+}
+
+static int take_option(struct generate *g, int option, char **argv, struct cox_error *err)
+{
+    struct cox_scheduler_options *scheduler = &g->complete.scheduler;
+    switch (option) {
+    case OPTION_TEMPERATURE:
+    case OPTION_TOP_K:
+    case OPTION_TOP_P:
+    case OPTION_SEED:
+        return sampling_option(g, option, err);
+    case OPTION_MAX_TOKENS:
+        return parse_count("--max-tokens", optarg, INT32_MAX, &g->complete.new_count_max, err);
+    case OPTION_SEQUENCES:
+        return parse_count("--sequences", optarg, 4096, &scheduler->sequence_count_max, err);
+    case OPTION_STEP_TOKENS:
+        return parse_count("--step-tokens", optarg, INT32_MAX, &scheduler->token_count_max, err);
+    case OPTION_ONE:
+        scheduler->sequence_count_max = 1;
+        return 0;
+    case OPTION_NESTED:
+        scheduler->nested = true;
+        return 0;
+    case OPTION_FILE:
+        g->file = optarg;
+        return 0;
+    case OPTION_TOKENS:
+        g->tokens = true;
+        return 0;
+    case OPTION_JSON:
+        g->json = true;
+        return 0;
+    case OPTION_QUIET:
+        g->quiet = true;
+        return 0;
+    case OPTION_STATS:
+        g->stats = optarg;
+        return *optarg ? 0 : cox_fail(err, COX_INVALID, "--stats-json: no file was named");
+    case OPTION_LORA:
+        g->complete.lora = optarg;
+        return *optarg ? 0 : cox_fail(err, COX_INVALID, "--lora: no adapter was named");
+    case OPTION_ADAPTER:
+        return cox_adapter_choice_take(&g->adapters, optarg, err);
+    case OPTION_JOIN:
+        g->join = true;
+        return 0;
+    case OPTION_PREFILL:
+        g->split.prefill = optarg;
+        return cox_name_check(optarg, err);
+    case OPTION_DECODE:
+        g->split.decode = optarg;
+        return cox_name_check(optarg, err);
+    case OPTION_LEASE: {
+        int r = cox_parse_seconds("--lease", optarg, &g->split.lease_ms, err);
+        return !r && g->split.lease_ms > LEASE_MS_MAX
+                   ? cox_fail(err, COX_INVALID, "--lease is '%.32s': at most an hour", optarg)
+                   : r;
+    }
+    case OPTION_NO_RECOMPUTE:
+        g->split.no_recompute = true;
+        return 0;
+    default:
+        return cox_group_choice_take(&g->group, option, optarg, argv, err);
+    }
+}
+
+static int take_prompts(struct generate *g, int count, char **texts, struct cox_error *err)
+{
+    if (g->file && count)
+        return cox_fail(err, COX_INVALID,
+                        "prompts come from --file or from the command line, not both");
+    if (g->file || count == 0 || (count == 1 && !strcmp(texts[0], "-")))
+        return cox_prompts_load(&g->prompts, g->file ? g->file : "-", err);
+    for (int i = 0; i < count; i++) {
+        int r = cox_prompts_add(&g->prompts, texts[i], strlen(texts[i]));
+        if (r)
+            return cox_fail(err, r, "no memory");
+    }
+    return 0;
+}
+
+/* ---- output, on the scheduler's thread ---- */
+
+static void print_ids(const int32_t *tokens, uint32_t count, const char **separator)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        printf("%s%" PRId32, *separator, tokens[i]);
+        *separator = " ";
+    }
+}
+
+static void print_json(const struct cox_prompt *prompt)
+{
+    static const char *const finishes[] = {
+        [COX_FINISH_STOP] = "stop",
+        [COX_FINISH_LENGTH] = "length",
+        [COX_FINISH_ERROR] = "error",
+    };
+    json_t *root = json_object();
+    json_t *tokens = json_array();
+    for (uint32_t i = 0; i < prompt->new_count; i++)
+        json_array_append_new(tokens, json_integer(prompt->new_tokens[i]));
+    json_object_set_new(root, "prompt", json_string(prompt->text));
+    json_object_set_new(root, "text",
+                        prompt->new_text ? json_string(prompt->new_text) : json_null());
+    json_object_set_new(root, "tokens", tokens);
+    json_object_set_new(root, "finish", json_string(finishes[prompt->finish]));
+    if (prompt->error)
+        json_object_set_new(root, "error", json_string(prompt->error));
+    json_dumpf(root, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(root);
+}
+
+static int on_ready(void *context, size_t index, const struct cox_prompt *prompt)
+{
+    struct generate *g = context;
+    if (prompt->abandoned) {
+        g->failed_count++;
+        if (!g->json)
+            return 0; /* a line of text has no place for it; the end is told once, on standard error */
+    } else if (prompt->error) {
+        g->failed_count++;
+        cox_console_say("prompt %zu: %s", index + 1, prompt->error);
+    }
+    if (g->json) {
+        print_json(prompt);
+    } else if (g->tokens) {
+        const char *separator = "";
+        print_ids(prompt->tokens, prompt->token_count, &separator);
+        print_ids(prompt->new_tokens, prompt->new_count, &separator);
+        putchar('\n');
+    } else {
+        printf("%s%s\n", prompt->text, prompt->new_text ? prompt->new_text : "");
+    }
+    /* Whoever reads along sees each line when it is there, and a reader that is gone is noticed. */
+    errno = 0;
+    if (fflush(stdout) || ferror(stdout)) {
+        g->write_error = errno ? errno : EIO;
+        return -1;
+    }
+    return 0;
+}
+
+static double share_of(uint64_t part_ns, uint64_t whole_ns)
+{
+    return whole_ns ? (double)part_ns / (double)whole_ns : 0;
+}
+
+static double tokens_per_second(const struct cox_scheduler_stats *stats)
+{
+    return stats->run_ns ? (double)stats->plan.generated_tokens * 1e9 / (double)stats->run_ns : 0;
+}
+
+/* "channel 3.1 %, rank group 20.4 % (18.0 % waiting for other ranks)" */
+static void summarize_shares(const struct cox_scheduler_times *times)
+{
+    char group[96] = "";
+    if (times->has_group)
+        snprintf(group, sizeof group, ", rank group %.1f %% (%.1f %% waiting for other ranks)",
+                 100 * share_of(times->group_ns, times->step_ns),
+                 100 * share_of(times->group_wait_ns, times->step_ns));
+    cox_console_say("of the time of steps: channel %.1f %%%s",
+                    100 * share_of(times->channel_ns, times->step_ns), group);
+}
+
+static json_t *percentiles_json(uint64_t p50_ns, uint64_t p99_ns)
+{
+    return json_pack("{s:f, s:f}", "p50", (double)p50_ns / 1e3, "p99", (double)p99_ns / 1e3);
+}
+
+/* Returns 0 or -errno. What nobody reported is null. */
+static int stats_write(const struct generate *g, const struct cox_scheduler_stats *stats)
+{
+    const struct cox_scheduler_times *times = &stats->times;
+    json_t *root = json_pack(
+        "{s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o?, s:o?, s:o?, s:o?, s:o?, s:o?, s:o?}", "ranks",
+        (json_int_t)g->group.rank_count, "prompts", (json_int_t)g->prompts.count, "tokens",
+        (json_int_t)stats->plan.generated_tokens, "steps", (json_int_t)stats->steps, "retries",
+        (json_int_t)stats->retries, "seconds", (double)stats->run_ns / 1e9, "tokens_per_second",
+        tokens_per_second(stats), "step_us",
+        stats->steps ? percentiles_json(stats->step_p50_ns, stats->step_p99_ns) : NULL,
+        "channel_us",
+        times->step_ns ? percentiles_json(stats->channel_p50_ns, stats->channel_p99_ns) : NULL,
+        "group_us",
+        times->has_group ? percentiles_json(stats->group_p50_ns, stats->group_p99_ns) : NULL,
+        "group_wait_us",
+        times->has_group ? percentiles_json(stats->group_wait_p50_ns, stats->group_wait_p99_ns)
+                         : NULL,
+        "channel_share",
+        times->step_ns ? json_real(share_of(times->channel_ns, times->step_ns)) : NULL,
+        "group_share",
+        times->has_group ? json_real(share_of(times->group_ns, times->step_ns)) : NULL,
+        "group_wait_share",
+        times->has_group ? json_real(share_of(times->group_wait_ns, times->step_ns)) : NULL);
+    errno = 0;
+    int r = !root ? -ENOMEM : json_dump_file(root, g->stats, JSON_INDENT(2)) ? -EIO : 0;
+    if (r == -EIO && errno)
+        r = -errno;
+    json_decref(root);
+    return r;
+}
+
+static void summarize(const struct generate *g, const struct cox_scheduler_stats *stats)
+{
+    double seconds = (double)stats->run_ns / 1e9;
+    char channel[96] = "not reported";
+    if (stats->channel_p50_ns || stats->channel_p99_ns)
+        snprintf(channel, sizeof channel, "p50 %.1f us, p99 %.1f us",
+                 (double)stats->channel_p50_ns / 1e3, (double)stats->channel_p99_ns / 1e3);
+    cox_console_say("%zu prompts on %" PRIu32 " ranks: %" PRIu64 " tokens in %.3f s, %.0f tokens/s",
+                    g->prompts.count, g->group.rank_count, stats->plan.generated_tokens, seconds,
+                    tokens_per_second(stats));
+    if (stats->steps == 0)
+        return;
+    cox_console_say("%" PRIu64 " steps: p50 %.1f us, p99 %.1f us; channel time per step: %s",
+                    stats->steps, (double)stats->step_p50_ns / 1e3,
+                    (double)stats->step_p99_ns / 1e3, channel);
+    if (stats->times.step_ns)
+        summarize_shares(&stats->times);
+    if (stats->retries || stats->plan.preemptions)
+        cox_console_say("%" PRIu64 " steps were run again, %" PRIu64 " sequences were preempted",
+                        stats->retries, stats->plan.preemptions);
+}
+
+/* ---- the command ---- */
+
+/* Everything that can be wrong before a process is started. */
+static int prepare(struct generate *g, const char **ret_model, struct cox_error *err)
+{
+    int r = cox_group_choice_check(&g->group, err);
+    if (!r && g->group.steps_in_flight > 1 && g->complete.scheduler.nested)
+        r = cox_fail(err, COX_INVALID,
+                     "--async-scheduling on: not with --nested, where every token is told");
+    if (!r)
+        r = cox_model_find(&g->group, ret_model, err);
+    if (!r && !g->tokens)
+        r = cox_tokenizer_load(*ret_model, &g->tokenizer, err);
+    if (!r)
+        r = cox_eos_load(*ret_model, g->complete.stop_tokens, &g->complete.stop_count, err);
+    uint32_t vocab_size = 0;
+    if (!r)
+        r = cox_vocab_size_load(*ret_model, &vocab_size, err);
+    if (!r)
+        r = cox_prompts_encode(&g->prompts, g->tokenizer, vocab_size, err);
+    return r;
+}
+
+static void complete_prepare(struct generate *g)
+{
+    g->complete.scheduler.step_ms = g->group.step_ms;
+    g->complete.scheduler.steps_in_flight = g->group.steps_in_flight;
+    /* One row too many at each end, with nothing beside it, costs more than the overlap gains: measured 0.7 of the tokens/s with
+     * answers of four tokens. */
+    if (g->complete.scheduler.sequence_count_max == 1 && !g->group.steps_in_flight)
+        g->complete.scheduler.steps_in_flight = 1;
+    g->complete.tokenizer = g->tokenizer;
+    /* On a terminal the lines themselves show how far it is. */
+    g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
+    g->complete.ready = on_ready;
+    g->complete.ready_context = g;
+}
+
+/* The run came to r. Returns the exit status. */
+static int finish(const struct generate *g, int r, int signal_number,
+                  const struct cox_scheduler_stats *stats, const struct cox_error *error)
+{
+    if (g->write_error) {
+        cox_console_say("cannot write to standard output: %s", cox_status_text(-g->write_error));
+        return COX_EXIT_FAILED;
+    }
+    if (r && signal_number)
+        return cox_exit_interrupted(signal_number);
+    if (!g->quiet)
+        summarize(g, stats);
+    int written = g->stats ? stats_write(g, stats) : 0;
+    if (r)
+        return cox_exit_with(error);
+    if (written) {
+        cox_console_say("cannot write %s: %s", g->stats, cox_status_text(written));
+        return COX_EXIT_FAILED;
+    }
+    return g->failed_count ? COX_EXIT_FAILED : COX_EXIT_OK;
+}
+
+/* ---- a running group ---- */
+
+struct interrupt {
+    int fd; /* an eventfd: the run is to end */
+    _Atomic int number;
+};
+
+static bool on_signal(void *context, int number)
+{
+    struct interrupt *interrupt = context;
+    const uint64_t one = 1;
+    int none = 0;
+    if (!atomic_compare_exchange_strong(&interrupt->number, &none, number))
+        return false;
+    while (write(interrupt->fd, &one, sizeof one) < 0 && errno == EINTR)
+        ;
+    return true;
+}
+
+static int conflict(const struct generate *g, const char *what, struct cox_error *err)
+{
+    return cox_fail(err, COX_INVALID,
+                    "the group '%s' runs already, with what it was started with: leave out %s, or "
+                    "take another --name",
+                    g->group.name, what);
+}
+
+/* What was asked for and the group is not. */
+static int check_conflicts(struct generate *g, const CoxswainControl__StatusReply *status,
+                           struct cox_error *err)
+{
+    const struct cox_group_choice *group = &g->group;
+    const struct cox_scheduler_options *scheduler = &g->complete.scheduler;
+    if (!status->serving)
+        return cox_fail(err, COX_UNSUPPORTED, "the group '%s' takes no prompts: %s", group->name,
+                        status->refusal ? status->refusal : "it gives no reason");
+    if (group->rank_count_given && group->rank_count != status->rank_count)
+        return cox_fail(err, COX_INVALID,
+                        "the group '%s' runs already, with %" PRIu32 " ranks: leave out -n %" PRIu32
+                        ", or take another --name",
+                        group->name, status->rank_count, group->rank_count);
+    if (group->depth && group->depth != status->depth)
+        return conflict(g, "--depth", err);
+    if (group->spin_given)
+        return conflict(g, "--spin", err);
+    if (group->legacy_workers && !status->legacy)
+        return conflict(g, "--legacy-workers", err);
+    for (int c = 0; c < COX_CHANNEL_COUNT; c++)
+        if (group->request_size[c] || group->response_size[c])
+            return conflict(g, "--request-size and --response-size", err);
+    if (group->attach_given && strcmp(status->attach ? status->attach : "",
+                                      group->attach == COX_ATTACH_SEALED ? "sealed" : "named") != 0)
+        return conflict(g, "--attach", err);
+    if (group->keep_names || group->huge_pages)
+        return conflict(g, "--keep-names and --huge-pages", err);
+    if (group->own_weights)
+        return conflict(g, "--no-shared-weights", err);
+    if (group->no_bulk || group->bulk_size)
+        return conflict(g, "--no-bulk and --bulk-size", err);
+    if (group->recovery_given)
+        return conflict(g, "--on-death", err);
+    if (group->steps_in_flight)
+        return conflict(g, "--async-scheduling", err);
+    if (group->worker || group->start_timeout_ms || group->step_ms)
+        return conflict(g, "--worker, --start-timeout and --timeout", err);
+    if (g->adapters.count)
+        return cox_fail(err, COX_INVALID,
+                        "the group '%s' runs already: load an adapter with coxswain lora load, and "
+                        "leave out --adapter",
+                        group->name);
+    if (scheduler->token_count_max || scheduler->nested)
+        return conflict(g, "--step-tokens and --nested", err);
+    g->group.rank_count = status->rank_count;
+    return 0;
+}
+
+/* The model of the group, or another folder that has the same tokenizer and config. */
+static int choose_model(struct generate *g, const CoxswainControl__StatusReply *status,
+                        struct cox_error *err)
+{
+    if (!g->group.model && !status->model)
+        return cox_fail(err, COX_INVALID, "the group '%s' tells no model: name it with --model DIR",
+                        g->group.name);
+    if (g->group.model && status->model) {
+        _cox_cleanup_(cox_free_ptr) char *asked = realpath(g->group.model, NULL);
+        if (asked && strcmp(asked, status->model))
+            return cox_fail(err, COX_INVALID,
+                            "the group '%s' runs already, with the model %s: leave out --model, or "
+                            "take another --name",
+                            g->group.name, status->model);
+    }
+    if (!g->group.model) {
+        g->model = strdup(status->model);
+        if (!g->model)
+            return cox_fail(err, -ENOMEM, "no memory");
+        g->group.model = g->model;
+    }
+    return 0;
+}
+
+/* prefill: the other group, NULL: there is one. */
+static int remote_run(struct generate *g, struct cox_client *client, struct cox_client *prefill,
+                      uint32_t window, struct interrupt *interrupt,
+                      struct cox_scheduler_stats *stats, struct cox_split_stats *split,
+                      struct cox_error *err)
+{
+    struct cox_signals signals = COX_SIGNALS_NONE;
+    interrupt->fd = eventfd(0, EFD_CLOEXEC);
+    int r = interrupt->fd < 0 ? cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno)) : 0;
+    if (!r)
+        r = cox_signals_start(&signals, on_signal, interrupt, err);
+    g->split.window = window;
+    if (!r && prefill)
+        r = cox_split_complete(&g->prompts, prefill, client, &g->split, interrupt->fd, &g->complete,
+                               stats, split, err);
+    else if (!r)
+        r = cox_remote_complete(&g->prompts, client, g->group.name, window, interrupt->fd,
+                                &g->complete, stats, err);
+    cox_signals_end(&signals);
+    cox_close_fd(&interrupt->fd);
+    return r;
+}
+
+/* On the group that this client is connected to. Returns the exit status. */
+static int generate_remote(struct generate *g, struct cox_client *client)
+{
+    struct cox_error error = {0};
+    CoxswainControl__StatusReply *status;
+    const char *model = NULL;
+    uint32_t window = 0;
+    int r = cox_client_status(client, cox_deadline_after_ms(CONNECT_MS), &status, &error);
+    if (r)
+        return cox_exit_with(&error);
+    if (status->refusal)
+        cox_client_clean_text(status->refusal);
+    r = check_conflicts(g, status, &error);
+    if (!r)
+        r = choose_model(g, status, &error);
+    if (!r) {
+        window = status->serving->prompt_count_max;
+        uint32_t wanted = g->complete.scheduler.sequence_count_max;
+        window = wanted && wanted < window ? wanted : window;
+        r = prepare(g, &model, &error); /* status is gone after this */
+    }
+    if (r)
+        return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
+                                                      : cox_exit_with(&error);
+    struct cox_scheduler_stats stats = {0};
+    struct interrupt interrupt = {.fd = -1};
+    complete_prepare(g);
+    r = remote_run(g, client, NULL, window ? window : 1, &interrupt, &stats, NULL, &error);
+    return finish(g, r, interrupt.number, &stats, &error);
+}
+
+/* ---- two running groups ---- */
+
+/* What one of them says of itself; the status is gone after this. *ret_window: prompts that it takes at a time, at most the
+ * value before. */
+static int split_side(struct generate *g, struct cox_client *client, const char *name,
+                      uint64_t deadline_ns, uint32_t refused_role, uint32_t *window,
+                      struct cox_error *err)
+{
+    CoxswainControl__StatusReply *status;
+    g->group.name = name; /* for messages */
+    int r = cox_client_open(client, name, deadline_ns, err);
+    if (!r)
+        r = cox_client_status(client, deadline_ns, &status, err);
+    if (r)
+        return r;
+    if (status->refusal)
+        cox_client_clean_text(status->refusal);
+    r = check_conflicts(g, status, err);
+    if (!r && !status->transfer)
+        r = cox_fail(err, COX_UNSUPPORTED,
+                     "the group '%s' takes no part in transfers: it has legacy workers", name);
+    if (!r && status->transfer->role == refused_role)
+        r = cox_fail(
+            err, COX_UNSUPPORTED,
+            "the role of the group '%s' is %s: give it another one "
+            "(coxswain role --name %s %s), or turn --prefill and --decode round",
+            name, cox_role_name(refused_role), name,
+            cox_role_name(refused_role == COX_ROLE_DECODE ? COX_ROLE_PREFILL : COX_ROLE_DECODE));
+    if (!r && !g->group.model)
+        r = choose_model(g, status, err);
+    uint32_t count_max = r ? 0 : status->serving->prompt_count_max;
+    *window = !*window || count_max < *window ? count_max : *window;
+    return r;
+}
+
+static void split_summarize(const struct generate *g, const struct cox_split_stats *stats)
+{
+    cox_console_say("'%s' pulled %" PRIu64 " prompts from '%s' and computed %" PRIu64
+                    " itself; linked %" PRIu64 " time%s",
+                    g->split.decode, stats->pulled, g->split.prefill, stats->recomputed,
+                    stats->links, stats->links == 1 ? "" : "s");
+}
+
+static int generate_split(struct generate *g)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client prefill = COX_CLIENT_NONE;
+    _cox_cleanup_(cox_client_close) struct cox_client decode = COX_CLIENT_NONE;
+    struct cox_error error = {0};
+    const char *model = NULL;
+    uint64_t deadline_ns = cox_deadline_after_ms(CONNECT_MS);
+    uint32_t window = g->complete.scheduler.sequence_count_max;
+    int r =
+        split_side(g, &prefill, g->split.prefill, deadline_ns, COX_ROLE_DECODE, &window, &error);
+    if (!r)
+        r = split_side(g, &decode, g->split.decode, deadline_ns, COX_ROLE_PREFILL, &window, &error);
+    if (!r)
+        r = prepare(g, &model, &error);
+    if (r)
+        return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
+                                                      : cox_exit_with(&error);
+    struct cox_scheduler_stats stats = {0};
+    struct cox_split_stats split = {0};
+    struct interrupt interrupt = {.fd = -1};
+    g->split.connect_ms = CONNECT_MS;
+    if (!g->split.lease_ms)
+        g->split.lease_ms = LEASE_MS_DEFAULT;
+    complete_prepare(g);
+    r = remote_run(g, &decode, &prefill, window ? window : 1, &interrupt, &stats, &split, &error);
+    if (!g->quiet && !r)
+        split_summarize(g, &split);
+    return finish(g, r, interrupt.number, &stats, &error);
+}
+
+static int split_check(const struct generate *g, struct cox_error *err)
+{
+    const struct cox_split_options *split = &g->split;
+    if (!split->prefill && !split->decode)
+        return split->lease_ms || split->no_recompute
+                   ? cox_fail(err, COX_INVALID,
+                              "--lease and --no-recompute are for --prefill and --decode")
+                   : 0;
+    if (!split->prefill || !split->decode)
+        return cox_fail(err, COX_INVALID, "--prefill and --decode go together");
+    if (strcmp(split->prefill, split->decode) == 0)
+        return cox_fail(err, COX_INVALID,
+                        "--prefill and --decode are the same group: leave them out, and say --name "
+                        "%s",
+                        split->prefill);
+    if (g->group.name || g->join)
+        return cox_fail(err, COX_INVALID,
+                        "--prefill and --decode name the groups: leave out --name and --join");
+    return 0;
+}
+
+/* ---- a group of its own ---- */
+
+static int generate_own(struct generate *g)
+{
+    struct cox_error error = {0};
+    const char *model = NULL, *worker = NULL;
+    int r = prepare(g, &model, &error);
+    if (!r && g->complete.lora && !cox_adapter_choice_has(&g->adapters, g->complete.lora))
+        r = cox_fail(&error, COX_INVALID,
+                     "--lora %.128s: name its folder with --adapter %.128s=DIR, or a running group "
+                     "that has it with --name",
+                     g->complete.lora, g->complete.lora);
+    if (r)
+        return r > 0 ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
+    r = cox_worker_find(&g->group, &worker, &error);
+    if (!r)
+        r = cox_worker_check(&g->group, worker, model, &error);
+    if (r)
+        return r == COX_INVALID ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
+    const char *const command[] = {worker, "--model", model, NULL};
+    struct cox_crew_options crew_options = {
+        .group = &g->group,
+        .command = command,
+        .model = model,
+        .init = true,
+        .share_weights = true,
+        .quiet = g->quiet,
+        .refusal = "it was started by coxswain generate, for its own prompts",
+    };
+    _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
+    int number;
+    r = cox_crew_start(&crew_options, &crew, &number, &error);
+    if (r == COX_CLOSED)
+        return cox_exit_interrupted(number);
+    if (r)
+        return cox_exit_with(&error);
+
+    struct cox_scheduler_stats stats = {0};
+    complete_prepare(g);
+    r = cox_adapter_choice_load(&g->adapters, cox_crew_lora(crew), g->group.rank_count,
+                                g->group.start_timeout_ms, &error);
+    if (!r && g->complete.lora) /* so that nobody else unloads it */
+        r = cox_lora_take(cox_crew_lora(crew), g->complete.lora, &error);
+    if (r)
+        return cox_crew_signal(crew) ? cox_exit_interrupted(cox_crew_signal(crew))
+                                     : cox_exit_with(&error);
+    r = cox_prompts_complete(&g->prompts, crew, &g->complete, &stats, &error);
+    return finish(g, r, cox_crew_signal(crew), &stats, &error);
+}
+
+/* With the name of a live group that has a door, there. */
+static int generate(struct generate *g)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    struct cox_error error = {0};
+    if (g->split.decode)
+        return generate_split(g);
+    if (!g->group.name)
+        return generate_own(g);
+    int r = cox_client_open(&client, g->group.name, cox_deadline_after_ms(CONNECT_MS), &error);
+    if (r == COX_NOT_FOUND && !g->join)
+        return generate_own(g);
+    return r ? cox_exit_with(&error) : generate_remote(g, &client);
+}
+
+int cox_command_generate(int argc, char **argv)
+{
+    struct generate g = {.complete = {.sampling = {.top_p = 1}}};
+    struct cox_error error = {0};
+    cox_group_choice_init(&g.group);
+    int option, r = 0;
+    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
+                                       NULL)) != -1) {
+        if (option == 'h') {
+            help(stdout);
+            return cox_exit_flushed(COX_EXIT_OK);
+        }
+        r = take_option(&g, option, argv, &error);
+    }
+    if (!r && g.join && !g.group.name)
+        r = cox_fail(&error, COX_INVALID, "--join needs the --name of a running group");
+    if (!r)
+        r = split_check(&g, &error);
+    if (!r)
+        r = take_prompts(&g, argc - optind, argv + optind, &error);
+    int exit_status;
+    if (r > 0)
+        exit_status = cox_exit_usage("generate", &error);
+    else if (r)
+        exit_status = cox_exit_with(&error);
+    else
+        exit_status = generate(&g);
+    cox_prompts_deinit(&g.prompts);
+    cox_adapter_choice_deinit(&g.adapters);
+    cox_tokenizer_free(g.tokenizer);
+    free(g.model);
+    return g.write_error ? exit_status : cox_exit_flushed(exit_status);
+}

@@ -1,0 +1,103 @@
+/*
+ * prompts: texts to complete, in the order they came, and what became of each.
+ *
+ * Threads: one at a time; complete calls `ready` on its caller's thread.
+ * Ownership: the list owns everything in it.
+ * Blocks: load reads a file; complete until every prompt is done or the group fails.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_PROMPTS_H
+#define COX_COORDINATOR_PROMPTS_H
+
+#include "coordinator/command/crew.h"
+#include "engine/batching/scheduler.h"
+#include "engine/model/tokenizer.h"
+
+struct cox_prompt {
+    char *text;
+    int32_t *tokens;
+    uint32_t token_count;
+    int32_t *new_tokens; /* when done */
+    uint32_t new_count;
+    char *new_text; /* NULL without a tokenizer */
+    enum cox_finish finish;
+    char *error; /* COX_FINISH_ERROR */
+    bool done;
+    bool abandoned; /* the group ended before it was done; what run returns says why */
+};
+
+struct cox_prompts {
+    struct cox_prompt *items;
+    size_t count;
+    size_t capacity;
+};
+
+void cox_prompts_deinit(struct cox_prompts *prompts); /* idempotent; a zeroed struct is fine */
+/* Dups size bytes of text. Returns 0 or -ENOMEM. */
+int cox_prompts_add(struct cox_prompts *prompts, const char *text, size_t size);
+/* One prompt a line; path "-" is standard input. Returns 0; COX_INVALID: no line, an empty one, or
+ * one with a 0 byte; COX_NOT_FOUND; -errno. */
+int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_error *err);
+/* Makes tokens of every text; without a tokenizer the texts are token ids with blanks or commas
+ * between, below vocab_size (0: not known). Returns 0, or COX_INVALID: err names the prompt by its
+ * number. */
+int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *tokenizer,
+                       uint32_t vocab_size, struct cox_error *err);
+
+struct cox_complete_options {
+    struct cox_scheduler_options scheduler; /* limits; the rest is filled from the group's init */
+    struct cox_sampling_choice sampling;
+    uint32_t new_count_max; /* 0: 256, or what fits */
+    int32_t stop_tokens[COX_EOS_COUNT_MAX];
+    uint32_t stop_count;
+    const char *lora;                      /* the adapter that computes them; NULL: none */
+    const struct cox_tokenizer *tokenizer; /* NULL: no text */
+    bool progress;
+    /* The prompts in order, each as soon as it and all before it are done; when the group fails or a
+     * signal comes, the rest of them, each once, done or abandoned. Not 0 ends the run with
+     * COX_CLOSED. */
+    int (*ready)(void *context, size_t index, const struct cox_prompt *prompt);
+    void *ready_context;
+};
+
+/* Runs all prompts on the crew's group. Returns 0, also when single prompts failed; COX_CLOSED: a
+ * signal, or ready said so; what cox_scheduler_run returns. ret_stats is filled in any case once
+ * the group ran. */
+int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
+                         const struct cox_complete_options *options,
+                         struct cox_scheduler_stats *ret_stats, struct cox_error *err);
+
+/* ---- for who gets the answers in another way ---- */
+
+/* new_count_max, or its default. */
+uint32_t cox_complete_new_count(const struct cox_complete_options *options);
+
+struct cox_prompt_result {
+    enum cox_finish finish;
+    const int32_t *tokens; /* the new ones */
+    uint32_t token_count;
+    int code; /* COX_FINISH_ERROR */
+    const char *text;
+};
+
+/* Begins as zero but for the first two. */
+struct cox_prompts_run {
+    struct cox_prompts *prompts;
+    const struct cox_complete_options *options;
+    size_t done_count;
+    size_t ready_count; /* handed to ready */
+    bool given_up;      /* by ready */
+    bool failed;        /* as a whole: told once, by what the run returns */
+    int status;         /* of making results */
+};
+
+/* Dups the result of a prompt that is not done, and hands out what is ready. */
+void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
+                      const struct cox_prompt_result *result);
+/* True: nobody wants the rest. */
+bool cox_prompts_run_ends(const struct cox_prompts_run *run);
+/* The run came to r, with error. Hands out what is left, and returns what complete returns. */
+int cox_prompts_run_end(struct cox_prompts_run *run, int r, const struct cox_error *error,
+                        struct cox_error *err);
+
+#endif

@@ -1,0 +1,541 @@
+#include "split.h"
+
+#include "coordinator/command/console.h"
+#include "coordinator/command/link_client.h"
+#include "proto/control.pb-c.h"
+#include "remote.h"
+#include "engine/batching/source.h"
+
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Of one message; the group has to read it whole before it begins. */
+#define CHUNK_COUNT 64
+#define CHUNK_TOKENS 65536
+/* Nothing more is sent to a group that has not read so many bytes. */
+#define PENDING_MAX ((size_t)64 << 10)
+/* Times that a prompt is computed in the first group. */
+#define TRY_COUNT_MAX 3
+/* Between two tries to link groups of which a rank is being replaced. */
+#define LINK_PAUSE_MS 50
+/* A group closes a connection that asks for nothing for 10 s, as that to the second one does until the first one has computed
+ * something. */
+#define STAY_MS 3000
+
+typedef CoxswainControl__ControlRequest control_request;
+typedef CoxswainControl__ControlReply control_reply;
+typedef CoxswainControl__CompletionItem item_message;
+
+/* The way of a prompt: UNSENT -> PREFILL -> DECODE -> DONE; back to UNSENT when it is to be computed again. */
+enum place { PLACE_UNSENT = 0, PLACE_PREFILL, PLACE_DECODE, PLACE_DONE };
+
+struct part {
+    enum place place;
+    uint32_t tries;
+    bool ready; /* in DECODE: the first group is done with it, and it was not sent to the second */
+    int32_t first;             /* the token that the first group generated */
+    struct cox_source *source; /* NULL: nothing is held for it */
+    bool pulls; /* the second group was told where it is held, and continues from `first` */
+};
+
+struct split {
+    struct cox_prompts *prompts;
+    struct cox_client *clients[2]; /* prefill, decode */
+    const struct cox_split_options *how;
+    const struct cox_complete_options *options;
+    int stop_fd;
+    struct cox_watch watches[2];
+    struct cox_prompts_run run;
+    struct part *parts; /* of each prompt */
+    size_t unsent_count, flight_count;
+    uint64_t life;     /* of the first group, that is linked; 0: none */
+    uint64_t stay_ns;  /* when the groups hear the next time that somebody is there */
+    uint64_t heard_ns; /* when there was something to do, or the groups were asked how they are */
+    uint64_t generated_tokens;
+    struct cox_split_stats stats;
+    struct cox_error failure;
+};
+
+/* ---- presence ---- */
+
+static int both_flush(struct split *split)
+{
+    int r = cox_stream_flush(&split->clients[0]->stream);
+    return r && r != COX_CLOSED ? r : cox_stream_flush(&split->clients[1]->stream);
+}
+
+/* Says to both that somebody is there: to release nothing is an order that has no answer. */
+static int stay(struct split *split)
+{
+    CoxswainControl__ReleaseRequest release = COXSWAIN_CONTROL__RELEASE_REQUEST__INIT;
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    int r = 0;
+    if (cox_now_ns() < split->stay_ns)
+        return 0;
+    split->stay_ns = cox_deadline_after_ms(STAY_MS);
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE;
+    request.release = &release;
+    for (int side = 0; !r && side < 2; side++)
+        if (cox_stream_pending(&split->clients[side]->stream) == 0)
+            r = cox_stream_put(&split->clients[side]->stream, &request.base);
+    return r;
+}
+
+/* ---- links ---- */
+
+/* Over connections of its own: replies to prompts come in between on the others. */
+static int link_try(struct split *split, uint64_t deadline_ns, struct cox_error *err)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client owner = COX_CLIENT_NONE;
+    _cox_cleanup_(cox_client_close) struct cox_client reader = COX_CLIENT_NONE;
+    int r = cox_client_open(&owner, split->how->prefill, deadline_ns, err);
+    if (!r)
+        r = cox_client_open(&reader, split->how->decode, deadline_ns, err);
+    if (!r)
+        r = cox_link_groups(&reader, &owner, split->how->prefill, true, deadline_ns, &split->life,
+                            err);
+    split->stats.links += r == 0;
+    return r;
+}
+
+/* A rank of one of the groups is dead, and may be about to be replaced. */
+static bool may_pass(int r)
+{
+    return r == COX_REJECTED || r == COX_PEER_DEAD || r == COX_STATE || r == COX_STALE ||
+           r == COX_ABORTED;
+}
+
+static int groups_link(struct split *split, struct cox_error *err)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(split->how->connect_ms);
+    for (;;) {
+        struct cox_error error = {0};
+        struct pollfd fd = {.fd = split->stop_fd, .events = POLLIN};
+        int r = stay(split);
+        if (!r)
+            r = both_flush(split);
+        if (!r || r == COX_CLOSED) /* who has ended is not linked, which says more */
+            r = link_try(split, deadline_ns, &error);
+        else
+            cox_fail(&error, r, "the connection to a group: %s", cox_status_text(r));
+        if (r && (!may_pass(r) || cox_now_ns() >= deadline_ns))
+            return cox_fail(err, r, "%s", error.text);
+        if (r == 0)
+            return 0;
+        if (poll(&fd, 1, LINK_PAUSE_MS) > 0)
+            return cox_fail(err, COX_CLOSED, "stopped");
+    }
+}
+
+/* ---- out ---- */
+
+static int release_put(struct split *split, struct part *part)
+{
+    CoxswainControl__ReleaseRequest release = COXSWAIN_CONTROL__RELEASE_REQUEST__INIT;
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    if (!part->source)
+        return 0;
+    int64_t hold = part->source->sequence;
+    part->source = cox_source_free(part->source);
+    release.holds = &hold;
+    release.n_holds = 1;
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE;
+    request.release = &release;
+    return cox_stream_put(&split->clients[0]->stream, &request.base);
+}
+
+struct chunk {
+    CoxswainControl__Prompt messages[CHUNK_COUNT], *list[CHUNK_COUNT];
+    CoxswainControl__KvSource sources[CHUNK_COUNT];
+    int32_t *tokens[CHUNK_COUNT]; /* of the second group's prompts */
+    CoxswainControl__CompleteRequest complete;
+    int32_t stop_tokens[COX_EOS_COUNT_MAX];
+    size_t token_count;
+};
+
+static void chunk_init(struct chunk *chunk, const struct split *split)
+{
+    coxswain_control__complete_request__init(&chunk->complete);
+    chunk->complete.prompts = chunk->list;
+    chunk->token_count = 0;
+    cox_remote_fill(split->options, &chunk->complete, chunk->stop_tokens);
+}
+
+static CoxswainControl__Prompt *chunk_add(struct chunk *chunk, size_t index, int32_t *tokens,
+                                          uint32_t count)
+{
+    CoxswainControl__Prompt *message = &chunk->messages[chunk->complete.n_prompts];
+    coxswain_control__prompt__init(message);
+    message->has_index = true;
+    message->index = index;
+    message->tokens = tokens;
+    message->n_tokens = count;
+    chunk->list[chunk->complete.n_prompts++] = message;
+    chunk->token_count += count;
+    return message;
+}
+
+static bool chunk_has_room(const struct chunk *chunk)
+{
+    return chunk->complete.n_prompts < CHUNK_COUNT && chunk->token_count < CHUNK_TOKENS;
+}
+
+static int chunk_put(struct chunk *chunk, struct cox_client *client)
+{
+    control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
+    request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_COMPLETE;
+    request.complete = &chunk->complete;
+    return chunk->complete.n_prompts ? cox_stream_put(&client->stream, &request.base) : 0;
+}
+
+/* The next prompts to the first group, as far as the window goes. */
+static int prefill_send(struct split *split)
+{
+    struct chunk chunk;
+    chunk_init(&chunk, split);
+    chunk.complete.has_hold_ms = true;
+    chunk.complete.hold_ms = split->how->lease_ms;
+    for (size_t i = 0; i < split->prompts->count && split->unsent_count && chunk_has_room(&chunk) &&
+                       split->flight_count < split->how->window;
+         i++) {
+        struct part *part = &split->parts[i];
+        struct cox_prompt *prompt = &split->prompts->items[i];
+        if (part->place != PLACE_UNSENT)
+            continue;
+        chunk_add(&chunk, i, prompt->tokens, prompt->token_count);
+        part->place = PLACE_PREFILL;
+        part->tries++;
+        split->unsent_count--;
+        split->flight_count++;
+    }
+    return chunk_put(&chunk, split->clients[0]);
+}
+
+/* What the first group has computed to the second. What it holds goes with its first token. Of a prompt for which nothing is held nobody
+ * knows with which weights that token was computed, and linking has not compared them: the second group computes all of it. */
+static int decode_send(struct split *split, bool held)
+{
+    struct chunk chunk;
+    int r = 0;
+    chunk_init(&chunk, split);
+    chunk.complete.new_count_max = cox_complete_new_count(split->options) - held;
+    chunk.complete.has_no_recompute = true;
+    chunk.complete.no_recompute = split->how->no_recompute;
+    for (size_t i = 0; !r && i < split->prompts->count && chunk_has_room(&chunk); i++) {
+        struct part *part = &split->parts[i];
+        const struct cox_prompt *prompt = &split->prompts->items[i];
+        if (part->place != PLACE_DECODE || !part->ready || (part->source != NULL) != held)
+            continue;
+        int32_t *tokens = calloc((size_t)prompt->token_count + 1, sizeof *tokens);
+        if (!tokens) {
+            r = -ENOMEM;
+            break;
+        }
+        memcpy(tokens, prompt->tokens, prompt->token_count * sizeof *tokens);
+        tokens[prompt->token_count] = part->first;
+        size_t at = chunk.complete.n_prompts;
+        CoxswainControl__Prompt *message = chunk_add(&chunk, i, tokens, prompt->token_count + held);
+        chunk.tokens[at] = tokens;
+        part->ready = false;
+        part->pulls = held;
+        if (held) {
+            cox_source_write(part->source, &chunk.sources[at]);
+            message->source = &chunk.sources[at];
+        }
+    }
+    if (!r)
+        r = chunk_put(&chunk, split->clients[1]);
+    for (size_t i = 0; i < chunk.complete.n_prompts; i++)
+        free(chunk.tokens[i]);
+    return r;
+}
+
+/* ---- in ---- */
+
+static int prompt_done(struct split *split, size_t index, const struct cox_prompt_result *result)
+{
+    struct part *part = &split->parts[index];
+    int r = release_put(split, part);
+    part->place = PLACE_DONE;
+    split->flight_count--;
+    split->generated_tokens += result->token_count;
+    cox_prompts_take(&split->run, &split->prompts->items[index], result);
+    if (split->run.failed && !split->failure.code)
+        cox_fail(&split->failure, result->code, "%s", result->text);
+    return r;
+}
+
+/* Which of the two says so is not in its words: one of them may lack what the other has. */
+static int prompt_fail(struct split *split, size_t index, int side, const struct cox_error *told)
+{
+    struct cox_error error = {0};
+    cox_fail(&error, told->code, "the group '%s': %.900s",
+             side ? split->how->decode : split->how->prefill, told->text);
+    const struct cox_prompt_result result = {
+        .finish = COX_FINISH_ERROR, .code = error.code, .text = error.text};
+    return prompt_done(split, index, &result);
+}
+
+static bool is_failure(const item_message *item)
+{
+    return item->has_finish && item->finish == COXSWAIN_CONTROL__FINISH__FAILED && item->error;
+}
+
+/* A failure to pull, after which another try may do better. */
+static bool may_try_again(const struct split *split, const struct part *part, int code)
+{
+    return split->how->no_recompute && part->tries < TRY_COUNT_MAX &&
+           (code == COX_STALE || code == COX_NOT_FOUND || code == COX_TIMEOUT ||
+            code == COX_PEER_DEAD || code == COX_ABORTED || code == COX_REJECTED);
+}
+
+/* What the first group computed cannot be had: once more from the start, or the end of the prompt. side: who said so. */
+static int pull_failed(struct split *split, size_t index, int side, const struct cox_error *told,
+                       struct cox_error *err)
+{
+    struct part *part = &split->parts[index];
+    if (!may_try_again(split, part, told->code))
+        return prompt_fail(split, index, side, told);
+    int r = release_put(split, part);
+    if (!r)
+        r = groups_link(split, err);
+    part->place = PLACE_UNSENT;
+    split->flight_count--;
+    split->unsent_count++;
+    return r;
+}
+
+static int prefill_item(struct split *split, size_t index, const item_message *item,
+                        struct cox_error *err)
+{
+    struct part *part = &split->parts[index];
+    struct cox_error told = {0};
+    if (is_failure(item)) {
+        cox_client_error(item->error, &told);
+        return prompt_fail(split, index, 0, &told);
+    }
+    bool stop = item->finish == COXSWAIN_CONTROL__FINISH__STOP;
+    struct cox_source source;
+    if (!item->has_finish || item->n_tokens != 1 ||
+        (item->hold && cox_source_read(item->hold, &source, &told)))
+        return cox_fail(err, COX_CORRUPT, "the answer to prompt %zu makes no sense%s%.300s",
+                        index + 1, told.text[0] ? ": " : "", told.text);
+    part->first = item->tokens[0];
+    if (item->hold && !(part->source = cox_source_dup(&source)))
+        return cox_fail(err, -ENOMEM, "no memory for the answers");
+    if (stop || cox_complete_new_count(split->options) == 1) {
+        const struct cox_prompt_result result = {
+            .finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH,
+            .tokens = &part->first,
+            .token_count = 1,
+        };
+        return prompt_done(split, index, &result);
+    }
+    if (!part->source && split->how->no_recompute) {
+        cox_fail(&told, COX_STALE,
+                 "it has no place to hold what it computed, or has other weights since");
+        return pull_failed(split, index, 0, &told, err);
+    }
+    part->place = PLACE_DECODE;
+    part->ready = true;
+    /* Ranks of the first group were replaced since, and those of the second one read from the old ones. */
+    return part->source && part->source->life != split->life ? groups_link(split, err) : 0;
+}
+
+static int decode_item(struct split *split, size_t index, const item_message *item,
+                       struct cox_error *err)
+{
+    struct part *part = &split->parts[index];
+    struct cox_error told = {0};
+    if (is_failure(item)) {
+        cox_client_error(item->error, &told);
+        return pull_failed(split, index, 1, &told, err);
+    }
+    bool stop = item->finish == COXSWAIN_CONTROL__FINISH__STOP;
+    size_t count = item->n_tokens + part->pulls;
+    if (!item->has_finish || (!stop && item->finish != COXSWAIN_CONTROL__FINISH__LENGTH) ||
+        count > cox_complete_new_count(split->options))
+        return cox_fail(err, COX_CORRUPT, "the answer to prompt %zu makes no sense", index + 1);
+    _cox_cleanup_(cox_free_ptr) int32_t *tokens = calloc(count + 1, sizeof *tokens);
+    if (!tokens)
+        return cox_fail(err, -ENOMEM, "no memory for the answers");
+    tokens[0] = part->first;
+    if (item->n_tokens)
+        memcpy(tokens + part->pulls, item->tokens, item->n_tokens * sizeof *tokens);
+    const bool pulled = part->pulls && !item->recomputed;
+    split->stats.pulled += pulled;
+    split->stats.recomputed += !pulled;
+    const struct cox_prompt_result result = {
+        .finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH,
+        .tokens = tokens,
+        .token_count = (uint32_t)count,
+    };
+    return prompt_done(split, index, &result);
+}
+
+/* The second group has what it needs, or will not get it. */
+static int pulled_take(struct split *split, const CoxswainControl__PulledReply *pulled,
+                       struct cox_error *err)
+{
+    struct cox_error told = {0};
+    if (!pulled->has_index || pulled->index >= split->prompts->count ||
+        split->parts[pulled->index].place != PLACE_DECODE)
+        return cox_fail(err, COX_CORRUPT, "a group tells of a pull that nobody asked for");
+    struct part *part = &split->parts[pulled->index];
+    uint64_t life = part->source ? part->source->life : 0;
+    int r = release_put(split, part);
+    if (r || !pulled->error)
+        return r;
+    cox_client_error(pulled->error, &told);
+    /* Somebody has unlinked the groups, or linked another life; or one of them has another model, which linking says. Once for
+     * all that failed of it. */
+    bool links = told.code == COX_NOT_FOUND || told.code == COX_STALE || told.code == COX_INVALID;
+    return links && life == split->life ? groups_link(split, err) : 0;
+}
+
+static int reply_take(struct split *split, int side, const control_reply *reply,
+                      struct cox_error *err)
+{
+    if (reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR)
+        return cox_client_error(reply->error, err);
+    if (side == 1 && reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULLED)
+        return pulled_take(split, reply->pulled, err);
+    if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM)
+        return cox_fail(err, COX_CORRUPT, "a group answered what was not asked");
+    const item_message *item = reply->item;
+    if (!item->has_index || item->index >= split->prompts->count ||
+        split->parts[item->index].place != (side ? PLACE_DECODE : PLACE_PREFILL) ||
+        split->parts[item->index].ready)
+        return cox_fail(err, COX_CORRUPT,
+                        "a group answered prompt %" PRIu64 ", which is not under way there",
+                        item->index + 1);
+    return side ? decode_item(split, item->index, item, err)
+                : prefill_item(split, item->index, item, err);
+}
+
+static int replies_take(struct split *split, int side, struct cox_error *err)
+{
+    control_reply *reply;
+    int r;
+    while ((r = cox_client_next(split->clients[side], &reply, err)) == 0) {
+        r = reply_take(split, side, reply, err);
+        if (r)
+            return r;
+        if (split->run.failed)
+            return cox_fail(err, split->failure.code, "%s", split->failure.text);
+        if (cox_prompts_run_ends(&split->run))
+            return cox_fail(err, COX_CLOSED, "stopped");
+    }
+    return r == COX_EMPTY ? 0 : r;
+}
+
+/* ---- turns ---- */
+
+/* Sleeps until there is something to do, and reads. ret_ends: that side has said all it will. */
+static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
+{
+    struct pollfd fds[3] = {{.fd = split->stop_fd, .events = POLLIN}};
+    for (int side = 0; side < 2; side++) {
+        const struct cox_stream *stream = &split->clients[side]->stream;
+        fds[side + 1].fd = stream->fd;
+        fds[side + 1].events = (short)(POLLIN | (cox_stream_pending(stream) ? POLLOUT : 0));
+        ret_ends[side] = false;
+    }
+    const int watch_ms = cox_client_watch_ms();
+    int count = poll(fds, 3, watch_ms < STAY_MS ? watch_ms : STAY_MS);
+    if (count < 0)
+        return errno == EINTR ? 0 : cox_fail(err, -errno, "poll: %s", cox_status_text(-errno));
+    if (fds[0].revents)
+        return cox_fail(err, COX_CLOSED, "stopped");
+    const uint64_t now_ns = cox_now_ns();
+    bool watches = count == 0 && now_ns - split->heard_ns >= (uint64_t)watch_ms * COX_NSEC_PER_MSEC;
+    if (count || watches)
+        split->heard_ns = now_ns;
+    for (int side = 0; watches && side < 2; side++) {
+        int r = cox_client_watch(&split->watches[side], err);
+        if (r)
+            return r;
+    }
+    for (int side = 0; side < 2; side++) {
+        if (fds[side + 1].revents)
+            split->watches[side].misses = 0;
+        int r =
+            fds[side + 1].revents & ~POLLOUT ? cox_stream_fill(&split->clients[side]->stream) : 0;
+        ret_ends[side] = r == COX_CLOSED;
+        if (r && !ret_ends[side])
+            return cox_fail(err, r, "the connection to the group '%s': %s",
+                            split->clients[side]->group, cox_status_text(r));
+    }
+    return 0;
+}
+
+static bool has_room(const struct cox_client *client)
+{
+    return cox_stream_pending(&client->stream) < PENDING_MAX;
+}
+
+static int turn(struct split *split, struct cox_error *err)
+{
+    bool ends[2];
+    /* First what is queued: where there is no room after that, the poll tells when there is. */
+    int r = both_flush(split);
+    if ((!r || r == COX_CLOSED) && has_room(split->clients[0]))
+        r = prefill_send(split);
+    if ((!r || r == COX_CLOSED) && has_room(split->clients[1]))
+        r = decode_send(split, true);
+    if ((!r || r == COX_CLOSED) && has_room(split->clients[1]))
+        r = decode_send(split, false);
+    if (!r || r == COX_CLOSED)
+        r = stay(split);
+    if (!r)
+        r = both_flush(split);
+    /* One that reads no more may still have said why. */
+    if (r && r != COX_CLOSED)
+        return cox_fail(err, r, "the connection to a group: %s", cox_status_text(r));
+    r = wait(split, ends, err);
+    for (int side = 0; !r && side < 2; side++)
+        r = replies_take(split, side, err);
+    for (int side = 0; !r && side < 2; side++)
+        if (ends[side] && split->run.done_count < split->prompts->count)
+            r = cox_fail(err, COX_CLOSED,
+                         "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts "
+                         "were answered, and what was printed is right; run it again once the "
+                         "group runs",
+                         side ? split->how->decode : split->how->prefill, split->run.done_count,
+                         split->prompts->count);
+    return r;
+}
+
+int cox_split_complete(struct cox_prompts *prompts, struct cox_client *prefill,
+                       struct cox_client *decode, const struct cox_split_options *how, int stop_fd,
+                       const struct cox_complete_options *options,
+                       struct cox_scheduler_stats *ret_stats, struct cox_split_stats *ret_split,
+                       struct cox_error *err)
+{
+    struct split split = {
+        .prompts = prompts,
+        .clients = {prefill, decode},
+        .how = how,
+        .options = options,
+        .stop_fd = stop_fd,
+        .watches = {{.name = how->prefill}, {.name = how->decode}},
+        .heard_ns = cox_now_ns(),
+        .run = {.prompts = prompts, .options = options},
+        .parts = calloc(prompts->count + 1, sizeof *split.parts),
+        .unsent_count = prompts->count,
+    };
+    struct cox_error error = {0};
+    uint64_t started_ns = cox_now_ns();
+    int r = split.parts ? groups_link(&split, &error) : cox_fail(&error, -ENOMEM, "no memory");
+    while (!r && split.run.done_count < prompts->count)
+        r = turn(&split, &error);
+    for (size_t i = 0; split.parts && i < prompts->count; i++)
+        cox_source_free(split.parts[i].source);
+    free(split.parts);
+    ret_stats->run_ns = cox_now_ns() - started_ns;
+    ret_stats->plan.generated_tokens = split.generated_tokens;
+    *ret_split = split.stats;
+    return cox_prompts_run_end(&split.run, r, &error, err);
+}

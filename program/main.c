@@ -1,0 +1,94 @@
+/* coxswain: the coordinator of a group of worker processes, as commands. */
+#include "coordinator/command/command.h"
+#include "coordinator/command/console.h"
+#include "engine/command/engine_command.h"
+
+#include <fcntl.h>
+#include <getopt.h>
+#include <signal.h>
+#include <string.h>
+
+/* At the end, for what is still to be written to a standard error that is read slowly or not at all. */
+#define FLUSH_MS 2000
+
+#ifndef COX_VERSION_TEXT
+#define COX_VERSION_TEXT "unknown"
+#endif
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+    const char *summary;
+} commands[] = {
+    {"generate", cox_command_generate, "start workers, complete prompts, print the text"},
+    {"eval", cox_command_eval, "start workers, count how many known answers they give"},
+    {"run", cox_command_run, "start workers and keep them until told to end"},
+    {"status", cox_command_status, "tell how a running group is"},
+    {"recover", cox_command_recover,
+     "pause, reinitialize or resume a running group, replace ranks"},
+    {"lora", cox_command_lora, "load, unload and list LoRA adapters of a running group"},
+    {"role", cox_command_role, "say whether a running group computes prompts, decodes, or both"},
+    {"link", cox_command_link, "let a running group read the KV caches of another one"},
+    {"unlink", cox_command_unlink, "take that back"},
+    {"link-status", cox_command_link_status, "tell how every rank's links are"},
+    {"pull-kv", cox_command_pull_kv, "try a pull of what another group holds"},
+    {"weights", cox_command_weights, "give a running group other weights, between two steps"},
+    {"stop", cox_command_stop, "end a running group and wait until it is gone"},
+    {"layout", cox_command_layout, "print what a group would create in shared memory"},
+    {"clean", cox_command_clean, "remove what dead groups left in shared memory"},
+    {"doctor", cox_command_doctor, "check what this machine lets a group do"},
+    {"handle", cox_command_handle, "say what a by-value handle means, and open it"},
+};
+
+static void help(FILE *file)
+{
+    fprintf(file,
+            "Usage: coxswain COMMAND [OPTION]...\n"
+            "       coxswain --help | --version\n"
+            "\n"
+            "Drives the worker processes of a multi-process inference engine on this machine.\n"
+            "\n");
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        fprintf(file, "  %-11s %s\n", commands[i].name, commands[i].summary);
+    fprintf(file, "\ncoxswain COMMAND --help tells the options of a command.\n");
+    cox_exit_help(file);
+}
+
+/* A standard descriptor that is closed would be given to the next file opened, and output written
+ * into that. Closed ones get /dev/null the wrong way round, so that their use still is an error. */
+static int standard_keep(void)
+{
+    for (int fd = 0; fd <= 2; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd)
+            return -1;
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (standard_keep())
+        return COX_EXIT_FAILED;
+    /* A reader that is gone is an error of the write, with a text, not a silent death. */
+    signal(SIGPIPE, SIG_IGN);
+    opterr = 0;
+    const char *name = argc > 1 ? argv[1] : "";
+    if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
+        help(stdout);
+        return cox_exit_flushed(COX_EXIT_OK);
+    }
+    if (!strcmp(name, "--version")) {
+        printf("coxswain " COX_VERSION_TEXT "\n");
+        return cox_exit_flushed(COX_EXIT_OK);
+    }
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
+        if (!strcmp(name, commands[i].name)) {
+            int exit_status = commands[i].run(argc - 1, argv + 1);
+            cox_console_flush(cox_deadline_after_ms(FLUSH_MS));
+            return exit_status;
+        }
+    if (argc > 1)
+        cox_console_say("'%.64s' is no command (coxswain --help lists them)", name);
+    else
+        help(stderr);
+    return COX_EXIT_USAGE;
+}
