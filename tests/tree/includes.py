@@ -1,0 +1,220 @@
+"""includes.py: the folders of the product include each other as FOLDERS says, and no other way.
+
+  1. A folder includes only the folders listed for it. The list has no cycle, and each entry is used.
+  2. The folders at the top stand in layers (LAYERS). What breaks that today is in DEBTS, edge by edge.
+  3. Files include each other in a circle only within a unit of UNITS, which lies in one folder.
+  4. A folder has at most 24 files, and a README.md that says what it is for; LARGE has the exceptions.
+  5. Examples include the public headers alone.
+
+A file stands for its pair: x.c and x.h are one. Run by CTest, or by hand: python3 tests/tree/includes.py
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE_COUNT_MAX = 24
+
+# What each folder includes.
+FOLDERS = {
+    "channel/base": "",
+    "channel/shm": "channel/base",
+    "channel/socket": "channel/base channel/shm",
+    "channel/handle": "channel/base channel/socket",
+    "channel/memory": "channel/base channel/shm channel/handle",
+    "channel/memory/domain": "channel/base channel/shm",
+    "channel/memory/pool": "channel/base channel/shm channel/handle channel/memory/domain",
+    "channel/memory/queue": "channel/base channel/shm channel/handle channel/memory/domain channel/memory/pool",
+    "proto": "channel/base channel/memory",
+    "worker/sequences": "channel/base channel/shm channel/handle proto",
+    "worker/group": "channel/base channel/shm channel/socket channel/handle",
+    "worker/loop": "channel/base channel/shm channel/socket channel/memory proto worker/sequences worker/group",
+    "coordinator/process": "channel/base",
+    "coordinator/collector": "channel/base channel/shm channel/memory channel/memory/domain proto coordinator/process",
+    "coordinator/executor": "channel/base channel/shm channel/socket channel/handle proto coordinator/process "
+                            "coordinator/collector",
+    "coordinator/server": "channel/base channel/shm channel/socket proto coordinator/executor engine/batching",
+    "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory proto "
+                           "coordinator/collector coordinator/executor coordinator/server engine/batching engine/model",
+    "engine/model": "channel/base",
+    "engine/compute": "channel/memory/pool worker/sequences engine/model",
+    "engine/rank": "channel/base channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
+                   "engine/model engine/compute",
+    "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/collector "
+                       "coordinator/executor engine/model",
+    "engine/command": "channel/shm coordinator/server coordinator/command engine/model engine/batching",
+    "program": "coordinator/command engine/command",
+}
+
+# The folders at the top: each includes itself and those named.
+LAYERS = {
+    "channel": "",
+    "proto": "channel",
+    "worker": "channel proto",
+    "coordinator": "channel proto",
+    "engine": "channel proto worker coordinator",
+    "program": "coordinator engine",
+}
+
+# The server's hooks for the serving of prompts are to end these.
+DEBTS = {
+    ("coordinator/server", "engine/batching"),
+    ("coordinator/command", "engine/batching"),
+    ("coordinator/command", "engine/model"),
+}
+
+# Circles of includes: one noun each, cut into files that share a private header.
+UNITS = {
+    "channel/socket": ["door folder logon visitor"],
+    "channel/handle": ["depot handle handle_internal"],
+    "channel/memory/domain": ["domain domain_table"],
+    "channel/memory/pool": ["pool pool_geometry pool_internal pool_layout"],
+    "channel/memory/queue": ["queue queue_internal"],
+    "proto": ["step_wire wire"],
+    "worker/sequences": ["table table_private"],
+    "worker/group": ["group group_layout group_memory group_private"],
+    "worker/loop": ["pause worker worker_internal"],
+    "coordinator/process": ["launch supervise supervise_internal"],
+    "coordinator/collector": ["collect collect_internal gathering report"],
+    "coordinator/executor": ["executor executor_internal group_memory operations"],
+    "coordinator/server": ["answer service", "recovery recovery_internal"],
+    "engine/model": ["checkpoint digest safetensors"],
+    "engine/compute": ["cache cache_private"],
+    "engine/batching": ["pull_message transfers"],
+}
+
+LARGE = {"coordinator/command"}
+
+
+def sources(root):
+    """{path: [included path of the product]} of every .c and .h below the folders of FOLDERS."""
+    tops = sorted({folder.split("/")[0] for folder in FOLDERS})
+    paths = {str(path.relative_to(root)) for top in tops for path in (root / top).rglob("*.[ch]")}
+    files = {}
+    for path in sorted(paths):
+        found = []
+        for name in re.findall(r'^#include "([^"]+)"', (root / path).read_text(), re.M):
+            beside = os.path.normpath(os.path.join(os.path.dirname(path), name))
+            found += [file for file in (beside, name) if file in paths][:1]
+        files[path] = found
+    return files
+
+
+def circles(edges):
+    """The strongly connected parts of {node: {node}} that have more than one node."""
+    order, low, stack, found = {}, {}, [], []
+
+    def visit(node):
+        order[node] = low[node] = len(order)
+        stack.append(node)
+        for after in sorted(edges.get(node, ())):
+            if after not in order:
+                visit(after)
+            if after in stack:
+                low[node] = min(low[node], low[after])
+        if low[node] == order[node]:
+            part = stack[stack.index(node):]
+            del stack[stack.index(node):]
+            if len(part) > 1:
+                found.append(sorted(part))
+
+    for node in sorted(edges):
+        if node not in order:
+            visit(node)
+    return found
+
+
+def top(folder):
+    return folder.split("/")[0]
+
+
+def check_folders(files, problems):
+    allowed = {folder: set(names.split()) for folder, names in FOLDERS.items()}
+    for part in circles(allowed):
+        problems.append(f"FOLDERS has a circle: {', '.join(part)}")
+    for folder, names in allowed.items():
+        for name in sorted(names):
+            layered = top(name) == top(folder) or top(name) in LAYERS[top(folder)].split()
+            if layered == ((folder, name) in DEBTS):
+                problems.append(f"{folder} may include {name}: " +
+                                ("no longer a debt, take it out of DEBTS" if layered else
+                                 f"{top(folder)}/ stands below {top(name)}/"))
+    used = set()
+    for path, found in files.items():
+        folder = os.path.dirname(path)
+        if folder not in allowed:
+            problems.append(f"{path}: folder {folder} is not in FOLDERS")
+            continue
+        for other in map(os.path.dirname, found):
+            used.add((folder, other))
+            if other != folder and other not in allowed[folder]:
+                problems.append(f"{path} includes a file of {other}: FOLDERS does not allow that to {folder}")
+    for folder, names in allowed.items():
+        problems += [f"FOLDERS: {folder} no longer includes {name}" for name in sorted(names)
+                     if (folder, name) not in used]
+
+
+def check_circles(files, problems):
+    edges = {}
+    for path, found in files.items():
+        pair = os.path.splitext(path)[0]
+        edges.setdefault(pair, set()).update({os.path.splitext(file)[0] for file in found} - {pair})
+    units = {tuple(f"{folder}/{name}" for name in unit.split()) for folder, list_ in UNITS.items() for unit in list_}
+    for part in circles(edges):
+        if tuple(part) in units:
+            units.discard(tuple(part))
+        else:
+            problems.append(f"these include each other in a circle, and are no unit: {', '.join(part)}")
+    problems += [f"UNITS: no circle any more: {', '.join(unit)}" for unit in sorted(units)]
+
+
+def check_sizes(root, problems):
+    for folder in FOLDERS:
+        count = sum(path.is_file() for path in (root / folder).iterdir())
+        if (count > FILE_COUNT_MAX) != (folder in LARGE):
+            problems.append(f"{folder} has {count} files: {FILE_COUNT_MAX} at most, or an entry in LARGE")
+        if not (root / folder / "README.md").is_file():
+            problems.append(f"{folder} has no README.md that says what it is for")
+
+
+def check_examples(root, problems):
+    for path in sorted((root / "examples").glob("*.c")):
+        for name in re.findall(r'^#include ["<]([^">]*)[">]', path.read_text(), re.M):
+            if "/" in name and not name.startswith("sys/") and not (root / "include" / name).is_file():
+                problems.append(f"{path.relative_to(root)} includes {name}, which is no public header")
+
+
+def check(files, root):
+    problems = []
+    check_folders(files, problems)
+    check_circles(files, problems)
+    check_sizes(root, problems)
+    check_examples(root, problems)
+    return problems
+
+
+def mutations(files):
+    """Includes that have to be refused."""
+    def into(path, name):
+        return {**files, path: files[path] + [name]}
+
+    yield "an include upwards", into("channel/base/base.c", "channel/shm/gate.h")
+    yield "worker and coordinator", into("worker/loop/worker.c", "coordinator/executor/executor.h")
+    yield "the library and the engine", into("coordinator/executor/submit.c", "engine/model/block.h")
+    yield "a circle within a folder", into("channel/shm/geometry.h", "channel/shm/gate.h")
+    yield "a folder of its own", {**files, "channel/other/file.c": []}
+    yield "an edge that is gone", {path: found for path, found in files.items() if not path.startswith("program/")}
+
+
+def main():
+    files = sources(ROOT)
+    problems = check(files, ROOT)
+    problems += [f"not found: {what}" for what, changed in mutations(files) if not check(changed, ROOT)]
+    if problems:
+        sys.exit("\n".join(problems))
+    print(f"{len(files)} files in {len(FOLDERS)} folders")
+
+
+main()
