@@ -55,8 +55,7 @@ __attribute__((cold, noinline)) static int reply_refuse(const struct cox_channel
     return cox_fail(err, COX_CORRUPT,
                     "rank %" PRIu32 " replied as generation %" PRIu32 " of group %" PRIx32
                     ", expected %" PRIu32 " of %" PRIx32,
-                    rank, atomic_load_explicit(&line->generation, memory_order_relaxed),
-                    atomic_load_explicit(&line->epoch, memory_order_relaxed), generation,
+                    rank, cox_truth_line_generation(line), cox_truth_line_epoch(line), generation,
                     control->epoch);
 }
 
@@ -82,10 +81,8 @@ COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, ui
     if (generation) {
         const struct cox_layout_rank_line *line = cox_truth_line(control, rank, channel->id);
         tag = cox_truth_tag(line, control->geometry.depth, sequence);
-        /* relaxed: written once at attach, ordered by the acquire of `done` that led here. */
-        if ((tag & ~COX_TAG_FAILED) != sequence ||
-            atomic_load_explicit(&line->epoch, memory_order_relaxed) != control->epoch ||
-            atomic_load_explicit(&line->generation, memory_order_relaxed) != generation)
+        if ((tag & ~COX_TAG_FAILED) != sequence || cox_truth_line_epoch(line) != control->epoch ||
+            cox_truth_line_generation(line) != generation)
             return reply_refuse(channel, rank, sequence, generation, err);
     }
     const uint8_t *base = reply_base(channel, rank, sequence);

@@ -10,6 +10,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
+#include "truth.h"
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -263,14 +264,13 @@ int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, ui
 int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uint64_t number,
                            uint64_t deadline_ns)
 {
-    _Atomic uint32_t *heard = &cox_sealed_rings(control)->heard[rank];
+    struct cox_layout_rings *rings = cox_sealed_rings(control);
     for (;;) {
-        /* acquire: partner is the release below; the slot was copied before it. Numbers are compared
-         * as distances: 32 bits of them go round. */
-        uint32_t seen = atomic_load_explicit(heard, memory_order_acquire);
+        /* Numbers are compared as distances: 32 bits of them go round. */
+        uint32_t seen = cox_truth_heard(rings, rank);
         if ((int32_t)(seen - (uint32_t)(number - 1)) >= 0)
             return 0;
-        int r = cox_futex_wait(heard, seen, deadline_ns);
+        int r = cox_futex_wait(&rings->heard[rank], seen, deadline_ns);
         if (r)
             return r;
     }
@@ -278,8 +278,5 @@ int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uin
 
 void cox_sealed_set_heard(const struct cox_control *control, uint32_t rank, uint64_t number)
 {
-    _Atomic uint32_t *heard = &cox_sealed_rings(control)->heard[rank];
-    atomic_store_explicit(heard, (uint32_t)number, memory_order_release);
-    cox_futex_wake(heard);
-    cox_fault_point(COX_FAULT_REPORT_FETCHED);
+    cox_truth_set_heard(cox_sealed_rings(control), rank, number);
 }

@@ -1,8 +1,8 @@
 /*
  * truth: the shared words of the control region behind a few functions. Private to the library.
  *
- * Every load and store of layout.h's atomics outside control.c is here, with the reason for its
- * order.
+ * Every load and store of layout.h's atomics is here, with the reason for its order. Two exceptions:
+ * control.c has the magic number, gate.c the words of the wake memory. tests/tree/atomics.py checks it.
  *
  * Threads: coordinator functions (cox_truth_publish...) under the submit lock of their channel;
  *   rank functions on the thread that serves the channel in that rank's process; loads from
@@ -15,6 +15,7 @@
 
 #include "control.h"
 #include "channel/base/fault.h"
+#include "channel/base/futex.h"
 
 static inline struct cox_layout_channel_truth *cox_truth_channel(const struct cox_control *control,
                                                                  enum cox_channel_id channel)
@@ -245,6 +246,21 @@ static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum c
     cox_fault_point(COX_FAULT_RANK_STATE);
 }
 
+/* What a rank does on a channel, by its own account. */
+struct cox_rank_word {
+    uint64_t word; /* state and sequence, cox_state_word */
+    uint64_t stamp_ns;
+};
+
+static inline struct cox_rank_word cox_truth_state(const struct cox_layout_rank_line *line)
+{
+    struct cox_rank_word state;
+    /* acquire: partner is cox_truth_set_state; the stamp is this word's or a later one's. */
+    state.word = atomic_load_explicit(&line->word, memory_order_acquire);
+    state.stamp_ns = atomic_load_explicit(&line->stamp_ns, memory_order_relaxed);
+    return state;
+}
+
 /* relaxed: seen by the coordinator after the release of `done` or of the identity. */
 static inline void cox_truth_set_life(struct cox_layout_rank_line *line, uint32_t epoch,
                                       uint32_t generation)
@@ -252,6 +268,59 @@ static inline void cox_truth_set_life(struct cox_layout_rank_line *line, uint32_
     atomic_store_explicit(&line->epoch, epoch, memory_order_relaxed);
     atomic_store_explicit(&line->generation, generation, memory_order_relaxed);
     cox_fault_point(COX_FAULT_RANK_LIFE);
+}
+
+/* Which process wrote the line, by its own account. relaxed: written once at attach, ordered by the
+ * acquire of `done`. */
+static inline uint32_t cox_truth_line_epoch(const struct cox_layout_rank_line *line)
+{
+    return atomic_load_explicit(&line->epoch, memory_order_relaxed);
+}
+
+static inline uint32_t cox_truth_line_generation(const struct cox_layout_rank_line *line)
+{
+    return atomic_load_explicit(&line->generation, memory_order_relaxed);
+}
+
+/* relaxed: for display and diagnosis; the reply itself carries the base. */
+static inline void cox_truth_set_base(struct cox_layout_rank_line *line, uint64_t base)
+{
+    atomic_store_explicit(&line->base, base, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_STEP_COMMITTED);
+}
+
+/* The process that claimed the identity has attached: the coordinator counts on the rank from here on. */
+static inline void cox_truth_announce_identity(struct cox_layout_identity *identity, uint32_t epoch,
+                                               uint32_t generation)
+{
+    /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
+    atomic_store_explicit(&identity->generation, generation, memory_order_relaxed);
+    atomic_store_explicit(&identity->epoch, epoch, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
+    /* release: partner is the coordinator's acquire while it waits for the group. */
+    atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
+    cox_fault_point(COX_FAULT_ATTACH_ANNOUNCED);
+}
+
+/* Another process wrote it: each word is loaded once. */
+struct cox_identity {
+    uint32_t state;
+    uint32_t pid;
+    uint64_t start;
+    uint32_t generation;
+    uint32_t epoch;
+};
+
+/* relaxed: for display, or ordered by the acquire of cox_truth_attached before. */
+static inline struct cox_identity cox_truth_identity(const struct cox_layout_identity *identity)
+{
+    return (struct cox_identity){
+        .state = atomic_load_explicit(&identity->state, memory_order_relaxed),
+        .pid = atomic_load_explicit(&identity->pid, memory_order_relaxed),
+        .start = atomic_load_explicit(&identity->start, memory_order_relaxed),
+        .generation = atomic_load_explicit(&identity->generation, memory_order_relaxed),
+        .epoch = atomic_load_explicit(&identity->epoch, memory_order_relaxed),
+    };
 }
 
 /* release: everything it has answered before; partner is cox_truth_left. */
@@ -331,6 +400,22 @@ static inline uint64_t cox_truth_tag(const struct cox_layout_rank_line *line, ui
 {
     return atomic_load_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
                                 memory_order_relaxed);
+}
+
+/* ---- sealed groups: reports taken out of a rank's slot of the error channel ---- */
+
+/* release: the copy out of the slot before the number; partner is cox_truth_heard. */
+static inline void cox_truth_set_heard(struct cox_layout_rings *rings, uint32_t rank,
+                                       uint64_t number)
+{
+    atomic_store_explicit(&rings->heard[rank], (uint32_t)number, memory_order_release);
+    cox_futex_wake(&rings->heard[rank]);
+    cox_fault_point(COX_FAULT_REPORT_FETCHED);
+}
+
+static inline uint32_t cox_truth_heard(const struct cox_layout_rings *rings, uint32_t rank)
+{
+    return atomic_load_explicit(&rings->heard[rank], memory_order_acquire);
 }
 
 #endif

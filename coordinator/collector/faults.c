@@ -96,8 +96,7 @@ static uint64_t faults_state(const struct cox_faults *faults, uint32_t rank)
 {
     const struct cox_layout_rank_line *line =
         cox_truth_line(faults->channel->control, rank, COX_CHANNEL_ERROR);
-    /* acquire: partner is cox_truth_set_state of the rank. */
-    return atomic_load_explicit(&line->word, memory_order_acquire) >> COX_STATE_SHIFT;
+    return cox_truth_state(line).word >> COX_STATE_SHIFT;
 }
 
 /* Nothing has arrived for a slice. */

@@ -96,8 +96,7 @@ COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry
 /* It has not taken the request; or it is idle again, and its answer was written over, which it says again. */
 static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequence)
 {
-    /* acquire: partner is cox_truth_set_state. */
-    uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
+    uint64_t word = cox_truth_state(line).word;
     return cox_truth_taken(line) < sequence || (word >> COX_STATE_SHIFT == COX_RANK_IDLE &&
                                                 word >= cox_state_word(COX_RANK_IDLE, sequence));
 }

@@ -57,13 +57,11 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         if (!collector->legacy) {
             const struct cox_layout_rank_line *line =
                 cox_truth_line(collector->channel->control, rank, collector->channel->id);
-            /* acquire: partner is cox_truth_set_state. */
-            uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
-            uint64_t stamp = atomic_load_explicit(&line->stamp_ns, memory_order_relaxed);
+            const struct cox_rank_word said = cox_truth_state(line);
             result->taken = cox_truth_taken(line) >= entry->sequence;
-            if (result->taken && stamp > since && stamp <= now)
-                since = stamp;
-            state = result->taken ? states[(word >> COX_STATE_SHIFT) & 3] : "never took it";
+            if (result->taken && said.stamp_ns > since && said.stamp_ns <= now)
+                since = said.stamp_ns;
+            state = result->taken ? states[(said.word >> COX_STATE_SHIFT) & 3] : "never took it";
         }
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_supervisor_dead(collector->supervisor, rank, NULL);

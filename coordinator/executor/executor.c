@@ -121,15 +121,12 @@ static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
     return false;
 }
 
-/* The identity is another process's writing: each word is read once. */
 int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
-    const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
-    /* relaxed: ordered by the acquire of `state` that led here. */
-    uint32_t generation = atomic_load_explicit(&identity->generation, memory_order_relaxed);
-    uint32_t epoch = atomic_load_explicit(&identity->epoch, memory_order_relaxed);
-    uint32_t pid = atomic_load_explicit(&identity->pid, memory_order_relaxed);
-    uint64_t start = atomic_load_explicit(&identity->start, memory_order_relaxed);
+    const struct cox_identity identity =
+        cox_truth_identity(&executor->control.ranks[rank]->identity);
+    uint32_t generation = identity.generation, epoch = identity.epoch, pid = identity.pid;
+    uint64_t start = identity.start;
     uint32_t expected = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
     pid_t seat = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed);
     if (generation != expected || epoch != executor->control.epoch)

@@ -31,9 +31,8 @@ static void channel_status(struct cox_executor *executor, uint32_t rank,
     if (!ret_status->known)
         return;
     const struct cox_layout_rank_line *line = cox_truth_line(&executor->control, rank, channel);
-    /* acquire: partner is cox_truth_set_state; the stamp is this word's or a later one's. */
-    uint64_t word = atomic_load_explicit(&line->word, memory_order_acquire);
-    uint64_t stamp = atomic_load_explicit(&line->stamp_ns, memory_order_relaxed);
+    const struct cox_rank_word state = cox_truth_state(line);
+    uint64_t word = state.word, stamp = state.stamp_ns;
     ret_status->state = (uint32_t)(word >> COX_STATE_SHIFT);
     ret_status->sequence = word & ((UINT64_C(1) << COX_STATE_SHIFT) - 1);
     ret_status->age_ns = stamp && stamp <= now ? now - stamp : 0;

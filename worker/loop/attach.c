@@ -253,15 +253,13 @@ int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity
     worker->claimed = cox_truth_claim_identity(identity, (uint32_t)self->pid, self->start);
     if (worker->claimed)
         return 0;
-    /* relaxed: for display. */
-    uint32_t holder = atomic_load_explicit(&identity->pid, memory_order_relaxed);
-    uint32_t state = atomic_load_explicit(&identity->state, memory_order_relaxed);
+    const struct cox_identity holder = cox_truth_identity(identity);
     return cox_fail(err, COX_TAKEN,
                     "rank %" PRIu32 " of %s %s process %" PRIu32
                     ": one process serves a rank, and another only after the coordinator started "
                     "it again",
                     worker->options.rank, worker->options.prefix,
-                    state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder);
+                    holder.state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder.pid);
 }
 
 /* Where the rank stands on this channel: at the start, or where the coordinator has put the line of
@@ -308,14 +306,8 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 /* From here on the coordinator counts on this rank. */
 void cox_worker_announce(struct cox_worker *worker)
 {
-    struct cox_layout_identity *identity = cox_worker_identity(worker);
-    /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
-    atomic_store_explicit(&identity->generation, worker->options.generation, memory_order_relaxed);
-    atomic_store_explicit(&identity->epoch, worker->control.epoch, memory_order_relaxed);
-    cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
-    /* release: partner is the coordinator's acquire while it waits for the group. */
-    atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
-    cox_fault_point(COX_FAULT_ATTACH_ANNOUNCED);
+    cox_truth_announce_identity(cox_worker_identity(worker), worker->control.epoch,
+                                worker->options.generation);
     if (!worker->control.geometry.legacy)
         cox_gate_post(&worker->lanes[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
                       COX_BELL_RESPONSE_CONSUME);

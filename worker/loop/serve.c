@@ -157,9 +157,7 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
             cox_table_commit(table);
         else
             cox_table_revert(table);
-        /* relaxed: for display and diagnosis; the answer itself carries the base. */
-        atomic_store_explicit(&lane->line->base, cox_table_base(table), memory_order_relaxed);
-        cox_fault_point(COX_FAULT_STEP_COMMITTED);
+        cox_truth_set_base(lane->line, cox_table_base(table));
         if (r == 0) {
             result.has_digest = 1;
             result.digest = cox_wire_token_digest(tokens, count);
