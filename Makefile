@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 
-.PHONY: all demo test gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull format-check format install clean
+.PHONY: all demo test test-all nightly gcc clang asan tsan fuzz bench bench-ranks bench-deadlines bench-deaths bench-replace bench-pull format-check format install clean
 
 all:
 	@sh tools/compile release
@@ -10,7 +10,16 @@ all:
 demo:
 	@sh tools/demo
 
-test gcc clang asan tsan:
+test:
+	@sh tools/test
+
+test-all:
+	@sh tools/test all
+
+nightly:
+	@sh tools/test nightly
+
+gcc clang asan tsan:
 	@sh tools/test $@
 
 fuzz:

@@ -35,7 +35,28 @@ endforeach()
 install(FILES ${generated}/proto/executor.pb-c.h
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/proto)
 
-install(TARGETS coxswain coxswain-worker RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+# The commands of a release: every program of the product's folders. A program that is added to one of
+# them has to be added here, and `sh tools/compile release`, which names no target, builds it.
+set(release_commands coxswain coxswain-worker)
+install(TARGETS ${release_commands} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+
+# Fails if a program below `folder` is not installed, or is left out of a build that names no target.
+function(cox_check_commands folder)
+    get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
+    foreach(target IN LISTS targets)
+        get_target_property(type ${target} TYPE)
+        get_target_property(left_out ${target} EXCLUDE_FROM_ALL)
+        if(type STREQUAL "EXECUTABLE" AND (left_out OR NOT target IN_LIST release_commands))
+            message(FATAL_ERROR "${target} is no command of a release: install it (cmake/install.cmake), "
+                "and let a build without a target build it")
+        endif()
+    endforeach()
+    get_property(folders DIRECTORY ${folder} PROPERTY SUBDIRECTORIES)
+    foreach(below IN LISTS folders)
+        cox_check_commands(${below})
+    endforeach()
+endfunction()
+cox_check_commands(${PROJECT_SOURCE_DIR})
 install(TARGETS coxswain_shared coxswain_static EXPORT coxswain_targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})

@@ -1,22 +1,22 @@
-# Random subsets of a group killed at random instants; the long way is chaos.py BIN_DIR SOURCE_DIR --kills 1000.
-cox_command_test(NAME fault/chaos LABEL fault TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/chaos.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR} --kills 250)
-cox_command_test(NAME fault/chaos_sealed LABEL fault TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/chaos.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR} --kills 150 --attach sealed)
-# The same for half an hour: generate_chaos.py BIN_DIR SOURCE_DIR --minutes 30.
-cox_command_test(NAME fault/generate_chaos LABEL fault TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/generate_chaos.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR} --minutes 0.3)
-cox_command_test(NAME fault/generate_chaos_sealed LABEL fault TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/generate_chaos.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR} --minutes 0.2 --attach sealed)
-# A kept group under deaths, stops and recovery commands; for half an hour: recovery_soak.py BIN_DIR SOURCE_DIR
-# --seconds 1800.
-cox_command_test(NAME fault/recovery_soak LABEL fault TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recovery_soak.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR} --seconds 20 --pause 0,0.4)
-cox_command_test(NAME fault/recovery_soak_sealed LABEL fault TIMEOUT 300 PROCESSORS 2
-    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recovery_soak.py ${PROJECT_BINARY_DIR}/bin
-            ${PROJECT_SOURCE_DIR} --seconds 20 --pause 0,0.4 --attach sealed)
+# Random subsets of a group are killed at random instants: chaos.py. The text stays right under such
+# kills: generate_chaos.py. A kept group serves under deaths, stops and recovery commands:
+# recovery_soak.py. `sh tools/test nightly soaks` runs each of the three for some minutes.
+function(cox_chaos_test name tier script)
+    cox_command_test(NAME fault/${name} LABEL fault TIER ${tier} TIMEOUT 300 PROCESSORS 2
+        COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/${script} ${PROJECT_BINARY_DIR}/bin
+                ${PROJECT_SOURCE_DIR} ${ARGN})
+endfunction()
+
+cox_chaos_test(chaos_short all chaos.py --kills 40)
+cox_chaos_test(chaos_short_sealed all chaos.py --kills 40 --attach sealed)
+cox_chaos_test(chaos nightly chaos.py --kills 250)
+cox_chaos_test(chaos_sealed nightly chaos.py --kills 150 --attach sealed)
+
+cox_chaos_test(generate_chaos_short all generate_chaos.py --minutes 0.1)
+cox_chaos_test(generate_chaos nightly generate_chaos.py --minutes 0.3)
+cox_chaos_test(generate_chaos_sealed nightly generate_chaos.py --minutes 0.2 --attach sealed)
+
+cox_chaos_test(recovery_soak_short all recovery_soak.py --seconds 6 --pause 0,0.4)
+cox_chaos_test(recovery_soak nightly recovery_soak.py --seconds 20 --pause 0,0.4)
+cox_chaos_test(recovery_soak_sealed nightly recovery_soak.py --seconds 20 --pause 0,0.4
+    --attach sealed)

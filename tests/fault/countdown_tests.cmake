@@ -12,7 +12,8 @@ foreach(part bulk channel group files weights door handle queue rank_group contr
         LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
              PkgConfig::JANSSON)
     target_link_options(test_fault_countdown_${part} PRIVATE ${countdown_wrapped})
-    cox_command_test(NAME fault/countdown_${part} LABEL fault TIMEOUT 120 COMMAND test_fault_countdown_${part})
+    cox_command_test(NAME fault/countdown_${part} LABEL fault TIER all TIMEOUT 120
+        COMMAND test_fault_countdown_${part})
 endforeach()
 target_sources(test_fault_countdown_queue PRIVATE ${CMAKE_CURRENT_LIST_DIR}/../unit/queue_fixture.c)
 add_dependencies(test_fault_countdown_group scripted_worker)
@@ -28,7 +29,8 @@ cox_test_program(test_fault_countdown_exchange
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_coordinator coxswain_worker_lib
          PkgConfig::JANSSON)
 target_link_options(test_fault_countdown_exchange PRIVATE ${countdown_wrapped})
-cox_command_test(NAME fault/countdown_exchange LABEL fault TIMEOUT 120 COMMAND test_fault_countdown_exchange)
+cox_command_test(NAME fault/countdown_exchange LABEL fault TIER all TIMEOUT 120
+    COMMAND test_fault_countdown_exchange)
 
 # With a stand-in for the driver.
 cox_test_program(test_fault_countdown_domain
@@ -37,10 +39,10 @@ cox_test_program(test_fault_countdown_domain
          PkgConfig::JANSSON)
 target_link_options(test_fault_countdown_domain PRIVATE ${countdown_wrapped})
 add_dependencies(test_fault_countdown_domain fake_cuda)
-cox_command_test(NAME fault/countdown_domain LABEL fault TIMEOUT 120
+cox_command_test(NAME fault/countdown_domain LABEL fault TIER all TIMEOUT 120
     COMMAND test_fault_countdown_domain ${CMAKE_LIBRARY_OUTPUT_DIRECTORY}/libfake_cuda.so)
 
-cox_command_test(NAME fault/countdown_symbols LABEL fault
+cox_command_test(NAME fault/countdown_symbols LABEL fault TIER all
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/countdown_symbols.py ${CMAKE_NM} ${countdown_list}
             ${CMAKE_CURRENT_LIST_DIR}
             $<TARGET_FILE:coxswain_channel> $<TARGET_FILE:coxswain_proto> $<TARGET_FILE:coxswain_coordinator>

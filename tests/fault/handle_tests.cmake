@@ -5,5 +5,6 @@ cox_test_program(test_fault_handle
     SOURCES handle_test.c ${multi_folder}/handle_peer.c ${multi_folder}/door_fixture.c ${unit_folder}/handle_fixture.c
         ${unit_folder}/channel_fixture.c
     LIBS coxswain_channel)
-cox_command_test(NAME fault/handle LABEL fault TIMEOUT 120 PROCESSORS 2 COMMAND test_fault_handle)
-cox_user_test(fault handle)
+cox_command_test(NAME fault/handle LABEL fault TIER all TIMEOUT 120 PROCESSORS 2
+    COMMAND test_fault_handle)
+cox_user_test(fault handle TIER all)

@@ -1,23 +1,26 @@
 # A process, or a rank, that writes what it can reach. The program is its own worker and its own meddler.
 cox_test_program(test_fault_hostile SOURCES hostile_test.c meddler.c checked_worker.c LIBS coxswain_testlib)
-cox_command_test(NAME fault/hostile LABEL fault TIMEOUT 120 PROCESSORS 2 COMMAND test_fault_hostile)
+cox_command_test(NAME fault/hostile LABEL fault TIER all TIMEOUT 120 PROCESSORS 2
+    COMMAND test_fault_hostile)
 # A rank of a sealed group, which reaches its own memory and the hints.
 cox_test_program(test_fault_hostile_sealed SOURCES hostile_sealed_test.c LIBS coxswain_testlib)
-cox_command_test(NAME fault/hostile_sealed LABEL fault TIMEOUT 120 PROCESSORS 2 COMMAND test_fault_hostile_sealed)
+cox_command_test(NAME fault/hostile_sealed LABEL fault TIER all TIMEOUT 120 PROCESSORS 2
+    COMMAND test_fault_hostile_sealed)
 if(COX_TESTING)
-    cox_command_test(NAME fault/hostile_sealed_looking LABEL fault TIMEOUT 120 PROCESSORS 2
+    cox_command_test(NAME fault/hostile_sealed_looking LABEL fault TIER all TIMEOUT 120 PROCESSORS 2
         ENVIRONMENT "COXSWAIN_TEST_CPUS=1000" COMMAND test_fault_hostile_sealed)
 endif()
 # The same of the rank group: its words and values, and the hints.
 cox_test_program(test_fault_hostile_group SOURCES hostile_group_test.c LIBS coxswain_testlib)
-cox_command_test(NAME fault/hostile_group LABEL fault TIMEOUT 240 PROCESSORS 2 COMMAND test_fault_hostile_group)
+cox_command_test(NAME fault/hostile_group LABEL fault TIER all TIMEOUT 240 PROCESSORS 2
+    COMMAND test_fault_hostile_group)
 # A rank of a sealed group that attacks all it can reach, as a library preloaded into the reference worker. No sanitizer:
 # theirs has to be loaded first.
 if(NOT COX_SANITIZE)
     add_library(adversary MODULE ${CMAKE_CURRENT_LIST_DIR}/adversary.c)
     target_link_libraries(adversary PRIVATE Threads::Threads coxswain_warnings)
     set_target_properties(adversary PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-    cox_command_test(NAME fault/adversary LABEL fault TIMEOUT 600 PROCESSORS 2
+    cox_command_test(NAME fault/adversary LABEL fault TIER all TIMEOUT 600 PROCESSORS 2
         COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/adversary_test.py ${PROJECT_BINARY_DIR}/bin
                 ${PROJECT_SOURCE_DIR} $<TARGET_FILE:adversary>)
 endif()

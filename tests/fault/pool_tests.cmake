@@ -2,5 +2,6 @@
 foreach(part kill race)
     cox_test_program(test_fault_pool_${part}
         SOURCES pool_${part}_test.c ${CMAKE_CURRENT_LIST_DIR}/../unit/pool_fixture.c LIBS coxswain_testlib)
-    cox_command_test(NAME fault/pool_${part} LABEL fault TIMEOUT 180 COMMAND test_fault_pool_${part})
+    cox_command_test(NAME fault/pool_${part} LABEL fault TIER all TIMEOUT 180
+        COMMAND test_fault_pool_${part})
 endforeach()

@@ -10,7 +10,7 @@ function(cox_fuzz_target name)
     add_executable(replay_${name} ${fuzz_folder}/${name}.c ${fuzz_folder}/replay.c ${arg_SOURCES})
     target_include_directories(replay_${name} PRIVATE ${PROJECT_SOURCE_DIR})
     target_link_libraries(replay_${name} PRIVATE ${arg_LIBS} coxswain_channel coxswain_warnings)
-    cox_command_test(NAME fuzz/${name} LABEL fuzz TIMEOUT 60
+    cox_command_test(NAME fuzz/${name} LABEL fuzz TIER quick TIMEOUT 60
         COMMAND replay_${name} ${fuzz_folder}/corpus/${name} ${fuzz_change_count})
     if(COX_FUZZ)
         add_executable(fuzz_${name} ${fuzz_folder}/${name}.c ${arg_SOURCES})

@@ -1,14 +1,15 @@
 # The installed tree, as its users meet it. A sanitized build is not one to install.
 if(NOT COX_SANITIZE)
     set(prefix ${PROJECT_BINARY_DIR}/tests/prefix)
-    cox_command_test(NAME install/tree LABEL install TIMEOUT 60
+    list(JOIN release_commands " " command_names)
+    cox_command_test(NAME install/tree LABEL install TIER quick TIMEOUT 60
         COMMAND ${CMAKE_COMMAND}
-            -D BUILD_DIR=${PROJECT_BINARY_DIR} -D PREFIX=${prefix}
+            -D BUILD_DIR=${PROJECT_BINARY_DIR} -D PREFIX=${prefix} -D COMMANDS=${command_names}
             -P ${CMAKE_CURRENT_LIST_DIR}/install_tree.cmake)
     set_tests_properties(install/tree PROPERTIES FIXTURES_SETUP installed_tree)
 
     foreach(name headers symbols alone pkg_config find_package)
-        cox_command_test(NAME install/${name} LABEL install TIMEOUT 300
+        cox_command_test(NAME install/${name} LABEL install TIER quick TIMEOUT 300
             COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/install_test.sh ${name})
         set_tests_properties(install/${name} PROPERTIES FIXTURES_REQUIRED installed_tree)
         set_property(TEST install/${name} APPEND PROPERTY ENVIRONMENT

@@ -4,8 +4,8 @@ set_target_properties(legacy_native PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJEC
 target_include_directories(legacy_native PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(legacy_native PRIVATE coxswain_worker_lib coxswain_proto coxswain_channel coxswain_warnings)
 
-cox_command_test(NAME legacy/selftest LABEL legacy TIMEOUT 120 PROCESSORS 2
+cox_command_test(NAME legacy/selftest LABEL legacy TIER all TIMEOUT 120 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/legacy_selftest.py)
-cox_command_test(NAME legacy/native LABEL legacy TIMEOUT 120 PROCESSORS 2
+cox_command_test(NAME legacy/native LABEL legacy TIER all TIMEOUT 120 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/native_test.py $<TARGET_FILE:legacy_native>
             $<TARGET_FILE:coxswain-worker>)

@@ -9,50 +9,61 @@ add_executable(without ${CMAKE_CURRENT_LIST_DIR}/without.c)
 target_link_libraries(without PRIVATE coxswain_warnings)
 set_target_properties(without PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 
-cox_command_test(NAME multi/commands LABEL multi TIMEOUT 300 PROCESSORS 2
+# What the README shows first.
+foreach(attach named sealed)
+    set(label multi)
+    if(attach STREQUAL "sealed")
+        set(label sealed)
+    endif()
+    cox_command_test(NAME ${label}/demo LABEL ${label} TIER quick PROCESSORS 2
+        COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/demo_test.sh $<TARGET_FILE:coxswain>
+                ${PROJECT_SOURCE_DIR} ${attach})
+endforeach()
+
+cox_command_test(NAME multi/commands LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME multi/control LABEL multi TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME multi/control LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME sealed/control LABEL sealed TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME sealed/control LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/control_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 # A coordinator is killed, and another one takes over its name.
-cox_command_test(NAME multi/takeover LABEL multi TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME multi/takeover LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/takeover_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 # A second signal while a group ends or starts.
-cox_command_test(NAME multi/signals LABEL multi TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME multi/signals LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/signals_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME sealed/commands LABEL sealed TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME sealed/commands LABEL sealed TIER all TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/commands_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME multi/recover LABEL multi TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME multi/recover LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recover_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME sealed/recover LABEL sealed TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME sealed/recover LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/recover_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME multi/lora_command LABEL multi TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME multi/lora_command LABEL multi TIER all TIMEOUT 300 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/lora_command_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME sealed/lora_command LABEL sealed TIMEOUT 300 PROCESSORS 2
+cox_command_test(NAME sealed/lora_command LABEL sealed TIER nightly TIMEOUT 300 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/lora_command_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME multi/weights LABEL multi TIMEOUT 600 PROCESSORS 2
+cox_command_test(NAME multi/weights LABEL multi TIER all TIMEOUT 600 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/weights_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
-cox_command_test(NAME sealed/weights LABEL sealed TIMEOUT 600 PROCESSORS 2
+cox_command_test(NAME sealed/weights LABEL sealed TIER nightly TIMEOUT 600 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed"
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/weights_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})
 # Prefill and decode.
-cox_command_test(NAME multi/split LABEL multi TIMEOUT 600 PROCESSORS 2
+cox_command_test(NAME multi/split LABEL multi TIER all TIMEOUT 600 PROCESSORS 2
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/split_test.py ${PROJECT_BINARY_DIR}/bin
             ${PROJECT_SOURCE_DIR})

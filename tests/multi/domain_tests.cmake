@@ -1,4 +1,4 @@
-cox_multi_test(NAME domain
+cox_multi_test(NAME domain TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/domain_test.c ${CMAKE_CURRENT_LIST_DIR}/../unit/channel_fixture.c
             ${CMAKE_CURRENT_LIST_DIR}/../lib/inverted_domain.c
     LIBS coxswain_channel)
@@ -12,6 +12,7 @@ cox_test_program(test_multi_domain_cuda
             ${CMAKE_CURRENT_LIST_DIR}/../lib/inverted_domain.c
     LIBS coxswain_channel)
 add_dependencies(test_multi_domain_cuda fake_cuda)
-cox_command_test(NAME multi/domain_cuda LABEL multi COMMAND test_multi_domain_cuda libcuda.so.1)
-cox_command_test(NAME multi/domain_cuda_stand_in LABEL multi
+cox_command_test(NAME multi/domain_cuda LABEL multi TIER all
+    COMMAND test_multi_domain_cuda libcuda.so.1)
+cox_command_test(NAME multi/domain_cuda_stand_in LABEL multi TIER all
     COMMAND test_multi_domain_cuda $<TARGET_FILE:fake_cuda> stand-in)

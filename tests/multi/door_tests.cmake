@@ -4,5 +4,6 @@ set(door_fixture
 foreach(part door door_close folder visit depot)
     cox_test_program(test_multi_${part}
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/${part}_test.c ${door_fixture} LIBS coxswain_channel)
-    cox_command_test(NAME multi/${part} LABEL multi TIMEOUT 120 PROCESSORS 2 COMMAND test_multi_${part})
+    cox_command_test(NAME multi/${part} LABEL multi TIER all TIMEOUT 120 PROCESSORS 2
+        COMMAND test_multi_${part})
 endforeach()

@@ -1,52 +1,75 @@
+# Sets `ret_tier` to quick or nightly if `name` is in that list, else to all.
+function(cox_executor_tier ret_tier name)
+    cmake_parse_arguments(PARSE_ARGV 2 arg "" "" "QUICK;NIGHTLY")
+    set(tier all)
+    if(name IN_LIST arg_QUICK)
+        set(tier quick)
+    elseif(name IN_LIST arg_NIGHTLY)
+        set(tier nightly)
+    endif()
+    set(${ret_tier} ${tier} PARENT_SCOPE)
+endfunction()
+
 # The executor with real workers; scripted_worker obeys what the requests say.
-foreach(name attach completion counters executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
-    cox_multi_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
+set(executor_tests attach completion counters executor faults flight group lateness operations pause
+    replay restart session step threads worker wrapper)
+foreach(name IN LISTS executor_tests)
+    cox_executor_tier(tier ${name} QUICK attach completion counters executor faults flight lateness
+        operations replay restart session step threads worker wrapper)
+    cox_multi_test(NAME ${name} TIER ${tier} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_testlib TIMEOUT 120)
     add_dependencies(test_multi_${name} scripted_worker)
 endforeach()
 
-cox_multi_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
+cox_multi_test(NAME soak TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
     LIBS coxswain_testlib TIMEOUT 120 ARGS 100000)
 add_dependencies(test_multi_soak scripted_worker)
 
 # The same with ranks as threads. Left out: faults, whose ranks are killed by their own fault points, and wrapper, which
 # is about processes.
 foreach(name attach counters executor flight group lateness operations pause step threads)
-    cox_thread_test(NAME ${name} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c TIMEOUT 240)
+    cox_executor_tier(tier ${name} QUICK attach counters flight step NIGHTLY group)
+    cox_thread_test(NAME ${name} TIER ${tier} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
+        TIMEOUT 240)
 endforeach()
-cox_thread_test(NAME soak SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c TIMEOUT 240 ARGS 10000)
+cox_thread_test(NAME soak TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
+    TIMEOUT 240 ARGS 10000)
 
 # And with sealed groups: nothing has a name, the gates are futexes.
-foreach(name attach completion counters executor faults flight group lateness operations pause replay restart session step threads worker wrapper)
-    cox_sealed_test(${name} TIMEOUT 240 LOOKING)
+foreach(name IN LISTS executor_tests)
+    cox_executor_tier(tier ${name} QUICK attach counters executor faults flight operations restart
+        step worker)
+    cox_executor_tier(threads ${name} NIGHTLY lateness)
+    cox_executor_tier(looking ${name} NIGHTLY group lateness pause)
+    cox_sealed_test(${name} TIER ${tier} THREADS ${threads} LOOKING ${looking} TIMEOUT 240)
 endforeach()
-cox_sealed_test(soak TIMEOUT 240 ARGS 20000 LOOKING)
+cox_sealed_test(soak TIER all THREADS all LOOKING nightly TIMEOUT 240 ARGS 20000)
 
 # Control connections without a door.
-cox_multi_test(NAME service SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c
+cox_multi_test(NAME service TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 120)
 add_dependencies(test_multi_service scripted_worker)
-cox_sealed_test(service TIMEOUT 240)
+cox_sealed_test(service TIER all TIMEOUT 240)
 
 # Ranks that are replaced by a policy.
-cox_multi_test(NAME recovery SOURCES ${CMAKE_CURRENT_LIST_DIR}/recovery_test.c
+cox_multi_test(NAME recovery TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/recovery_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 240)
 add_dependencies(test_multi_recovery scripted_worker)
-cox_sealed_test(recovery TIMEOUT 300)
+cox_sealed_test(recovery TIER all TIMEOUT 300)
 
 # Several steps of the scheduler in flight, with a worker of its own.
 add_executable(async_worker ${CMAKE_CURRENT_LIST_DIR}/async_worker.c)
 set_target_properties(async_worker PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 target_link_libraries(async_worker PRIVATE coxswain_testlib coxswain_warnings)
-cox_multi_test(NAME async SOURCES ${CMAKE_CURRENT_LIST_DIR}/async_test.c
+cox_multi_test(NAME async TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/async_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 240)
 add_dependencies(test_multi_async async_worker)
-cox_sealed_test(async TIMEOUT 300)
+cox_sealed_test(async TIER all TIMEOUT 300)
 
 # The linker sends the timed system calls of the coordinator's threads through the test, which writes their deadlines down.
-cox_multi_test(NAME deadline SOURCES ${CMAKE_CURRENT_LIST_DIR}/deadline_test.c
+cox_multi_test(NAME deadline TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/deadline_test.c
     LIBS coxswain_testlib TIMEOUT 120)
 add_dependencies(test_multi_deadline scripted_worker)
 target_link_options(test_multi_deadline PRIVATE
     -Wl,--wrap=syscall,--wrap=sem_clockwait,--wrap=pthread_cond_timedwait)
-cox_sealed_test(deadline TIMEOUT 240 LOOKING)
+cox_sealed_test(deadline TIER all LOOKING nightly TIMEOUT 240)

@@ -1,22 +1,23 @@
 set(channel_fixture ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c)
 
 foreach(module base semaphore region geometry spin gate control request reply peer inherit socket logon deposits sealed)
-    cox_unit_test(NAME ${module}
+    cox_unit_test(NAME ${module} TIER quick
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/${module}_test.c ${channel_fixture}
         LIBS coxswain_channel)
 endforeach()
-cox_unit_test(NAME options
+cox_unit_test(NAME options TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/options_test.c ${channel_fixture}
     LIBS coxswain_worker_lib)
 # The linker sends the gate's system calls through the test, which counts them.
-cox_unit_test(NAME gate_futex TIMEOUT 120
+cox_unit_test(NAME gate_futex TIER quick TIMEOUT 120
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/gate_futex_test.c ${channel_fixture}
     LIBS coxswain_channel)
 target_link_options(test_unit_gate_futex PRIVATE -Wl,--wrap=syscall)
 # Threads that cannot be made, or begin late.
-cox_unit_test(NAME closer
+cox_unit_test(NAME closer TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/closer_test.c ${channel_fixture}
     LIBS coxswain_channel)
 target_link_options(test_unit_closer PRIVATE -Wl,--wrap=cox_thread_start)
 
-cox_unit_test(NAME bulk SOURCES ${CMAKE_CURRENT_LIST_DIR}/bulk_test.c LIBS coxswain_testlib TIMEOUT 60)
+cox_unit_test(NAME bulk TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/bulk_test.c
+    LIBS coxswain_testlib TIMEOUT 60)

@@ -1,5 +1,5 @@
 # The linker sends what is reserved through the test, which lets only little be so.
-cox_unit_test(NAME domain
+cox_unit_test(NAME domain TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/domain_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
             ${CMAKE_CURRENT_LIST_DIR}/../lib/inverted_domain.c
     LIBS coxswain_channel)

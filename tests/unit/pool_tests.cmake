@@ -1,10 +1,10 @@
 # Pools of blocks (channel/memory/pool/pool.h), all owners in one process.
 foreach(name pool pool_slab pool_renew)
-    cox_unit_test(NAME ${name}
+    cox_unit_test(NAME ${name} TIER quick
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c ${CMAKE_CURRENT_LIST_DIR}/pool_fixture.c
                 ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
         LIBS coxswain_channel)
 endforeach()
 
 # KV blocks of one writer (channel/memory/pool/kv_blocks.h).
-cox_unit_test(NAME kv_blocks SOURCES kv_blocks_test.c LIBS coxswain_channel)
+cox_unit_test(NAME kv_blocks TIER quick SOURCES kv_blocks_test.c LIBS coxswain_channel)

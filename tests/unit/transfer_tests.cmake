@@ -1,1 +1,1 @@
-cox_unit_test(NAME links SOURCES links_test.c LIBS coxswain_transfer)
+cox_unit_test(NAME links TIER quick SOURCES links_test.c LIBS coxswain_transfer)

@@ -1,20 +1,20 @@
-cox_unit_test(NAME table
+cox_unit_test(NAME table TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_test.c
             ${CMAKE_CURRENT_LIST_DIR}/table_model.c
             ${CMAKE_CURRENT_LIST_DIR}/table_request.c
     LIBS coxswain_worker_lib)
-cox_unit_test(NAME table_random
+cox_unit_test(NAME table_random TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/table_random_test.c
             ${CMAKE_CURRENT_LIST_DIR}/table_model.c
             ${CMAKE_CURRENT_LIST_DIR}/table_request.c
     LIBS coxswain_worker_lib)
-cox_unit_test(NAME pause
+cox_unit_test(NAME pause TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/pause_test.c
     LIBS coxswain_worker_lib)
-cox_unit_test(NAME lora_uses
+cox_unit_test(NAME lora_uses TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/lora_uses_test.c
             ${CMAKE_CURRENT_LIST_DIR}/table_request.c
     LIBS coxswain_worker_lib)
-cox_unit_test(NAME rank_weights
+cox_unit_test(NAME rank_weights TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/rank_weights_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
     LIBS coxswain_worker_lib)

@@ -1,0 +1,138 @@
+"""Builds and runs tests. `sh tools/test` starts it, and says what its arguments are."""
+
+import os
+import sys
+import time
+
+from supervised import ROOT, run, supervise
+
+sys.path.insert(0, os.path.join(ROOT, "tests"))
+import tiers  # noqa: E402
+
+PRESETS = ("test", "gcc", "clang", "asan", "tsan")
+# A build of another kind changes nothing about these.
+OF_ONE_BUILD = ["-LE", "^(model|transformers)$"]
+SKIPPED = 77
+# Of tests/fault.
+SOAKS = (
+    ("chaos.py", "--kills", "1000"),
+    ("chaos.py", "--kills", "1000", "--attach", "sealed"),
+    ("generate_chaos.py", "--minutes", "10"),
+    ("recovery_soak.py", "--seconds", "600"),
+)
+
+
+def build(preset):
+    # In the terminal's process group: sudo may ask for a password.
+    return run(["sh", "tools/compile", preset], own_group=False)
+
+
+def log_of(preset):
+    return os.path.join(ROOT, "build", preset, "ctest.log")
+
+
+def verdict_of(preset):
+    try:
+        with open(log_of(preset), errors="replace") as file:
+            return ([line.strip() for line in file if "% tests passed" in line] or [""])[-1]
+    except OSError:
+        return ""
+
+
+def run_tests(preset, title, options):
+    """Builds, runs the tests of a preset that `options` select. Returns the exit status."""
+    begin = time.monotonic()
+    if os.path.exists(log_of(preset)):
+        os.unlink(log_of(preset))
+    status = build(preset)
+    if status:
+        return status
+    folder = os.path.join("build", preset)
+    tests = tiers.tests_of("ctest", folder, options)
+    print("%s: %d tests, about %.0f minutes on 2 idle cores" % (
+        title, len(tests), max(1, tiers.seconds_of(tests, tiers.record()) / 60)), flush=True)
+    status = run(["ctest", "--preset", preset, "-j", str(os.cpu_count() or 1),
+                  "--output-log", log_of(preset), *options])
+    minutes = (time.monotonic() - begin) / 60
+    limit = tiers.MINUTES.get(title)
+    print("%s took %.1f minutes with the build" % (title, minutes))
+    if limit and minutes > limit:
+        times = tiers.passed_times(log_of(preset))
+        print("That is more than the %d minutes of this tier on 2 idle cores. The longest tests:"
+              % limit)
+        print("\n".join(tiers.longest([test for test in tests if test.name in times], times, 10)))
+    print(verdict_of(preset), flush=True)
+    return status
+
+
+def tier_options(tier):
+    within = tiers.TIERS[:tiers.TIERS.index(tier) + 1]
+    return ["-L", "^tier-(%s)$" % "|".join(within)]
+
+
+def step_test():
+    run(["sh", "tools/transformers"])  # without PyPI one test is skipped, and this says so
+    return run_tests("test", "test", [])
+
+
+def step_soaks():
+    """What fault/chaos and the like do for some seconds, for longer."""
+    status = build("test")
+    if status:
+        return status
+    for script, *options in SOAKS:
+        print(" ".join([script, *options]), flush=True)
+        command = [sys.executable, "tests/fault/" + script, "build/test/bin", ".", *options]
+        status = run(command) or status
+    return status
+
+
+STEPS = {
+    "test": step_test,
+    "gcc": lambda: run_tests("gcc", "gcc", OF_ONE_BUILD),
+    "clang": lambda: run_tests("clang", "clang", OF_ONE_BUILD),
+    "asan": lambda: run_tests("asan", "asan", OF_ONE_BUILD),
+    "tsan": lambda: run_tests("tsan", "tsan", OF_ONE_BUILD),
+    "fuzz": lambda: run(["sh", "tools/fuzz"], FUZZ_SECONDS=os.environ.get("FUZZ_SECONDS", "30")),
+    "soaks": step_soaks,
+    "demo": lambda: run(["sh", "tools/demo"]),
+    "debian": lambda: run(["sh", "tools/fresh"]),
+}
+
+
+def nightly(names):
+    """Runs the steps, each to its end, and prints one line for each. Returns the exit status."""
+    rows, failed = [], False
+    for name in names or STEPS:
+        print("== nightly: %s" % name, flush=True)
+        begin = time.monotonic()
+        status = STEPS[name]()
+        verdict = {0: "passed", SKIPPED: "skipped"}.get(status, "FAILED")
+        failed = failed or verdict == "FAILED"
+        note = verdict_of(name) if name in PRESETS else ""
+        rows.append((name, verdict, (time.monotonic() - begin) / 60, note))
+    print("\n%-8s %-8s %7s" % ("step", "verdict", "minutes"))
+    for row in rows:
+        print(("%-8s %-8s %7.1f  %s" % row).rstrip())
+    print("nightly: %s" % ("FAILED" if failed else "passed"), flush=True)
+    return 1 if failed else 0
+
+
+def main(arguments):
+    first = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    options = arguments[1:] if first else arguments
+    first = first or "quick"
+    if first == "nightly" and all(name in STEPS for name in options):
+        return nightly(options)
+    if first in tiers.LIMITS:
+        return run_tests("test", first, [*tier_options(first), *options])
+    if first in PRESETS:
+        return run_tests(first, first, options)
+    print("usage: sh tools/test [quick|all|%s [ctest option...]]\n"
+          "       sh tools/test nightly [%s]..." % ("|".join(PRESETS), "|".join(STEPS)),
+          file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    supervise(lambda: main(sys.argv[1:]))
