@@ -13,8 +13,9 @@ import signal
 import sys
 import time
 
-import remains
-from remains import Failure, Process, all_gone, bytes_of, descendants, doors, names, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import Failure, Process, all_gone, bytes_of, descendants, doors, names, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("bin_dir", type=os.path.abspath)
@@ -73,9 +74,9 @@ def finish(process, *expected):
 
 
 def await_lines(process, number, text, count):
-    end = time.monotonic() + remains.PATIENCE
+    end = time.monotonic() + harness.PATIENCE
     while process.text(number).count(text) < count:
-        remains.reap()
+        harness.reap()
         check(not process.ended, "it ended before it said '%s'" % text)
         check(time.monotonic() < end, "it never said '%s'" % text)
         time.sleep(0.002)
@@ -98,7 +99,7 @@ def objects_of(name):
     found = {}
     for one in names_of(name):
         try:
-            found[one] = os.stat(os.path.join(remains.SHM, one)).st_ino
+            found[one] = os.stat(os.path.join(harness.SHM, one)).st_ino
         except FileNotFoundError:
             pass
     return found
@@ -248,7 +249,7 @@ def test_p7_b54_cleaners_and_starters_at_once():
         victims = [orphan.pid] + descendants(orphan.pid)
         kill_all(victims)
         for pid in victims:
-            while os.path.exists("/proc/%d" % pid) and remains.reap():
+            while os.path.exists("/proc/%d" % pid) and harness.reap():
                 time.sleep(0.001)
         orphan.close()
         now[:] = [bystander]
@@ -273,10 +274,10 @@ def test_p7_b54_cleaners_and_starters_at_once():
                 finish(process, 1, -signal.SIGKILL)
         starters = [process for kind, process in racers if kind == "start"]
         # One has the name, or both had it one after the other; whoever has not was told so.
-        end = time.monotonic() + remains.PATIENCE
+        end = time.monotonic() + harness.PATIENCE
         while not all(process.out.startswith("name ") or process.ended for process in starters):
             check(time.monotonic() < end, "a start does not get anywhere")
-            remains.reap()
+            harness.reap()
             time.sleep(0.002)
         running = [process for process in starters if process.out.startswith("name ")]
         check(running, "nobody could start")
@@ -303,11 +304,11 @@ def test_p7_b54_cleaners_and_starters_at_once():
 
 
 def main():
-    remains.begin()
+    harness.begin()
     print("seed %d" % options.seed, flush=True)
     tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
     tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
-    return remains.run_tests(tests, options.seed, lambda: "\n".join(process.describe() for process in now),
+    return harness.run_tests(tests, options.seed, lambda: "\n".join(process.describe() for process in now),
                              PREFIX)
 
 

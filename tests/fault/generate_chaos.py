@@ -14,8 +14,9 @@ import sys
 import tempfile
 import time
 
-import remains
-from remains import Failure, Process, all_gone, children, doors, names, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import Failure, Process, all_gone, children, doors, names, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("bin_dir", type=os.path.abspath)
@@ -112,11 +113,11 @@ def check_text(process, prompts, complete, cut):
 def pause(process, until):
     """False: it has ended."""
     while time.monotonic() < until:
-        remains.reap()
+        harness.reap()
         if process.ended:
             return False
         time.sleep(LOOK_SECONDS)
-    remains.reap()
+    harness.reap()
     return not process.ended
 
 
@@ -243,9 +244,9 @@ def test_p2_p4_p7_generate_is_right_or_says_what_died():
 
 
 def main():
-    remains.begin()
+    harness.begin()
     print("seed %d" % options.seed, flush=True)
-    return remains.run_tests([test_p2_p4_p7_generate_is_right_or_says_what_died], options.seed,
+    return harness.run_tests([test_p2_p4_p7_generate_is_right_or_says_what_died], options.seed,
                              lambda: "\n".join(process.describe() for process in now), PREFIX)
 
 

@@ -20,8 +20,9 @@ import sys
 import tempfile
 import time
 
-import remains
-from remains import Failure, Process, all_gone, children, doors, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import Failure, Process, all_gone, children, doors, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("bin_dir", type=os.path.abspath)
@@ -81,7 +82,7 @@ def close(process):
 
 
 def ended(process):
-    remains.reap()
+    harness.reap()
     if process.ended:
         return True
     check(time.monotonic() - process.begun < options.deadline,
@@ -169,12 +170,12 @@ class Group:
                                "--on-death", "restart", "--restart-max", "1000", "--restart-window", "1")
         self.process.begun = float("inf")  # it has no deadline
         while self.process.out.count("\n") < 2 + options.ranks:
-            remains.reap()
+            harness.reap()
             check(not self.process.ended, "the group did not start: " + self.process.describe())
             time.sleep(0.005)
 
     def alive(self):
-        remains.reap()
+        harness.reap()
         check(not self.process.ended, "the group has ended")
 
     def status(self):
@@ -430,7 +431,7 @@ def unnamed_kib(pid):
     for fd in os.listdir("/proc/%d/fd" % pid):
         path = "/proc/%d/fd/%s" % (pid, fd)
         try:
-            if os.readlink(path).startswith(("/memfd:", remains.SHM)):
+            if os.readlink(path).startswith(("/memfd:", harness.SHM)):
                 found = os.stat(path)
                 seen[found.st_ino] = found.st_blocks // 2
         except OSError:
@@ -566,9 +567,9 @@ def describe():
 
 
 def main():
-    remains.begin()
+    harness.begin()
     print("seed %d" % options.seed, flush=True)
-    status = remains.run_tests([told_soak], options.seed, describe, PREFIX)
+    status = harness.run_tests([told_soak], options.seed, describe, PREFIX)
     print(json.dumps(summary))
     return status
 

@@ -12,9 +12,9 @@ import signal
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
-import remains  # pylint: disable=wrong-import-position
-from remains import Failure, Process, all_gone, descendants, doors, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import Failure, Process, all_gone, descendants, doors, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("bin_dir", type=os.path.abspath)
@@ -56,10 +56,10 @@ def start(kind):
 
 
 def await_ready(process):
-    end = time.monotonic() + remains.PATIENCE
+    end = time.monotonic() + harness.PATIENCE
     while len(process.out.splitlines()) < 2 + RANKS:
         check(not process.ended and time.monotonic() < end, "the group is not ready: " + process.describe())
-        remains.reap()
+        harness.reap()
         time.sleep(0.002)
 
 
@@ -127,7 +127,7 @@ def test_p7_m15_a_second_signal_at_any_instant_leaves_nothing(kind, _):
 
 
 def main():
-    remains.begin()
+    harness.begin()
     print("seed %d" % options.seed, flush=True)
     tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
     tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
@@ -136,7 +136,7 @@ def main():
         text = "\n".join(process.describe() for process in now)
         now.clear()
         return text
-    return remains.run_tests(tests, options.seed, describe, PREFIX)
+    return harness.run_tests(tests, options.seed, describe, PREFIX)
 
 
 if __name__ == "__main__":

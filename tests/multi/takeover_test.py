@@ -15,9 +15,9 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
-import remains  # pylint: disable=wrong-import-position
-from remains import Failure, Process, all_gone, descendants, doors, names, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import Failure, Process, all_gone, descendants, doors, names, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
 parser.add_argument("bin_dir", type=os.path.abspath)
@@ -51,7 +51,7 @@ def command(*arguments, **env):
     return process
 
 
-def finish(process, *expected, patience=remains.PATIENCE):
+def finish(process, *expected, patience=harness.PATIENCE):
     status = process.wait(patience)
     check(status in expected, "status %d, expected %s: %s" % (status, expected, process.describe()))
     return process
@@ -64,17 +64,17 @@ def close(*processes):
 
 
 def wait_until(condition, what):
-    end = time.monotonic() + remains.PATIENCE
+    end = time.monotonic() + harness.PATIENCE
     while not condition():
         check(time.monotonic() < end, "never: " + what)
-        remains.reap()
+        harness.reap()
         time.sleep(0.002)
 
 
 def gone(pids):
     """Nobody of them is there any more, zombies included."""
     def none_left():
-        remains.reap()
+        harness.reap()
         return not any(os.path.exists("/proc/%d" % pid) for pid in pids)
     wait_until(none_left, "%s are gone" % pids)
 
@@ -371,12 +371,12 @@ def test_a24_clients_come_and_go_through_many_coordinators():
     count = {"answered": 0, "told": 0}
     clients, lives = [], 0
     group = Group(name)
-    end = time.monotonic() + remains.PATIENCE
+    end = time.monotonic() + harness.PATIENCE
     while lives < 12 or min(count.values()) == 0:
         check(time.monotonic() < end, "not enough in time: %s" % count)
         if len(clients) < 2:
             clients.append(command("generate", "--join", "--name", name, "27+58=", "1+2="))
-        remains.reap()
+        harness.reap()
         for client in [client for client in clients if client.ended]:
             status = client.wait()
             if status == 0:
@@ -427,7 +427,7 @@ def test_a24_in_the_gap_commands_say_that_there_is_no_group():
 
 
 def main():
-    remains.begin()
+    harness.begin()
     print("seed %d" % options.seed, flush=True)
     tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
     tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
@@ -436,7 +436,7 @@ def main():
         text = "\n".join(process.describe() for process in now)
         now.clear()
         return text
-    return remains.run_tests(tests, options.seed, describe, PREFIX)
+    return harness.run_tests(tests, options.seed, describe, PREFIX)
 
 
 if __name__ == "__main__":
