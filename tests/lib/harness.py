@@ -39,6 +39,7 @@ import ctypes
 import functools
 import gc
 import itertools
+import json
 import os
 import random
 import re
@@ -159,7 +160,8 @@ def _watch(script) -> NoReturn:
         kill_all(descendants(os.getpid()))
     shutil.rmtree(scratch, ignore_errors=True)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 
@@ -308,8 +310,8 @@ def _attach_is_told(arguments):
     return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".door" in doors()
 
 
-def start(arguments, under=(), **more):
-    """coxswain with these arguments; under: what stands in front of it."""
+def start(arguments, under=(), command="coxswain", **more):
+    """A command with these arguments; under: what stands in front of it."""
     more.setdefault("stdin", subprocess.DEVNULL)
     more.setdefault("stdout", subprocess.PIPE)
     more.setdefault("stderr", subprocess.PIPE)
@@ -317,7 +319,7 @@ def start(arguments, under=(), **more):
     attaches = arguments[:1] in (["generate"], ["eval"], ["run"])
     if SEALED and attaches and not _attach_is_told(arguments):
         arguments = [arguments[0], "--attach", "sealed", *arguments[1:]]
-    return subprocess.Popen([*under, program("coxswain"), *arguments], text=True, **more)
+    return subprocess.Popen([*under, program(command), *arguments], text=True, **more)
 
 
 def finish(process, text=None):
@@ -358,6 +360,11 @@ def generate(*arguments, **more):
     return run(["generate", "--model", MODEL] + list(arguments), **more)
 
 
+def status_of(name):
+    """What status tells of a group."""
+    return json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
+
+
 @functools.cache
 def undisturbed(*arguments):
     """What one rank prints that nobody disturbs."""
@@ -377,8 +384,8 @@ def without(calls):
 # ---- waiting, and looking at processes ----
 
 
-def wait_until(condition, what):
-    end = time.monotonic() + (PATIENCE if _adopting else TIMEOUT)
+def wait_until(condition, what, patience=None):
+    end = time.monotonic() + (patience or (PATIENCE if _adopting else TIMEOUT))
     while not condition():
         check(time.monotonic() < end, "never: " + what)
         if _adopting:
@@ -637,7 +644,7 @@ def main(after_each=lambda: None, tell=describe):
             failed += 1
             how = "" if "seed" not in options else " with --seed %d" % options.seed
             what = str(error) if isinstance(error, Failure) else traceback.format_exc()
-            verdict = "FAILED%s: %s\n%s\n%s" % (how, what or type(error).__name__, tell(), dump())
+            verdict = "\n".join(filter(None, ["FAILED%s: %s" % (how, what), tell(), dump()]))
             _clean_up()
         seconds = time.monotonic() - begin_time
         print("%s (%.1f s) %s" % (function.__name__, seconds, verdict), flush=True)
