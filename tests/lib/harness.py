@@ -15,14 +15,15 @@ A script finds this by its own place, so that it runs by hand as well as under C
 
 A script that is one test itself ends with `harness.script(main)` instead.
 
-guard(), which both call, forks. The script goes on in the child; the parent only waits. Whatever
-the script has started ends with the script: at its end, at Ctrl-C, and by any signal, SIGKILL
-too. So does the temporary folder, which has the files of tempfile and XDG_RUNTIME_DIR. A process
-that is still there after an orderly end makes the exit status 1. The child ends with the parent.
+guard(), which both call, forks. The script goes on in the child; the parent only waits. When the
+script has ended, at Ctrl-C or by any signal as well, the parent kills all processes that it has
+left. It removes the script's names in /dev/shm and its temporary folder, which holds the files of
+tempfile and XDG_RUNTIME_DIR. A process that is left after an orderly end makes the exit status 1.
+If the parent is killed, the child does all this and ends.
 
 main() runs the functions with @test in order, and prints a line for each. A test fails by an
-exception; check() raises Failure. It fails also when it leaves a process, an fd, or a name of a
-group of this script in /dev/shm. skip() skips it. Exit status 77: there were nothing but skips.
+exception; check() raises Failure. A test also fails when it leaves a process, an fd, or a name of
+a group of this script in /dev/shm. skip() skips it. Exit status 77: all tests were skipped.
 
 Commands are started in one of two ways. start(), run() and finish() give pipes. Process gives
 files, for scripts that kill at random: no killed process can leave a pipe open. It needs
@@ -158,7 +159,7 @@ def _watch(script) -> NoReturn:
         code = 1
     while not _reaped(0.1):
         kill_all(descendants(os.getpid()))
-    shutil.rmtree(scratch, ignore_errors=True)
+    _remove_files(script)
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
@@ -182,7 +183,13 @@ def _reaped(patience):
 def _end_unwatched():
     if os.getppid() != _watcher:
         end_everything()
-        shutil.rmtree(scratch, ignore_errors=True)
+        _remove_files(os.getpid())
+
+
+def _remove_files(script):
+    for name in own_names(script):
+        os.unlink(os.path.join(SHM, name))
+    shutil.rmtree(scratch, ignore_errors=True)
 
 
 def program(name):
@@ -523,9 +530,9 @@ def names_of(group):
     return names(group + "_")
 
 
-def own_names():
-    """Of groups that are called coxWORD.PID, with this process's, and maybe more behind it."""
-    own = re.compile(r"(sem\.)?cox[a-z]+\.%d[._]" % os.getpid())
+def own_names(script=None):
+    """Of groups whose name starts with coxWORD.PID, the process id of the script."""
+    own = re.compile(r"(sem\.)?cox[a-z]+\.%d[._]" % (script or os.getpid()))
     return sorted(name for name in os.listdir(SHM) if own.match(name))
 
 
