@@ -10,6 +10,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+
 # Judged once per placement.
 PLACED = [
     "named by the semaphore floor, N = 2, 4, 8",
@@ -108,4 +111,4 @@ def main():
     assert placements == [(8, "free"), (8, "one processor")], placements
 
 
-main()
+harness.script(main)

@@ -22,6 +22,9 @@ import subprocess
 import sys
 import tempfile
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+
 ROUNDS = 64  # as in hot_path.c
 LIMIT = 0.10
 # The parts of a process's output, each written at a mark; the second and fourth are what is between two.
@@ -106,13 +109,11 @@ def main():
     try:
         subprocess.run(["valgrind", "--tool=callgrind", "-q", "--callgrind-out-file=/dev/null", "true"], check=True)
     except (OSError, subprocess.CalledProcessError) as e:
-        print(f"skipped: callgrind does not run here: {e}")
-        return 77
+        harness.skip(f"callgrind does not run here: {e}")
     name = environment_name(compiler)
     record = json.loads(record_path.read_text())
     if name not in record and not renew:
-        print(f"skipped: nothing is recorded for {name}, only for {', '.join(record)}")
-        return 77
+        harness.skip(f"nothing is recorded for {name}, only for {', '.join(record)}")
     counts = count(program, "named") | count(program, "sealed")
     if renew:
         record[name] = counts
@@ -133,4 +134,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.script(main)

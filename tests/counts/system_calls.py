@@ -5,11 +5,15 @@ Runs PROGRAM (hot_path.c) with two ranks for each kind of attach, and looks at a
 the first and the last of the counted rounds, each from submit to handler: nothing in every round but to sleep and to wake, and no
 more of both than the protocol needs. Exit status 77 where processes may not be traced."""
 import collections
+import os
 import pathlib
 import re
 import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
 
 ROUNDS = 64  # as in hot_path.c
 RANKS = 2
@@ -77,8 +81,7 @@ def main():
     try:
         subprocess.run(["strace", "-f", "-qq", "-o", "/dev/null", "true"], check=True)
     except (OSError, subprocess.CalledProcessError) as e:
-        print(f"skipped: no process may be traced here: {e}")
-        return 77
+        harness.skip(f"no process may be traced here: {e}")
     for attach, limits in LIMITS.items():
         clock, counted = parts(list(settled(trace(program, attach))))
         for what, (calls, seconds) in zip(("opaque", "step"), counted):
@@ -96,4 +99,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.script(main)

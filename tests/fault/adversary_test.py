@@ -20,16 +20,17 @@ import tempfile
 import threading
 import time
 
-ADVERSARY = os.path.abspath(sys.argv.pop(3))
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "multi"))
-import commands_test as base  # pylint: disable=wrong-import-position
-import control_test as control  # pylint: disable=wrong-import-position
-import lora_command_test as lora  # pylint: disable=wrong-import-position
-import weights_test as weights  # pylint: disable=wrong-import-position
-from commands_test import MODEL, check, expect, run, sums, wait_until
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import checkpoints  # pylint: disable=wrong-import-position
+import groups  # pylint: disable=wrong-import-position
+import harness  # pylint: disable=wrong-import-position
+from groups import RESTART  # pylint: disable=wrong-import-position
+from harness import MODEL, TIMEOUT, alive, check, expect, run, sums, test, undisturbed, wait_until
 
-base.tests.clear()  # theirs are other tests
-test = base.test
+parser = harness.parser(__doc__)
+parser.add_argument("adversary", type=os.path.abspath)
+ADVERSARY = harness.begin(parser).adversary
+OTHER = checkpoints.other_model()
 
 # What a rank may have mapped for writing, and who else writes there: nobody, but for the hints.
 OWN = {
@@ -45,7 +46,6 @@ HINTS = "memfd:cox_wake"
 # Attempts that are in order where the memory is the rank's own, and where it holds hints.
 HARMLESS = {"map", "pwrite", "punch", "reopen-map", "reopen-pwrite", "reopen-punch", "remove"}
 
-RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
 # A rank that destroys its own replies is waited for, as one that is late: until these deadlines.
 SEALED = ("--attach", "sealed", "--timeout", "5", "--start-timeout", "10")
 # Of an order that is given while a rank attacks: an init whose reply is destroyed ends no sooner.
@@ -63,7 +63,7 @@ class Adversary:
 
     def __init__(self, rank):
         self.rank = rank
-        self.folder = tempfile.mkdtemp(prefix="cox_adversary_")
+        self.folder = tempfile.mkdtemp()
         self.orders_path = os.path.join(self.folder, "orders")
         self.report_path = os.path.join(self.folder, "report")
         os.mkfifo(self.orders_path, 0o600)
@@ -100,15 +100,7 @@ class Adversary:
         shutil.rmtree(self.folder)
 
 
-def alive(pid):
-    try:
-        with open("/proc/%d/stat" % pid, encoding="ascii") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-class Group(control.Group):
+class Group(groups.Group):
     def __init__(self, ranks, adversary, *arguments):
         super().__init__(ranks, SEALED + arguments, **(adversary.variables() if adversary else {}))
         self.adversary = adversary
@@ -146,8 +138,8 @@ class Group(control.Group):
 
     def end(self):
         expect(self.ask_stop(), 0)
-        self.process.wait(timeout=base.TIMEOUT)
-        self.reader.join(timeout=base.TIMEOUT)
+        self.process.wait(timeout=TIMEOUT)
+        self.reader.join(timeout=TIMEOUT)
         check(self.process.returncode in (0, 1, 3), "the coordinator ended with %s: %s" % (self.process.returncode, "".join(self.err)))
         self.left_nothing()
 
@@ -170,10 +162,10 @@ def prompts():
 def expected(*arguments):
     """What an undisturbed rank says, by prompt."""
     if arguments not in answers:
-        result = expect(run(["generate", "-n", "1", *(arguments or ("--model", MODEL)), "--json", "--quiet", "--max-tokens", "8",
-                             *prompts()]), 0)
-        answers[arguments] = [json.loads(line)["tokens"] for line in result.out.splitlines()]
-        check(len(answers[arguments]) == PROMPT_COUNT, "not every prompt has an answer", result)
+        model = arguments or ("--model", MODEL)
+        text = undisturbed(*model, "--json", "--max-tokens", "8", *prompts())
+        answers[arguments] = [json.loads(line)["tokens"] for line in text.splitlines()]
+        check(len(answers[arguments]) == PROMPT_COUNT, "not every prompt has an answer")
     return answers[arguments]
 
 
@@ -290,13 +282,13 @@ def check_inventory(group):
 @test
 def test_b16_a_rank_can_write_nothing_but_what_is_its_own():
     with Adversary(2) as adversary, Group(4, adversary, *RESTART) as group:
-        folder = lora.adapter("adversary")
+        folder = checkpoints.adapter("adversary")
         all_right(prompt(group, [expected()]))
         expect(group.ask("lora", "load", "adversary", folder), 0)
         check_writers([group.process.pid, *group.pids])
         print("writable for a rank: %s" % ", ".join(check_inventory(group)))
         nothing_wrong(prompt(group, [expected()]), group)
-        expect(group.ask("weights", weights.OTHER), 0)
+        expect(group.ask("weights", OTHER), 0)
         check_inventory(group)
         expect(group.ask("weights", MODEL), 0)
         replace(group)
@@ -358,13 +350,13 @@ def test_p10_payload_written_over_changes_texts_and_nothing_else():
 
 @test
 def test_p10_weights_and_adapters_are_switched_meanwhile():
-    other = expected("--model", weights.OTHER)
+    other = expected("--model", OTHER)
     with Adversary(3) as adversary, Group(4, adversary, *RESTART) as group:
-        folder = lora.adapter("meanwhile")
+        folder = checkpoints.adapter("meanwhile")
         models = [expected(), other]
 
         def during():
-            for model in (weights.OTHER, MODEL):
+            for model in (OTHER, MODEL):
                 group.ask("weights", *BRIEFLY, model)
                 yield prompt(group, models)
             group.ask("lora", "load", "meanwhile", folder, *BRIEFLY)
@@ -375,7 +367,7 @@ def test_p10_weights_and_adapters_are_switched_meanwhile():
             if alive(group.attacker()):
                 attack(group, "scribble %s words 500" % value, during)
         group.ask("recover", "restart", "--rank", "3", "--kill")
-        for model, tokens in ((weights.OTHER, other), (MODEL, expected())):
+        for model, tokens in ((OTHER, other), (MODEL, expected())):
             expect(group.ask("weights", model), 0)
             all_right(prompt(group, [tokens]))
         expect(group.ask("lora", "load", "meanwhile", folder), 0)
@@ -404,9 +396,9 @@ def test_p9_a_rank_of_a_linked_group_harms_the_other_group_in_nothing():
     with Adversary(1) as adversary, Group(2, None, "--role", "prefill", *RESTART) as a, \
             Group(2, adversary, "--role", "decode", *RESTART) as b:
         both = ["generate", "--prefill", a.name, "--decode", b.name, "--quiet", "--max-tokens", "8"]
-        undisturbed = expect(run(["generate", "-n", "1", "--model", MODEL, "--quiet", "--max-tokens", "8", *prompts()]), 0).out
+        text = undisturbed("--model", MODEL, "--max-tokens", "8", *prompts())
         result = expect(run([*both, *prompts()]), 0)
-        check(result.out == undisturbed, "another text", result)
+        check(result.out == text, "another text", result)
         check_writers([a.process.pid, *a.pids, b.process.pid, *b.pids])
         check_inventory(b)
         for value in VALUES:
@@ -421,15 +413,10 @@ def test_p9_a_rank_of_a_linked_group_harms_the_other_group_in_nothing():
                     b.status()
         b.ask("recover", "restart", "--rank", "1", "--kill")
         result = expect(run([*both, *prompts()]), 0)
-        check(result.out == undisturbed, "another text after the hostile rank was replaced", result)
+        check(result.out == text, "another text after the hostile rank was replaced", result)
         b.end()
         a.end()
 
 
 if __name__ == "__main__":
-    try:
-        exit_status = base.main()
-    finally:
-        for folder in (control.RUNTIME, weights.FOLDER, lora.FOLDER):
-            shutil.rmtree(folder, ignore_errors=True)
-    sys.exit(exit_status)
+    sys.exit(harness.main())

@@ -4,7 +4,6 @@
 Usage: chaos.py BIN_DIR SOURCE_DIR [--kills N] [--seed S] [--attach named|sealed] [TEST...]
 """
 
-import argparse
 import collections
 import os
 import random
@@ -13,23 +12,20 @@ import signal
 import sys
 import time
 
-import remains
-from remains import Failure, Process, all_gone, bytes_of, descendants, doors, names, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import (MODEL, Failure, Process, all_gone, bytes_of, check, descendants, doors,
+                     kill_all, names, names_of, test, wait_until)
 
-parser = argparse.ArgumentParser(usage=__doc__)
-parser.add_argument("bin_dir", type=os.path.abspath)
-parser.add_argument("source_dir", type=os.path.abspath)
+parser = harness.parser(__doc__, seed=True)
 parser.add_argument("--kills", type=int, default=200)
-parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
 parser.add_argument("--attach", choices=("named", "sealed"), default="named")
-parser.add_argument("tests", nargs="*")
-options = parser.parse_args()
+options = harness.begin(parser, adopt=True)
 dice = random.Random(options.seed)
 SEALED = options.attach == "sealed"  # then nothing has a name, but the socket of the group
 
-COXSWAIN = os.path.join(options.bin_dir, "coxswain")
-SCRIPTED = os.path.join(options.bin_dir, "scripted_worker")
-MODEL = os.path.join(options.source_dir, "models", "sums")
+COXSWAIN = harness.program("coxswain")
+SCRIPTED = harness.program("scripted_worker")
 PREFIX = "coxchaos.%d." % os.getpid()
 SAME = PREFIX + "same"
 # A group of eight by default, and a little for pages that are half used.
@@ -41,12 +37,6 @@ WORKERS = {
     "wrapped": ["--no-init", "--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh"],
     "never": ["--no-flags", "--", "sh", "-c", "echo started >&2; exec sleep 1000"],
 }
-now = []  # what is going on, for a failure
-
-
-def check(condition, text):
-    if not condition:
-        raise Failure(text)
 
 
 def run_of(name, ranks, workers, *more):
@@ -54,43 +44,24 @@ def run_of(name, ranks, workers, *more):
 
 
 def start(name, ranks, workers, *more):
-    process = Process(run_of(name, ranks, workers, *more))
-    now[:] = [process]
-    return process
+    return Process(run_of(name, ranks, workers, *more))
 
 
 def clean(*arguments):
-    process = Process([COXSWAIN, "clean", *arguments])
-    now.append(process)
-    return process
+    return Process([COXSWAIN, "clean", *arguments])
 
 
 def finish(process, *expected):
-    status = process.wait()
-    check(status in expected, "status %d, expected %s" % (status, expected))
-    process.close()
-    now.remove(process)
+    process.finish(*expected).close()
 
 
 def await_lines(process, number, text, count):
-    end = time.monotonic() + remains.PATIENCE
-    while process.text(number).count(text) < count:
-        remains.reap()
+    def said():
+        if process.text(number).count(text) >= count:
+            return True
         check(not process.ended, "it ended before it said '%s'" % text)
-        check(time.monotonic() < end, "it never said '%s'" % text)
-        time.sleep(0.002)
-
-
-def kill_all(pids):
-    """Returns how many were still there."""
-    count = 0
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-            count += 1
-        except ProcessLookupError:
-            pass
-    return count
+        return False
+    wait_until(said, "it said '%s'" % text)
 
 
 def objects_of(name):
@@ -98,7 +69,7 @@ def objects_of(name):
     found = {}
     for one in names_of(name):
         try:
-            found[one] = os.stat(os.path.join(remains.SHM, one)).st_ino
+            found[one] = os.stat(os.path.join(harness.SHM, one)).st_ino
         except FileNotFoundError:
             pass
     return found
@@ -195,6 +166,7 @@ def undisturbed(name):
     finish(process, 0)
 
 
+@test
 def test_p7_b4_nothing_is_left_whoever_is_killed_whenever():
     count = collections.Counter()
     number = 0
@@ -220,9 +192,9 @@ def leave_names(name, ranks):
     process.wait()
     check(all_gone(), "processes are left")
     process.close()
-    now.clear()
 
 
+@test
 def test_p7_b53_restarts_do_not_fill_dev_shm():
     name = PREFIX + "restart"
     sizes = []
@@ -236,6 +208,7 @@ def test_p7_b53_restarts_do_not_fill_dev_shm():
     check(not doors(), "sockets: %s" % doors())
 
 
+@test
 def test_p7_b54_cleaners_and_starters_at_once():
     count = collections.Counter()
     bystander = start(PREFIX + "bystander", 2, "scripted", "--attach", "named", "--keep-names")
@@ -248,10 +221,9 @@ def test_p7_b54_cleaners_and_starters_at_once():
         victims = [orphan.pid] + descendants(orphan.pid)
         kill_all(victims)
         for pid in victims:
-            while os.path.exists("/proc/%d" % pid) and remains.reap():
+            while os.path.exists("/proc/%d" % pid) and harness.reap():
                 time.sleep(0.001)
         orphan.close()
-        now[:] = [bystander]
         kinds = ["clean"] * 3 + ["start"] * 2 + ["killed"] * 2
         dice.shuffle(kinds)
         racers = []
@@ -260,7 +232,6 @@ def test_p7_b54_cleaners_and_starters_at_once():
                 process = Process(run_of(name, 2, "scripted"))
             else:
                 process = Process([COXSWAIN, "clean", name, PREFIX + "bystander"])
-            now.append(process)
             racers.append((kind, process))
         time.sleep(dice.uniform(0, 0.004))
         for kind, process in racers:
@@ -273,11 +244,8 @@ def test_p7_b54_cleaners_and_starters_at_once():
                 finish(process, 1, -signal.SIGKILL)
         starters = [process for kind, process in racers if kind == "start"]
         # One has the name, or both had it one after the other; whoever has not was told so.
-        end = time.monotonic() + remains.PATIENCE
-        while not all(process.out.startswith("name ") or process.ended for process in starters):
-            check(time.monotonic() < end, "a start does not get anywhere")
-            remains.reap()
-            time.sleep(0.002)
+        wait_until(lambda s=starters: all(one.out.startswith("name ") or one.ended for one in s),
+                   "each start gets somewhere")
         running = [process for process in starters if process.out.startswith("name ")]
         check(running, "nobody could start")
         count["starts"] += len(running)
@@ -302,14 +270,5 @@ def test_p7_b54_cleaners_and_starters_at_once():
     return count
 
 
-def main():
-    remains.begin()
-    print("seed %d" % options.seed, flush=True)
-    tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
-    tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
-    return remains.run_tests(tests, options.seed, lambda: "\n".join(process.describe() for process in now),
-                             PREFIX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.main())

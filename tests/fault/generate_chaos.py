@@ -4,30 +4,26 @@
 Usage: generate_chaos.py BIN_DIR SOURCE_DIR [--minutes M] [--seed S] [--attach named|sealed]
 """
 
-import argparse
 import collections
 import json
 import os
 import random
 import signal
 import sys
-import tempfile
 import time
 
-import remains
-from remains import Failure, Process, all_gone, children, doors, names, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import (MODEL, Failure, Process, all_gone, check, children, doors, kill_all, names,
+                     names_of, temporary, test)
 
-parser = argparse.ArgumentParser(usage=__doc__)
-parser.add_argument("bin_dir", type=os.path.abspath)
-parser.add_argument("source_dir", type=os.path.abspath)
+parser = harness.parser(__doc__, seed=True)
 parser.add_argument("--minutes", type=float, default=0.3)
-parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
 parser.add_argument("--attach", choices=("named", "sealed"), default="named")
-options = parser.parse_args()
+options = harness.begin(parser, adopt=True)
 dice = random.Random(options.seed)
 
-COXSWAIN = os.path.join(options.bin_dir, "coxswain")
-MODEL = os.path.join(options.source_dir, "models", "sums")
+COXSWAIN = harness.program("coxswain")
 PREFIX = "coxgen.%d." % os.getpid()
 WORKER_DIED = 3
 # Longer than this is too slow to be waited for, in a sanitized build or on a busy machine.
@@ -35,7 +31,6 @@ STEP_SECONDS_MAX = 3.0
 # Between looks at a command that is disturbed.
 LOOK_SECONDS = 0.001
 
-now = []  # what is going on, for a failure
 expected = {}  # prompt to what is said about it
 # A step has so long; then it is run again, and fails for good when its rank is silent for as long once more. Some pauses
 # are longer than the one and shorter than the two together. Set by learn.
@@ -44,44 +39,28 @@ pauses = [(0, 0.05), (0, 0.3)]
 seconds = {}  # ranks and number of prompts to how long the last run took
 
 
-def check(condition, text):
-    if not condition:
-        raise Failure(text)
-
-
 def file_of(prompts):
-    file = tempfile.NamedTemporaryFile("w", prefix="cox_chaos_", encoding="ascii")
-    file.write("".join(prompt + "\n" for prompt in prompts))
-    file.flush()
-    return file
+    return temporary("".join(prompt + "\n" for prompt in prompts))
 
 
-def start(prompts, ranks, *more):
-    process = Process([COXSWAIN, "generate", "-n", str(ranks), "--model", MODEL, "--json", "--file", prompts,
-                       "--attach", options.attach, *more])
-    now[:] = [process]
-    return process
+def start(path, ranks, *more):
+    return Process([COXSWAIN, "generate", "-n", str(ranks), "--model", MODEL, "--json", "--file",
+                    path, "--attach", options.attach, *more])
 
 
 def learn():
     """From a run that nobody disturbs."""
-    with open(os.path.join(MODEL, "heldout.txt"), encoding="ascii") as file:
-        prompts = [line[:line.index("=") + 1] for line in file]
-    with file_of(prompts) as file:
-        process = start(file.name, 1)
-        check(process.wait() == 0, "the undisturbed run failed")
-        for prompt, line in zip(prompts, process.out.splitlines()):
-            expected[prompt] = json.loads(line)
+    prompts = harness.sums()[0]
+    process = start(file_of(prompts), 1).finish(0)
+    for prompt, line in zip(prompts, process.out.splitlines()):
+        expected[prompt] = json.loads(line)
     check(len(expected) == len(set(prompts)), "the undisturbed run is not complete")
     check(all(said["prompt"] == prompt and said["finish"] == "stop" for prompt, said in expected.items()),
           "the undisturbed run is odd")
     process.close()
     global step_seconds
     begin = time.monotonic()
-    with file_of(prompts[:50]) as file:
-        process = start(file.name, 8)
-        check(process.wait() == 0, "the undisturbed run failed")
-        process.close()
+    start(file_of(prompts[:50]), 8).finish(0).close()
     # Several steps; none of them takes half as long as all together.
     step_seconds = max(step_seconds, (time.monotonic() - begin) / 2)
     if step_seconds <= STEP_SECONDS_MAX:
@@ -112,21 +91,12 @@ def check_text(process, prompts, complete, cut):
 def pause(process, until):
     """False: it has ended."""
     while time.monotonic() < until:
-        remains.reap()
+        harness.reap()
         if process.ended:
             return False
         time.sleep(LOOK_SECONDS)
-    remains.reap()
+    harness.reap()
     return not process.ended
-
-
-def send(pid, number):
-    """False: there is no such process any more."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def stop_and_continue(process, usual, count):
@@ -140,10 +110,10 @@ def stop_and_continue(process, usual, count):
         if not pids:
             continue
         pid = dice.choice(pids)
-        if send(pid, signal.SIGSTOP):
+        if kill_all([pid], signal.SIGSTOP):
             count["stops"] += 1
             time.sleep(dice.uniform(*dice.choice(pauses)))
-            send(pid, signal.SIGCONT)
+            kill_all([pid], signal.SIGCONT)
 
 
 def one_run(prompts_all, count):
@@ -156,28 +126,29 @@ def one_run(prompts_all, count):
     size = (ranks, len(prompts))
     before = doors()
     begin = time.monotonic()
-    with file_of(prompts) as file:
-        process = start(file.name, ranks, *more)
-        what = dice.choice(("nothing", "pauses", "pauses", "worker killed", "worker killed", "command killed",
-                            "command killed", "signal"))
-        alive = True
-        if what == "pauses":
-            stop_and_continue(process, seconds.get(size, 1), count)
-        elif what != "nothing":
-            usual = seconds.get(size, 1)
-            alive = pause(process, begin + dice.choice((0, dice.uniform(0, 0.1), dice.uniform(0, usual),
-                                                        dice.uniform(0, usual))))
-        victim = None
-        number = dice.choice((signal.SIGINT, signal.SIGTERM))
-        if what == "worker killed" and alive:
-            victim = dice.choice(children(process.pid) or [None])
-            if victim is not None and not send(victim, signal.SIGKILL):
-                victim = None
-        elif what == "command killed" and alive:
-            alive = process.kill(signal.SIGKILL)
-        elif what == "signal" and alive:
-            alive = process.kill(number)
-        status = process.wait()
+    path = file_of(prompts)
+    process = start(path, ranks, *more)
+    what = dice.choice(("nothing", "pauses", "pauses", "worker killed", "worker killed",
+                        "command killed", "command killed", "signal"))
+    alive = True
+    if what == "pauses":
+        stop_and_continue(process, seconds.get(size, 1), count)
+    elif what != "nothing":
+        usual = seconds.get(size, 1)
+        alive = pause(process, begin + dice.choice((0, dice.uniform(0, 0.1), dice.uniform(0, usual),
+                                                    dice.uniform(0, usual))))
+    victim = None
+    number = dice.choice((signal.SIGINT, signal.SIGTERM))
+    if what == "worker killed" and alive:
+        victim = dice.choice(children(process.pid) or [None])
+        if victim is not None and not kill_all([victim]):
+            victim = None
+    elif what == "command killed" and alive:
+        alive = process.kill(signal.SIGKILL)
+    elif what == "signal" and alive:
+        alive = process.kill(number)
+    status = process.wait()
+    os.unlink(path)
     if status == 0 and what != "pauses":
         seconds[size] = time.monotonic() - begin
     count["runs"] += 1
@@ -216,14 +187,11 @@ def one_run(prompts_all, count):
     if left:
         count["names left"] += 1
         if not name.endswith("same"):
-            cleaner = Process([COXSWAIN, "clean", name])
-            now.append(cleaner)
-            check(cleaner.wait() == 0, "not cleaned")
-            cleaner.close()
+            Process([COXSWAIN, "clean", name]).finish(0).close()
     process.close()
-    now.clear()
 
 
+@test
 def test_p2_p4_p7_generate_is_right_or_says_what_died():
     count = collections.Counter()
     prompts = learn()
@@ -233,21 +201,11 @@ def test_p2_p4_p7_generate_is_right_or_says_what_died():
             one_run(prompts, count)
         except Failure as failure:
             raise Failure("run %d: %s" % (count["runs"] + 1, failure)) from None
-    cleaner = Process([COXSWAIN, "clean", PREFIX + "same"])
-    now[:] = [cleaner]
-    check(cleaner.wait() == 0, "not cleaned")
-    cleaner.close()
+    Process([COXSWAIN, "clean", PREFIX + "same"]).finish(0).close()
     check(not names(PREFIX), "left in the end: %s" % names(PREFIX))
     check(not doors(), "sockets in the end: %s" % doors())
     return count
 
 
-def main():
-    remains.begin()
-    print("seed %d" % options.seed, flush=True)
-    return remains.run_tests([test_p2_p4_p7_generate_is_right_or_says_what_died], options.seed,
-                             lambda: "\n".join(process.describe() for process in now), PREFIX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.main())

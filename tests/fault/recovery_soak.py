@@ -10,42 +10,36 @@ how often each fault was there, prompts and clients, what was wrong (nothing), a
 coordinator and workers, before and after. The long way is --seconds 1800.
 """
 
-import argparse
 import collections
 import json
 import os
 import random
 import signal
 import sys
-import tempfile
 import time
 
-import remains
-from remains import Failure, Process, all_gone, children, doors, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import (MODEL, Failure, Process, all_gone, check, children, doors, kill_all, names_of,
+                     sums, temporary, test)
 
-parser = argparse.ArgumentParser(usage=__doc__)
-parser.add_argument("bin_dir", type=os.path.abspath)
-parser.add_argument("source_dir", type=os.path.abspath)
+parser = harness.parser(__doc__, seed=True)
 parser.add_argument("--seconds", type=float, default=20)
-parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
 parser.add_argument("--ranks", type=int, default=4)
 parser.add_argument("--attach", choices=("named", "sealed"), default="named")
 parser.add_argument("--clients", type=int, default=2)
 parser.add_argument("--pause", default="0.3,1.5")
 parser.add_argument("--deadline", type=float, default=60, help="of a client and of a command; longer is a hang")
 parser.add_argument("--faults", default="", help="only these")
-options = parser.parse_args()
+options = harness.begin(parser, adopt=True)
 dice = random.Random(options.seed)
 PAUSE = [float(part) for part in options.pause.split(",")]
 
-COXSWAIN = os.path.join(options.bin_dir, "coxswain")
-MODEL = os.path.join(options.source_dir, "models", "sums")
-PREFIX = "coxsoak.%d." % os.getpid()
-NAME = PREFIX + "group"
+COXSWAIN = harness.program("coxswain")
+NAME = harness.fresh_name("soak")
 # Of resident memory and of memory without a name: what an allocator keeps is no leak; each fault that leaves some is.
 GROWTH_KIB_MAX = 6 << 10
 
-now = []  # what is going on, for a failure
 history = collections.deque(maxlen=40)  # of faults, for a failure
 faults = collections.Counter()
 summary = {"prompts": 0, "clients": 0, "wrong": 0, "hangs": 0, "leaks": 0, "other_failures": 0}
@@ -63,29 +57,18 @@ class Leak(Failure):
     """Something is left, or has grown."""
 
 
-def check(condition, text, kind=Failure):
-    if not condition:
-        raise kind(text)
-
-
 def command(*arguments):
     process = Process([COXSWAIN, *arguments])
     process.begun = time.monotonic()
-    now.append(process)
     return process
 
 
-def close(process):
-    process.close()
-    now.remove(process)
-
-
 def ended(process):
-    remains.reap()
+    harness.reap()
     if process.ended:
         return True
     check(time.monotonic() - process.begun < options.deadline,
-          "no end after %.0f s: %s" % (options.deadline, " ".join(process.arguments)), Hang)
+          "no end after %.0f s: %s" % (options.deadline, " ".join(process.arguments)), kind=Hang)
     return False
 
 
@@ -110,14 +93,12 @@ class Job:
 
     def __init__(self, prompts, *arguments):
         self.count = len(prompts)
-        self.file = tempfile.NamedTemporaryFile("w", prefix="cox_soak_", encoding="ascii")
-        self.file.write("".join(prompt + "\n" for prompt in prompts))
-        self.file.flush()
-        self.arguments = ["--quiet", "--file", self.file.name, *arguments]
+        path = temporary("".join(prompt + "\n" for prompt in prompts))
+        self.arguments = ["--quiet", "--file", path, *arguments]
         process = in_time(command("generate", "-n", "1", "--model", MODEL, *self.arguments), 0)
         self.out = process.out
         check(self.out.count("\n") == self.count, "the undisturbed run is not complete")
-        close(process)
+        process.close()
 
     def start(self):
         process = command("generate", "--join", "--name", NAME, *self.arguments)
@@ -126,8 +107,7 @@ class Job:
 
 
 def jobs_make():
-    with open(os.path.join(MODEL, "heldout.txt"), encoding="ascii") as file:
-        prompts = [line[:line.index("=") + 1] for line in file]
+    prompts = sums()[0]
     pick = random.Random(7).sample
     return [Job(pick(prompts, 1)), Job(pick(prompts, 20)), Job(pick(prompts, 20), "--json"),
             Job(pick(prompts, 200)), Job(prompts, "--sequences", "32"),
@@ -150,7 +130,7 @@ def client_done(client):
     summary["clients"] += 1
     client_seconds.append(time.monotonic() - client.begun)
     clients.remove(client)
-    close(client)
+    client.close()
 
 
 def clients_look(more):
@@ -169,18 +149,18 @@ class Group:
                                "--on-death", "restart", "--restart-max", "1000", "--restart-window", "1")
         self.process.begun = float("inf")  # it has no deadline
         while self.process.out.count("\n") < 2 + options.ranks:
-            remains.reap()
+            harness.reap()
             check(not self.process.ended, "the group did not start: " + self.process.describe())
             time.sleep(0.005)
 
     def alive(self):
-        remains.reap()
+        harness.reap()
         check(not self.process.ended, "the group has ended")
 
     def status(self):
         process = in_time(command("status", "--name", NAME, "--json", "--timeout", "%g" % options.deadline), 0)
         answer = json.loads(process.out)
-        close(process)
+        process.close()
         return answer
 
     def pids(self):
@@ -201,11 +181,7 @@ def send(pid, number):
     """Only to a process of the group: a number that was reused meanwhile is not in its family."""
     if pid not in children(group.process.pid):
         return False
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return False
-    return True
+    return bool(kill_all([pid], number))
 
 
 def family(pids):
@@ -227,13 +203,14 @@ def recover(what, *arguments):
         status = process.status
         note("recover %s %s: %d", what, " ".join(arguments), status)
         if status == 0:
-            close(process)
+            process.close()
             return
         told = "killed by signal 9" in process.err
         check(status == 3 and told, "recover %s: status %d: %s" % (what, status, process.describe()))
-        check(time.monotonic() < end, "recover %s does not succeed: %s" % (what, process.describe()), Hang)
+        check(time.monotonic() < end,
+              "recover %s does not succeed: %s" % (what, process.describe()), kind=Hang)
         faults["recover failed of a death, and was done again"] += 1
-        close(process)
+        process.close()
         yield 0.05
 
 
@@ -269,7 +246,7 @@ def fault_kill_and_kill_its_successor():
         end = time.monotonic() + options.deadline
         while not set(children(group.process.pid)) - before:
             group.alive()
-            check(time.monotonic() < end, "nobody comes for rank %d" % rank, Hang)
+            check(time.monotonic() < end, "nobody comes for rank %d" % rank, kind=Hang)
             yield 0
         successor = (set(children(group.process.pid)) - before).pop()
         before.add(successor)
@@ -430,7 +407,7 @@ def unnamed_kib(pid):
     for fd in os.listdir("/proc/%d/fd" % pid):
         path = "/proc/%d/fd/%s" % (pid, fd)
         try:
-            if os.readlink(path).startswith(("/memfd:", remains.SHM)):
+            if os.readlink(path).startswith(("/memfd:", harness.SHM)):
                 found = os.stat(path)
                 seen[found.st_ino] = found.st_blocks // 2
         except OSError:
@@ -463,7 +440,8 @@ def quiet():
         clients_look(False)
         time.sleep(0.002)
     while not group.well():
-        check(time.monotonic() < end, "the group does not come back: %s" % group.status(), Hang)
+        check(time.monotonic() < end, "the group does not come back: %s" % group.status(),
+              kind=Hang)
         time.sleep(0.01)
     # One that proves it, and that the connection of the last one is gone.
     clients.append(jobs[1].start())
@@ -478,15 +456,17 @@ def quiet():
             last, since = measured, time.monotonic()
         if time.monotonic() - since > 0.3:
             return measured
-        check(time.monotonic() < end, "it does not come to rest: %s" % measured, Hang)
+        check(time.monotonic() < end, "it does not come to rest: %s" % measured, kind=Hang)
         time.sleep(0.02)
 
 
 def compare(before, after):
     for what, number in before.items():
         bound = number + GROWTH_KIB_MAX if what.endswith("_kib") else number
-        check(after[what] <= bound, "%s: %d before, %d after" % (what, number, after[what]), Leak)
-    check(after["workers"] == options.ranks and after["sockets"] == 1, "odd: %s" % after, Leak)
+        check(after[what] <= bound, "%s: %d before, %d after" % (what, number, after[what]),
+              kind=Leak)
+    check(after["workers"] == options.ranks and after["sockets"] == 1, "odd: %s" % after,
+          kind=Leak)
 
 
 def warm_up():
@@ -499,13 +479,13 @@ def warm_up():
 
 def end_group():
     process = in_time(command("stop", "--name", NAME), 0)
-    close(process)
+    process.close()
     status = group.process.wait(options.deadline)
     check(status == 0, "the group ended with status %d" % status)
-    check(all_gone(), "processes are left", Leak)
-    check(not names_of(NAME), "left in /dev/shm: %s" % names_of(NAME), Leak)
-    check(not doors(), "sockets: %s" % doors(), Leak)
-    close(group.process)
+    check(all_gone(), "processes are left", kind=Leak)
+    check(not names_of(NAME), "left in /dev/shm: %s" % names_of(NAME), kind=Leak)
+    check(not doors(), "sockets: %s" % doors(), kind=Leak)
+    group.process.close()
 
 
 def soak():
@@ -528,10 +508,9 @@ def soak():
     summary.update(before=before, after=after)
     compare(before, after)
     end_group()
-    for job in jobs:
-        job.file.close()
 
 
+@test
 def told_soak():
     try:
         soak()
@@ -551,7 +530,7 @@ def told_soak():
 
 def describe():
     text = "\n".join(history) + "\n"
-    for process in now:
+    for process in harness.unclosed:
         text += "%s\nstatus %s\n%s\n" % (" ".join(process.arguments), process.status,
                                          process.err[-6000:])
     if group and not group.process.ended:
@@ -559,16 +538,11 @@ def describe():
         process.wait()
         text += process.out + process.err
         process.close()
-    # Whoever is stuck shows where, as far as the kernel tells.
-    for process in now:
-        process.close()
     return text
 
 
 def main():
-    remains.begin()
-    print("seed %d" % options.seed, flush=True)
-    status = remains.run_tests([told_soak], options.seed, describe, PREFIX)
+    status = harness.main(tell=describe)
     print(json.dumps(summary))
     return status
 

@@ -3,16 +3,18 @@
 leaves neither a name nor a process behind."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import types
 import unittest
 
 sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness
 import legacy_coordinator as coordinator
 import legacy_worker as wire
 
@@ -20,11 +22,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 COORDINATOR = [sys.executable, os.path.join(HERE, "legacy_coordinator.py")]
 WORKER = [sys.executable, os.path.join(HERE, "legacy_worker.py")]
 LIMIT_S = 30
+wait_until = functools.partial(harness.wait_until, patience=LIMIT_S)
 
 
 def names(prefix):
-    stem = prefix.lstrip("/") + "_"
-    return [name for name in os.listdir(wire.SHM_DIR) if name.startswith((stem, "sem." + stem))]
+    return harness.names_of(prefix.lstrip("/"))
 
 
 def workers_of(prefix):
@@ -43,15 +45,6 @@ def workers_of(prefix):
     return found
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + LIMIT_S
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
 class LegacyTest(unittest.TestCase):
     counter = 0
     fault_rank = None  # a legacy worker does not say which it is
@@ -68,8 +61,7 @@ class LegacyTest(unittest.TestCase):
         left, running = names(self.prefix), workers_of(self.prefix)
         for name in left:
             os.unlink(os.path.join(wire.SHM_DIR, name))
-        for pid in running:
-            os.kill(pid, signal.SIGKILL)
+        harness.kill_all(running)
         self.assertEqual((left, running), ([], []))
 
     def start(self, *options, worker=None, **environment):
@@ -151,10 +143,11 @@ class LegacyTest(unittest.TestCase):
             def opened():
                 with open("/proc/%d/maps" % worker.pid, encoding="ascii") as maps:
                     return path in maps.read()
-            self.assertTrue(wait_for(opened))
+            wait_until(opened, "a worker that has opened all")
             worker.kill()
             worker.wait()
-            self.assertTrue(wait_for(lambda: all(name.startswith("sem.") for name in names(self.prefix))))
+            wait_until(lambda: all(name.startswith("sem.") for name in names(self.prefix)),
+                       "no names of regions")
         finally:
             group.destroy()
 
@@ -189,7 +182,7 @@ class LegacyTest(unittest.TestCase):
 
     def test_coordinator_told_to_end(self):
         process = self.start("--ranks", "2", "--timeout", "60", COX_LEGACY_DELAY_MS="60000")
-        self.assertTrue(wait_for(lambda: len(workers_of(self.prefix)) == 2))
+        wait_until(lambda: len(workers_of(self.prefix)) == 2, "two workers")
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=LIMIT_S)
         self.assertEqual(process.returncode, 1)
@@ -197,10 +190,10 @@ class LegacyTest(unittest.TestCase):
 
     def test_workers_end_when_the_coordinator_is_killed(self):
         process = self.start("--ranks", "2", "--timeout", "60", COX_LEGACY_DELAY_MS="60000")
-        self.assertTrue(wait_for(lambda: len(workers_of(self.prefix)) == 2))
+        wait_until(lambda: len(workers_of(self.prefix)) == 2, "two workers")
         process.kill()
         # Not waited for yet: a coordinator that is a zombie is dead too.
-        self.assertTrue(wait_for(lambda: not workers_of(self.prefix)))
+        wait_until(lambda: not workers_of(self.prefix), "no workers")
         process.communicate(timeout=LIMIT_S)
         for name in names(self.prefix):
             with contextlib.suppress(FileNotFoundError):  # the workers' trackers do the same
@@ -257,4 +250,5 @@ class ProtobufTest(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    harness.guard()
     unittest.main()

@@ -98,7 +98,7 @@ class NativeTest(selftest.LegacyTest):
             group.execute.send(coordinator.request(wire.MODEL_INIT))
             for answer in group.execute.gather(slots=True):
                 self.assertIn(b"no device", wire.last(answer, 5, b""))
-            self.assertTrue(selftest.wait_for(lambda: len(group.errors) >= 2), group.errors)
+            selftest.wait_until(lambda: len(group.errors) >= 2, "two reports")
             self.assertEqual(sorted((error["rank"], error["text"]) for error in group.errors),
                              [(0, "no device"), (1, "no device")])
 
@@ -259,7 +259,7 @@ class NativeTest(selftest.LegacyTest):
                 elif channel is group.recover:
                     self.assertNotEqual(wire.last(command, 2, 0), 0)
             reported += 2
-            self.assertTrue(selftest.wait_for(lambda: len(group.errors) >= reported), group.errors)
+            selftest.wait_until(lambda: len(group.errors) >= reported, "%d reports" % reported)
 
         def statuses(channel, slots):
             return [wire.last(answer, 3, 0) for answer in channel.gather(slots)]
@@ -293,4 +293,5 @@ class NativeTest(selftest.LegacyTest):
 if __name__ == "__main__":
     NATIVE.append(sys.argv.pop(1))
     REFERENCE.append(sys.argv.pop(1))
+    selftest.harness.guard()
     unittest.main()

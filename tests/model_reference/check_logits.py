@@ -9,10 +9,14 @@ folder. Fails when at any position the largest difference is above 1e-4 of the l
 when prefill and decode do not print the same digits. Exit status 77 (skip) without numpy.
 """
 
+import os
 import random
 import subprocess
 import sys
 import tempfile
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
 
 TOLERANCE = 1e-4
 
@@ -101,8 +105,7 @@ def main():
     try:
         import numpy  # noqa: F401: only whether it is there
     except ImportError:
-        print("skipped: no numpy for", sys.executable)
-        sys.exit(77)
+        harness.skip("no numpy for " + sys.executable)
 
     generator = random.Random(1)
     ids = [1] + [generator.randrange(3, 16) for _ in range(40)]
@@ -125,4 +128,4 @@ def main():
                  "prefill and decode")
 
 
-main()
+harness.script(main)

@@ -19,6 +19,9 @@ import sys
 import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+
 REQUIREMENTS = os.path.join(HERE, "requirements.txt")
 NEW_TOKENS = 20
 PROMPT_LENGTHS = (40, 9, 1)
@@ -244,9 +247,8 @@ def main():
     if os.environ.get("COX_JUDGE") != "1":
         reason = missing(python)
         if reason:
-            print("skipped: %s. LlamaForCausalLM is not there to compare with; `sh tools/transformers` installs it "
-                  "from PyPI, with access to it" % reason)
-            sys.exit(77)
+            harness.skip("%s. LlamaForCausalLM is not there to compare with; "
+                         "`sh tools/transformers` installs it from PyPI, with access to it" % reason)
         os.execve(python, [python, __file__, binary, python],
                   {**os.environ, "COX_JUDGE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error",
                    "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"})
@@ -399,4 +401,4 @@ class Judge:
         return not problems
 
 
-main()
+harness.script(main)

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 """The commands as a user runs them: real processes on models/sums, right and wrong input, and nothing left behind.
 
-Usage: commands_test.py BIN_DIR SOURCE_DIR [TEST...]
+Usage: commands_test.py BIN_DIR harness.SOURCE_DIR [TEST...]
 
 With COXSWAIN_TEST_ATTACH=sealed in the environment, groups are sealed where a test does not say how they are to be.
 """
@@ -20,169 +20,22 @@ import tempfile
 import termios
 import time
 
-BIN_DIR, SOURCE_DIR = (os.path.abspath(path) for path in sys.argv[1:3])
-COXSWAIN = os.path.join(BIN_DIR, "coxswain")
-MODEL = os.path.join(SOURCE_DIR, "models", "sums")
-WITHOUT = os.path.join(BIN_DIR, "without")
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import (LEGACY_WORKER, MODEL, SEALED, TIMEOUT, Failure, Result, check, doors,
+                     environment, expect, finish, generate, names_of, names_with, program, run,
+                     skip, start, status_of, stop_process, sums, temporary, test, wait_until,
+                     without)
+
+harness.begin(harness.parser(__doc__))
+COXSWAIN = program("coxswain")
 # A worker for which any number of ranks works; the reference worker divides a model.
-ANY_COUNT = ["--no-init", "--", os.path.join(BIN_DIR, "scripted_worker")]
-EXAMPLE_WORKER = os.path.join(BIN_DIR, "example_worker")
-LEGACY_WORKER = os.path.join(SOURCE_DIR, "tests", "legacy", "legacy_worker.py")
-SHM = "/dev/shm"
-SEALED = os.environ.get("COXSWAIN_TEST_ATTACH") == "sealed"
-TIMEOUT = 120
-
-tests = []
+ANY_COUNT = ["--no-init", "--", program("scripted_worker")]
+EXAMPLE_WORKER = program("example_worker")
 
 
-def test(function):
-    tests.append(function)
-    return function
-
-
-class Result:
-    def __init__(self, status, out, err, pid):
-        self.status, self.out, self.err, self.pid = status, out, err, pid
-
-
-def names(*parts):
-    """What is in /dev/shm with one of the parts in its name; other tests may run beside this one."""
-    return sorted(name for name in os.listdir(SHM) if any(part in name for part in parts))
-
-
-def doors():
-    """Sockets of groups; no other test has this folder."""
-    folder = os.path.join(os.environ["XDG_RUNTIME_DIR"], "coxswain")
-    return sorted(os.listdir(folder)) if os.path.exists(folder) else []
-
-
-def check(condition, text, result=None):
-    if not condition:
-        if result:
-            text += "\nstatus %s\n--- stdout\n%s\n--- stderr\n%s" % (result.status, result.out, result.err)
-        raise AssertionError(text)
-
-
-def runs_already(arguments):
-    """A group that is named and has a door: how its ranks attach was said when it was started."""
-    return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".door" in doors()
-
-
-def start(arguments, under=(), **options):
-    options.setdefault("stdin", subprocess.DEVNULL)
-    options.setdefault("stdout", subprocess.PIPE)
-    options.setdefault("stderr", subprocess.PIPE)
-    options.setdefault("env", environment())
-    if SEALED and arguments[:1] in (["generate"], ["eval"], ["run"]) and not any(
-            word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")) and not runs_already(arguments):
-        arguments = [arguments[0], "--attach", "sealed", *arguments[1:]]
-    return subprocess.Popen([*under, COXSWAIN] + arguments, text=True, **options)
-
-
-def without(calls):
-    """In front of a command: as on a kernel that lacks these calls, or under a filter that denies them."""
-    probe = subprocess.run([WITHOUT, calls, "true"], stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
-    if probe.returncode == 77:
-        raise Skipped("no seccomp filters here")
-    check(probe.returncode == 0, probe.stderr)
-    return [WITHOUT, calls]
-
-
-class Skipped(Exception):
-    pass
-
-
-def environment(**more):
-    env = {key: value for key, value in os.environ.items() if not key.startswith("COXSWAIN_")}
-    env.update(more)
-    return env
-
-
-def finish(process, text=None):
-    try:
-        out, err = process.communicate(text, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError("no end after %d s\n%s\n%s" % (TIMEOUT, out, err))
-    result = Result(process.returncode, out, err, process.pid)
-    left = [name for name in names("%d_" % process.pid) if re.match(r"(sem\.)?%d_" % process.pid, name)]
-    check(not left, "left in /dev/shm: %s" % left, result)
-    return result
-
-
-def run(arguments, text=None, **options):
-    if text is not None:
-        options["stdin"] = subprocess.PIPE
-    return finish(start(arguments, **options), text)
-
-
-def generate(*arguments, **options):
-    return run(["generate", "--model", MODEL] + list(arguments), **options)
-
-
-def expect(result, status, *parts):
-    check(result.status == status, "expected status %d" % status, result)
-    for part in parts:
-        check(part in result.err, "standard error does not speak of '%s'" % part, result)
-    return result
-
-
-def wait_until(condition, what):
-    end = time.monotonic() + TIMEOUT
-    while not condition():
-        check(time.monotonic() < end, "never: " + what)
-        time.sleep(0.005)
-
-
-def stop_process(pid):
-    """On return none of its threads runs, as one may for a moment after the signal was sent."""
-    os.kill(pid, signal.SIGSTOP)
-    tasks = "/proc/%d/task" % pid
-
-    def all_stopped():
-        try:
-            for task in os.listdir(tasks):
-                with open(os.path.join(tasks, task, "stat"), encoding="ascii") as file:
-                    if file.read().rsplit(")", 1)[1].split()[0] not in "Tt":
-                        return False
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # somebody has killed it
-        return True
-    wait_until(all_stopped, "a stopped process")
-
-
-def sleeps_in(pid):
-    """Where each thread of a process is in the kernel, for the words of a test that waits for it in vain."""
-    def read(*path):
-        try:
-            with open(os.path.join("/proc/%d" % pid, *path), encoding="ascii") as file:
-                return file.read().strip()
-        except OSError as error:
-            return type(error).__name__
-    try:
-        tasks = sorted(os.listdir("/proc/%d/task" % pid))
-    except OSError as error:
-        return type(error).__name__
-    return "; ".join("%s: %s" % (read("task", task, "comm"), read("task", task, "wchan")) for task in tasks)
-
-
-def temporary(text, mode=0o600):
-    with tempfile.NamedTemporaryFile("w", prefix="cox_commands_", delete=False) as file:
-        file.write(text)
-    os.chmod(file.name, mode)
-    temporaries.append(file.name)
-    return file.name
-
-
-temporaries = []
-
-
-def sums(count):
-    """Prompts, and the lines that should come out."""
-    with open(os.path.join(MODEL, "heldout.txt"), encoding="ascii") as file:
-        lines = file.read().split("\n")[:count]
-    return [line[:line.index("=") + 1] for line in lines], "".join(line + "\n" for line in lines)
+def is_sanitized():
+    return any(harness.program_has("coxswain", b"__%s_init" % kind) for kind in (b"asan", b"tsan"))
 
 
 # ---- what works ----
@@ -238,9 +91,9 @@ def ranks_that_do_not_divide_the_model_are_refused():
             expect(result, 2, "coxswain: %s: -n %s: heads" % (command[0], ranks), "8 slices", "use 1, 2, 4 or 8")
             check(result.out == "" and result.err.count("\n") == 1 and len(result.err) < 200, "more than a line", result)
     # A worker that nobody knows is asked; each rank of the reference worker says it.
-    worker = os.path.join(BIN_DIR, "coxswain-worker")
+    worker = program("coxswain-worker")
     for name in ("wrapper", "coxswain-worker"):
-        with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+        with tempfile.TemporaryDirectory() as folder:
             os.symlink(worker, os.path.join(folder, name))
             result = generate("-n", "3", "--worker", os.path.join(folder, name), "1+1=")
             expect(result, 2, "-n 3: heads", "8 slices", "use 1, 2, 4 or 8")
@@ -249,7 +102,7 @@ def ranks_that_do_not_divide_the_model_are_refused():
 
 
 def random_model(folder, heads, kv_heads, *more):
-    script = os.path.join(SOURCE_DIR, "tests", "lib", "reference_llama.py")
+    script = os.path.join(harness.SOURCE_DIR, "tests", "lib", "reference_llama.py")
     subprocess.run([sys.executable, script, "random", folder, "--hidden", str(heads * 8), "--layers", "2", "--heads", str(heads),
                     "--kv-heads", str(kv_heads), "--ffn", "100", "--vocab", "97", "--seed", "3", *more], check=True)
 
@@ -259,11 +112,11 @@ def i16_4b_models_are_shared_out_as_their_heads_allow():
     try:
         import numpy  # noqa: F401: only whether it is there
     except ImportError:
-        raise Skipped("no numpy")
+        skip("no numpy")
     for heads, kv_heads, good, bad, words in ((9, 3, (1, 3), (2, 4, 8, 9), "use 1 or 3 ranks"),
                                               (15, 5, (1, 5), (2, 3, 4, 8, 15), "use 1 or 5 ranks"),
                                               (12, 4, (1, 2, 4), (3, 8), "use 1, 2 or 4 ranks")):
-        with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+        with tempfile.TemporaryDirectory() as folder:
             random_model(folder, heads, kv_heads, "--llama3", "8,1,4,16")
             texts = set()
             for ranks in good:
@@ -343,7 +196,7 @@ def eval_counts_what_is_right():
 
 @test
 def layout_tells_names_sizes_and_totals():
-    before = names("")
+    before = names_with("")
     result = expect(run(["layout", "-n", "3", "--name", "coxlayout", "--depth", "2", "--request-size", "transfer=1M"]), 0)
     check("region /coxlayout_transfer_request 1048576 frames 2 of 524288\n" in result.out, "no such region", result)
     check("semaphore /coxlayout_execute_request_produce_2 value 2\n" in result.out, "no such semaphore", result)
@@ -353,7 +206,8 @@ def layout_tells_names_sizes_and_totals():
     check("total regions %d " % sum(sizes) in result.out, "the total is no sum", result)
     check(len(re.findall(r"^semaphore", result.out, re.M)) == 4 * 4 * 3 + 2, "wrong number of semaphores", result)
     check("free in /dev/shm" in result.out, "nothing about what is free", result)
-    check(not names("coxlayout"), "layout created something: %s" % set(names("")).difference(before))
+    check(not names_with("coxlayout"),
+          "layout created something: %s" % set(names_with("")).difference(before))
     result = expect(run(["layout", "-n", "8"]), 0)
     total = int(re.search(r"^total regions (\d+)", result.out, re.M)[1])
     check(total < 16 << 20, "8 ranks need more than 16 MiB", result)
@@ -376,7 +230,8 @@ def help_and_version():
 @test
 def legacy_workers_generate():
     # Tokens of that worker: (sum of the prompt + replies before) % 97.
-    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % LEGACY_WORKER, 0o700)
+    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" %
+                       LEGACY_WORKER, 0o700)
     result = expect(generate("-n", "3", "--legacy-workers", "--worker", worker, "--tokens", "--max-tokens", "5",
                              "1 5 10", "7 8 14"), 0)
     check(result.out == "1 5 10 16 17 18 19 20\n7 8 14 29 30 31 32 33\n", "wrong tokens", result)
@@ -430,17 +285,18 @@ def workers_of_others_get_their_init_configuration():
 @test
 def a_report_without_a_rank_is_no_rank_s():
     if SEALED:
-        raise Skipped("a group of legacy workers is never sealed")
-    name = "coxunknown.%d" % os.getpid()
-    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % LEGACY_WORKER, 0o700)
+        skip("a group of legacy workers is never sealed")
+    name = harness.fresh_name("unknown")
+    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" %
+                       LEGACY_WORKER, 0o700)
     process = start(["run", "-n", "2", "--name", name, "--legacy-workers", "--model", MODEL, "--worker", worker],
                     env=environment(COX_LEGACY_FAULT="1:device lost"))
     ready(process, 2)
-    status = json.loads(run(["status", "--name", name, "--json"]).out)
+    status = status_of(name)
     check(status["unknown_rank"] is None, "a report before there was one: %s" % status)
     expect(run(["generate", "--name", name, "--tokens", "--max-tokens", "2", "1 5 10"]), 0)
-    wait_until(lambda: json.loads(run(["status", "--name", name, "--json"]).out)["unknown_rank"], "the report")
-    status = json.loads(run(["status", "--name", name, "--json"]).out)
+    wait_until(lambda: status_of(name)["unknown_rank"], "the report")
+    status = status_of(name)
     check(status["unknown_rank"]["last_error"] == "it reported: device lost", "wrong: %s" % status)
     check(status["unknown_rank"]["last_error_age_s"] > 0, "no age: %s" % status)
     check([rank["last_error"] for rank in status["ranks"]] == [None, None], "a rank is blamed: %s" % status)
@@ -481,18 +337,18 @@ def run_ends_with_a_signal():
 
 @test
 def a_terminal_that_closes_is_a_signal_like_others():
-    name = "coxhup.%d" % os.getpid()
+    name = harness.fresh_name("hup")
     process = start(["run", "-n", "2", "--name", name, "--keep-names", "--model", MODEL])
     started(process)
     process.send_signal(signal.SIGHUP)
     expect(finish(process), 0, "the group ends")
-    check(not names(name), "left in /dev/shm: %s" % names(name))
+    check(not names_with(name), "left in /dev/shm: %s" % names_with(name))
 
 
 @test
 def a_signal_ends_a_group_that_loads_its_model():
     for twice in (False, True):
-        process = start(["run", "-n", "2", "--model", "endless", "--", os.path.join(BIN_DIR, "scripted_worker")])
+        process = start(["run", "-n", "2", "--model", "endless", "--", program("scripted_worker")])
         check("loading" in process.stderr.readline() + process.stderr.readline(), "it does not load")
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
@@ -531,20 +387,21 @@ def a_key_pressed_at_the_terminal_is_for_the_coordinator_alone():
 
 @test
 def run_names_the_worker_that_died():
-    name = "coxtest.%d" % os.getpid()
+    name = harness.fresh_name("test")
     for ranks, more in ((4, ["--model", MODEL]), (3, ANY_COUNT)):
         process = start(["run", "-n", str(ranks), "--name", name, "--keep-names", *more])
         check(started(process) == name, "another name")
         pids = pids_of(process, ranks)
-        check(names(name), "the names are not kept")
+        check(names_with(name), "the names are not kept")
         os.kill(pids[1], signal.SIGKILL)
         expect(finish(process), 3, "rank 1", "pid %d" % pids[1], "Killed")
-    check(not names(name), "left in /dev/shm: %s" % names(name))
+    check(not names_with(name), "left in /dev/shm: %s" % names_with(name))
 
 
 @test
 def run_shows_what_workers_write():
-    script = "echo to be heard; echo loud >&2; exec %s --model %s" % (os.path.join(BIN_DIR, "coxswain-worker"), MODEL)
+    script = "echo to be heard; echo loud >&2; exec %s --model %s" % (
+        program("coxswain-worker"), MODEL)
     process = start(["run", "-n", "2", "--no-flags", "--", "sh", "-c", script])
     started(process)
     pids_of(process, 2)
@@ -568,7 +425,7 @@ def waiting(stream):
 
 @test
 def nobody_reads_standard_error_and_the_group_ends_all_the_same():
-    worker = "exec %s --model %s" % (os.path.join(BIN_DIR, "coxswain-worker"), MODEL)
+    worker = "exec %s --model %s" % (program("coxswain-worker"), MODEL)
     for killed in (False, True):
         command, done = talkative(3000, worker)
         process = start(["run", "-n", "2"] + command)
@@ -584,7 +441,7 @@ def nobody_reads_standard_error_and_the_group_ends_all_the_same():
             status = process.wait(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
             process.kill()
-            raise AssertionError("it never ends") from None
+            raise Failure("it never ends") from None
         took = time.monotonic() - begin
         process.communicate()
         check(status == (3 if killed else 0), "exit status %d" % status)
@@ -624,12 +481,9 @@ def generate_is_interrupted():
 
 def workers_of(process, ranks):
     """Pids, in order of rank: forked one after the other by one of the threads."""
-    children = []
-    for task in os.listdir("/proc/%d/task" % process.pid):
-        with open("/proc/%d/task/%s/children" % (process.pid, task), encoding="ascii") as file:
-            children += [int(pid) for pid in file.read().split()]
-    check(len(children) == ranks, "expected %d workers, not %s" % (ranks, children))
-    return children
+    workers = harness.children(process.pid)
+    check(len(workers) == ranks, "expected %d workers, not %s" % (ranks, workers))
+    return workers
 
 
 @test
@@ -748,8 +602,8 @@ BAD_MODELS = {
 
 @test
 def a_bad_model_is_wrong_input_whoever_reads_it_first():
-    worker = os.path.join(BIN_DIR, "coxswain-worker")
-    with tempfile.TemporaryDirectory(prefix="cox_commands_") as parent:
+    worker = program("coxswain-worker")
+    with tempfile.TemporaryDirectory() as parent:
         for kind, spoil in BAD_MODELS.items():
             folder = os.path.join(parent, kind.replace(" ", "-"))
             shutil.copytree(MODEL, folder)
@@ -769,16 +623,15 @@ def a_bad_model_is_wrong_input_whoever_reads_it_first():
 @test
 def a_worker_without_memory_for_openblas_says_so():
     """It would spin in OpenBLAS's allocator, most of all where that library is loaded."""
-    with open(COXSWAIN, "rb") as file:
-        program = file.read()
-        if b"__tsan_init" in program or b"__asan_init" in program:
-            raise Skipped("sanitizers need address space without a limit")
+    if is_sanitized():
+        skip("sanitizers need address space without a limit")
     told = 0
-    with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         wrapper = os.path.join(folder, "limited")
         for megabytes in (40, 80, 140, 200, 400):
             with open(wrapper, "w", encoding="ascii") as file:
-                file.write('#!/bin/sh\nulimit -v %d\nexec %s "$@"\n' % (megabytes << 10, os.path.join(BIN_DIR, "coxswain-worker")))
+                file.write('#!/bin/sh\nulimit -v %d\nexec %s "$@"\n' % (
+                    megabytes << 10, program("coxswain-worker")))
             os.chmod(wrapper, 0o700)
             result = generate("-n", "2", "--start-timeout", "1000", "--worker", wrapper, "1+1=")
             check(result.status in (0, 1, 3), "odd end with %d MiB" % megabytes, result)
@@ -792,7 +645,7 @@ def a_worker_without_memory_for_openblas_says_so():
 def a_bad_model_for_a_group_that_runs_is_wrong_input():
     process = start(["run", "-n", "2", "--model", MODEL])
     name = started(process)
-    with tempfile.TemporaryDirectory(prefix="cox_commands_") as parent:
+    with tempfile.TemporaryDirectory() as parent:
         for kind, spoil in BAD_MODELS.items():
             folder = os.path.join(parent, kind.replace(" ", "-"))
             shutil.copytree(MODEL, folder)
@@ -806,7 +659,7 @@ def a_bad_model_for_a_group_that_runs_is_wrong_input():
 def wrong_input_is_named():
     empty = temporary("")
     gap = temporary("1+1=\n\n2+2=\n")
-    broken = tempfile.mkdtemp(prefix="cox_commands_")
+    broken = tempfile.mkdtemp()
     with open(os.path.join(broken, "tokenizer.json"), "w", encoding="ascii") as file:
         file.write('{"model": {"type": "BPE"')
     cases = [
@@ -904,7 +757,7 @@ def workers_that_are_none_are_named():
     check(time.monotonic() - begin < 30, "a worker that never attaches was waited for too long")
     expect(run(["run", "--no-flags", "--", "sh", "-c", "echo last words; exit 7"]), 3, "status 7", "last words")
     # The worker lives, and refuses: its text arrives.
-    worker = os.path.join(BIN_DIR, "coxswain-worker")
+    worker = program("coxswain-worker")
     result = run(["run", "--", worker, "--model", "/nonexistent"])
     expect(result, 2, "/nonexistent")
 
@@ -936,20 +789,19 @@ def closed_and_full_output_is_an_error():
         expect(generate("--file", temporary("1+1=\n" * 1000), stdout=writer), 1, "Broken pipe")
     finally:
         os.close(writer)
-    closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", COXSWAIN, "generate", "--model", MODEL, "1+1="],
-                            stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=TIMEOUT, check=False)
-    check(closed.returncode == 1 and "cannot write to standard output" in closed.stderr, "closed: " + closed.stderr)
+    closed = run(["generate", "--model", MODEL, "1+1="], under=["sh", "-c", 'exec "$@" >&-', "sh"])
+    expect(closed, 1, "cannot write to standard output")
 
 
 @test
 def a_name_in_use_is_refused():
-    name = "coxtaken.%d" % os.getpid()
+    name = harness.fresh_name("taken")
     process = start(["run", "-n", "1", "--name", name, "--keep-names", "--model", MODEL])
     started(process)
     expect(run(["run", "-n", "1", "--name", name, "--model", MODEL]), 1, name)
     process.terminate()
     expect(finish(process), 0)
-    check(not names(name), "left in /dev/shm: %s" % names(name))
+    check(not names_with(name), "left in /dev/shm: %s" % names_with(name))
 
 
 # ---- what dead groups leave ----
@@ -968,17 +820,12 @@ def killed_while_its_worker_never_attaches(name, ranks):
     return process
 
 
-def group_names(name):
-    """Exactly of this group: a prefix may belong to another test's."""
-    return [entry for entry in names(name) if re.match(r"(sem\.)?%s_[a-z]" % re.escape(name), entry)]
-
-
 @test
 def clean_removes_what_a_killed_coordinator_left():
     for ranks in (1, 3):
-        name = "coxclean.%d.%d" % (os.getpid(), ranks)
+        name = harness.fresh_name("clean")
         killed_while_its_worker_never_attaches(name, ranks)
-        left = group_names(name)
+        left = names_of(name)
         # Four two-way channels with two regions and four semaphores a rank, the error channel, the control region, the
         # rank group. Sealed: nothing.
         check(len(left) == (0 if SEALED else 4 * (2 + 4 * ranks) + 3 + 1 + 1), "not all names were there: %s" % left)
@@ -987,7 +834,7 @@ def clean_removes_what_a_killed_coordinator_left():
         told = "nothing to remove of %s\n" % name if SEALED else "removed %s: %d names\n" % (name, len(left))
         check(result.out == told + "removed 1 socket that nobody listened on\n", "wrong number", result)
         check(not doors(), "sockets: %s" % doors())
-        check(not group_names(name), "left in /dev/shm: %s" % group_names(name))
+        check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
         result = expect(run(["clean", name]), 0)
         check(result.out == "nothing to remove of %s\n" % name, "removed again", result)
 
@@ -1009,8 +856,7 @@ def clean_of_everything_leaves_alone_what_another_cleans():
     process = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=TIMEOUT,
                              env=environment())
     if process.returncode == 77 or "unshare" in process.stderr:
-        print("skipped: no /dev/shm of its own")
-        return
+        skip("no /dev/shm of its own")
     result = Result(process.returncode, process.stdout, process.stderr, 0)
     check(result.status == 0, "a failure", result)
     check(result.out.startswith("kept busy: what process"), "not told", result)
@@ -1018,7 +864,7 @@ def clean_of_everything_leaves_alone_what_another_cleans():
 
 @test
 def clean_says_what_is_wrong_with_the_folder_of_doors():
-    with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "coxswain"), 0o755)
         result = run(["clean", "coxnone"], env=environment(XDG_RUNTIME_DIR=folder))
         expect(result, 1, "coxswain has mode 0755", "chmod 700")
@@ -1030,28 +876,28 @@ def clean_says_what_is_wrong_with_the_folder_of_doors():
 
 @test
 def clean_does_not_touch_a_live_group():
-    name = "coxlive.%d" % os.getpid()
-    dead = "coxdead.%d" % os.getpid()
+    name = harness.fresh_name("live")
+    dead = harness.fresh_name("dead")
     process = start(["run", "-n", "2", "--name", name, "--keep-names", "--model", MODEL])
     started(process)
     pids = pids_of(process, 2)
-    before = group_names(name)
+    before = names_of(name)
     result = expect(run(["clean", name]), 1, name, "taken by a live group of process %d" % process.pid)
     check(result.out == "", "removed something", result)
     # One that lives and one that does not: the first is worth the exit status, the second is removed all the same.
     killed_while_its_worker_never_attaches(dead, 1)
-    check(SEALED or group_names(dead), "nothing was left")
+    check(SEALED or names_of(dead), "nothing was left")
     result = expect(run(["clean", name, dead]), 1, "taken by a live group")
     check(SEALED or "removed %s: 29 names\n" % dead in result.out, "not removed", result)
     check("removed 1 socket that nobody listened on\n" in result.out, "no socket removed", result)
     check(doors() == [name + ".door"], "sockets: %s" % doors())
-    check(not group_names(dead), "left in /dev/shm: %s" % group_names(dead))
-    check(group_names(name) == before, "names of a live group are gone")
+    check(not names_of(dead), "left in /dev/shm: %s" % names_of(dead))
+    check(names_of(name) == before, "names of a live group are gone")
     for pid in pids:
         check(os.path.exists("/proc/%d" % pid), "worker %d is gone" % pid)
     process.terminate()
     expect(finish(process), 0)
-    check(not group_names(name), "left in /dev/shm: %s" % group_names(name))
+    check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
 
 
 def findings(*arguments, status=None, **options):
@@ -1095,7 +941,7 @@ def doctor_prints_its_findings():
 
 @test
 def doctor_looks_at_the_folder_of_doors():
-    with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         inside = os.path.join(folder, "coxswain")
 
         def found(mark, *parts, **options):
@@ -1139,14 +985,13 @@ def doctor_looks_at_the_folder_of_doors():
 @test
 def doctor_finds_a_folder_that_it_may_not_make():
     if os.geteuid() != 0:
-        raise Skipped("not root")
-    with tempfile.TemporaryDirectory(prefix="cox_commands_") as folder:
+        skip("not root")
+    with tempfile.TemporaryDirectory() as folder:
         os.chmod(folder, 0o755)
-        result = subprocess.run([COXSWAIN, "doctor"], env=environment(XDG_RUNTIME_DIR=folder), text=True,
-                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=TIMEOUT, check=False,
-                                user=65534, group=65534, extra_groups=[])
-        check(re.search(r"^note  door folder +coxswain cannot be made in %s: Permission denied" % folder, result.stdout,
-                        re.M), result.stdout)
+        result = run(["doctor"], env=environment(XDG_RUNTIME_DIR=folder), user=65534, group=65534,
+                     extra_groups=[])
+        words = r"^note  door folder +coxswain cannot be made in %s: Permission denied" % folder
+        check(re.search(words, result.out, re.M), "not told", result)
 
 
 @test
@@ -1227,10 +1072,8 @@ def a_sealed_start_that_has_fds_by_the_door_alone_says_how_many_it_needs():
 
 @test
 def doctor_counts_the_threads_of_a_group():
-    with open(COXSWAIN, "rb") as file:
-        program = file.read()
-        if b"__tsan_init" in program or b"__asan_init" in program:
-            raise Skipped("sanitizers have threads of their own, or let OpenBLAS have some")
+    if is_sanitized():
+        skip("sanitizers have threads of their own, or let OpenBLAS have some")
     for ranks in (1, 4):
         told = int(re.search(r"ranks has (\d+)", findings("-n", str(ranks))["processes"][1]).group(1))
         process = start(["run", "-n", str(ranks), "--model", MODEL])
@@ -1277,9 +1120,9 @@ def doctor_tries_what_a_group_needs():
 @test
 def doctor_tries_pidfd_getfd_on_another_process():
     if os.geteuid() != 0:
-        raise Skipped("not root")
+        skip("not root")
     # A program that its user cannot read is not to be looked into by other processes of that user, only by itself.
-    folder = tempfile.mkdtemp(prefix="cox_commands_")
+    folder = tempfile.mkdtemp()
     program = os.path.join(folder, "coxswain")
     try:
         os.chmod(folder, 0o755)
@@ -1298,7 +1141,7 @@ def on_tmpfs(options):
     """In front of a command: with a /dev/shm of its own."""
     under = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"', options]
     if subprocess.run([*under, "true"], stderr=subprocess.DEVNULL, timeout=TIMEOUT, check=False).returncode:
-        raise Skipped("no mounting here")
+        skip("no mounting here")
     return under
 
 
@@ -1316,7 +1159,7 @@ def test_p10_a_sealed_group_serves_where_nothing_can_have_a_name():
 @test
 def test_p6_doctor_and_start_agree_on_shared_memory():
     if SEALED:
-        raise Skipped("sealed groups are not in /dev/shm")
+        skip("sealed groups are not in /dev/shm")
     for options, name, mark, marked_asked, *parts in [
             ("size=1m", "/dev/shm", "BAD", "BAD", "1.0 of 1.0 MiB free", "9.1 MiB", "--shm-size"),
             ("size=8m", "/dev/shm", "note", "BAD", "8.0 of 8.0 MiB free"),
@@ -1338,7 +1181,7 @@ def test_p6_doctor_and_start_agree_on_shared_memory():
 @test
 def test_p6_doctor_and_start_agree_on_the_size_of_files():
     if SEALED:
-        raise Skipped("the regions of named groups are meant")
+        skip("the regions of named groups are meant")
     def limit(size):
         return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
     size = region = int(re.search(r"largest region has (\d+)", findings()["size of a file"][1]).group(1))
@@ -1356,8 +1199,8 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
     quiet = expect(generate("1+1=", "--quiet", preexec_fn=limit(size)), 0)
     check(quiet.err == "", "it speaks of something", quiet)
     # Ranks that may have what the coordinator may not load by themselves.
-    worker = temporary("#!/bin/sh\nulimit -S -f unlimited\nexec '%s' \"$@\"\n" % os.path.join(BIN_DIR, "coxswain-worker"))
-    os.chmod(worker, 0o700)
+    worker = temporary("#!/bin/sh\nulimit -S -f unlimited\nexec '%s' \"$@\"\n" %
+                       program("coxswain-worker"), 0o700)
     less = os.path.getsize(os.path.join(MODEL, "model.safetensors")) - 4096
     expect(generate("--depth", "1", "--attach", "sealed", "--worker", worker, "1+1=", preexec_fn=limit(less)), 0, "every rank loads its own part of the model", "ulimit -f")
     size = region
@@ -1365,37 +1208,9 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
     expect(generate("1+1=", preexec_fn=limit(size - 1)), 1, str(size), str(size - 1), "ulimit -f")
 
 
-def main(after_each=lambda: None):
-    wanted = sys.argv[3:]
-    failed = 0
-    for function in tests:
-        if wanted and function.__name__ not in wanted:
-            continue
-        begin = time.monotonic()
-        try:
-            function()
-            after_each()
-            verdict = "ok"
-        except Skipped as error:
-            verdict = "skipped: %s" % error
-        except (AssertionError, EOFError, OSError, subprocess.TimeoutExpired) as error:
-            verdict = "FAILED: %s" % (error or type(error).__name__)
-            failed += 1
-        print("%s (%.1f s) %s" % (function.__name__, time.monotonic() - begin, verdict), flush=True)
-    for path in temporaries:
-        if os.path.exists(path):
-            os.unlink(path)
-    return 1 if failed else 0
-
-
 def no_door_is_left():
     check(not doors(), "left in the folder of doors: %s" % doors())
 
 
 if __name__ == "__main__":
-    os.environ["XDG_RUNTIME_DIR"] = tempfile.mkdtemp(prefix="cox_doors_")
-    try:
-        exit_status = main(no_door_is_left)
-    finally:
-        shutil.rmtree(os.environ["XDG_RUNTIME_DIR"])
-    sys.exit(exit_status)
+    sys.exit(harness.main(no_door_is_left))

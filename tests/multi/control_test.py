@@ -14,181 +14,18 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import commands_test as base  # pylint: disable=wrong-import-position
-from commands_test import MODEL, TIMEOUT, check, expect, finish, run, start, stop_process, sums, wait_until
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+# pylint: disable-next=wrong-import-position
+from groups import CANCEL, STATUS, STOP, Group, Stranger, complete, field, frame, parse, varint
+from harness import (MODEL, SEALED, TIMEOUT, check, environment, expect, finish, generate,
+                     names_with, program, run, skip, start, stop_process, sums, temporary, test,
+                     wait_until)
 
-base.tests.clear()  # its own are another test
-test = base.test
-
-# A folder of our own: other tests have doors, too, and "the only live group" is asked for here.
-RUNTIME = tempfile.mkdtemp(prefix="cox_control_")
-os.environ["XDG_RUNTIME_DIR"] = RUNTIME
-
-counter = 0
-
-
-class Group:
-    """A group that `run` keeps."""
-
-    def __init__(self, ranks=2, arguments=(), command=(), model=MODEL, **variables):
-        global counter
-        counter += 1
-        self.name = "coxctl.%d.%d" % (os.getpid(), counter)
-        self.ranks = ranks
-        self.process = start(["run", "-n", str(ranks), "--name", self.name, "--model", model, *arguments, *command],
-                             env=base.environment(**variables))
-
-    def __enter__(self):
-        lines = [self.process.stdout.readline().split() for _ in range(2 + self.ranks)]
-        check(lines[0] == ["name", self.name], "another name: %s" % lines)
-        self.door = lines[1][1]
-        check(lines[1][0] == "door" and os.path.exists(self.door), "no door: %s" % lines)
-        self.pids = [int(line[3]) for line in lines[2:]]
-        return self
-
-    def __exit__(self, *unused):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
-
-    def status(self):
-        result = expect(run(["status", "--name", self.name, "--json"]), 0)
-        return json.loads(result.out)
-
-    def stop(self, *arguments):
-        return run(["stop", "--name", self.name, *arguments])
-
-    def generate(self, *arguments, **options):
-        return run(["generate", "--name", self.name, *arguments], **options)
-
-    def stopped(self, rank):
-        """Its worker does nothing any more; on return none of its threads runs."""
-        stop_process(self.pids[rank])
-
-    def left_nothing(self):
-        check(self.process.poll() is not None, "the coordinator lives")
-        for pid in self.pids:
-            check(not os.path.exists("/proc/%d" % pid), "worker %d lives on" % pid)
-        check(not os.path.exists(self.door), "the door is left")
-        check(not base.names(self.name), "left in /dev/shm: %s" % base.names(self.name))
-
-
-# ---- the protocol by hand ----
-
-
-def varint(number):
-    number &= (1 << 64) - 1
-    out = b""
-    while number > 127:
-        out += bytes([number & 127 | 128])
-        number >>= 7
-    return out + bytes([number])
-
-
-def field(number, value):
-    if isinstance(value, int):
-        return varint(number << 3) + varint(value)
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def frame(message):
-    return struct.pack("<I", len(message)) + message
-
-
-STATUS, STOP, CANCEL = field(1, b""), field(2, b""), field(4, b"")
-
-
-def complete(prompts, new_count=5, stops=(2,)):
-    """prompts: pairs of an index and tokens."""
-    body = b"".join(field(1, field(1, index) + field(2, b"".join(varint(token) for token in tokens)))
-                    for index, tokens in prompts)
-    body += field(2, new_count) + field(3, 1) + field(8, b"".join(varint(token) for token in stops))
-    return field(3, body)
-
-
-def parse(message):
-    """Field numbers and values, of one level."""
-    fields, at = [], 0
-
-    def number():
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = message[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-    while at < len(message):
-        key = number()
-        if key & 7 == 0:
-            fields.append((key >> 3, number()))
-        else:
-            check(key & 7 == 2, "odd wire type %d" % (key & 7))
-            size = number()
-            fields.append((key >> 3, message[at:at + size]))
-            at += size
-    return fields
-
-
-class Stranger:
-    """A connection of a command, by hand."""
-
-    def __init__(self, door):
-        # The place of a connection that was closed is free a little later: until then it is "try again later".
-        wait_until(lambda: self.comes_in(door), "a place for one more connection")
-
-    def comes_in(self, door):
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(TIMEOUT)
-        self.socket.connect(door)
-        logon = struct.pack("<QIIQII", 1, 2, 0, 0, 0, 32)
-        self.socket.sendall(logon + bytes(1024 - len(logon)))
-        first = self.read(1)
-        if first == b"\1":
-            self.read(127)
-            return True
-        refusal = self.read(self.read(2)[1])
-        self.socket.close()
-        check(b"try again later" in refusal, "refused: %s" % refusal)
-        return False
-
-    def read(self, size):
-        out = b""
-        while len(out) < size:
-            more = self.socket.recv(size - len(out))
-            if not more:
-                raise EOFError
-            out += more
-        return out
-
-    def send(self, *messages):
-        self.socket.sendall(b"".join(frame(message) for message in messages))
-
-    def reply(self):
-        """Its number in the oneof and its fields."""
-        number, value = parse(self.read(struct.unpack("<I", self.read(4))[0]))[0]
-        return number, parse(value)
-
-    def ended(self):
-        try:
-            return self.socket.recv(1) == b""
-        except ConnectionResetError:
-            return True
-
-    def close(self):
-        self.socket.close()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *unused):
-        self.close()
+harness.begin(harness.parser(__doc__))
+RUNTIME = os.environ["XDG_RUNTIME_DIR"]
 
 
 # ---- status ----
@@ -205,8 +42,8 @@ def test_p3_status_tells_how_every_rank_is():
                 line = re.search(r"^rank %d pid %d generation 1 alive; execute idle \d+ for" % (rank, pid), result.out, re.M)
                 check(line, "no line of rank %d" % rank, result)
         status = group.status()
-        check(status["rank_count"] == 4 and status["attach"] == ("sealed" if base.SEALED else "named") and status["depth"] == 4,
-              "wrong: %s" % status)
+        check(status["rank_count"] == 4 and status["depth"] == 4 and
+              status["attach"] == ("sealed" if SEALED else "named"), "wrong: %s" % status)
         check([rank["pid"] for rank in status["ranks"]] == group.pids, "wrong pids: %s" % status)
         check(all(rank["life"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
         check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
@@ -373,7 +210,7 @@ def test_p2_status_tells_a_dead_worker_while_the_others_keep_the_group_up():
 @test
 def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
     odd = 'printf "\\033[31mred \\377\\376\\302\\205 \\t\\"quoted\\" \\303\\244 \\355\\240\\200\\nlast\\001\\n" >&2; exec "$0"'
-    command = ["--no-flags", "--", "sh", "-c", odd, os.path.join(base.BIN_DIR, "scripted_worker")]
+    command = ["--no-flags", "--", "sh", "-c", odd, program("scripted_worker")]
     with Group(2, ["--no-init"], command) as group:
         group.stopped(0)
         os.kill(group.pids[1], signal.SIGKILL)
@@ -396,9 +233,9 @@ def test_p10_last_words_of_odd_bytes_are_text_for_people_and_programs():
 
 @test
 def test_p3_a_group_that_loads_its_model_answers_every_command():
-    name = "coxloads.%d" % os.getpid()
+    name = harness.fresh_name("loads")
     process = start(["run", "-n", "2", "--name", name, "--model", "endless", "--",
-                     os.path.join(base.BIN_DIR, "scripted_worker")])
+                     program("scripted_worker")])
     try:
         check("loading" in process.stderr.readline() + process.stderr.readline(), "it does not load")
         for _ in range(3):  # a thread of the coordinator finds on its stack what the one before it has left there
@@ -425,9 +262,9 @@ def test_p3_a_group_that_loads_its_model_answers_every_command():
 
 @test
 def test_p3_status_tells_which_ranks_have_not_attached_while_a_group_is_started():
-    name = "coxhalf.%d" % os.getpid()
+    name = harness.fresh_name("half")
     script = 'case $COXSWAIN_RANK in 1|3) exec sleep 1000;; esac; exec %s --model %s' % (
-        os.path.join(base.BIN_DIR, "coxswain-worker"), MODEL)
+        program("coxswain-worker"), MODEL)
     for more in ([], ["--attach", "sealed"]):
         process = start(["run", "-n", "4", "--name", name, *more, "--no-flags", "--", "sh", "-c", script])
         told = "the group is still being started; not attached yet: ranks 1,3 (of 4)\n"
@@ -526,13 +363,13 @@ def test_stop_gives_up_at_its_deadline():
 
 @test
 def test_a_generate_can_be_asked_and_stopped_and_takes_no_prompts():
-    name = "coxgen.%d" % os.getpid()
+    name = harness.fresh_name("gen")
     prompts, _ = sums(100)
     process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--max-tokens", "1", "--one-at-a-time"],
                     stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     # It cannot end before we have looked: nobody reads its output, and the pipe is full long before.
     text = "\n".join(prompts * 200) + "\n"
-    feeder = subprocess.Popen(["cat", base.temporary(text)], stdout=process.stdin)
+    feeder = subprocess.Popen(["cat", temporary(text)], stdout=process.stdin)
     process.stdin.close()
     process.stdin = None
     feeder.wait(timeout=TIMEOUT)
@@ -557,13 +394,13 @@ def test_prompts_on_a_running_group_give_the_same_bytes():
     with Group(2) as group:
         for arguments in ([], ["--json"], ["--max-tokens", "2", "--json"], ["--sequences", "3"], ["--one-at-a-time"],
                           ["--temperature", "3", "--seed", "5", "--top-k", "7", "--top-p", "0.9", "--max-tokens", "9"]):
-            own = base.generate(*arguments, text=text)
+            own = generate(*arguments, text=text)
             other = group.generate(*arguments, text=text)
             check((own.status, own.out) == (other.status, other.out), "other bytes with %s" % arguments, other)
         for arguments in (["--tokens", "1 5 10 13 8 11 14", "1,4,13,4,14"], ["--quiet", "1+1="],
                           ["--tokens", "1", "1 999999", "2"], ["1+1=", "b\xe4d"], ["--max-tokens", "100000", "1+1="],
                           ["--json", "--max-tokens", "100000", "1+1=", "2+2="]):
-            own, other = base.generate(*arguments), group.generate(*arguments)
+            own, other = generate(*arguments), group.generate(*arguments)
             check((own.status, own.out) == (other.status, other.out), "other bytes with %s" % arguments, other)
             prefix = "coxswain: prompt"
             errors = [[line for line in result.err.splitlines() if line.startswith(prefix)] for result in (own, other)]
@@ -576,14 +413,14 @@ def test_prompts_on_a_running_group_give_the_same_bytes():
 
 @test
 def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_told():
-    name = "coxfresh.%d" % os.getpid()
-    result = expect(base.generate("--name", name, "-n", "1", "27+58="), 0, "1 ranks")
+    name = harness.fresh_name("fresh")
+    result = expect(generate("--name", name, "-n", "1", "27+58="), 0, "1 ranks")
     check(result.out == "27+58=85\n", "wrong text", result)
     with Group(2) as group:
         check(expect(group.generate("-n", "2", "--depth", "4", "--model", MODEL, "1+1="), 0).out == "1+1=2\n", "no")
         other = os.path.join(RUNTIME, "model")
         shutil.copytree(MODEL, other)
-        attach = "named" if base.SEALED else "sealed"
+        attach = "named" if SEALED else "sealed"
         for arguments, part in ([["-n", "3"], "with 2 ranks"], [["--depth", "2"], "--depth"],
                                 [["--legacy-workers"], "--legacy-workers"], [["--worker", "x"], "--worker"],
                                 [["--model", other], MODEL], [["--step-tokens", "5"], "--step-tokens"],
@@ -594,7 +431,7 @@ def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_told():
             check(result.out == "", "it ran", result)
         shutil.rmtree(other)
     for arguments, command, part in (([], ["--no-flags", "--", "sh", "-c", "exec %s --model %s" % (
-            os.path.join(base.BIN_DIR, "coxswain-worker"), MODEL)], "command of its own"),
+            program("coxswain-worker"), MODEL)], "command of its own"),
                                      (["--no-init"], [], "--no-init")):
         with Group(1, arguments, command) as group:
             expect(group.generate("1+1="), 1, "takes no prompts", part)
@@ -605,7 +442,7 @@ def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_told():
 def test_many_clients_share_one_group():
     prompts, _ = sums(160)
     parts = [prompts[i * 20:(i + 1) * 20] for i in range(8)]
-    expected = [base.generate(text="\n".join(part) + "\n").out for part in parts]
+    expected = [generate(text="\n".join(part) + "\n").out for part in parts]
     with Group(4) as group:
         clients = [start(["generate", "--name", group.name, "--quiet", *part]) for part in parts]
         results = [finish(client) for client in clients]
@@ -654,8 +491,9 @@ def test_a_client_that_dies_or_cancels_gives_its_blocks_back():
         # A real client, killed and interrupted.
         for number, status in ((signal.SIGKILL, -9), (signal.SIGINT, 130)):
             before = group.status()["serving"]["cancelled"]
-            client = start(["generate", "--name", group.name, "--tokens", "--one-at-a-time", "--file", base.temporary(
-                "1 5 10 13 8 11 14\n" * 20000)], stdout=subprocess.PIPE)
+            path = temporary("1 5 10 13 8 11 14\n" * 20000)
+            client = start(["generate", "--name", group.name, "--tokens", "--one-at-a-time",
+                            "--file", path])
             client.stdout.readline()
             client.send_signal(number)
             check(finish(client).status == status, "wrong status")
@@ -866,9 +704,7 @@ class External:
 
     def worker(self, *arguments):
         """As somebody types what the line says."""
-        process = subprocess.Popen([os.path.join(base.BIN_DIR, "coxswain-worker"), "--door", self.name, *arguments],
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=base.environment())
+        process = start(["--door", self.name, *arguments], command="coxswain-worker")
         self.workers.append(process)
         return process
 
@@ -890,17 +726,17 @@ class External:
             try:
                 worker.wait(timeout=TIMEOUT)
             except subprocess.TimeoutExpired:
-                check(False, "a worker lives on, in " + base.sleeps_in(worker.pid))
+                check(False, "a worker lives on, in " + harness.sleeps_in(worker.pid))
         check(not os.path.exists(self.door), "the door is left")
-        check(not base.names(self.name), "left in /dev/shm: %s" % base.names(self.name))
+        check(not names_with(self.name), "left in /dev/shm: %s" % names_with(self.name))
 
 
 @test
 def test_workers_started_by_hand_come_in_any_order_and_serve():
     prompts, _ = sums(20)
     text = "\n".join(prompts) + "\n"
-    own = expect(base.generate("-n", "4", text=text), 0)
-    for more in ([], ["--attach", "sealed"], ["--name", "coxhand.%d" % os.getpid()]):
+    own = expect(generate("-n", "4", text=text), 0)
+    for more in ([], ["--attach", "sealed"], ["--name", harness.fresh_name("hand")]):
         with External(4, *more) as group:
             expect(run(["status", "--name", group.name]), 1, "waits for its workers", "coxswain-worker --door")
             expect(run(["generate", "--name", group.name, "1+1="]), 1, "waits for its workers",
@@ -956,9 +792,8 @@ def test_p2_a_worker_that_dies_before_the_others_came_is_named():
 @test
 def test_who_starts_a_worker_by_hand_can_end_it_at_its_terminal():
     def by_hand(group, interrupt=signal.SIG_DFL):
-        worker = subprocess.Popen([os.path.join(base.BIN_DIR, "coxswain-worker"), "--door", group.name],
-                                  stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=base.environment(),
-                                  preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
+        worker = start(["--door", group.name], command="coxswain-worker", stdout=None,
+                       preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
         group.workers.append(worker)
         group.logged_on(worker)
         return worker
@@ -1008,9 +843,7 @@ def test_waiting_for_workers_ends_when_told_to():
 @test
 def test_a_door_by_its_name_has_to_be_there():
     def worker(*arguments):
-        result = subprocess.run([os.path.join(base.BIN_DIR, "coxswain-worker"), *arguments], stdin=subprocess.DEVNULL,
-                                capture_output=True, text=True, timeout=TIMEOUT, env=base.environment(), check=False)
-        return base.Result(result.returncode, result.stdout, result.stderr, 0)
+        return run(arguments, command="coxswain-worker")
     for arguments in (["--help"], ["-h"], ["--door", "x", "--help"]):
         result = expect(worker(*arguments), 0)
         check(result.out.startswith("Usage: coxswain-worker") and "Exit status" in result.out, "odd help", result)
@@ -1026,9 +859,8 @@ def test_a_door_by_its_name_has_to_be_there():
                              (["--door", "x", "--model", "/x" * 3000], ["--model", "under 4096"])):
         check(expect(worker(*arguments), 2, *parts).out == "", "output for wrong input")
     with open("/dev/full", "w", encoding="ascii") as full:
-        closed = subprocess.run([os.path.join(base.BIN_DIR, "coxswain-worker"), "--help"], stdout=full, text=True,
-                                stderr=subprocess.PIPE, timeout=TIMEOUT, check=False)
-        check(closed.returncode == 1 and "cannot write to standard output: No space left" in closed.stderr, "not told")
+        expect(run(["--help"], command="coxswain-worker", stdout=full), 1,
+               "cannot write to standard output: No space left")
     for other, part in ((os.path.abspath(__file__), "is no socket"), (RUNTIME, "is no socket")):
         expect(worker("--door", other), 1, part)
         for command in ("status", "stop"):
@@ -1173,8 +1005,8 @@ def test_b21_orders_that_wait_leave_room_for_status_and_stop():
 
 @test
 def test_a24_b2_a_stopped_coordinator_is_told_and_a_paused_group_waited_for():
-    path = base.temporary("27+58=\n" * 50000)
-    soon = base.environment(COXSWAIN_TEST_WATCH_MS="500")  # in a build without tests it is 10 s
+    path = temporary("27+58=\n" * 50000)
+    soon = environment(COXSWAIN_TEST_WATCH_MS="500")  # in a build without tests it is 10 s
     with Group(1) as group, Group(1) as paused:
         expect(run(["recover", "pause", "--name", paused.name]), 0)
         waiting = start(["generate", "--name", paused.name, "27+58="], env=soon)
@@ -1198,7 +1030,7 @@ def test_a24_b2_a_stopped_coordinator_is_told_and_a_paused_group_waited_for():
 @test
 def test_clients_hear_of_a_group_that_ends():
     with Group(2) as group:
-        path = base.temporary("1 5 10 13 8 11 14\n" * 50000)
+        path = temporary("1 5 10 13 8 11 14\n" * 50000)
         for end, status, part in ((lambda: os.kill(group.pids[1], signal.SIGKILL), 3, "Killed"),):
             client = start(["generate", "--name", group.name, "--tokens", "--json", "--file", path],
                            stdout=open(os.path.join(RUNTIME, "out"), "w", encoding="ascii"))
@@ -1226,9 +1058,8 @@ def test_clients_hear_of_a_group_that_ends():
 
 @test
 def test_p5_a_group_that_serves_and_has_nothing_to_do_sleeps():
-    with open(base.COXSWAIN, "rb") as file:
-        if b"__tsan_init" in file.read():
-            raise base.Skipped("ThreadSanitizer has a thread of its own, which never sleeps for long")
+    if harness.program_has("coxswain", b"__tsan_init"):
+        skip("ThreadSanitizer has a thread of its own, which never sleeps for long")
     with Group(1) as group:
         with Stranger(group.door) as stranger:
             stranger.send(complete([(1, [1, 5, 10, 13, 8, 11, 14])]))
@@ -1243,10 +1074,10 @@ def test_p5_a_group_that_serves_and_has_nothing_to_do_sleeps():
             # Until nothing moves for ten looks in a row; polling of any kind would move something for ever.
             quiet = 0
             before = switches()
-            end = base.time.monotonic() + TIMEOUT
+            end = time.monotonic() + TIMEOUT
             while quiet < 10:
-                check(base.time.monotonic() < end, "it never sleeps")
-                base.time.sleep(0.1)  # the time that nothing happens in is what is looked at
+                check(time.monotonic() < end, "it never sleeps")
+                time.sleep(0.1)  # the time that nothing happens in is what is looked at
                 now = switches()
                 quiet = quiet + 1 if now == before else 0
                 before = now
@@ -1254,8 +1085,4 @@ def test_p5_a_group_that_serves_and_has_nothing_to_do_sleeps():
 
 
 if __name__ == "__main__":
-    try:
-        result = base.main()
-    finally:
-        shutil.rmtree(RUNTIME, ignore_errors=True)
-    sys.exit(result)
+    sys.exit(harness.main())

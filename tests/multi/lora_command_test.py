@@ -6,75 +6,39 @@ Usage: lora_command_test.py BIN_DIR SOURCE_DIR [TEST...]
 
 import json
 import os
-import random
 import resource
 import shutil
 import signal
 import struct
 import sys
-import tempfile
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import commands_test as base  # pylint: disable=wrong-import-position
-import control_test as control  # pylint: disable=wrong-import-position
-import split_test as two  # pylint: disable=wrong-import-position
-from commands_test import MODEL, check, expect, finish, run, start, sums, temporary, wait_until
-from control_test import Group
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import checkpoints  # pylint: disable=wrong-import-position
+import groups  # pylint: disable=wrong-import-position
+import harness  # pylint: disable=wrong-import-position
+from checkpoints import adapter  # pylint: disable=wrong-import-position
+from groups import RESTART, Group  # pylint: disable=wrong-import-position
+from harness import (MODEL, TIMEOUT, check, expect, finish, program, prompts_file, rest, run, start,
+                     temporary, test, undisturbed, wait_until)
 
-base.tests.clear()  # theirs are other tests
-test = base.test
-
-RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
-FOLDER = tempfile.mkdtemp(prefix="cox_lora_command_")
+harness.begin(harness.parser(__doc__))
+FOLDER = checkpoints.folder()
 PROMPT_COUNT = 60
+PROMPTS = prompts_file(PROMPT_COUNT)
 
 
-def adapter(name, rank=4, seed=1, scale=0.4, modules=("q_proj", "k_proj", "v_proj", "o_proj"), **other):
-    """A folder as PEFT writes it, for the shipped model; other: what is different in the model that it is for."""
-    with open(os.path.join(MODEL, "config.json"), encoding="utf-8") as file:
-        config = {**json.load(file), **other}
-    hidden, heads = config["hidden_size"], config["num_attention_heads"]
-    dim = config.get("head_dim") or hidden // heads
-    width, kv = heads * dim, config["num_key_value_heads"] * dim
-    shapes = {"q_proj": (width, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, width)}
-    noise, header, data = random.Random(seed), {}, b""
-    for layer in range(config["num_hidden_layers"]):
-        for module in modules:
-            out, into = shapes[module]
-            for side, shape, factor in (("A", (rank, into), into ** -0.5), ("B", (out, rank), scale * rank ** -0.5)):
-                numbers = [noise.gauss(0, 1) * factor for _ in range(shape[0] * shape[1])]
-                tensor = "base_model.model.model.layers.%d.self_attn.%s.lora_%s.weight" % (layer, module, side)
-                header[tensor] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * len(numbers)]}
-                data += struct.pack("<%df" % len(numbers), *numbers)
-    text = json.dumps(header).encode()
-    folder = os.path.join(FOLDER, name)
-    os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
-        json.dump({"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(modules)}, file)
-    with open(os.path.join(folder, "adapter_model.safetensors"), "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text + data)
-    return folder
+FOLDERS = {"a": adapter("a"), "b": adapter("b", 8, 2), "zero": adapter("zero", 3, 3, 0.0),
+           "strong": checkpoints.strong_adapter()}
 
 
-FOLDERS = {"a": adapter("a"), "b": adapter("b", 8, 2), "zero": adapter("zero", 3, 3, 0.0)}
-
-
-def prompts_file():
-    prompts, _ = sums(PROMPT_COUNT)
-    return temporary("".join(prompt + "\n" for prompt in prompts))
-
-
-ALONE = {}
 SHORT = ["--max-tokens", "6", "--quiet"]
 
 
 def alone(name):
     """What a group of one rank gives for the prompts, with the adapter or none."""
-    if name not in ALONE:
-        own = ["--adapter", "%s=%s" % (name, FOLDERS[name]), "--lora", name] if name else []
-        ALONE[name] = expect(run(["generate", "-n", "1", "--model", MODEL, *SHORT, *own, "--file", prompts_file()]), 0).out
-    return ALONE[name]
+    own = ["--adapter", "%s=%s" % (name, FOLDERS[name]), "--lora", name] if name else []
+    return undisturbed("--model", MODEL, *SHORT, *own, "--file", PROMPTS)
 
 
 def lora(group, *words):
@@ -92,7 +56,8 @@ def adapters(group):
 
 
 def generate_start(group, name):
-    return start(["generate", "--name", group.name, *SHORT, *(["--lora", name] if name else []), "--file", prompts_file()])
+    return start(["generate", "--name", group.name, *SHORT, *(["--lora", name] if name else []),
+                  "--file", PROMPTS])
 
 
 def expect_text(result, name):
@@ -112,9 +77,9 @@ def test_m13_an_own_group_of_any_size_gives_the_same():
     all_of_them = [word for name, folder in FOLDERS.items() for word in ("--adapter", "%s=%s" % (name, folder))]
     for ranks in (2, 4, 8):
         expect_text(run(["generate", "-n", str(ranks), "--model", MODEL, *SHORT, *all_of_them, "--lora", "b", "--file",
-                         prompts_file()]), "b")
+                         PROMPTS]), "b")
     expect_text(run(["generate", "-n", "2", "--nested", "--model", MODEL, *SHORT, *all_of_them, "--lora", "a", "--file",
-                     prompts_file()]), "a")
+                     PROMPTS]), "a")
 
 
 @test
@@ -145,7 +110,7 @@ def test_m13_load_list_and_unload_on_a_running_group():
 def test_m13_a_group_starts_with_adapters():
     with Group(2, ["--adapter", "x=" + FOLDERS["b"]]) as group:
         check(adapters(group) == {"x": ("loaded", 0)}, "it is not there: %s" % adapters(group))
-        result = run(["generate", "--name", group.name, *SHORT, "--lora", "x", "--file", prompts_file()])
+        result = run(["generate", "--name", group.name, *SHORT, "--lora", "x", "--file", PROMPTS])
         expect_text(result, "b")
         expect(run(["generate", "--name", group.name, "--adapter", "y=" + FOLDERS["a"], "1+1="]), 2, "leave out --adapter")
         expect(group.stop(), 0)
@@ -246,7 +211,8 @@ def test_m13_every_rank_says_what_is_wrong_with_an_adapter_and_none_keeps_it():
             check(adapters(group) == {"a": ("loaded", 0)}, "something is left: %s" % adapters(group))
             # With a name and in a folder that have blanks.
             expect(lora(group, "load", "x y", shutil.copytree(FOLDERS["b"], os.path.join(FOLDER, "x  y %d" % ranks))), 0)
-            result = run(["generate", "--name", group.name, *SHORT, "--lora", "x y", "--file", prompts_file()])
+            result = run(["generate", "--name", group.name, *SHORT, "--lora", "x y", "--file",
+                          PROMPTS])
             expect_text(result, "b")
             expect_text(finish(generate_start(group, "a")), "a")
             expect(group.stop(), 0)
@@ -347,7 +313,7 @@ def test_m13_a_group_that_stops_does_not_wait_for_an_unload():
         finish(unload)  # the prompts are given up: it may still have been unloaded
         check(time.monotonic() - begin < 30, "it has waited")  # its own timeout is 60 s
         check(finish(process).status != 0, "it was completed")
-        group.process.communicate(timeout=base.TIMEOUT)
+        group.process.communicate(timeout=TIMEOUT)
         group.left_nothing()
 
 
@@ -372,7 +338,7 @@ def test_m13_p8_replaced_ranks_have_the_adapters_again():
 def test_m13_p8_a_rank_that_dies_in_a_load_is_replaced_and_ranks_agree():
     for point in ("lora.read", "lora.loaded"):
         worker = temporary("#!/bin/sh\nCOXSWAIN_FAULT=%s:kill:1:2 COXSWAIN_FAULT_LIFE=1 exec %s \"$@\"\n" % (
-            point, os.path.join(base.BIN_DIR, "coxswain-worker")), 0o700)
+            point, program("coxswain-worker")), 0o700)
         with Group(2, ["--worker", worker, *RESTART]) as group:
             load(group, "a")
             process = generate_start(group, "a")
@@ -406,7 +372,7 @@ def test_m13_what_makes_no_sense_is_refused():
     with Group(2) as group:
         result = expect(lora(group, "load", "x" * 129, folder), 2, "1 to 128 bytes")
         check(result.out == "", "lines of ranks that nobody has asked", result)
-        base.stop_process(group.process.pid)
+        harness.stop_process(group.process.pid)
         begin = time.monotonic()
         expect(lora(group, "list", "--timeout", "1"), 3, "in time")
         check(time.monotonic() - begin < 15, "the deadline is not kept")
@@ -414,16 +380,14 @@ def test_m13_what_makes_no_sense_is_refused():
         expect(group.stop(), 0)
 
 
-# One that changes every token of most answers, so that a group which computes without it is seen.
-FOLDERS["strong"] = adapter("strong", 8, 5, 3.0)
-
-
 def split(a, b, name, *arguments):
-    return two.split(a, b, *SHORT, *(["--lora", name] if name else []), "--file", prompts_file(), *arguments)
+    return groups.split(a, b, *SHORT, *(["--lora", name] if name else []), "--file", PROMPTS,
+                        *arguments)
 
 
 def split_start(a, b, name):
-    return start(["generate", "--prefill", a.name, "--decode", b.name, *SHORT, "--lora", name, "--file", prompts_file()])
+    return start(["generate", "--prefill", a.name, "--decode", b.name, *SHORT, "--lora", name,
+                  "--file", PROMPTS])
 
 
 @test
@@ -431,25 +395,25 @@ def test_m13_prefill_and_decode_with_an_adapter_give_the_text_of_one_group():
     pairs = zip(alone("strong").splitlines(), alone(None).splitlines())
     check(sum(strong != plain for strong, plain in pairs) > PROMPT_COUNT // 2, "the strong adapter is none")
     for ranks in (1, 2, 4):
-        with two.prefill(ranks=ranks) as a, two.decode(ranks=ranks) as b:
+        with groups.prefill(ranks=ranks) as a, groups.decode(ranks=ranks) as b:
             load(a, "a", "strong", "zero")
             load(b, "zero", "strong", "a")  # in another order: other slots of the ranks
             for name in ("a", "strong", None, "zero"):
                 expect_text(split(a, b, name), name)
-            now = two.transfer(b)
+            now = groups.transfer(b)
             check(now["succeeded"] == 4 * PROMPT_COUNT and now["recomputed"] == 0, "not pulled: %s" % now)
             at_once = [split_start(a, b, name) for name in ("a", "strong")]
             for client, name in zip(at_once, ("a", "strong")):
                 expect_text(finish(client), name)
             for group in (a, b):
                 check(set(adapters(group).values()) == {("loaded", 0)}, "still used: %s" % adapters(group))
-            two.all_is_given_back(a, b)
-            two.stop(a, b)
+            groups.all_is_given_back(a, b)
+            groups.stop(a, b)
 
 
 @test
 def test_m13_prefill_and_decode_of_which_one_has_no_such_adapter():
-    with two.prefill() as a, two.decode() as b:
+    with groups.prefill() as a, groups.decode() as b:
         load(a, "a", "b")
         load(b, "b")
         for more in ((), ("--no-recompute",)):
@@ -457,19 +421,19 @@ def test_m13_prefill_and_decode_of_which_one_has_no_such_adapter():
                 result = expect(split(a, b, name, *more), 1, "the group '%s': no LoRA adapter '%s' is loaded; there are:" %
                                 (lacking.name, name))
                 check(all(line.endswith("=") for line in result.out.splitlines()), "prompts are answered", result)
-        two.all_is_given_back(a, b)
+        groups.all_is_given_back(a, b)
         expect(lora(a, "unload", "a"), 0)
         load(b, "a")
         expect(split(a, b, "a"), 1, "the group '%s': no LoRA adapter 'a' is loaded; there are: b" % a.name)
         load(a, "a")
         expect_text(split(a, b, "a"), "a")
-        two.all_is_given_back(a, b)
-        two.stop(a, b)
+        groups.all_is_given_back(a, b)
+        groups.stop(a, b)
 
 
 @test
 def test_m13_prefill_and_decode_whose_ranks_are_replaced_keep_the_adapter():
-    with two.prefill(*RESTART) as a, two.decode(*RESTART) as b:
+    with groups.prefill(*RESTART) as a, groups.decode(*RESTART) as b:
         load(a, "strong")
         load(b, "strong")
         for group in (a, b, a):
@@ -477,20 +441,13 @@ def test_m13_prefill_and_decode_whose_ranks_are_replaced_keep_the_adapter():
             head = client.stdout.readline()
             generation = group.status()["ranks"][1]["generation"]
             os.kill(group.status()["ranks"][1]["pid"], signal.SIGKILL)
-            out, err = client.stdout.read(), client.stderr.read()
-            client.wait(timeout=base.TIMEOUT)
-            expect_text(base.Result(client.returncode, head + out, err, client.pid), "strong")
+            expect_text(rest(client, head), "strong")
             wait_until(lambda g=group, n=generation: g.status()["ranks"][1]["generation"] > n and
                        not g.status()["recovery"]["doing"], "a replacement")
             expect_text(split(a, b, "strong"), "strong")
-        two.all_is_given_back(a, b)
-        two.stop(a, b)
+        groups.all_is_given_back(a, b)
+        groups.stop(a, b)
 
 
 if __name__ == "__main__":
-    try:
-        exit_status = base.main()
-    finally:
-        shutil.rmtree(control.RUNTIME, ignore_errors=True)
-        shutil.rmtree(FOLDER, ignore_errors=True)
-    sys.exit(exit_status)
+    sys.exit(harness.main())

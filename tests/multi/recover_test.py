@@ -7,24 +7,22 @@ Usage: recover_test.py BIN_DIR SOURCE_DIR [TEST...]
 import fcntl
 import json
 import os
-import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import commands_test as base  # pylint: disable=wrong-import-position
-import control_test as control  # pylint: disable=wrong-import-position
-from commands_test import MODEL, check, expect, finish, run, start, sums, temporary, wait_until
-from control_test import Group
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from groups import RESTART, Group  # pylint: disable=wrong-import-position
+from harness import (LEGACY_WORKER, MODEL, TIMEOUT, Result, check, expect, finish, names_with,
+                     program, prompts_file, run, start, status_of, temporary, test, undisturbed,
+                     wait_until)
 
-base.tests.clear()  # theirs are other tests
-test = base.test
-
-RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
+harness.begin(harness.parser(__doc__))
 PROMPT_COUNT = 900  # whose output is more than a pipe of a page holds
+PROMPTS = prompts_file(PROMPT_COUNT)
 PIPE_SIZE = 4096
 
 
@@ -53,17 +51,8 @@ class Reader:
     def rest(self):
         while self.take():
             pass
-        _, err = self.process.communicate(timeout=base.TIMEOUT)
-        return base.Result(self.process.returncode, self.text, err, self.process.pid)
-
-
-def prompts_file(count=PROMPT_COUNT):
-    prompts, _ = sums(count)
-    return temporary("".join(prompt + "\n" for prompt in prompts))
-
-
-def status_of(name):
-    return json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
+        _, err = self.process.communicate(timeout=TIMEOUT)
+        return Result(self.process.returncode, self.text, err, self.process.pid)
 
 
 def kill(name, rank, number=signal.SIGKILL):
@@ -78,14 +67,8 @@ def ends_as(name, condition):
     wait_until(lambda: condition(status_of(name)), "the status")
 
 
-undisturbed = {}
-
-
-def expected(count=PROMPT_COUNT):
-    if count not in undisturbed:
-        result = expect(run(["generate", "-n", "1", "--model", MODEL, "--quiet", "--file", prompts_file(count)]), 0)
-        undisturbed[count] = result.out
-    return undisturbed[count]
+def expected():
+    return undisturbed("--model", MODEL, "--file", PROMPTS)
 
 
 def check_partial(result):
@@ -96,7 +79,7 @@ def check_partial(result):
 
 def over_killed_ranks(arguments, name, ranks):
     """Prompts of a group that loses a rank while they stand still, and others while they run."""
-    process = start(["generate", "--name", name, "--file", prompts_file(), *arguments])
+    process = start(["generate", "--name", name, "--file", PROMPTS, *arguments])
     reader = Reader(process)
     reader.await_full()
     for rank in (ranks - 1, 0, ranks // 2):
@@ -115,7 +98,7 @@ def over_killed_ranks(arguments, name, ranks):
 @test
 def test_p8_prompts_of_a_generate_go_on_over_killed_ranks():
     for ranks in (1, 2, 4, 8):
-        name = "coxrec.%d.%d" % (os.getpid(), ranks)
+        name = harness.fresh_name("over")
         arguments = ["-n", str(ranks), "--model", MODEL, *RESTART]
         result = expect(over_killed_ranks(arguments, name, ranks), 0, "killed by signal 9", "replaced by process",
                         "generation 2")
@@ -135,7 +118,7 @@ def test_p8_prompts_of_clients_go_on_over_killed_ranks():
 
 @test
 def test_p8_quiet_says_nothing_of_what_was_made_good():
-    name = "coxrec.%d.quiet" % os.getpid()
+    name = harness.fresh_name("quiet")
     result = expect(over_killed_ranks(["-n", "2", "--model", MODEL, "--quiet", *RESTART], name, 2), 0)
     check("replaced" not in result.err, "it is not quiet", result)
     check(result.out == expected(), "another text", result)
@@ -143,16 +126,16 @@ def test_p8_quiet_says_nothing_of_what_was_made_good():
 
 @test
 def test_p8_sampled_tokens_are_the_same_over_a_killed_rank():
-    name = "coxrec.%d.sampled" % os.getpid()
+    name = harness.fresh_name("sampled")
     sampled = ["--temperature", "2", "--seed", "5", "--model", MODEL]
-    alone = expect(run(["generate", "-n", "2", "--file", prompts_file(), *sampled]), 0)
+    alone = expect(run(["generate", "-n", "2", "--file", PROMPTS, *sampled]), 0)
     result = expect(over_killed_ranks(["-n", "2", *sampled, *RESTART], name, 2), 0)
     check(result.out == alone.out, "other tokens", result)
 
 
 @test
 def test_p8_all_ranks_are_started_again():
-    name = "coxrec.%d.all" % os.getpid()
+    name = harness.fresh_name("all")
     arguments = ["-n", "2", "--model", MODEL, "--on-death", "restart-all", "--restart-backoff", "0.001"]
     result = expect(over_killed_ranks(arguments, name, 2), 0, "was ended with the others: replaced by process")
     check(result.out == expected(), "another text", result)
@@ -160,8 +143,8 @@ def test_p8_all_ranks_are_started_again():
 
 @test
 def test_p8_a_death_without_a_policy_ends_all_as_before():
-    name = "coxrec.%d.fail" % os.getpid()
-    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file()])
+    name = harness.fresh_name("fail")
+    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS])
     reader = Reader(process)
     reader.await_full()
     kill(name, 1)
@@ -173,10 +156,11 @@ def test_p8_a_death_without_a_policy_ends_all_as_before():
 @test
 def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
     worker = temporary("#!/bin/sh\nif [ \"$COXSWAIN_GENERATION\" != 1 ]; then echo no device for me >&2; exit 7; fi\n"
-                       "exec %s \"$@\"\n" % os.path.join(base.BIN_DIR, "coxswain-worker"), 0o700)
-    name = "coxrec.%d.loop" % os.getpid()
-    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(), "--worker", worker,
-                     "--on-death", "restart", "--restart-max", "3", "--restart-backoff", "0.01-0.02"])
+                       "exec %s \"$@\"\n" % program("coxswain-worker"), 0o700)
+    name = harness.fresh_name("loop")
+    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
+                     "--worker", worker, "--on-death", "restart", "--restart-max", "3",
+                     "--restart-backoff", "0.01-0.02"])
     reader = Reader(process)
     reader.await_full()
     kill(name, 1)
@@ -186,13 +170,13 @@ def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
     with Group(2, ("--worker", worker, "--on-death", "restart", "--restart-max", "2", "--restart-backoff", "0.01")) as group:
         kill(group.name, 0)
         expect(finish(group.process), 3, "3 deaths within 60 s", "rank 0", "exited with status 7", "the group ends")
-        check(not base.names(group.name), "left in /dev/shm")
+        check(not names_with(group.name), "left in /dev/shm")
 
 
 @test
 def test_a_group_waits_for_the_order_to_replace_a_rank():
     with Group(4, ("--on-death", "wait")) as group:
-        client = start(["generate", "--name", group.name, "--file", prompts_file()])
+        client = start(["generate", "--name", group.name, "--file", PROMPTS])
         reader = Reader(client)
         reader.await_full()
         kill(group.name, 2)
@@ -214,7 +198,7 @@ def test_a_group_waits_for_the_order_to_replace_a_rank():
 @test
 def test_a_group_that_waits_can_be_stopped_and_interrupted():
     with Group(2, ("--on-death", "wait")) as group:
-        client = start(["generate", "--name", group.name, "--file", prompts_file()])
+        client = start(["generate", "--name", group.name, "--file", PROMPTS])
         reader = Reader(client)
         reader.await_full()
         kill(group.name, 1)
@@ -224,8 +208,9 @@ def test_a_group_that_waits_can_be_stopped_and_interrupted():
         check(result.status != 0, "it went on", result)
         check_partial(result)
         expect(finish(group.process), 0)
-    name = "coxrec.%d.interrupted" % os.getpid()
-    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(), "--on-death", "wait"])
+    name = harness.fresh_name("interrupted")
+    process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
+                     "--on-death", "wait"])
     reader = Reader(process)
     reader.await_full()
     kill(name, 0)
@@ -236,20 +221,20 @@ def test_a_group_that_waits_can_be_stopped_and_interrupted():
 
 @test
 def test_p8_a_hand_started_rank_is_waited_for():
-    name = "coxrec.%d.hand" % os.getpid()
+    name = harness.fresh_name("hand")
     group = start(["run", "--external", "-n", "2", "--name", name, "--model", MODEL, *RESTART])
     workers = []
 
     def worker():
-        workers.append(subprocess.Popen([os.path.join(base.BIN_DIR, "coxswain-worker"), "--door", name],
-                                        env=base.environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
+        workers.append(start(["--door", name], command="coxswain-worker",
+                             stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
     try:
         check("waiting for 2 workers" in group.stderr.readline(), "another line")
         worker()
         worker()
         for _ in range(4):
             group.stdout.readline()
-        reader = Reader(start(["generate", "--name", name, "--file", prompts_file()]))
+        reader = Reader(start(["generate", "--name", name, "--file", PROMPTS]))
         reader.await_full()
         dead = status_of(name)["ranks"][1]["pid"]
         os.kill(dead, signal.SIGKILL)
@@ -276,7 +261,8 @@ def test_p8_a_hand_started_rank_is_waited_for():
 
 @test
 def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
-    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % base.LEGACY_WORKER, 0o700)
+    worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" %
+                       LEGACY_WORKER, 0o700)
     prompt = ["--attach", "named", "--quiet", "--tokens", "--max-tokens", "2", "1 5"]
     with Group(2, ("--legacy-workers", "--worker", worker, *RESTART)) as group:
         result = expect(group.generate(*prompt), 0)
@@ -299,7 +285,7 @@ def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
 def test_a26_prompts_stand_still_between_pause_and_start():
     for commands in (["pause", "start"], ["pause-net", "clear", "reinit", "clear", "start"], ["pause", "reinit", "start"]):
         with Group(2) as group:
-            client = start(["generate", "--name", group.name, "--file", prompts_file()])
+            client = start(["generate", "--name", group.name, "--file", PROMPTS])
             reader = Reader(client)
             reader.await_full()
             for command in commands:
@@ -319,7 +305,7 @@ def test_a26_prompts_stand_still_between_pause_and_start():
 @test
 def test_a26_a_failed_pause_holds_prompts_back_until_start():
     with Group(2) as group:
-        base.stop_process(group.pids[1])
+        harness.stop_process(group.pids[1])
         expect(recover(group.name, "pause", "--timeout", "0.2"), 3, "rank 1")
         ends_as(group.name, lambda now: "some ranks are paused" in (now["recovery"]["doing"] or ""))
         os.kill(group.pids[1], signal.SIGCONT)
@@ -425,7 +411,7 @@ def test_wrong_words_of_recover():
 def test_p8_a_living_rank_is_replaced_by_order_whatever_the_policy():
     for policy in ((), RESTART):
         with Group(2, policy) as group:
-            client = start(["generate", "--name", group.name, "--file", prompts_file()])
+            client = start(["generate", "--name", group.name, "--file", PROMPTS])
             reader = Reader(client)
             reader.await_full()
             answer = json.loads(expect(recover(group.name, "restart", "--rank", "0", "--kill", "--json"), 0).out)
@@ -501,8 +487,4 @@ def test_commands_wait_for_each_other():
 
 
 if __name__ == "__main__":
-    try:
-        exit_status = base.main()
-    finally:
-        shutil.rmtree(control.RUNTIME, ignore_errors=True)
-    sys.exit(exit_status)
+    sys.exit(harness.main())

@@ -8,71 +8,26 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import sys
 import threading
 import time
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import commands_test as base  # pylint: disable=wrong-import-position
-import control_test as control  # pylint: disable=wrong-import-position
-from commands_test import MODEL, check, expect, finish, run, start, sums, temporary, wait_until
-from control_test import Group, Stranger, field, varint
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+# pylint: disable-next=wrong-import-position
+from groups import (RESTART, Group, Holder, Stranger, all_is_given_back, decode, field, links,
+                    packed, parse, prefill, pull_by_hand, pull_kv, split, stop, transfer)
+from harness import (MODEL, TIMEOUT, check, expect, finish, prompts_file, rest, run, start, sums,
+                     temporary, test, undisturbed, wait_until)
 
-base.tests.clear()  # theirs are other tests
-test = base.test
-
-RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
+harness.begin(harness.parser(__doc__))
 PROMPT_COUNT = 100
-
-
-def prefill(*arguments, ranks=2, **variables):
-    return Group(ranks, ("--role", "prefill", *arguments), **variables)
-
-
-def decode(*arguments, ranks=2):
-    return Group(ranks, ("--role", "decode", *arguments))
-
-
-def split(a, b, *arguments, **options):
-    return run(["generate", "--prefill", a.name, "--decode", b.name, *arguments], **options)
-
-
-def prompts_file(count=PROMPT_COUNT):
-    prompts, _ = sums(count)
-    return temporary("".join(prompt + "\n" for prompt in prompts))
-
-
-undisturbed = {}
+PROMPTS = prompts_file(PROMPT_COUNT)
 
 
 def expected(*arguments, count=PROMPT_COUNT):
-    if (arguments, count) not in undisturbed:
-        result = expect(run(["generate", "-n", "1", "--model", MODEL, "--quiet", "--file", prompts_file(count), *arguments]), 0)
-        undisturbed[(arguments, count)] = result.out
-    return undisturbed[(arguments, count)]
-
-
-def transfer(group):
-    return group.status()["transfer"]
-
-
-def all_is_given_back(*groups):
-    """Nothing is held, nobody's or taken, once their clients are gone."""
-    for group in groups:
-        def is_free(group=group):
-            now = group.status()
-            return (now["transfer"]["holds"] == now["transfer"]["running"] == now["transfer"]["quarantined_blocks"] == 0 and
-                    now["serving"]["free_blocks"] == now["serving"]["block_count"] and now["serving"]["clients"] == 0)
-        wait_until(is_free, "all blocks of %s to be free: %s" % (group.name, group.status()["transfer"]))
-
-
-def stop(*groups):
-    for group in groups:
-        expect(group.stop(), 0)
-        finish(group.process)
-        group.left_nothing()
+    return undisturbed("--model", MODEL, "--file", prompts_file(count), *arguments)
 
 
 def pulled(group):
@@ -81,44 +36,14 @@ def pulled(group):
     return [line for line in lines if line.startswith("pulled ")]
 
 
-def links(group):
-    told = json.loads(run(["link-status", "--name", group.name, "--json"]).out)
-    return {link["name"]: link["state"] for link in told["links"]}
-
-
-# ---- by hand ----
-
-
-def packed(numbers):
-    return b"".join(varint(number) for number in numbers)
-
-
-class Holder(Stranger):
-    """A client that has prompts held, and says when they are not needed any more."""
-
-    def hold(self, tokens, hold_ms=60000):
-        prompt = field(1, field(1, 1) + field(2, packed(tokens)))
-        self.send(field(3, prompt + field(2, 1) + field(20, hold_ms)))
-        number, fields = self.reply()
-        check(number == 2, "no item: %s" % fields)
-        source = dict(fields)[20]
-        return dict(control.parse(source))
-
-    def release(self, *holds):
-        self.send(field(11, field(1, packed(holds))))
-
-
-def pull_kv(reader, owner, hold, *arguments):
-    return run(["pull-kv", "--name", reader.name, "--from", owner.name, "--hold", str(hold), *arguments])
-
-
 # ---- the same text ----
 
 
 @test
 def test_m11_the_text_of_two_groups_is_that_of_one():
     with prefill() as a, decode() as b:
-        result = expect(split(a, b, "--file", prompts_file()), 0, "pulled %d prompts" % PROMPT_COUNT, "computed 0 itself")
+        result = expect(split(a, b, "--file", PROMPTS), 0, "pulled %d prompts" % PROMPT_COUNT,
+                        "computed 0 itself")
         check(result.out == expected(), "another text", result)
         now = transfer(b)
         check(now["succeeded"] == PROMPT_COUNT and now["failed"] == now["recomputed"] == now["late_results"] == 0, "%s" % now)
@@ -173,7 +98,7 @@ def test_m11_prompts_of_any_length_up_to_the_limit():
 @test
 def test_m11_several_clients_at_once_and_plain_prompts_between():
     with prefill() as a, decode() as b:
-        file = prompts_file()
+        file = PROMPTS
         clients = [start(["generate", "--prefill", a.name, "--decode", b.name, "--file", file]) for _ in range(3)]
         plain = start(["generate", "--name", b.name, "--file", file])
         for client in [*clients, plain]:
@@ -205,7 +130,7 @@ def test_p9_m11_a_paused_group_is_waited_for_longer_than_a_connection_that_asks_
 def test_p9_clients_that_go_at_random_leave_nothing_and_disturb_nobody():
     chance = random.Random(4)
     with prefill() as a, decode() as b:
-        file = prompts_file()
+        file = PROMPTS
         steady = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", file])
         for _ in range(12):
             client = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", file])
@@ -226,8 +151,8 @@ def test_p9_clients_that_go_at_random_leave_nothing_and_disturb_nobody():
 def over_killed_rank(victims, no_recompute=False):
     with prefill(*RESTART) as a, decode(*RESTART) as b:
         groups = {"a": a, "b": b}
-        process = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", prompts_file(), "--sequences", "8",
-                         *(["--no-recompute"] if no_recompute else [])])
+        process = start(["generate", "--prefill", a.name, "--decode", b.name, "--file", PROMPTS,
+                         "--sequences", "8", *(["--no-recompute"] if no_recompute else [])])
         lines = []
         for name, rank in victims:
             group = groups[name]
@@ -238,9 +163,7 @@ def over_killed_rank(victims, no_recompute=False):
             wait_until(lambda group=group, rank=rank, before=before:
                        group.status()["ranks"][rank]["generation"] > before["generation"] and
                        not group.status()["recovery"]["doing"], "a replacement")
-        out, err = process.stdout.read(), process.stderr.read()  # behind what readline has taken
-        process.wait(timeout=base.TIMEOUT)
-        result = base.Result(process.returncode, "".join(lines) + out, err, process.pid)
+        result = rest(process, "".join(lines))
         expect(result, 0)
         check(result.out == expected(), "another text: %s" % sorted(set(result.out.splitlines()) ^ set(expected().splitlines())), result)
         all_is_given_back(a, b)
@@ -328,7 +251,7 @@ def test_p9_m11_the_text_is_the_same_while_pulls_are_cancelled_at_random_and_tri
     chance = random.Random(11)
     with prefill() as a, decode() as b:
         with Clearer(b, 12) as clearer:
-            deadline = time.monotonic() + base.TIMEOUT
+            deadline = time.monotonic() + TIMEOUT
             turns = 0
             # How many it meets is chance: enough of them, and some rounds at least.
             while turns < 5 or transfer(b)["retries"] < 20 and time.monotonic() < deadline:
@@ -362,14 +285,14 @@ def test_m10_links_are_made_again_by_generate_when_somebody_takes_them_away():
         meddler = threading.Thread(target=meddle)
         meddler.start()
         try:
-            result = split(a, b, "--file", prompts_file())
+            result = split(a, b, "--file", PROMPTS)
         finally:
             stopped.set()
             meddler.join()
         # Also of one that is gone between the order and the look whether the ranks have linked.
         expect(result, 0)
         check(result.out == expected(), "another text", result)
-        result = expect(split(a, b, "--file", prompts_file()), 0)
+        result = expect(split(a, b, "--file", PROMPTS), 0)
         check(result.out == expected(), "another text afterwards", result)
         all_is_given_back(a, b)
         stop(a, b)
@@ -420,10 +343,9 @@ def test_p9_a_group_that_ends_in_the_midst_is_told_by_its_name():
                     gone.process.communicate()
                 finally:
                     client.send_signal(signal.SIGCONT)
-                out, err = client.stdout.read(), client.stderr.read()
-                client.wait(timeout=base.TIMEOUT)
-                result = base.Result(client.returncode, "".join(lines) + out, err, client.pid)
-                check(result.status in (1, 3) and gone.name in err, "what has ended is not told", result)
+                result = rest(client, "".join(lines))
+                check(result.status in (1, 3) and gone.name in result.err,
+                      "what has ended is not told", result)
                 wanted = iter(expected(count=300).splitlines())
                 check(all(line in wanted for line in result.out.splitlines()), "another text, or order", result)
                 all_is_given_back(stays)
@@ -591,18 +513,6 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
         stop(a, b, c)
 
 
-def pull_by_hand(door, **changes):
-    """A pull of a source that the test makes up. Returns the error's text."""
-    source = field(1, changes["cluster"].encode()) + field(2, changes["life"]) + field(3, changes["sequence"])
-    source += field(4, packed(changes["blocks"])) + field(5, changes["lease"])
-    with Stranger(door) as stranger:
-        stranger.send(field(10, field(1, source) + field(2, 5000)))
-        number, fields = stranger.reply()
-        check(number in (4, 8), "another answer: %d" % number)
-        error = dict(fields) if number == 4 else dict(control.parse(dict(fields)[2])) if 2 in dict(fields) else {}
-        return error.get(2, b"").decode()
-
-
 @test
 def test_p9_sources_that_are_made_up_are_refused_with_words():
     with prefill() as a, decode() as b:
@@ -636,7 +546,7 @@ def test_p9_holds_end_when_a_rank_is_replaced():
                        "a replacement")
             holder.send(field(3, field(1, field(1, 2) + field(2, packed([5, 6]))) + field(2, 1) + field(20, 60000)))
             number, fields = holder.reply()
-            again = dict(control.parse(dict(fields)[20]))
+            again = dict(parse(dict(fields)[20]))
             check(number == 2 and again[2] != told[2], "the same life: %s" % again)
             wait_until(lambda: transfer(a)["holds"] == 1, "the new hold alone")
             expect(pull_kv(b, a, told[3]), 2, "holds no sequence")
@@ -669,8 +579,4 @@ def test_p9_a_stuck_rank_times_out_and_its_blocks_are_in_quarantine():
 
 
 if __name__ == "__main__":
-    try:
-        exit_status = base.main()
-    finally:
-        shutil.rmtree(control.RUNTIME, ignore_errors=True)
-    sys.exit(exit_status)
+    sys.exit(harness.main())

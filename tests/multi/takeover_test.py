@@ -5,78 +5,47 @@ clients are told and can come again, and nothing is left behind. Rows A23, A24 a
 Usage: takeover_test.py BIN_DIR SOURCE_DIR [--seed S] [--takeovers N] [TEST...]
 """
 
-import argparse
+import functools
 import json
 import os
 import random
 import re
 import signal
 import sys
-import tempfile
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
-import remains  # pylint: disable=wrong-import-position
-from remains import Failure, Process, all_gone, descendants, doors, names, names_of
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import harness  # pylint: disable=wrong-import-position
+from harness import (LEGACY_WORKER, MODEL, Failure, Process, all_gone, check, descendants, doors,
+                     kill_all, names_of, prompts_file, sums, test, wait_until)
 
-parser = argparse.ArgumentParser(usage=__doc__)
-parser.add_argument("bin_dir", type=os.path.abspath)
-parser.add_argument("source_dir", type=os.path.abspath)
-parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
-parser.add_argument("--takeovers", type=int, default=25, help="of one name of a group of Python workers, in a row")
-parser.add_argument("tests", nargs="*")
-options = parser.parse_args()
+parser = harness.parser(__doc__, seed=True)
+parser.add_argument("--takeovers", type=int, default=25,
+                    help="of one name of a group of Python workers, in a row")
+options = harness.begin(parser, adopt=True)
 dice = random.Random(options.seed)
 
-COXSWAIN = os.path.join(options.bin_dir, "coxswain")
-WORKER = os.path.join(options.bin_dir, "coxswain-worker")
-SCRIPTED = os.path.join(options.bin_dir, "scripted_worker")
-MODEL = os.path.join(options.source_dir, "models", "sums")
-LEGACY = os.path.join(options.source_dir, "tests", "legacy", "legacy_worker.py")
+COXSWAIN = harness.program("coxswain")
+WORKER = harness.program("coxswain-worker")
+SCRIPTED = harness.program("scripted_worker")
 PREFIX = "coxover.%d." % os.getpid()
 KILLED = -signal.SIGKILL
 ORPHAN = 70  # how a worker that was started by hand ends with its coordinator
 
-now = []  # what is going on, for a failure
-
-
-def check(condition, text):
-    if not condition:
-        raise Failure(text)
-
 
 def command(*arguments, **env):
-    process = Process([COXSWAIN, *arguments], **env)
-    now.append(process)
-    return process
-
-
-def finish(process, *expected, patience=remains.PATIENCE):
-    status = process.wait(patience)
-    check(status in expected, "status %d, expected %s: %s" % (status, expected, process.describe()))
-    return process
+    return Process([COXSWAIN, *arguments], **env)
 
 
 def close(*processes):
     for process in processes:
         process.close()
-        now.remove(process)
-
-
-def wait_until(condition, what):
-    end = time.monotonic() + remains.PATIENCE
-    while not condition():
-        check(time.monotonic() < end, "never: " + what)
-        remains.reap()
-        time.sleep(0.002)
 
 
 def gone(pids):
     """Nobody of them is there any more, zombies included."""
-    def none_left():
-        remains.reap()
-        return not any(os.path.exists("/proc/%d" % pid) for pid in pids)
-    wait_until(none_left, "%s are gone" % pids)
+    wait_until(lambda: not any(os.path.exists("/proc/%d" % pid) for pid in pids),
+               "%s are gone" % pids)
 
 
 class Group:
@@ -92,9 +61,7 @@ class Group:
             self.hands = [self.worker() for _ in range(ranks)]
 
     def worker(self):
-        process = Process([WORKER, "--door", self.name])
-        now.append(process)
-        return process
+        return Process([WORKER, "--door", self.name])
 
     def ready(self):
         def all_lines():
@@ -114,14 +81,14 @@ class Group:
 
     def left(self):
         """The coordinator was killed: its workers leave by themselves."""
-        finish(self.process, KILLED)
+        self.process.finish(KILLED)
         gone(self.below)
         for hand in self.hands:
-            finish(hand, ORPHAN)
+            hand.finish(ORPHAN)
         close(self.process, *self.hands)
 
     def status(self):
-        process = finish(command("status", "--name", self.name, "--json"), 0)
+        process = command("status", "--name", self.name, "--json").finish(0)
         answer = json.loads(process.out)
         close(process)
         return answer
@@ -133,14 +100,15 @@ class Group:
         check([rank["pid"] for rank in answer["ranks"]] == self.pids, "other workers: %s" % answer)
         check(doors() == [self.name + ".door"], "sockets: %s" % doors())
         if answer["serving"]:
-            check(generate_on(self.name, "27+58=").out == "27+58=85\n", "another text")
-            close(now[-1])
+            answer = generate_on(self.name, "27+58=")
+            check(answer.out == "27+58=85\n", "another text")
+            answer.close()
 
     def stop(self):
-        close(finish(command("stop", "--name", self.name), 0))
-        finish(self.process, 0)
+        close(command("stop", "--name", self.name).finish(0))
+        self.process.finish(0)
         for hand in self.hands:
-            finish(hand, 0)
+            hand.finish(0)
         close(self.process, *self.hands)
         nothing_left(self.name)
 
@@ -152,7 +120,7 @@ def nothing_left(name):
 
 
 def generate_on(name, *arguments, expected=(0,)):
-    return finish(command("generate", "--join", "--name", name, *arguments), *expected)
+    return command("generate", "--join", "--name", name, *arguments).finish(*expected)
 
 
 # What a group can be, as arguments of Group.
@@ -163,19 +131,20 @@ KINDS = {
     "external": {"hand": True},
     "external sealed": {"arguments": ("--attach", "sealed"), "hand": True},
     "wrapped": {"workers": ("--no-init", "--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh")},
-    "legacy": {"arguments": ("--legacy-workers",), "workers": ("--no-init", "--", "/usr/bin/python3", LEGACY)},
+    "legacy": {"arguments": ("--legacy-workers",),
+               "workers": ("--no-init", "--", "/usr/bin/python3", LEGACY_WORKER)},
 }
 
 
 def for_each_kind(function):
+    @functools.wraps(function)
     def all_kinds():
         for kind, more in KINDS.items():
             try:
                 function(PREFIX + kind.replace(" ", "-"), more)
             except Failure as failure:
                 raise Failure("%s: %s" % (kind, failure)) from None
-    all_kinds.__name__ = function.__name__
-    return all_kinds
+    return test(all_kinds)
 
 
 @for_each_kind
@@ -199,14 +168,10 @@ def test_a23_p7_killed_while_its_workers_are_stopped(name, more):
     for pid in old.below:
         os.kill(pid, signal.SIGSTOP)
     old.kill()
-    finish(old.process, KILLED)
+    old.process.finish(KILLED)
     group = Group(name, **more).ready()
     group.serves()
-    for pid in old.below:
-        try:
-            os.kill(pid, signal.SIGCONT)
-        except ProcessLookupError:
-            pass
+    kill_all(old.below, signal.SIGCONT)
     old.left()
     group.serves()
     group.stop()
@@ -223,10 +188,10 @@ def test_p7_killed_at_any_instant_of_its_start(name, more):
         old.append(group)
     group = Group(name, **more)
     for one in old:
-        finish(one.process, KILLED)
+        one.process.finish(KILLED)
         # One that logged on in vain, at a door of which nobody lives any more, is told so.
         for hand in one.hands:
-            finish(hand, ORPHAN, 1)
+            hand.finish(ORPHAN, 1)
         close(one.process, *one.hands)
     group.ready()
     group.serves()
@@ -234,10 +199,11 @@ def test_p7_killed_at_any_instant_of_its_start(name, more):
     group.stop()
 
 
+@test
 def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group():
     """Python's resource trackers unlink the regions of a killed group when the next one under the name has its own."""
     name = PREFIX + "trackers"
-    workers = ("--", "/usr/bin/python3", LEGACY)
+    workers = ("--", "/usr/bin/python3", LEGACY_WORKER)
     group = Group(name, arguments=("--legacy-workers",), workers=workers)
     counters = {"ready when killed": 0}
     for _ in range(options.takeovers):
@@ -249,7 +215,7 @@ def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group
             time.sleep(dice.uniform(0, 0.5))
         old = group.kill()
         group = Group(name, arguments=("--legacy-workers",), workers=workers)
-        finish(old.process, KILLED)
+        old.process.finish(KILLED)
         close(old.process)
     group.ready()
     group.serves()
@@ -257,15 +223,11 @@ def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group
     return counters
 
 
-def has_fault_points():
-    with open(COXSWAIN, "rb") as file:
-        return b"door.welcomed" in file.read()
-
-
+@test
 def test_b20_p2_killed_at_each_step_of_letting_workers_in():
     """Whoever waits for its welcome, or for the others, has nobody who would end it but the connection."""
-    if not has_fault_points():
-        return
+    if not harness.program_has("coxswain", b"door.welcomed"):
+        harness.skip("this build has no fault points")
     for attach in "named", "sealed":
         more = {"arguments": ("--attach", attach)}
         for step in "socket.sent", "door.welcomed":
@@ -273,9 +235,9 @@ def test_b20_p2_killed_at_each_step_of_letting_workers_in():
                 name = "%sstruck-%s" % (PREFIX, attach)
                 # Of the coordinator alone: workers know nothing of it.
                 group = Group(name, hand=True, COXSWAIN_FAULT="%s:kill:coordinator:%d" % (step, count), **more)
-                finish(group.process, KILLED)
+                group.process.finish(KILLED)
                 for hand in group.hands:
-                    finish(hand, ORPHAN, 1)
+                    hand.finish(ORPHAN, 1)
                 close(group.process, *group.hands)
         group = Group(name, hand=True, **more).ready()
         group.serves()
@@ -290,7 +252,7 @@ def test_a23_one_name_one_coordinator(name, more):
     for stopped in (False, True):
         if stopped:
             group.process.kill(signal.SIGSTOP)  # it does nothing, and has the name all the same
-        second = finish(command(*arguments), 1)
+        second = command(*arguments).finish(1)
         check(re.search(r"the name '%s' is taken.* process %d\b" % (name, group.process.pid), second.err),
               "not told why: " + second.err)
         close(second)
@@ -300,69 +262,54 @@ def test_a23_one_name_one_coordinator(name, more):
     group.stop()
 
 
-def sums():
-    with open(os.path.join(MODEL, "heldout.txt"), encoding="ascii") as file:
-        return [line[:line.index("=") + 1] for line in file]
-
-
-def file_of(prompts):
-    file = tempfile.NamedTemporaryFile("w", prefix="cox_takeover_", encoding="ascii")
-    file.write("".join(prompt + "\n" for prompt in prompts))
-    file.flush()
-    return file
-
-
-right_lines = []
-
-
-def undisturbed(prompts, path):
+@functools.cache
+def undisturbed(path):
     """What is printed when nobody is killed; it is the same whoever prints it."""
-    if not right_lines:
-        process = finish(command("generate", "--model", MODEL, "--file", path), 0)
-        right_lines.extend(process.out.splitlines())
-        close(process)
-        check(len(right_lines) == len(prompts), "the undisturbed run is not complete")
-    return right_lines
+    process = command("generate", "--model", MODEL, "--file", path).finish(0)
+    lines = process.out.splitlines()
+    process.close()
+    check(len(lines) == harness.read(path).count("\n"), "the undisturbed run is not complete")
+    return lines
 
 
 @for_each_kind
 def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, more):
     if "--no-init" in more.get("workers", ()):
         return  # takes no prompts
-    prompts = sums() * 2
-    with file_of(prompts) as file:
-        group = Group(name, **more).ready()
-        right = undisturbed(prompts, file.name)
-        clients = [command("generate", "--join", "--name", name, "--file", file.name, *how)
-                   for how in ([], ["--json"], ["--quiet"])]
-        wait_until(lambda: all("\n" in client.out for client in clients), "first lines")
-        old = group.kill()
-        group = Group(name, **more)
-        for client, how in zip(clients, ("text", "json", "text")):
-            finish(client, 1)
-            check("the group '%s' has ended, its coordinator is gone" % name in client.err and "run it again" in client.err,
-                  "not told: " + client.describe())
-            lines = client.out.splitlines()
-            if how == "json":
-                said = [json.loads(line) for line in lines]
-                check([one["prompt"] for one in said] == prompts, "not every prompt is told of")
-                done = [one["finish"] == "stop" for one in said]
-                check(any(done) and not all(done), "all or nothing")
-                lines = [one["prompt"] + one["text"] for one in said if one["finish"] == "stop"]
-            check(0 < len(lines) < len(right), "%d lines" % len(lines))
-            rest = iter(right)
-            check(all(line in rest for line in lines), "a line that is not right, or not in order")
-            told = re.search(r"(\d+) of %d prompts were answered" % len(prompts), client.err)
-            check(int(told[1]) >= len(lines), "%s answered, %d lines" % (told[1], len(lines)))
-        old.left()
-        group.ready()
-        with file_of(prompts[:200]) as less:
-            again = generate_on(name, "--file", less.name)
-        check(again.out.splitlines() == right[:200], "another text from the next coordinator")
-        close(again, *clients)
-        group.stop()
+    prompts = sums()[0] * 2
+    path = prompts_file(len(prompts))
+    group = Group(name, **more).ready()
+    right = undisturbed(path)
+    clients = [command("generate", "--join", "--name", name, "--file", path, *how)
+               for how in ([], ["--json"], ["--quiet"])]
+    wait_until(lambda: all("\n" in client.out for client in clients), "first lines")
+    old = group.kill()
+    group = Group(name, **more)
+    for client, how in zip(clients, ("text", "json", "text")):
+        client.finish(1)
+        check("the group '%s' has ended, its coordinator is gone" % name in client.err and
+              "run it again" in client.err, "not told: " + client.describe())
+        lines = client.out.splitlines()
+        if how == "json":
+            said = [json.loads(line) for line in lines]
+            check([one["prompt"] for one in said] == prompts, "not every prompt is told of")
+            done = [one["finish"] == "stop" for one in said]
+            check(any(done) and not all(done), "all or nothing")
+            lines = [one["prompt"] + one["text"] for one in said if one["finish"] == "stop"]
+        check(0 < len(lines) < len(right), "%d lines" % len(lines))
+        rest = iter(right)
+        check(all(line in rest for line in lines), "a line that is not right, or not in order")
+        told = re.search(r"(\d+) of %d prompts were answered" % len(prompts), client.err)
+        check(int(told[1]) >= len(lines), "%s answered, %d lines" % (told[1], len(lines)))
+    old.left()
+    group.ready()
+    again = generate_on(name, "--file", prompts_file(200))
+    check(again.out.splitlines() == right[:200], "another text from the next coordinator")
+    close(again, *clients)
+    group.stop()
 
 
+@test
 def test_a24_clients_come_and_go_through_many_coordinators():
     """What a client gets at any instant: the right text, or a status other than 0 and the reason."""
     name = PREFIX + "many"
@@ -371,12 +318,12 @@ def test_a24_clients_come_and_go_through_many_coordinators():
     count = {"answered": 0, "told": 0}
     clients, lives = [], 0
     group = Group(name)
-    end = time.monotonic() + remains.PATIENCE
+    end = time.monotonic() + harness.PATIENCE
     while lives < 12 or min(count.values()) == 0:
         check(time.monotonic() < end, "not enough in time: %s" % count)
         if len(clients) < 2:
             clients.append(command("generate", "--join", "--name", name, "27+58=", "1+2="))
-        remains.reap()
+        harness.reap()
         for client in [client for client in clients if client.ended]:
             status = client.wait()
             if status == 0:
@@ -390,13 +337,13 @@ def test_a24_clients_come_and_go_through_many_coordinators():
             close(client)
         if dice.random() < 0.05:
             old = group.kill()
-            finish(old.process, KILLED)
+            old.process.finish(KILLED)
             lives += 1
             group = Group(name)
             close(old.process)
         time.sleep(0.005)
     for client in clients:
-        finish(client, 0, 1, 2)
+        client.finish(0, 1, 2)
     close(*clients)
     group.ready()
     group.serves()
@@ -404,6 +351,7 @@ def test_a24_clients_come_and_go_through_many_coordinators():
     return count
 
 
+@test
 def test_a24_in_the_gap_commands_say_that_there_is_no_group():
     name = PREFIX + "gap"
     group = Group(name).ready().kill()
@@ -411,33 +359,20 @@ def test_a24_in_the_gap_commands_say_that_there_is_no_group():
     before = doors()
     for arguments in (["status"], ["stop"], ["status", "--json"], ["generate", "--join", "1+1="],
                       ["generate", "--join", "--json", "1+1="]):
-        process = finish(command(*arguments, "--name", name), 2)
+        process = command(*arguments, "--name", name).finish(2)
         check("no group '%s' is alive" % name in process.err, "not told: " + process.describe())
         check(process.out == "", "it prints something: " + process.out)
         close(process)
-    process = finish(command("generate", "--join", "1+1="), 2)
+    process = command("generate", "--join", "1+1=").finish(2)
     check("--join needs the --name" in process.err, "not told: " + process.err)
     close(process)
     check(doors() == before == [name + ".door"], "sockets: %s, before: %s" % (doors(), before))
     # Without --join a group of its own has the name as long as it takes, and removes the dead one's socket.
-    process = finish(command("generate", "--name", name, "--model", MODEL, "27+58="), 0)
+    process = command("generate", "--name", name, "--model", MODEL, "27+58=").finish(0)
     check(process.out == "27+58=85\n", "another text: " + process.out)
     close(process)
     nothing_left(name)
 
 
-def main():
-    remains.begin()
-    print("seed %d" % options.seed, flush=True)
-    tests = [function for name, function in sorted(globals().items()) if name.startswith("test_")]
-    tests = [function for function in tests if not options.tests or function.__name__ in options.tests]
-
-    def describe():
-        text = "\n".join(process.describe() for process in now)
-        now.clear()
-        return text
-    return remains.run_tests(tests, options.seed, describe, PREFIX)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.main())

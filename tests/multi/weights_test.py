@@ -9,84 +9,31 @@ import os
 import resource
 import shutil
 import signal
-import struct
 import sys
-import tempfile
 
 import numpy
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import commands_test as base  # pylint: disable=wrong-import-position
-import control_test as control  # pylint: disable=wrong-import-position
-import lora_command_test as lora  # pylint: disable=wrong-import-position
-import split_test as two  # pylint: disable=wrong-import-position
-from commands_test import MODEL, check, environment, expect, finish, run, start, sums, temporary, wait_until
-from control_test import Group
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import checkpoints  # pylint: disable=wrong-import-position
+import groups  # pylint: disable=wrong-import-position
+import harness  # pylint: disable=wrong-import-position
+from checkpoints import read_model, write_model  # pylint: disable=wrong-import-position
+from groups import RESTART, Group  # pylint: disable=wrong-import-position
+from harness import (MODEL, TIMEOUT, check, environment, expect, finish, prompts_file, prompts_of,
+                     rest, run, skip, start, test, undisturbed, wait_until, without)
 
-base.tests.clear()  # theirs are other tests
-test = base.test
-
-RESTART = ("--on-death", "restart", "--restart-max", "1000", "--restart-backoff", "0.001-0.01")
+harness.begin(harness.parser(__doc__))
 SAMPLED = ("--temperature", "1.5", "--seed", "11")
-FOLDER = tempfile.mkdtemp(prefix="cox_weights_")
-
-
-# ---- models ----
-
-
-def read_model(folder=MODEL):
-    with open(os.path.join(folder, "model.safetensors"), "rb") as file:
-        size = struct.unpack("<Q", file.read(8))[0]
-        header = file.read(size)
-        data = numpy.frombuffer(file.read(), dtype="<f4").copy()
-    return header, data
-
-
-def write_model(name, header, data, config=None):
-    folder = os.path.join(FOLDER, name)
-    os.mkdir(folder)
-    for file in ("config.json", "tokenizer.json"):
-        shutil.copy(os.path.join(MODEL, file), folder)
-    if config:
-        with open(os.path.join(folder, "config.json"), encoding="ascii") as file:
-            values = json.load(file)
-        values.update(config)
-        with open(os.path.join(folder, "config.json"), "w", encoding="ascii") as file:
-            json.dump(values, file)
-    with open(os.path.join(folder, "model.safetensors"), "wb") as file:
-        file.write(struct.pack("<Q", len(header)) + header + data.tobytes())
-    return folder
-
-
-def make_other():
-    """Every number different, which changes nearly all answers: any of them tells the two models apart."""
-    header, data = read_model()
-    noise = numpy.random.default_rng(3).normal(0, 0.7, data.shape)
-    return write_model("other", header, (data * (1 + noise)).astype("<f4"))
-
-
-OTHER = make_other()
-texts = {}
-
-
-def prompts_of(count):
-    prompts, _ = sums(900)
-    return (prompts * (count // 900 + 1))[:count]
-
-
-def prompts_file(count):
-    return temporary("".join(prompt + "\n" for prompt in prompts_of(count)))
+FOLDER = checkpoints.folder()
+OTHER = checkpoints.other_model()
 
 
 def expected(model, count=100, *arguments):
     """What a rank that loads the model by itself answers."""
-    key = (model, count, arguments)
-    if key not in texts:
-        result = expect(run(["generate", "-n", "1", "--no-shared-weights", "--model", model, "--quiet", "--max-tokens", "8",
-                             "--file", prompts_file(count), *arguments]), 0)
-        check(result.out.count("\n") == count, "not every prompt has an answer", result)
-        texts[key] = result.out
-    return texts[key]
+    text = undisturbed("--no-shared-weights", "--model", model, "--max-tokens", "8", "--file",
+                       prompts_file(count), *arguments)
+    check(text.count("\n") == count, "not every prompt has an answer")
+    return text
 
 
 def answers(group, count=100, *arguments):
@@ -138,20 +85,8 @@ def weights_the_same_text_shared_or_not():
 def weights_without_pidfd_getfd_come_by_the_door():
     for attach in ("named", "sealed"):
         result = expect(run(["generate", "-n", "2", "--model", MODEL, "--attach", attach, "27+58="],
-                            under=base.without("pidfd_getfd=EPERM")), 0)
+                            under=without("pidfd_getfd=EPERM")), 0)
         check(result.out == "27+58=85\n", "another text", result)
-
-
-class DoorGroup(Group):
-    """A group in which no process may take an fd out of another one."""
-
-    def __init__(self, ranks, arguments=()):
-        original, under = control.start, base.without("pidfd_getfd=EPERM")
-        control.start = lambda args, **options: original(args, under=under, **options)
-        try:
-            super().__init__(ranks, arguments)
-        finally:
-            control.start = original
 
 
 @test
@@ -159,7 +94,7 @@ def weights_without_pidfd_getfd_are_switched_by_the_door():
     header, data = read_model()
     huge = write_model("huge_at_the_door", header, numpy.sign(data).astype("<f4") * numpy.float32(3e38))
     for attach in ("named", "sealed"):
-        with DoorGroup(2, ("--attach", attach, *RESTART)) as group:
+        with Group(2, ("--attach", attach, *RESTART), under=without("pidfd_getfd=EPERM")) as group:
             check_group(group, MODEL)
             replace(group, OTHER, 2)
             check_one_version(group, "the old version is still in memory")
@@ -318,7 +253,7 @@ def weights_switch_again_and_again_under_prompts():
 
 @test
 def weights_switch_with_the_nested_form_and_in_a_generate_of_its_own():
-    name = "coxweights.%d.own" % os.getpid()
+    name = harness.fresh_name("own")
     process = start(["generate", "--nested", "--name", name, "-n", "2", "--model", MODEL, "--file", prompts_file(900),
                      "--quiet", "--max-tokens", "8", "--temperature", "1"])
 
@@ -332,7 +267,7 @@ def weights_switch_with_the_nested_form_and_in_a_generate_of_its_own():
 
 @test
 def m13_weights_are_switched_under_adapters_that_stay():
-    adapter = "strong=" + lora.FOLDERS["strong"]
+    adapter = "strong=" + checkpoints.strong_adapter()
     named = ("--lora", "strong")
     for ranks in (1, 2, 4):
         with Group(ranks, ("--adapter", adapter)) as group:
@@ -474,7 +409,7 @@ def weights_that_ranks_cannot_compute_with_are_withdrawn():
 def weights_that_one_rank_has_no_memory_for_are_withdrawn_from_all():
     """The other ranks have switched, and go back; that one needs no more memory to stay as it is."""
     if "ASAN_OPTIONS" in os.environ or "TSAN_OPTIONS" in os.environ:
-        raise base.Skipped("a sanitizer's own memory is limited as well")
+        skip("a sanitizer's own memory is limited as well")
     count = 900
     for ranks, busy in ((2, False), (2, True), (4, True)):
         with Group(ranks) as group:
@@ -535,13 +470,14 @@ PROMPT = list(range(3, 13)) * 4
 
 
 def hold(holder):
-    """Keys and values of PROMPT, held, as two.pull_by_hand names them."""
+    """Keys and values of PROMPT, held, as groups.pull_by_hand names them."""
     told = holder.hold(PROMPT)
     return {"cluster": told[1].decode(), "life": told[2], "sequence": told[3], "blocks": list(told[4]), "lease": told[5]}
 
 
 def split(a, b, count=100, *arguments):
-    return two.split(a, b, "--quiet", "--max-tokens", "8", "--file", prompts_file(count), *arguments)
+    return groups.split(a, b, "--quiet", "--max-tokens", "8", "--file", prompts_file(count),
+                        *arguments)
 
 
 def check_split(a, b, model):
@@ -562,7 +498,7 @@ def refused_split(a, b):
 @test
 def weights_of_two_groups_are_switched_one_after_the_other():
     for ranks in (1, 2):
-        with two.prefill(ranks=ranks) as a, two.decode(ranks=ranks) as b:
+        with groups.prefill(ranks=ranks) as a, groups.decode(ranks=ranks) as b:
             check_split(a, b, MODEL)
             replace(a, OTHER, 2)
             refused_split(a, b)
@@ -575,48 +511,51 @@ def weights_of_two_groups_are_switched_one_after_the_other():
             check_split(a, b, MODEL)
             # A text that ends with its first token has nothing to pull.
             ended = sum(line == prompt for line, prompt in zip(expected(OTHER).splitlines(), prompts_of(100)))
-            now = two.transfer(b)
+            now = groups.transfer(b)
             check(now["recomputed"] == 0 and now["succeeded"] >= 300 - ended, "not pulled: %s" % now)
             check(ended < 20, "%d texts of 100 are empty" % ended)
-            two.all_is_given_back(a, b)
-            two.stop(a, b)
+            groups.all_is_given_back(a, b)
+            groups.stop(a, b)
 
 
 @test
 def weights_that_are_switched_end_what_is_held_and_the_life_of_links():
-    with two.prefill() as a, two.decode() as b:
+    with groups.prefill() as a, groups.decode() as b:
         expect(run(["link", "--name", b.name, a.name]), 0)
-        with two.Holder(a.door) as holder:
+        with groups.Holder(a.door) as holder:
             old = hold(holder)
-            expect(two.pull_kv(b, a, old["sequence"]), 0)
+            expect(groups.pull_kv(b, a, old["sequence"]), 0)
             replace(a, OTHER, 2)
-            wait_until(lambda: two.transfer(a)["holds"] == 0, "the end of what is held")
-            expect(two.pull_kv(b, a, old["sequence"]), 2, "holds no sequence")
-            check("belongs to" in two.pull_by_hand(b.door, **old), "old keys and values were pulled")
+            wait_until(lambda: groups.transfer(a)["holds"] == 0, "the end of what is held")
+            expect(groups.pull_kv(b, a, old["sequence"]), 2, "holds no sequence")
+            text = groups.pull_by_hand(b.door, **old)
+            check("belongs to" in text, "old keys and values were pulled")
             # What is held since is of another life than what is linked, and cannot be linked by who has other weights.
             new = hold(holder)
             check(new["life"] != old["life"], "the same life")
-            expect(two.pull_kv(b, a, new["sequence"]), 3, "is linked in its life")
+            expect(groups.pull_kv(b, a, new["sequence"]), 3, "is linked in its life")
             expect(run(["link", "--name", b.name, a.name]), 2, OTHER_WEIGHTS)
-            check("is linked in its life" in two.pull_by_hand(b.door, **new), "pulled by other weights")
+            text = groups.pull_by_hand(b.door, **new)
+            check("is linked in its life" in text, "pulled by other weights")
             replace(b, OTHER, 2)
             expect(run(["link", "--name", b.name, a.name]), 0)
-            expect(two.pull_kv(b, a, new["sequence"]), 0)
+            expect(groups.pull_kv(b, a, new["sequence"]), 0)
             # A reader that switches reads no more until it links anew, and that only from who has the same.
             replace(b, MODEL, 3)
-            expect(two.pull_kv(b, a, new["sequence"]), 2, "the link to %s has failed" % a.name, "model_digest")
+            expect(groups.pull_kv(b, a, new["sequence"]), 2, "the link to %s has failed" % a.name,
+                   "model_digest")
             expect(run(["link", "--name", b.name, a.name]), 2, OTHER_WEIGHTS)
-        two.all_is_given_back(a, b)
-        two.stop(a, b)
+        groups.all_is_given_back(a, b)
+        groups.stop(a, b)
 
 
 @test
 def weights_that_are_withdrawn_end_what_is_held_and_the_life_of_links():
     header, data = read_model()
     huge = write_model("huge_held", header, numpy.sign(data).astype("<f4") * numpy.float32(3e38))
-    with Group() as a, two.decode() as b:
+    with Group() as a, groups.decode() as b:
         expect(run(["link", "--name", b.name, a.name]), 0)
-        with two.Holder(a.door) as holder:
+        with groups.Holder(a.door) as holder:
             old = hold(holder)
             # With rows, or no rank could tell.
             client = start(["generate", "--name", a.name, "--quiet", "--max-tokens", "8", "--file", prompts_file(2700)])
@@ -624,14 +563,14 @@ def weights_that_are_withdrawn_end_what_is_held_and_the_life_of_links():
             refused(a, huge, 3, "not finite", "go on with the weights that they had")
             result = expect(finish(client), 0)
             check(result.out == expected(MODEL, 2700), "another text", result)
-            expect(two.pull_kv(b, a, old["sequence"]), 2, "holds no sequence")
+            expect(groups.pull_kv(b, a, old["sequence"]), 2, "holds no sequence")
             new = hold(holder)
             check(new["life"] != old["life"], "the same life")
             expect(run(["link", "--name", b.name, a.name]), 0)
-            expect(two.pull_kv(b, a, new["sequence"]), 0)
+            expect(groups.pull_kv(b, a, new["sequence"]), 0)
         check_split(a, b, MODEL)
-        two.all_is_given_back(a, b)
-        two.stop(a, b)
+        groups.all_is_given_back(a, b)
+        groups.stop(a, b)
 
 
 @test
@@ -639,14 +578,12 @@ def weights_switched_under_prompts_of_two_groups_end_them_with_words():
     count = 2700
     texts = {line for model in (MODEL, OTHER) for line in expected(model, count).splitlines()}
     for first in (0, 1):
-        with two.prefill() as a, two.decode() as b:
+        with groups.prefill() as a, groups.decode() as b:
             client = start(["generate", "--prefill", a.name, "--decode", b.name, "--quiet", "--max-tokens", "8", "--file",
                             prompts_file(count)])
             head = [client.stdout.readline() for _ in range(20)]
             expect(weights((a, b)[first], OTHER), 0)
-            out, err = client.stdout.read(), client.stderr.read()
-            client.wait(timeout=base.TIMEOUT)
-            result = base.Result(client.returncode, "".join(head) + out, err, client.pid)
+            result = rest(client, "".join(head))
             expect(result, 2, OTHER_WEIGHTS)
             # Of the first group a prompt has either weights, and the second one continues none of the others'. Where the second one
             # switches, a text that is being decoded goes on with the new ones, as in one group.
@@ -656,8 +593,8 @@ def weights_switched_under_prompts_of_two_groups_end_them_with_words():
                     check(line in texts, "a text of two weights: %s" % line, result)
             replace((b, a)[first], OTHER, 2)
             check_split(a, b, OTHER)
-            two.all_is_given_back(a, b)
-            two.stop(a, b)
+            groups.all_is_given_back(a, b)
+            groups.stop(a, b)
 
 
 @test
@@ -665,24 +602,24 @@ def weights_switched_where_nothing_is_held_leave_no_text_of_both():
     """The first group holds nothing, so its first tokens, of other weights, come with no source that tells it."""
     count = 1000
     texts = {line for model in (MODEL, OTHER) for line in expected(model, count).splitlines()}
-    with two.prefill(COXSWAIN_TEST_HOLDS="0") as a, two.decode() as b:
+    with groups.prefill(COXSWAIN_TEST_HOLDS="0") as a, groups.decode() as b:
         client = start(["generate", "--prefill", a.name, "--decode", b.name, "--quiet", "--max-tokens", "8", "--file",
                         prompts_file(count)])
         head = [client.stdout.readline() for _ in range(20)]
         expect(weights(a, OTHER), 0)
-        result = base.Result(0, "".join(head) + client.stdout.read(), client.stderr.read(), client.pid)
-        check(client.wait(timeout=base.TIMEOUT) == 0, "not all answered", result)
+        result = rest(client, "".join(head))
+        check(result.status == 0, "not all answered", result)
         lines = result.out.splitlines()
         check(len(lines) == count, "%d lines of %d" % (len(lines), count), result)
         for line in lines:
             check(line in texts, "a text of two weights: %s" % line, result)
-        two.all_is_given_back(a, b)
-        two.stop(a, b)
+        groups.all_is_given_back(a, b)
+        groups.stop(a, b)
 
 
 @test
 def weights_of_a_group_that_has_a_rank_replaced_are_told_with_the_switch():
-    with two.prefill(*RESTART) as a, two.decode(*RESTART) as b:
+    with groups.prefill(*RESTART) as a, groups.decode(*RESTART) as b:
         replace(a, OTHER, 2)
         for group in (a, b):
             os.kill(group.pids[1], signal.SIGKILL)
@@ -692,41 +629,31 @@ def weights_of_a_group_that_has_a_rank_replaced_are_told_with_the_switch():
         expect(weights(b, OTHER), 0)
         check_split(a, b, OTHER)
         check_split(a, b, OTHER)
-        two.all_is_given_back(a, b)
-        two.stop(a, b)
+        groups.all_is_given_back(a, b)
+        groups.stop(a, b)
 
 
 # ---- deaths ----
 
 
-class FaultyGroup(Group):
+def faulty_group(ranks, plan, arguments=(), life="1"):
     """A group of which a process meets a fault; in the life given."""
-
-    def __init__(self, ranks, plan, arguments=(), life="1"):
-        original = base.environment
-        more = {"COXSWAIN_FAULT": plan}
-        if life:
-            more["COXSWAIN_FAULT_LIFE"] = life
-        base.environment = lambda: original(**more)
-        try:
-            super().__init__(ranks, arguments)
-        finally:
-            base.environment = original
+    more = {"COXSWAIN_FAULT_LIFE": life} if life else {}
+    return Group(ranks, arguments, COXSWAIN_FAULT=plan, **more)
 
 
-def has_fault_points():
-    with open(os.path.join(base.BIN_DIR, "coxswain-worker"), "rb") as file:
-        return b"weights.taken" in file.read()
+def needs_fault_points():
+    if not harness.program_has("coxswain-worker", b"weights.taken"):
+        skip("this build has no fault points")
 
 
 @test
 def weights_a_rank_killed_in_the_switch_is_replaced_and_all_switch():
-    if not has_fault_points():
-        raise base.Skipped("this build has no fault points")
+    needs_fault_points()
     for ranks, rank in ((1, 0), (2, 1), (4, 0), (4, 2)):
         for point in ("weights.taken", "weights.switched"):
             # Its second passage: the first one is in init.
-            with FaultyGroup(ranks, "%s:kill:%d:2" % (point, rank), RESTART) as group:
+            with faulty_group(ranks, "%s:kill:%d:2" % (point, rank), RESTART) as group:
                 check_group(group, MODEL)
                 result = expect(weights(group, OTHER), 0)
                 check(result.out.startswith("version "), "no version", result)
@@ -740,8 +667,7 @@ def weights_a_rank_killed_in_the_switch_is_replaced_and_all_switch():
 
 @test
 def weights_a_rank_killed_when_it_takes_them_in_init_is_named():
-    if not has_fault_points():
-        raise base.Skipped("this build has no fault points")
+    needs_fault_points()
     for point in ("weights.taken", "weights.switched"):
         for ranks in (1, 2, 4):
             result = run(["generate", "-n", str(ranks), "--model", MODEL, "1+1="],
@@ -751,16 +677,15 @@ def weights_a_rank_killed_when_it_takes_them_in_init_is_named():
 
 @test
 def weights_whose_publisher_is_killed_end_the_ranks():
-    if not has_fault_points():
-        raise base.Skipped("this build has no fault points")
+    needs_fault_points()
     for point in ("weights.published", "weights.retired", "weights.filled"):
         count = 2 if point == "weights.filled" else 1
-        with FaultyGroup(2, "%s:kill:coordinator:%d" % (point, count), life=None) as group:
+        with faulty_group(2, "%s:kill:coordinator:%d" % (point, count), life=None) as group:
             check_group(group, MODEL)
             result = weights(group, OTHER)
             # Behind the last point all ranks have switched: that may have been told.
             check(result.status != 0 or point == "weights.retired", "it says that all is well", result)
-            group.process.wait(base.TIMEOUT)
+            group.process.wait(TIMEOUT)
             check(group.process.returncode == -signal.SIGKILL, "the coordinator was not killed")
             wait_until(lambda g=group: not any(os.path.exists("/proc/%d" % pid) for pid in g.pids), "the end of the ranks")
             group.process.communicate()
@@ -805,10 +730,9 @@ def weights_published_while_a_rank_is_dead_reach_its_replacement():
 @test
 def weights_published_while_a_replacement_is_in_init_reach_it():
     """It has the request of the init, which tells of version 1, and has not opened that yet."""
-    if not has_fault_points():
-        raise base.Skipped("this build has no fault points")
+    needs_fault_points()
     for ranks in (2, 4):
-        with FaultyGroup(ranks, "rank.taken:stop:1:1", ("--on-death", "wait"), life="2") as group:
+        with faulty_group(ranks, "rank.taken:stop:1:1", ("--on-death", "wait"), life="2") as group:
             check_group(group, MODEL)
             os.kill(group.pids[1], signal.SIGKILL)
             wait_until(lambda g=group: g.status()["ranks"][1]["life"] == "dead", "the death")
@@ -853,10 +777,4 @@ def weights_of_all_ranks_started_again_are_the_present_ones():
 
 
 if __name__ == "__main__":
-    try:
-        exit_status = base.main()
-    finally:
-        shutil.rmtree(control.RUNTIME, ignore_errors=True)
-        shutil.rmtree(FOLDER, ignore_errors=True)
-        shutil.rmtree(lora.FOLDER, ignore_errors=True)
-    sys.exit(exit_status)
+    sys.exit(harness.main())

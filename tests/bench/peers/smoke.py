@@ -4,7 +4,6 @@ and judges no time. Arguments: programs with their words, each one argument. A p
 Exit status 77: none could run here."""
 import argparse
 import array
-import ctypes
 import os
 import re
 import select
@@ -13,17 +12,16 @@ import signal
 import statistics
 import subprocess
 import sys
-import time
 
-PR_SET_CHILD_SUBREAPER = 36
+LIB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "lib")
+sys.path.insert(0, LIB)
+import harness  # pylint: disable=wrong-import-position
+from harness import Failure  # pylint: disable=wrong-import-position
+
 PATIENCE_S = 50
 # What is named by the process is nobody else's. iceoryx's names are global; while a subject of it runs, no other does.
 FOLDERS = ("/dev/shm", "/tmp")
 ICEORYX_NAMES = ("iceoryx_mgmt", "iox-unique-roudi.lock", "roudi", "roudi.lock")
-
-
-class Failed(Exception):
-    pass
 
 
 class Subject:
@@ -37,7 +35,7 @@ class Subject:
         got = b""
         while len(got) < size:
             if not select.select([self.process.stdout], [], [], PATIENCE_S)[0]:
-                raise Failed(f"nothing in {PATIENCE_S} s, after {got!r}")
+                raise Failure(f"nothing in {PATIENCE_S} s, after {got!r}")
             more = self.process.stdout.read(size - len(got))
             if not more:
                 break
@@ -49,7 +47,7 @@ class Subject:
         while not line.endswith(b"\n"):
             more = self.read(1)
             if not more:
-                raise Failed(f"ended after {line!r}")
+                raise Failure(f"ended after {line!r}")
             line += more
         return line.decode().rstrip("\n")
 
@@ -60,24 +58,17 @@ class Subject:
         self.tell(line)
         answer = self.line()
         if answer != f"done {count}":
-            raise Failed(f"'{line}' was answered by '{answer}'")
+            raise Failure(f"'{line}' was answered by '{answer}'")
         samples = array.array("Q", self.read(8 * count))
         if len(samples) != count or (count and not all(0 < sample < 60e9 for sample in samples)):
-            raise Failed(f"'{line}': no times: {samples}")
+            raise Failure(f"'{line}': no times: {samples}")
         return samples
 
     def gone(self):
         """Waits for it and for everything it started."""
-        deadline = time.monotonic() + PATIENCE_S
         status = self.process.wait(PATIENCE_S)
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    if time.monotonic() > deadline:
-                        raise Failed("processes of it are still there")
-                    time.sleep(0.001)
-            except ChildProcessError:
-                return status
+        harness.check(harness.all_gone(PATIENCE_S), "processes of it are still there")
+        return status
 
 
 def left_behind(subject, words):
@@ -95,25 +86,25 @@ def check(words, arguments):
         subject.gone()
         return None
     if answer != "ready":
-        raise Failed(answer)
+        raise Failure(answer)
     samples = subject.samples(f"slice {arguments.rounds}", arguments.rounds)
     subject.samples("rate 5 2000000", 5)
     subject.samples("idle 5", 0)
     again = subject.samples(f"slice {arguments.rounds}", arguments.rounds)
     subject.tell("quit")
     if subject.gone() != 0:
-        raise Failed(f"exit status {subject.process.returncode}")
+        raise Failure(f"exit status {subject.process.returncode}")
     if left_behind(subject, words):
-        raise Failed(f"left behind by a quit: {left_behind(subject, words)}")
+        raise Failure(f"left behind by a quit: {left_behind(subject, words)}")
     if not arguments.no_kill:
         subject = Subject(words, arguments)
         if subject.line() != "ready":
-            raise Failed("not ready for the second time")
+            raise Failure("not ready for the second time")
         subject.tell("slice 1000000")
         subject.process.send_signal(signal.SIGKILL)
         subject.gone()
         if left_behind(subject, words):
-            raise Failed(f"left behind by a kill: {left_behind(subject, words)}")
+            raise Failure(f"left behind by a kill: {left_behind(subject, words)}")
     return statistics.median(list(samples) + list(again))
 
 
@@ -126,7 +117,6 @@ def main():
     parser.add_argument("--no-kill", action="store_true")
     parser.add_argument("programs", nargs="+")
     arguments = parser.parse_args()
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     status = 77
     for program in arguments.programs:
         words = shlex.split(program)
@@ -137,7 +127,7 @@ def main():
         name = " ".join([os.path.basename(words[0])] + words[1:])
         try:
             median = check(words, arguments)
-        except (Failed, OSError, subprocess.TimeoutExpired) as failure:
+        except (Failure, OSError, subprocess.TimeoutExpired) as failure:
             print(f"{name}: {failure}")
             return 1
         if median is not None:
@@ -147,4 +137,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    harness.script(main)
