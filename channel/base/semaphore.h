@@ -1,7 +1,7 @@
 /*
  * semaphore: one named POSIX semaphore.
  *
- * A semaphore here carries wake-ups, never truth: its count survives a crash, has no owner, and
+ * A semaphore here carries wake-ups, never state: its count survives a crash, has no owner, and
  * tells nothing of death. What was checked is what is used: attach opens the file that
  * sem_overview(7) documents, checks it through the fd, and maps that very fd.
  *

@@ -1,5 +1,5 @@
 /*
- * control: the control region of a group, in which the truth lives.
+ * control: the control region of a group, which has the shared state.
  *
  * The coordinator creates it first and removes it last. Until it has its name it is an unnamed file
  * that is already complete and locked, so nobody ever sees it half made; the lock (flock) lives as

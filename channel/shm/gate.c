@@ -180,7 +180,7 @@ void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
 
 /* ---- futexes ---- */
 
-/* What is slept on; NULL: nobody ever sleeps on that, the truth alone tells. */
+/* What is slept on; NULL: nobody ever sleeps on that, the shared state alone tells. */
 COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell bell)
 {
     if (bell == COX_BELL_REQUEST_CONSUME && gate->ring)

@@ -2,13 +2,13 @@
  * gate: what the two sides of one channel sleep on and wake each other with.
  *
  * Per rank four bells (geometry.h names them). A bell carries wake-ups; what happened is read from
- * the truth words. Every token that is posted is meant to be taken once: a side that slept took it,
- * a side that found the truth without sleeping settles it, so that counts do not drift. Surplus
- * tokens cost one look at the truth each and are forgotten. With legacy ranks there are no truth
+ * the state words. Every token that is posted is meant to be taken once: a side that slept took it,
+ * a side that found the shared state without sleeping settles it, so that counts do not drift. Surplus
+ * tokens cost one check of the shared state each and are forgotten. With legacy ranks there are no truth
  * words and the token itself is the news: take and wait count.
  *
  * The produce bells tell of room. Only legacy ranks, and the error channel, sleep on them; elsewhere room is read from
- * the truth alone, and they stay at their starting values: gate.rooms.
+ * the shared state alone, and they stay at their starting values: gate.rooms.
  *
  * Two kinds behind the same functions. Semaphores (named attach) are as said. Futexes (sealed attach)
  * have no tokens, only words that grow with every wake-up, in memory that all write: one per channel that all
@@ -18,14 +18,14 @@
  * not. The count is changed by compare-and-swap and carries the sequence, so that a late answer never
  * counts for a later request; a wrong one costs a slice at most.
  *
- * Whoever is about to sleep first asks for a ticket, then looks at the truth, then waits with the
+ * Whoever is about to sleep first asks for a ticket, then looks at the shared, then waits with the
  * ticket: a wake-up in between is not slept through.
  *
  * Threads: post and wake from any; settle and take of one bell from one thread at a time (a lock of the
  *   caller's will do), wait from one thread, which may overlap a settle.
  * Ownership: the gate owns its bells; the caller owns struct cox_gate.
  * Blocks: only cox_gate_wait, until its deadline.
- * If the process dies: names stay until unlinked (control.h); tokens it took are lost, truth words
+ * If the process dies: names stay until unlinked (control.h); tokens it took are lost, state words
  *   are not.
  */
 #ifndef COX_CHANNEL_GATE_H
@@ -78,7 +78,7 @@ void cox_gate_close(struct cox_gate *gate); /* idempotent */
 void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count);
 /* Lets every rank of the set through: one post each, or one for all. */
 void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks);
-/* A rank has answered `sequence` (its truth says so already). failed: the answer tells of a failure,
+/* A rank has answered `sequence` (its shared words say so already). failed: the answer tells of a failure,
  * which nobody should wait for the others with. */
 void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed);
 /* With futexes: wakes who sleeps on the bell, whatever the rank and whatever is said of who sleeps; a rank that posts COX_BELL_REQUEST_
@@ -87,7 +87,7 @@ void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* The same for a wake-up that must not be lost, by one that has no more to say for long: with semaphores, too, the
  * sleepers wake up whatever is said of who sleeps. */
 void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
-/* For wait; to be asked for before the look at the truth. */
+/* For wait; to be asked for before the check of the shared state. */
 uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell);
 /* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_EMPTY: woken,
  * and the token is somebody else's, or was written over; COX_TIMEOUT; -errno: there can be no wait here. */
@@ -95,7 +95,7 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell bell, uint
                   uint64_t deadline_ns);
 /* True: a token was there and was taken. */
 bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
-/* The truth words showed the event of one token: match it, now or as soon as it is posted. */
+/* The state words showed the event of one token: match it, now or as soon as it is posted. */
 void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* The four of one rank, whose process is dead, at their starting values, but the same: for legacy ranks, which
  * know them by their names. Nobody sleeps on them. */

@@ -1,7 +1,7 @@
 /*
  * layout: every struct that lives in shared memory. Private to the library.
  *
- * The control region `/<name>_control` holds the truth of a group; semaphores only wake. All of it
+ * The control region `/<name>_control` holds the shared state of a group; semaphores only wake. All of it
  * is fixed-width, little-endian, offsets instead of pointers, and every line of 128 bytes (two
  * cache lines, the unit the prefetcher pulls) has exactly one writer:
  *
@@ -83,7 +83,7 @@ struct cox_layout_header {
 };
 
 struct cox_layout_abort {
-    _Atomic uint32_t word; /* cox_truth_abort_value: the group ends; whoever wakes leaves */
+    _Atomic uint32_t word; /* cox_state_abort_value: the group ends; whoever wakes leaves */
     uint8_t padding[COX_LINE_SIZE - 4];
 };
 
@@ -97,7 +97,7 @@ struct cox_layout_frame {
     _Atomic uint64_t asked[COX_RANK_COUNT_MAX / 64];
 };
 
-struct cox_layout_channel_truth {
+struct cox_layout_channel_state {
     _Atomic uint64_t published;    /* last sequence in the ring; release, after its frame */
     _Atomic uint64_t void_through; /* steps up to here are given up: drop them */
     _Atomic uint64_t ended;        /* replies up to here were copied out: their slots are free */
@@ -157,7 +157,7 @@ struct cox_layout_rank {
 struct cox_layout_control {
     struct cox_layout_header header;
     struct cox_layout_abort abort;
-    struct cox_layout_channel_truth channels[COX_TWO_WAY_COUNT];
+    struct cox_layout_channel_state channels[COX_TWO_WAY_COUNT];
     struct cox_layout_rank ranks[]; /* header.rank_count of them */
 };
 
@@ -220,12 +220,12 @@ COX_LAYOUT_AT(cox_layout_frame, type, 8);
 COX_LAYOUT_AT(cox_layout_frame, length, 12);
 COX_LAYOUT_AT(cox_layout_frame, asked, 16);
 _Static_assert(sizeof(struct cox_layout_frame) == 32, "frame record size");
-COX_LAYOUT_AT(cox_layout_channel_truth, published, 0);
-COX_LAYOUT_AT(cox_layout_channel_truth, void_through, 8);
-COX_LAYOUT_AT(cox_layout_channel_truth, ended, 16);
-COX_LAYOUT_AT(cox_layout_channel_truth, stamp_ns, 24);
-COX_LAYOUT_AT(cox_layout_channel_truth, frames, COX_LINE_SIZE);
-_Static_assert(sizeof(struct cox_layout_channel_truth) == 384, "channel truth size");
+COX_LAYOUT_AT(cox_layout_channel_state, published, 0);
+COX_LAYOUT_AT(cox_layout_channel_state, void_through, 8);
+COX_LAYOUT_AT(cox_layout_channel_state, ended, 16);
+COX_LAYOUT_AT(cox_layout_channel_state, stamp_ns, 24);
+COX_LAYOUT_AT(cox_layout_channel_state, frames, COX_LINE_SIZE);
+_Static_assert(sizeof(struct cox_layout_channel_state) == 384, "channel state size");
 COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
 COX_LAYOUT_AT(cox_layout_rank_line, returned, 8);
 COX_LAYOUT_AT(cox_layout_rank_line, done, 16);

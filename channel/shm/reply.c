@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
-#include "truth.h"
+#include "state.h"
 
 COX_HOT static uint8_t *reply_base(const struct cox_channel *channel, uint32_t rank,
                                    uint64_t sequence)
@@ -36,7 +36,7 @@ COX_HOT void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, 
     uint32_t prefix = htole32((uint32_t)length);
     memcpy(reply_base(channel, rank, sequence), &prefix, sizeof prefix);
     cox_fault_point(COX_FAULT_REPLY_WRITTEN);
-    cox_truth_set_tag(cox_truth_line(channel->control, rank, channel->id),
+    cox_state_set_tag(cox_state_line(channel->control, rank, channel->id),
                       channel->control->geometry.depth, sequence, failed);
 }
 
@@ -46,8 +46,8 @@ __attribute__((cold, noinline)) static int reply_refuse(const struct cox_channel
                                                         uint32_t generation, struct cox_error *err)
 {
     const struct cox_control *control = channel->control;
-    const struct cox_layout_rank_line *line = cox_truth_line(control, rank, channel->id);
-    uint64_t tag = cox_truth_tag(line, control->geometry.depth, sequence) & ~COX_TAG_FAILED;
+    const struct cox_layout_rank_line *line = cox_state_line(control, rank, channel->id);
+    uint64_t tag = cox_state_tag(line, control->geometry.depth, sequence) & ~COX_TAG_FAILED;
     if (tag != sequence)
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " replied with sequence %" PRIu64 ", expected %" PRIu64,
@@ -55,7 +55,7 @@ __attribute__((cold, noinline)) static int reply_refuse(const struct cox_channel
     return cox_fail(err, COX_CORRUPT,
                     "rank %" PRIu32 " replied as generation %" PRIu32 " of group %" PRIx32
                     ", expected %" PRIu32 " of %" PRIx32,
-                    rank, cox_truth_line_generation(line), cox_truth_line_epoch(line), generation,
+                    rank, cox_state_line_generation(line), cox_state_line_epoch(line), generation,
                     control->epoch);
 }
 
@@ -79,10 +79,10 @@ COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, ui
     const struct cox_control *control = channel->control;
     uint64_t tag = 0;
     if (generation) {
-        const struct cox_layout_rank_line *line = cox_truth_line(control, rank, channel->id);
-        tag = cox_truth_tag(line, control->geometry.depth, sequence);
-        if ((tag & ~COX_TAG_FAILED) != sequence || cox_truth_line_epoch(line) != control->epoch ||
-            cox_truth_line_generation(line) != generation)
+        const struct cox_layout_rank_line *line = cox_state_line(control, rank, channel->id);
+        tag = cox_state_tag(line, control->geometry.depth, sequence);
+        if ((tag & ~COX_TAG_FAILED) != sequence || cox_state_line_epoch(line) != control->epoch ||
+            cox_state_line_generation(line) != generation)
             return reply_refuse(channel, rank, sequence, generation, err);
     }
     const uint8_t *base = reply_base(channel, rank, sequence);

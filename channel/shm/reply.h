@@ -20,7 +20,7 @@ uint8_t *cox_reply_slot(const struct cox_channel *channel, uint32_t rank, uint64
 /* The slot of the error channel that `rank` reports in, with its prefix; all share one in a named
  * group. *ret_capacity: bytes behind the prefix. */
 uint8_t *cox_reply_report(const struct cox_channel *channel, uint32_t rank, size_t *ret_capacity);
-/* Stores the length prefix and the tag (failed: what fetch tells); the caller then stores `done` (truth.h) and rings. */
+/* Stores the length prefix and the tag (failed: what fetch tells); the caller then stores `done` (state.h) and rings. */
 void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                       size_t length, bool failed);
 /* Copies a committed reply to buffer. generation: of the rank's process, 0 for a rank without

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
-#include "truth.h"
+#include "state.h"
 
 COX_HOT static uint8_t *request_base(const struct cox_channel *channel, uint64_t sequence)
 {
@@ -34,7 +34,7 @@ COX_HOT void cox_request_publish(const struct cox_channel *channel, uint64_t seq
         .length = (uint32_t)length,
         .asked = *asked,
     };
-    cox_truth_publish(cox_truth_channel(channel->control, channel->id), geometry->depth, &record);
+    cox_state_publish(cox_state_channel(channel->control, channel->id), geometry->depth, &record);
 }
 
 COX_HOT int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint32_t rank,
@@ -42,7 +42,7 @@ COX_HOT int cox_request_read(const struct cox_channel *channel, uint64_t sequenc
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     struct cox_frame_record record;
-    if (!cox_truth_read_frame(cox_truth_channel(channel->control, channel->id), geometry->depth,
+    if (!cox_state_read_frame(cox_state_channel(channel->control, channel->id), geometry->depth,
                               sequence, &record) ||
         !cox_rank_set_has(&record.asked, rank))
         return COX_EMPTY;

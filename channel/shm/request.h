@@ -3,7 +3,7 @@
  *
  * Threads: frame and publish under the coordinator's submit lock; read on the rank's channel
  *   thread.
- * Ownership: bytes of a frame are lent until the rank returns it (truth.h) or the coordinator
+ * Ownership: bytes of a frame are lent until the rank returns it (state.h) or the coordinator
  *   publishes it.
  * Blocks: nothing.
  * If the coordinator dies while it writes: the frame was never published.

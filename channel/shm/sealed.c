@@ -10,7 +10,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
-#include "truth.h"
+#include "state.h"
 
 #ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
 #define F_SEAL_FUTURE_WRITE 0x0010
@@ -267,7 +267,7 @@ int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uin
     struct cox_layout_rings *rings = cox_sealed_rings(control);
     for (;;) {
         /* Numbers are compared as distances: 32 bits of them go round. */
-        uint32_t seen = cox_truth_heard(rings, rank);
+        uint32_t seen = cox_state_heard(rings, rank);
         if ((int32_t)(seen - (uint32_t)(number - 1)) >= 0)
             return 0;
         int r = cox_futex_wait(&rings->heard[rank], seen, deadline_ns);
@@ -278,5 +278,5 @@ int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uin
 
 void cox_sealed_set_heard(const struct cox_control *control, uint32_t rank, uint64_t number)
 {
-    cox_truth_set_heard(cox_sealed_rings(control), rank, number);
+    cox_state_set_heard(cox_sealed_rings(control), rank, number);
 }

@@ -7,7 +7,7 @@
 #include "channel/base/fault.h"
 #include "channel/shm/request.h"
 #include "channel/base/thread.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "proto/operation.h"
 #include "report.h"
 
@@ -57,7 +57,7 @@ void cox_collector_ring(struct cox_collector *collector, uint32_t rank)
     if (collector->legacy) /* its tokens count, none may be added */
         return;
     /* Said again as well, in case somebody wrote over it. */
-    cox_truth_set_published(cox_truth_channel(collector->channel->control, collector->channel->id),
+    cox_state_set_published(cox_state_channel(collector->channel->control, collector->channel->id),
                             collector->published);
     cox_gate_wake(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
     collector->stats.counts.rings++;
@@ -132,7 +132,7 @@ COX_HOT void cox_collector_advance(struct cox_collector *collector)
            collector_entry(collector, collector->ended + 1)->ended)
         collector->ended++;
     if (collector->ended != before)
-        cox_truth_set_ended(cox_truth_channel(collector->channel->control, collector->channel->id),
+        cox_state_set_ended(cox_state_channel(collector->channel->control, collector->channel->id),
                             collector->ended);
 }
 
@@ -167,7 +167,7 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     *slot = *entry;
     slot->causes = collector->claim_causes;
     slot->published_ns = cox_now_ns();
-    cox_truth_set_stamp(cox_truth_channel(collector->channel->control, collector->channel->id),
+    cox_state_set_stamp(cox_state_channel(collector->channel->control, collector->channel->id),
                         slot->published_ns);
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
@@ -300,7 +300,7 @@ COX_HOT static bool collector_has_answer(const void *context)
     const struct collector_gaze *gaze = context;
     const struct cox_collector *collector = gaze->collector;
     const bool rung = gaze->line
-                          ? cox_truth_done(gaze->line) >= gaze->sequence
+                          ? cox_state_done(gaze->line) >= gaze->sequence
                           : cox_gate_ticket(&collector->channel->gate, COX_BELL_RESPONSE_CONSUME) !=
                                 gaze->before->ticket;
     return rung || atomic_load(&collector->causes) != gaze->before->causes;
@@ -314,7 +314,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
         .collector = collector,
         .line = cox_gate_shared(&channel->gate) || collector->legacy
                     ? NULL
-                    : cox_truth_line(channel->control, rank, channel->id),
+                    : cox_state_line(channel->control, rank, channel->id),
         .sequence = sequence,
         .before = before,
     };

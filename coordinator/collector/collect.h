@@ -99,7 +99,7 @@ struct cox_look {
 };
 
 struct cox_collector_rank {
-    uint64_t legacy_done;     /* ranks without lines: the truth their tokens tell */
+    uint64_t legacy_done;     /* ranks without lines: the shared state their tokens tell */
     bool legacy_free;         /* a request_produce token is in hand */
     uint32_t generation;      /* of the process whose answers count; 0: a rank without lines */
     uint64_t left_ns;         /* since when it is seen to have left; 0: it has not */

@@ -9,7 +9,7 @@
 
 #include "collect.h"
 
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 
 COX_HOT static inline const struct cox_geometry *
 collector_geometry(const struct cox_collector *collector)
@@ -26,7 +26,7 @@ static inline struct cox_entry *collector_entry(struct cox_collector *collector,
 COX_HOT static inline bool collector_left(struct cox_collector *collector, uint32_t rank)
 {
     struct cox_collector_rank *r = &collector->ranks[rank];
-    if (!cox_truth_left(collector->channel->control, rank)) {
+    if (!cox_state_left(collector->channel->control, rank)) {
         r->left_ns = 0;
         return false;
     }
@@ -61,7 +61,7 @@ COX_HOT static inline bool collector_answered(struct cox_collector *collector, u
                                               uint64_t sequence)
 {
     if (!collector->legacy)
-        return cox_truth_done(cox_truth_line(collector->channel->control, rank,
+        return cox_state_done(cox_state_line(collector->channel->control, rank,
                                              collector->channel->id)) >= sequence;
     struct cox_collector_rank *r = &collector->ranks[rank];
     while (r->legacy_done < sequence &&
@@ -74,9 +74,9 @@ static inline bool collector_returned(struct cox_collector *collector, uint32_t 
                                       uint64_t sequence)
 {
     const struct cox_layout_rank_line *line =
-        cox_truth_line(collector->channel->control, rank, collector->channel->id);
+        cox_state_line(collector->channel->control, rank, collector->channel->id);
     /* Who has answered has returned the frame before; the word may have been written over since. */
-    return cox_truth_returned(line) >= sequence || cox_truth_done(line) >= sequence;
+    return cox_state_returned(line) >= sequence || cox_state_done(line) >= sequence;
 }
 
 /* The answer of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot

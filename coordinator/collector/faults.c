@@ -10,7 +10,7 @@
 #include "channel/shm/reply.h"
 #include "channel/shm/sealed.h"
 #include "channel/base/thread.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "channel/base/tsan.h"
 #include "proto/executor.pb-c.h"
 
@@ -27,7 +27,7 @@ static size_t faults_fetch(struct cox_faults *faults)
     uint8_t *base = faults->channel->response.base;
     size_t capacity = faults->channel->response.size - COX_PREFIX_SIZE;
     uint32_t prefix;
-    /* No truth word orders this slot: its token does, here and in the worker. */
+    /* No state word orders this slot: its token does, here and in the worker. */
     cox_tsan_acquire(base);
     memcpy(&prefix, base, sizeof prefix);
     size_t length = le32toh(prefix);
@@ -95,8 +95,8 @@ static void faults_take(struct cox_faults *faults)
 static uint64_t faults_state(const struct cox_faults *faults, uint32_t rank)
 {
     const struct cox_layout_rank_line *line =
-        cox_truth_line(faults->channel->control, rank, COX_CHANNEL_ERROR);
-    return cox_truth_state(line).word >> COX_STATE_SHIFT;
+        cox_state_line(faults->channel->control, rank, COX_CHANNEL_ERROR);
+    return cox_state_of_rank(line).word >> COX_STATE_SHIFT;
 }
 
 /* Nothing has arrived for a slice. */
@@ -137,7 +137,7 @@ static bool faults_count_death(struct cox_faults *faults)
 static size_t faults_copy(struct cox_faults *faults, uint32_t rank)
 {
     const struct cox_control *control = faults->channel->control;
-    uint64_t done = cox_truth_done(cox_truth_line(control, rank, COX_CHANNEL_ERROR));
+    uint64_t done = cox_state_done(cox_state_line(control, rank, COX_CHANNEL_ERROR));
     if (done == faults->heard[rank])
         return 0;
     size_t capacity, length;

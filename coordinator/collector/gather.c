@@ -96,8 +96,8 @@ COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry
 /* It has not taken the request; or it is idle again, and its answer was written over, which it says again. */
 static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequence)
 {
-    uint64_t word = cox_truth_state(line).word;
-    return cox_truth_taken(line) < sequence || (word >> COX_STATE_SHIFT == COX_RANK_IDLE &&
+    uint64_t word = cox_state_of_rank(line).word;
+    return cox_state_taken(line) < sequence || (word >> COX_STATE_SHIFT == COX_RANK_IDLE &&
                                                 word >= cox_state_word(COX_RANK_IDLE, sequence));
 }
 
@@ -108,7 +108,7 @@ static void gather_ring(struct cox_collector *collector, const struct cox_entry 
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
-            gather_sleeps(cox_truth_line(collector->channel->control, rank, collector->channel->id),
+            gather_sleeps(cox_state_line(collector->channel->control, rank, collector->channel->id),
                           entry->sequence))
             cox_collector_ring(collector, rank);
 }
@@ -180,7 +180,7 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     if (status)
         pthread_mutex_lock(&collector->lock);
     if (completion.status && entry->operation->step)
-        cox_truth_set_void(cox_truth_channel(collector->channel->control, collector->channel->id),
+        cox_state_set_void(cox_state_channel(collector->channel->control, collector->channel->id),
                            collector->published);
     entry->ended = true;
     cox_collector_advance(collector);

@@ -41,9 +41,9 @@ int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint
 static void collector_reset_line(struct cox_collector *collector, uint32_t rank)
 {
     const struct cox_channel *channel = collector->channel;
-    cox_truth_reset_line(cox_truth_line(channel->control, rank, channel->id), collector->published);
+    cox_state_reset_line(cox_state_line(channel->control, rank, channel->id), collector->published);
     /* Said again: the new process compares the two. */
-    cox_truth_set_published(cox_truth_channel(channel->control, channel->id), collector->published);
+    cox_state_set_published(cox_state_channel(channel->control, channel->id), collector->published);
 }
 
 void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank)

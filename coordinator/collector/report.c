@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "channel/base/peer.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "proto/operation.h"
 #include "proto/executor.pb-c.h"
 
@@ -56,9 +56,9 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         const char *state = "unknown (it has no lines)";
         if (!collector->legacy) {
             const struct cox_layout_rank_line *line =
-                cox_truth_line(collector->channel->control, rank, collector->channel->id);
-            const struct cox_rank_word said = cox_truth_state(line);
-            result->taken = cox_truth_taken(line) >= entry->sequence;
+                cox_state_line(collector->channel->control, rank, collector->channel->id);
+            const struct cox_rank_word said = cox_state_of_rank(line);
+            result->taken = cox_state_taken(line) >= entry->sequence;
             if (result->taken && said.stamp_ns > since && said.stamp_ns <= now)
                 since = said.stamp_ns;
             state = result->taken ? states[(said.word >> COX_STATE_SHIFT) & 3] : "never took it";

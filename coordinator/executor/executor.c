@@ -12,7 +12,7 @@
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
 #include "channel/shm/request.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "channel/shm/windows.h"
 #include "proto/operation.h"
 #include "coordinator/collector/collect.h"
@@ -77,7 +77,7 @@ static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
     cox_inside_leave(&inside);
 }
 
-/* The death is in the truth already; everybody who waits for this rank looks now. */
+/* The death is in the shared state already; everybody who waits for this rank looks now. */
 static void executor_on_wake(void *context, uint32_t rank)
 {
     struct cox_executor *executor = context;
@@ -124,7 +124,7 @@ static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
 int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
     const struct cox_identity identity =
-        cox_truth_identity(&executor->control.ranks[rank]->identity);
+        cox_state_identity(&executor->control.ranks[rank]->identity);
     uint32_t generation = identity.generation, epoch = identity.epoch, pid = identity.pid;
     uint64_t start = identity.start;
     uint32_t expected = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
@@ -160,7 +160,7 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
     int r = 0;
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
         const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
-        if (cox_rank_set_has(checked, rank) || !cox_truth_attached(identity))
+        if (cox_rank_set_has(checked, rank) || !cox_state_attached(identity))
             continue;
         /* Not under the lock: it may wait for a death, and who tells of deaths takes the lock. */
         pthread_mutex_unlock(&collector->lock);
@@ -534,7 +534,7 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         if (!cox_supervisor_dead(executor->supervisor, rank, NULL) &&
-            !cox_truth_left(&executor->control, rank) &&
+            !cox_state_left(&executor->control, rank) &&
             !atomic_load_explicit(&executor->left_out[rank], memory_order_acquire)) {
             cox_rank_set_add(&entry.asked, rank);
             count++;
@@ -577,7 +577,7 @@ static void executor_abort(struct cox_executor *executor)
 {
     if (executor->geometry.legacy || !executor->supervisor)
         return;
-    cox_truth_abort(&executor->control);
+    cox_state_abort(&executor->control);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
             cox_gate_wake(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);

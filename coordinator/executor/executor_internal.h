@@ -111,7 +111,7 @@ void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
 void cox_executor_note_sent(struct cox_executor *executor);
 /* A rank is another process, which knows of no init. */
 void cox_executor_note_replaced(struct cox_executor *executor);
-/* A rank has died, which is in the truth: NORMAL no more. */
+/* A rank has died, which is in the shared state: NORMAL no more. */
 void cox_executor_note_death(struct cox_executor *executor);
 /* May a step be published now? Asked with submit_lock of the execute channel held. Returns 0; COX_STATE. */
 int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);

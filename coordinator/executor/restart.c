@@ -5,7 +5,7 @@
 #include <signal.h>
 
 #include "channel/base/fault.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "executor_internal.h"
 #include "coordinator/collector/inside.h"
 #include "coordinator/process/launch.h"
@@ -70,9 +70,9 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     if (r)
         return r;
     /* What the dead one held of the error channel's slot is looked for since its death was told. */
-    cox_truth_reset_line(cox_truth_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
+    cox_state_reset_line(cox_state_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
     cox_faults_revive(&executor->faults, rank);
-    cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
+    cox_state_reset_identity(&executor->control.ranks[rank]->identity);
     return 0;
 }
 
@@ -152,7 +152,7 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
     const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
     for (;;) {
         uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
-        if (cox_truth_attached(identity))
+        if (cox_state_attached(identity))
             break;
         int r = 0;
         for (uint32_t other = rank + 1; r == 0 && other <= last; other++)
@@ -236,7 +236,7 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
     /* One that an earlier restart killed, and that would not go in time, is not alive. */
     bool alive = !cox_supervisor_dead(executor->supervisor, rank, NULL) &&
                  !atomic_load_explicit(&executor->left_out[rank], memory_order_acquire);
-    bool left = alive && cox_truth_left(&executor->control, rank);
+    bool left = alive && cox_state_left(&executor->control, rank);
     if (alive && !left)
         return 0;
     if (left && !executor->options.external_workers)

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "channel/base/peer.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "executor_internal.h"
 
 const char *cox_rank_state_name(uint32_t state)
@@ -30,8 +30,8 @@ static void channel_status(struct cox_executor *executor, uint32_t rank,
     *ret_status = (struct cox_rank_channel_status){.known = !executor->geometry.legacy};
     if (!ret_status->known)
         return;
-    const struct cox_layout_rank_line *line = cox_truth_line(&executor->control, rank, channel);
-    const struct cox_rank_word state = cox_truth_state(line);
+    const struct cox_layout_rank_line *line = cox_state_line(&executor->control, rank, channel);
+    const struct cox_rank_word state = cox_state_of_rank(line);
     uint64_t word = state.word, stamp = state.stamp_ns;
     ret_status->state = (uint32_t)(word >> COX_STATE_SHIFT);
     ret_status->sequence = word & ((UINT64_C(1) << COX_STATE_SHIFT) - 1);
@@ -44,9 +44,9 @@ static enum cox_rank_life rank_life(struct cox_executor *executor, uint32_t rank
         return COX_LIFE_DEAD;
     if (executor->geometry.legacy)
         return COX_LIFE_ALIVE;
-    if (cox_truth_left(&executor->control, rank))
+    if (cox_state_left(&executor->control, rank))
         return COX_LIFE_LEFT;
-    return cox_truth_attached(&executor->control.ranks[rank]->identity) ? COX_LIFE_ALIVE
+    return cox_state_attached(&executor->control.ranks[rank]->identity) ? COX_LIFE_ALIVE
                                                                         : COX_LIFE_ABSENT;
 }
 
@@ -111,7 +111,7 @@ static bool rank_late(struct cox_executor *executor, const struct cox_collector 
         rank_life(executor, rank) == COX_LIFE_DEAD)
         return false;
     return collector->legacy ||
-           cox_truth_done(cox_truth_line(&executor->control, rank, collector->channel->id)) <
+           cox_state_done(cox_state_line(&executor->control, rank, collector->channel->id)) <
                entry->sequence;
 }
 

@@ -9,7 +9,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "executor_internal.h"
 #include "coordinator/collector/inside.h"
 
@@ -64,7 +64,7 @@ static bool rank_is_offered(struct cox_executor *executor, uint32_t rank)
  * taken for the next one's. */
 static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
 {
-    if (cox_truth_attached(&executor->control.ranks[rank]->identity))
+    if (cox_state_attached(&executor->control.ranks[rank]->identity))
         return false;
     if (!executor->options.external_workers)
         return true;
@@ -291,7 +291,7 @@ static void reset_rank(struct cox_executor *executor, uint32_t rank)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_reset_line(&executor->collectors[c], rank);
-    cox_truth_reset_identity(&executor->control.ranks[rank]->identity);
+    cox_state_reset_identity(&executor->control.ranks[rank]->identity);
 }
 
 static int hand_out(struct cox_executor *executor, uint32_t rank,
@@ -366,8 +366,8 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
         atomic_store_explicit(&executor->seats[rank].visitor, 0, memory_order_relaxed);
         if (!atomic_load_explicit(&executor->supervised, memory_order_acquire))
             continue;
-        bool attached = cox_truth_attached(&executor->control.ranks[rank]->identity);
-        if (attached && !cox_truth_left(&executor->control, rank))
+        bool attached = cox_state_attached(&executor->control.ranks[rank]->identity);
+        if (attached && !cox_state_left(&executor->control, rank))
             /* By now the rank may be another process. */
             cox_supervisor_kill(executor->supervisor, rank, visitor->pid);
         else if (executor->options.external_workers)

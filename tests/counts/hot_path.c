@@ -20,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "worker/loop/worker.h"
@@ -139,7 +139,7 @@ __attribute__((noinline)) void hot_path_await(struct cox_executor *executor, uin
 {
     const struct cox_control *control = &executor->control;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        while (cox_truth_done(cox_truth_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence &&
+        while (cox_state_done(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence &&
                !cox_supervisor_dead(executor->supervisor, rank, NULL))
             sched_yield();
 }

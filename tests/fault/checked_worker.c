@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "meddler.h"
 #include "worker/loop/worker.h"
 
@@ -85,7 +85,7 @@ static int overcount(const struct checked *checked, struct cox_error *err)
     if (r)
         return r;
     /* relaxed: a meddler's word has no partner. */
-    atomic_store_explicit(&cox_truth_channel(&control, COX_CHANNEL_EXECUTE)->published, UINT64_MAX,
+    atomic_store_explicit(&cox_state_channel(&control, COX_CHANNEL_EXECUTE)->published, UINT64_MAX,
                           memory_order_relaxed);
     cox_control_close(&control);
     return 0;

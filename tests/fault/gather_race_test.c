@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "coordinator/executor/executor_internal.h"
 
 #if COX_TESTING
@@ -51,8 +51,8 @@ static void await_answer(struct test_group *g, uint32_t rank)
 {
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     const struct cox_layout_rank_line *line =
-        cox_truth_line(&test_group_executor(g)->control, rank, COX_CHANNEL_EXECUTE);
-    while (cox_truth_done(line) < 1) {
+        cox_state_line(&test_group_executor(g)->control, rank, COX_CHANNEL_EXECUTE);
+    while (cox_state_done(line) < 1) {
         assert_true(cox_now_ns() < deadline_ns);
         sched_yield();
     }

@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 #include "channel/shm/layout.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "coordinator/executor/executor_internal.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"

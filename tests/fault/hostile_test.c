@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "checked_worker.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/executor/operations.h"
@@ -635,7 +635,7 @@ static void p10_a_bit_of_the_abort_line_ends_nobody(void **state)
             fail_msg("link status: %d: %s", r, err.text);
         atomic_fetch_xor_explicit(&line[bit / 8], (uint8_t)(1u << bit % 8), memory_order_relaxed);
     }
-    cox_truth_abort(&control);
+    cox_state_abort(&control);
     enum verdict verdict;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     int r = 0;
@@ -672,9 +672,9 @@ static void p10_words_that_were_written_over_are_said_again(void **state)
     struct test_group *group = group_start(2, name);
     struct cox_control control = COX_CONTROL_NONE;
     control_attach(&control, name);
-    struct cox_layout_rank_line *line = cox_truth_line(&control, 1, COX_CHANNEL_EXECUTE);
-    struct cox_layout_channel_truth *truth = cox_truth_channel(&control, COX_CHANNEL_EXECUTE);
-    _Atomic uint64_t *const words[][2] = {{&truth->published, NULL},
+    struct cox_layout_rank_line *line = cox_state_line(&control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_channel_state *shared = cox_state_channel(&control, COX_CHANNEL_EXECUTE);
+    _Atomic uint64_t *const words[][2] = {{&shared->published, NULL},
                                           {&line->taken, NULL},
                                           {&line->returned, NULL},
                                           {&line->done, NULL},
@@ -718,7 +718,7 @@ static void p10_an_answer_that_was_unsaid_is_said_again(void **state)
     struct test_group *group = group_start(2, name);
     struct cox_control control = COX_CONTROL_NONE;
     control_attach(&control, name);
-    struct cox_layout_rank_line *line = cox_truth_line(&control, 0, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&control, 0, COX_CHANNEL_EXECUTE);
     struct cox_executor *executor = test_group_executor(group);
     _Atomic uint32_t *sleeping = &executor->collectors[COX_CHANNEL_EXECUTE].sleeping;
     for (int round = 0; round < 10; round++) {

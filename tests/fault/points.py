@@ -5,7 +5,7 @@ A step is whatever another process, or the next start, can see. What is looked f
 strings left out:
 
   1. Each constant of COX_FAULT_POINTS is passed somewhere.
-  2. channel/shm/truth.h: behind each run of stores a point follows before the function ends.
+  2. channel/shm/state.h: behind each run of stores a point follows before the function ends.
   3. Elsewhere in channel/, model/, worker/ and coordinator/: behind each EFFECT (below) a point follows before the function
      ends: its own, or that of a function it calls which passes one itself; in the same file also over several calls.
      A store to an atomic word is one when a header of LAYOUTS has a word of that name; so is an assignment through a pointer to a
@@ -234,7 +234,7 @@ def check(files):
     reached = passes(by_file)
     for file, bodies in by_file.items():
         for name, body in bodies.items():
-            if file == "channel/shm/truth.h":
+            if file == "channel/shm/state.h":
                 stores = [match.end() for match in STORE.finditer(body)]
                 if stores and points_behind(body, set()) < stores[-1]:
                     problems.append(f"{file}: {name} stores, and no point follows")
@@ -274,8 +274,8 @@ def mutations(files):
             if not file.startswith("channel/base/fault.") and everywhere == 1:
                 yield f"{file} without {call}", change(files, file, call, "")
     for file, function, statement in (
-            ("channel/shm/truth.h", "cox_truth_set_done", "atomic_store_explicit(&line->taken, 1, memory_order_release);"),
-            ("channel/shm/truth.h", "cox_truth_published", "atomic_store(&truth->published, 1);"),
+            ("channel/shm/state.h", "cox_state_set_done", "atomic_store_explicit(&line->taken, 1, memory_order_release);"),
+            ("channel/shm/state.h", "cox_state_published", "atomic_store(&shared->published, 1);"),
             ("channel/shm/control.c", "control_verify", "atomic_store(&layout->abort.word, 1);"),
             ("channel/shm/control.c", "control_verify", "layout->header.epoch = 1;"),
             ("channel/shm/region.c", "cox_region_attach", "shm_unlink(name);"),

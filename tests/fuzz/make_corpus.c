@@ -13,7 +13,7 @@
 #include "channel/handle/handle_internal.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/request.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "coordinator/server/stream.h"
 #include "memory.h"
 #include "proto/control.pb-c.h"
@@ -95,7 +95,7 @@ static void request_frame(const char *name, unsigned ranks, unsigned depth, uint
     put_byte(&bytes, COX_CHANNEL_EXECUTE);
     put(&bytes, &sequence, sizeof sequence);
     put(&bytes,
-        &cox_truth_channel(channel->control, COX_CHANNEL_EXECUTE)
+        &cox_state_channel(channel->control, COX_CHANNEL_EXECUTE)
              ->frames[sequence % channel->control->geometry.depth],
         sizeof(struct cox_layout_frame));
     put(&bytes, frame - COX_PREFIX_SIZE, COX_PREFIX_SIZE + strlen(text));
@@ -107,7 +107,7 @@ static void reply_slot(const char *name, unsigned ranks, unsigned depth, uint32_
 {
     const struct cox_channel *channel =
         memory_channel((uint8_t)ranks, (uint8_t)depth, flags & 1, COX_CHANNEL_EXECUTE);
-    struct cox_layout_rank_line *line = cox_truth_line(channel->control, rank, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(channel->control, rank, COX_CHANNEL_EXECUTE);
     uint32_t generation = 1, buffer_size = UINT32_MAX;
     size_t capacity;
     uint8_t *slot = cox_reply_slot(channel, rank, sequence, flags & 2, &capacity);
@@ -116,7 +116,7 @@ static void reply_slot(const char *name, unsigned ranks, unsigned depth, uint32_
     atomic_store(&line->generation, generation);
     memcpy(slot, text, strlen(text));
     cox_reply_commit(channel, rank, sequence, strlen(text), failed);
-    cox_truth_set_done(line, sequence);
+    cox_state_set_done(line, sequence);
     struct bytes bytes = {0};
     put_byte(&bytes, ranks);
     put_byte(&bytes, depth);

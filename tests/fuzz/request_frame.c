@@ -15,8 +15,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const struct cox_layout_channel *sizes = &geometry->channels[channel->id];
     uint64_t sequence;
     fuzz_eat(&input, &sequence, sizeof sequence);
-    struct cox_layout_channel_truth *truth = &channel->control->layout->channels[channel->id];
-    struct cox_layout_frame *record = &truth->frames[sequence % geometry->depth];
+    struct cox_layout_channel_state *shared = &channel->control->layout->channels[channel->id];
+    struct cox_layout_frame *record = &shared->frames[sequence % geometry->depth];
     fuzz_eat(&input, record, sizeof *record);
     uint8_t *frame =
         (uint8_t *)channel->request.base + sizes->frame_size * (sequence % geometry->depth);

@@ -3,7 +3,7 @@
 #include "channel/shm/control.h"
 #include "channel/shm/reply.h"
 #include "channel/base/semaphore.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "channel/base/tsan.h"
 #include "proto/executor.pb-c.h"
 #include "worker/group/group.h"
@@ -223,19 +223,19 @@ static int command_raw(const struct command *c, const char *rest)
                                            COX_CHANNEL_EXECUTE, COX_BELL_RESPONSE_CONSUME, rank),
                              c->err);
     if (r == 0) {
-        struct cox_layout_rank_line *line = cox_truth_line(&control, rank, COX_CHANNEL_EXECUTE);
-        const struct cox_layout_channel_truth *truth =
-            cox_truth_channel(&control, COX_CHANNEL_EXECUTE);
-        uint64_t sequence = cox_truth_taken(line);
+        struct cox_layout_rank_line *line = cox_state_line(&control, rank, COX_CHANNEL_EXECUTE);
+        const struct cox_layout_channel_state *shared =
+            cox_state_channel(&control, COX_CHANNEL_EXECUTE);
+        uint64_t sequence = cox_state_taken(line);
         uint32_t prefix = htole32(length);
         memset(c->reply, 0xff, 64);
         memcpy(c->reply - COX_PREFIX_SIZE, &prefix, sizeof prefix);
-        cox_truth_set_tag(line, control.geometry.depth,
+        cox_state_set_tag(line, control.geometry.depth,
                           strcmp(how, "other") == 0 ? sequence + control.geometry.depth : sequence,
                           strcmp(how, "failed") == 0);
-        cox_truth_set_done(line, sequence);
+        cox_state_set_done(line, sequence);
         cox_semaphore_post(&bell);
-        while (cox_truth_ended(truth) < sequence && !cox_truth_aborted(&control))
+        while (cox_state_ended(shared) < sequence && !cox_state_aborted(&control))
             sched_yield();
     }
     cox_semaphore_detach(&bell);

@@ -13,7 +13,7 @@
 #endif
 #define RANKS 2
 
-byte published, done[RANKS]; /* the truth */
+byte published, done[RANKS]; /* the shared state */
 byte word, asleep;           /* the ring that ranks sleep on, and how many say that they do */
 byte bell;                   /* the coordinator's */
 byte coordinator_sleeps;

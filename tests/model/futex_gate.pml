@@ -1,5 +1,5 @@
 /*
- * futex_gate: one two-way channel of a sealed group of two ranks: truth words, and futexes that only wake.
+ * futex_gate: one two-way channel of a sealed group of two ranks: state words, and futexes that only wake.
  *
  * gate.pml has what does not depend on what is slept on (the order of completions, seqlock, void, tags); here is what
  * does: the wake memory that everybody may write, with `ring`, the word that idle ranks sleep on, `bell`, which the collector

@@ -1,7 +1,7 @@
 /*
  * gate: one two-way channel of a group of two ranks, as channel/, coordinator/collector/collect.c and gather.c, and worker/loop/worker.c do it.
  *
- * Truth words tell what happened, semaphores only wake. README.md tells what is left out and why; check.sh runs this
+ * State words tell what happened, semaphores only wake. README.md tells what is left out and why; check.sh runs this
  * file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
  *
  * Sizes (-D): DEPTH frames; REQUESTS; CRASHES, FAILURES (answers that tell of one), DEADLINES (that pass), LOSSES and
@@ -133,7 +133,7 @@ bool finished;                  /* everything submitted has ended */
 /* What cox_gate_wait counts after its token. */
 #define COUNT(debt) debt = (debt > 0 -> debt - 1 : 0)
 
-/* cox_gate_settle: the truth showed the event of one token. One step: between its exchange and its last take a token
+/* cox_gate_settle: the shared state showed the event of one token. One step: between its exchange and its last take a token
  * can only arrive, and taking it now or later is the same. */
 #define SETTLE(bell, debt, r)                                                                      \
     if                                                                                             \
@@ -333,7 +333,7 @@ proctype submitter()
         if
         :: sequence == 0
         :: else ->
-            /* Packed in place, under submit_lock alone; then cox_truth_publish under lock. */
+            /* Packed in place, under submit_lock alone; then cox_state_publish under lock. */
             frame[i] = TORN;
             atomic {
                 !lock -> lock = true;
@@ -758,7 +758,7 @@ top:    do
                 fi
             fi;
 #endif
-            /* cox_truth_read_frame; in one step where nobody can be lapped. */
+            /* cox_state_read_frame; in one step where nobody can be lapped. */
 #ifdef LAPS
             if
             :: atomic { record_sequence[i] != next -> goto pass; }

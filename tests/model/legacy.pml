@@ -1,5 +1,5 @@
 /*
- * legacy: the same channel with two ranks that know no truth words: depth 1, every token counts (gate.pml is the other
+ * legacy: the same channel with two ranks that know no state words: depth 1, every token counts (gate.pml is the other
  * one; README.md and check.sh speak of both).
  *
  * Sizes (-D): REQUESTS; CRASHES, FAILURES, DEADLINES each at most that many; STOP. No token is lost here: whoever takes

@@ -56,10 +56,10 @@ static int32_t row_compute(const struct cox_batch_row *row)
 /* Until there is a request behind this one. */
 static int await_next(const struct cox_batch *batch, struct cox_error *err)
 {
-    const struct cox_layout_channel_truth *truth =
-        cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE);
+    const struct cox_layout_channel_state *shared =
+        cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE);
     uint64_t deadline_ns = cox_deadline_after_ms(await_ms);
-    while (cox_truth_published(truth) <= batch->sequence) {
+    while (cox_state_published(shared) <= batch->sequence) {
         if (cox_batch_aborted(batch))
             return cox_fail(err, COX_ABORTED, "given up");
         if (cox_now_ns() > deadline_ns)

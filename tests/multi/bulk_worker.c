@@ -295,8 +295,8 @@ static int answer_forged(const struct call *c, const char *words)
     char how[16] = "";
     sscanf(words, "forge %15s", how);
     struct cox_lane *lane = &worker->lanes[COX_CHANNEL_EXECUTE];
-    const struct cox_layout_channel_truth *truth =
-        cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE);
+    const struct cox_layout_channel_state *shared =
+        cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE);
     const uint64_t sequence = lane->taken;
     uint8_t *block;
     int r = cox_lane_reserve_block(lane, sequence, 1 << 20, &block, c->err);
@@ -316,9 +316,9 @@ static int answer_forged(const struct call *c, const char *words)
     if (cox_wire_response_pack(&response, slot, capacity, &length))
         abort();
     cox_reply_commit(&lane->channel, options.rank, sequence, length, true);
-    cox_truth_set_done(lane->line, sequence);
+    cox_state_set_done(lane->line, sequence);
     cox_gate_reply(&lane->channel.gate, options.rank, sequence, false);
-    while (cox_truth_ended(truth) < sequence && !cox_truth_aborted(&worker->control))
+    while (cox_state_ended(shared) < sequence && !cox_state_aborted(&worker->control))
         sched_yield();
     return answer_text(c, "forged");
 }

@@ -23,7 +23,7 @@
 #include "channel/base/peer.h"
 #include "channel/shm/sealed.h"
 #include "channel/socket/socket.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 
 extern char **environ;
 
@@ -493,7 +493,7 @@ static int visit_main(const char *door)
         return 1;
     }
     struct cox_layout_identity *identity = &control.ranks[session.welcome.rank]->identity;
-    if (!cox_truth_claim_identity(identity, (uint32_t)getpid(), logon.start))
+    if (!cox_state_claim_identity(identity, (uint32_t)getpid(), logon.start))
         return 2;
     atomic_store(&identity->generation, session.welcome.generation);
     atomic_store(&identity->epoch, control.epoch);

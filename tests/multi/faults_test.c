@@ -4,7 +4,7 @@
 #include "channel/shm/geometry.h"
 #include "channel/base/peer.h"
 #include "channel/base/semaphore.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 
 #include <inttypes.h>
 #include <sched.h>
@@ -115,7 +115,7 @@ static void await_waiting(struct test_group *g, uint32_t rank)
     struct cox_control control = COX_CONTROL_NONE;
     assert_int_equal(cox_control_attach(&control, cox_executor_name(test_group_executor(g)), NULL),
                      0);
-    const struct cox_layout_rank_line *line = cox_truth_line(&control, rank, COX_CHANNEL_ERROR);
+    const struct cox_layout_rank_line *line = cox_state_line(&control, rank, COX_CHANNEL_ERROR);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     while (atomic_load(&line->word) >> COX_STATE_SHIFT == COX_RANK_IDLE &&
            cox_now_ns() < deadline_ns)

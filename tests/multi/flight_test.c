@@ -4,7 +4,7 @@
 
 #include "channel/shm/control.h"
 #include "channel/base/semaphore.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
@@ -175,13 +175,13 @@ static void p10_a_number_turned_up_answers_nothing(void **state)
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
     struct cox_executor *executor = test_group_executor(g);
-    struct cox_layout_channel_truth *truth =
-        cox_truth_channel(&executor->control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_channel_state *shared =
+        cox_state_channel(&executor->control, COX_CHANNEL_EXECUTE);
     for (int round = 0; round < 8; round++) /* every frame has held something */
         test_expect_echo(g, "before");
     for (uint64_t round = 0; round < 60; round++) {
-        uint64_t published = cox_truth_published(truth);
-        atomic_store(&truth->published, published + 1 + round % 3);
+        uint64_t published = cox_state_published(shared);
+        atomic_store(&shared->published, published + 1 + round % 3);
         for (uint32_t rank = 0; rank < 2; rank++)
             cox_gate_post(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                           COX_BELL_REQUEST_CONSUME);
@@ -223,13 +223,13 @@ static void p10_a_rank_sleeps_on_a_number_turned_up(void **state)
     const struct cox_executor_options options = {.spin = COX_SPIN_MAX};
     struct test_group *g = test_group_start(1, &options);
     struct cox_executor *executor = test_group_executor(g);
-    struct cox_layout_channel_truth *truth =
-        cox_truth_channel(&executor->control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_channel_state *shared =
+        cox_state_channel(&executor->control, COX_CHANNEL_EXECUTE);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(test_submit(g, &how, "block %s", test_pipe_path(pipe)), 0);
     test_await_lines(g, 0, "blocked", 1);
-    atomic_store(&truth->published, cox_truth_published(truth) + 100);
+    atomic_store(&shared->published, cox_state_published(shared) + 100);
     test_pipe_release(pipe, 1);
     assert_int_equal(test_await(g, 0)->status, 0);
     const uint64_t until_ns = patience();
@@ -255,17 +255,17 @@ static void m4_what_was_answered_before_a_failure_is_told(void **state)
     struct test_group *g = test_group_start(3, &options);
     struct cox_executor *executor = test_group_executor(g);
     const struct cox_layout_rank_line *line =
-        cox_truth_line(&executor->control, 2, COX_CHANNEL_EXECUTE);
+        cox_state_line(&executor->control, 2, COX_CHANNEL_EXECUTE);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
     char text[512];
     snprintf(text, sizeof text, "each raw 64 failed|block %s|echo there", test_pipe_path(pipe));
     for (size_t round = 0; round < ROUND_COUNT; round++) {
         const uint64_t until_ns = patience();
-        const uint64_t done = cox_truth_done(line);
+        const uint64_t done = cox_state_done(line);
         test_stop_process(cox_executor_pid(executor, 0));
         assert_int_equal(test_submit_persist(g, &how, text), 0);
-        while (cox_truth_done(line) == done) {
+        while (cox_state_done(line) == done) {
             assert_true(cox_now_ns() < until_ns);
             sched_yield();
         }
@@ -372,7 +372,7 @@ static void held_handler(void *context, const struct cox_completion *completion)
 static void await_done(const struct cox_control *control, uint32_t rank, uint64_t sequence)
 {
     uint64_t deadline_ns = patience();
-    while (cox_truth_done(cox_truth_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence) {
+    while (cox_state_done(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence) {
         assert_true(cox_now_ns() < deadline_ns);
         sched_yield();
     }

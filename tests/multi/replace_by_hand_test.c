@@ -13,7 +13,7 @@
 #include "channel/shm/gate.h"
 #include "channel/base/peer.h"
 #include "channel/shm/sealed.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 
 static uint64_t patience(void)
 {
@@ -381,7 +381,7 @@ static int late_main(const char *door)
         return 1;
     }
     struct cox_layout_identity *identity = &control.ranks[1]->identity;
-    if (!cox_truth_claim_identity(identity, (uint32_t)getpid(), logon.start))
+    if (!cox_state_claim_identity(identity, (uint32_t)getpid(), logon.start))
         return 2;
     atomic_store(&identity->generation, session.welcome.generation);
     atomic_store(&identity->epoch, control.epoch);
@@ -392,7 +392,7 @@ static int late_main(const char *door)
     cox_gate_post(&gate, 1, COX_BELL_RESPONSE_CONSUME);
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
-    cox_truth_set_left(identity);
+    cox_state_set_left(identity);
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
     logon.generation = session.welcome.generation;

@@ -26,7 +26,7 @@ static pid_t pid_of(struct test_group *g, uint32_t rank)
     return cox_executor_pid(test_group_executor(g), rank);
 }
 
-/* On return the death is in the truth: requests that ask the rank are refused. */
+/* On return the death is in the shared state: requests that ask the rank are refused. */
 static void kill_rank(struct test_group *g, uint32_t rank)
 {
     struct test_how how = {.gather = COX_GATHER_ALL, .ranks = UINT64_C(1) << rank};

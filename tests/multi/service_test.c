@@ -4,7 +4,7 @@
 
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "coordinator/command/client.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/server/service.h"
@@ -154,7 +154,7 @@ static void p10_status_believes_nothing_that_a_rank_writes(void **state)
     (void)state;
     struct test_group *group = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(group);
-    struct cox_layout_rank_line *line = cox_truth_line(&executor->control, 0, COX_CHANNEL_LINK);
+    struct cox_layout_rank_line *line = cox_state_line(&executor->control, 0, COX_CHANNEL_LINK);
     /* In a sealed group the coordinator itself may only read there. */
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     assert_int_equal(

@@ -7,7 +7,7 @@
 #include "channel/shm/control.h"
 
 #include "channel/base/peer.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "worker/loop/worker.h"
@@ -121,7 +121,7 @@ static void spoil_line(const struct cox_worker_options *options)
 {
     struct cox_control control = COX_CONTROL_NONE;
     COX_ASSERT(cox_control_attach(&control, options->prefix + 1, NULL) == 0);
-    cox_truth_set_taken(cox_truth_line(&control, options->rank, COX_CHANNEL_TRANSFER), 5);
+    cox_state_set_taken(cox_state_line(&control, options->rank, COX_CHANNEL_TRANSFER), 5);
     cox_control_close(&control);
 }
 
@@ -520,8 +520,8 @@ static void p10_a_frame_that_is_written_again_is_not_served(void **state)
     assert_int_equal(cox_executor_submit(executor, &request, &how, &sequence, NULL), 0);
     while (!cox_peer_stopped(pid_of(g, 0)))
         sched_yield();
-    struct cox_layout_channel_truth *truth = cox_truth_channel(&control, COX_CHANNEL_EXECUTE);
-    atomic_fetch_add(&truth->frames[sequence % control.geometry.depth].sequence,
+    struct cox_layout_channel_state *shared = cox_state_channel(&control, COX_CHANNEL_EXECUTE);
+    atomic_fetch_add(&shared->frames[sequence % control.geometry.depth].sequence,
                      control.geometry.depth);
     assert_int_equal(kill(pid_of(g, 0), SIGCONT), 0);
     while (atomic_load(&status) == -1)

@@ -1,4 +1,4 @@
-"""atomics.py: the atomics of channel/shm/layout.h are loaded and stored in channel/shm/truth.h alone.
+"""atomics.py: the atomics of channel/shm/layout.h are loaded and stored in channel/shm/state.h alone.
 
 Two exceptions: channel/shm/control.c has the magic number of the control region, channel/shm/gate.c the words of the wake
 memory. Elsewhere, an atomic operation on a field reached through a struct cox_layout_... is refused.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("channel", "worker", "coordinator", "engine", "program")
-HOME = "channel/shm/truth.h"
+HOME = "channel/shm/state.h"
 EXCEPTIONS = {
     "channel/shm/control.c": {"magic"},
     "channel/shm/gate.c": {"word", "asleep", "bell", "coordinator_sleeps"},

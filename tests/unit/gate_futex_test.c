@@ -23,7 +23,7 @@
 struct shared {
     struct cox_layout_ring ring;
     struct cox_layout_wake_channel wake;
-    _Atomic uint64_t truth[RANK_COUNT]; /* of the tests */
+    _Atomic uint64_t events[RANK_COUNT]; /* of the tests */
     _Atomic uint64_t published;
 };
 
@@ -89,7 +89,7 @@ static void sleep_for_request(void *context)
     const uint32_t *which = context;
     uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
     CHECK(cox_gate_wait(&rank, *which, COX_BELL_REQUEST_CONSUME, ticket, patience()) == 0);
-    atomic_fetch_add(&shared->truth[*which], 1);
+    atomic_fetch_add(&shared->events[*which], 1);
 }
 
 static void one_wake_up_lets_everybody_through(void **state)
@@ -109,7 +109,7 @@ static void one_wake_up_lets_everybody_through(void **state)
     assert_int_equal(shared->ring.word, before + 1);
     for (uint32_t i = 0; i < RANK_COUNT; i++) {
         child_join(pids[i]);
-        assert_int_equal(shared->truth[i], 1);
+        assert_int_equal(shared->events[i], 1);
     }
 }
 
@@ -474,7 +474,7 @@ static void answer_rounds(void *context)
     const uint32_t number = *(const uint32_t *)context;
     for (uint64_t round = 1; round <= rounds; round++) {
         CHECK(await_published(round));
-        atomic_store_explicit(&shared->truth[number], round, memory_order_release);
+        atomic_store_explicit(&shared->events[number], round, memory_order_release);
         cox_gate_reply(&rank, number, round, false);
     }
 }
@@ -482,7 +482,7 @@ static void answer_rounds(void *context)
 static bool answered(uint32_t count, uint64_t round)
 {
     for (uint32_t i = 0; i < count; i++)
-        if (atomic_load_explicit(&shared->truth[i], memory_order_acquire) < round)
+        if (atomic_load_explicit(&shared->events[i], memory_order_acquire) < round)
             return false;
     return true;
 }
@@ -517,7 +517,7 @@ static void play(uint32_t count, uint64_t round_count)
         child_join(pids[i]);
 }
 
-static void no_wake_up_is_lost_between_truth_and_sleep(void **state)
+static void no_wake_up_is_lost_between_state_and_sleep(void **state)
 {
     (void)state;
     play(1, ROUNDS);
@@ -547,7 +547,7 @@ int main(void)
         GATE_TEST(who_sleeps_on_what_nobody_rings_is_a_programmer_error),
         GATE_TEST(p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever),
         GATE_TEST(p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write),
-        GATE_TEST(no_wake_up_is_lost_between_truth_and_sleep),
+        GATE_TEST(no_wake_up_is_lost_between_state_and_sleep),
         GATE_TEST(answers_at_the_same_time_wake_once),
     };
     fixture_begin();

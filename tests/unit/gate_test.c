@@ -255,7 +255,7 @@ static void settling_matches_every_token_once(void **state)
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
 }
 
-/* Events happen in the truth, are posted a little later, and are settled once seen; waits come
+/* Events happen in the events, are posted a little later, and are settled once seen; waits come
  * whenever. However these mix: right after a settle no token is left beyond those of events that
  * are posted and not settled, and who is owed nothing finds a token for the next event. */
 static void counts_do_not_drift_over_any_interleaving(void **state)
@@ -308,7 +308,7 @@ static void counts_do_not_drift_over_any_interleaving(void **state)
 
 struct duet {
     struct cox_gate coordinator, rank;
-    _Atomic uint64_t truth;
+    _Atomic uint64_t events;
     uint64_t rounds;
 };
 
@@ -316,7 +316,7 @@ static void *play_rank(void *context)
 {
     struct duet *duet = context;
     for (uint64_t i = 0; i < duet->rounds; i++) {
-        atomic_fetch_add_explicit(&duet->truth, 1, memory_order_release);
+        atomic_fetch_add_explicit(&duet->events, 1, memory_order_release);
         cox_gate_post(&duet->rank, 0, COX_BELL_RESPONSE_CONSUME);
         if (cox_gate_wait(&duet->rank, 0, COX_BELL_REQUEST_CONSUME, 0,
                           cox_deadline_after_ms(20000)))
@@ -325,8 +325,8 @@ static void *play_rank(void *context)
     return NULL;
 }
 
-/* The collector's loop: look at the truth, sleep only when it shows nothing new. */
-static void no_wake_up_is_lost_between_truth_and_sleep(void **state)
+/* The collector's loop: look at the events, sleep only when it shows nothing new. */
+static void no_wake_up_is_lost_between_state_and_sleep(void **state)
 {
     struct duet duet = {.coordinator = created(COX_CHANNEL_EXECUTE, 1, 1), .rounds = 20000};
     uint64_t seen = 0;
@@ -337,7 +337,7 @@ static void no_wake_up_is_lost_between_truth_and_sleep(void **state)
                      0);
     assert_int_equal(pthread_create(&thread, NULL, play_rank, &duet), 0);
     while (seen < duet.rounds) {
-        if (atomic_load_explicit(&duet.truth, memory_order_acquire) == seen) {
+        if (atomic_load_explicit(&duet.events, memory_order_acquire) == seen) {
             assert_int_equal(cox_gate_wait(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME, 0,
                                            cox_deadline_after_ms(20000)),
                              0);
@@ -382,7 +382,7 @@ int main(void)
         LEAK_TEST(waiting_ends_by_its_deadline),
         LEAK_TEST(settling_matches_every_token_once),
         LEAK_TEST(counts_do_not_drift_over_any_interleaving),
-        LEAK_TEST(no_wake_up_is_lost_between_truth_and_sleep),
+        LEAK_TEST(no_wake_up_is_lost_between_state_and_sleep),
         LEAK_TEST(a_rank_without_bells_is_a_programmer_error),
     };
     fixture_begin();

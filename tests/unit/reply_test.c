@@ -3,7 +3,7 @@
 #include <endian.h>
 #include <signal.h>
 
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "channel_fixture.h"
 
 #define GROUP test_name("g")
@@ -31,7 +31,7 @@ static void group_create(struct group *group, uint32_t depth)
     group->channel.gate.rooms = true; /* what is waited with here */
     for (uint32_t rank = 0; rank < 4; rank++) {
         struct cox_layout_rank_line *line =
-            cox_truth_line(&group->control, rank, COX_CHANNEL_EXECUTE);
+            cox_state_line(&group->control, rank, COX_CHANNEL_EXECUTE);
         atomic_store(&line->epoch, group->control.epoch);
         atomic_store(&line->generation, 1);
     }
@@ -208,7 +208,7 @@ static void b50_a_late_reply_is_not_taken_for_the_next_one(void **state)
                 "expected 3"); /* nor a later one */
     must_hold(&group, 1, 5, 10, false);
     /* A half-written tag. */
-    atomic_store(&cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE)->tags[1], UINT64_MAX);
+    atomic_store(&cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE)->tags[1], UINT64_MAX);
     must_refuse(&group, 1, 5, 1, CAPACITY, COX_CORRUPT, "sequence", "expected 5");
     group_gone(&group);
 }
@@ -218,7 +218,7 @@ static void another_generation_or_group_is_corrupt(void **state)
     struct group group;
     (void)state;
     group_create(&group, 1);
-    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     reply_with(&group, 1, 1, 10, false);
     must_refuse(&group, 1, 1, 2, CAPACITY, COX_CORRUPT, "generation 1",
                 "expected 2"); /* it was replaced since */
@@ -293,12 +293,12 @@ static void answer_as_rank_1(void *context)
     CHECK(cox_channel_attach(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, 1, NULL) ==
           0);
     group.channel.gate.rooms = true;
-    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE, 0,
                             cox_deadline_after_ms(20000)) == 0); /* a free slot each */
         reply_with(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
-        cox_truth_set_done(line, s);
+        cox_state_set_done(line, s);
         cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME);
     }
     /* The next one it writes, and dies. */
@@ -316,9 +316,9 @@ static void replies_of_another_process_arrive_until_it_dies(void **state)
     (void)state;
     group_create(&group, 2);
     pid_t pid = child_start(answer_as_rank_1, NULL);
-    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
-        while (cox_truth_done(line) < s)
+        while (cox_state_done(line) < s)
             assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME, 0,
                                            cox_deadline_after_ms(20000)),
                              0);
@@ -327,7 +327,7 @@ static void replies_of_another_process_arrive_until_it_dies(void **state)
         cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE);
     }
     assert_int_equal(child_status(pid) & 0x7f, SIGKILL);
-    assert_true(cox_truth_done(line) == REPLIES);
+    assert_true(cox_state_done(line) == REPLIES);
     must_refuse(&group, 1, REPLIES + 1, 1, CAPACITY, COX_CORRUPT, "expected 3001", "sequence 2999");
     group_gone(&group);
 }

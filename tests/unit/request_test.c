@@ -5,7 +5,7 @@
 #include <signal.h>
 
 #include "channel/base/fault.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "channel_fixture.h"
 
 #define GROUP test_name("g")
@@ -101,7 +101,7 @@ static void what_is_published_is_read_by_who_is_asked(void **state)
                              COX_EMPTY); /* not yet */
             cox_request_publish(&group.channel, s, type_of(s), length_of(s), &asked);
             assert_true(
-                cox_truth_published(cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE)) == s);
+                cox_state_published(cox_state_channel(&group.control, COX_CHANNEL_EXECUTE)) == s);
             for (uint32_t rank = 0; rank < 4; rank++) {
                 memset(&request, 0x5a, sizeof request);
                 struct cox_request before = request;
@@ -198,7 +198,7 @@ static void m3_an_impossible_length_is_corrupt(void **state)
     struct cox_request request = {0};
     (void)state;
     group_create(&group, 2);
-    struct cox_layout_channel_truth *truth = cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_channel_state *shared = cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         uint32_t prefix = htole32(lengths[i]);
         cox_request_publish(&group.channel, 1, 1, 100, &asked);
@@ -212,7 +212,7 @@ static void m3_an_impossible_length_is_corrupt(void **state)
         /* Whether somebody waits for an answer is known all the same. */
         assert_int_equal(request.sequence, 1);
         assert_int_equal(request.type, 1);
-        atomic_store(&truth->frames[1].length, lengths[i]); /* both lie alike */
+        atomic_store(&shared->frames[1].length, lengths[i]); /* both lie alike */
         assert_int_equal(cox_request_read(&group.channel, 1, 0, &request),
                          lengths[i] <= 4092 ? 0 : COX_CORRUPT);
     }
@@ -229,10 +229,10 @@ static void serve_rank_1(void *context)
     uint64_t served = 0;
     (void)context;
     group_attach(&group, 1);
-    struct cox_layout_channel_truth *truth = cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE);
-    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_channel_state *shared = cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
-        while (cox_truth_published(truth) < s)
+        while (cox_state_published(shared) < s)
             CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME, 0,
                                 cox_deadline_after_ms(20000)) == 0);
         cox_gate_settle(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME);
@@ -244,7 +244,7 @@ static void serve_rank_1(void *context)
             CHECK(request.lowest == (s % 2 == 0));
             served++;
         }
-        cox_truth_set_returned(line, s);
+        cox_state_set_returned(line, s);
         cox_gate_post(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE);
     }
     CHECK(served == REQUESTS - REQUESTS / 3);
@@ -256,9 +256,9 @@ static void a_rank_in_another_process_reads_them_all(void **state)
     (void)state;
     group_create(&group, 3);
     pid_t pid = child_start(serve_rank_1, NULL);
-    struct cox_layout_rank_line *line = cox_truth_line(&group.control, 1, COX_CHANNEL_EXECUTE);
+    struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
-        while (s > 3 && cox_truth_returned(line) < s - 3)
+        while (s > 3 && cox_state_returned(line) < s - 3)
             assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE, 0,
                                            cox_deadline_after_ms(20000)),
                              0);
@@ -310,20 +310,20 @@ static void s3_a_rank_that_was_not_asked_reads_nothing_torn(void **state)
     for (uint32_t depth = 1; depth <= 2; depth++) {
         struct group group;
         group_create(&group, depth);
-        struct cox_layout_channel_truth *truth =
-            cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE);
+        struct cox_layout_channel_state *shared =
+            cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
         pid_t pid = child_start(publish_for_ever, &group);
         uint64_t whole = 0, lapped = 0, torn = 0, asked = 0;
         uint64_t least = cox_deadline_after_ms(500), most = cox_deadline_after_ms(30000);
         for (uint64_t now = 0;
              (now = cox_now_ns()) < least || ((whole < 1000 || lapped < 1000) && now < most);) {
             for (int i = 0; i < 1000; i++) {
-                uint64_t s = cox_truth_published(truth);
+                uint64_t s = cox_state_published(shared);
                 struct cox_frame_record record;
                 struct cox_request request;
                 if (s == 0) /* not started yet */
                     break;
-                if (cox_truth_read_frame(truth, depth, s, &record)) {
+                if (cox_state_read_frame(shared, depth, s, &record)) {
                     whole++;
                     torn += record.sequence != s || record.type != type_of(s) ||
                             record.length != length_of(s) || record.asked.words[1] != ~s ||
@@ -363,7 +363,7 @@ static void a_coordinator_that_dies_while_writing_published_nothing(void **state
 #endif
     group_create(&group, 1);
     assert_int_equal(child_status(child_start(publish_and_die, &group)) & 0x7f, SIGKILL);
-    assert_true(cox_truth_published(cox_truth_channel(&group.control, COX_CHANNEL_EXECUTE)) == 0);
+    assert_true(cox_state_published(cox_state_channel(&group.control, COX_CHANNEL_EXECUTE)) == 0);
     assert_int_equal(cox_request_read(&group.channel, 1, 1, &request), COX_EMPTY);
     group_gone(&group);
 }

@@ -16,7 +16,7 @@
 #include "channel/base/futex.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/request.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "channel_fixture.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
@@ -644,10 +644,10 @@ static void serve_rank(void *context)
         CHECK(capacity >= request.size);
         memcpy(slot, request.bytes, request.size);
         slot[0] = (uint8_t)('0' + rank);
-        struct cox_layout_rank_line *line = cox_truth_line(&seen, rank, channel.id);
-        cox_truth_set_life(line, seen.epoch, 1);
+        struct cox_layout_rank_line *line = cox_state_line(&seen, rank, channel.id);
+        cox_state_set_life(line, seen.epoch, 1);
         cox_reply_commit(&channel, rank, 1, request.size, false);
-        cox_truth_set_done(line, 1);
+        cox_state_set_done(line, 1);
         cox_channel_close(&channel);
     }
     cox_sealed_close(&own);
@@ -678,7 +678,7 @@ static void a14_a18_requests_and_replies_pass_without_a_socket(void **state)
             size_t length;
             bool failed;
             struct cox_error err = {0};
-            assert_int_equal(cox_truth_done(cox_truth_line(&control, rank, (enum cox_channel_id)c)),
+            assert_int_equal(cox_state_done(cox_state_line(&control, rank, (enum cox_channel_id)c)),
                              1);
             if (cox_reply_fetch(&channels[c], rank, 1, false, 1, bytes, sizeof bytes, &length,
                                 &failed, &err))
@@ -812,9 +812,9 @@ static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
         for (int h = 0; h < COX_DEPTH_MAX; h++)
             lines[count++] = (uintptr_t)&wake->hints[h];
         for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
-            lines[count++] = (uintptr_t)cox_truth_line(&control, rank, (enum cox_channel_id)c);
+            lines[count++] = (uintptr_t)cox_state_line(&control, rank, (enum cox_channel_id)c);
         if (c < COX_TWO_WAY_COUNT) {
-            lines[count++] = (uintptr_t)cox_truth_channel(&control, (enum cox_channel_id)c);
+            lines[count++] = (uintptr_t)cox_state_channel(&control, (enum cox_channel_id)c);
         }
     }
     lines[count++] = (uintptr_t)rings->heard;

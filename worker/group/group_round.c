@@ -1,6 +1,6 @@
 /*
  * One round: a rank stores what it is at, then that it has arrived, and waits until every member's
- * word says the same. The words are the truth; a bell, with a count of those who arrived, only says
+ * word says the same. The words are the shared state; a bell, with a count of those who arrived, only says
  * when to look.
  *
  * Why a value slot is free again two rounds later. A rank arrives at round i + 1 only after it has

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "channel/shm/reply.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "proto/bulk_ref.h"
 #include "proto/operation.h"
 #include "stand_in_answer.h"
@@ -53,7 +53,7 @@ COX_HOT uint8_t *cox_lane_slot(struct cox_lane *lane, uint64_t sequence, bool wh
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
     cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
-    cox_truth_set_state(lane->line, COX_RANK_REPLYING, sequence, lane->stamp_ns);
+    cox_state_set_rank(lane->line, COX_RANK_REPLYING, sequence, lane->stamp_ns);
     return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole,
                           ret_capacity);
 }

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "worker/group/group_memory.h"
 #include "stand_in.h"
 #include "worker_internal.h"
@@ -250,10 +250,10 @@ int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity
                      struct cox_error *err)
 {
     struct cox_layout_identity *identity = cox_worker_identity(worker);
-    worker->claimed = cox_truth_claim_identity(identity, (uint32_t)self->pid, self->start);
+    worker->claimed = cox_state_claim_identity(identity, (uint32_t)self->pid, self->start);
     if (worker->claimed)
         return 0;
-    const struct cox_identity holder = cox_truth_identity(identity);
+    const struct cox_identity holder = cox_state_identity(identity);
     return cox_fail(err, COX_TAKEN,
                     "rank %" PRIu32 " of %s %s process %" PRIu32
                     ": one process serves a rank, and another only after the coordinator started "
@@ -267,9 +267,9 @@ int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity
 static int worker_attach_line(struct cox_lane *lane, struct cox_error *err)
 {
     /* In this order: a request may be published meanwhile. */
-    uint64_t taken = cox_truth_taken(lane->line);
+    uint64_t taken = cox_state_taken(lane->line);
     uint64_t published =
-        cox_truth_published(cox_truth_channel(&lane->worker->control, lane->channel.id));
+        cox_state_published(cox_state_channel(&lane->worker->control, lane->channel.id));
     if (taken > published)
         return cox_fail(err, COX_CORRUPT,
                         "the %s channel of rank %" PRIu32 " stands at sequence %" PRIu64
@@ -289,8 +289,8 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
         int r = worker_attach_channel(worker, &lane->channel, (enum cox_channel_id)c, err);
         if (r)
             return r;
-        lane->line = cox_truth_line(&worker->control, options->rank, (enum cox_channel_id)c);
-        cox_truth_set_life(lane->line, worker->control.epoch, options->generation);
+        lane->line = cox_state_line(&worker->control, options->rank, (enum cox_channel_id)c);
+        cox_state_set_life(lane->line, worker->control.epoch, options->generation);
         r = worker_attach_line(lane, err);
         if (r)
             return r;
@@ -306,7 +306,7 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 /* From here on the coordinator counts on this rank. */
 void cox_worker_announce(struct cox_worker *worker)
 {
-    cox_truth_announce_identity(cox_worker_identity(worker), worker->control.epoch,
+    cox_state_announce_identity(cox_worker_identity(worker), worker->control.epoch,
                                 worker->options.generation);
     if (!worker->control.geometry.legacy)
         cox_gate_post(&worker->lanes[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "proto/bulk_ref.h"
 #include "worker_internal.h"
 
@@ -100,7 +100,7 @@ COX_HOT void cox_lane_release_blocks(struct cox_lane *lane)
     if (lane->answer_count == 0)
         return;
     const uint64_t ended =
-        cox_truth_ended(cox_truth_channel(&lane->worker->control, lane->channel.id));
+        cox_state_ended(cox_state_channel(&lane->worker->control, lane->channel.id));
     for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++)
         if (lane->answers[slot].sequence && lane->answers[slot].sequence <= ended)
             answer_release(lane, &lane->answers[slot]);

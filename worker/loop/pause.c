@@ -383,7 +383,7 @@ bool cox_worker_pull_aborted(const struct cox_worker *worker)
     const struct cox_visit *visit = &worker->lanes[COX_CHANNEL_TRANSFER].visit;
     /* relaxed: this thread's own. */
     const uint64_t sequence = atomic_load_explicit(&visit->inside, memory_order_relaxed);
-    return cox_truth_ended(cox_truth_channel(&worker->control, COX_CHANNEL_TRANSFER)) >= sequence ||
+    return cox_state_ended(cox_state_channel(&worker->control, COX_CHANNEL_TRANSFER)) >= sequence ||
            /* acquire; partner: wait_tell. */
            atomic_load_explicit(&visit->told, memory_order_acquire) >= sequence;
 }

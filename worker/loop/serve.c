@@ -7,7 +7,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/shm/reply.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "proto/operation.h"
 #include "worker/sequences/lora_uses.h"
 #include "worker/sequences/rank_weights.h"
@@ -110,7 +110,7 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
     float *logprobs = NULL;
     int r = 0;
     lane_forget(lane);
-    if (cox_truth_void_through(cox_truth_channel(&worker->control, lane->channel.id)) >=
+    if (cox_state_void_through(cox_state_channel(&worker->control, lane->channel.id)) >=
         request->sequence)
         r = cox_fail(&lane->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
     else if (!step)
@@ -126,7 +126,7 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
     if (r == 0) {
         uint64_t begin = cox_now_ns();
         cox_table_weights(table, message->weights_version, message->weights ? &offer : NULL);
-        cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, begin);
+        cox_state_set_rank(lane->line, COX_RANK_RUNNING, request->sequence, begin);
         cox_fault_point(COX_FAULT_EXECUTE);
         struct step_call call = {worker, batch, outputs, &lane->error};
         worker->group_time_told = false;
@@ -157,7 +157,7 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
             cox_table_commit(table);
         else
             cox_table_revert(table);
-        cox_truth_set_base(lane->line, cox_table_base(table));
+        cox_state_set_base(lane->line, cox_table_base(table));
         if (r == 0) {
             result.has_digest = 1;
             result.digest = cox_wire_token_digest(tokens, count);
@@ -258,7 +258,7 @@ static bool lora_given_up(void *context)
     const struct cox_lane *lane = context;
     const struct cox_worker *worker = lane->worker;
     return atomic_load_explicit(&worker->stopping, memory_order_acquire) ||
-           cox_truth_ended(cox_truth_channel(&worker->control, lane->channel.id)) >= lane->taken;
+           cox_state_ended(cox_state_channel(&worker->control, lane->channel.id)) >= lane->taken;
 }
 
 /* A little before the coordinator gives up: the answer takes its time. */
@@ -375,7 +375,7 @@ COX_HOT static void serve_with(struct cox_lane *lane, const struct cox_request *
 {
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     lane->stamp_ns = cox_now_coarse_ns();
-    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
+    cox_state_set_rank(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
     int r = serve(lane, request, message, &response);
     if (r)
         cox_lane_fail(lane, &response, r);
@@ -405,7 +405,7 @@ COX_HOT static void serve_opaque(struct cox_lane *lane, const struct cox_request
 {
     const struct cox_worker *worker = lane->worker;
     struct opaque_call call = {.lane = lane, .request = request};
-    cox_truth_set_state(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
+    cox_state_set_rank(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
     struct cox_opaque_answer *answer = &call.answer;
     answer->thread = lane->self;
     answer->sequence = request->sequence;
@@ -585,12 +585,12 @@ COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *req
     }
     cox_arena_reset(&lane->arena);
     int r = lane_copy(lane, request);
-    const struct cox_layout_channel_truth *truth =
-        cox_truth_channel(&lane->worker->control, lane->channel.id);
+    const struct cox_layout_channel_state *shared =
+        cox_state_channel(&lane->worker->control, lane->channel.id);
     /* Who has written over our words may have made the coordinator believe that the frame is free;
      * what was copied is then partly the next request. */
     if (r == 0 &&
-        !cox_truth_frame_holds(truth, lane->worker->control.geometry.depth, request->sequence))
+        !cox_state_frame_holds(shared, lane->worker->control.geometry.depth, request->sequence))
         r = cox_fail(&lane->error, COX_CORRUPT, "the frame was written again while it was read");
     ExecuteRequest *message = NULL;
     struct cox_request typed = *request;

@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "worker/group/group_memory.h"
 #include "kv_layout.h"
 #include "worker/sequences/rank_weights.h"
@@ -13,7 +13,7 @@ struct cox_init_request {
     const struct cox_worker *worker;
     const ExecuteRequest *request;
     uint64_t sequence;
-    const struct cox_layout_channel_truth *truth;
+    const struct cox_layout_channel_state *shared;
     const struct cox_visit *visit;
     struct cox_group_sealed sealed; /* of a sealed group */
     char door[COX_DOOR_PATH_SIZE];
@@ -90,7 +90,7 @@ static void sealed_read(struct cox_init_request *init)
 /* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
 bool cox_init_request_aborted(const struct cox_init_request *request)
 {
-    return cox_truth_ended(request->truth) >= request->sequence ||
+    return cox_state_ended(request->shared) >= request->sequence ||
            /* acquire; partner: wait_tell in pause.c. */
            atomic_load_explicit(&request->visit->told, memory_order_acquire) >= request->sequence;
 }
@@ -217,7 +217,7 @@ void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_reques
         .worker = worker,
         .request = message,
         .sequence = request->sequence,
-        .truth = cox_truth_channel(&worker->control, lane->channel.id),
+        .shared = cox_state_channel(&worker->control, lane->channel.id),
         .visit = &lane->visit,
     };
     if (worker->group_memory)

@@ -5,7 +5,7 @@
 #include <sys/mman.h>
 
 #include "channel/base/peer.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 
 static int region_size(const char *object, uint64_t *ret_size, struct cox_error *err)
 {
@@ -74,5 +74,5 @@ void cox_stand_in_publish(const struct cox_channel *channel, uint64_t sequence)
         .length = le32toh(prefix),
         .asked = cox_rank_set_first(geometry->rank_count),
     };
-    cox_truth_publish(cox_truth_channel(channel->control, channel->id), geometry->depth, &record);
+    cox_state_publish(cox_state_channel(channel->control, channel->id), geometry->depth, &record);
 }

@@ -1,10 +1,10 @@
 /*
  * stand_in: a control region of this worker's own, for a group whose coordinator has none.
  *
- * A legacy coordinator creates regions and semaphores and keeps no truth words: a token on
+ * A legacy coordinator creates regions and semaphores and keeps no state words: a token on
  * request_consume says "the next request is in the frame", one on response_produce "the slot is
  * yours". The stand-in is a control layout in private memory. The worker writes into it what the
- * tokens tell, and everything behind that reads truth words as ever.
+ * tokens tell, and everything behind that reads state words as ever.
  *
  * Threads: create from one; publish on the lane's thread.
  * Ownership: control is the caller's, closed with cox_control_close.

@@ -14,7 +14,7 @@
 #include "channel/base/fault.h"
 #include "channel/shm/reply.h"
 #include "channel/base/thread.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "channel/base/tsan.h"
 #include "proto/utf8.h"
 #include "proto/executor.pb-c.h"
@@ -51,19 +51,19 @@ static void lane_repeat(struct cox_lane *lane)
 COX_HOT static bool lane_leaving(const struct cox_lane *lane)
 {
     return atomic_load_explicit(&lane->worker->stopping, memory_order_acquire) ||
-           cox_truth_aborted(&lane->worker->control);
+           cox_state_aborted(&lane->worker->control);
 }
 
 struct lane_look {
     const struct cox_lane *lane;
-    const struct cox_layout_channel_truth *truth;
+    const struct cox_layout_channel_state *shared;
     uint64_t published;
 };
 
 COX_HOT static bool lane_has_news(const void *context)
 {
     const struct lane_look *look = context;
-    return cox_truth_published(look->truth) != look->published || lane_leaving(look->lane);
+    return cox_state_published(look->shared) != look->published || lane_leaving(look->lane);
 }
 
 /* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
@@ -72,8 +72,8 @@ COX_HOT static bool lane_has_news(const void *context)
 COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
 {
     struct cox_worker *worker = lane->worker;
-    const struct cox_layout_channel_truth *truth =
-        cox_truth_channel(&worker->control, lane->channel.id);
+    const struct cox_layout_channel_state *shared =
+        cox_state_channel(&worker->control, lane->channel.id);
     uint32_t depth = worker->control.geometry.depth;
     bool rung = false;
     for (;;) {
@@ -82,26 +82,26 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
         if (lane_leaving(lane))
             return false;
         cox_lane_release_blocks(lane);
-        const uint64_t said = cox_truth_published(truth);
+        const uint64_t said = cox_state_published(shared);
         uint64_t published = said;
         /* A frame that names this rank is not reused before it is returned: what is older than the
          * ring was for others. */
         if (published >= *next && published - *next >= depth) {
             /* Unless somebody wrote over the number: whoever followed it would never come back.
              * What was meant for this rank is still in its frame. */
-            if (cox_truth_frame_holds(truth, depth, published))
+            if (cox_state_frame_holds(shared, depth, published))
                 *next = published - depth + 1;
-            else if (cox_truth_published(truth) != published)
+            else if (cox_state_published(shared) != published)
                 continue; /* a frame was taken again meanwhile, and the number has moved on */
             else
-                published = cox_truth_frame_holds(truth, depth, *next) ? *next : *next - 1;
+                published = cox_state_frame_holds(shared, depth, *next) ? *next : *next - 1;
         }
         if (published >= *next)
             return true;
         if (rung)
             lane_repeat(lane);
         /* What is said there, not what is believed of it: who looks for another number sleeps. */
-        const struct lane_look look = {lane, truth, said};
+        const struct lane_look look = {lane, shared, said};
         if (!rung && cox_spin_until(&lane->spinner, lane_has_news, &look, COX_DEADLINE_NEVER))
             continue;
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
@@ -125,10 +125,10 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
 static bool lane_is_misled(struct cox_lane *lane, uint64_t next)
 {
     const struct cox_worker *worker = lane->worker;
-    const struct cox_layout_channel_truth *truth =
-        cox_truth_channel(&worker->control, lane->channel.id);
+    const struct cox_layout_channel_state *shared =
+        cox_state_channel(&worker->control, lane->channel.id);
     uint32_t ticket = cox_gate_ticket(&lane->channel.gate, COX_BELL_REQUEST_CONSUME);
-    if (!cox_truth_frame_behind(truth, worker->control.geometry.depth, next))
+    if (!cox_state_frame_behind(shared, worker->control.geometry.depth, next))
         return false;
     cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME, ticket,
                   COX_DEADLINE_NEVER);
@@ -155,17 +155,17 @@ COX_HOT static void *lane_main(void *argument)
             continue;
         cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
         /* Again for every request: an answer from another life is refused. */
-        cox_truth_set_life(lane->line, worker->control.epoch, worker->options.generation);
+        cox_state_set_life(lane->line, worker->control.epoch, worker->options.generation);
         cox_lane_set_taken(lane, next);
-        lane->stamp_ns = cox_truth_stamp(cox_truth_channel(&worker->control, lane->channel.id));
+        lane->stamp_ns = cox_state_stamp(cox_state_channel(&worker->control, lane->channel.id));
         if (lane->stamp_ns == 0)
             lane->stamp_ns = cox_now_coarse_ns();
-        cox_truth_set_state(lane->line, COX_RANK_TAKEN, next, lane->stamp_ns);
+        cox_state_set_rank(lane->line, COX_RANK_TAKEN, next, lane->stamp_ns);
         if (r)
             cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
         else
             goodbye = cox_lane_serve(lane, &request);
-        cox_truth_set_state(lane->line, COX_RANK_IDLE, next, lane->stamp_ns);
+        cox_state_set_rank(lane->line, COX_RANK_IDLE, next, lane->stamp_ns);
         next++;
     }
     cox_lane_end(lane);
@@ -269,8 +269,8 @@ static void worker_post_report(struct cox_worker *worker, bool written)
     if (!worker->control.geometry.sealed) {
         cox_gate_post(gate, 0, written ? COX_BELL_RESPONSE_CONSUME : COX_BELL_RESPONSE_PRODUCE);
     } else if (written) {
-        cox_truth_set_done(
-            cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR),
+        cox_state_set_done(
+            cox_state_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR),
             ++worker->report_count);
         cox_gate_post(gate, worker->options.rank, COX_BELL_RESPONSE_CONSUME);
     }
@@ -280,13 +280,13 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
                        uint64_t deadline_ns)
 {
     struct cox_layout_rank_line *line =
-        cox_truth_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
+        cox_state_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR);
     int r = worker_enter_fault(worker, deadline_ns);
     if (r)
         return r; /* another report of this process waits for the slot */
     /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator looks
      * for the token of whoever dies with it in its hand (coordinator/collector/faults.h). */
-    cox_truth_set_state(line, COX_RANK_TAKEN, sequence, cox_now_ns());
+    cox_state_set_rank(line, COX_RANK_TAKEN, sequence, cox_now_ns());
     do { /* once also when the deadline has passed */
         r = worker_stopping(worker)
                 ? COX_CLOSED
@@ -298,7 +298,7 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
                           COX_BELL_RESPONSE_CONSUME);
     } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
     if (r == 0) {
-        cox_truth_set_state(line, COX_RANK_REPLYING, sequence, cox_now_ns());
+        cox_state_set_rank(line, COX_RANK_REPLYING, sequence, cox_now_ns());
         cox_fault_point(COX_FAULT_REPORT_CLAIMED);
         cox_tsan_acquire(worker->error_channel.response.base); /* see faults_fetch */
         r = worker_write_fault(worker, channel, sequence, text);
@@ -306,7 +306,7 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
         cox_fault_point(COX_FAULT_REPORT_WRITTEN);
         worker_post_report(worker, r == 0);
     }
-    cox_truth_set_state(line, COX_RANK_IDLE, sequence, cox_now_ns());
+    cox_state_set_rank(line, COX_RANK_IDLE, sequence, cox_now_ns());
     worker_leave_fault(worker);
     return r;
 }
@@ -458,12 +458,12 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     }
     if (r == 0) {
         cox_table_watch(worker->table,
-                        &cox_truth_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
+                        &cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
         cox_table_watch_pause(worker->table, &worker->lanes[COX_CHANNEL_EXECUTE].visit.told);
     }
     if (r) {
         if (worker->claimed)
-            cox_truth_unclaim_identity(cox_worker_identity(worker));
+            cox_state_unclaim_identity(cox_worker_identity(worker));
         worker->claimed = false;
         cox_worker_free(worker);
         return r;
@@ -489,7 +489,7 @@ int cox_worker_new(const struct cox_worker_options *options,
 static void worker_leave(struct cox_worker *worker)
 {
     if (worker->claimed)
-        cox_truth_set_left(cox_worker_identity(worker));
+        cox_state_set_left(cox_worker_identity(worker));
     worker->claimed = false;
 }
 

@@ -10,7 +10,7 @@
 #include "channel/base/peer.h"
 #include "channel/shm/request.h"
 #include "channel/base/spin.h"
-#include "channel/shm/truth.h"
+#include "channel/shm/state.h"
 #include "pause.h"
 #include "worker/sequences/table.h"
 #include "worker.h"
@@ -118,19 +118,19 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
 static inline void cox_lane_set_taken(struct cox_lane *lane, uint64_t sequence)
 {
     lane->taken = sequence;
-    cox_truth_set_taken(lane->line, sequence);
+    cox_state_set_taken(lane->line, sequence);
 }
 
 static inline void cox_lane_set_returned(struct cox_lane *lane, uint64_t sequence)
 {
     lane->returned = sequence;
-    cox_truth_set_returned(lane->line, sequence);
+    cox_state_set_returned(lane->line, sequence);
 }
 
 static inline void cox_lane_set_done(struct cox_lane *lane, uint64_t sequence)
 {
     lane->done = sequence;
-    cox_truth_set_done(lane->line, sequence);
+    cox_state_set_done(lane->line, sequence);
 }
 
 /* ---- attach.c, in the order of cox_worker_new ---- */

@@ -8,7 +8,7 @@
  *          4096  owners[]   one line per process: who it is, and its own counters
  *          ...   blocks[]   a word per block: {generation, phase, owner}. Slab: per unit of block_size
  *                holds[]    four per block: which message holds it
- *                hints[]    a bit per block: may be free. Only a hint; the block's word is the truth
+ *                hints[]    a bit per block: may be free. Only a hint; the block's word is authoritative
  *                slabs[]    slab: what each slab is cut into
  *                pages[]    on_demand: whether a block's (slab's) pages are there; a byte each
  *                rows[]     one per owner: counts, u16 per block, written by that process alone, and by

@@ -231,7 +231,7 @@ struct cox_subscriber {
     struct cox_pool_handle handle;
     bool exported;
     uint32_t slot, pool_index, domain;
-    uint64_t next;    /* the truth; the shared one is what others count with */
+    uint64_t next;    /* authoritative; the shared one is what others count with */
     uint64_t skipped; /* since the last message */
     uint64_t deferred_seen;
     struct cox_queue_set *set; /* NULL: in none */

@@ -1,30 +1,30 @@
 /*
- * truth: the shared words of the control region behind a few functions. Private to the library.
+ * state: the shared words of the control region behind a few functions. Private to the library.
  *
  * Every load and store of layout.h's atomics is here, with the reason for its order. Two exceptions:
  * control.c has the magic number, gate.c the words of the wake memory. tests/tree/atomics.py checks it.
  *
- * Threads: coordinator functions (cox_truth_publish...) under the submit lock of their channel;
+ * Threads: coordinator functions (cox_state_publish...) under the submit lock of their channel;
  *   rank functions on the thread that serves the channel in that rank's process; loads from
  *   anywhere.
  * Blocks: nothing.
  * If the process dies: each word is one store; a reader sees it or does not.
  */
-#ifndef COX_CHANNEL_TRUTH_H
-#define COX_CHANNEL_TRUTH_H
+#ifndef COX_CHANNEL_STATE_H
+#define COX_CHANNEL_STATE_H
 
 #include "control.h"
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 
-static inline struct cox_layout_channel_truth *cox_truth_channel(const struct cox_control *control,
+static inline struct cox_layout_channel_state *cox_state_channel(const struct cox_control *control,
                                                                  enum cox_channel_id channel)
 {
     return &control->layout->channels[channel];
 }
 
 static inline struct cox_layout_rank_line *
-cox_truth_line(const struct cox_control *control, uint32_t rank, enum cox_channel_id channel)
+cox_state_line(const struct cox_control *control, uint32_t rank, enum cox_channel_id channel)
 {
     return &control->ranks[rank]->lines[channel];
 }
@@ -38,19 +38,19 @@ struct cox_frame_record {
     struct cox_rank_set asked;
 };
 
-static inline void cox_truth_set_published(struct cox_layout_channel_truth *truth,
+static inline void cox_state_set_published(struct cox_layout_channel_state *shared,
                                            uint64_t sequence)
 {
-    /* release: bytes and record before the number; partner is cox_truth_published. */
-    atomic_store_explicit(&truth->published, sequence, memory_order_release);
+    /* release: bytes and record before the number; partner is cox_state_published. */
+    atomic_store_explicit(&shared->published, sequence, memory_order_release);
     cox_fault_point(COX_FAULT_REQUEST_PUBLISHED);
 }
 
 /* The frame's bytes were written before. */
-static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uint32_t depth,
+static inline void cox_state_publish(struct cox_layout_channel_state *shared, uint32_t depth,
                                      const struct cox_frame_record *record)
 {
-    struct cox_layout_frame *frame = &truth->frames[cox_geometry_frame(record->sequence, depth)];
+    struct cox_layout_frame *frame = &shared->frames[cox_geometry_frame(record->sequence, depth)];
     /* relaxed: ordered before the fields by their release stores; a reader that sees a new field
      * with its acquire load therefore sees the zero, or what comes after it, in its second look at
      * sequence. */
@@ -60,42 +60,42 @@ static inline void cox_truth_publish(struct cox_layout_channel_truth *truth, uin
     atomic_store_explicit(&frame->length, record->length, memory_order_release);
     for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
         atomic_store_explicit(&frame->asked[i], record->asked.words[i], memory_order_release);
-    /* release: fields before sequence; partner is cox_truth_read_frame. */
+    /* release: fields before sequence; partner is cox_state_read_frame. */
     atomic_store_explicit(&frame->sequence, record->sequence, memory_order_release);
     cox_fault_point(COX_FAULT_RECORD_WRITTEN);
-    cox_truth_set_published(truth, record->sequence);
+    cox_state_set_published(shared, record->sequence);
 }
 
 /* relaxed: for display, and before the publication. A clock costs a rank that was just switched to more than this line, which it
  * reads anyway. */
-static inline void cox_truth_set_stamp(struct cox_layout_channel_truth *truth, uint64_t now_ns)
+static inline void cox_state_set_stamp(struct cox_layout_channel_state *shared, uint64_t now_ns)
 {
-    atomic_store_explicit(&truth->stamp_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&shared->stamp_ns, now_ns, memory_order_relaxed);
     cox_fault_point(COX_FAULT_REQUEST_STAMPED);
 }
 
 /* When about the last request was published; 0: nobody says. */
-static inline uint64_t cox_truth_stamp(const struct cox_layout_channel_truth *truth)
+static inline uint64_t cox_state_stamp(const struct cox_layout_channel_state *shared)
 {
-    return atomic_load_explicit(&truth->stamp_ns, memory_order_relaxed);
+    return atomic_load_explicit(&shared->stamp_ns, memory_order_relaxed);
 }
 
-static inline uint64_t cox_truth_published(const struct cox_layout_channel_truth *truth)
+static inline uint64_t cox_state_published(const struct cox_layout_channel_state *shared)
 {
-    return atomic_load_explicit(&truth->published, memory_order_acquire);
+    return atomic_load_explicit(&shared->published, memory_order_acquire);
 }
 
 /* False: the frame holds another sequence, or is being written: this rank was not asked for
  * `sequence`. */
-static inline bool cox_truth_read_frame(const struct cox_layout_channel_truth *truth,
+static inline bool cox_state_read_frame(const struct cox_layout_channel_state *shared,
                                         uint32_t depth, uint64_t sequence,
                                         struct cox_frame_record *ret_record)
 {
-    const struct cox_layout_frame *frame = &truth->frames[cox_geometry_frame(sequence, depth)];
+    const struct cox_layout_frame *frame = &shared->frames[cox_geometry_frame(sequence, depth)];
     if (atomic_load_explicit(&frame->sequence, memory_order_acquire) != sequence)
         return false;
     struct cox_frame_record record = {.sequence = sequence};
-    /* acquire: partners are the release stores of cox_truth_publish, see there. */
+    /* acquire: partners are the release stores of cox_state_publish, see there. */
     record.type = atomic_load_explicit(&frame->type, memory_order_acquire);
     record.length = atomic_load_explicit(&frame->length, memory_order_acquire);
     for (size_t i = 0; i < COX_RANK_COUNT_MAX / 64; i++)
@@ -109,77 +109,77 @@ static inline bool cox_truth_read_frame(const struct cox_layout_channel_truth *t
 
 /* False: the frame holds another sequence, is being written, or no sequence is that large (a state
  * word has room for as much). */
-static inline bool cox_truth_frame_holds(const struct cox_layout_channel_truth *truth,
+static inline bool cox_state_frame_holds(const struct cox_layout_channel_state *shared,
                                          uint32_t depth, uint64_t sequence)
 {
-    /* acquire: partner is the release of sequence in cox_truth_publish; the frame's bytes were
+    /* acquire: partner is the release of sequence in cox_state_publish; the frame's bytes were
      * written before it. */
     return sequence >> COX_STATE_SHIFT == 0 &&
-           atomic_load_explicit(&truth->frames[cox_geometry_frame(sequence, depth)].sequence,
+           atomic_load_explicit(&shared->frames[cox_geometry_frame(sequence, depth)].sequence,
                                 memory_order_acquire) == sequence;
 }
 
 /* True: the frame of `sequence` still holds an earlier request, so that `sequence` was not published,
  * whatever the number says. 0 is a frame that is being written, for a later one. */
-static inline bool cox_truth_frame_behind(const struct cox_layout_channel_truth *truth,
+static inline bool cox_state_frame_behind(const struct cox_layout_channel_state *shared,
                                           uint32_t depth, uint64_t sequence)
 {
     /* acquire: as above. */
     uint64_t there = atomic_load_explicit(
-        &truth->frames[cox_geometry_frame(sequence, depth)].sequence, memory_order_acquire);
+        &shared->frames[cox_geometry_frame(sequence, depth)].sequence, memory_order_acquire);
     return there != 0 && there < sequence;
 }
 
 /* release/acquire: whoever sees a step as void also sees why it was given up. */
-static inline void cox_truth_set_void(struct cox_layout_channel_truth *truth, uint64_t sequence)
+static inline void cox_state_set_void(struct cox_layout_channel_state *shared, uint64_t sequence)
 {
-    atomic_store_explicit(&truth->void_through, sequence, memory_order_release);
+    atomic_store_explicit(&shared->void_through, sequence, memory_order_release);
     cox_fault_point(COX_FAULT_VOID_STORED);
 }
 
-static inline uint64_t cox_truth_void_through(const struct cox_layout_channel_truth *truth)
+static inline uint64_t cox_state_void_through(const struct cox_layout_channel_state *shared)
 {
-    return atomic_load_explicit(&truth->void_through, memory_order_acquire);
+    return atomic_load_explicit(&shared->void_through, memory_order_acquire);
 }
 
-/* release: the copies out of the slots before the number; partner is cox_truth_ended in the rank
+/* release: the copies out of the slots before the number; partner is cox_state_ended in the rank
  * that writes the slot next. */
-static inline void cox_truth_set_ended(struct cox_layout_channel_truth *truth, uint64_t sequence)
+static inline void cox_state_set_ended(struct cox_layout_channel_state *shared, uint64_t sequence)
 {
-    atomic_store_explicit(&truth->ended, sequence, memory_order_release);
+    atomic_store_explicit(&shared->ended, sequence, memory_order_release);
     cox_fault_point(COX_FAULT_ENDED_STORED);
 }
 
-static inline uint64_t cox_truth_ended(const struct cox_layout_channel_truth *truth)
+static inline uint64_t cox_state_ended(const struct cox_layout_channel_state *shared)
 {
-    return atomic_load_explicit(&truth->ended, memory_order_acquire);
+    return atomic_load_explicit(&shared->ended, memory_order_acquire);
 }
 
 /* What ends this group and no other. Two bits of it are always set: none that turns by itself makes
  * it of the 0 that stands there. */
-static inline uint32_t cox_truth_abort_value(const struct cox_control *control)
+static inline uint32_t cox_state_abort_value(const struct cox_control *control)
 {
     uint64_t mixed = (control->layout->header.coordinator_start ^ (uint64_t)control->epoch << 32) *
                      UINT64_C(0x9e3779b97f4a7c15);
     return (uint32_t)(mixed >> 32) | 0x80000001u;
 }
 
-static inline void cox_truth_abort(const struct cox_control *control)
+static inline void cox_state_abort(const struct cox_control *control)
 {
     /* release/acquire: the cause was stored before. */
-    atomic_store_explicit(&control->layout->abort.word, cox_truth_abort_value(control),
+    atomic_store_explicit(&control->layout->abort.word, cox_state_abort_value(control),
                           memory_order_release);
     cox_fault_point(COX_FAULT_ABORT_STORED);
 }
 
-static inline bool cox_truth_aborted(const struct cox_control *control)
+static inline bool cox_state_aborted(const struct cox_control *control)
 {
     return atomic_load_explicit(&control->layout->abort.word, memory_order_acquire) ==
-           cox_truth_abort_value(control);
+           cox_state_abort_value(control);
 }
 
 /* The lines of a dead rank, as if it had served everything so far: what its next process reads is news. */
-static inline void cox_truth_reset_line(struct cox_layout_rank_line *line, uint64_t published)
+static inline void cox_state_reset_line(struct cox_layout_rank_line *line, uint64_t published)
 {
     /* relaxed: the next process is forked after this; who reads here meanwhile knows that the rank is dead. */
     for (size_t i = 0; i < COX_DEPTH_MAX; i++)
@@ -196,7 +196,7 @@ static inline void cox_truth_reset_line(struct cox_layout_rank_line *line, uint6
     cox_fault_point(COX_FAULT_RANK_RESET);
 }
 
-static inline void cox_truth_reset_identity(struct cox_layout_identity *identity)
+static inline void cox_state_reset_identity(struct cox_layout_identity *identity)
 {
     /* relaxed: ordered by the release of `state`, with which the rank may be claimed again. */
     atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
@@ -211,11 +211,11 @@ static inline void cox_truth_reset_identity(struct cox_layout_identity *identity
 
 /* False: another process is the rank, or is about to be. pid and start of the one that claims are
  * there a moment after the claim, for whoever is refused. */
-static inline bool cox_truth_claim_identity(struct cox_layout_identity *identity, uint32_t pid,
+static inline bool cox_state_claim_identity(struct cox_layout_identity *identity, uint32_t pid,
                                             uint64_t start)
 {
     uint32_t empty = COX_IDENTITY_EMPTY;
-    /* acquire: partners are cox_truth_unclaim_identity and cox_truth_reset_identity. */
+    /* acquire: partners are cox_state_unclaim_identity and cox_state_reset_identity. */
     if (!atomic_compare_exchange_strong_explicit(&identity->state, &empty, COX_IDENTITY_CLAIMED,
                                                  memory_order_acquire, memory_order_relaxed))
         return false;
@@ -227,7 +227,7 @@ static inline bool cox_truth_claim_identity(struct cox_layout_identity *identity
 }
 
 /* By the process that holds the claim: it could not attach. */
-static inline void cox_truth_unclaim_identity(struct cox_layout_identity *identity)
+static inline void cox_state_unclaim_identity(struct cox_layout_identity *identity)
 {
     atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
@@ -238,7 +238,7 @@ static inline void cox_truth_unclaim_identity(struct cox_layout_identity *identi
 
 /* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later
  * one. For display. */
-static inline void cox_truth_set_state(struct cox_layout_rank_line *line, enum cox_rank_state state,
+static inline void cox_state_set_rank(struct cox_layout_rank_line *line, enum cox_rank_state state,
                                        uint64_t sequence, uint64_t now_ns)
 {
     atomic_store_explicit(&line->stamp_ns, now_ns, memory_order_relaxed);
@@ -252,17 +252,17 @@ struct cox_rank_word {
     uint64_t stamp_ns;
 };
 
-static inline struct cox_rank_word cox_truth_state(const struct cox_layout_rank_line *line)
+static inline struct cox_rank_word cox_state_of_rank(const struct cox_layout_rank_line *line)
 {
     struct cox_rank_word state;
-    /* acquire: partner is cox_truth_set_state; the stamp is this word's or a later one's. */
+    /* acquire: partner is cox_state_set_rank; the stamp is this word's or a later one's. */
     state.word = atomic_load_explicit(&line->word, memory_order_acquire);
     state.stamp_ns = atomic_load_explicit(&line->stamp_ns, memory_order_relaxed);
     return state;
 }
 
 /* relaxed: seen by the coordinator after the release of `done` or of the identity. */
-static inline void cox_truth_set_life(struct cox_layout_rank_line *line, uint32_t epoch,
+static inline void cox_state_set_life(struct cox_layout_rank_line *line, uint32_t epoch,
                                       uint32_t generation)
 {
     atomic_store_explicit(&line->epoch, epoch, memory_order_relaxed);
@@ -272,25 +272,25 @@ static inline void cox_truth_set_life(struct cox_layout_rank_line *line, uint32_
 
 /* Which process wrote the line, by its own account. relaxed: written once at attach, ordered by the
  * acquire of `done`. */
-static inline uint32_t cox_truth_line_epoch(const struct cox_layout_rank_line *line)
+static inline uint32_t cox_state_line_epoch(const struct cox_layout_rank_line *line)
 {
     return atomic_load_explicit(&line->epoch, memory_order_relaxed);
 }
 
-static inline uint32_t cox_truth_line_generation(const struct cox_layout_rank_line *line)
+static inline uint32_t cox_state_line_generation(const struct cox_layout_rank_line *line)
 {
     return atomic_load_explicit(&line->generation, memory_order_relaxed);
 }
 
 /* relaxed: for display and diagnosis; the reply itself carries the base. */
-static inline void cox_truth_set_base(struct cox_layout_rank_line *line, uint64_t base)
+static inline void cox_state_set_base(struct cox_layout_rank_line *line, uint64_t base)
 {
     atomic_store_explicit(&line->base, base, memory_order_relaxed);
     cox_fault_point(COX_FAULT_STEP_COMMITTED);
 }
 
 /* The process that claimed the identity has attached: the coordinator counts on the rank from here on. */
-static inline void cox_truth_announce_identity(struct cox_layout_identity *identity, uint32_t epoch,
+static inline void cox_state_announce_identity(struct cox_layout_identity *identity, uint32_t epoch,
                                                uint32_t generation)
 {
     /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
@@ -311,8 +311,8 @@ struct cox_identity {
     uint32_t epoch;
 };
 
-/* relaxed: for display, or ordered by the acquire of cox_truth_attached before. */
-static inline struct cox_identity cox_truth_identity(const struct cox_layout_identity *identity)
+/* relaxed: for display, or ordered by the acquire of cox_state_attached before. */
+static inline struct cox_identity cox_state_identity(const struct cox_layout_identity *identity)
 {
     return (struct cox_identity){
         .state = atomic_load_explicit(&identity->state, memory_order_relaxed),
@@ -323,8 +323,8 @@ static inline struct cox_identity cox_truth_identity(const struct cox_layout_ide
     };
 }
 
-/* release: everything it has answered before; partner is cox_truth_left. */
-static inline void cox_truth_set_left(struct cox_layout_identity *identity)
+/* release: everything it has answered before; partner is cox_state_left. */
+static inline void cox_state_set_left(struct cox_layout_identity *identity)
 {
     atomic_store_explicit(&identity->state, COX_IDENTITY_LEFT, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_LEFT);
@@ -332,14 +332,14 @@ static inline void cox_truth_set_left(struct cox_layout_identity *identity)
 
 /* True: its identity is whole; it may have left again since. acquire: partner is the worker's release
  * after it filled its identity. */
-static inline bool cox_truth_attached(const struct cox_layout_identity *identity)
+static inline bool cox_state_attached(const struct cox_layout_identity *identity)
 {
     uint32_t state = atomic_load_explicit(&identity->state, memory_order_acquire);
     return state == COX_IDENTITY_ATTACHED || state == COX_IDENTITY_LEFT;
 }
 
 /* True: it serves no more, whether or not its process lives. */
-static inline bool cox_truth_left(const struct cox_control *control, uint32_t rank)
+static inline bool cox_state_left(const struct cox_control *control, uint32_t rank)
 {
     return atomic_load_explicit(&control->ranks[rank]->identity.state, memory_order_acquire) ==
            COX_IDENTITY_LEFT;
@@ -347,7 +347,7 @@ static inline bool cox_truth_left(const struct cox_control *control, uint32_t ra
 
 /* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of
  * attach. */
-static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)
+static inline void cox_state_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->taken, sequence, memory_order_release);
     cox_fault_point(COX_FAULT_RANK_TAKEN);
@@ -355,7 +355,7 @@ static inline void cox_truth_set_taken(struct cox_layout_rank_line *line, uint64
 
 /* release: the rank's reads of the frame before the number; partner is the coordinator that writes
  * the frame again. */
-static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uint64_t sequence)
+static inline void cox_state_set_returned(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->returned, sequence, memory_order_release);
     cox_fault_point(COX_FAULT_RANK_RETURNED);
@@ -365,7 +365,7 @@ static inline void cox_truth_set_returned(struct cox_layout_rank_line *line, uin
 #define COX_TAG_FAILED (UINT64_C(1) << 63)
 
 /* relaxed tag before the release of done. */
-static inline void cox_truth_set_tag(struct cox_layout_rank_line *line, uint32_t depth,
+static inline void cox_state_set_tag(struct cox_layout_rank_line *line, uint32_t depth,
                                      uint64_t sequence, bool failed)
 {
     atomic_store_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
@@ -373,29 +373,29 @@ static inline void cox_truth_set_tag(struct cox_layout_rank_line *line, uint32_t
     cox_fault_point(COX_FAULT_REPLY_TAGGED);
 }
 
-/* release: slot bytes and tag before the number; partner is cox_truth_done. */
-static inline void cox_truth_set_done(struct cox_layout_rank_line *line, uint64_t sequence)
+/* release: slot bytes and tag before the number; partner is cox_state_done. */
+static inline void cox_state_set_done(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->done, sequence, memory_order_release);
     cox_fault_point(COX_FAULT_RANK_DONE);
 }
 
-static inline uint64_t cox_truth_taken(const struct cox_layout_rank_line *line)
+static inline uint64_t cox_state_taken(const struct cox_layout_rank_line *line)
 {
     return atomic_load_explicit(&line->taken, memory_order_acquire);
 }
 
-static inline uint64_t cox_truth_returned(const struct cox_layout_rank_line *line)
+static inline uint64_t cox_state_returned(const struct cox_layout_rank_line *line)
 {
     return atomic_load_explicit(&line->returned, memory_order_acquire);
 }
 
-static inline uint64_t cox_truth_done(const struct cox_layout_rank_line *line)
+static inline uint64_t cox_state_done(const struct cox_layout_rank_line *line)
 {
     return atomic_load_explicit(&line->done, memory_order_acquire);
 }
 
-static inline uint64_t cox_truth_tag(const struct cox_layout_rank_line *line, uint32_t depth,
+static inline uint64_t cox_state_tag(const struct cox_layout_rank_line *line, uint32_t depth,
                                      uint64_t sequence)
 {
     return atomic_load_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
@@ -404,8 +404,8 @@ static inline uint64_t cox_truth_tag(const struct cox_layout_rank_line *line, ui
 
 /* ---- sealed groups: reports taken out of a rank's slot of the error channel ---- */
 
-/* release: the copy out of the slot before the number; partner is cox_truth_heard. */
-static inline void cox_truth_set_heard(struct cox_layout_rings *rings, uint32_t rank,
+/* release: the copy out of the slot before the number; partner is cox_state_heard. */
+static inline void cox_state_set_heard(struct cox_layout_rings *rings, uint32_t rank,
                                        uint64_t number)
 {
     atomic_store_explicit(&rings->heard[rank], (uint32_t)number, memory_order_release);
@@ -413,7 +413,7 @@ static inline void cox_truth_set_heard(struct cox_layout_rings *rings, uint32_t 
     cox_fault_point(COX_FAULT_REPORT_FETCHED);
 }
 
-static inline uint32_t cox_truth_heard(const struct cox_layout_rings *rings, uint32_t rank)
+static inline uint32_t cox_state_heard(const struct cox_layout_rings *rings, uint32_t rank)
 {
     return atomic_load_explicit(&rings->heard[rank], memory_order_acquire);
 }
