@@ -17,7 +17,7 @@
 #include "proto/wire.h"
 #include "worker/sequences/builder.h"
 #include "worker/sequences/roster.h"
-#include "worker/loop/stand_in.h"
+#include "worker/loop/legacy_shim.h"
 #include "worker/sequences/table.h"
 #include "worker/loop/worker_internal.h"
 
@@ -728,9 +728,9 @@ static void legacy_prepare(void)
     assert_int_equal(cox_region_unlink(cox_name_control(object, group_name())), 0);
 }
 
-static int stand_in_create(void *object, struct cox_error *err)
+static int legacy_shim_create(void *object, struct cox_error *err)
 {
-    return cox_stand_in_create(object, group_name(), RANK_COUNT, getpid(), err);
+    return cox_legacy_shim_create(object, group_name(), RANK_COUNT, getpid(), err);
 }
 
 static const struct countdown_subject worker_attaches = {
@@ -757,10 +757,10 @@ static const struct countdown_subject worker_runs = {
     .prepare = served_prepare,
     .restore = served_restore,
 };
-static const struct countdown_subject worker_stand_in = {
-    .name = "stand_in_create",
+static const struct countdown_subject worker_legacy_shim = {
+    .name = "legacy_shim_create",
     .size = sizeof(struct cox_control),
-    .construct = stand_in_create,
+    .construct = legacy_shim_create,
     .destroy = control_close,
     .prepare = legacy_prepare,
     .restore = group_restore,
@@ -788,7 +788,7 @@ static const struct countdown_subject *const workers[] = {
     &worker_attaches,
     &worker_attaches_legacy,
     &worker_runs,
-    &worker_stand_in,
+    &worker_legacy_shim,
 };
 
 #define EACH(list, run)                                                                            \

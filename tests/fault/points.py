@@ -95,7 +95,7 @@ EXEMPT = {
     ("worker/loop/attach.c", "worker_ends_with_parent", "prctl("): "asks",
     ("worker/loop/attach.c", "worker_follow_wrapper", "prctl("): "of this process alone; before attach.control",
     ("worker/loop/worker.c", "cox_worker_free", "prctl("): "of this process alone",
-    ("worker/loop/stand_in.c", "cox_stand_in_create", "through layout"): "private memory, of nobody else",
+    ("worker/loop/legacy_shim.c", "cox_legacy_shim_create", "through layout"): "private memory, of nobody else",
     ("coordinator/executor/welcome.c", "on_worker", "atomic pid"): "the seat, private memory",
     ("coordinator/executor/welcome.c", "on_worker", "atomic generation"): "the seat, private memory",
     ("coordinator/collector/faults.c", "faults_main", "atomic ended"): "for stop to sleep on, private memory",

@@ -6,7 +6,7 @@
 #include "channel/shm/state.h"
 #include "proto/bulk_ref.h"
 #include "proto/operation.h"
-#include "stand_in_answer.h"
+#include "legacy_shim_reply.h"
 
 /* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
 #define SLICE_MS 50
@@ -48,7 +48,7 @@ static bool lane_await_slot(struct cox_lane *lane)
 COX_HOT uint8_t *cox_lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole,
                                size_t *ret_capacity)
 {
-    if (lane->worker->stands_in && !lane_await_slot(lane))
+    if (lane->worker->is_legacy_shim && !lane_await_slot(lane))
         return NULL;
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
@@ -123,10 +123,10 @@ static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32
 static void lane_send_failure(struct cox_lane *lane, uint64_t sequence, uint32_t type,
                               ExecuteResponse *response, uint8_t *slot, size_t capacity)
 {
-    struct cox_stand_in_answer told;
+    struct cox_legacy_shim_reply told;
     size_t length = 0;
-    if (lane->worker->stands_in)
-        cox_stand_in_answer(lane, type, response, &told);
+    if (lane->worker->is_legacy_shim)
+        cox_legacy_shim_reply(lane, type, response, &told);
     int r = cox_wire_response_pack(response, slot, capacity, &length);
     while (r == COX_TOO_LARGE && lane->error.text[0]) {
         lane->error.text[strlen(lane->error.text) / 2] = '\0';

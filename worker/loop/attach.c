@@ -9,7 +9,7 @@
 #include "channel/base/fault.h"
 #include "channel/shm/state.h"
 #include "worker/group/group_memory.h"
-#include "stand_in.h"
+#include "legacy_shim.h"
 #include "worker_internal.h"
 
 #define ARENA_FIRST_SIZE (64u << 10)
@@ -114,9 +114,9 @@ static int worker_attach_control(struct cox_worker *worker, struct cox_error *er
     int r = worker_attach_control_named(worker, &why);
     if (r != COX_NOT_FOUND || !options->parent_pid)
         return r ? cox_fail(err, r, "%s", why.text) : 0;
-    r = cox_stand_in_create(&worker->control, options->prefix + 1, options->rank_count,
+    r = cox_legacy_shim_create(&worker->control, options->prefix + 1, options->rank_count,
                             options->parent_pid, &why_legacy);
-    worker->stands_in = r == 0;
+    worker->is_legacy_shim = r == 0;
     return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
 }
 

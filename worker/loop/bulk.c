@@ -15,7 +15,7 @@ static const char *worker_depot(const struct cox_worker *worker)
 
 COX_HOT bool cox_lane_has_blocks(const struct cox_lane *lane)
 {
-    return !lane->worker->stands_in && !lane->worker->control.geometry.legacy;
+    return !lane->worker->is_legacy_shim && !lane->worker->control.geometry.legacy;
 }
 
 /* ---- requests ---- */

@@ -482,7 +482,7 @@ COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_reques
             worker->callbacks->link(worker->context, message->pd_link_request);
         cox_lane_done(lane, request->sequence, false);
         /* A legacy coordinator waits for links that nobody makes. */
-        if (worker->stands_in && !worker->callbacks->link)
+        if (worker->is_legacy_shim && !worker->callbacks->link)
             cox_worker_tell(lane->worker, -1, request->sequence, "this worker has no link callback",
                             cox_deadline_after_ms(NOTICE_MS));
         return;
@@ -532,8 +532,8 @@ void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, i
                      const char *text)
 {
     struct cox_request typed = *request;
-    /* A stand-in's record has no type, and the message that has one cannot be read. */
-    if (lane->worker->stands_in || typed.type == COX_TYPE_OPAQUE_BLOCK)
+    /* The record of a legacy shim has no type, and the message that has one cannot be read. */
+    if (lane->worker->is_legacy_shim || typed.type == COX_TYPE_OPAQUE_BLOCK)
         typed.type = COX_TYPE_OPAQUE;
     lane->error = (struct cox_error){0};
     lane->message = NULL;
@@ -599,7 +599,7 @@ COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *req
         if (r)
             cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
                      request->size);
-        if (r && lane->worker->stands_in)
+        if (r && lane->worker->is_legacy_shim)
             typed.type = COX_TYPE_OPAQUE; /* as in cox_lane_refuse */
     }
     const bool in_block = r == 0 && message->bulk && cox_lane_has_blocks(lane);
@@ -617,7 +617,7 @@ COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *req
         cox_lane_close_block(lane, request->sequence);
     const struct cox_operation *operation =
         r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
-    if (r == 0 && lane->worker->stands_in)
+    if (r == 0 && lane->worker->is_legacy_shim)
         typed.type = (uint32_t)message->execute_type;
     /* The record says it as well: bytes written over in a frame end nobody. */
     if (operation && message->execute_type == TYPE(MODEL_FINALIZE) &&

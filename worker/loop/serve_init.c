@@ -229,7 +229,7 @@ void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_reques
         r = cox_fail(&lane->error, COX_TOO_LARGE, "init tells of %" PRIu32 " KV caches: at most %d",
                      result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
     if (r == 0) {
-        if (worker->stands_in)
+        if (worker->is_legacy_shim)
             init_tell_legacy(&result);
         init_fill(&answer, &result);
         response.result_case = RESULT(INIT_RESULTS);

@@ -19,7 +19,7 @@
 #include "proto/utf8.h"
 #include "proto/executor.pb-c.h"
 #include "worker/group/group_memory.h"
-#include "stand_in.h"
+#include "legacy_shim.h"
 #include "worker_internal.h"
 
 #define REQUEST_SIZE_MAX (UINT64_C(256) << 20)
@@ -115,8 +115,8 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
         rung = true;
         /* Without a control region the token is the news, unless it is the one that stop rings
          * with. */
-        if (r == 0 && worker->stands_in && !lane_leaving(lane))
-            cox_stand_in_publish(&lane->channel, *next);
+        if (r == 0 && worker->is_legacy_shim && !lane_leaving(lane))
+            cox_legacy_shim_publish(&lane->channel, *next);
     }
 }
 
@@ -198,7 +198,7 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     report.has_rank = 1;
     report.rank = (int32_t)worker->options.rank;
     report.has_status = 1;
-    report.status = worker->stands_in ? 0 : 1; /* a legacy coordinator drops any other */
+    report.status = worker->is_legacy_shim ? 0 : 1; /* a legacy coordinator drops any other */
     report.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     report.execute_model_response = &body;
     if (channel >= 0) {
@@ -574,7 +574,7 @@ static void worker_ring_lanes(struct cox_worker *worker)
 static int worker_watch(struct cox_worker *worker)
 {
     /* Where somebody counts the tokens there may be no more of them. */
-    const bool again = !worker->stands_in && !worker->control.geometry.legacy;
+    const bool again = !worker->is_legacy_shim && !worker->control.geometry.legacy;
     bool ringing = false, orphaned = false;
     int failed = 0;
     /* acquire: partner is the release of each lane's end. */

@@ -74,7 +74,7 @@ struct cox_worker {
     int group_fd;                          /* memory of the rank group; -1: legacy or sealed */
     struct cox_group_memory *group_memory; /* of a sealed group; NULL */
     struct cox_control control;
-    bool stands_in; /* control is a stand-in, tokens tell: see stand_in.h */
+    bool is_legacy_shim; /* control is a legacy shim, tokens tell: see legacy_shim.h */
     struct cox_peer coordinator;
     bool follows_wrapper; /* new armed PDEATHSIG of its thread, free disarms it */
     pid_t own_pid;        /* who called new; not a child of its fork */

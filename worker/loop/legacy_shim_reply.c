@@ -1,4 +1,4 @@
-#include "stand_in_answer.h"
+#include "legacy_shim_reply.h"
 
 #include "proto/operation.h"
 #include "proto/utf8.h"
@@ -21,7 +21,7 @@ static uint32_t answered_type(const struct cox_lane *lane, uint32_t type)
     return known ? type : usual[lane->channel.id];
 }
 
-static void fill_init(struct cox_stand_in_answer *told, char *text)
+static void fill_init(struct cox_legacy_shim_reply *told, char *text)
 {
     model_execute_data__execute_response__init_results__init(&told->init);
     model_execute_data__execute_response__init_results__init_result_map_entry__init(&told->entry);
@@ -32,7 +32,7 @@ static void fill_init(struct cox_stand_in_answer *told, char *text)
     told->init.init_result_map = told->entries;
 }
 
-static void fill_lora(struct cox_stand_in_answer *told, const ExecuteRequest *message)
+static void fill_lora(struct cox_legacy_shim_reply *told, const ExecuteRequest *message)
 {
     model_execute_data__lora_operation_response__init(&told->lora);
     if (message && message->request_case == REQUEST(LORA_OPERATION_REQUEST) &&
@@ -44,7 +44,7 @@ static void fill_lora(struct cox_stand_in_answer *told, const ExecuteRequest *me
 
 /* Of a pull that is not mentioned the coordinator thinks nothing: each gets its code, where
  * there is memory for it. */
-static void fill_pulls(struct cox_stand_in_answer *told, struct cox_lane *lane)
+static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_lane *lane)
 {
     typedef ModelExecuteData__PullKVResponse__PullKVResult Result;
     const ExecuteRequest *message = lane->message;
@@ -68,7 +68,7 @@ static void fill_pulls(struct cox_stand_in_answer *told, struct cox_lane *lane)
     told->pulls.pull_kv_results = pointers;
 }
 
-static void fill_command(struct cox_stand_in_answer *told, const struct cox_lane *lane, int status,
+static void fill_command(struct cox_legacy_shim_reply *told, const struct cox_lane *lane, int status,
                          char *text)
 {
     model_execute_data__recover_command_response__init(&told->command);
@@ -78,8 +78,8 @@ static void fill_command(struct cox_stand_in_answer *told, const struct cox_lane
     told->command.error_msg = text;
 }
 
-void cox_stand_in_answer(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
-                         struct cox_stand_in_answer *ret_told)
+void cox_legacy_shim_reply(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
+                         struct cox_legacy_shim_reply *ret_told)
 {
     const int status = response->status;
     if (!lane->error.text[0]) { /* there may be a code already, without words */

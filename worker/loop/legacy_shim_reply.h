@@ -1,5 +1,5 @@
 /*
- * stand_in_answer: how a worker tells a legacy coordinator that a request failed.
+ * legacy_shim_reply: how a worker tells a legacy coordinator that a request failed.
  *
  * That coordinator drops every answer whose status is not 0, and its engine waits for ever. So the
  * status is 0, and the failure stands where the protocol has a place for it. The fault report
@@ -18,12 +18,12 @@
  * Blocks: nothing.
  * If the process dies: private memory.
  */
-#ifndef COX_WORKER_STAND_IN_ANSWER_H
-#define COX_WORKER_STAND_IN_ANSWER_H
+#ifndef COX_WORKER_LEGACY_SHIM_ANSWER_H
+#define COX_WORKER_LEGACY_SHIM_ANSWER_H
 
 #include "serve_internal.h"
 
-struct cox_stand_in_answer {
+struct cox_legacy_shim_reply {
     ModelExecuteData__ExecuteModelResponse step;
     ModelExecuteData__ExecuteResponse__InitResults init;
     ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entry;
@@ -36,7 +36,7 @@ struct cox_stand_in_answer {
 
 /* response has failed (its status is not 0) with the lane's error; afterwards it says so with
  * status 0. type: of the request; any other number: the request could not be read. */
-void cox_stand_in_answer(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
-                         struct cox_stand_in_answer *ret_told);
+void cox_legacy_shim_reply(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
+                         struct cox_legacy_shim_reply *ret_told);
 
 #endif

@@ -1,4 +1,4 @@
-#include "stand_in.h"
+#include "legacy_shim.h"
 
 #include <endian.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static int find_geometry(const char *name, uint32_t rank_count, struct cox_geome
     return r ? r : cox_geometry_resolve(rank_count, &choice, ret_geometry, err);
 }
 
-int cox_stand_in_create(struct cox_control *control, const char *name, uint32_t rank_count,
+int cox_legacy_shim_create(struct cox_control *control, const char *name, uint32_t rank_count,
                         pid_t coordinator_pid, struct cox_error *err)
 {
     struct cox_geometry geometry;
@@ -49,7 +49,7 @@ int cox_stand_in_create(struct cox_control *control, const char *name, uint32_t 
     uint64_t size = cox_layout_control_size(rank_count);
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
-        return cox_fail(err, -errno, "no memory for a stand-in of the control region");
+        return cox_fail(err, -errno, "no memory for the legacy shim of the control region");
     struct cox_layout_control *layout = base;
     layout->header.coordinator_pid = (uint32_t)coordinator_pid;
     layout->header.coordinator_start = start;
@@ -63,7 +63,7 @@ int cox_stand_in_create(struct cox_control *control, const char *name, uint32_t 
     return 0;
 }
 
-void cox_stand_in_publish(const struct cox_channel *channel, uint64_t sequence)
+void cox_legacy_shim_publish(const struct cox_channel *channel, uint64_t sequence)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
     /* Checked against the frame where it is used, in cox_request_read. */
