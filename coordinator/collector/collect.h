@@ -29,7 +29,7 @@
 #include "channel/base/spin.h"
 #include "channel/shm/channel.h"
 #include "completion.h"
-#include "complaints.h"
+#include "last_errors.h"
 #include "gathering.h"
 #include "stats.h"
 #include "coordinator/process/supervise.h"
@@ -110,7 +110,7 @@ struct cox_collector_rank {
 struct cox_collector {
     struct cox_channel *channel;       /* borrowed */
     struct cox_supervisor *supervisor; /* borrowed; set before the first request */
-    struct cox_complaints *complaints; /* the same */
+    struct cox_last_errors *last_errors; /* the same */
     uint32_t rank_count;
     bool legacy;
     const void *owner; /* the executor, for cox_inside */

@@ -139,13 +139,13 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
 }
 
 /* The gathering is the caller's alone. */
-static void gather_note_complaints(struct cox_collector *collector, const struct cox_entry *entry)
+static void gather_note_last_errors(struct cox_collector *collector, const struct cox_entry *entry)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         const struct cox_rank_result *result = &gathering->results[rank];
         if (result->outcome == COX_OUTCOME_ERROR)
-            cox_complaints_add(collector->complaints, rank,
+            cox_last_errors_add(collector->last_errors, rank,
                                "pid %jd on %s sequence %" PRIu64 " (%s): %s", (intmax_t)result->pid,
                                cox_channel_name(collector->channel->id), entry->sequence,
                                entry->operation->name, result->text);
@@ -175,7 +175,7 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
         pthread_mutex_unlock(&collector->lock);
     gather_complete(collector, entry, status, &completion);
     if (completion.status)
-        gather_note_complaints(collector, entry);
+        gather_note_last_errors(collector, entry);
     cox_fault_point(COX_FAULT_COMPLETE);
     if (status)
         pthread_mutex_lock(&collector->lock);

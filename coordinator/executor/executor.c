@@ -41,7 +41,7 @@ static void executor_on_fault(void *context, int rank, const char *text)
     char name[16] = "unknown";
     if (rank >= 0)
         snprintf(name, sizeof name, "%d", rank);
-    cox_complaints_add(&executor->complaints, rank >= 0 ? (uint32_t)rank : COX_COMPLAINT_UNKNOWN,
+    cox_last_errors_add(&executor->last_errors, rank >= 0 ? (uint32_t)rank : COX_COMPLAINT_UNKNOWN,
                        "it reported: %s", text);
     cox_inside_enter(&inside, executor);
     if (executor->options.fault)
@@ -377,7 +377,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
                                   cox_executor_door(executor));
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         executor->collectors[c].supervisor = executor->supervisor;
-        executor->collectors[c].complaints = &executor->complaints;
+        executor->collectors[c].last_errors = &executor->last_errors;
     }
     return executor->geometry.legacy ? 0 : executor_await_attach(executor, deadline_ns, err);
 }
@@ -474,7 +474,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     cox_inherit_init(&executor->inherit);
     cox_sealed_init(&executor->sealed);
     pthread_mutex_init(&executor->memory_lock, NULL);
-    cox_complaints_init(&executor->complaints);
+    cox_last_errors_init(&executor->last_errors);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
         executor->generations[rank] = executor->served[rank].generation = 1;
         cox_inherit_init(&executor->next_lives[rank].inherit);
@@ -647,7 +647,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_bulk_sender_deinit(&executor->blocks.sender);
     cox_kv_caches_free(executor->kv_caches);
     pthread_mutex_destroy(&executor->memory_lock);
-    cox_complaints_deinit(&executor->complaints);
+    cox_last_errors_deinit(&executor->last_errors);
     pthread_cond_destroy(&executor->recover_cond);
     pthread_mutex_destroy(&executor->recover_lock);
     free(executor);

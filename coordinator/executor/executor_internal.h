@@ -6,7 +6,7 @@
 #include "channel/socket/door.h"
 #include "channel/shm/inherit.h"
 #include "coordinator/collector/collect.h"
-#include "coordinator/collector/complaints.h"
+#include "coordinator/collector/last_errors.h"
 #include "executor.h"
 #include "coordinator/collector/faults.h"
 #include "operations.h"
@@ -47,7 +47,7 @@ struct cox_executor {
         memory_lock; /* protects the fds in `sealed`, next_lives and named, and the end of the door */
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_blocks_choice blocks;
-    struct cox_complaints complaints;
+    struct cox_last_errors last_errors;
     struct cox_supervisor *supervisor;
     _Atomic bool supervised; /* the supervisor is there, for the door's thread */
     _Atomic bool started;

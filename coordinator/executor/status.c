@@ -67,7 +67,7 @@ static void rank_troubles(struct cox_executor *executor, uint32_t rank, uint64_t
                                          sizeof ret_status->last_lines);
     if (size == 0)
         memcpy(ret_status->last_lines, death.last_lines, sizeof ret_status->last_lines);
-    uint64_t when_ns = cox_complaints_last(&executor->complaints, rank, ret_status->last_error,
+    uint64_t when_ns = cox_last_errors_get(&executor->last_errors, rank, ret_status->last_error,
                                            sizeof ret_status->last_error);
     if (death.when_ns > when_ns) {
         when_ns = death.when_ns;
@@ -154,7 +154,7 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
     };
     cox_peer_cpu_time(getpid(), &ret_status->cpu_ns);
     const uint64_t unknown_ns =
-        cox_complaints_last(&executor->complaints, COX_COMPLAINT_UNKNOWN, ret_status->unknown_error,
+        cox_last_errors_get(&executor->last_errors, COX_COMPLAINT_UNKNOWN, ret_status->unknown_error,
                             sizeof ret_status->unknown_error);
     ret_status->unknown_error_age_ns = unknown_ns && unknown_ns < now ? now - unknown_ns : 0;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)

@@ -75,7 +75,7 @@ struct matrix_run {
     int status; /* of the driver, as from waitpid */
     bool hung;
     enum matrix_verdict verdict;
-    char complaints[2048];
+    char problems[2048];
 };
 
 /* The process itself, and what it does in MATRIX_RENEW. */

@@ -47,13 +47,13 @@ void matrix_complain(struct matrix_run *run, enum matrix_verdict verdict, const 
 {
     if (run->verdict != MATRIX_WRONG)
         run->verdict = verdict;
-    size_t used = strlen(run->complaints);
+    size_t used = strlen(run->problems);
     va_list args;
     va_start(args, format);
-    vsnprintf(run->complaints + used, sizeof run->complaints - used, format, args);
+    vsnprintf(run->problems + used, sizeof run->problems - used, format, args);
     va_end(args);
-    used = strlen(run->complaints);
-    snprintf(run->complaints + used, sizeof run->complaints - used, "\n");
+    used = strlen(run->problems);
+    snprintf(run->problems + used, sizeof run->problems - used, "\n");
 }
 
 const char *matrix_process_name(int process)

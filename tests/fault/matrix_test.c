@@ -87,7 +87,7 @@ static _Noreturn void runner_main(const struct matrix_case *death, size_t number
     if (run.verdict == MATRIX_WRONG || run.verdict == MATRIX_SLOW || talkative) {
         char text[128];
         case_print(death, text, sizeof text);
-        dprintf(fd, "%s:\n%s%s\n", text, run.complaints, run.journal.bytes);
+        dprintf(fd, "%s:\n%s%s\n", text, run.problems, run.journal.bytes);
     }
     _exit((int)run.verdict);
 }
@@ -271,7 +271,7 @@ static int scenario_learn(void)
         matrix_renew_judge(&run);
         memcpy(&shared->renewed, run.counts, sizeof shared->renewed);
         if (run.verdict)
-            fprintf(stderr, "a rank started again, undisturbed: %s%s\n", run.complaints,
+            fprintf(stderr, "a rank started again, undisturbed: %s%s\n", run.problems,
                     run.journal.bytes);
         shared->status |= (int)run.verdict;
         _exit(0);
