@@ -15,7 +15,7 @@
 #include "channel/base/thread.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
-#include "worker/sequences/builder.h"
+#include "worker/sequences/batch_builder.h"
 #include "worker/sequences/roster.h"
 #include "worker/loop/legacy_shim.h"
 #include "worker/sequences/table.h"
@@ -613,12 +613,12 @@ static void roster_deinit(void *object)
 static int builder_init(void *object, struct cox_error *err)
 {
     (void)err;
-    return cox_builder_init(object, 64);
+    return cox_batch_builder_init(object, 64);
 }
 
 static void builder_deinit(void *object)
 {
-    cox_builder_deinit(object);
+    cox_batch_builder_deinit(object);
 }
 
 static const struct countdown_subject memory_arena = {
@@ -655,7 +655,7 @@ static const struct countdown_subject memory_roster = {
 };
 static const struct countdown_subject memory_builder = {
     .name = "builder_init",
-    .size = sizeof(struct cox_builder),
+    .size = sizeof(struct cox_batch_builder),
     .in_place = true,
     .construct = builder_init,
     .destroy = builder_deinit,

@@ -271,7 +271,7 @@ static int prompt_lora(struct cox_roster *roster, const struct group *group,
     return 0;
 }
 
-static int prompt_read(struct cox_roster *roster, struct cox_builder *builder,
+static int prompt_read(struct cox_roster *roster, struct cox_batch_builder *builder,
                        const struct group *group, uint32_t k, int64_t id, struct cox_error *err)
 {
     const Metadata *metadata = group->metadata;
@@ -308,7 +308,7 @@ static int prompt_read(struct cox_roster *roster, struct cox_builder *builder,
     const uint32_t end = prompt.end ? prompt.end : sequence->tokens.count;
     bool emit = metadata->n_is_req_last_chunk == 0 ||
                 metadata->is_req_last_chunk[entry_of(metadata->n_is_req_last_chunk, k)];
-    return cox_builder_row(builder, roster, slot, prompt.position, end - prompt.position, emit,
+    return cox_batch_builder_row(builder, roster, slot, prompt.position, end - prompt.position, emit,
                            err);
 }
 
@@ -329,7 +329,7 @@ static int last_token_replace(struct cox_roster *roster, uint32_t slot, int32_t 
     return 0;
 }
 
-static int decode_read(struct cox_roster *roster, struct cox_builder *builder,
+static int decode_read(struct cox_roster *roster, struct cox_batch_builder *builder,
                        const struct group *group, int64_t id, int32_t last_token,
                        struct cox_error *err)
 {
@@ -345,7 +345,7 @@ static int decode_read(struct cox_roster *roster, struct cox_builder *builder,
     if (r)
         return r;
     uint32_t known = cox_roster_get(roster, slot)->tokens.count;
-    return cox_builder_row(builder, roster, slot, known - 1, 1, true, err);
+    return cox_batch_builder_row(builder, roster, slot, known - 1, 1, true, err);
 }
 
 /* Rows that decode, if the list is in order; if not, reading it fails later. */
@@ -377,14 +377,14 @@ static int group_check(struct group *group, struct cox_error *err)
     return tables_count_check(group, err);
 }
 
-int cox_step_nested(struct cox_roster *roster, struct cox_builder *builder,
+int cox_step_nested(struct cox_roster *roster, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__ExecuteModelRequest *request,
                     struct cox_error *err)
 {
     uint32_t slot;
     for (size_t i = 0; i < request->n_finished_requests_ids; i++)
         while (cox_roster_find_request(roster, request->finished_requests_ids[i], &slot))
-            cox_builder_finish(builder, roster, slot);
+            cox_batch_builder_finish(builder, roster, slot);
 
     const int32_t *last_tokens = NULL;
     if (request->n_last_sampled_token_ids == decode_count(request))

@@ -80,20 +80,20 @@ static int columns_check(const ModelExecuteData__StepDelta *step, struct cox_err
     return 0;
 }
 
-static int finished_read(struct cox_roster *roster, struct cox_builder *builder,
+static int finished_read(struct cox_roster *roster, struct cox_batch_builder *builder,
                          const ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
     if (step->base_sequence == 0) {
         uint32_t slot;
         while (cox_roster_lowest_live(roster, &slot))
-            cox_builder_finish(builder, roster, slot);
+            cox_batch_builder_finish(builder, roster, slot);
         return 0;
     }
     for (size_t i = 0; i < step->n_finished; i++) {
         if (!cox_roster_get(roster, step->finished[i]))
             return cox_fail(err, COX_CORRUPT, "finished[%zu]: slot %u has no sequence", i,
                             step->finished[i]);
-        cox_builder_finish(builder, roster, step->finished[i]);
+        cox_batch_builder_finish(builder, roster, step->finished[i]);
     }
     return 0;
 }
@@ -179,10 +179,10 @@ static int tokens_read(struct cox_roster *roster, const ModelExecuteData__StepDe
     return 0;
 }
 
-static int rows_read(struct cox_roster *roster, struct cox_builder *builder,
+static int rows_read(struct cox_roster *roster, struct cox_batch_builder *builder,
                      const ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
-    int r = cox_builder_rows(builder, roster, step->row_slot, step->row_position,
+    int r = cox_batch_builder_rows(builder, roster, step->row_slot, step->row_position,
                              step->n_row_token_count ? step->row_token_count : NULL,
                              step->n_row_slot, err);
     if (r)
@@ -196,7 +196,7 @@ static int rows_read(struct cox_roster *roster, struct cox_builder *builder,
     return 0;
 }
 
-int cox_step_packed(struct cox_roster *roster, struct cox_builder *builder,
+int cox_step_packed(struct cox_roster *roster, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
     int r = columns_check(step, err);

@@ -12,7 +12,7 @@
 #ifndef COX_WORKER_STEP_H
 #define COX_WORKER_STEP_H
 
-#include "builder.h"
+#include "batch_builder.h"
 
 struct ModelExecuteData__ExecuteModelRequest;
 struct ModelExecuteData__SamplingParams;
@@ -20,7 +20,7 @@ struct ModelExecuteData__StepDelta;
 
 /* Columns against the roster. The base was checked by the caller; 0 empties the roster first, and
  * what `finished` names is gone with the rest. */
-int cox_step_packed(struct cox_roster *roster, struct cox_builder *builder,
+int cox_step_packed(struct cox_roster *roster, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__StepDelta *step, struct cox_error *err);
 
 /* SequenceGroupMetadata of legacy coordinators: finished_requests_ids go first, then the list in
@@ -36,7 +36,7 @@ int cox_step_packed(struct cox_roster *roster, struct cox_builder *builder,
  * last_sampled_token_ids, when it has one entry for each such row, overrules the last token
  * where that was not announced; entries below 0 say nothing. The batch has as many tables as the
  * row with the most. */
-int cox_step_nested(struct cox_roster *roster, struct cox_builder *builder,
+int cox_step_nested(struct cox_roster *roster, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__ExecuteModelRequest *request,
                     struct cox_error *err);
 

@@ -18,7 +18,7 @@ int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
         return -ENOMEM;
     int r = cox_roster_init(&table->roster, sequence_count_max, token_count_max);
     if (!r)
-        r = cox_builder_init(&table->builder, sequence_count_max);
+        r = cox_batch_builder_init(&table->builder, sequence_count_max);
     if (r) {
         cox_table_free(table);
         return r;
@@ -30,7 +30,7 @@ int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
 struct cox_table *cox_table_free(struct cox_table *table)
 {
     if (table) {
-        cox_builder_deinit(&table->builder);
+        cox_batch_builder_deinit(&table->builder);
         cox_roster_deinit(&table->roster);
         free(table);
     }
@@ -77,14 +77,14 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
         return cox_fail(err, COX_CORRUPT, "a step in both forms");
 
     cox_roster_begin(&table->roster);
-    cox_builder_begin(&table->builder, sequence, table->void_word);
+    cox_batch_builder_begin(&table->builder, sequence, table->void_word);
     table->builder.batch.told_word = table->told_word;
-    int r = cox_builder_moves(&table->builder, request, err);
+    int r = cox_batch_builder_moves(&table->builder, request, err);
     if (!r)
         r = step ? cox_step_packed(&table->roster, &table->builder, step, err)
                  : cox_step_nested(&table->roster, &table->builder, request, err);
     if (!r)
-        r = cox_builder_seal(&table->builder, &table->roster, err);
+        r = cox_batch_builder_seal(&table->builder, &table->roster, err);
     if (r) {
         cox_roster_revert(&table->roster);
         return r;
@@ -106,7 +106,7 @@ void cox_table_weights(struct cox_table *table, uint64_t version,
 void cox_table_commit(struct cox_table *table)
 {
     COX_ASSERT(table->pending);
-    const struct cox_builder *builder = &table->builder;
+    const struct cox_batch_builder *builder = &table->builder;
     const struct cox_slot *const slots = table->roster.slots;
     const struct cox_batch_row *row = builder->rows;
     const struct cox_batch_output *output = builder->outputs;
@@ -142,11 +142,11 @@ void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t i
 {
     COX_ASSERT(!table->pending);
     cox_roster_begin(&table->roster);
-    cox_builder_begin(&table->builder, table->base, table->void_word);
+    cox_batch_builder_begin(&table->builder, table->base, table->void_word);
     uint32_t slot;
     for (size_t i = 0; i < id_count; i++)
         if (cox_roster_find_id(&table->roster, seq_ids[i], &slot))
-            cox_builder_finish(&table->builder, &table->roster, slot);
+            cox_batch_builder_finish(&table->builder, &table->roster, slot);
     cox_roster_commit(&table->roster);
     *ret_slots = table->builder.finished;
     *ret_count = table->builder.batch.finished_count;

@@ -2,13 +2,13 @@
 #ifndef COX_WORKER_TABLE_PRIVATE_H
 #define COX_WORKER_TABLE_PRIVATE_H
 
-#include "builder.h"
+#include "batch_builder.h"
 #include "roster.h"
 #include "table.h"
 
 struct cox_table {
     struct cox_roster roster;   /* the sequences */
-    struct cox_builder builder; /* the view of the step under way */
+    struct cox_batch_builder builder; /* the view of the step under way */
     const void *void_word;
     const void *told_word;
     uint64_t base;

@@ -1,4 +1,4 @@
-#include "builder.h"
+#include "batch_builder.h"
 
 #include "proto/executor.pb-c.h"
 
@@ -21,25 +21,25 @@ static int reserve(void **memory, size_t *capacity, size_t count, size_t item_si
     return 0;
 }
 
-int cox_builder_init(struct cox_builder *builder, uint32_t sequence_count_max)
+int cox_batch_builder_init(struct cox_batch_builder *builder, uint32_t sequence_count_max)
 {
-    *builder = (struct cox_builder){
+    *builder = (struct cox_batch_builder){
         .finished = calloc(sequence_count_max, sizeof *builder->finished),
     };
     return builder->finished ? 0 : -ENOMEM;
 }
 
-void cox_builder_deinit(struct cox_builder *builder)
+void cox_batch_builder_deinit(struct cox_batch_builder *builder)
 {
     free(builder->rows);
     free(builder->outputs);
     free(builder->views);
     free(builder->pairs);
     free(builder->finished);
-    *builder = (struct cox_builder){0};
+    *builder = (struct cox_batch_builder){0};
 }
 
-void cox_builder_begin(struct cox_builder *builder, uint64_t sequence, const void *void_word)
+void cox_batch_builder_begin(struct cox_batch_builder *builder, uint64_t sequence, const void *void_word)
 {
     builder->batch = (struct cox_batch){
         .sequence = sequence,
@@ -62,7 +62,7 @@ static int pairs_fill(struct cox_block_pair *to, ModelExecuteData__IntPair *cons
     return 0;
 }
 
-int cox_builder_moves(struct cox_builder *builder,
+int cox_batch_builder_moves(struct cox_batch_builder *builder,
                       const struct ModelExecuteData__ExecuteModelRequest *request,
                       struct cox_error *err)
 {
@@ -97,7 +97,7 @@ int cox_builder_moves(struct cox_builder *builder,
     return r;
 }
 
-void cox_builder_finish(struct cox_builder *builder, struct cox_roster *roster, uint32_t slot)
+void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_roster *roster, uint32_t slot)
 {
     cox_roster_drop(roster, slot);
     builder->finished[builder->batch.finished_count++] = slot;
@@ -120,7 +120,7 @@ static int row_refuse(const struct cox_roster *roster, uint32_t index, uint32_t 
     return cox_fail(err, COX_CORRUPT, "row %u: a dummy step has no rows", index);
 }
 
-int cox_builder_rows(struct cox_builder *builder, struct cox_roster *roster, const uint32_t *slots,
+int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_roster *roster, const uint32_t *slots,
                      const uint32_t *positions, const uint32_t *token_counts, size_t count,
                      struct cox_error *err)
 {
@@ -159,16 +159,16 @@ int cox_builder_rows(struct cox_builder *builder, struct cox_roster *roster, con
     return 0;
 }
 
-int cox_builder_row(struct cox_builder *builder, struct cox_roster *roster, uint32_t slot,
+int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_roster *roster, uint32_t slot,
                     uint32_t position, uint32_t token_count, bool emit, struct cox_error *err)
 {
-    int r = cox_builder_rows(builder, roster, &slot, &position, &token_count, 1, err);
+    int r = cox_batch_builder_rows(builder, roster, &slot, &position, &token_count, 1, err);
     if (r == 0)
         builder->rows[builder->batch.row_count - 1].emit = emit;
     return r;
 }
 
-int cox_builder_seal(struct cox_builder *builder, struct cox_roster *roster, struct cox_error *err)
+int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_roster *roster, struct cox_error *err)
 {
     uint32_t row_count = builder->batch.row_count;
     uint32_t table_count = builder->batch.table_count;
