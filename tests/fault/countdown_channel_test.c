@@ -16,7 +16,7 @@
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "worker/sequences/batch_builder.h"
-#include "worker/sequences/roster.h"
+#include "worker/sequences/sequence_store.h"
 #include "worker/loop/legacy_shim.h"
 #include "worker/sequences/table.h"
 #include "worker/loop/worker_internal.h"
@@ -599,15 +599,15 @@ static void table_free(void *object)
     cox_table_free(*(struct cox_table **)object);
 }
 
-static int roster_init(void *object, struct cox_error *err)
+static int sequence_store_init(void *object, struct cox_error *err)
 {
     (void)err;
-    return cox_roster_init(object, 64, 1024);
+    return cox_sequence_store_init(object, 64, 1024);
 }
 
-static void roster_deinit(void *object)
+static void sequence_store_deinit(void *object)
 {
-    cox_roster_deinit(object);
+    cox_sequence_store_deinit(object);
 }
 
 static int builder_init(void *object, struct cox_error *err)
@@ -645,12 +645,12 @@ static const struct countdown_subject memory_table = {
     .destroy = table_free,
     .wordless = true,
 };
-static const struct countdown_subject memory_roster = {
-    .name = "roster_init",
-    .size = sizeof(struct cox_roster),
+static const struct countdown_subject memory_sequence_store = {
+    .name = "sequence_store_init",
+    .size = sizeof(struct cox_sequence_store),
     .in_place = true,
-    .construct = roster_init,
-    .destroy = roster_deinit,
+    .construct = sequence_store_init,
+    .destroy = sequence_store_deinit,
     .wordless = true,
 };
 static const struct countdown_subject memory_builder = {
@@ -782,7 +782,7 @@ static const struct countdown_subject *const channels[] = {
 };
 static const struct countdown_subject *const renewals[] = {&group_inherit_open, &group_gate_renew};
 static const struct countdown_subject *const memories[] = {
-    &memory_arena, &memory_unpack, &memory_table, &memory_roster, &memory_builder,
+    &memory_arena, &memory_unpack, &memory_table, &memory_sequence_store, &memory_builder,
 };
 static const struct countdown_subject *const workers[] = {
     &worker_attaches,

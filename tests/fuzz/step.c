@@ -62,7 +62,7 @@ static uint64_t table_hash(const struct cox_table *table)
 {
     uint64_t hash = hash_add(UINT64_C(0xcbf29ce484222325), &table->base, sizeof table->base);
     for (uint32_t slot = 0; slot < SEQUENCE_COUNT_MAX; slot++) {
-        const struct cox_sequence *sequence = table->roster.slots[slot].now;
+        const struct cox_sequence *sequence = table->store.slots[slot].now;
         hash = hash_add(hash, &slot, sizeof slot);
         if (!sequence)
             continue;

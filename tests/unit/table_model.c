@@ -369,7 +369,7 @@ void model_check_table(const struct model *model, const struct cox_table *table)
     uint32_t live_count = 0;
     for (uint32_t slot = 0; slot < MODEL_SLOT_MAX; slot++) {
         const struct model_sequence *s = &model->slots[slot];
-        const struct cox_sequence *is = cox_roster_get(&table->roster, slot);
+        const struct cox_sequence *is = cox_sequence_store_get(&table->store, slot);
         assert_int_equal(s->live, is != NULL);
         if (!is)
             continue;
@@ -393,31 +393,31 @@ void model_check_table(const struct model *model, const struct cox_table *table)
 
 void table_check_invariants(const struct cox_table *table)
 {
-    const struct cox_roster *roster = &table->roster;
+    const struct cox_sequence_store *store = &table->store;
     uint32_t live_count = 0;
     uint32_t cell_count = 0;
-    assert_int_equal(roster->touched_count, 0);
-    for (uint32_t slot = 0; slot < roster->sequence_count_max; slot++) {
-        const struct cox_sequence *sequence = roster->slots[slot].now;
-        bool bit = (roster->live_words[slot / 64] >> (slot % 64)) & 1;
+    assert_int_equal(store->touched_count, 0);
+    for (uint32_t slot = 0; slot < store->sequence_count_max; slot++) {
+        const struct cox_sequence *sequence = store->slots[slot].now;
+        bool bit = (store->live_words[slot / 64] >> (slot % 64)) & 1;
         assert_int_equal(bit, sequence != NULL);
-        assert_null(roster->slots[slot].before);
+        assert_null(store->slots[slot].before);
         if (!sequence)
             continue;
         uint32_t found;
-        assert_true(cox_roster_find_id(roster, sequence->id, &found));
+        assert_true(cox_sequence_store_find_id(store, sequence->id, &found));
         assert_int_equal(found, slot);
         if (sequence->request_id[0]) {
-            assert_true(cox_roster_find_request(roster, sequence->request_id, &found));
-            assert_string_equal(roster->slots[found].now->request_id, sequence->request_id);
+            assert_true(cox_sequence_store_find_request(store, sequence->request_id, &found));
+            assert_string_equal(store->slots[found].now->request_id, sequence->request_id);
             cell_count++;
         }
         cell_count++;
         live_count++;
     }
-    assert_int_equal(roster->live_count, live_count);
-    for (uint32_t i = 0; i <= roster->cell_mask; i++)
-        cell_count -= roster->cells[i].slot_plus_one != 0;
+    assert_int_equal(store->live_count, live_count);
+    for (uint32_t i = 0; i <= store->cell_mask; i++)
+        cell_count -= store->cells[i].slot_plus_one != 0;
     assert_int_equal(cell_count, 0);
 }
 
@@ -436,9 +436,9 @@ size_t table_dump(const struct cox_table *table, unsigned char *bytes, size_t ca
     size_t used = 0;
     PUT(table->base);
     PUT(table->pending);
-    PUT(table->roster.live_count);
-    for (uint32_t slot = 0; slot < table->roster.sequence_count_max; slot++) {
-        const struct cox_sequence *s = table->roster.slots[slot].now;
+    PUT(table->store.live_count);
+    for (uint32_t slot = 0; slot < table->store.sequence_count_max; slot++) {
+        const struct cox_sequence *s = table->store.slots[slot].now;
         PUT(s); /* also the identity: a reverted step leaves the very object */
         if (!s)
             continue;

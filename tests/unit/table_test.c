@@ -182,7 +182,7 @@ static void two_sequences(void)
 
 static void check_tokens(uint32_t slot, const int32_t *tokens, uint32_t count)
 {
-    const struct cox_sequence *sequence = cox_roster_get(&f.table->roster, slot);
+    const struct cox_sequence *sequence = cox_sequence_store_get(&f.table->store, slot);
     assert_non_null(sequence);
     assert_int_equal(sequence->tokens.count, count);
     assert_memory_equal(sequence->tokens.items, tokens, count * sizeof *tokens);
@@ -361,7 +361,7 @@ static void s1_chunks_stay_silent_until_the_last(void **state)
     request = packed(COX_FORWARD_EXTEND);
     packed_row(request, 1, 7, 3);
     advance(request, 88);
-    const struct cox_sequence *sequence = cox_roster_get(&f.table->roster, 1);
+    const struct cox_sequence *sequence = cox_sequence_store_get(&f.table->store, 1);
     assert_int_equal(sequence->tokens.count, 11);
     assert_int_equal(sequence->tokens.items[10], 88);
 
@@ -594,7 +594,7 @@ static void s1_a_table_longer_than_the_limits_is_refused(void **state)
     packed_table(packed_announce(request, 0, 1, many, MODEL_TOKEN_MAX - 1), many, 1);
     packed_row(request, 0, 0, MODEL_TOKEN_MAX - 1);
     advance(request, 1);
-    assert_int_equal(cox_roster_get(&f.table->roster, 0)->tokens.count, MODEL_TOKEN_MAX);
+    assert_int_equal(cox_sequence_store_get(&f.table->store, 0)->tokens.count, MODEL_TOKEN_MAX);
 }
 
 static void s1_cleanup_drops_by_id(void **state)
@@ -868,8 +868,8 @@ static void s1_nested_chunks_announce_again(void **state)
         table_check_invariants(f.table);
     }
     assert_int_equal(cox_table_count(f.table), 1);
-    assert_int_equal(cox_roster_get(&f.table->roster, 0)->tokens.count, 10);
-    assert_int_equal(cox_roster_get(&f.table->roster, 0)->tokens.items[9], 44);
+    assert_int_equal(cox_sequence_store_get(&f.table->store, 0)->tokens.count, 10);
+    assert_int_equal(cox_sequence_store_get(&f.table->store, 0)->tokens.items[9], 44);
 }
 
 static void s1_nested_tables_grow_shrink_and_change(void **state)
@@ -1091,7 +1091,7 @@ static void s1_nested_chunks_that_follow_nothing_are_refused(void **state)
         cox_table_commit(f.table);
         table_check_invariants(f.table);
     }
-    assert_int_equal(cox_roster_get(&f.table->roster, 0)->tokens.count, 4);
+    assert_int_equal(cox_sequence_store_get(&f.table->store, 0)->tokens.count, 4);
 }
 
 static void s1_nested_prefill_is_said_of_each_sequence(void **state)

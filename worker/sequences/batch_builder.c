@@ -97,20 +97,20 @@ int cox_batch_builder_moves(struct cox_batch_builder *builder,
     return r;
 }
 
-void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_roster *roster, uint32_t slot)
+void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_sequence_store *store, uint32_t slot)
 {
-    cox_roster_drop(roster, slot);
+    cox_sequence_store_drop(store, slot);
     builder->finished[builder->batch.finished_count++] = slot;
 }
 
 /* Says what is wrong with a row. */
-static int row_refuse(const struct cox_roster *roster, uint32_t index, uint32_t slot,
+static int row_refuse(const struct cox_sequence_store *store, uint32_t index, uint32_t slot,
                       uint32_t position, uint32_t token_count, struct cox_error *err)
 {
-    const struct cox_sequence *sequence = cox_roster_get(roster, slot);
+    const struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
     if (!sequence)
         return cox_fail(err, COX_CORRUPT, "row %u: slot %u has no sequence", index, slot);
-    if (roster->slots[slot].row_step == roster->step)
+    if (store->slots[slot].row_step == store->step)
         return cox_fail(err, COX_CORRUPT, "row %u: slot %u has a row already", index, slot);
     if (token_count == 0 || (uint64_t)position + token_count > sequence->tokens.count)
         return cox_fail(err, COX_CORRUPT, "row %u: %u tokens from %u, but slot %u has %u", index,
@@ -120,7 +120,7 @@ static int row_refuse(const struct cox_roster *roster, uint32_t index, uint32_t 
     return cox_fail(err, COX_CORRUPT, "row %u: a dummy step has no rows", index);
 }
 
-int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_roster *roster, const uint32_t *slots,
+int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequence_store *store, const uint32_t *slots,
                      const uint32_t *positions, const uint32_t *token_counts, size_t count,
                      struct cox_error *err)
 {
@@ -128,26 +128,26 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_roster 
         return 0;
     /* Each live slot once: more rows than that are refused below, without memory for all. */
     size_t room = builder->batch.row_count;
-    room += count < roster->live_count ? count : roster->live_count;
+    room += count < store->live_count ? count : store->live_count;
     int r = reserve((void **)&builder->rows, &builder->row_capacity, room, sizeof *builder->rows);
     if (r)
         return cox_fail(err, r, "no memory for %zu rows", room);
     /* Known once, so that what is written below need not be feared to have changed it. */
-    struct cox_slot *const roster_slots = roster->slots;
-    const uint32_t slot_count = roster->sequence_count_max;
-    const uint64_t step = roster->step;
+    struct cox_slot *const sequence_store_slots = store->slots;
+    const uint32_t slot_count = store->sequence_count_max;
+    const uint64_t step = store->step;
     const bool dummy = builder->batch.forward_type == COX_FORWARD_DUMMY;
     struct cox_batch_row *row = builder->rows + builder->batch.row_count;
     for (size_t i = 0; i < count; i++, row++) {
         const uint32_t slot = slots[i], position = positions[i];
         const uint32_t token_count = token_counts ? token_counts[i] : 1;
-        const struct cox_sequence *sequence = slot < slot_count ? roster_slots[slot].now : NULL;
-        if (!sequence || roster_slots[slot].row_step == step || token_count == 0 ||
+        const struct cox_sequence *sequence = slot < slot_count ? sequence_store_slots[slot].now : NULL;
+        if (!sequence || sequence_store_slots[slot].row_step == step || token_count == 0 ||
             (uint64_t)position + token_count > sequence->tokens.count ||
             sequence->tables[0].count == 0 || dummy)
-            return row_refuse(roster, (uint32_t)(row - builder->rows), slot, position, token_count,
+            return row_refuse(store, (uint32_t)(row - builder->rows), slot, position, token_count,
                               err);
-        roster_slots[slot].row_step = step;
+        sequence_store_slots[slot].row_step = step;
         /* The pointers come with seal. */
         row->id = sequence->id;
         row->slot = slot;
@@ -159,16 +159,16 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_roster 
     return 0;
 }
 
-int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_roster *roster, uint32_t slot,
+int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_sequence_store *store, uint32_t slot,
                     uint32_t position, uint32_t token_count, bool emit, struct cox_error *err)
 {
-    int r = cox_batch_builder_rows(builder, roster, &slot, &position, &token_count, 1, err);
+    int r = cox_batch_builder_rows(builder, store, &slot, &position, &token_count, 1, err);
     if (r == 0)
         builder->rows[builder->batch.row_count - 1].emit = emit;
     return r;
 }
 
-int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_roster *roster, struct cox_error *err)
+int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_sequence_store *store, struct cox_error *err)
 {
     uint32_t row_count = builder->batch.row_count;
     uint32_t table_count = builder->batch.table_count;
@@ -181,8 +181,8 @@ int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_roster 
         return cox_fail(err, r, "no memory for the view of %u rows", row_count);
 
     struct cox_block_table *view = builder->views;
-    const struct cox_slot *const slots = roster->slots;
-    const uint32_t token_count_max = roster->token_count_max;
+    const struct cox_slot *const slots = store->slots;
+    const uint32_t token_count_max = store->token_count_max;
     for (uint32_t i = 0; i < row_count; i++) {
         struct cox_batch_row *row = &builder->rows[i];
         struct cox_sequence *sequence = slots[row->slot].now;

@@ -6,7 +6,7 @@
  *
  * Threads: one.
  * Ownership: the builder owns the memory of the view, kept from step to step; the view points into
- *   it and into the roster's sequences, until the next change of either.
+ *   it and into the sequence store's sequences, until the next change of either.
  * Codes: those of cox_table_apply, err says why.
  * If the process dies: private memory; nothing is left.
  */
@@ -14,7 +14,7 @@
 #define COX_WORKER_BATCH_BUILDER_H
 
 #include "batch.h"
-#include "roster.h"
+#include "sequence_store.h"
 
 struct ModelExecuteData__ExecuteModelRequest;
 
@@ -44,20 +44,20 @@ int cox_batch_builder_moves(struct cox_batch_builder *builder,
                       struct cox_error *err);
 
 /* Drops the sequence of a live slot and notes the slot. */
-void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_roster *roster, uint32_t slot);
+void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_sequence_store *store, uint32_t slot);
 
 /* A row that computes token_count tokens from position. The slot's sequence must know them all and
  * have a block. */
-int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_roster *roster, uint32_t slot,
+int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_sequence_store *store, uint32_t slot,
                     uint32_t position, uint32_t token_count, bool emit, struct cox_error *err);
 
 /* The same for a row each of so many slots, of one token where token_counts is NULL; all of them emit. */
-int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_roster *roster, const uint32_t *slots,
+int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequence_store *store, const uint32_t *slots,
                      const uint32_t *positions, const uint32_t *token_counts, size_t count,
                      struct cox_error *err);
 
 /* Makes the view complete, with room in each emitting sequence for the token that commit will
  * append. */
-int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_roster *roster, struct cox_error *err);
+int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_sequence_store *store, struct cox_error *err);
 
 #endif

@@ -68,7 +68,7 @@ static int tables_count_check(const struct group *group, struct cox_error *err)
 }
 
 /* Fills the tables of a sequence that this step owns. */
-static int tables_fill(struct cox_roster *roster, const struct group *group,
+static int tables_fill(struct cox_sequence_store *store, const struct group *group,
                        struct cox_sequence *sequence, struct cox_error *err)
 {
     for (uint32_t t = 0; t < COX_BLOCK_TABLE_COUNT_MAX; t++)
@@ -80,7 +80,7 @@ static int tables_fill(struct cox_roster *roster, const struct group *group,
         int r = field_count(group, field, "block_tables", &count, err);
         if (!r)
             r = field_append(group, field, 0, count, "block_tables", &sequence->tables[t],
-                             roster->token_count_max, err);
+                             store->token_count_max, err);
         if (r)
             return r;
     }
@@ -115,28 +115,28 @@ static int tables_extend(const struct group *group, const struct cox_sequence *s
 
 /* Almost always a block or none is new, and the sequence grows in place. Anything else is a
  * sequence of this step's own, since what a revert needs must not be overwritten. */
-static int tables_replace(struct cox_roster *roster, const struct group *group, uint32_t slot,
+static int tables_replace(struct cox_sequence_store *store, const struct group *group, uint32_t slot,
                           struct cox_error *err)
 {
-    struct cox_sequence *sequence = cox_roster_get(roster, slot);
+    struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
     bool extend;
     int r = tables_extend(group, sequence, &extend, err);
     if (r)
         return r;
     if (!extend) {
-        r = cox_roster_own(roster, slot, &sequence);
+        r = cox_sequence_store_own(store, slot, &sequence);
         if (r)
             return cox_fail(err, r, "metadata %zu: no memory", group->index);
-        return tables_fill(roster, group, sequence, err);
+        return tables_fill(store, group, sequence, err);
     }
     for (uint32_t t = 0; t < sequence->table_count; t++) {
         const ProtobufCBinaryData *field = &group->metadata->block_tables[t];
         if (field->len == (size_t)sequence->tables[t].count * sizeof(int64_t))
             continue;
-        cox_roster_touch(roster, slot);
+        cox_sequence_store_touch(store, slot);
         const uint32_t known = sequence->tables[t].count;
         r = field_append(group, field, known, field->len / sizeof(int64_t) - known, "block_tables",
-                         &sequence->tables[t], roster->token_count_max, err);
+                         &sequence->tables[t], store->token_count_max, err);
         if (r)
             return r;
     }
@@ -226,26 +226,26 @@ static int prompt_place(const struct group *group, uint32_t k, const struct cox_
 }
 
 /* A sequence with what the message says of it, in the slot it has or the lowest free one. */
-static int prompt_announce(struct cox_roster *roster, const struct group *group, int64_t id,
+static int prompt_announce(struct cox_sequence_store *store, const struct group *group, int64_t id,
                            const struct prompt *prompt, uint32_t slot,
                            struct cox_sequence **ret_sequence, struct cox_error *err)
 {
     const Metadata *metadata = group->metadata;
     int r;
     if (prompt->known == 0) {
-        r = cox_roster_announce(roster, slot, id, metadata->request_id, ret_sequence);
+        r = cox_sequence_store_announce(store, slot, id, metadata->request_id, ret_sequence);
     } else {
-        r = cox_roster_own(roster, slot, ret_sequence);
+        r = cox_sequence_store_own(store, slot, ret_sequence);
         if (!r)
             (*ret_sequence)->tokens.count = prompt->known;
     }
     if (r)
         return cox_fail(err, r, "metadata %zu: no memory", group->index);
     r = field_append(group, &metadata->prompt_token_ids, prompt->from, prompt->count,
-                     "prompt_token_ids", &(*ret_sequence)->tokens, roster->token_count_max, err);
+                     "prompt_token_ids", &(*ret_sequence)->tokens, store->token_count_max, err);
     /* A later chunk need not tell what the first one did. */
     if (!r && (prompt->known == 0 || metadata->n_block_tables))
-        r = tables_fill(roster, group, *ret_sequence, err);
+        r = tables_fill(store, group, *ret_sequence, err);
     if (r)
         return r;
     (*ret_sequence)->announced_count = (*ret_sequence)->tokens.count;
@@ -257,13 +257,13 @@ static int prompt_announce(struct cox_roster *roster, const struct group *group,
 }
 
 /* The adapter of a sequence whose prompt came in several chunks is the first one's. */
-static int prompt_lora(struct cox_roster *roster, const struct group *group,
+static int prompt_lora(struct cox_sequence_store *store, const struct group *group,
                        const struct prompt *prompt, uint32_t slot, struct cox_error *err)
 {
     const char *name = group->metadata->lora_id;
     if (prompt->known == 0)
-        return cox_step_lora(roster, slot, name, "metadata", group->index, err);
-    const struct cox_lora_use *lora = cox_roster_get(roster, slot)->lora;
+        return cox_step_lora(store, slot, name, "metadata", group->index, err);
+    const struct cox_lora_use *lora = cox_sequence_store_get(store, slot)->lora;
     if (name && *name && (!lora || strcmp(lora->name, name) != 0))
         return cox_fail(err, COX_CORRUPT,
                         "metadata %zu: a chunk with lora_id '%.*s', the chunk before had '%s'",
@@ -271,7 +271,7 @@ static int prompt_lora(struct cox_roster *roster, const struct group *group,
     return 0;
 }
 
-static int prompt_read(struct cox_roster *roster, struct cox_batch_builder *builder,
+static int prompt_read(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                        const struct group *group, uint32_t k, int64_t id, struct cox_error *err)
 {
     const Metadata *metadata = group->metadata;
@@ -286,8 +286,8 @@ static int prompt_read(struct cox_roster *roster, struct cox_batch_builder *buil
         return cox_fail(err, COX_CORRUPT, "metadata %zu: a prompt without tokens", group->index);
     uint32_t slot;
     struct cox_sequence *sequence = NULL;
-    if (cox_roster_find_id(roster, id, &slot))
-        sequence = cox_roster_get(roster, slot);
+    if (cox_sequence_store_find_id(store, id, &slot))
+        sequence = cox_sequence_store_get(store, slot);
     r = prompt_place(group, k, sequence, &prompt, err);
     if (r)
         return r;
@@ -297,55 +297,55 @@ static int prompt_read(struct cox_roster *roster, struct cox_batch_builder *buil
             "metadata %zu: a chunk from position %u of sequence %lld, of which %u tokens "
             "are known",
             group->index, prompt.known, (long long)id, sequence ? sequence->tokens.count : 0);
-    if (!sequence && !cox_roster_lowest_free(roster, &slot))
+    if (!sequence && !cox_sequence_store_lowest_free(store, &slot))
         return cox_fail(err, COX_TOO_LARGE, "metadata %zu: more than %u sequences", group->index,
-                        roster->sequence_count_max);
-    r = prompt_announce(roster, group, id, &prompt, slot, &sequence, err);
+                        store->sequence_count_max);
+    r = prompt_announce(store, group, id, &prompt, slot, &sequence, err);
     if (!r)
-        r = prompt_lora(roster, group, &prompt, slot, err);
+        r = prompt_lora(store, group, &prompt, slot, err);
     if (r)
         return r;
     const uint32_t end = prompt.end ? prompt.end : sequence->tokens.count;
     bool emit = metadata->n_is_req_last_chunk == 0 ||
                 metadata->is_req_last_chunk[entry_of(metadata->n_is_req_last_chunk, k)];
-    return cox_batch_builder_row(builder, roster, slot, prompt.position, end - prompt.position, emit,
+    return cox_batch_builder_row(builder, store, slot, prompt.position, end - prompt.position, emit,
                            err);
 }
 
 /* Puts the coordinator's word for the last token in place of ours. Announced tokens are its word
  * already. */
-static int last_token_replace(struct cox_roster *roster, uint32_t slot, int32_t token,
+static int last_token_replace(struct cox_sequence_store *store, uint32_t slot, int32_t token,
                               struct cox_error *err)
 {
-    struct cox_sequence *sequence = cox_roster_get(roster, slot);
+    struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
     uint32_t count = sequence->tokens.count;
     if (token < 0 || count == sequence->announced_count ||
         sequence->tokens.items[count - 1] == token)
         return 0;
-    int r = cox_roster_own(roster, slot, &sequence);
+    int r = cox_sequence_store_own(store, slot, &sequence);
     if (r)
         return cox_fail(err, r, "slot %u: no memory", slot);
     sequence->tokens.items[count - 1] = token;
     return 0;
 }
 
-static int decode_read(struct cox_roster *roster, struct cox_batch_builder *builder,
+static int decode_read(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                        const struct group *group, int64_t id, int32_t last_token,
                        struct cox_error *err)
 {
     uint32_t slot;
-    if (!cox_roster_find_id(roster, id, &slot))
+    if (!cox_sequence_store_find_id(store, id, &slot))
         return cox_fail(err, COX_STALE, "metadata %zu: sequence %lld is unknown", group->index,
                         (long long)id);
     int r = 0;
     if (group->metadata->n_block_tables)
-        r = tables_replace(roster, group, slot, err);
+        r = tables_replace(store, group, slot, err);
     if (!r)
-        r = last_token_replace(roster, slot, last_token, err);
+        r = last_token_replace(store, slot, last_token, err);
     if (r)
         return r;
-    uint32_t known = cox_roster_get(roster, slot)->tokens.count;
-    return cox_batch_builder_row(builder, roster, slot, known - 1, 1, true, err);
+    uint32_t known = cox_sequence_store_get(store, slot)->tokens.count;
+    return cox_batch_builder_row(builder, store, slot, known - 1, 1, true, err);
 }
 
 /* Rows that decode, if the list is in order; if not, reading it fails later. */
@@ -377,14 +377,14 @@ static int group_check(struct group *group, struct cox_error *err)
     return tables_count_check(group, err);
 }
 
-int cox_step_nested(struct cox_roster *roster, struct cox_batch_builder *builder,
+int cox_step_nested(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__ExecuteModelRequest *request,
                     struct cox_error *err)
 {
     uint32_t slot;
     for (size_t i = 0; i < request->n_finished_requests_ids; i++)
-        while (cox_roster_find_request(roster, request->finished_requests_ids[i], &slot))
-            cox_batch_builder_finish(builder, roster, slot);
+        while (cox_sequence_store_find_request(store, request->finished_requests_ids[i], &slot))
+            cox_batch_builder_finish(builder, store, slot);
 
     const int32_t *last_tokens = NULL;
     if (request->n_last_sampled_token_ids == decode_count(request))
@@ -396,9 +396,9 @@ int cox_step_nested(struct cox_roster *roster, struct cox_batch_builder *builder
         for (uint32_t k = 0; k < group.id_count && !r; k++) {
             int64_t id = cox_wire_int64_get(group.metadata->seqids.data, k);
             if (is_prefill(group.metadata, k))
-                r = prompt_read(roster, builder, &group, k, id, err);
+                r = prompt_read(store, builder, &group, k, id, err);
             else
-                r = decode_read(roster, builder, &group, id,
+                r = decode_read(store, builder, &group, id,
                                 last_tokens ? last_tokens[decode_index++] : -1, err);
         }
         if (r)
@@ -406,7 +406,7 @@ int cox_step_nested(struct cox_roster *roster, struct cox_batch_builder *builder
     }
 
     for (uint32_t i = 0; i < builder->batch.row_count; i++) {
-        uint32_t table_count = cox_roster_get(roster, builder->rows[i].slot)->table_count;
+        uint32_t table_count = cox_sequence_store_get(store, builder->rows[i].slot)->table_count;
         if (table_count > builder->batch.table_count)
             builder->batch.table_count = table_count;
     }

@@ -24,12 +24,12 @@ struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingPar
     return sampling;
 }
 
-int cox_step_lora(struct cox_roster *roster, uint32_t slot, const char *name, const char *where,
+int cox_step_lora(struct cox_sequence_store *store, uint32_t slot, const char *name, const char *where,
                   size_t index, struct cox_error *err)
 {
     if (!name || !*name)
         return 0;
-    int r = cox_roster_set_lora(roster, slot, name);
+    int r = cox_sequence_store_set_lora(store, slot, name);
     if (r == COX_BUSY)
         return cox_fail(err, r, "%s %zu: the LoRA adapter '%.*s' is being unloaded", where, index,
                         COX_LORA_NAME_LENGTH_MAX, name);
@@ -80,36 +80,36 @@ static int columns_check(const ModelExecuteData__StepDelta *step, struct cox_err
     return 0;
 }
 
-static int finished_read(struct cox_roster *roster, struct cox_batch_builder *builder,
+static int finished_read(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                          const ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
     if (step->base_sequence == 0) {
         uint32_t slot;
-        while (cox_roster_lowest_live(roster, &slot))
-            cox_batch_builder_finish(builder, roster, slot);
+        while (cox_sequence_store_lowest_live(store, &slot))
+            cox_batch_builder_finish(builder, store, slot);
         return 0;
     }
     for (size_t i = 0; i < step->n_finished; i++) {
-        if (!cox_roster_get(roster, step->finished[i]))
+        if (!cox_sequence_store_get(store, step->finished[i]))
             return cox_fail(err, COX_CORRUPT, "finished[%zu]: slot %u has no sequence", i,
                             step->finished[i]);
-        cox_batch_builder_finish(builder, roster, step->finished[i]);
+        cox_batch_builder_finish(builder, store, step->finished[i]);
     }
     return 0;
 }
 
-static int announced_read(struct cox_roster *roster, uint32_t table_count,
+static int announced_read(struct cox_sequence_store *store, uint32_t table_count,
                           const ModelExecuteData__StepSequence *from, size_t index,
                           struct cox_error *err)
 {
     uint32_t slot = from->slot;
     uint32_t other;
-    if (slot >= roster->sequence_count_max)
+    if (slot >= store->sequence_count_max)
         return cox_fail(err, COX_TOO_LARGE, "announced[%zu]: slot %u, at most %u sequences", index,
-                        slot, roster->sequence_count_max);
-    if (cox_roster_get(roster, slot))
+                        slot, store->sequence_count_max);
+    if (cox_sequence_store_get(store, slot))
         return cox_fail(err, COX_CORRUPT, "announced[%zu]: slot %u is taken", index, slot);
-    if (cox_roster_find_id(roster, from->seq_id, &other))
+    if (cox_sequence_store_find_id(store, from->seq_id, &other))
         return cox_fail(err, COX_CORRUPT, "announced[%zu]: sequence %lld lives in slot %u", index,
                         (long long)from->seq_id, other);
     if (from->n_tokens == 0)
@@ -119,17 +119,17 @@ static int announced_read(struct cox_roster *roster, uint32_t table_count,
                         from->n_tables, table_count);
 
     struct cox_sequence *sequence;
-    int r = cox_roster_announce(roster, slot, from->seq_id, NULL, &sequence);
+    int r = cox_sequence_store_announce(store, slot, from->seq_id, NULL, &sequence);
     if (!r)
         r = numbers_append(&sequence->tokens, from->tokens, from->n_tokens,
-                           roster->token_count_max);
+                           store->token_count_max);
     if (r)
         return cox_fail(err, r, "announced[%zu]: %zu tokens (at most %u): %s", index,
-                        from->n_tokens, roster->token_count_max, cox_status_text(r));
+                        from->n_tokens, store->token_count_max, cox_status_text(r));
     for (size_t t = 0; t < from->n_tables; t++) {
         /* A block holds one position at least: no table is longer than the longest sequence. */
         r = numbers_append(&sequence->tables[t], from->tables[t]->blocks, from->tables[t]->n_blocks,
-                           roster->token_count_max);
+                           store->token_count_max);
         if (r)
             return cox_fail(err, r, "announced[%zu]: table %zu of %zu blocks: %s", index, t,
                             from->tables[t]->n_blocks, cox_status_text(r));
@@ -137,24 +137,24 @@ static int announced_read(struct cox_roster *roster, uint32_t table_count,
     sequence->table_count = table_count;
     sequence->announced_count = sequence->tokens.count;
     sequence->sampling = cox_step_sampling(from->sampling);
-    return cox_step_lora(roster, slot, from->lora_id, "announced", index, err);
+    return cox_step_lora(store, slot, from->lora_id, "announced", index, err);
 }
 
-static int appends_read(struct cox_roster *roster, uint32_t table_count,
+static int appends_read(struct cox_sequence_store *store, uint32_t table_count,
                         const ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
     for (size_t i = 0; i < step->n_append_slot; i++) {
         uint32_t slot = step->append_slot[i];
         uint32_t t = step->n_append_table ? step->append_table[i] : 0;
-        struct cox_sequence *sequence = cox_roster_get(roster, slot);
+        struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
         if (!sequence)
             return cox_fail(err, COX_CORRUPT, "append_slot[%zu]: slot %u has no sequence", i, slot);
         if (t >= table_count)
             return cox_fail(err, COX_CORRUPT, "append_table[%zu]: table %u of %u", i, t,
                             table_count);
-        cox_roster_touch(roster, slot);
+        cox_sequence_store_touch(store, slot);
         int r = numbers_append(&sequence->tables[t], &step->append_block[i], 1,
-                               roster->token_count_max);
+                               store->token_count_max);
         if (r)
             return cox_fail(err, r, "append_block[%zu]: block %d of slot %u: %s", i,
                             step->append_block[i], slot, cox_status_text(r));
@@ -162,16 +162,16 @@ static int appends_read(struct cox_roster *roster, uint32_t table_count,
     return 0;
 }
 
-static int tokens_read(struct cox_roster *roster, const ModelExecuteData__StepDelta *step,
+static int tokens_read(struct cox_sequence_store *store, const ModelExecuteData__StepDelta *step,
                        struct cox_error *err)
 {
     for (size_t i = 0; i < step->n_token_slot; i++) {
         uint32_t slot = step->token_slot[i];
-        struct cox_sequence *sequence = cox_roster_get(roster, slot);
+        struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
         if (!sequence)
             return cox_fail(err, COX_CORRUPT, "token_slot[%zu]: slot %u has no sequence", i, slot);
-        cox_roster_touch(roster, slot);
-        int r = numbers_append(&sequence->tokens, &step->token[i], 1, roster->token_count_max);
+        cox_sequence_store_touch(store, slot);
+        int r = numbers_append(&sequence->tokens, &step->token[i], 1, store->token_count_max);
         if (r)
             return cox_fail(err, r, "token[%zu]: token %d of slot %u: %s", i, step->token[i], slot,
                             cox_status_text(r));
@@ -179,10 +179,10 @@ static int tokens_read(struct cox_roster *roster, const ModelExecuteData__StepDe
     return 0;
 }
 
-static int rows_read(struct cox_roster *roster, struct cox_batch_builder *builder,
+static int rows_read(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                      const ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
-    int r = cox_batch_builder_rows(builder, roster, step->row_slot, step->row_position,
+    int r = cox_batch_builder_rows(builder, store, step->row_slot, step->row_position,
                              step->n_row_token_count ? step->row_token_count : NULL,
                              step->n_row_slot, err);
     if (r)
@@ -196,7 +196,7 @@ static int rows_read(struct cox_roster *roster, struct cox_batch_builder *builde
     return 0;
 }
 
-int cox_step_packed(struct cox_roster *roster, struct cox_batch_builder *builder,
+int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
     int r = columns_check(step, err);
@@ -205,14 +205,14 @@ int cox_step_packed(struct cox_roster *roster, struct cox_batch_builder *builder
     uint32_t table_count = step->has_table_count ? step->table_count : 1;
     builder->batch.table_count = table_count;
 
-    r = finished_read(roster, builder, step, err);
+    r = finished_read(store, builder, step, err);
     for (size_t i = 0; i < step->n_announced && !r; i++)
-        r = announced_read(roster, table_count, step->announced[i], i, err);
+        r = announced_read(store, table_count, step->announced[i], i, err);
     if (!r)
-        r = appends_read(roster, table_count, step, err);
+        r = appends_read(store, table_count, step, err);
     if (!r)
-        r = tokens_read(roster, step, err);
+        r = tokens_read(store, step, err);
     if (!r)
-        r = rows_read(roster, builder, step, err);
+        r = rows_read(store, builder, step, err);
     return r;
 }

@@ -1,8 +1,8 @@
 /*
- * step: the two forms of a step on the wire, read into a roster and a builder.
+ * step: the two forms of a step on the wire, read into a sequence store and a builder.
  *
  * Bytes of a request are hostile input: every index and length is checked here, and no memory is
- * taken beyond what the request itself is long. A failure leaves the roster half changed; the
+ * taken beyond what the request itself is long. A failure leaves the sequence store half changed; the
  * caller reverts it.
  *
  * Threads: one.
@@ -18,9 +18,9 @@ struct ModelExecuteData__ExecuteModelRequest;
 struct ModelExecuteData__SamplingParams;
 struct ModelExecuteData__StepDelta;
 
-/* Columns against the roster. The base was checked by the caller; 0 empties the roster first, and
+/* Columns against the store. The base was checked by the caller; 0 empties the sequence store first, and
  * what `finished` names is gone with the rest. */
-int cox_step_packed(struct cox_roster *roster, struct cox_batch_builder *builder,
+int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__StepDelta *step, struct cox_error *err);
 
 /* SequenceGroupMetadata of legacy coordinators: finished_requests_ids go first, then the list in
@@ -36,12 +36,12 @@ int cox_step_packed(struct cox_roster *roster, struct cox_batch_builder *builder
  * last_sampled_token_ids, when it has one entry for each such row, overrules the last token
  * where that was not announced; entries below 0 say nothing. The batch has as many tables as the
  * row with the most. */
-int cox_step_nested(struct cox_roster *roster, struct cox_batch_builder *builder,
+int cox_step_nested(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__ExecuteModelRequest *request,
                     struct cox_error *err);
 
 /* The adapter of the sequence that was announced into a slot in this step; where: for the text. An empty name is none. */
-int cox_step_lora(struct cox_roster *roster, uint32_t slot, const char *name, const char *where,
+int cox_step_lora(struct cox_sequence_store *store, uint32_t slot, const char *name, const char *where,
                   size_t index, struct cox_error *err);
 
 /* NULL, absent, not finite or out of range: greedy, and no filter. */

@@ -16,7 +16,7 @@ int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
     struct cox_table *table = calloc(1, sizeof *table);
     if (!table)
         return -ENOMEM;
-    int r = cox_roster_init(&table->roster, sequence_count_max, token_count_max);
+    int r = cox_sequence_store_init(&table->store, sequence_count_max, token_count_max);
     if (!r)
         r = cox_batch_builder_init(&table->builder, sequence_count_max);
     if (r) {
@@ -31,7 +31,7 @@ struct cox_table *cox_table_free(struct cox_table *table)
 {
     if (table) {
         cox_batch_builder_deinit(&table->builder);
-        cox_roster_deinit(&table->roster);
+        cox_sequence_store_deinit(&table->store);
         free(table);
     }
     return NULL;
@@ -76,17 +76,17 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
     if (step && request->n_seq_group_metadata_list)
         return cox_fail(err, COX_CORRUPT, "a step in both forms");
 
-    cox_roster_begin(&table->roster);
+    cox_sequence_store_begin(&table->store);
     cox_batch_builder_begin(&table->builder, sequence, table->void_word);
     table->builder.batch.told_word = table->told_word;
     int r = cox_batch_builder_moves(&table->builder, request, err);
     if (!r)
-        r = step ? cox_step_packed(&table->roster, &table->builder, step, err)
-                 : cox_step_nested(&table->roster, &table->builder, request, err);
+        r = step ? cox_step_packed(&table->store, &table->builder, step, err)
+                 : cox_step_nested(&table->store, &table->builder, request, err);
     if (!r)
-        r = cox_batch_builder_seal(&table->builder, &table->roster, err);
+        r = cox_batch_builder_seal(&table->builder, &table->store, err);
     if (r) {
-        cox_roster_revert(&table->roster);
+        cox_sequence_store_revert(&table->store);
         return r;
     }
     table->pending = true;
@@ -107,7 +107,7 @@ void cox_table_commit(struct cox_table *table)
 {
     COX_ASSERT(table->pending);
     const struct cox_batch_builder *builder = &table->builder;
-    const struct cox_slot *const slots = table->roster.slots;
+    const struct cox_slot *const slots = table->store.slots;
     const struct cox_batch_row *row = builder->rows;
     const struct cox_batch_output *output = builder->outputs;
     for (uint32_t i = builder->batch.row_count; i > 0; i--, row++, output++) {
@@ -120,7 +120,7 @@ void cox_table_commit(struct cox_table *table)
             tokens->count = count + 1;
         }
     }
-    cox_roster_commit(&table->roster);
+    cox_sequence_store_commit(&table->store);
     table->base = builder->batch.sequence;
     table->pending = false;
 }
@@ -128,7 +128,7 @@ void cox_table_commit(struct cox_table *table)
 void cox_table_revert(struct cox_table *table)
 {
     COX_ASSERT(table->pending);
-    cox_roster_revert(&table->roster);
+    cox_sequence_store_revert(&table->store);
     table->pending = false;
 }
 
@@ -141,13 +141,13 @@ void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t i
                        const uint32_t **ret_slots, uint32_t *ret_count)
 {
     COX_ASSERT(!table->pending);
-    cox_roster_begin(&table->roster);
+    cox_sequence_store_begin(&table->store);
     cox_batch_builder_begin(&table->builder, table->base, table->void_word);
     uint32_t slot;
     for (size_t i = 0; i < id_count; i++)
-        if (cox_roster_find_id(&table->roster, seq_ids[i], &slot))
-            cox_batch_builder_finish(&table->builder, &table->roster, slot);
-    cox_roster_commit(&table->roster);
+        if (cox_sequence_store_find_id(&table->store, seq_ids[i], &slot))
+            cox_batch_builder_finish(&table->builder, &table->store, slot);
+    cox_sequence_store_commit(&table->store);
     *ret_slots = table->builder.finished;
     *ret_count = table->builder.batch.finished_count;
 }
@@ -155,20 +155,20 @@ void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t i
 void cox_table_clear(struct cox_table *table)
 {
     COX_ASSERT(!table->pending);
-    cox_roster_begin(&table->roster);
+    cox_sequence_store_begin(&table->store);
     uint32_t slot;
-    while (cox_roster_lowest_live(&table->roster, &slot))
-        cox_roster_drop(&table->roster, slot);
-    cox_roster_commit(&table->roster);
+    while (cox_sequence_store_lowest_live(&table->store, &slot))
+        cox_sequence_store_drop(&table->store, slot);
+    cox_sequence_store_commit(&table->store);
     table->base = 0;
 }
 
 uint32_t cox_table_count(const struct cox_table *table)
 {
-    return table->roster.live_count;
+    return table->store.live_count;
 }
 
 struct cox_lora_uses *cox_table_lora_uses(const struct cox_table *table)
 {
-    return table->roster.lora_uses;
+    return table->store.lora_uses;
 }

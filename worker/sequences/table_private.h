@@ -3,11 +3,11 @@
 #define COX_WORKER_TABLE_PRIVATE_H
 
 #include "batch_builder.h"
-#include "roster.h"
+#include "sequence_store.h"
 #include "table.h"
 
 struct cox_table {
-    struct cox_roster roster;   /* the sequences */
+    struct cox_sequence_store store;   /* the sequences */
     struct cox_batch_builder builder; /* the view of the step under way */
     const void *void_word;
     const void *told_word;

@@ -1,5 +1,5 @@
 /*
- * roster: the live sequences of a rank by slot, with one tentative step on top of them.
+ * sequence_store: the live sequences of a rank by slot, with one tentative step on top of them.
  *
  * A step either lengthens a sequence in place or puts another object into its slot. The first touch
  * of a slot notes which object it held and how long its arrays were; nothing below those lengths is
@@ -7,14 +7,14 @@
  * and lengths back.
  *
  * Threads: one; no locks.
- * Ownership: the roster owns every sequence. A pointer to one is lent until the next call that
+ * Ownership: the sequence store owns every sequence. A pointer to one is lent until the next call that
  *   changes its slot. Objects out of use are kept with their arrays, so that a steady load
  *   allocates nothing.
  * Blocks: nothing.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_WORKER_ROSTER_H
-#define COX_WORKER_ROSTER_H
+#ifndef COX_WORKER_SEQUENCE_STORE_H
+#define COX_WORKER_SEQUENCE_STORE_H
 
 #include "batch.h"
 #include "lora_uses.h"
@@ -55,12 +55,12 @@ struct cox_slot {
     uint32_t block_counts_before[COX_BLOCK_TABLE_COUNT_MAX];
 };
 
-struct cox_roster_cell {
+struct cox_sequence_store_cell {
     uint32_t hash;
     uint32_t slot_plus_one; /* 0: empty */
 };
 
-struct cox_roster {
+struct cox_sequence_store {
     uint32_t sequence_count_max;
     uint32_t token_count_max;
     uint32_t live_count;
@@ -69,7 +69,7 @@ struct cox_roster {
     uint64_t *live_words;   /* one bit per slot: now is not NULL */
     uint32_t *touched;      /* slots touched in this step, each once */
     uint32_t touched_count;
-    struct cox_roster_cell
+    struct cox_sequence_store_cell
         *cells; /* open addressing; two cells per live slot: by id and by request id */
     uint32_t cell_mask;
     struct cox_sequence *spares;
@@ -77,41 +77,41 @@ struct cox_roster {
 };
 
 /* Returns 0 or -ENOMEM. */
-int cox_roster_init(struct cox_roster *roster, uint32_t sequence_count_max,
+int cox_sequence_store_init(struct cox_sequence_store *store, uint32_t sequence_count_max,
                     uint32_t token_count_max);
-void cox_roster_deinit(struct cox_roster *roster); /* a zeroed roster is fine */
+void cox_sequence_store_deinit(struct cox_sequence_store *store); /* a zeroed store is fine */
 
 /* The sequence in a slot; NULL where there is none or no such slot. */
-static inline struct cox_sequence *cox_roster_get(const struct cox_roster *roster, uint32_t slot)
+static inline struct cox_sequence *cox_sequence_store_get(const struct cox_sequence_store *store, uint32_t slot)
 {
-    return slot < roster->sequence_count_max ? roster->slots[slot].now : NULL;
+    return slot < store->sequence_count_max ? store->slots[slot].now : NULL;
 }
 
-bool cox_roster_find_id(const struct cox_roster *roster, int64_t id, uint32_t *ret_slot);
+bool cox_sequence_store_find_id(const struct cox_sequence_store *store, int64_t id, uint32_t *ret_slot);
 /* Any one sequence of the request. */
-bool cox_roster_find_request(const struct cox_roster *roster, const char *request_id,
+bool cox_sequence_store_find_request(const struct cox_sequence_store *store, const char *request_id,
                              uint32_t *ret_slot);
 /* The lowest slot with a sequence. */
-bool cox_roster_lowest_live(const struct cox_roster *roster, uint32_t *ret_slot);
+bool cox_sequence_store_lowest_live(const struct cox_sequence_store *store, uint32_t *ret_slot);
 /* The lowest slot without a sequence. */
-bool cox_roster_lowest_free(const struct cox_roster *roster, uint32_t *ret_slot);
+bool cox_sequence_store_lowest_free(const struct cox_sequence_store *store, uint32_t *ret_slot);
 
 /* begin, any number of the changes below, then commit or revert. */
-void cox_roster_begin(struct cox_roster *roster);
+void cox_sequence_store_begin(struct cox_sequence_store *store);
 /* Before the arrays of a sequence grow. */
-void cox_roster_touch(struct cox_roster *roster, uint32_t slot);
+void cox_sequence_store_touch(struct cox_sequence_store *store, uint32_t slot);
 /* Puts an empty sequence into the slot, in place of what is there. request_id is NULL or at most
  * COX_REQUEST_ID_LENGTH_MAX long. Returns 0 or -ENOMEM. */
-int cox_roster_announce(struct cox_roster *roster, uint32_t slot, int64_t id,
+int cox_sequence_store_announce(struct cox_sequence_store *store, uint32_t slot, int64_t id,
                         const char *request_id, struct cox_sequence **ret_sequence);
 /* The sequence that was announced into the slot in this step is computed with an adapter. One that was there before, with the same,
  * keeps it also when it is closed: it is no new use. Returns what cox_lora_uses_take does. */
-int cox_roster_set_lora(struct cox_roster *roster, uint32_t slot, const char *name);
+int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot, const char *name);
 /* The sequence of a live slot as one that this step may overwrite: what it holds if that is new in
  * this step, or a copy in its place. Returns 0 or -ENOMEM. */
-int cox_roster_own(struct cox_roster *roster, uint32_t slot, struct cox_sequence **ret_sequence);
-void cox_roster_drop(struct cox_roster *roster, uint32_t slot); /* a live one */
-void cox_roster_commit(struct cox_roster *roster);
-void cox_roster_revert(struct cox_roster *roster);
+int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot, struct cox_sequence **ret_sequence);
+void cox_sequence_store_drop(struct cox_sequence_store *store, uint32_t slot); /* a live one */
+void cox_sequence_store_commit(struct cox_sequence_store *store);
+void cox_sequence_store_revert(struct cox_sequence_store *store);
 
 #endif
