@@ -10,7 +10,7 @@
 #include "channel/handle/handle.h"
 #include "adapters.h"
 #include "engine_lora.h"
-#include "worker/group/exchange.h"
+#include "worker/group/tensor_gather.h"
 #include "engine/model/block.h"
 #include "worker/loop/pause.h"
 #include "worker/sequences/rank_weights.h"
@@ -47,7 +47,7 @@ struct cox_engine {
     struct engine_source source; /* of model and cache, while there is a cache */
     struct cox_group *group;     /* NULL: this rank computes everything */
     uint64_t group_life;
-    struct cox_exchange *exchange;
+    struct cox_tensor_gather *exchange;
     bool ready;             /* the last init succeeded: there is all that a step needs */
     uint64_t init_sequence; /* of the last init */
     const struct cox_init_request *init; /* under way; or NULL */
@@ -109,7 +109,7 @@ struct cox_engine *cox_engine_free(struct cox_engine *engine)
 {
     if (!engine)
         return NULL;
-    cox_exchange_free(engine->exchange);
+    cox_tensor_gather_free(engine->exchange);
     engine_unload(engine);
     cox_exporter_free(engine->exporter);
     cox_transfer_free(engine->transfer);
@@ -216,7 +216,7 @@ static int engine_gather(void *context, float *slices, size_t stride, size_t sli
 {
     struct cox_engine *engine = context;
 
-    return cox_exchange_gather(engine->exchange, slices, stride, slice_length, ret_slices, err);
+    return cox_tensor_gather_all(engine->exchange, slices, stride, slice_length, ret_slices, err);
 }
 
 static int engine_blame(void *context, const float *const *slices, size_t slice_length,
@@ -224,7 +224,7 @@ static int engine_blame(void *context, const float *const *slices, size_t slice_
 {
     struct cox_engine *engine = context;
 
-    return cox_exchange_blame(engine->exchange, slices, slice_length, err);
+    return cox_tensor_gather_blame(engine->exchange, slices, slice_length, err);
 }
 
 static struct engine_source engine_source(const struct cox_engine *engine, const char *directory,
@@ -506,7 +506,7 @@ static int engine_form(struct cox_engine *engine, const struct cox_group_options
     if (r == 0 && !engine->cache)
         r = engine_load(engine, source, share, offer, options->deadline_ns, err);
     if (r == 0 && share->rank_count)
-        r = cox_exchange_new(engine->group, cox_model_slice_count(engine->model),
+        r = cox_tensor_gather_new(engine->group, cox_model_slice_count(engine->model),
                              cox_model_slice_length_max(engine->model), options->deadline_ns,
                              &engine->exchange, err);
     return r;
@@ -580,7 +580,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
     /* Nor does anybody know what a cache that stays holds: all sequences are forgotten. */
     if (engine->cache)
         cox_cache_forget_all(engine->cache);
-    engine->exchange = cox_exchange_free(engine->exchange);
+    engine->exchange = cox_tensor_gather_free(engine->exchange);
     if (engine->group && engine->group_life != options.life)
         engine->group = cox_group_leave(engine->group);
     engine->init_sequence = cox_init_request_sequence(request);
@@ -616,7 +616,7 @@ static int engine_begin(struct cox_engine *engine, const struct cox_batch *batch
 
     if (batch->void_word && void_through >= batch->sequence)
         return cox_fail(err, COX_ABORTED, "the step was given up before it began");
-    return cox_exchange_begin(engine->exchange, epoch, cox_deadline_after_ms(WAIT_MS), err);
+    return cox_tensor_gather_begin(engine->exchange, epoch, cox_deadline_after_ms(WAIT_MS), err);
 }
 
 static int engine_execute(void *context, const struct cox_batch *batch,
@@ -639,7 +639,7 @@ static int engine_execute(void *context, const struct cox_batch *batch,
         r = cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
     engine->batch = NULL;
     if (r == 0 && engine->exchange) {
-        const struct cox_exchange_times *times = cox_exchange_times(engine->exchange);
+        const struct cox_tensor_gather_times *times = cox_tensor_gather_times(engine->exchange);
         cox_worker_tell_group_time(engine->worker, times->total_ns, times->wait_ns);
     }
     if (r && engine->group)

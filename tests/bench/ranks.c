@@ -21,7 +21,7 @@
 #include "channel/handle/handle.h"
 #include "channel/socket/socket.h"
 #include "channel/base/futex.h"
-#include "worker/group/exchange.h"
+#include "worker/group/tensor_gather.h"
 #include "worker/group/group.h"
 #include "engine/compute/tile.h"
 #include "measure.h"
@@ -111,7 +111,7 @@ struct rank {
     int own_fd;                   /* what it gives in an exchange */
     int (*pairs)[RANK_COUNT_MAX]; /* pairs[a][b]: a's end of the connection of a and b */
     uint8_t *values;
-    struct cox_exchange *exchange;
+    struct cox_tensor_gather *exchange;
     uint32_t piece_count; /* of all ranks */
     float *pieces, *copies, *sums;
     uint64_t *samples_ns;
@@ -221,9 +221,9 @@ static void reduce(struct rank *own, size_t length)
 {
     const float *pieces[RANK_COUNT_MAX];
     struct cox_error err = {0};
-    must_group(cox_exchange_begin(own->exchange, 1, cox_deadline_after_ns(PATIENCE_NS), &err),
+    must_group(cox_tensor_gather_begin(own->exchange, 1, cox_deadline_after_ns(PATIENCE_NS), &err),
                &err);
-    must_group(cox_exchange_gather(own->exchange, own->pieces, length, length, pieces, &err), &err);
+    must_group(cox_tensor_gather_all(own->exchange, own->pieces, length, length, pieces, &err), &err);
     cox_tile_add_parts(own->sums, pieces, own->piece_count, length);
 }
 
@@ -244,7 +244,7 @@ static void make_pieces(struct rank *own)
     own->copies = calloc(own->piece_count, PIECE_LENGTH_LARGE * sizeof(float));
     own->sums = calloc(PIECE_LENGTH_LARGE, sizeof(float));
     must(own->pieces && own->copies && own->sums, "memory");
-    must_group(cox_exchange_new(own->group, each, PIECE_LENGTH_LARGE,
+    must_group(cox_tensor_gather_new(own->group, each, PIECE_LENGTH_LARGE,
                                 cox_deadline_after_ns(PATIENCE_NS), &own->exchange, &err),
                &err);
 }
@@ -354,7 +354,7 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
         for (int kind = 0; kind < KIND_COUNT; kind++)
             run_slice(own, (enum kind)kind, slice);
     run_one(own, KIND_BARRIER);
-    cox_exchange_free(own->exchange);
+    cox_tensor_gather_free(own->exchange);
     cox_exporter_free(exporter);
     cox_importer_free(own->importer);
     cox_group_leave(own->group);

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "engine/rank/engine.h"
-#include "worker/group/exchange.h"
+#include "worker/group/tensor_gather.h"
 #include "engine/rank/links.h"
 #include "engine/rank/pulls.h"
 #include "engine/rank/transfer.h"
@@ -44,12 +44,12 @@ static void group_drop(void)
 
 static int exchange_new(void *object, struct cox_error *err)
 {
-    return cox_exchange_new(group, 8, 1000, COX_DEADLINE_NEVER, object, err);
+    return cox_tensor_gather_new(group, 8, 1000, COX_DEADLINE_NEVER, object, err);
 }
 
 static void exchange_free(void *object)
 {
-    cox_exchange_freep(object);
+    cox_tensor_gather_freep(object);
 }
 
 static int engine_new(void *object, struct cox_error *err)
@@ -125,7 +125,7 @@ static const struct countdown_subject transfers[] = {
 };
 static const struct countdown_subject exchange = {
     .name = "exchange_new",
-    .size = sizeof(struct cox_exchange *),
+    .size = sizeof(struct cox_tensor_gather *),
     .construct = exchange_new,
     .destroy = exchange_free,
     .prepare = group_make,

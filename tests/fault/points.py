@@ -118,8 +118,8 @@ EXEMPT = {
     ("coordinator/command/probe.c", "cox_probe_pidfd_getfd", "prctl("): "children of doctor's own, no part of a group",
     ("coordinator/command/probe.c", "fetch", "SYS_pidfd_getfd"): "of a child of doctor's own",
     ("worker/group/group_peer.c", "cox_group_told_is_dead", "kill("): "asks",
-    ("worker/group/group_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
-    ("worker/group/group_exchange.c", "fds_take", "fd_take("): CALLERS,
+    ("worker/group/group_fd_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
+    ("worker/group/group_fd_exchange.c", "fds_take", "fd_take("): CALLERS,
     ("coordinator/process/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
         "what others see of it is the end of a process, which the matrix has at every step",
 }

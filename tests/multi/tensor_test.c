@@ -5,7 +5,7 @@
 #include "crew.h"
 #include "tests/unit/model_fixture.h"
 #include "engine/model/block.h"
-#include "worker/group/exchange.h"
+#include "worker/group/tensor_gather.h"
 #include "engine/compute/model.h"
 
 #include "channel/base/fault.h"
@@ -156,7 +156,7 @@ static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
 /* The model of one rank, or of nobody else. */
 struct part {
     struct cox_group *group;
-    struct cox_exchange *exchange;
+    struct cox_tensor_gather *exchange;
     uint64_t deadline_ns; /* of steps */
     struct cox_model *model;
     struct cox_cache *cache;
@@ -178,7 +178,7 @@ static int gather(void *context, float *slices, size_t stride, size_t slice_leng
         for (uint32_t i = 0; i < count; i++)
             slices[(cox_group_rank(part->group) * count + i) * stride + 1] = part->spoilt;
     }
-    return cox_exchange_gather(part->exchange, slices, stride, slice_length, ret_slices, err);
+    return cox_tensor_gather_all(part->exchange, slices, stride, slice_length, ret_slices, err);
 }
 
 static int blame(void *context, const float *const *slices, size_t slice_length,
@@ -186,7 +186,7 @@ static int blame(void *context, const float *const *slices, size_t slice_length,
 {
     struct part *part = context;
 
-    return cox_exchange_blame(part->exchange, slices, slice_length, err);
+    return cox_tensor_gather_blame(part->exchange, slices, slice_length, err);
 }
 
 /* group NULL: alone. */
@@ -211,7 +211,7 @@ static int part_open(struct part *part, const char *directory, struct cox_group 
     if (r == 0)
         r = cox_model_cache_new(part->model, BLOCK_COUNT, BLOCK_SIZE, 0, NULL, &part->cache, err);
     if (r == 0 && group)
-        r = cox_exchange_new(group, cox_model_slice_count(part->model),
+        r = cox_tensor_gather_new(group, cox_model_slice_count(part->model),
                              cox_model_slice_length_max(part->model), COX_DEADLINE_NEVER,
                              &part->exchange, err);
     return r;
@@ -219,7 +219,7 @@ static int part_open(struct part *part, const char *directory, struct cox_group 
 
 static void part_close(struct part *part)
 {
-    cox_exchange_free(part->exchange);
+    cox_tensor_gather_free(part->exchange);
     cox_cache_free(part->cache);
     cox_model_free(part->model);
 }
@@ -273,7 +273,7 @@ static int part_step(struct part *part, const struct step *step, uint64_t sequen
         crew->step = sequence;
         r = void_through >= sequence
                 ? COX_ABORTED
-                : cox_exchange_begin(part->exchange, void_through + 1, part->deadline_ns, err);
+                : cox_tensor_gather_begin(part->exchange, void_through + 1, part->deadline_ns, err);
     }
     if (r == 0)
         r = cox_model_step(part->model, part->cache, &batch, outputs, logits, err);
@@ -663,12 +663,12 @@ static int run_with_another_length(struct crew *crew, uint32_t rank, struct crew
                                    void *context)
 {
     struct cox_group *group = crew_join(crew, rank);
-    struct cox_exchange *exchange = NULL;
-    int r = cox_exchange_new(group, 2, rank == crew->rank_count - 1 ? 200 : 100, COX_DEADLINE_NEVER,
+    struct cox_tensor_gather *exchange = NULL;
+    int r = cox_tensor_gather_new(group, 2, rank == crew->rank_count - 1 ? 200 : 100, COX_DEADLINE_NEVER,
                              &exchange, &self->err);
 
     (void)context;
-    cox_exchange_free(exchange);
+    cox_tensor_gather_free(exchange);
     cox_group_leave(group);
     return r;
 }
@@ -725,13 +725,13 @@ static int run_with_a_gift(struct crew *crew, uint32_t rank, struct crew_rank *s
     const enum gift *gift = context;
     const uint64_t facts[2] = {2, 100};
     struct cox_group *group = crew_join(crew, rank);
-    struct cox_exchange *exchange = NULL;
+    struct cox_tensor_gather *exchange = NULL;
     uint64_t all[4];
     int fd, fds[2], r;
 
     if (rank == 0) {
-        r = cox_exchange_new(group, 2, 100, COX_DEADLINE_NEVER, &exchange, &self->err);
-        cox_exchange_free(exchange);
+        r = cox_tensor_gather_new(group, 2, 100, COX_DEADLINE_NEVER, &exchange, &self->err);
+        cox_tensor_gather_free(exchange);
         cox_group_leave(group);
         return r;
     }
@@ -869,7 +869,7 @@ static int blame_what_is_seen(struct part *part, const struct sight *sight, cons
 {
     float seen[BLAMED_LENGTH] = {sight->number};
     slices[sight->of] = seen;
-    int r = cox_exchange_blame(part->exchange, slices, BLAMED_LENGTH, err);
+    int r = cox_tensor_gather_blame(part->exchange, slices, BLAMED_LENGTH, err);
     cox_group_abort(part->group);
     return r;
 }
@@ -882,11 +882,11 @@ static int run_with_a_sight(struct crew *crew, uint32_t rank, struct crew_rank *
     struct part part = {.group = crew_join(crew, rank)};
     float own[4 * BLAMED_LENGTH] = {0};
     const float *slices[4];
-    int r = cox_exchange_new(part.group, 1, BLAMED_LENGTH, COX_DEADLINE_NEVER, &part.exchange,
+    int r = cox_tensor_gather_new(part.group, 1, BLAMED_LENGTH, COX_DEADLINE_NEVER, &part.exchange,
                              &self->err);
 
     if (r == 0)
-        r = cox_exchange_begin(part.exchange, 1, COX_DEADLINE_NEVER, &self->err);
+        r = cox_tensor_gather_begin(part.exchange, 1, COX_DEADLINE_NEVER, &self->err);
     if (r == 0)
         r = gather(&part, own, BLAMED_LENGTH, BLAMED_LENGTH, slices, &self->err);
     for (uint32_t turn = 0; turn < 4; turn++) {
@@ -898,7 +898,7 @@ static int run_with_a_sight(struct crew *crew, uint32_t rank, struct crew_rank *
                 : gather(&part, own, BLAMED_LENGTH, BLAMED_LENGTH, slices, &self->err);
     }
     crew_meet(crew, 20);
-    cox_exchange_free(part.exchange);
+    cox_tensor_gather_free(part.exchange);
     cox_group_leave(part.group);
     return r;
 }

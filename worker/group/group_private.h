@@ -3,7 +3,7 @@
  *
  * group.c: joining is put together there, leaving, epochs, subgroups. group_join.c: the memory and
  * its name, identities. group_memory.c: the memory of a sealed group. group_peer.c: whether the ranks live. group_round.c: one round, which is what
- * every operation is made of, barrier and gather. group_exchange.c: fds, by handles. group_sockets.c: fds, by sockets.
+ * every operation is made of, barrier and gather. group_fd_exchange.c: fds, by handles. group_sockets.c: fds, by sockets.
  */
 #ifndef COX_WORKER_GROUP_PRIVATE_H
 #define COX_WORKER_GROUP_PRIVATE_H
@@ -198,7 +198,7 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
 int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missing, bool due,
                       struct cox_error *err);
 
-/* ---- group_exchange.c, group_sockets.c ---- */
+/* ---- group_fd_exchange.c, group_sockets.c ---- */
 
 /* One gather or broadcast of fds. Everything is by place. */
 struct cox_group_exchange {

@@ -1,5 +1,5 @@
 /*
- * exchange: slices of numbers from every rank of a group to every other, through memory they share.
+ * tensor_gather: slices of numbers from every rank of a group to every other, through memory they share.
  *
  * A rank owns as many slices as the others, in a row by rank. It writes its own into a memfd of its
  * own, which the others map for reading and whose fd they got by the group; a barrier later all
@@ -28,51 +28,51 @@
  *   fails, on all ranks.
  * If the process dies: its memfd lives as long as somebody maps it; the others get COX_PEER_DEAD.
  */
-#ifndef COX_WORKER_EXCHANGE_H
-#define COX_WORKER_EXCHANGE_H
+#ifndef COX_WORKER_TENSOR_GATHER_H
+#define COX_WORKER_TENSOR_GATHER_H
 
 #include "group.h"
 
-struct cox_exchange;
+struct cox_tensor_gather;
 
 /* slice_count: slices of this rank, the same number on every one. slice_length_max: floats of the
  * longest slice. Every rank of the group calls it, with the same numbers and in the same epoch. Returns 0 and gives the
  * object; COX_INVALID: another rank has other numbers; COX_CORRUPT, COX_DENIED: what another rank
  * gave is no sealed memory of that size and this user, err says which; COX_NO_SPACE; what
  * cox_group_gather and cox_group_gather_fds return. Nothing is left unless 0. */
-int cox_exchange_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
-                     uint64_t deadline_ns, struct cox_exchange **ret_exchange,
+int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
+                     uint64_t deadline_ns, struct cox_tensor_gather **ret_exchange,
                      struct cox_error *err);
-struct cox_exchange *cox_exchange_free(struct cox_exchange *exchange);
-void cox_exchange_freep(struct cox_exchange **exchange); /* for _cox_cleanup_ */
+struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *exchange);
+void cox_tensor_gather_freep(struct cox_tensor_gather **exchange); /* for _cox_cleanup_ */
 
 /* Bytes that this rank shares. */
-uint64_t cox_exchange_size(const struct cox_exchange *exchange);
+uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *exchange);
 
 /* What the exchanges of a step have taken this rank, without reading what it was lent. */
-struct cox_exchange_times {
+struct cox_tensor_gather_times {
     uint64_t total_ns;
     uint64_t
         wait_ns; /* of these from its arrival until all others had arrived and it was running again */
 };
 /* Since begin; lent until free. */
-const struct cox_exchange_times *cox_exchange_times(const struct cox_exchange *exchange);
+const struct cox_tensor_gather_times *cox_tensor_gather_times(const struct cox_tensor_gather *exchange);
 
 /* A step begins, in this epoch of the group: the one before or a larger one, the same on every rank.
  * Its exchanges must end by the deadline. Returns 0; COX_INVALID: a smaller epoch. */
-int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t deadline_ns,
+int cox_tensor_gather_begin(struct cox_tensor_gather *exchange, uint64_t epoch, uint64_t deadline_ns,
                        struct cox_error *err);
 /* slices has room for those of all ranks, stride floats apart, of which this rank has filled the first slice_length
  * floats of its own. On return 0 ret_slices says where each of all is, lent until the next gather: own ones in
  * slices, the others' where their owners wrote them. Every rank calls it equally often in a step, with the same
  * slice_length, at most slice_length_max; the stride is its own affair. */
-int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size_t stride,
+int cox_tensor_gather_all(struct cox_tensor_gather *exchange, const float *slices, size_t stride,
                         size_t slice_length, const float **ret_slices, struct cox_error *err);
 /* What comes of the slices of the last gather is not finite. A rank can give what it likes, and what others compute with it
  * they give in their own name: so this is to be asked before. Returns COX_INVALID: err names the rank one of
  * whose slices has a number that is not finite or, if there is none, the largest, if that is large enough; otherwise nobody. Never 0.
  * The cox_group_abort that follows tells the other ranks who it is. */
-int cox_exchange_blame(const struct cox_exchange *exchange, const float *const *slices,
+int cox_tensor_gather_blame(const struct cox_tensor_gather *exchange, const float *const *slices,
                        size_t slice_length, struct cox_error *err);
 
 #endif

@@ -1,4 +1,4 @@
-#include "exchange.h"
+#include "tensor_gather.h"
 
 #include "group_private.h"
 
@@ -21,7 +21,7 @@
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 #define NAME_SIZE 32
 
-struct cox_exchange {
+struct cox_tensor_gather {
     struct cox_group *group;
     uint32_t rank, rank_count;
     uint32_t slice_count;            /* of each rank */
@@ -30,7 +30,7 @@ struct cox_exchange {
     uint64_t epoch;                  /* 0: of no step yet */
     uint32_t index;                  /* of the next exchange in its epoch */
     uint64_t deadline_ns;            /* of the step */
-    struct cox_exchange_times times; /* of the step */
+    struct cox_tensor_gather_times times; /* of the step */
     struct cox_region *ranks;        /* by rank: its buffers; written here for this rank alone */
 };
 
@@ -40,23 +40,23 @@ struct facts {
     uint64_t slice_length_max;
 };
 
-const struct cox_exchange_times *cox_exchange_times(const struct cox_exchange *exchange)
+const struct cox_tensor_gather_times *cox_tensor_gather_times(const struct cox_tensor_gather *exchange)
 {
     return &exchange->times;
 }
 
-uint64_t cox_exchange_size(const struct cox_exchange *exchange)
+uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *exchange)
 {
     return exchange->buffer_length * BUFFER_COUNT * sizeof(float);
 }
 
-static float *buffer_of(const struct cox_exchange *exchange, uint32_t rank, uint32_t buffer)
+static float *buffer_of(const struct cox_tensor_gather *exchange, uint32_t rank, uint32_t buffer)
 {
     return (float *)exchange->ranks[rank].base + buffer * exchange->buffer_length;
 }
 
 /* The memory of this rank, mapped for writing before the seal that keeps all others from it. */
-static int make_memory(struct cox_exchange *exchange, int *ret_fd, struct cox_error *err)
+static int make_memory(struct cox_tensor_gather *exchange, int *ret_fd, struct cox_error *err)
 {
     static const char name[] = "of slices";
     _cox_cleanup_(cox_close_fd) int fd =
@@ -71,9 +71,9 @@ static int make_memory(struct cox_exchange *exchange, int *ret_fd, struct cox_er
         r = -errno;
     if (r)
         return cox_fail(err, r, "memory for the exchange of slices: %s", cox_status_text(r));
-    r = cox_region_reserve(fd, cox_exchange_size(exchange), name, err);
+    r = cox_region_reserve(fd, cox_tensor_gather_size(exchange), name, err);
     if (r == 0)
-        r = cox_region_map(&exchange->ranks[exchange->rank], fd, cox_exchange_size(exchange),
+        r = cox_region_map(&exchange->ranks[exchange->rank], fd, cox_tensor_gather_size(exchange),
                            COX_REGION_WRITE, name, err);
     if (r)
         return r;
@@ -86,7 +86,7 @@ static int make_memory(struct cox_exchange *exchange, int *ret_fd, struct cox_er
 }
 
 /* Before any memory is looked at: whoever has loaded another model is told so. */
-static int compare_facts(struct cox_exchange *exchange, uint64_t deadline_ns, struct cox_error *err)
+static int compare_facts(struct cox_tensor_gather *exchange, uint64_t deadline_ns, struct cox_error *err)
 {
     const struct facts own = {exchange->slice_count, exchange->slice_length_max};
     struct facts all[COX_RANK_COUNT_MAX];
@@ -103,7 +103,7 @@ static int compare_facts(struct cox_exchange *exchange, uint64_t deadline_ns, st
     return r;
 }
 
-static int map_rank(struct cox_exchange *exchange, uint32_t rank, int fd, struct cox_error *err)
+static int map_rank(struct cox_tensor_gather *exchange, uint32_t rank, int fd, struct cox_error *err)
 {
     char name[NAME_SIZE];
     struct stat st;
@@ -118,19 +118,19 @@ static int map_rank(struct cox_exchange *exchange, uint32_t rank, int fd, struct
         return cox_fail(err, COX_DENIED, "region %s could become shorter: it is not sealed", name);
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
-    if ((uint64_t)st.st_size != cox_exchange_size(exchange))
+    if ((uint64_t)st.st_size != cox_tensor_gather_size(exchange))
         return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected %" PRIu64, name,
-                        (intmax_t)st.st_size, cox_exchange_size(exchange));
+                        (intmax_t)st.st_size, cox_tensor_gather_size(exchange));
     if ((seals & SEALS) != SEALS)
         return cox_fail(err, COX_DENIED,
                         "region %s has the seals %#x, expected %#x: others than its rank could "
                         "write it",
                         name, (unsigned)seals, (unsigned)SEALS);
-    return cox_region_map(&exchange->ranks[rank], fd, cox_exchange_size(exchange), COX_REGION_READ,
+    return cox_region_map(&exchange->ranks[rank], fd, cox_tensor_gather_size(exchange), COX_REGION_READ,
                           name, err);
 }
 
-static int map_ranks(struct cox_exchange *exchange, int own_fd, uint64_t deadline_ns,
+static int map_ranks(struct cox_tensor_gather *exchange, int own_fd, uint64_t deadline_ns,
                      struct cox_error *err)
 {
     int fds[COX_RANK_COUNT_MAX];
@@ -148,11 +148,11 @@ static int map_ranks(struct cox_exchange *exchange, int own_fd, uint64_t deadlin
     return r;
 }
 
-int cox_exchange_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
-                     uint64_t deadline_ns, struct cox_exchange **ret_exchange,
+int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
+                     uint64_t deadline_ns, struct cox_tensor_gather **ret_exchange,
                      struct cox_error *err)
 {
-    _cox_cleanup_(cox_exchange_freep) struct cox_exchange *exchange = calloc(1, sizeof *exchange);
+    _cox_cleanup_(cox_tensor_gather_freep) struct cox_tensor_gather *exchange = calloc(1, sizeof *exchange);
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r;
 
@@ -180,7 +180,7 @@ int cox_exchange_new(struct cox_group *group, uint32_t slice_count, size_t slice
     return 0;
 }
 
-struct cox_exchange *cox_exchange_free(struct cox_exchange *exchange)
+struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *exchange)
 {
     if (!exchange)
         return NULL;
@@ -192,16 +192,16 @@ struct cox_exchange *cox_exchange_free(struct cox_exchange *exchange)
     return NULL;
 }
 
-void cox_exchange_freep(struct cox_exchange **exchange)
+void cox_tensor_gather_freep(struct cox_tensor_gather **exchange)
 {
-    cox_exchange_free(*exchange);
+    cox_tensor_gather_free(*exchange);
 }
 
-int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t deadline_ns,
+int cox_tensor_gather_begin(struct cox_tensor_gather *exchange, uint64_t epoch, uint64_t deadline_ns,
                        struct cox_error *err)
 {
     exchange->deadline_ns = deadline_ns;
-    exchange->times = (struct cox_exchange_times){0};
+    exchange->times = (struct cox_tensor_gather_times){0};
     /* Ranks in one epoch have made the same exchanges in it: they agree whose turn a buffer is. */
     if (epoch == exchange->epoch)
         return 0;
@@ -214,7 +214,7 @@ int cox_exchange_begin(struct cox_exchange *exchange, uint64_t epoch, uint64_t d
     return 0;
 }
 
-int cox_exchange_gather(struct cox_exchange *exchange, const float *slices, size_t stride,
+int cox_tensor_gather_all(struct cox_tensor_gather *exchange, const float *slices, size_t stride,
                         size_t slice_length, const float **ret_slices, struct cox_error *err)
 {
     const uint32_t buffer = exchange->index % BUFFER_COUNT;
@@ -251,7 +251,7 @@ static bool overflows(float number, uint32_t count)
     return (double)number * count >= FLT_MAX;
 }
 
-int cox_exchange_blame(const struct cox_exchange *exchange, const float *const *slices,
+int cox_tensor_gather_blame(const struct cox_tensor_gather *exchange, const float *const *slices,
                        size_t slice_length, struct cox_error *err)
 {
     /* Of all ranks, and what they are added to. */
