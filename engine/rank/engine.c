@@ -13,7 +13,7 @@
 #include "worker/group/tensor_gather.h"
 #include "engine/model/block.h"
 #include "worker/loop/pause.h"
-#include "worker/sequences/rank_weights.h"
+#include "worker/sequences/weights_subscriber.h"
 #include "transfer.h"
 #include "engine/compute/model.h"
 
@@ -35,7 +35,7 @@ struct cox_engine {
     struct cox_engine_options given;   /* what holds where an init says nothing */
     struct cox_engine_options options; /* as the last init has it */
     struct cox_worker *worker;
-    struct cox_rank_weights *weights; /* what the model borrows; NULL: it has loaded its own */
+    struct cox_weights_subscriber *weights; /* what the model borrows; NULL: it has loaded its own */
     struct cox_model *model;
     struct cox_cache *cache;
     struct cox_adapters *adapters;
@@ -102,7 +102,7 @@ static void engine_unload(struct cox_engine *engine)
     cox_adapters_set_model(engine->adapters, NULL, NULL);
     engine_drop_cache(engine);
     engine->model = cox_model_free(engine->model);
-    engine->weights = cox_rank_weights_free(engine->weights);
+    engine->weights = cox_weights_subscriber_free(engine->weights);
 }
 
 struct cox_engine *cox_engine_free(struct cox_engine *engine)
@@ -336,12 +336,12 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     const void *block;
     uint64_t length;
     int r =
-        cox_rank_weights_take(engine->weights, version, offer, deadline_ns, &block, &length, err);
+        cox_weights_subscriber_take(engine->weights, version, offer, deadline_ns, &block, &length, err);
 
     if (r)
         return r;
     /* What a rank has no memory to go over to, it needs none to come back from. */
-    if (engine->model && cox_rank_weights_version(engine->weights) == version)
+    if (engine->model && cox_weights_subscriber_version(engine->weights) == version)
         return 0;
     r = cox_model_borrow(block, length, &options, &model, &why);
     if (!r && engine->model)
@@ -354,7 +354,7 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     }
     cox_model_free(engine->model);
     engine->model = model;
-    cox_rank_weights_keep(engine->weights);
+    cox_weights_subscriber_commit(engine->weights);
     cox_log_write(&engine->options.log, 7, "computes with version %" PRIu64 " of the weights",
                   version);
     return 0;
@@ -392,7 +392,7 @@ static int engine_switch(struct cox_engine *engine, uint64_t version,
                         "version %" PRIu64
                         " of the model's weights is asked for, and init told of none",
                         version);
-    if (version == cox_rank_weights_version(engine->weights))
+    if (version == cox_weights_subscriber_version(engine->weights))
         return 0;
     const struct cox_share share = {.rank = engine->source.rank,
                                     .rank_count = engine->source.rank_count};
@@ -463,7 +463,7 @@ static int engine_take_weights(struct cox_engine *engine, struct cox_error *err)
 
     if (engine->weights)
         return 0;
-    r = cox_rank_weights_new(cox_init_request_door(engine->init, door, sizeof door) ? door : NULL,
+    r = cox_weights_subscriber_new(cox_init_request_door(engine->init, door, sizeof door) ? door : NULL,
                              &engine->weights);
     return r ? cox_fail(err, r, "no memory for the model's weights") : 0;
 }

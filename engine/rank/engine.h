@@ -6,7 +6,7 @@
  * computed. Without one (a single rank, or a legacy coordinator, which has no memory for it) every
  * rank computes everything.
  *
- * Weights: where an init offers them (rank_weights.h) the model borrows the block that the coordinator has filled, all of it, and
+ * Weights: where an init offers them (weights_subscriber.h) the model borrows the block that the coordinator has filled, all of it, and
  *   uses its slices in place; else the rank loads its slices by itself. A step that names another version of them is computed with
  *   that one: the switch comes after the ranks are in step and before the first row.
  *

@@ -5,7 +5,7 @@
 
 #include "channel/shm/region.h"
 #include "engine/batching/shared_weights.h"
-#include "worker/sequences/rank_weights.h"
+#include "worker/sequences/weights_subscriber.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
 #define IMAGE_SIZE 4096
@@ -48,23 +48,23 @@ static void offer_end(void)
 
 static int rank_take(void *object, struct cox_error *err)
 {
-    struct cox_rank_weights *weights = NULL;
+    struct cox_weights_subscriber *weights = NULL;
     const void *bytes;
     uint64_t size;
-    int r = cox_rank_weights_new("/nowhere", &weights);
+    int r = cox_weights_subscriber_new("/nowhere", &weights);
     if (r)
         return cox_fail(err, r, "no memory");
-    r = cox_rank_weights_take(weights, 1, &offer, cox_deadline_after_ms(10000), &bytes, &size, err);
+    r = cox_weights_subscriber_take(weights, 1, &offer, cox_deadline_after_ms(10000), &bytes, &size, err);
     if (r)
-        cox_rank_weights_free(weights);
+        cox_weights_subscriber_free(weights);
     else
-        *(struct cox_rank_weights **)object = weights;
+        *(struct cox_weights_subscriber **)object = weights;
     return r;
 }
 
 static void rank_free(void *object)
 {
-    cox_rank_weights_free(*(struct cox_rank_weights **)object);
+    cox_weights_subscriber_free(*(struct cox_weights_subscriber **)object);
 }
 
 static const struct countdown_subject subjects[] = {
@@ -76,8 +76,8 @@ static const struct countdown_subject subjects[] = {
      .word = "memory",
      .costly = true,
      .lenient = true},
-    {.name = "rank_weights_take",
-     .size = sizeof(struct cox_rank_weights *),
+    {.name = "weights_subscriber_take",
+     .size = sizeof(struct cox_weights_subscriber *),
      .construct = rank_take,
      .destroy = rank_free,
      .prepare = offer_make,

@@ -15,6 +15,6 @@ cox_unit_test(NAME lora_uses TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/lora_uses_test.c
             ${CMAKE_CURRENT_LIST_DIR}/table_request.c
     LIBS coxswain_worker_lib)
-cox_unit_test(NAME rank_weights TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/rank_weights_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
+cox_unit_test(NAME weights_subscriber TIER quick
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/weights_subscriber_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
     LIBS coxswain_worker_lib)

@@ -10,7 +10,7 @@
 #include "channel/shm/state.h"
 #include "proto/operation.h"
 #include "worker/sequences/lora_uses.h"
-#include "worker/sequences/rank_weights.h"
+#include "worker/sequences/weights_subscriber.h"
 
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
 #define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name

@@ -87,7 +87,7 @@ struct cox_batch {
     uint32_t finished_count;
     /* Of the model's weights, with which all ranks compute this step; 0: the coordinator publishes none. */
     uint64_t weights_version;
-    /* Where that version is, while a rank may not have it; NULL otherwise. The worker library's own (worker/sequences/rank_weights.h). */
+    /* Where that version is, while a rank may not have it; NULL otherwise. The worker library's own (worker/sequences/weights_subscriber.h). */
     const struct cox_weights_offer *weights;
     const void *void_word; /* private to the worker library */
     const void *told_word; /* the same; NULL: never paused */

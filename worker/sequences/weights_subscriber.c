@@ -1,4 +1,4 @@
-#include "rank_weights.h"
+#include "weights_subscriber.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@ struct held {
     struct cox_region region;
 };
 
-struct cox_rank_weights {
+struct cox_weights_subscriber {
     char *door; /* NULL: none */
     struct held present, next;
 };
@@ -44,9 +44,9 @@ int cox_weights_offer_read(const ModelExecuteData__ExecuteRequest *request,
     return 0;
 }
 
-int cox_rank_weights_new(const char *door, struct cox_rank_weights **ret_weights)
+int cox_weights_subscriber_new(const char *door, struct cox_weights_subscriber **ret_weights)
 {
-    struct cox_rank_weights *weights = calloc(1, sizeof *weights);
+    struct cox_weights_subscriber *weights = calloc(1, sizeof *weights);
 
     if (weights && door)
         weights->door = strdup(door);
@@ -64,7 +64,7 @@ static void held_drop(struct held *held)
     *held = (struct held){0};
 }
 
-struct cox_rank_weights *cox_rank_weights_free(struct cox_rank_weights *weights)
+struct cox_weights_subscriber *cox_weights_subscriber_free(struct cox_weights_subscriber *weights)
 {
     if (!weights)
         return NULL;
@@ -75,12 +75,12 @@ struct cox_rank_weights *cox_rank_weights_free(struct cox_rank_weights *weights)
     return NULL;
 }
 
-uint64_t cox_rank_weights_version(const struct cox_rank_weights *weights)
+uint64_t cox_weights_subscriber_version(const struct cox_weights_subscriber *weights)
 {
     return weights->present.version;
 }
 
-static int held_open(const struct cox_rank_weights *weights, const struct cox_weights_offer *offer,
+static int held_open(const struct cox_weights_subscriber *weights, const struct cox_weights_offer *offer,
                      uint64_t deadline_ns, struct held *ret_held, struct cox_error *err)
 {
     struct held held = {.version = offer->version, .handle = offer->handle};
@@ -94,7 +94,7 @@ static int held_open(const struct cox_rank_weights *weights, const struct cox_we
     return r;
 }
 
-static int weights_open(struct cox_rank_weights *weights, uint64_t version,
+static int weights_open(struct cox_weights_subscriber *weights, uint64_t version,
                         const struct cox_weights_offer *offer, uint64_t deadline_ns,
                         struct cox_error *err)
 {
@@ -124,7 +124,7 @@ static int weights_open(struct cox_rank_weights *weights, uint64_t version,
     return 0;
 }
 
-int cox_rank_weights_take(struct cox_rank_weights *weights, uint64_t version,
+int cox_weights_subscriber_take(struct cox_weights_subscriber *weights, uint64_t version,
                           const struct cox_weights_offer *offer, uint64_t deadline_ns,
                           const void **ret_bytes, uint64_t *ret_size, struct cox_error *err)
 {
@@ -147,7 +147,7 @@ int cox_rank_weights_take(struct cox_rank_weights *weights, uint64_t version,
     return 0;
 }
 
-void cox_rank_weights_keep(struct cox_rank_weights *weights)
+void cox_weights_subscriber_commit(struct cox_weights_subscriber *weights)
 {
     if (!weights->next.version)
         return;

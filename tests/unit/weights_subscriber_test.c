@@ -1,5 +1,5 @@
 /* Images of the model's weights (channel/shm/region.h), which nobody can change, and how a rank takes one after the other. */
-#include "worker/sequences/rank_weights.h"
+#include "worker/sequences/weights_subscriber.h"
 #include "channel/shm/region.h"
 #include "proto/executor.pb-c.h"
 
@@ -146,7 +146,7 @@ static void what_is_no_image_is_refused(void **state)
 /* ---- a rank ---- */
 
 static struct cox_exporter *exporter;
-static struct cox_rank_weights *weights;
+static struct cox_weights_subscriber *weights;
 
 /* Mappings of images that this process has. */
 static uint32_t mapped(void)
@@ -175,7 +175,7 @@ static int take(uint64_t version, const struct cox_weights_offer *offer, uint8_t
     const void *bytes = NULL;
     uint64_t size = 0;
     error = (struct cox_error){0};
-    int r = cox_rank_weights_take(weights, version, offer, cox_deadline_after_ms(PATIENCE_MS),
+    int r = cox_weights_subscriber_take(weights, version, offer, cox_deadline_after_ms(PATIENCE_MS),
                                   &bytes, &size, &error);
     if (r == 0) {
         assert_int_equal(size, SIZE);
@@ -189,15 +189,15 @@ static void a_rank_goes_from_version_to_version(void **state)
     uint8_t value = 0;
     (void)state;
     assert_int_equal(cox_exporter_new(NULL, &exporter, &error), 0);
-    assert_int_equal(cox_rank_weights_new(NULL, &weights), 0);
+    assert_int_equal(cox_weights_subscriber_new(NULL, &weights), 0);
     struct cox_weights_offer first = offer_of(1, 11), second = offer_of(2, 22);
     const int fds = fd_count();
 
     assert_int_equal(take(1, &first, &value), 0);
     assert_int_equal(value, 11);
-    assert_int_equal(cox_rank_weights_version(weights), 0);
-    cox_rank_weights_keep(weights);
-    assert_int_equal(cox_rank_weights_version(weights), 1);
+    assert_int_equal(cox_weights_subscriber_version(weights), 0);
+    cox_weights_subscriber_commit(weights);
+    assert_int_equal(cox_weights_subscriber_version(weights), 1);
     assert_int_equal(take(1, NULL, &value), 0); /* which it has */
 
     assert_int_equal(take(2, NULL, &value), COX_NOT_FOUND);
@@ -209,28 +209,28 @@ static void a_rank_goes_from_version_to_version(void **state)
     assert_int_equal(value, 22);
     assert_int_equal(mapped(), 2);
     assert_int_equal(take(2, NULL, &value), 0); /* the step is repeated */
-    assert_int_equal(cox_rank_weights_version(weights), 1);
+    assert_int_equal(cox_weights_subscriber_version(weights), 1);
 
     /* Withdrawn: what is present is so under a later number, and what was next is gone. */
     first.version = 3;
     assert_int_equal(take(3, &first, &value), 0);
     assert_int_equal(value, 11);
-    assert_int_equal(cox_rank_weights_version(weights), 3);
+    assert_int_equal(cox_weights_subscriber_version(weights), 3);
     assert_int_equal(mapped(), 1);
-    cox_rank_weights_keep(weights);
-    assert_int_equal(cox_rank_weights_version(weights), 3);
+    cox_weights_subscriber_commit(weights);
+    assert_int_equal(cox_weights_subscriber_version(weights), 3);
 
     assert_int_equal(take(2, &second, &value), COX_STALE);
     second.version = 4;
     assert_int_equal(take(4, &second, &value), 0);
-    cox_rank_weights_keep(weights);
+    cox_weights_subscriber_commit(weights);
     assert_int_equal(mapped(), 1);
     /* And withdrawn after this rank has switched. */
     first.version = 5;
     assert_int_equal(take(5, &first, &value), 0);
-    cox_rank_weights_keep(weights);
+    cox_weights_subscriber_commit(weights);
     assert_int_equal(value, 11);
-    assert_int_equal(cox_rank_weights_version(weights), 5);
+    assert_int_equal(cox_weights_subscriber_version(weights), 5);
     assert_int_equal(mapped(), 1);
     assert_int_equal(fd_count(), fds);
 
@@ -241,7 +241,7 @@ static void a_rank_goes_from_version_to_version(void **state)
     assert_int_equal(cox_exporter_put(exporter, &first.handle), 0);
     assert_int_equal(take(5, NULL, &value), 0);
     assert_int_equal(value, 11);
-    weights = cox_rank_weights_free(weights);
+    weights = cox_weights_subscriber_free(weights);
     assert_int_equal(mapped(), 0);
     exporter = cox_exporter_free(exporter);
 }
@@ -251,10 +251,10 @@ static void an_offer_that_is_none_changes_nothing(void **state)
     uint8_t value = 0;
     (void)state;
     assert_int_equal(cox_exporter_new(NULL, &exporter, &error), 0);
-    assert_int_equal(cox_rank_weights_new(NULL, &weights), 0);
+    assert_int_equal(cox_weights_subscriber_new(NULL, &weights), 0);
     struct cox_weights_offer first = offer_of(1, 11), bad = first;
     assert_int_equal(take(1, &first, &value), 0);
-    cox_rank_weights_keep(weights);
+    cox_weights_subscriber_commit(weights);
 
     bad.version = 2;
     bad.handle.bytes[3] ^= 1;
@@ -269,9 +269,9 @@ static void an_offer_that_is_none_changes_nothing(void **state)
     close(fd);
     bad.size = SIZE;
     assert_int_equal(take(2, &bad, &value), COX_DENIED);
-    assert_int_equal(cox_rank_weights_version(weights), 1);
+    assert_int_equal(cox_weights_subscriber_version(weights), 1);
     assert_int_equal(mapped(), 1);
-    weights = cox_rank_weights_free(weights);
+    weights = cox_weights_subscriber_free(weights);
     exporter = cox_exporter_free(exporter);
 }
 
@@ -319,5 +319,5 @@ int main(void)
         LEAK_TEST(offers_in_messages_are_checked),
     };
     fixture_begin();
-    return cmocka_run_group_tests_name("rank_weights", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("weights_subscriber", tests, NULL, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * rank_weights: the rank's end of the model's weights that its coordinator shares: the image (region.h) of the version that it computes
+ * weights_subscriber: the rank's end of the model's weights that its coordinator shares: the image (region.h) of the version that it computes
  * with, and of the next one.
  *
  *     take(v):     next = the image that the offer of v names, opened, checked and mapped; an image that is present already only
@@ -16,14 +16,14 @@
  * Bytes: offers come from the coordinator, whom a rank trusts, and are checked all the same.
  * If the process dies: the kernel unmaps. If the coordinator dies, what is mapped stays.
  */
-#ifndef COX_WORKER_RANK_WEIGHTS_H
-#define COX_WORKER_RANK_WEIGHTS_H
+#ifndef COX_WORKER_WEIGHTS_SUBSCRIBER_H
+#define COX_WORKER_WEIGHTS_SUBSCRIBER_H
 
 #include "channel/handle/handle.h"
 
 struct ModelExecuteData__ExecuteRequest;
 struct cox_init_request;
-struct cox_rank_weights;
+struct cox_weights_subscriber;
 
 /* Where a version is; an init has one, and a step while a rank may not have its version. */
 struct cox_weights_offer {
@@ -43,22 +43,22 @@ int cox_init_request_weights(const struct cox_init_request *request,
 bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size);
 
 /* door: where handles can be had that cannot be opened otherwise; NULL: nowhere. Copied. Returns 0 or -ENOMEM. */
-int cox_rank_weights_new(const char *door, struct cox_rank_weights **ret_weights);
+int cox_weights_subscriber_new(const char *door, struct cox_weights_subscriber **ret_weights);
 /* NULL-safe, returns NULL. */
-struct cox_rank_weights *cox_rank_weights_free(struct cox_rank_weights *weights);
+struct cox_weights_subscriber *cox_weights_subscriber_free(struct cox_weights_subscriber *weights);
 
 /* The version that is present; 0: none yet. */
-uint64_t cox_rank_weights_version(const struct cox_rank_weights *weights);
+uint64_t cox_weights_subscriber_version(const struct cox_weights_subscriber *weights);
 
 /* The image of a version: present, next, or what offer names (NULL: nothing), which makes it next, or present under this number. Returns 0;
  * COX_STALE: older than what is present; COX_NOT_FOUND: the rank does not have it, and the offer is of no such version, or closed by now;
  * COX_DENIED: the memory is not sealed, or cannot be reached; COX_CORRUPT: another size; what cox_handle_open returns. err says which
  * version; nothing has changed. */
-int cox_rank_weights_take(struct cox_rank_weights *weights, uint64_t version,
+int cox_weights_subscriber_take(struct cox_weights_subscriber *weights, uint64_t version,
                           const struct cox_weights_offer *offer, uint64_t deadline_ns,
                           const void **ret_bytes, uint64_t *ret_size, struct cox_error *err);
 
 /* Nothing computes with present any more: next takes its place. Nothing, where there is no next. */
-void cox_rank_weights_keep(struct cox_rank_weights *weights);
+void cox_weights_subscriber_commit(struct cox_weights_subscriber *weights);
 
 #endif
