@@ -8,8 +8,8 @@
 
 #include "channel/base/fault.h"
 #include "channel/handle/handle.h"
-#include "adapters.h"
-#include "engine_lora.h"
+#include "adapter_cache.h"
+#include "adapter_commands.h"
 #include "worker/group/tensor_gather.h"
 #include "engine/model/block.h"
 #include "worker/loop/pause.h"
@@ -38,7 +38,7 @@ struct cox_engine {
     struct cox_weights_subscriber *weights; /* what the model borrows; NULL: it has loaded its own */
     struct cox_model *model;
     struct cox_cache *cache;
-    struct cox_adapters *adapters;
+    struct cox_adapter_cache *adapters;
     struct cox_transfer *transfer;
     struct cox_exporter *exporter;
     bool exported;
@@ -73,14 +73,14 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
 
     if (!engine)
         return -ENOMEM;
-    if (cox_adapters_new(options->lora_slot_count, &engine->adapters)) {
+    if (cox_adapter_cache_new(options->lora_slot_count, &engine->adapters)) {
         free(engine);
         return -ENOMEM;
     }
     engine->given = engine->options = *options;
     r = cox_transfer_new(&transfer, &engine->transfer);
     if (r) {
-        cox_adapters_free(engine->adapters);
+        cox_adapter_cache_free(engine->adapters);
         free(engine);
         return r;
     }
@@ -99,7 +99,7 @@ static void engine_drop_cache(struct cox_engine *engine)
 
 static void engine_unload(struct cox_engine *engine)
 {
-    cox_adapters_set_model(engine->adapters, NULL, NULL);
+    cox_adapter_cache_set_model(engine->adapters, NULL, NULL);
     engine_drop_cache(engine);
     engine->model = cox_model_free(engine->model);
     engine->weights = cox_weights_subscriber_free(engine->weights);
@@ -114,7 +114,7 @@ struct cox_engine *cox_engine_free(struct cox_engine *engine)
     cox_exporter_free(engine->exporter);
     cox_transfer_free(engine->transfer);
     cox_group_leave(engine->group);
-    cox_adapters_free(engine->adapters);
+    cox_adapter_cache_free(engine->adapters);
     free(engine);
     return NULL;
 }
@@ -313,7 +313,7 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
 {
     struct cox_model_options options = {
         .share = *share,
-        .adapters = {cox_adapters_find, engine->adapters},
+        .adapters = {cox_adapter_cache_find, engine->adapters},
     };
 
     if (share->rank_count) {
@@ -451,7 +451,7 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
         return r;
     }
     engine->source = *source;
-    cox_adapters_set_model(engine->adapters, config, share);
+    cox_adapter_cache_set_model(engine->adapters, config, share);
     return 0;
 }
 
@@ -733,7 +733,7 @@ static int on_lora(void *context, const struct ModelExecuteData__LoraOperationRe
 {
     struct cox_engine *engine = context;
 
-    return cox_engine_lora(engine->adapters, engine->worker, request, arena, response, err);
+    return cox_engine_adapter_command(engine->adapters, engine->worker, request, arena, response, err);
 }
 
 static int on_clear(void *context, struct cox_error *err)

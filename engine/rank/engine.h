@@ -19,7 +19,7 @@
  *   new epoch of the group, which needs nothing of what the rank was in before. start goes on. All may be repeated, also
  *   on a rank that has loaded nothing yet.
  *
- * LoRA adapters (adapters.h) are loaded and taken away on the link thread while steps run. They belong to the model: an init that
+ * LoRA adapters (adapter_cache.h) are loaded and taken away on the link thread while steps run. They belong to the model: an init that
  * loads one begins without any; an init that is replayed on a rank that keeps its model keeps them.
  *
  * KV transfer: the cache is exported for reading, which init tells, with the group's door for those who may not look into

@@ -10,7 +10,7 @@
 #include <sys/time.h>
 #include <unistd.h>
 
-#include "adapters.h"
+#include "adapter_cache.h"
 #include "engine.h"
 #include "engine/compute/tile.h"
 #include "worker/loop/worker.h"

@@ -21,7 +21,7 @@
 #include "engine/model/file.h"
 #include "engine/compute/model.h"
 #include "engine/model/safetensors.h"
-#include "worker/sequences/lora_uses.h"
+#include "worker/sequences/adapter_references.h"
 #include "engine/compute/sample.h"
 #include "tests/unit/model_fixture.h"
 
@@ -553,17 +553,17 @@ static const struct countdown_subject plan_message = {
 static int uses_new(void *object, struct cox_error *err)
 {
     (void)err;
-    return cox_lora_uses_new(object);
+    return cox_adapter_references_new(object);
 }
 
 static void uses_free(void *object)
 {
-    cox_lora_uses_free(*(struct cox_lora_uses **)object);
+    cox_adapter_references_free(*(struct cox_adapter_references **)object);
 }
 
 static const struct countdown_subject lora_names = {
-    .name = "lora_uses_new",
-    .size = sizeof(struct cox_lora_uses *),
+    .name = "adapter_references_new",
+    .size = sizeof(struct cox_adapter_references *),
     .construct = uses_new,
     .destroy = uses_free,
     .wordless = true,

@@ -24,8 +24,8 @@ add_dependencies(test_fault_countdown_restart scripted_worker legacy_native)
 
 # Above the libraries, in the worker's program alone.
 cox_test_program(test_fault_countdown_exchange
-    SOURCES countdown_exchange_test.c countdown.c countdown_wraps.c ${PROJECT_SOURCE_DIR}/engine/rank/engine.c ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
+    SOURCES countdown_exchange_test.c countdown.c countdown_wraps.c ${PROJECT_SOURCE_DIR}/engine/rank/engine.c ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_coordinator coxswain_worker_lib
          PkgConfig::JANSSON)
 target_link_options(test_fault_countdown_exchange PRIVATE ${countdown_wrapped})

@@ -154,7 +154,7 @@ static int engine_link_status(void *context, struct cox_arena *arena,
     return 0;
 }
 
-static int engine_lora(void *context, const ModelExecuteData__LoraOperationRequest *request,
+static int answer_lora(void *context, const ModelExecuteData__LoraOperationRequest *request,
                        struct cox_arena *arena, ModelExecuteData__LoraOperationResponse *response,
                        struct cox_error *err)
 {
@@ -212,7 +212,7 @@ static const struct cox_worker_callbacks callbacks = {
     .execute = engine_execute,
     .link = engine_link,
     .link_status = engine_link_status,
-    .lora = engine_lora,
+    .lora = answer_lora,
     .pull_kv = engine_pull,
     .pause = engine_recover,
     .pause_net = engine_recover,

@@ -3,8 +3,8 @@ cox_multi_test(NAME pull TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/pull_test.c
             ${CMAKE_CURRENT_LIST_DIR}/kv_group.c
             ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_testlib coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 240)
 add_dependencies(test_multi_pull without)
 cox_sealed_test(pull TIER all TIMEOUT 240)

@@ -10,16 +10,16 @@ cox_multi_test(NAME engine TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/engine_test.c
             ${CMAKE_CURRENT_LIST_DIR}/crew.c
             ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 
 # A coordinator and ranks of the reference model, of which some are replaced.
 cox_multi_test(NAME replace TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/replace_test.c
             ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_testlib coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 240)
 cox_sealed_test(replace TIER all TIMEOUT 240)
 
@@ -28,8 +28,8 @@ cox_multi_test(NAME lora TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/lora_test.c
             ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
             ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 cox_sealed_test(lora TIER all TIMEOUT 240)
 
@@ -39,7 +39,7 @@ cox_multi_test(NAME switch TIER all
             ${CMAKE_CURRENT_LIST_DIR}/weights_attack.c
             ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
             ${PROJECT_SOURCE_DIR}/engine/rank/engine.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/engine_lora.c
-            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_commands.c
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_worker_lib TIMEOUT 120)
 cox_sealed_test(switch TIER all TIMEOUT 240)

@@ -22,8 +22,8 @@ cox_unit_test(NAME adapter TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_test.c ${model_fixture}
     LIBS coxswain_model m)
 cox_unit_test(NAME adapters TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapters_test.c ${model_fixture}
-            ${PROJECT_SOURCE_DIR}/engine/rank/adapters.c
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_cache_test.c ${model_fixture}
+            ${PROJECT_SOURCE_DIR}/engine/rank/adapter_cache.c
     LIBS coxswain_model m)
 cox_unit_test(NAME block TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/block_test.c ${model_fixture}

@@ -11,8 +11,8 @@ cox_unit_test(NAME table_random TIER quick
 cox_unit_test(NAME pause TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/pause_test.c
     LIBS coxswain_worker_lib)
-cox_unit_test(NAME lora_uses TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/lora_uses_test.c
+cox_unit_test(NAME adapter_references TIER quick
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/adapter_references_test.c
             ${CMAKE_CURRENT_LIST_DIR}/table_request.c
     LIBS coxswain_worker_lib)
 cox_unit_test(NAME weights_subscriber TIER quick

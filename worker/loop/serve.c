@@ -9,7 +9,7 @@
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
 #include "proto/operation.h"
-#include "worker/sequences/lora_uses.h"
+#include "worker/sequences/adapter_references.h"
 #include "worker/sequences/weights_subscriber.h"
 
 #define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
@@ -276,7 +276,7 @@ int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struc
     struct cox_lane *lane = &worker->lanes[COX_CHANNEL_LINK];
     uint32_t count = 0;
     uint64_t deadline_ns = lora_deadline(lane->deadline_ns);
-    int r = cox_lora_uses_close(cox_table_lora_uses(worker->table), lora_id, deadline_ns,
+    int r = cox_adapter_references_close(cox_table_adapter_references(worker->table), lora_id, deadline_ns,
                                 lora_given_up, lane, &count);
     if (r == COX_BUSY)
         return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
@@ -286,7 +286,7 @@ int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struc
 
 void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
 {
-    cox_lora_uses_open(cox_table_lora_uses(worker->table), lora_id);
+    cox_adapter_references_open(cox_table_adapter_references(worker->table), lora_id);
 }
 
 struct pull_call {

@@ -118,7 +118,7 @@ static void slot_set(struct cox_sequence_store *store, uint32_t slot, struct cox
 
 static void spare_put(struct cox_sequence_store *store, struct cox_sequence *sequence)
 {
-    cox_lora_uses_give(store->lora_uses, sequence->lora);
+    cox_adapter_references_give(store->adapter_references, sequence->lora);
     sequence->lora = NULL;
     sequence->next_spare = store->spares;
     store->spares = sequence;
@@ -168,7 +168,7 @@ int cox_sequence_store_init(struct cox_sequence_store *store, uint32_t sequence_
         .cells = calloc(cell_count, sizeof *store->cells),
         .cell_mask = (uint32_t)(cell_count - 1),
     };
-    int r = cox_lora_uses_new(&store->lora_uses);
+    int r = cox_adapter_references_new(&store->adapter_references);
     if (r || !store->slots || !store->live_words || !store->touched || !store->cells) {
         cox_sequence_store_deinit(store);
         return -ENOMEM;
@@ -183,7 +183,7 @@ void cox_sequence_store_deinit(struct cox_sequence_store *store)
         for (uint32_t slot = 0; slot < store->sequence_count_max; slot++)
             sequence_free(store->slots[slot].now);
     }
-    cox_lora_uses_free(store->lora_uses);
+    cox_adapter_references_free(store->adapter_references);
     while (store->spares) {
         struct cox_sequence *next = store->spares->next_spare;
         sequence_free(store->spares);
@@ -297,10 +297,10 @@ int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot,
     COX_ASSERT(!sequence->lora);
     if (before && before != sequence && before->id == sequence->id && before->lora &&
         strcmp(before->lora->name, name) == 0) {
-        sequence->lora = cox_lora_uses_again(store->lora_uses, before->lora);
+        sequence->lora = cox_adapter_references_again(store->adapter_references, before->lora);
         return 0;
     }
-    return cox_lora_uses_take(store->lora_uses, name, &sequence->lora);
+    return cox_adapter_references_take(store->adapter_references, name, &sequence->lora);
 }
 
 int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot, struct cox_sequence **ret_sequence)
@@ -319,7 +319,7 @@ int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot, stru
         copy->table_count = old->table_count;
         copy->announced_count = old->announced_count;
         copy->sampling = old->sampling;
-        copy->lora = cox_lora_uses_again(store->lora_uses, old->lora);
+        copy->lora = cox_adapter_references_again(store->adapter_references, old->lora);
     }
     *ret_sequence = copy;
     return 0;

@@ -17,7 +17,7 @@
 #define COX_WORKER_SEQUENCE_STORE_H
 
 #include "batch.h"
-#include "lora_uses.h"
+#include "adapter_references.h"
 
 /* Bytes of a request id, at most. */
 #define COX_REQUEST_ID_LENGTH_MAX 128
@@ -73,7 +73,7 @@ struct cox_sequence_store {
         *cells; /* open addressing; two cells per live slot: by id and by request id */
     uint32_t cell_mask;
     struct cox_sequence *spares;
-    struct cox_lora_uses *lora_uses;
+    struct cox_adapter_references *adapter_references;
 };
 
 /* Returns 0 or -ENOMEM. */
@@ -105,7 +105,7 @@ void cox_sequence_store_touch(struct cox_sequence_store *store, uint32_t slot);
 int cox_sequence_store_announce(struct cox_sequence_store *store, uint32_t slot, int64_t id,
                         const char *request_id, struct cox_sequence **ret_sequence);
 /* The sequence that was announced into the slot in this step is computed with an adapter. One that was there before, with the same,
- * keeps it also when it is closed: it is no new use. Returns what cox_lora_uses_take does. */
+ * keeps it also when it is closed: it is no new use. Returns what cox_adapter_references_take does. */
 int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot, const char *name);
 /* The sequence of a live slot as one that this step may overwrite: what it holds if that is new in
  * this step, or a copy in its place. Returns 0 or -ENOMEM. */

@@ -168,7 +168,7 @@ uint32_t cox_table_count(const struct cox_table *table)
     return table->store.live_count;
 }
 
-struct cox_lora_uses *cox_table_lora_uses(const struct cox_table *table)
+struct cox_adapter_references *cox_table_adapter_references(const struct cox_table *table)
 {
-    return table->store.lora_uses;
+    return table->store.adapter_references;
 }

@@ -18,7 +18,7 @@
 #include "batch.h"
 
 struct cox_table;
-struct cox_lora_uses;
+struct cox_adapter_references;
 struct ModelExecuteData__ExecuteModelRequest;
 struct ModelExecuteData__TGCleanupRequest;
 
@@ -70,8 +70,8 @@ void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t i
                        const uint32_t **ret_slots, uint32_t *ret_count);
 /* Drops everything; base is 0. */
 void cox_table_clear(struct cox_table *table);
-/* The adapters of its sequences; lent until free. For other threads than the table's, as lora_uses.h says. */
-struct cox_lora_uses *cox_table_lora_uses(const struct cox_table *table);
+/* The adapters of its sequences; lent until free. For other threads than the table's, as adapter_references.h says. */
+struct cox_adapter_references *cox_table_adapter_references(const struct cox_table *table);
 uint32_t cox_table_count(const struct cox_table *table);
 
 #endif

@@ -1,6 +1,6 @@
-#include "engine_lora.h"
+#include "adapter_commands.h"
 
-#include "worker/sequences/lora_uses.h"
+#include "worker/sequences/adapter_references.h"
 #include "engine/model/file.h"
 #include "proto/executor.pb-c.h"
 
@@ -38,7 +38,7 @@ static bool is_name(const char *name)
 }
 
 /* Returns a status, or a failure in *ret_failure. */
-static int load(struct cox_adapters *adapters,
+static int load(struct cox_adapter_cache *adapters,
                 const struct ModelExecuteData__LoraOperationRequest *request,
                 struct ModelExecuteData__LoraOperationResponse *response, int *ret_failure,
                 struct cox_error *err)
@@ -49,17 +49,17 @@ static int load(struct cox_adapters *adapters,
         cox_fail(err, COX_INVALID, "no folder of an adapter was named");
         return STATUS(INVALID_LORA_PATH);
     }
-    int r = cox_adapters_load(adapters, request->lora_name, path, expected, &response->digest, err);
+    int r = cox_adapter_cache_load(adapters, request->lora_name, path, expected, &response->digest, err);
     r = cox_file_blame(r, err);
     response->has_digest = r == 0;
     *ret_failure = status_of(r) < 0 ? r : 0;
     return status_of(r);
 }
 
-static int unload(struct cox_adapters *adapters, struct cox_worker *worker, const char *name,
+static int unload(struct cox_adapter_cache *adapters, struct cox_worker *worker, const char *name,
                   int *ret_failure, struct cox_error *err)
 {
-    if (!cox_adapters_has(adapters, name)) {
+    if (!cox_adapter_cache_has(adapters, name)) {
         cox_fail(err, COX_NOT_FOUND, "no adapter of that name is loaded");
         return STATUS(INVALID_LORA_ID);
     }
@@ -67,12 +67,12 @@ static int unload(struct cox_adapters *adapters, struct cox_worker *worker, cons
     if (*ret_failure)
         return -1;
     /* An init may have taken it away meanwhile. */
-    int r = cox_adapters_remove(adapters, name, err);
+    int r = cox_adapter_cache_remove(adapters, name, err);
     cox_worker_lora_admit(worker, name);
     return r ? STATUS(INVALID_LORA_ID) : STATUS(LORA_CMD_SUCCESS);
 }
 
-int cox_engine_lora(struct cox_adapters *adapters, struct cox_worker *worker,
+int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_worker *worker,
                     const struct ModelExecuteData__LoraOperationRequest *request,
                     struct cox_arena *arena,
                     struct ModelExecuteData__LoraOperationResponse *response, struct cox_error *err)

@@ -2,7 +2,7 @@
  * The adapters of a rank, by name: found by the thread that computes steps while another one loads and removes.
  */
 #include "model_fixture.h"
-#include "engine/rank/adapters.h"
+#include "engine/rank/adapter_cache.h"
 #include "worker/sequences/batch.h"
 
 #include <pthread.h>
@@ -40,7 +40,7 @@ bool cox_batch_aborted(const struct cox_batch *batch)
 }
 
 struct finder {
-    struct cox_adapters *adapters;
+    struct cox_adapter_cache *adapters;
     const struct cox_adapter *kept;
     _Atomic bool ends;
     _Atomic uint64_t count, wrong;
@@ -51,19 +51,19 @@ static void *find_main(void *context)
 {
     struct finder *finder = context;
     while (!atomic_load(&finder->ends)) {
-        bool right = cox_adapters_find(finder->adapters, ALIKE "kept") == finder->kept &&
-                     !cox_adapters_find(finder->adapters, ALIKE "nobody's");
+        bool right = cox_adapter_cache_find(finder->adapters, ALIKE "kept") == finder->kept &&
+                     !cox_adapter_cache_find(finder->adapters, ALIKE "nobody's");
         atomic_fetch_add(&finder->wrong, !right);
         atomic_fetch_add(&finder->count, 1);
     }
     return NULL;
 }
 
-static void load(struct cox_adapters *adapters, const char *name, const char *directory)
+static void load(struct cox_adapter_cache *adapters, const char *name, const char *directory)
 {
     struct cox_error err = {0};
     uint64_t digest;
-    if (cox_adapters_load(adapters, name, directory, 0, &digest, &err))
+    if (cox_adapter_cache_load(adapters, name, directory, 0, &digest, &err))
         fail_msg("%s", err.text);
 }
 
@@ -78,25 +78,25 @@ static void m13_adapters_go_while_others_are_looked_for(void **state)
     pthread_t thread;
     fixture_directory_create(directory);
     fixture_write_adapter(directory, &config, &kind);
-    assert_int_equal(cox_adapters_new(0, &finder.adapters), 0);
-    cox_adapters_set_model(finder.adapters, &config, &whole);
+    assert_int_equal(cox_adapter_cache_new(0, &finder.adapters), 0);
+    cox_adapter_cache_set_model(finder.adapters, &config, &whole);
     /* The one that goes is in front of the one that stays. */
     load(finder.adapters, ALIKE "goes", directory);
     load(finder.adapters, ALIKE "kept", directory);
-    finder.kept = cox_adapters_find(finder.adapters, ALIKE "kept");
+    finder.kept = cox_adapter_cache_find(finder.adapters, ALIKE "kept");
     assert_non_null(finder.kept);
     assert_int_equal(pthread_create(&thread, NULL, find_main, &finder), 0);
     while (atomic_load(&finder.count) == 0)
         ;
     for (int i = 0; i < ROUND_COUNT; i++) {
-        assert_int_equal(cox_adapters_remove(finder.adapters, ALIKE "goes", &err), 0);
-        assert_int_equal(cox_adapters_remove(finder.adapters, ALIKE "goes", NULL), COX_NOT_FOUND);
+        assert_int_equal(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", &err), 0);
+        assert_int_equal(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", NULL), COX_NOT_FOUND);
         load(finder.adapters, ALIKE "goes", directory);
     }
     atomic_store(&finder.ends, true);
     pthread_join(thread, NULL);
     assert_int_equal(atomic_load(&finder.wrong), 0);
-    cox_adapters_free(finder.adapters);
+    cox_adapter_cache_free(finder.adapters);
     fixture_directory_remove(directory);
 }
 

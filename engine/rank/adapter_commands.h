@@ -1,5 +1,5 @@
 /*
- * engine_lora: LoRA operations of the reference worker: one request against the adapters of the rank, and the status of the
+ * adapter_commands: LoRA operations of the reference worker: one request against the adapters of the rank, and the status of the
  * protocol that it comes to.
  *
  * Threads: the link thread.
@@ -8,13 +8,13 @@
  * Codes: 0: the response has the status; COX_BUSY: still in use; COX_STATE: no model; COX_NO_SPACE, -ENOMEM.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_WORKER_ENGINE_LORA_H
-#define COX_WORKER_ENGINE_LORA_H
+#ifndef COX_WORKER_ADAPTER_COMMANDS_H
+#define COX_WORKER_ADAPTER_COMMANDS_H
 
-#include "adapters.h"
+#include "adapter_cache.h"
 #include "worker/loop/worker.h"
 
-int cox_engine_lora(struct cox_adapters *adapters, struct cox_worker *worker,
+int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_worker *worker,
                     const struct ModelExecuteData__LoraOperationRequest *request,
                     struct cox_arena *arena,
                     struct ModelExecuteData__LoraOperationResponse *response,

@@ -1,4 +1,4 @@
-#include "adapters.h"
+#include "adapter_cache.h"
 
 #include "channel/base/fault.h"
 
@@ -15,7 +15,7 @@ struct entry {
     char name[]; /* with its 0 */
 };
 
-struct cox_adapters {
+struct cox_adapter_cache {
     uint32_t slot_count;
     /* Written under the lock, and read by find, which looks at the names of all: whoever sees an entry sees what is in it. seq_cst,
      * with `finds`: a find that does not see that an entry is gone is seen by who took it away. */
@@ -31,9 +31,9 @@ struct cox_adapters {
     struct entry *gone; /* whose names a find may still be looking at */
 };
 
-int cox_adapters_new(uint32_t slot_count, struct cox_adapters **ret_adapters)
+int cox_adapter_cache_new(uint32_t slot_count, struct cox_adapter_cache **ret_adapters)
 {
-    struct cox_adapters *adapters = calloc(1, sizeof *adapters);
+    struct cox_adapter_cache *adapters = calloc(1, sizeof *adapters);
     COX_ASSERT(slot_count <= COX_ADAPTER_SLOT_COUNT_MAX);
     if (!adapters)
         return -ENOMEM;
@@ -52,28 +52,28 @@ static struct entry *entry_free(struct entry *entry)
     return NULL;
 }
 
-struct cox_adapters *cox_adapters_free(struct cox_adapters *adapters)
+struct cox_adapter_cache *cox_adapter_cache_free(struct cox_adapter_cache *adapters)
 {
     if (adapters) {
-        cox_adapters_set_model(adapters, NULL, NULL);
+        cox_adapter_cache_set_model(adapters, NULL, NULL);
         pthread_mutex_destroy(&adapters->lock);
         free(adapters);
     }
     return NULL;
 }
 
-static struct entry *slot_get(const struct cox_adapters *adapters, uint32_t slot)
+static struct entry *slot_get(const struct cox_adapter_cache *adapters, uint32_t slot)
 {
     return atomic_load_explicit(&adapters->slots[slot], memory_order_seq_cst);
 }
 
-static void slot_set(struct cox_adapters *adapters, uint32_t slot, struct entry *entry)
+static void slot_set(struct cox_adapter_cache *adapters, uint32_t slot, struct entry *entry)
 {
     atomic_store_explicit(&adapters->slots[slot], entry, memory_order_seq_cst);
 }
 
 /* With the lock held: those that no find can be looking at any more. */
-static void gone_free(struct cox_adapters *adapters)
+static void gone_free(struct cox_adapter_cache *adapters)
 {
     const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
     for (struct entry **link = &adapters->gone; *link;) {
@@ -88,7 +88,7 @@ static void gone_free(struct cox_adapters *adapters)
 }
 
 /* With the lock held, and after it left its slot. The adapter goes at once: nobody computes with it. */
-static void entry_bury(struct cox_adapters *adapters, struct entry *entry)
+static void entry_bury(struct cox_adapter_cache *adapters, struct entry *entry)
 {
     entry->adapter = cox_adapter_free(entry->adapter);
     entry->finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
@@ -98,7 +98,7 @@ static void entry_bury(struct cox_adapters *adapters, struct entry *entry)
 }
 
 /* slot_count: none. */
-static uint32_t slot_find(const struct cox_adapters *adapters, const char *name)
+static uint32_t slot_find(const struct cox_adapter_cache *adapters, const char *name)
 {
     uint32_t slot = 0;
     for (; slot < adapters->slot_count; slot++) {
@@ -109,7 +109,7 @@ static uint32_t slot_find(const struct cox_adapters *adapters, const char *name)
     return slot;
 }
 
-void cox_adapters_set_model(struct cox_adapters *adapters, const struct cox_model_config *config,
+void cox_adapter_cache_set_model(struct cox_adapter_cache *adapters, const struct cox_model_config *config,
                             const struct cox_share *share)
 {
     pthread_mutex_lock(&adapters->lock);
@@ -133,9 +133,9 @@ void cox_adapters_set_model(struct cox_adapters *adapters, const struct cox_mode
     pthread_mutex_unlock(&adapters->lock);
 }
 
-const struct cox_adapter *cox_adapters_find(void *context, const char *name)
+const struct cox_adapter *cox_adapter_cache_find(void *context, const char *name)
 {
-    struct cox_adapters *adapters = context;
+    struct cox_adapter_cache *adapters = context;
     const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_relaxed);
     const uint64_t inside = finds + 1 + finds % 2; /* one before may have been left */
     atomic_store_explicit(&adapters->finds, inside, memory_order_seq_cst);
@@ -147,7 +147,7 @@ const struct cox_adapter *cox_adapters_find(void *context, const char *name)
 }
 
 /* With the lock held: the slot for another one. */
-static int slot_choose(const struct cox_adapters *adapters, const char *name, uint32_t *ret_slot,
+static int slot_choose(const struct cox_adapter_cache *adapters, const char *name, uint32_t *ret_slot,
                        struct cox_error *err)
 {
     if (slot_find(adapters, name) < adapters->slot_count)
@@ -161,7 +161,7 @@ static int slot_choose(const struct cox_adapters *adapters, const char *name, ui
                     adapters->slot_count);
 }
 
-static int entry_publish(struct cox_adapters *adapters, struct entry *entry, uint64_t model_count,
+static int entry_publish(struct cox_adapter_cache *adapters, struct entry *entry, uint64_t model_count,
                          struct cox_error *err)
 {
     uint32_t slot = 0;
@@ -175,7 +175,7 @@ static int entry_publish(struct cox_adapters *adapters, struct entry *entry, uin
     return r;
 }
 
-int cox_adapters_load(struct cox_adapters *adapters, const char *name, const char *directory,
+int cox_adapter_cache_load(struct cox_adapter_cache *adapters, const char *name, const char *directory,
                       uint64_t expected, uint64_t *ret_digest, struct cox_error *err)
 {
     uint32_t slot;
@@ -212,7 +212,7 @@ int cox_adapters_load(struct cox_adapters *adapters, const char *name, const cha
     return r;
 }
 
-bool cox_adapters_has(struct cox_adapters *adapters, const char *name)
+bool cox_adapter_cache_has(struct cox_adapter_cache *adapters, const char *name)
 {
     pthread_mutex_lock(&adapters->lock);
     const bool has = slot_find(adapters, name) < adapters->slot_count;
@@ -220,7 +220,7 @@ bool cox_adapters_has(struct cox_adapters *adapters, const char *name)
     return has;
 }
 
-int cox_adapters_remove(struct cox_adapters *adapters, const char *name, struct cox_error *err)
+int cox_adapter_cache_remove(struct cox_adapter_cache *adapters, const char *name, struct cox_error *err)
 {
     pthread_mutex_lock(&adapters->lock);
     const uint32_t slot = slot_find(adapters, name);

@@ -1,4 +1,4 @@
-#include "lora_uses.h"
+#include "adapter_references.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -7,15 +7,15 @@
 /* How soon a wait notices that it was given up. */
 #define SLICE_MS 50
 
-struct cox_lora_uses {
+struct cox_adapter_references {
     pthread_mutex_t lock;
     pthread_cond_t given; /* on CLOCK_MONOTONIC; a count has become 0 */
     struct cox_lora_use *first;
 };
 
-int cox_lora_uses_new(struct cox_lora_uses **ret_uses)
+int cox_adapter_references_new(struct cox_adapter_references **ret_uses)
 {
-    struct cox_lora_uses *uses = calloc(1, sizeof *uses);
+    struct cox_adapter_references *uses = calloc(1, sizeof *uses);
     pthread_condattr_t attributes;
     if (!uses)
         return -ENOMEM;
@@ -28,7 +28,7 @@ int cox_lora_uses_new(struct cox_lora_uses **ret_uses)
     return 0;
 }
 
-struct cox_lora_uses *cox_lora_uses_free(struct cox_lora_uses *uses)
+struct cox_adapter_references *cox_adapter_references_free(struct cox_adapter_references *uses)
 {
     if (uses) {
         while (uses->first) {
@@ -45,7 +45,7 @@ struct cox_lora_uses *cox_lora_uses_free(struct cox_lora_uses *uses)
 
 /* ---- with the lock held ---- */
 
-static struct cox_lora_use *find(const struct cox_lora_uses *uses, const char *name)
+static struct cox_lora_use *find(const struct cox_adapter_references *uses, const char *name)
 {
     struct cox_lora_use *use = uses->first;
     while (use && strcmp(use->name, name) != 0)
@@ -54,7 +54,7 @@ static struct cox_lora_use *find(const struct cox_lora_uses *uses, const char *n
 }
 
 /* NULL: no memory. */
-static struct cox_lora_use *find_or_add(struct cox_lora_uses *uses, const char *name)
+static struct cox_lora_use *find_or_add(struct cox_adapter_references *uses, const char *name)
 {
     struct cox_lora_use *use = find(uses, name);
     if (use)
@@ -70,7 +70,7 @@ static struct cox_lora_use *find_or_add(struct cox_lora_uses *uses, const char *
 }
 
 /* A name that nobody has and that is open says nothing. */
-static void drop_if_idle(struct cox_lora_uses *uses, struct cox_lora_use *use)
+static void drop_if_idle(struct cox_adapter_references *uses, struct cox_lora_use *use)
 {
     struct cox_lora_use **link = &uses->first;
     if (use->count || use->closed)
@@ -83,7 +83,7 @@ static void drop_if_idle(struct cox_lora_uses *uses, struct cox_lora_use *use)
 
 /* ---- sequences ---- */
 
-int cox_lora_uses_take(struct cox_lora_uses *uses, const char *name, struct cox_lora_use **ret_use)
+int cox_adapter_references_take(struct cox_adapter_references *uses, const char *name, struct cox_lora_use **ret_use)
 {
     if (strlen(name) > COX_LORA_NAME_LENGTH_MAX)
         return COX_TOO_LARGE;
@@ -98,7 +98,7 @@ int cox_lora_uses_take(struct cox_lora_uses *uses, const char *name, struct cox_
     return r;
 }
 
-struct cox_lora_use *cox_lora_uses_again(struct cox_lora_uses *uses, struct cox_lora_use *use)
+struct cox_lora_use *cox_adapter_references_again(struct cox_adapter_references *uses, struct cox_lora_use *use)
 {
     if (use) {
         pthread_mutex_lock(&uses->lock);
@@ -108,7 +108,7 @@ struct cox_lora_use *cox_lora_uses_again(struct cox_lora_uses *uses, struct cox_
     return use;
 }
 
-void cox_lora_uses_give(struct cox_lora_uses *uses, struct cox_lora_use *use)
+void cox_adapter_references_give(struct cox_adapter_references *uses, struct cox_lora_use *use)
 {
     if (!use)
         return;
@@ -122,7 +122,7 @@ void cox_lora_uses_give(struct cox_lora_uses *uses, struct cox_lora_use *use)
 
 /* ---- who wants it to be unused ---- */
 
-int cox_lora_uses_close(struct cox_lora_uses *uses, const char *name, uint64_t deadline_ns,
+int cox_adapter_references_close(struct cox_adapter_references *uses, const char *name, uint64_t deadline_ns,
                         bool (*given_up)(void *context), void *context, uint32_t *ret_count)
 {
     int r = 0;
@@ -148,7 +148,7 @@ int cox_lora_uses_close(struct cox_lora_uses *uses, const char *name, uint64_t d
     return r;
 }
 
-void cox_lora_uses_open(struct cox_lora_uses *uses, const char *name)
+void cox_adapter_references_open(struct cox_adapter_references *uses, const char *name)
 {
     pthread_mutex_lock(&uses->lock);
     struct cox_lora_use *use = find(uses, name);
@@ -159,7 +159,7 @@ void cox_lora_uses_open(struct cox_lora_uses *uses, const char *name)
     pthread_mutex_unlock(&uses->lock);
 }
 
-uint32_t cox_lora_uses_count(struct cox_lora_uses *uses, const char *name)
+uint32_t cox_adapter_references_count(struct cox_adapter_references *uses, const char *name)
 {
     pthread_mutex_lock(&uses->lock);
     const struct cox_lora_use *use = find(uses, name);

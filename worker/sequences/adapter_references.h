@@ -1,5 +1,5 @@
 /*
- * lora_uses: the names of LoRA adapters that live sequences of the table are computed with, and how many of them there
+ * adapter_references: the names of LoRA adapters that live sequences of the table are computed with, and how many of them there
  * are.
  *
  * A sequence takes its adapter's name when it is announced and gives it when nothing can bring it back, so a name in
@@ -12,15 +12,15 @@
  * Blocks: close, until its deadline; the rest for the length of a list of names.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_WORKER_LORA_USES_H
-#define COX_WORKER_LORA_USES_H
+#ifndef COX_WORKER_ADAPTER_REFERENCES_H
+#define COX_WORKER_ADAPTER_REFERENCES_H
 
 #include "channel/base/base.h"
 
 /* Bytes of a name, at most. */
 #define COX_LORA_NAME_LENGTH_MAX 128
 
-struct cox_lora_uses;
+struct cox_adapter_references;
 
 /* A name in use; the same pointer for the same name, as long as one is in use. */
 struct cox_lora_use {
@@ -31,25 +31,25 @@ struct cox_lora_use {
 };
 
 /* Returns 0 or -ENOMEM. */
-int cox_lora_uses_new(struct cox_lora_uses **ret_uses);
-struct cox_lora_uses *cox_lora_uses_free(struct cox_lora_uses *uses); /* NULL-safe */
+int cox_adapter_references_new(struct cox_adapter_references **ret_uses);
+struct cox_adapter_references *cox_adapter_references_free(struct cox_adapter_references *uses); /* NULL-safe */
 
 /* One sequence more. Returns 0; COX_TOO_LARGE: a name longer than COX_LORA_NAME_LENGTH_MAX; COX_BUSY: it is closed;
  * -ENOMEM. */
-int cox_lora_uses_take(struct cox_lora_uses *uses, const char *name, struct cox_lora_use **ret_use);
+int cox_adapter_references_take(struct cox_adapter_references *uses, const char *name, struct cox_lora_use **ret_use);
 /* The same for a copy of a sequence that has it: never refused. use NULL: nothing. */
-struct cox_lora_use *cox_lora_uses_again(struct cox_lora_uses *uses, struct cox_lora_use *use);
+struct cox_lora_use *cox_adapter_references_again(struct cox_adapter_references *uses, struct cox_lora_use *use);
 /* One less; use NULL: nothing. */
-void cox_lora_uses_give(struct cox_lora_uses *uses, struct cox_lora_use *use);
+void cox_adapter_references_give(struct cox_adapter_references *uses, struct cox_lora_use *use);
 
 /* Refuses the name from now on and waits until no sequence has it. given_up is asked every 50 ms while it waits. Returns
  * 0: none has, and the name stays closed; COX_BUSY: *ret_count have it still at the deadline or when given_up said so, and
  * the name is open again; -ENOMEM. */
-int cox_lora_uses_close(struct cox_lora_uses *uses, const char *name, uint64_t deadline_ns,
+int cox_adapter_references_close(struct cox_adapter_references *uses, const char *name, uint64_t deadline_ns,
                         bool (*given_up)(void *context), void *context, uint32_t *ret_count);
 /* Takes the name again. */
-void cox_lora_uses_open(struct cox_lora_uses *uses, const char *name);
+void cox_adapter_references_open(struct cox_adapter_references *uses, const char *name);
 
-uint32_t cox_lora_uses_count(struct cox_lora_uses *uses, const char *name);
+uint32_t cox_adapter_references_count(struct cox_adapter_references *uses, const char *name);
 
 #endif
