@@ -43,7 +43,7 @@ struct cox_plan {
     struct list waiting; /* oldest first, those that were preempted in front */
     struct list done;
     struct list pulling; /* oldest first; each has its slot */
-    struct cox_holds holds;
+    struct cox_kv_leases holds;
     struct cox_sequence **running; /* in order of admission */
     uint32_t running_count;
     uint32_t *slots; /* a stack of the free ones */
@@ -220,8 +220,8 @@ struct cox_plan *cox_plan_free(struct cox_plan *plan)
     while ((sequence = list_pop(&plan->waiting)) || (sequence = list_pop(&plan->done)) ||
            (sequence = list_pop(&plan->pulling)))
         cox_sequence_free(sequence);
-    struct cox_hold *hold;
-    while ((hold = cox_holds_take(&plan->holds, 0, 0, COX_DEADLINE_NEVER)))
+    struct cox_kv_lease *hold;
+    while ((hold = cox_kv_leases_take(&plan->holds, 0, 0, COX_DEADLINE_NEVER)))
         free(hold);
     for (uint32_t i = 0; i < plan->running_count; i++)
         cox_sequence_free(plan->running[i]);
@@ -689,7 +689,7 @@ static void sequence_take(struct cox_plan *plan, struct cox_sequence *s, int32_t
     if (!stop && s->request.hold_ms && s->since >= plan->renewed &&
         plan->holds.count < plan->options.hold_count_max)
         s->hold =
-            cox_holds_add(&plan->holds, s->id, s->request.owner,
+            cox_kv_leases_add(&plan->holds, s->id, s->request.owner,
                           cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
     uint32_t index = 0;
     while (plan->running[index] != s)
@@ -735,8 +735,8 @@ int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t 
 
 static void holds_end(struct cox_plan *plan, uint64_t owner, int64_t id, uint64_t now_ns)
 {
-    struct cox_hold *hold;
-    while ((hold = cox_holds_take(&plan->holds, owner, id, now_ns))) {
+    struct cox_kv_lease *hold;
+    while ((hold = cox_kv_leases_take(&plan->holds, owner, id, now_ns))) {
         for (struct cox_sequence *s = plan->done.first; s; s = s->next)
             if (s->hold == hold)
                 s->hold = NULL;
@@ -959,7 +959,7 @@ void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns)
     holds_end(plan, 0, 0, now_ns);
 }
 
-const struct cox_holds *cox_plan_holds(const struct cox_plan *plan)
+const struct cox_kv_leases *cox_plan_kv_leases(const struct cox_plan *plan)
 {
     return &plan->holds;
 }

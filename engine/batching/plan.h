@@ -38,7 +38,7 @@
 #define COX_COORDINATOR_PLAN_H
 
 #include "blocks.h"
-#include "holds.h"
+#include "kv_leases.h"
 #include "source.h"
 
 #define COX_STOP_COUNT_MAX 8
@@ -127,7 +127,7 @@ struct cox_sequence {
     uint32_t pulls;            /* started so far */
     bool fresh;                /* to be pulled, and nobody was told */
     bool recomputed;           /* its source was given up */
-    struct cox_hold *hold;     /* where it ended so, and is held: lent until it is released */
+    struct cox_kv_lease *hold;     /* where it ended so, and is held: lent until it is released */
     void *report;              /* of its last pull; the caller's, freed with free */
     enum cox_finish finish;    /* when done */
     struct cox_error error;    /* COX_FINISH_ERROR */
@@ -235,7 +235,7 @@ void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count)
 void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id);
 /* Ends those whose leases are over by now_ns; COX_DEADLINE_NEVER: all. */
 void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns);
-const struct cox_holds *cox_plan_holds(const struct cox_plan *plan); /* lent */
+const struct cox_kv_leases *cox_plan_kv_leases(const struct cox_plan *plan); /* lent */
 int64_t cox_plan_last_id(const struct cox_plan *plan);
 
 /* Sequences that ended and of which no step has told (nested: none ever does; otherwise the next one does, by its base where that is

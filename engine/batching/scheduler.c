@@ -539,7 +539,7 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
     int r = 0;
     /* Ranks may have forgotten what is held. */
     bool lost = cox_executor_life(scheduler->executor) != scheduler->life;
-    if (cox_plan_holds(scheduler->plan)->count)
+    if (cox_plan_kv_leases(scheduler->plan)->count)
         cox_plan_expire(scheduler->plan, lost ? COX_DEADLINE_NEVER : cox_now_ns());
     if (!transfer)
         return 0;
@@ -560,7 +560,7 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
 /* When there is something to look at although nobody wakes. */
 static uint64_t transfers_due_ns(const struct cox_scheduler *scheduler)
 {
-    uint64_t due_ns = cox_holds_due_ns(cox_plan_holds(scheduler->plan));
+    uint64_t due_ns = cox_kv_leases_due_ns(cox_plan_kv_leases(scheduler->plan));
     return scheduler->options.transfer
                ? cox_deadline_min(due_ns, cox_transfers_due_ns(scheduler->options.transfer))
                : due_ns;
@@ -871,9 +871,9 @@ void cox_scheduler_release(struct cox_scheduler *scheduler, uint64_t owner, int6
     cox_plan_release(scheduler->plan, owner, id);
 }
 
-const struct cox_holds *cox_scheduler_holds(const struct cox_scheduler *scheduler)
+const struct cox_kv_leases *cox_scheduler_kv_leases(const struct cox_scheduler *scheduler)
 {
-    return cox_plan_holds(scheduler->plan);
+    return cox_plan_kv_leases(scheduler->plan);
 }
 
 uint64_t cox_scheduler_life(const struct cox_scheduler *scheduler)

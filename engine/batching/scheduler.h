@@ -125,7 +125,7 @@ void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context);
 /* Inside feed and done: ends the hold of this owner and id (0: all of the owner). One that is over is fine. */
 void cox_scheduler_release(struct cox_scheduler *scheduler, uint64_t owner, int64_t id);
 /* On the thread of run: what is held now, lent until anything else is called. */
-const struct cox_holds *cox_scheduler_holds(const struct cox_scheduler *scheduler);
+const struct cox_kv_leases *cox_scheduler_kv_leases(const struct cox_scheduler *scheduler);
 /* cox_executor_life in which the ranks have what is held. */
 uint64_t cox_scheduler_life(const struct cox_scheduler *scheduler);
 /* Sequences had ids up to this. */

@@ -146,7 +146,7 @@ static void item_fail(struct item *item, int code, const char *text)
 
 /* As others pull it. NULL: no memory. */
 static struct cox_source *hold_source(const struct cox_serving *serving,
-                                      const struct cox_hold *hold)
+                                      const struct cox_kv_lease *hold)
 {
     const struct cox_source source = {
         .cluster_id = serving->options.name,
@@ -329,12 +329,12 @@ static void holds_clear(struct cox_serving *serving)
 /* What is held, for others to look at. Of what there is no memory for, they hear that it is not there. */
 static void holds_copy(struct cox_serving *serving)
 {
-    const struct cox_holds *holds = cox_scheduler_holds(serving->scheduler);
+    const struct cox_kv_leases *holds = cox_scheduler_kv_leases(serving->scheduler);
     if (holds->changes == serving->hold_changes)
         return;
     holds_clear(serving);
     serving->holds = calloc(holds->count + UINT64_C(1), sizeof *serving->holds);
-    for (const struct cox_hold *hold = holds->first; hold && serving->holds; hold = hold->next)
+    for (const struct cox_kv_lease *hold = holds->first; hold && serving->holds; hold = hold->next)
         if ((serving->holds[serving->hold_count] = hold_source(serving, hold)))
             serving->hold_count++;
     serving->status.holds = holds->count;

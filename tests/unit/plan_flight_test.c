@@ -474,7 +474,7 @@ static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
     struct cox_sequence *done = cox_plan_done(plan);
     assert_null(done->hold);
     cox_sequence_free(done);
-    assert_int_equal(cox_plan_holds(plan)->count, 1);
+    assert_int_equal(cox_plan_kv_leases(plan)->count, 1);
     cox_plan_revert(plan);
     done = cox_plan_done(plan);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);

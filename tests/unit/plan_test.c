@@ -499,7 +499,7 @@ static void m10_a_held_sequence_keeps_its_blocks_until_it_is_released(void **sta
     commit(plan, 1, 50);
     int64_t id = held_id(plan, true);
     assert_int_equal(cox_plan_free_blocks(plan), 14);
-    assert_int_equal(cox_plan_holds(plan)->count, 1);
+    assert_int_equal(cox_plan_kv_leases(plan)->count, 1);
     /* The ranks still know it, so that nobody else gets its blocks. */
     assert_int_equal(cox_plan_untold(plan, &ids), 0);
     const struct cox_step *step;
@@ -535,17 +535,17 @@ static void m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed(void
     held_id(plan, true);
     held_id(plan, true);
     assert_int_equal(cox_plan_free_blocks(plan), 10);
-    uint64_t due_ns = cox_holds_due_ns(cox_plan_holds(plan));
+    uint64_t due_ns = cox_kv_leases_due_ns(cox_plan_kv_leases(plan));
     cox_plan_expire(plan, due_ns - 1);
-    assert_int_equal(cox_plan_holds(plan)->count, 3);
+    assert_int_equal(cox_plan_kv_leases(plan)->count, 3);
     cox_plan_expire(plan, due_ns);
-    assert_int_equal(cox_plan_holds(plan)->count, 2);
+    assert_int_equal(cox_plan_kv_leases(plan)->count, 2);
     cox_plan_release(plan, 2, 0);
-    assert_int_equal(cox_plan_holds(plan)->count, 1);
+    assert_int_equal(cox_plan_kv_leases(plan)->count, 1);
     add(plan, 3, 2);
     next(plan);
     cox_plan_revert(plan);
-    assert_int_equal(cox_plan_holds(plan)->count, 0);
+    assert_int_equal(cox_plan_kv_leases(plan)->count, 0);
     /* The next step tells, whose base empties the tables. */
     const struct cox_step *step = next(plan);
     assert_int_equal(step->base, 0);

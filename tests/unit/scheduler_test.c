@@ -312,7 +312,7 @@ struct held {
 static void on_done_held(void *context, const struct cox_sequence *sequence)
 {
     struct held *held = context;
-    const struct cox_hold *hold = cox_scheduler_holds(held->scheduler)->first;
+    const struct cox_kv_lease *hold = cox_scheduler_kv_leases(held->scheduler)->first;
     while (hold && hold != sequence->hold)
         hold = hold->next;
     assert_ptr_equal(hold, sequence->hold);

@@ -448,7 +448,7 @@ static bool on_schedule_feed(void *context, bool idle, uint64_t until_ns)
     uint64_t version;
     (void)until_ns;
     if (idle) {
-        const struct cox_holds *holds = cox_scheduler_holds(schedule->scheduler);
+        const struct cox_kv_leases *holds = cox_scheduler_kv_leases(schedule->scheduler);
         schedule->hold_count = holds->count;
         schedule->hold_id = holds->first ? holds->first->id : 0;
         return false;

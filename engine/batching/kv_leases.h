@@ -1,5 +1,5 @@
 /*
- * holds: what finished sequences left in their blocks for others to pull.
+ * kv_leases: what finished sequences left in their blocks for others to pull.
  *
  * A hold lasts until it is released, its lease ends, or all are dropped because ranks forgot what they had. Who pulls
  * checks by itself that what it read was still there (generations of the blocks): nobody waits for readers here.
@@ -9,13 +9,13 @@
  * Blocks (the other kind): nothing.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_HOLDS_H
-#define COX_COORDINATOR_HOLDS_H
+#ifndef COX_COORDINATOR_KV_LEASES_H
+#define COX_COORDINATOR_KV_LEASES_H
 
 #include "channel/base/base.h"
 
-struct cox_hold {
-    struct cox_hold *next;
+struct cox_kv_lease {
+    struct cox_kv_lease *next;
     int64_t id;        /* of the sequence */
     uint64_t owner;    /* a number of the caller's, not 0 */
     uint64_t lease_ns; /* CLOCK_MONOTONIC */
@@ -24,21 +24,21 @@ struct cox_hold {
     int32_t blocks[];
 };
 
-struct cox_holds {
-    struct cox_hold *first; /* oldest first */
+struct cox_kv_leases {
+    struct cox_kv_lease *first; /* oldest first */
     uint32_t count;
     uint64_t block_count;
     uint64_t changes; /* another number with every change */
 };
 
 /* NULL: no memory. blocks are copied. */
-struct cox_hold *cox_holds_add(struct cox_holds *holds, int64_t id, uint64_t owner,
+struct cox_kv_lease *cox_kv_leases_add(struct cox_kv_leases *holds, int64_t id, uint64_t owner,
                                uint64_t lease_ns, const int32_t *blocks, uint32_t count);
 /* Takes out one of this owner (0: any) and id (0: any) whose lease is over at now_ns (COX_DEADLINE_NEVER: any), NULL: there is
  * none. It is the caller's, freed with free. */
-struct cox_hold *cox_holds_take(struct cox_holds *holds, uint64_t owner, int64_t id,
+struct cox_kv_lease *cox_kv_leases_take(struct cox_kv_leases *holds, uint64_t owner, int64_t id,
                                 uint64_t now_ns);
 /* When the next lease ends; COX_DEADLINE_NEVER: there is none. */
-uint64_t cox_holds_due_ns(const struct cox_holds *holds);
+uint64_t cox_kv_leases_due_ns(const struct cox_kv_leases *holds);
 
 #endif

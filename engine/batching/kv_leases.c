@@ -1,16 +1,16 @@
-#include "holds.h"
+#include "kv_leases.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-struct cox_hold *cox_holds_add(struct cox_holds *holds, int64_t id, uint64_t owner,
+struct cox_kv_lease *cox_kv_leases_add(struct cox_kv_leases *holds, int64_t id, uint64_t owner,
                                uint64_t lease_ns, const int32_t *blocks, uint32_t count)
 {
-    struct cox_hold **end = &holds->first;
-    struct cox_hold *hold = malloc(sizeof *hold + count * sizeof *blocks);
+    struct cox_kv_lease **end = &holds->first;
+    struct cox_kv_lease *hold = malloc(sizeof *hold + count * sizeof *blocks);
     if (!hold)
         return NULL;
-    *hold = (struct cox_hold){.id = id, .owner = owner, .lease_ns = lease_ns, .block_count = count};
+    *hold = (struct cox_kv_lease){.id = id, .owner = owner, .lease_ns = lease_ns, .block_count = count};
     memcpy(hold->blocks, blocks, count * sizeof *blocks);
     while (*end)
         end = &(*end)->next;
@@ -21,14 +21,14 @@ struct cox_hold *cox_holds_add(struct cox_holds *holds, int64_t id, uint64_t own
     return hold;
 }
 
-struct cox_hold *cox_holds_take(struct cox_holds *holds, uint64_t owner, int64_t id,
+struct cox_kv_lease *cox_kv_leases_take(struct cox_kv_leases *holds, uint64_t owner, int64_t id,
                                 uint64_t now_ns)
 {
-    struct cox_hold **link = &holds->first;
+    struct cox_kv_lease **link = &holds->first;
     while (*link && ((owner && (*link)->owner != owner) || (id && (*link)->id != id) ||
                      (*link)->lease_ns > now_ns))
         link = &(*link)->next;
-    struct cox_hold *hold = *link;
+    struct cox_kv_lease *hold = *link;
     if (!hold)
         return NULL;
     *link = hold->next;
@@ -38,10 +38,10 @@ struct cox_hold *cox_holds_take(struct cox_holds *holds, uint64_t owner, int64_t
     return hold;
 }
 
-uint64_t cox_holds_due_ns(const struct cox_holds *holds)
+uint64_t cox_kv_leases_due_ns(const struct cox_kv_leases *holds)
 {
     uint64_t due_ns = COX_DEADLINE_NEVER;
-    for (const struct cox_hold *hold = holds->first; hold; hold = hold->next)
+    for (const struct cox_kv_lease *hold = holds->first; hold; hold = hold->next)
         due_ns = cox_deadline_min(due_ns, hold->lease_ns);
     return due_ns;
 }
