@@ -56,7 +56,7 @@ COX_PUBLIC int cox_handle_parse(const struct cox_handle *handle, struct cox_hand
 
 /* ---- which ways work here ---- */
 
-struct cox_handle_ways {
+struct cox_handle_probe {
     bool pidfd_getfd; /* the kernel has it and allows it for processes of this user */
     int pidfd_error;  /* why not, -errno; 0 */
     bool door;        /* the door given answers */
@@ -68,7 +68,7 @@ struct cox_handle_ways {
  * tried). Where yama is 1 a child is what a process may look into; any other one has to consent, whatever
  * pidfd_getfd says here. Returns 0 or -errno. */
 COX_PUBLIC int cox_handle_query(const char *door_path, uint64_t deadline_ns,
-                                struct cox_handle_ways *ret_ways);
+                                struct cox_handle_probe *ret_ways);
 
 /* Consent: who may take fds out of this process where Yama restricts that to ancestors. Nothing of
  * the kind is ever set unless asked for. */

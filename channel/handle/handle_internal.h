@@ -79,7 +79,7 @@ int cox_handle_open_way(const struct cox_handle *handle, const char *door_path,
                         uint64_t deadline_ns, int *ret_fd, enum cox_handle_way *ret_way,
                         struct cox_error *err);
 
-/* ---- handle_ways.c ---- */
+/* ---- handle_probe.c ---- */
 
 /* kernel.yama.ptrace_scope; -1: there is no Yama, or it cannot be told. */
 int cox_handle_yama(void);

@@ -5,7 +5,7 @@
 #include "channel/socket/door.h"
 #include "channel/base/cgroup.h"
 #include "crew.h"
-#include "probe.h"
+#include "doctor_checks.h"
 
 #include <fcntl.h>
 #include <getopt.h>
@@ -132,7 +132,7 @@ static void check_shared_memory(struct doctor *doctor)
             "size of a file", "ulimit -f unlimited", "%s; the largest region has %" PRIu64 "%s",
             at_most(text, sizeof text, space.region), size,
             limited ? ", a rank's KV cache is a file as well, and so are shared weights" : "");
-    finding_call(doctor, BAD, "unnamed files there", cox_probe_unnamed_file(),
+    finding_call(doctor, BAD, "unnamed files there", cox_doctor_unnamed_file(),
                  "O_TMPFILE and linkat work", "put a tmpfs on /dev/shm, not another file system",
                  "it takes a tmpfs on /dev/shm, /proc mounted, and a seccomp profile that allows "
                  "linkat");
@@ -142,24 +142,24 @@ static void check_shared_memory(struct doctor *doctor)
 
 static void check_calls(struct doctor *doctor)
 {
-    finding_call(doctor, BAD, "sealed memory", cox_probe_seals(), "memfd with all seals",
+    finding_call(doctor, BAD, "sealed memory", cox_doctor_seals(), "memfd with all seals",
                  "Linux 5.1 has it; without it neither sealed groups start nor a model on more "
                  "than one rank",
                  "the seccomp profile has to allow memfd_create, and /proc is needed; without it "
                  "neither sealed groups start nor a model on more than one rank");
-    finding_call(doctor, BAD, "children by pidfd", cox_probe_child_pidfd(),
+    finding_call(doctor, BAD, "children by pidfd", cox_doctor_child_pidfd(),
                  "CLONE_PIDFD and P_PIDFD work", "Linux 5.4 or later is needed",
                  "the seccomp profile has to allow clone and waitid");
-    int r = cox_probe_pidfd_open();
+    int r = cox_doctor_pidfd_open();
     finding_call(doctor, r == -ENOSYS ? NOTE : BAD, "pidfd_open", r, "deaths are seen at once",
                  "Linux 5.3 has it; without it ranks see each other's deaths by /proc, and a "
                  "worker inside a "
                  "wrapper (sh -c) cannot start",
                  "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does)");
-    finding_call(doctor, NOTE, "close_range", cox_probe_close_range(), "there",
+    finding_call(doctor, NOTE, "close_range", cox_doctor_close_range(), "there",
                  "Linux 5.9 has it; without it a worker starts more slowly",
                  "a newer seccomp profile allows it; without it a worker starts more slowly");
-    finding_call(doctor, NOTE, "futex_waitv", cox_probe_futex_waitv(), "there",
+    finding_call(doctor, NOTE, "futex_waitv", cox_doctor_futex_waitv(), "there",
                  "Linux 5.16 has it; not needed yet",
                  "a newer seccomp profile allows it; not needed yet");
 }
@@ -169,16 +169,16 @@ static void check_door(struct doctor *doctor)
 {
     char path[COX_DOOR_PATH_SIZE] = "";
     struct cox_error err = {0};
-    int r = cox_probe_door_folder(path, &err);
+    int r = cox_doctor_door_folder(path, &err);
     finding(doctor, r ? NOTE : GOOD, "door folder",
             "without it a named group starts, but coxswain status and stop cannot reach it; a "
             "sealed one does not start",
             "%s", r ? err.text : path);
     static const char advice[] =
         "the seccomp profile has to allow getsockopt; named attach works without";
-    finding_call(doctor, NOTE, "socket peers", cox_probe_socket_peer(), "SO_PEERCRED works", advice,
+    finding_call(doctor, NOTE, "socket peers", cox_doctor_socket_peer(), "SO_PEERCRED works", advice,
                  advice);
-    r = cox_probe_futex_read_only();
+    r = cox_doctor_futex_read_only();
     /* Who may not use futexes between processes has no semaphores either. */
     finding(doctor,
             r == -EFAULT ? NOTE
@@ -205,8 +205,8 @@ static void check_handles(struct doctor *doctor)
         finding(doctor, GOOD, "ptrace scope", NULL,
                 "no Yama: processes of one user may open each other's fds");
     }
-    int parent = cox_probe_pidfd_getfd(COX_PROBE_CHILD);
-    int sibling = cox_probe_pidfd_getfd(COX_PROBE_SIBLING);
+    int parent = cox_doctor_pidfd_getfd(COX_PROBE_CHILD);
+    int sibling = cox_doctor_pidfd_getfd(COX_PROBE_SIBLING);
     if (parent == -ENOSYS)
         snprintf(advice, sizeof advice, "Linux 5.6 has it; fds are passed over sockets instead");
     else if (scope)
@@ -266,7 +266,7 @@ static void check_memory(struct doctor *doctor, const struct cox_cgroup *cgroup)
     uint64_t needed =
         cox_geometry_memory_bytes(&group) + (doctor->rank_count + UINT64_C(1)) * BYTES_OF_PROCESS;
     uint64_t least = cox_geometry_memory_bytes(&one) + 2 * BYTES_OF_PROCESS, available;
-    int r = cox_probe_memory(&available);
+    int r = cox_doctor_memory(&available);
     if (r)
         finding(doctor, NOTE, "memory", "mount /proc", "cannot be told: %s", cox_status_text(r));
     else
@@ -327,7 +327,7 @@ static void check_clock(struct doctor *doctor)
 static void check_processors(struct doctor *doctor, const struct cox_cgroup_limit *quota)
 {
     uint32_t allowed = 0;
-    int r = cox_probe_processors(&allowed);
+    int r = cox_doctor_processors(&allowed);
     if (r)
         finding(doctor, NOTE, "processors", "the seccomp profile should allow sched_getaffinity",
                 "cannot be told: %s", cox_status_text(r));

@@ -5,7 +5,7 @@
 #include "link_client.h"
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
-#include "target.h"
+#include "connection.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -29,7 +29,7 @@ typedef CoxswainControl__LinkState link_message;
 
 struct choice {
     const char *command;
-    struct cox_target target;
+    struct cox_connection target;
     const char *word; /* the other group, or the role; NULL: none */
     bool wait, no_wait;
     bool json;
@@ -260,7 +260,7 @@ static int take_option(struct choice *choice, const struct verb *verb, int optio
     choice->json = choice->json || option == OPTION_JSON;
     return option >= COX_OPTION_TARGET_COMMAND
                ? 0
-               : cox_target_take(&choice->target, option, argv, err);
+               : cox_connection_take(&choice->target, option, argv, err);
 }
 
 static int take_word(struct choice *choice, const struct verb *verb, int count, char *const *words,
@@ -282,7 +282,7 @@ static int talk(const struct choice *choice, const struct verb *verb)
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct cox_error error = {0};
     uint64_t deadline_ns = cox_deadline_after_ms(choice->target.timeout_ms);
-    int r = cox_target_open(&choice->target, &client, deadline_ns, &error);
+    int r = cox_connection_open(&choice->target, &client, deadline_ns, &error);
     if (!r)
         r = verb->run(choice, &client, deadline_ns, &error);
     cox_client_clean_text(error.text);
@@ -305,7 +305,7 @@ static int command(const struct verb *verb, int argc, char **argv)
     if (!r)
         r = take_word(&choice, verb, argc - optind, argv + optind, &error);
     if (!r)
-        r = cox_target_check(&choice.target, &error);
+        r = cox_connection_check(&choice.target, &error);
     return r ? cox_exit_usage(verb->name, &error) : cox_exit_flushed(talk(&choice, verb));
 }
 

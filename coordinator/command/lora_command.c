@@ -3,7 +3,7 @@
 
 #include "adapter_options.h"
 #include "proto/control.pb-c.h"
-#include "target.h"
+#include "connection.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -25,7 +25,7 @@ typedef CoxswainControl__LoraReply lora_reply;
 
 struct choice {
     CoxswainControl__LoraAction action;
-    struct cox_target target;
+    struct cox_connection target;
     const char *adapter;
     char *path; /* absolute */
     bool json;
@@ -149,7 +149,7 @@ static int ask(const struct choice *choice, struct cox_client *client, lora_repl
     lora.path = choice->path;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA;
     request.lora = &lora;
-    int r = cox_target_open(&choice->target, client, deadline_ns, err);
+    int r = cox_connection_open(&choice->target, client, deadline_ns, err);
     if (!r)
         r = cox_client_ask(client, &request, deadline_ns, &reply, err);
     if (r)
@@ -219,12 +219,12 @@ int cox_command_lora(int argc, char **argv)
         if (option == OPTION_JSON)
             choice.json = true;
         else
-            r = cox_target_take(&choice.target, option, argv, &error);
+            r = cox_connection_take(&choice.target, option, argv, &error);
     }
     if (!r)
         r = take_words(&choice, argc - optind, argv + optind, &error);
     if (!r)
-        r = cox_target_check(&choice.target, &error);
+        r = cox_connection_check(&choice.target, &error);
     int exit_status = r ? cox_exit_usage("lora", &error) : cox_exit_flushed(lora(&choice));
     free(choice.path);
     return exit_status;

@@ -5,7 +5,7 @@
 #include "channel/shm/geometry.h"
 #include "link_client.h"
 #include "proto/control.pb-c.h"
-#include "target.h"
+#include "connection.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -25,7 +25,7 @@ typedef CoxswainControl__PullReply pull_reply;
 typedef CoxswainControl__RankPull rank_pull;
 
 struct choice {
-    struct cox_target target;
+    struct cox_connection target;
     const char *from;
     uint64_t hold;
     bool json;
@@ -124,7 +124,7 @@ static int ask(const struct choice *choice, struct cox_client *owner, struct cox
     CoxswainControl__PullRequest pull = COXSWAIN_CONTROL__PULL_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     CoxswainControl__ControlReply *reply;
-    int r = cox_target_open(&choice->target, client, deadline_ns, err);
+    int r = cox_connection_open(&choice->target, client, deadline_ns, err);
     if (!r)
         r = cox_client_open(owner, choice->from, deadline_ns, err);
     if (!r)
@@ -173,7 +173,7 @@ static int take_option(struct choice *choice, int option, char *const *argv, str
         choice->json = true;
         return 0;
     default:
-        return cox_target_take(&choice->target, option, argv, err);
+        return cox_connection_take(&choice->target, option, argv, err);
     }
 }
 
@@ -195,6 +195,6 @@ int cox_command_pull_kv(int argc, char **argv)
     if (!r && (!choice.from || !choice.hold))
         r = cox_fail(&error, COX_INVALID, "say what: --from OWNER --hold ID");
     if (!r)
-        r = cox_target_check(&choice.target, &error);
+        r = cox_connection_check(&choice.target, &error);
     return r ? cox_exit_usage("pull-kv", &error) : cox_exit_flushed(pull_kv(&choice));
 }

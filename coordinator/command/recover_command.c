@@ -2,7 +2,7 @@
 #include "command.h"
 
 #include "proto/control.pb-c.h"
-#include "target.h"
+#include "connection.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -25,7 +25,7 @@ typedef CoxswainControl__RecoverResult recover_result;
 
 struct choice {
     uint32_t command;
-    struct cox_target target;
+    struct cox_connection target;
     bool rank_given;
     uint32_t rank;
     bool kill;
@@ -159,7 +159,7 @@ static int ask(const struct choice *choice, struct cox_client *client, recover_r
     recover.has_kill = recover.kill = choice->kill;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER;
     request.recover = &recover;
-    int r = cox_target_open(&choice->target, client, deadline_ns, err);
+    int r = cox_connection_open(&choice->target, client, deadline_ns, err);
     if (!r)
         r = cox_client_ask(client, &request, deadline_ns, &reply, err);
     if (r)
@@ -229,7 +229,7 @@ static int take_option(struct choice *choice, int option, char *const *argv, str
         choice->json = true;
         return 0;
     default:
-        return cox_target_take(&choice->target, option, argv, err);
+        return cox_connection_take(&choice->target, option, argv, err);
     }
 }
 
@@ -249,6 +249,6 @@ int cox_command_recover(int argc, char **argv)
     if (!r)
         r = take_command(&choice, argc - optind, argv + optind, &error);
     if (!r)
-        r = cox_target_check(&choice.target, &error);
+        r = cox_connection_check(&choice.target, &error);
     return r ? cox_exit_usage("recover", &error) : cox_exit_flushed(recover(&choice));
 }

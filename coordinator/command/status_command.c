@@ -6,7 +6,7 @@
 #include "coordinator/server/recovery.h"
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
-#include "target.h"
+#include "connection.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -23,7 +23,7 @@ enum {
 typedef CoxswainControl__StatusReply status_reply;
 
 struct choice {
-    struct cox_target target;
+    struct cox_connection target;
     bool json;
 };
 
@@ -669,7 +669,7 @@ static int status(const struct choice *choice)
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct cox_error error = {0};
     uint64_t deadline_ns = cox_deadline_after_ms(choice->target.timeout_ms);
-    int r = cox_target_open(&choice->target, &client, deadline_ns, &error);
+    int r = cox_connection_open(&choice->target, &client, deadline_ns, &error);
     status_reply *reply;
     if (!r)
         r = cox_client_status(&client, deadline_ns, &reply, &error);
@@ -697,11 +697,11 @@ int cox_command_status(int argc, char **argv)
         if (option == OPTION_JSON)
             choice.json = true;
         else
-            r = cox_target_take(&choice.target, option, argv, &error);
+            r = cox_connection_take(&choice.target, option, argv, &error);
     }
     if (!r && optind < argc)
         r = cox_fail(&error, COX_INVALID, "'%.64s' is not expected here", argv[optind]);
     if (!r)
-        r = cox_target_check(&choice.target, &error);
+        r = cox_connection_check(&choice.target, &error);
     return r ? cox_exit_usage("status", &error) : cox_exit_flushed(status(&choice));
 }

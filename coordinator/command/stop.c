@@ -4,7 +4,7 @@
 #include "channel/base/peer.h"
 #include "channel/socket/socket.h"
 #include "proto/control.pb-c.h"
-#include "target.h"
+#include "connection.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -76,13 +76,13 @@ static int await_end(struct cox_client *client, const struct cox_peer *peer, uin
     }
 }
 
-static int stop(const struct cox_target *target)
+static int stop(const struct cox_connection *target)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     struct cox_error error = {0};
     uint64_t deadline_ns = cox_deadline_after_ms(target->timeout_ms);
-    int r = cox_target_open(target, &client, deadline_ns, &error);
+    int r = cox_connection_open(target, &client, deadline_ns, &error);
     if (r)
         return cox_exit_with(&error);
     /* Before it is told: it answers after this, so the number is still its own. */
@@ -97,7 +97,7 @@ static int stop(const struct cox_target *target)
 
 int cox_command_stop(int argc, char **argv)
 {
-    struct cox_target target = {.timeout_ms = TIMEOUT_MS};
+    struct cox_connection target = {.timeout_ms = TIMEOUT_MS};
     struct cox_error error = {0};
     int option, r = 0;
     while (!r &&
@@ -106,11 +106,11 @@ int cox_command_stop(int argc, char **argv)
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
         }
-        r = cox_target_take(&target, option, argv, &error);
+        r = cox_connection_take(&target, option, argv, &error);
     }
     if (!r && optind < argc)
         r = cox_fail(&error, COX_INVALID, "'%.64s' is not expected here", argv[optind]);
     if (!r)
-        r = cox_target_check(&target, &error);
+        r = cox_connection_check(&target, &error);
     return r ? cox_exit_usage("stop", &error) : cox_exit_flushed(stop(&target));
 }

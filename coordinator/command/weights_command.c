@@ -2,7 +2,7 @@
 #include "command.h"
 
 #include "proto/control.pb-c.h"
-#include "target.h"
+#include "connection.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -39,7 +39,7 @@ static const struct option long_options[] = {
     {NULL, 0, NULL, 0},
 };
 
-static int ask(const struct cox_target *target, const char *directory, struct cox_client *client,
+static int ask(const struct cox_connection *target, const char *directory, struct cox_client *client,
                uint64_t *ret_version, struct cox_error *err)
 {
     CoxswainControl__WeightsRequest weights = COXSWAIN_CONTROL__WEIGHTS_REQUEST__INIT;
@@ -51,7 +51,7 @@ static int ask(const struct cox_target *target, const char *directory, struct co
     weights.timeout_ms = target->timeout_ms;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_WEIGHTS;
     request.weights = &weights;
-    int r = cox_target_open(target, client, deadline_ns, err);
+    int r = cox_connection_open(target, client, deadline_ns, err);
     if (!r)
         r = cox_client_ask(client, &request, deadline_ns, &reply, err);
     if (r)
@@ -64,7 +64,7 @@ static int ask(const struct cox_target *target, const char *directory, struct co
     return 0;
 }
 
-static int replace(const struct cox_target *target, const char *directory)
+static int replace(const struct cox_connection *target, const char *directory)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     _cox_cleanup_(cox_free_ptr) char *absolute = realpath(directory, NULL);
@@ -85,7 +85,7 @@ static int replace(const struct cox_target *target, const char *directory)
 
 int cox_command_weights(int argc, char **argv)
 {
-    struct cox_target target = {.timeout_ms = TIMEOUT_MS};
+    struct cox_connection target = {.timeout_ms = TIMEOUT_MS};
     struct cox_error error = {0};
     int option, r = 0;
     while (!r &&
@@ -94,11 +94,11 @@ int cox_command_weights(int argc, char **argv)
             help(stdout);
             return cox_exit_flushed(COX_EXIT_OK);
         }
-        r = cox_target_take(&target, option, argv, &error);
+        r = cox_connection_take(&target, option, argv, &error);
     }
     if (!r && argc - optind != 1)
         r = cox_fail(&error, COX_INVALID, "expected one DIR: the folder of a model");
     if (!r)
-        r = cox_target_check(&target, &error);
+        r = cox_connection_check(&target, &error);
     return r ? cox_exit_usage("weights", &error) : cox_exit_flushed(replace(&target, argv[optind]));
 }

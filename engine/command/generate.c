@@ -7,7 +7,7 @@
 #include "proto/control.pb-c.h"
 #include "remote.h"
 #include "coordinator/command/signals.h"
-#include "split.h"
+#include "prefill_decode.h"
 
 #include <inttypes.h>
 #include <jansson.h>
@@ -57,7 +57,7 @@ struct generate {
     bool quiet;
     bool join;
     struct cox_adapter_choice adapters;
-    struct cox_split_options split;
+    struct cox_prefill_decode_options split;
     struct cox_prompts prompts;
     struct cox_tokenizer *tokenizer;
     char *model; /* that a running group told */
@@ -570,7 +570,7 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
 /* prefill: the other group, NULL: there is one. */
 static int remote_run(struct generate *g, struct cox_client *client, struct cox_client *prefill,
                       uint32_t window, struct interrupt *interrupt,
-                      struct cox_scheduler_stats *stats, struct cox_split_stats *split,
+                      struct cox_scheduler_stats *stats, struct cox_prefill_decode_stats *split,
                       struct cox_error *err)
 {
     struct cox_signals signals = COX_SIGNALS_NONE;
@@ -580,7 +580,7 @@ static int remote_run(struct generate *g, struct cox_client *client, struct cox_
         r = cox_signals_start(&signals, on_signal, interrupt, err);
     g->split.window = window;
     if (!r && prefill)
-        r = cox_split_complete(&g->prompts, prefill, client, &g->split, interrupt->fd, &g->complete,
+        r = cox_prefill_decode_complete(&g->prompts, prefill, client, &g->split, interrupt->fd, &g->complete,
                                stats, split, err);
     else if (!r)
         r = cox_remote_complete(&g->prompts, client, g->group.name, window, interrupt->fd,
@@ -656,7 +656,7 @@ static int split_side(struct generate *g, struct cox_client *client, const char 
     return r;
 }
 
-static void split_summarize(const struct generate *g, const struct cox_split_stats *stats)
+static void split_summarize(const struct generate *g, const struct cox_prefill_decode_stats *stats)
 {
     cox_console_say("'%s' pulled %" PRIu64 " prompts from '%s' and computed %" PRIu64
                     " itself; linked %" PRIu64 " time%s",
@@ -682,7 +682,7 @@ static int generate_split(struct generate *g)
         return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
                                                       : cox_exit_with(&error);
     struct cox_scheduler_stats stats = {0};
-    struct cox_split_stats split = {0};
+    struct cox_prefill_decode_stats split = {0};
     struct interrupt interrupt = {.fd = -1};
     g->split.connect_ms = CONNECT_MS;
     if (!g->split.lease_ms)
@@ -696,7 +696,7 @@ static int generate_split(struct generate *g)
 
 static int split_check(const struct generate *g, struct cox_error *err)
 {
-    const struct cox_split_options *split = &g->split;
+    const struct cox_prefill_decode_options *split = &g->split;
     if (!split->prefill && !split->decode)
         return split->lease_ms || split->no_recompute
                    ? cox_fail(err, COX_INVALID,

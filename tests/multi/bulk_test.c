@@ -760,7 +760,7 @@ static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
 /* Skips what is about fds that are taken from process to process where nobody may. */
 static void needs_pidfd_getfd(void)
 {
-    struct cox_handle_ways ways;
+    struct cox_handle_probe ways;
     assert_int_equal(cox_handle_query(NULL, 0, &ways), 0);
     if (ways.pidfd_getfd)
         return;

@@ -367,7 +367,7 @@ static void l15_b29_nothing_is_left_at_the_door(void **state)
 
 static void l13_query_tells_whether_the_door_answers(void **state)
 {
-    struct cox_handle_ways ways;
+    struct cox_handle_probe ways;
     (void)state;
     door_start(0);
     int fds = fd_count();

@@ -928,7 +928,7 @@ static void consents_to_nobody(void *context)
     struct cox_importer *importer;
     const struct cox_import *import;
     struct cox_handle handle;
-    struct cox_handle_ways ways;
+    struct cox_handle_probe ways;
     call_deny(SYS_prctl, PR_SET_PTRACER, 0);
     CHECK(cox_exporter_new(NULL, &exporter, NULL) == 0);
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
@@ -1005,7 +1005,7 @@ static void l14_without_yama_there_is_nothing_to_consent_to(void **state)
 
 static void query_denied(void *context)
 {
-    struct cox_handle_ways ways;
+    struct cox_handle_probe ways;
     int error = *(int *)context;
     call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, error);
     CHECK(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0);
@@ -1016,7 +1016,7 @@ static void query_denied(void *context)
 
 static void l13_query_tells_the_ways_that_work_here(void **state)
 {
-    struct cox_handle_ways ways = {.door = true};
+    struct cox_handle_probe ways = {.door = true};
     (void)state;
     assert_int_equal(cox_handle_query(NULL, 0, &ways), 0);
     assert_true(ways.pidfd_getfd == (ways.pidfd_error == 0));
@@ -1037,7 +1037,7 @@ static void on_child(int signal_number)
 
 static void query_quietly(void *context)
 {
-    struct cox_handle_ways ways;
+    struct cox_handle_probe ways;
     (void)context;
     signal(SIGCHLD, on_child);
     CHECK(cox_handle_query(NULL, 0, &ways) == 0);

@@ -1,4 +1,4 @@
-#include "probe.h"
+#include "doctor_checks.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,7 +17,7 @@
 #include "channel/base/futex.h"
 #include "channel/socket/socket.h"
 
-int cox_probe_unnamed_file(void)
+int cox_doctor_unnamed_file(void)
 {
     _cox_cleanup_(cox_close_fd) int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (fd < 0)
@@ -57,7 +57,7 @@ static int memory_seal(const int fds[2])
     return 0;
 }
 
-int cox_probe_seals(void)
+int cox_doctor_seals(void)
 {
     int fds[2];
     int r = memory_make(fds);
@@ -68,7 +68,7 @@ int cox_probe_seals(void)
     return r;
 }
 
-int cox_probe_futex_read_only(void)
+int cox_doctor_futex_read_only(void)
 {
     const size_t size = (size_t)sysconf(_SC_PAGESIZE);
     void *map = mmap(NULL, size, PROT_READ, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
@@ -80,7 +80,7 @@ int cox_probe_futex_read_only(void)
     return r == COX_TIMEOUT ? 0 : r;
 }
 
-int cox_probe_socket_peer(void)
+int cox_doctor_socket_peer(void)
 {
     int fds[2];
     struct cox_socket_peer peer;
@@ -125,7 +125,7 @@ static int folder_try_parent(const char *path, struct cox_error *err)
                     strrchr(path, '/') + 1, parent, cox_status_text(-errno));
 }
 
-int cox_probe_door_folder(char *path, struct cox_error *err)
+int cox_doctor_door_folder(char *path, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int folder_fd = -1;
     struct cox_error why = {0};
@@ -138,7 +138,7 @@ int cox_probe_door_folder(char *path, struct cox_error *err)
     return r ? cox_fail(err, r, "%s", why.text) : folder_bind(folder_fd, path, err);
 }
 
-int cox_probe_child_pidfd(void)
+int cox_doctor_child_pidfd(void)
 {
     _cox_cleanup_(cox_close_fd) int pidfd = -1;
     pid_t pid = (pid_t)syscall(SYS_clone, (unsigned long)(CLONE_VFORK | CLONE_PIDFD | SIGCHLD),
@@ -158,7 +158,7 @@ int cox_probe_child_pidfd(void)
     return r;
 }
 
-int cox_probe_pidfd_open(void)
+int cox_doctor_pidfd_open(void)
 {
     int fd = (int)syscall(SYS_pidfd_open, getppid() > 0 ? getppid() : getpid(), 0);
     if (fd < 0)
@@ -167,12 +167,12 @@ int cox_probe_pidfd_open(void)
     return 0;
 }
 
-int cox_probe_close_range(void)
+int cox_doctor_close_range(void)
 {
     return close_range(~0U, ~0U, 0) < 0 ? -errno : 0; /* there is no such fd */
 }
 
-int cox_probe_futex_waitv(void)
+int cox_doctor_futex_waitv(void)
 {
 #if defined SYS_futex_waitv && defined FUTEX_32
     const uint32_t word = 1;
@@ -197,7 +197,7 @@ static int fetch(pid_t pid, int fd)
     return 0;
 }
 
-int cox_probe_pidfd_getfd(enum cox_probe_whose whose)
+int cox_doctor_pidfd_getfd(enum cox_doctor_whose whose)
 {
     int fds[2], status = 0;
     if (pipe2(fds, O_CLOEXEC) < 0)
@@ -228,7 +228,7 @@ int cox_probe_pidfd_getfd(enum cox_probe_whose whose)
     return r;
 }
 
-int cox_probe_processors(uint32_t *ret_count)
+int cox_doctor_processors(uint32_t *ret_count)
 {
     /* The kernel refuses a set that could be too small for the machine: cpu_set_t ends at 1024. */
     for (size_t count = CPU_SETSIZE; count <= CPU_SETSIZE << 10; count *= 2) {
@@ -246,7 +246,7 @@ int cox_probe_processors(uint32_t *ret_count)
     return -EINVAL;
 }
 
-int cox_probe_memory(uint64_t *ret_bytes)
+int cox_doctor_memory(uint64_t *ret_bytes)
 {
     FILE *file = fopen("/proc/meminfo", "re");
     if (!file)

@@ -165,9 +165,9 @@ static int probe_child_getfd(int *ret_error)
     return r;
 }
 
-int cox_handle_query(const char *door_path, uint64_t deadline_ns, struct cox_handle_ways *ret_ways)
+int cox_handle_query(const char *door_path, uint64_t deadline_ns, struct cox_handle_probe *ret_ways)
 {
-    struct cox_handle_ways ways = {.yama = cox_handle_yama()};
+    struct cox_handle_probe ways = {.yama = cox_handle_yama()};
     int r = probe_child_getfd(&ways.pidfd_error);
     if (r)
         return r;

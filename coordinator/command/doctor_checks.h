@@ -1,5 +1,5 @@
 /*
- * probe: tries what a group will need of the kernel, so that a refusal is known before the start.
+ * doctor_checks: tries what a group will need of the kernel, so that a refusal is known before the start.
  *
  * A version number says little: distributions bring features back, and the seccomp profile of a container takes them
  * away. So each probe does the thing itself, in small, as the library does it.
@@ -8,8 +8,8 @@
  *
  * Threads: one at a time; those that fork must run before the process has threads.
  * Blocks: until the children that a probe forks have ended, which is at once.
- * If the process dies: the children end with it. Only between two calls of cox_probe_unnamed_file can a name be left,
- *   /dev/shm/<pid>_doctor, and of cox_probe_door_folder, <pid>.doctor in that folder.
+ * If the process dies: the children end with it. Only between two calls of cox_doctor_unnamed_file can a name be left,
+ *   /dev/shm/<pid>_doctor, and of cox_doctor_door_folder, <pid>.doctor in that folder.
  */
 #ifndef COX_COORDINATOR_PROBE_H
 #define COX_COORDINATOR_PROBE_H
@@ -17,35 +17,35 @@
 #include "channel/base/base.h"
 
 /* A file without a name in /dev/shm, that is given one: how regions appear only when they are whole. */
-int cox_probe_unnamed_file(void);
+int cox_doctor_unnamed_file(void);
 /* A memfd with the seals that a region without a name has, which then nobody can map for writing, and
  * everybody for reading. */
-int cox_probe_seals(void);
+int cox_doctor_seals(void);
 /* A word in memory that is mapped for reading only can be slept on: how ranks of sealed groups wait. */
-int cox_probe_futex_read_only(void);
+int cox_doctor_futex_read_only(void);
 /* A socket tells whose process is at its other end: who may come in at a door. */
-int cox_probe_socket_peer(void);
+int cox_doctor_socket_peer(void);
 /* Where the sockets of groups are, or would be: path (of COX_DOOR_PATH_SIZE bytes) is filled unless COX_TOO_LARGE is
  * returned. Nothing is made there but a socket that is removed again. Returns as cox_door_open for the folder; err has
  * what is wrong and what to do. */
-int cox_probe_door_folder(char *path, struct cox_error *err);
+int cox_doctor_door_folder(char *path, struct cox_error *err);
 /* A process that comes with its pidfd (CLONE_PIDFD) and is reaped by it (P_PIDFD): how workers start and end. */
-int cox_probe_child_pidfd(void);
+int cox_doctor_child_pidfd(void);
 /* A pidfd for a process that is not ours: how a worker watches its coordinator. */
-int cox_probe_pidfd_open(void);
-int cox_probe_close_range(void);
-int cox_probe_futex_waitv(void);
+int cox_doctor_pidfd_open(void);
+int cox_doctor_close_range(void);
+int cox_doctor_futex_waitv(void);
 
-enum cox_probe_whose {
+enum cox_doctor_whose {
     COX_PROBE_CHILD,   /* of a process by its parent: of a worker by its coordinator */
     COX_PROBE_SIBLING, /* of a process by another child of its parent: between workers */
 };
 /* An fd of another process, by its number. */
-int cox_probe_pidfd_getfd(enum cox_probe_whose whose);
+int cox_doctor_pidfd_getfd(enum cox_doctor_whose whose);
 
 /* Processors that this process may run on, however many the machine has. Returns 0 or -errno. */
-int cox_probe_processors(uint32_t *ret_count);
+int cox_doctor_processors(uint32_t *ret_count);
 /* Bytes that new processes can have without swapping. Returns 0 or -errno. */
-int cox_probe_memory(uint64_t *ret_bytes);
+int cox_doctor_memory(uint64_t *ret_bytes);
 
 #endif

@@ -1,4 +1,4 @@
-#include "split.h"
+#include "prefill_decode.h"
 
 #include "coordinator/command/console.h"
 #include "coordinator/command/link_client.h"
@@ -43,7 +43,7 @@ struct part {
 struct split {
     struct cox_prompts *prompts;
     struct cox_client *clients[2]; /* prefill, decode */
-    const struct cox_split_options *how;
+    const struct cox_prefill_decode_options *how;
     const struct cox_complete_options *options;
     int stop_fd;
     struct cox_watch watches[2];
@@ -54,7 +54,7 @@ struct split {
     uint64_t stay_ns;  /* when the groups hear the next time that somebody is there */
     uint64_t heard_ns; /* when there was something to do, or the groups were asked how they are */
     uint64_t generated_tokens;
-    struct cox_split_stats stats;
+    struct cox_prefill_decode_stats stats;
     struct cox_error failure;
 };
 
@@ -508,10 +508,10 @@ static int turn(struct split *split, struct cox_error *err)
     return r;
 }
 
-int cox_split_complete(struct cox_prompts *prompts, struct cox_client *prefill,
-                       struct cox_client *decode, const struct cox_split_options *how, int stop_fd,
+int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *prefill,
+                       struct cox_client *decode, const struct cox_prefill_decode_options *how, int stop_fd,
                        const struct cox_complete_options *options,
-                       struct cox_scheduler_stats *ret_stats, struct cox_split_stats *ret_split,
+                       struct cox_scheduler_stats *ret_stats, struct cox_prefill_decode_stats *ret_split,
                        struct cox_error *err)
 {
     struct split split = {

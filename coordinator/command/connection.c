@@ -1,8 +1,8 @@
-#include "target.h"
+#include "connection.h"
 
 #include "channel/shm/geometry.h"
 
-int cox_target_take(struct cox_target *target, int option, char *const *argv, struct cox_error *err)
+int cox_connection_take(struct cox_connection *target, int option, char *const *argv, struct cox_error *err)
 {
     struct cox_group_choice other;
     switch (option) {
@@ -19,14 +19,14 @@ int cox_target_take(struct cox_target *target, int option, char *const *argv, st
     }
 }
 
-int cox_target_check(const struct cox_target *target, struct cox_error *err)
+int cox_connection_check(const struct cox_connection *target, struct cox_error *err)
 {
     return target->name && target->door
                ? cox_fail(err, COX_INVALID, "a group has either a --name or a --door")
                : 0;
 }
 
-int cox_target_open(const struct cox_target *target, struct cox_client *client,
+int cox_connection_open(const struct cox_connection *target, struct cox_client *client,
                     uint64_t deadline_ns, struct cox_error *err)
 {
     return target->door ? cox_client_open_path(client, target->door, deadline_ns, err)

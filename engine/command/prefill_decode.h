@@ -1,5 +1,5 @@
 /*
- * split: prompts completed by two running groups: one computes them and holds their keys and values, the other pulls these and
+ * prefill_decode: prompts completed by two running groups: one computes them and holds their keys and values, the other pulls these and
  * generates. The text is that of one group.
  *
  * Threads: one.
@@ -13,7 +13,7 @@
 #include "coordinator/command/client.h"
 #include "prompts.h"
 
-struct cox_split_options {
+struct cox_prefill_decode_options {
     const char *prefill; /* names of the groups */
     const char *decode;
     uint64_t lease_ms; /* keys and values of a prompt are held so long */
@@ -24,17 +24,17 @@ struct cox_split_options {
     uint64_t connect_ms; /* to link the groups */
 };
 
-struct cox_split_stats {
+struct cox_prefill_decode_stats {
     uint64_t pulled;     /* prompts that the second group went on with */
     uint64_t recomputed; /* that it had to compute itself */
     uint64_t links;      /* times that the groups were linked */
 };
 
 /* As cox_remote_complete, which see, with a connection to each group. Links them where needed. ret_split is filled in any case. */
-int cox_split_complete(struct cox_prompts *prompts, struct cox_client *prefill,
-                       struct cox_client *decode, const struct cox_split_options *split,
+int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *prefill,
+                       struct cox_client *decode, const struct cox_prefill_decode_options *split,
                        int stop_fd, const struct cox_complete_options *options,
-                       struct cox_scheduler_stats *ret_stats, struct cox_split_stats *ret_split,
+                       struct cox_scheduler_stats *ret_stats, struct cox_prefill_decode_stats *ret_split,
                        struct cox_error *err);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * target: which running group a command is for: the options --name, --door and --timeout of the commands that talk
+ * connection: which running group a command is for: the options --name, --door and --timeout of the commands that talk
  * to one.
  *
  * Threads: one.
@@ -7,13 +7,13 @@
  * Ownership: strings are argv's.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_TARGET_H
-#define COX_COORDINATOR_TARGET_H
+#ifndef COX_COORDINATOR_CONNECTION_H
+#define COX_COORDINATOR_CONNECTION_H
 
 #include "client.h"
 #include "options.h"
 
-struct cox_target {
+struct cox_connection {
     const char *name;    /* neither: the only group that is alive */
     const char *door;    /* path */
     uint64_t timeout_ms; /* the caller's default before the first take */
@@ -35,12 +35,12 @@ enum {
 
 /* Takes one option that getopt_long returned, its value in optarg. Returns 0, or COX_INVALID: not one of these, a bad
  * value, or what getopt_long did not understand (argv tells which). */
-int cox_target_take(struct cox_target *target, int option, char *const *argv,
+int cox_connection_take(struct cox_connection *target, int option, char *const *argv,
                     struct cox_error *err);
 /* Once all are taken. Returns 0 or COX_INVALID. */
-int cox_target_check(const struct cox_target *target, struct cox_error *err);
+int cox_connection_check(const struct cox_connection *target, struct cox_error *err);
 /* As cox_client_open and cox_client_open_path. */
-int cox_target_open(const struct cox_target *target, struct cox_client *client,
+int cox_connection_open(const struct cox_connection *target, struct cox_client *client,
                     uint64_t deadline_ns, struct cox_error *err);
 
 #endif
