@@ -1,4 +1,7 @@
-/* All ranks of a group are started again, and ranks are killed by order: rows P8, A23 and A24. */
+/*
+ * All ranks of a group are started again, and ranks are killed by order: requirements P8, A23 and
+ * A24.
+ */
 #include "testing.h"
 
 #include "channel/peer.h"
