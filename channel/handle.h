@@ -2,7 +2,7 @@
  * handle: an fd as 64 plain bytes, which survive memcpy, a file, a protobuf field, shared memory;
  * whoever gets them can open the same object in another process.
  *
- * Layout, little-endian (DESIGN.md, by-value handles):
+ * Layout, little-endian:
  *
  *   0   magic u16       0x4843 "CH"
  *   2   version u8      1

@@ -1,10 +1,16 @@
 #!/usr/bin/python3
 """Requirements and the tests named after them: tests/rows.py write | check.
 
-docs/requirements.md explains every requirement by its id. A test shows a requirement by carrying the id in front
-of its name: p4_b50_late_replies... shows P4 and B50. `write` makes tests/ROWS.md, the table of both. `check` fails
-when that file is not what `write` would make; when a test carries an id that is not explained, or carries it behind
-other words, where it counts for nothing; and when a requirement has neither a test nor a reason below.
+docs/requirements.md explains every requirement by its id. A test shows a requirement by carrying
+the id in front of its name: p4_b50_late_replies... shows P4 and B50. `write` makes tests/ROWS.md,
+the table of both. `check` fails
+
+- when that file is not what `write` would make;
+- when a test carries an id that is not explained, or carries it behind other words, where it counts
+  for nothing;
+- when a requirement has neither a test nor a reason below;
+- when requirements.md, wire.md or architecture.md in docs/ names a file, a folder or a word of the
+  code in backquotes that is not in the tree.
 """
 import collections
 import pathlib
@@ -12,7 +18,10 @@ import re
 import sys
 
 TESTS = pathlib.Path(__file__).resolve().parent
-REQUIREMENTS = TESTS.parent / "docs" / "requirements.md"
+ROOT = TESTS.parent
+REQUIREMENTS = ROOT / "docs" / "requirements.md"
+DESCRIPTIONS = [REQUIREMENTS, ROOT / "docs" / "wire.md", ROOT / "docs" / "architecture.md"]
+CODE = {".c", ".h", ".proto", ".py", ".cmake"}
 # Shown, but not by a test that carries the id.
 ELSEWHERE = {
     "B5": "idle and waiting sides sleep on semaphores: `p5_idle_costs_no_wakeup`",
@@ -60,8 +69,8 @@ def tests():
     for path in sorted(TESTS.rglob("*")):
         if path.suffix not in (".c", ".py") or path.name == "rows.py":
             continue
-        names = {next(group for group in match.groups() if group): None for match in NAME.finditer(path.read_text())}
-        for name in names:
+        found = [next(filter(None, match.groups())) for match in NAME.finditer(path.read_text())]
+        for name in dict.fromkeys(found):
             yield str(path.relative_to(TESTS)), name
 
 
@@ -73,12 +82,41 @@ def tests_by_row(known):
             row = part.upper()
             in_front = in_front and bool(ID.fullmatch(part))
             if in_front and row not in known:
-                problems.append(f"{file}: {name}: docs/requirements.md does not explain {row}")
+                problems.append(f"{file}: {name}: {row} is not in docs/requirements.md")
             elif in_front and (file, name) not in found[row]:
                 found[row].append((file, name))
             elif not in_front and row in known:
                 problems.append(f"{file}: {name}: {row} counts in front of the name only")
     return found, problems
+
+
+def tree_text():
+    """The code, and the names of its files."""
+    text = []
+    for folder in ROOT.iterdir():
+        if not folder.is_dir() or folder.name == "docs" or folder.name.startswith((".", "build")):
+            continue
+        for path in folder.rglob("*"):
+            if path.suffix in CODE and path.is_file():
+                text += [path.read_text(errors="replace"), path.name]
+    return "\n".join(text)
+
+
+def missing_names():
+    """What the descriptions cite and the tree has not. Words in capitals stand for something."""
+    code = tree_text()
+    words = set(re.findall(r"\w[\w.]*", code))
+    problems = []
+    for description in DESCRIPTIONS:
+        for name in dict.fromkeys(re.findall(r"`([\w.-][\w./-]*)`", description.read_text())):
+            if "/" in name:
+                there = (ROOT / name).exists()
+            else:
+                part = "(?<![A-Za-z0-9])" + re.escape(name) + "(?![A-Za-z0-9])"
+                there = name.isupper() or name in words or re.search(part, code)
+            if not there:
+                problems.append(f"docs/{description.name}: `{name}` is not in the tree")
+    return problems
 
 
 def page():
@@ -87,12 +125,15 @@ def page():
     known = {row for rows in ids.values() for row in rows}
     found, more = tests_by_row(known)
     problems += more
-    problems += [f"tests/rows.py: docs/requirements.md does not explain {row}" for row in ELSEWHERE if row not in known]
+    for row in ELSEWHERE:
+        if row not in known:
+            problems.append(f"tests/rows.py: docs/requirements.md does not explain {row}")
     lines = [
         "# Requirements and tests",
         "",
-        "Made by `tests/rows.py write`; a test fails when it is out of date. [docs/requirements.md](../docs/requirements.md)",
-        "explains each id. A requirement without a test is named with the reason, or with the place that shows it.",
+        "Made by `tests/rows.py write`; a test fails when it is out of date.",
+        "[docs/requirements.md](../docs/requirements.md) explains each id. A requirement without a",
+        "test is named with the reason, or with the place that shows it.",
     ]
     for letter, title in titles.items():
         lines += ["", f"## {letter}: {title}", "", "| id | shown by |", "|---|---|"]
@@ -101,7 +142,7 @@ def page():
             if row in ELSEWHERE:
                 shown.append(ELSEWHERE[row])
             if not shown:
-                problems.append(f"docs/requirements.md: {row} has neither a test nor a reason in tests/rows.py")
+                problems.append(f"docs/requirements.md: {row} has neither test nor reason")
             lines.append(f"| {row} | {'; '.join(shown)} |")
     return "\n".join(lines) + "\n", problems
 
@@ -111,10 +152,11 @@ def main():
     if sys.argv[1:] not in (["write"], ["check"]):
         sys.exit(__doc__)
     text, problems = page()
+    problems += missing_names()
     if sys.argv[1] == "write":
         file.write_text(text)
     elif not file.exists() or file.read_text() != text:
-        problems.append("tests/ROWS.md is not what the tests' names say: run tests/rows.py write")
+        problems.append("tests/ROWS.md is out of date: run tests/rows.py write")
     if problems:
         sys.exit("\n".join(problems))
 
