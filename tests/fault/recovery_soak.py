@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Prompts on a group that is kept alive, while its ranks are killed, stopped, paused, reinitialized and replaced: each client
-gets the bytes that it gets undisturbed, in bounded time, and nothing grows. Rows M12, P8 and A23 to A26.
+gets the bytes that it gets undisturbed, in bounded time, and nothing grows.
+Requirements M12, P8 and A23 to A26.
 
 Usage: recovery_soak.py BIN_DIR SOURCE_DIR [--seconds S] [--seed S] [--ranks N] [--attach named|sealed] [--clients N]
            [--pause MIN,MAX] [--deadline S] [--faults KIND,...]

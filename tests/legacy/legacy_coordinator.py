@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A coordinator as the MindIE-LLM executor's own, from the wire contract alone: one short life of a group.
+"""A coordinator as the MindIE-LLM executor's own, from docs/wire.md alone: one short life of a group.
 
     legacy_coordinator.py --ranks N [options] -- worker command...
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A worker as the MindIE-LLM executor's own workers behave, from the wire contract alone.
+"""A worker as the MindIE-LLM executor's own workers behave, from docs/wire.md alone.
 
 It stands in for a worker of the other project: it knows the named objects, the order of the semaphores, the command
 line and the protobuf fields, and nothing of Coxswain. Its "model" gives for every sequence the token

@@ -1,5 +1,8 @@
-/* Asynchronous scheduling: the next step is published while the ranks run one, and texts are the same for any number of steps
- * in flight, also where sequences end, are preempted or cancelled meanwhile and ranks are replaced: row P8. */
+/*
+ * Asynchronous scheduling: the next step is published while the ranks run one, and texts are the
+ * same for any number of steps in flight, also where sequences end, are preempted or cancelled
+ * meanwhile and ranks are replaced: requirement P8.
+ */
 #include "async_model.h"
 #include "testing.h"
 

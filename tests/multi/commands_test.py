@@ -108,7 +108,7 @@ def random_model(folder, heads, kv_heads, *more):
 
 
 @test
-def i16_4b_models_are_shared_out_as_their_heads_allow():
+def g4b_models_are_shared_out_as_their_heads_allow():
     try:
         import numpy  # noqa: F401: only whether it is there
     except ImportError:

@@ -1,4 +1,4 @@
-/* Groups of legacy workers are started again as a whole: row P8. */
+/* Groups of legacy workers are started again as a whole: requirement P8. */
 #include "legacy_group.h"
 
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 /*
- * LoRA adapters in a group of real ranks: row M13. The workers are this program, with the engine of coxswain-worker on
- * models/sums and two slots; each rank has a working directory of its own, so that one rank can be refused what others get.
+ * LoRA adapters in a group of real ranks: requirement M13. The workers are this program, with the
+ * engine of coxswain-worker on models/sums and two slots; each rank has a working directory of its
+ * own, so that one rank can be refused what others get.
  */
 #include "testing.h"
 

@@ -1,6 +1,7 @@
 /*
- * Pulls from a process that gives its blocks to other sequences all the time, as fast as it can: row P9. What is pulled is
- * the sequence's that was asked for, every word of it, or the pull is stale. Then the same while readers are killed.
+ * Pulls from a process that gives its blocks to other sequences all the time, as fast as it can:
+ * requirement P9. What is pulled is the sequence's that was asked for, every word of it, or the
+ * pull is stale. Then the same while readers are killed.
  */
 #include "testing.h"
 

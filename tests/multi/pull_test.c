@@ -571,9 +571,9 @@ static void p9_the_destination_of_a_failed_pull_is_nobodys(void **state)
 
 /* ---- one writer ---- */
 
-/* Issue 16, 1 d: each rank of B attacks the KV cache of each rank of A, which it is linked to: no way is open, and both groups' texts
- * are those of a group alone. */
-static void i16_1d_a_rank_of_a_linked_group_cannot_write_kv_blocks(void **state)
+/* Each rank of group B attacks the KV cache of each rank of group A, which B is linked to. Every way is
+ * closed, and the texts of both groups are those of a group alone. */
+static void g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks(void **state)
 {
     static const int32_t blocks[] = {2, 4, 10, 11, -1};
     struct kv_sequence reference;
@@ -871,7 +871,7 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
 
 /* A reader that is stopped in the midst of a copy holds up nobody: the other group writes the block at once, and what the reader
  * has copied, before or after, is stale. The rank beside it has its blocks. */
-static void i16_1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing(void **state)
+static void g1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing(void **state)
 {
     static const char *const points[] = {"kv.looked", "kv.copied"};
     (void)state;
@@ -988,7 +988,7 @@ int main(int argc, char **argv)
         TEST(p9_after_init_and_reinit_all_is_stale_and_the_link_holds),
         TEST(p9_a_deadline_or_lease_that_is_over_refuses),
         TEST(p9_the_destination_of_a_failed_pull_is_nobodys),
-        TEST(i16_1d_a_rank_of_a_linked_group_cannot_write_kv_blocks),
+        TEST(g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks),
         TEST(m10_groups_of_another_shape_are_refused_with_what_differs),
         TEST(m10_a_group_that_is_gone_fails_on_every_rank),
         TEST(m10_a_group_that_was_restarted_is_linked_anew),
@@ -1003,7 +1003,7 @@ int main(int argc, char **argv)
         TEST(p9_a_pull_that_nobody_waits_for_any_more_ends),
         TEST(p9_m11_a_reader_killed_at_any_point_leaves_nothing),
         TEST(m10_an_owner_killed_while_it_is_linked_fails_the_link),
-        TEST(i16_1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing),
+        TEST(g1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing),
         TEST(p9_an_owner_killed_in_the_copy_ends_the_pull_once),
         TEST(p9_an_owner_killed_in_its_step_fails_its_pulls_alone),
         TEST(p9_an_owner_killed_as_it_exports_fails_its_init),

@@ -1,4 +1,7 @@
-/* Ranks that die are replaced by a policy, or by order; recovery commands take their turn: rows P8, A23, A26. */
+/*
+ * Ranks that die are replaced by a policy, or by order; recovery commands take their turn:
+ * requirements P8, A23, A26.
+ */
 #include "testing.h"
 
 #include "channel/base/thread.h"

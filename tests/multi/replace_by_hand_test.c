@@ -1,4 +1,7 @@
-/* Ranks that were started by hand get another process, which somebody starts by hand: rows P8, A23 and A24. */
+/*
+ * Ranks that were started by hand get another process, which somebody starts by hand: requirements
+ * P8, A23 and A24.
+ */
 #include "hand.h"
 
 #include <inttypes.h>

@@ -1,9 +1,10 @@
 /*
- * Ranks of the reference model that are killed and replaced while the others keep process and weights: rows P8, S3, K28.
- * The workers are this program: the engine of coxswain-worker, and a command by which a rank leaves a process behind.
+ * Ranks of the reference model that are killed and replaced while the others keep process and
+ * weights: requirements P8, S3, K28. The workers are this program: the engine of coxswain-worker,
+ * and a command by which a rank leaves a process behind.
  *
- * Each life of a rank has a folder of its own as its working directory, in which the model has the same name. It is
- * taken away once the life has loaded it, so that nobody can load it again.
+ * Each life of a rank has a folder of its own as its working directory, in which the model has the
+ * same name. It is taken away once the life has loaded it, so that nobody can load it again.
  */
 #include "testing.h"
 

@@ -1,5 +1,8 @@
-/* Inits with real workers: each gives the rank group memory of its own, the last can be said again, and the engine state
- * that inits, deaths and recovery commands leave decides whether steps are let in. Rows P8, M12, K25. */
+/*
+ * Inits with real workers: each gives the rank group memory of its own, the last can be said again,
+ * and the engine state that inits, deaths and recovery commands leave decides whether steps are let
+ * in. Requirements P8, M12, K25.
+ */
 #include "testing.h"
 
 #include "channel/shm/geometry.h"

@@ -1,4 +1,7 @@
-/* All ranks of a group are started again, and ranks are killed by order: rows P8, A23 and A24. */
+/*
+ * All ranks of a group are started again, and ranks are killed by order: requirements P8, A23 and
+ * A24.
+ */
 #include "testing.h"
 
 #include "channel/base/peer.h"
@@ -272,7 +275,7 @@ static void *caller_main(void *argument)
 }
 
 /* Whoever calls meanwhile gets an answer or hears of a death, at once and nothing else. */
-static void a24_under_load_and_p7_nothing_grows(void **state)
+static void a24_p7_nothing_grows_under_load(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(4, NULL);
@@ -418,7 +421,7 @@ int main(void)
         TEST(p8_some_die_half_way_and_all_are_tried_again),
         TEST(p8_b2_those_that_never_attach),
         TEST(m15_a_stop_ends_it),
-        TEST(a24_under_load_and_p7_nothing_grows),
+        TEST(a24_p7_nothing_grows_under_load),
         TEST(a23_the_old_one_is_drained_before_the_new_one_is_started),
         TEST(a23_the_log_says_who_replaces_whom),
     };

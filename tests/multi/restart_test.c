@@ -1,4 +1,6 @@
-/* One dead rank is started again while the others live: row P8, the channel's part of it. */
+/*
+ * One dead rank is started again while the others live: requirement P8, the channel's part of it.
+ */
 #include "testing.h"
 
 #include "coordinator/executor/operations.h"

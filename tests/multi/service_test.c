@@ -577,7 +577,7 @@ static int take_patiently(struct cox_service *service, int fd, struct cox_error 
 }
 
 /* Clients that send such, one after the other, do not take all fds of the coordinator. */
-static void issue16_g_so_many_closes_hang_that_nobody_is_served(void **state)
+static void g1g_so_many_closes_hang_that_nobody_is_served(void **state)
 {
     (void)state;
     enum { MOST = COX_CLOSER_WAITING_MAX + COX_SERVICE_CONNECTION_MAX };
@@ -806,7 +806,7 @@ int main(void)
         TEST(b15_connections_leave_no_fd_and_no_thread),
         TEST(b21_who_asks_nothing_has_no_place_when_there_are_many),
         TEST(full_of_who_asked_for_the_end),
-        TEST(issue16_g_so_many_closes_hang_that_nobody_is_served),
+        TEST(g1g_so_many_closes_hang_that_nobody_is_served),
         TEST(b21_who_has_one_connection_keeps_it_where_another_one_hoards),
         TEST(p10_any_bytes_end_in_an_error_and_harm_nobody_else),
         TEST(b14_a_client_believes_no_group_either),

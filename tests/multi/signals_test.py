@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """A second signal, and a third, while a group is stopped or started: nothing is waited for any more, and nothing is left
-of names, sockets and processes. Rows P7 and M15.
+of names, sockets and processes. Requirements P7 and M15.
 
 Usage: signals_test.py [--seed S] [--rounds N] BIN_DIR SOURCE_DIR [TEST...]
 """

@@ -421,7 +421,7 @@ static struct held held_in_the_end(pid_t pid, const struct held *before)
     return held;
 }
 
-static void issue16_1_switches_leave_nothing_behind(void **state)
+static void g1c_switches_leave_nothing_behind(void **state)
 {
     (void)state;
     struct cox_executor_status status;
@@ -497,8 +497,9 @@ static void expect_empty(const char *path)
     fclose(report);
 }
 
-/* Issue 16, 1: a and b are what words would be for, c the memory, e the replacement. */
-static void issue16_1abce_weights_are_right_whatever_a_hostile_rank_does(void **state)
+/* One attack writes to the weights (g1c). The other one writes to shared words of a pool or a queue,
+ * of which there are none (g1a, g1b). Then the rank is replaced (g1e). */
+static void g1a_g1b_g1c_g1e_weights_are_right_whatever_a_hostile_rank_does(void **state)
 {
     static const struct {
         const char *attack;
@@ -546,8 +547,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         CASE(weights_no_step_is_of_two_versions),
         CASE(weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions),
-        CASE(issue16_1_switches_leave_nothing_behind),
-        CASE(issue16_1abce_weights_are_right_whatever_a_hostile_rank_does),
+        CASE(g1c_switches_leave_nothing_behind),
+        CASE(g1a_g1b_g1c_g1e_weights_are_right_whatever_a_hostile_rank_does),
     };
     if (argc > 1 && strcmp(argv[1], "worker") != 0)
         cmocka_set_test_filter(argv[1]);

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """A coordinator is killed and another one started under the same name: it has the name, its predecessor's workers leave,
-clients are told and can come again, and nothing is left behind. Rows A23, A24 and P7.
+clients are told and can come again, and nothing is left behind. Requirements A23, A24 and P7.
 
 Usage: takeover_test.py BIN_DIR SOURCE_DIR [--seed S] [--takeovers N] [TEST...]
 """

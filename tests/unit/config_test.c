@@ -139,7 +139,7 @@ static bool same(double a, double b)
 }
 
 /* value: of rope_scaling or rope_parameters, and what stands behind it at the top. */
-static void i16_4a_rotary_positions_are_those_of_transformers(void **state)
+static void g4a_rotary_positions_are_those_of_transformers(void **state)
 {
     static const struct {
         const char *key, *value;
@@ -173,7 +173,7 @@ static void i16_4a_rotary_positions_are_those_of_transformers(void **state)
     }
 }
 
-static void i16_4b_llama3_is_read_in_every_spelling(void **state)
+static void g4b_llama3_is_read_in_every_spelling(void **state)
 {
     static const struct {
         const char *key, *value;
@@ -205,7 +205,7 @@ static void i16_4b_llama3_is_read_in_every_spelling(void **state)
     }
 }
 
-static void i16_4a_other_rotary_positions_are_refused_by_name(void **state)
+static void g4a_other_rotary_positions_are_refused_by_name(void **state)
 {
     static const struct {
         const char *value, *words;
@@ -354,9 +354,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(takes_the_defaults_of_hugging_face),
         cmocka_unit_test(reads_what_is_written),
-        cmocka_unit_test(i16_4a_rotary_positions_are_those_of_transformers),
-        cmocka_unit_test(i16_4b_llama3_is_read_in_every_spelling),
-        cmocka_unit_test(i16_4a_other_rotary_positions_are_refused_by_name),
+        cmocka_unit_test(g4a_rotary_positions_are_those_of_transformers),
+        cmocka_unit_test(g4b_llama3_is_read_in_every_spelling),
+        cmocka_unit_test(g4a_other_rotary_positions_are_refused_by_name),
         cmocka_unit_test(refuses_absurd_values_by_name),
         cmocka_unit_test(refuses_what_is_not_json),
     };

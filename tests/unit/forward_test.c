@@ -819,7 +819,7 @@ static void check_rank_counts(uint32_t heads, uint32_t kv_heads, uint32_t slices
     }
 }
 
-static void i16_4b_ranks_that_do_not_divide_the_slices_are_refused(void **state)
+static void g4b_ranks_that_do_not_divide_the_slices_are_refused(void **state)
 {
     (void)state;
     check_rank_counts(8, 4, 8, "use 1, 2, 4 or 8 ranks");
@@ -911,7 +911,7 @@ int main(void)
         cmocka_unit_test(s5_logits_same_bits_for_any_number_of_ranks),
         cmocka_unit_test(s5_logits_same_bits_with_the_weights_of_a_share_alone),
         cmocka_unit_test(s5_weights_of_a_share_are_one_nth),
-        cmocka_unit_test(i16_4b_ranks_that_do_not_divide_the_slices_are_refused),
+        cmocka_unit_test(g4b_ranks_that_do_not_divide_the_slices_are_refused),
         cmocka_unit_test(s5_sampled_tokens_repeat_in_any_batch),
         cmocka_unit_test(block_moves_happen_before_the_rows),
         cmocka_unit_test(step_refuses_a_bad_row_without_effect),

@@ -161,7 +161,7 @@ static void expect_no_writing(int fd)
 }
 
 /* Also who opens the memory anew has no right to it; the owner itself can still write, by its one mapping. */
-static void i16_1d_nobody_but_the_owner_can_ever_write(void **state)
+static void g1d_nobody_but_the_owner_can_ever_write(void **state)
 {
     struct both both;
     char path[64];
@@ -209,7 +209,7 @@ static void expect_refused(const void *header, uint64_t size, int seals, int cod
     close(fd);
 }
 
-static void i16_1d_a_view_checks_all_that_an_owner_says(void **state)
+static void g1d_a_view_checks_all_that_an_owner_says(void **state)
 {
     enum { SIZES = F_SEAL_SHRINK | F_SEAL_GROW, ALL = SIZES | F_SEAL_FUTURE_WRITE };
     const struct cox_kv_header good = {
@@ -300,7 +300,7 @@ static void *copying_main(void *argument)
 }
 
 /* What the owner does while a reader is held: before it copies, and after. */
-static void i16_1d_whatever_is_taken_during_a_copy_is_stale(void **state)
+static void g1d_whatever_is_taken_during_a_copy_is_stale(void **state)
 {
     static const char *const plans[] = {"kv.looked:hold", "kv.copied:hold"};
 
@@ -345,10 +345,10 @@ int main(void)
         cmocka_unit_test(what_cannot_be_taken_or_given_is_refused),
         cmocka_unit_test(a_view_outlives_the_owner),
         cmocka_unit_test(new_refuses_numbers_that_cannot_be),
-        cmocka_unit_test(i16_1d_nobody_but_the_owner_can_ever_write),
-        cmocka_unit_test(i16_1d_a_view_checks_all_that_an_owner_says),
+        cmocka_unit_test(g1d_nobody_but_the_owner_can_ever_write),
+        cmocka_unit_test(g1d_a_view_checks_all_that_an_owner_says),
 #if COX_TESTING
-        cmocka_unit_test(i16_1d_whatever_is_taken_during_a_copy_is_stale),
+        cmocka_unit_test(g1d_whatever_is_taken_during_a_copy_is_stale),
 #endif
     };
 

@@ -50,7 +50,7 @@ static void expect_unchangeable(int fd)
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
 }
 
-static void issue16_1c_an_image_cannot_be_changed(void **state)
+static void g1c_an_image_cannot_be_changed(void **state)
 {
     struct cox_region region = {0};
     (void)state;
@@ -72,7 +72,7 @@ static void issue16_1c_an_image_cannot_be_changed(void **state)
 }
 
 /* While it is filled there is one mapping that can write it, and no other way. */
-static void issue16_1c_an_image_is_written_by_its_creator_alone(void **state)
+static void g1c_an_image_is_written_by_its_creator_alone(void **state)
 {
     static const uint8_t bytes[16] = {1};
     struct cox_region region = {0};
@@ -310,8 +310,8 @@ static void offers_in_messages_are_checked(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        LEAK_TEST(issue16_1c_an_image_cannot_be_changed),
-        LEAK_TEST(issue16_1c_an_image_is_written_by_its_creator_alone),
+        LEAK_TEST(g1c_an_image_cannot_be_changed),
+        LEAK_TEST(g1c_an_image_is_written_by_its_creator_alone),
         LEAK_TEST(an_image_can_be_sealed_beside_the_child_of_a_fork),
         LEAK_TEST(what_is_no_image_is_refused),
         LEAK_TEST(a_rank_goes_from_version_to_version),

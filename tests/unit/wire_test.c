@@ -1,5 +1,5 @@
 /*
- * wire: every message there and back, bytes written by hand from the contract, bytes that are no
+ * wire: every message there and back, bytes written by hand from docs/wire.md, bytes that are no
  * message, and the arena under all of it.
  */
 #include "proto/wire.h"
@@ -75,14 +75,14 @@ void *realloc(void *memory, size_t size)
 }
 #endif
 
-/* ---- the contract's fields ---- */
+/* ---- the fields of MindIE-LLM ---- */
 
 struct message_fields {
     const ProtobufCMessageDescriptor *descriptor;
     const char *fields;
 };
 
-/* Number, name and type of every field below 1000, as the contract lists them; "packed" is a
+/* Number, name and type of every field below 1000, as MindIE-LLM has them; "packed" is a
  * repeated scalar. Which of the others are optional is not told by the bytes. */
 static const struct message_fields contract_messages[] = {
     {&model_execute_data__lora_operation_request__descriptor,
@@ -269,7 +269,7 @@ static const char *type_text(const ProtobufCFieldDescriptor *field)
     case PROTOBUF_C_TYPE_MESSAGE:
         return ((const ProtobufCMessageDescriptor *)field->descriptor)->short_name;
     default:
-        return "a type the contract does not use";
+        return "a type that is not used";
     }
 }
 

@@ -24,7 +24,7 @@ extern "C" {
 /* Stop tokens of one sequence, at most. */
 #define COX_STOP_TOKEN_COUNT_MAX 8
 
-enum cox_forward_type { /* values of ForwardType in WIRE order */
+enum cox_forward_type { /* values of ForwardType in executor.proto */
                         COX_FORWARD_PREFILL = 0,
                         COX_FORWARD_DECODE = 1,
                         COX_FORWARD_EXTEND = 2,
