@@ -3,6 +3,7 @@
 
 #include "channel/door.h"
 #include "channel/socket.h"
+#include "tests/lib/rights.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -164,7 +165,7 @@ static void not_dumpable_scene(void *context)
 static void l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door(void **state)
 {
     (void)state;
-    if (geteuid() != 0)
+    if (!test_can_switch_user())
         skip();
     child_run(not_dumpable_scene, NULL);
 }
@@ -216,7 +217,7 @@ static void hidden_scene(void *context)
 static void l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_door(void **state)
 {
     (void)state;
-    if (geteuid() != 0)
+    if (!test_can_switch_user())
         skip();
     int status = child_status(child_start(hidden_scene, NULL));
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
@@ -233,7 +234,7 @@ static void open_as_nobody(void *context)
 static void l6_l12_the_door_helps_no_other_user(void **state)
 {
     (void)state;
-    if (geteuid() != 0)
+    if (!test_can_switch_user())
         skip();
     door_start(0);
     CHECK(chmod(folder, 0711) == 0);

@@ -23,6 +23,7 @@
 #include "channel/peer.h"
 #include "channel/handle_internal.h"
 #include "channel/socket.h"
+#include "tests/lib/rights.h"
 #include "worker/group_private.h"
 
 /* How pidfd_getfd answers in a rank. */
@@ -46,7 +47,7 @@ static void way_take(const struct forks_self *self, const struct way *way)
     if (way->file_limit) {
         const struct rlimit limit = {way->file_limit, way->file_limit};
         FORK_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "limit");
-        if (geteuid() == 0)
+        if (test_can_switch_user())
             FORK_CHECK(setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0, "user");
         /* Having been another user, nobody may look into it. */
         FORK_CHECK(prctl(PR_SET_DUMPABLE, way->error == 0) == 0, "dumpable");

@@ -21,6 +21,7 @@
 #include "channel/peer.h"
 #include "channel/region.h"
 #include "channel/socket.h"
+#include "tests/lib/rights.h"
 #include "worker/group_layout.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -724,7 +725,7 @@ static void plain_main(const struct forks_self *self)
 {
     const struct rlimit limit = {1024, 1024};
     FORK_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "limit");
-    if (geteuid() == 0)
+    if (test_can_switch_user())
         FORK_CHECK(setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0, "user");
     struct cox_group *group = rank_group_join(self);
     for (int i = 0; i < 20; i++)

@@ -3,6 +3,7 @@
 
 #include "channel/thread.h"
 #include "coordinator/serving/recovery.h"
+#include "rights.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -13,7 +14,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -940,11 +940,7 @@ static bool shm_is_private(void)
 {
     static int made; /* 1: yes; -1: it cannot be */
     if (!made)
-        made = unshare(CLONE_NEWNS) == 0 &&
-                       mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-                       mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777,size=64m") == 0
-                   ? 1
-                   : -1;
+        made = test_unshare_shm("mode=1777,size=64m") ? 1 : -1;
     return made > 0;
 }
 

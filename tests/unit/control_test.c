@@ -13,6 +13,7 @@
 #include "channel/fault.h"
 #include "channel/channel.h"
 #include "channel_fixture.h"
+#include "tests/lib/rights.h"
 
 #define GROUP test_name("g")
 
@@ -145,7 +146,7 @@ static int attach_and_close(struct cox_error *err)
 static void b44_impostors_are_denied(void **state)
 {
     (void)state;
-    refuses_impostors(control_path(), make_good, attach_and_close);
+    refuses_impostors(control_path(), O_RDWR, make_good, attach_and_close);
 }
 
 /* Accepted means: the same group, or sizes that only the slack behind the last frame or slot can
@@ -529,7 +530,7 @@ static void b44_what_another_user_has_under_such_a_name_is_not_swept(void **stat
     struct cox_control dead = created(2);
     char object[COX_OBJECT_NAME_SIZE], paths[4][COX_OBJECT_NAME_SIZE + 32];
     (void)state;
-    if (geteuid() != 0) {
+    if (!test_can_switch_user()) {
         gone(&dead);
         skip();
     }
@@ -775,7 +776,7 @@ static void b54_files_of_others_are_not_touched(void **state)
         copy[wild[i].offset] = good;
         copy[8] = COX_LAYOUT_VERSION;
     }
-    if (geteuid() == 0) {
+    if (test_can_switch_user()) {
         unlink(control_path());
         put(copy, size, 0600);
         assert_int_equal(chown(control_path(), 65534, (gid_t)-1), 0);

@@ -15,6 +15,7 @@
 #include <sys/wait.h>
 
 #include "proto/executor.pb-c.h"
+#include "tests/lib/rights.h"
 
 #define SIZE 20000
 
@@ -842,7 +843,7 @@ static void l15_b29_no_fd_more_after_100000_pairs_in_one_process(void **state)
 {
     (void)state;
     child_run(own_exporter, NULL);
-    if (geteuid() == 0)
+    if (test_can_switch_user())
         child_run(own_exporter, exporter);
 }
 
