@@ -19,6 +19,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "channel/handle.h"
+
 /* The user that tests become, and give files to. */
 #define TEST_OTHER_USER 65534
 
@@ -54,6 +56,17 @@ static inline bool test_can_switch_user(void)
         fprintf(stderr, "no right to become user %d: what needs another user is skipped\n",
                 TEST_OTHER_USER);
     return can;
+}
+
+/* True when pidfd_getfd takes fds out of other processes of this user. Docker's seccomp profile
+ * denies it. */
+static inline bool test_can_take_fds(void)
+{
+    struct cox_handle_ways ways;
+    if (cox_handle_query(NULL, 0, &ways) == 0 && ways.pidfd_getfd)
+        return true;
+    fprintf(stderr, "pidfd_getfd is denied: what needs it is skipped\n");
+    return false;
 }
 
 static inline bool rights_write(const char *path, const char *text)

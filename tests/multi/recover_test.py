@@ -276,6 +276,8 @@ def test_p8_a_hand_started_rank_is_waited_for():
 
 @test
 def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
+    if not base.rights.legacy_fits():
+        raise base.Skipped("legacy workers")
     worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" % base.LEGACY_WORKER, 0o700)
     prompt = ["--attach", "named", "--quiet", "--tokens", "--max-tokens", "2", "1 5"]
     with Group(2, ("--legacy-workers", "--worker", worker, *RESTART)) as group:

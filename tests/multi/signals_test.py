@@ -14,6 +14,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
 import remains  # pylint: disable=wrong-import-position
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import rights  # pylint: disable=wrong-import-position
 from remains import Failure, Process, all_gone, descendants, doors, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
@@ -41,6 +43,8 @@ KINDS = {
     "legacy": ["--legacy-workers", "--", "/usr/bin/python3", LEGACY],
     "legacy deaf": ["--legacy-workers", "--", "sh", "-c", "trap '' TERM; exec /usr/bin/python3 " + LEGACY + ' "$@"', "sh"],
 }
+if not rights.legacy_fits():
+    KINDS = {kind: more for kind, more in KINDS.items() if not kind.startswith("legacy")}
 
 now = []  # what is going on, for a failure
 

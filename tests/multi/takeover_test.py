@@ -17,6 +17,8 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "fault"))
 import remains  # pylint: disable=wrong-import-position
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+import rights  # pylint: disable=wrong-import-position
 from remains import Failure, Process, all_gone, descendants, doors, names, names_of
 
 parser = argparse.ArgumentParser(usage=__doc__)
@@ -165,6 +167,8 @@ KINDS = {
     "wrapped": {"workers": ("--no-init", "--", "sh", "-c", SCRIPTED + ' "$@"; true', "sh")},
     "legacy": {"arguments": ("--legacy-workers",), "workers": ("--no-init", "--", "/usr/bin/python3", LEGACY)},
 }
+if not rights.legacy_fits():
+    KINDS = {kind: more for kind, more in KINDS.items() if not kind.startswith("legacy")}
 
 
 def for_each_kind(function):
@@ -236,6 +240,8 @@ def test_p7_killed_at_any_instant_of_its_start(name, more):
 
 def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group():
     """Python's resource trackers unlink the regions of a killed group when the next one under the name has its own."""
+    if not rights.legacy_fits():
+        return None
     name = PREFIX + "trackers"
     workers = ("--", "/usr/bin/python3", LEGACY)
     group = Group(name, arguments=("--legacy-workers",), workers=workers)

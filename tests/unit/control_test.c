@@ -482,6 +482,10 @@ static void b4_p7_leftovers_with_a_serial_are_swept(void **state)
         char objects[COX_NAME_SIZE_MAX + 1];
         uint32_t count = 0;
         assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
+        if (cox_control_check_space(&geometry, NULL) == COX_NO_SPACE) {
+            print_message("skipped: /dev/shm has no room for two legacy ranks\n");
+            skip();
+        }
         geometry.serial = cox_control_fresh();
         assert_int_not_equal(geometry.serial, cox_control_fresh());
         assert_int_equal(cox_control_create(&old, GROUP, &geometry, NULL), 0);
