@@ -21,6 +21,8 @@
 
 #include "channel/handle.h"
 
+#undef BLOCK_SIZE /* of <linux/fs.h>, which <sys/mount.h> includes; tests have their own */
+
 /* The user that tests become, and give files to. */
 #define TEST_OTHER_USER 65534
 

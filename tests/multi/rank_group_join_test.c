@@ -34,9 +34,7 @@
 
 static size_t own_names(void)
 {
-    char text[32];
-    snprintf(text, sizeof text, "test_%d_", (int)getpid());
-    return test_count_names(text);
+    return test_count_names(test_name_prefix());
 }
 
 static int join(struct cox_group_options options, struct cox_group **ret_group,
