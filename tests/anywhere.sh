@@ -2,16 +2,17 @@
 # Runs tests of a build as they run elsewhere: sh tests/anywhere.sh PLACE [CTEST OPTION...]
 #
 #   user       as an ordinary user without a name or a home, who owns nothing of the tree; umask 000
-#   container  in a container of an ordinary user: new user, mount, pid and ipc namespaces, uid 0 alone
-#              is mapped; umask 077. The engine runs as process 1 of it, too.
-#   docker     as root with the capabilities that Docker grants, behind a filter like Docker's of the
-#              system calls that matter here; only for root
-#   beside     as whoever calls, beside other programs that use /dev/shm (tests/beside.py)
+#   container  in a container of an ordinary user: new user, mount, pid and ipc namespaces; uid 0
+#              alone is mapped; umask 077. The engine runs as process 1 of it, too.
+#   docker     as root with the capabilities that Docker grants, behind a filter like Docker's of
+#              the system calls that matter here; only for root
+#   beside     as an ordinary user, beside other programs that use /dev/shm (tests/beside.py): unit
+#              tests of root have a /dev/shm of their own
 #   all        one after the other
 #
 # Both containers have a read-only /, 64 MiB of /dev/shm, empty /tmp and /run, and no HOME. Without
-# options the unit tests run (-L unit). The build is build/test, or $BUILD. Exit status: CTest's; 1 if
-# something is left in /dev/shm or a place cannot be had.
+# options the unit tests run (-L unit). The build is build/test, or $BUILD. Exit status: CTest's;
+# 1 if something is left in /dev/shm or a place cannot be had.
 set -eu
 
 script=$(realpath "$0")
@@ -19,10 +20,10 @@ tree=$(dirname "$(dirname "$script")")
 build=$(realpath "${BUILD:-$tree/build/test}")
 # A uid that nobody has.
 uid=54321
-docker_bounds=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap,+net_bind_service
-docker_bounds=$docker_bounds,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap
-docker_filter=pidfd_getfd=EPERM,kcmp=EPERM,process_madvise=EPERM,unshare=EPERM,setns=EPERM,mount=EPERM
-docker_filter=$docker_filter,umount2=EPERM,bpf=EPERM,perf_event_open=EPERM,clone3=ENOSYS
+docker_bounds=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap
+docker_bounds=$docker_bounds,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap
+docker_filter=pidfd_getfd=EPERM,kcmp=EPERM,process_madvise=EPERM,unshare=EPERM,setns=EPERM
+docker_filter=$docker_filter,mount=EPERM,umount2=EPERM,bpf=EPERM,perf_event_open=EPERM,clone3=ENOSYS
 
 usage() {
     sed -n '2,/^set/{/^#/s/^# \{0,1\}//p;}' "$script" >&2
@@ -124,7 +125,8 @@ go_user() {
 
 go_container() {
     status=0
-    ordinary env BUILD="$build" unshare -Urmpif --mount-proc sh "$script" inside_container "$@" || status=$?
+    ordinary env BUILD="$build" unshare -Urmpif --mount-proc \
+        sh "$script" inside_container "$@" || status=$?
     for attach in named sealed; do
         text=$(ordinary env BUILD="$build" timeout 120 unshare -Urmpif --mount-proc \
             sh "$script" inside_first "$attach" < /dev/null) || true
@@ -152,7 +154,14 @@ go_beside() {
     python3 "$tree/tests/beside.py" "$build/bin/coxswain" > "$folder/ready" &
     beside=$!
     read -r _ < "$folder/ready" || status=1
-    [ "$status" -ne 0 ] || (run_ctest "$folder" "$@") || status=$?
+    if [ "$status" -ne 0 ]; then
+        :
+    elif [ "$(id -u)" -eq 0 ]; then
+        chown -R "$uid:$uid" "$folder"
+        ordinary env BUILD="$build" sh "$script" inside_user "$folder" "$@" || status=$?
+    else
+        (run_ctest "$folder" "$@") || status=$?
+    fi
     kill "$beside" 2> /dev/null || true
     wait "$beside" || status=1
     rm -r "$folder"

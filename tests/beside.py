@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Uses /dev/shm as other programs do, until it is terminated: tests/beside.py COXSWAIN
 
-Names come and go all the time: those of Python's multiprocessing and of torch, and names that look like those of a
-group or of a test. Some stay, and so does a running group with its names. At the end everything that stayed must
-still be there, unchanged: exit status 1 if it is not. Whatever it made it removes.
+Names come and go all the time: those of Python's multiprocessing and of torch. Names that look like
+those of a group or of a test stay, and so does a running group with its names. At the end everything
+that stayed must still be there, unchanged: exit status 1 if it is not. The script removes its names.
 """
 
 import itertools
@@ -16,14 +16,15 @@ import tempfile
 SHM = "/dev/shm"
 # Names of tests begin with a pid that no process has.
 NO_PID = 4194304 + 17
-ALIKE = ("test_%d_0_control" % NO_PID, "sem.test_%d_0_execute_request_produce_0" % NO_PID, "%d_0_control" % NO_PID,
-         "sem.%d_0_execute_error_response_consume_1" % NO_PID, "coxt%d_g_control" % NO_PID,
-         "sem.coxt%d_g_execute_request_produce_0" % NO_PID)
+ALIKE = [name % NO_PID for name in (
+    "test_%d_0_control", "sem.test_%d_0_execute_request_produce_0", "%d_0_control",
+    "sem.%d_0_execute_error_response_consume_1", "coxt%d_g_control",
+    "sem.coxt%d_g_execute_request_produce_0")]
 FOREIGN = ("psm_%06x", "sem.mp-%06x", "torch_%06x_1_0", "nccl-%06x", "sem.%06x_lock")
 
 
 def make(name, text):
-    fd = os.open(os.path.join(SHM, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(os.path.join(SHM, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     os.write(fd, text)
     os.close(fd)
 
@@ -45,7 +46,8 @@ def read(name):
 
 
 def names_of(group):
-    return sorted(name for name in os.listdir(SHM) if name.startswith((group + "_", "sem." + group + "_")))
+    prefixes = (group + "_", "sem." + group + "_")
+    return sorted(name for name in os.listdir(SHM) if name.startswith(prefixes))
 
 
 def come_and_go(ends):
@@ -67,13 +69,14 @@ def come_and_go(ends):
 def main(coxswain):
     ends = [signal.SIGTERM, signal.SIGINT]
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-    stays = ["%s_beside_%d" % (name, os.getpid()) for name in ("psm", "sem.mp-", "torch")] + list(ALIKE)
+    stays = ["%s_beside_%d" % (name, os.getpid()) for name in ("psm", "sem.mp-", "torch")] + ALIKE
     group = "beside_%d" % os.getpid()
     bad = []
     with tempfile.TemporaryDirectory(prefix="beside_") as folder:
         env = dict(os.environ, XDG_RUNTIME_DIR=folder)
-        with subprocess.Popen([coxswain, "run", "--name", group, "--keep-names", "--attach", "named"], env=env,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as running:
+        command = [coxswain, "run", "--name", group, "--keep-names", "--attach", "named"]
+        with subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              text=True) as running:
             try:
                 while not running.stdout.readline().startswith("name "):
                     if running.poll() is not None:

@@ -1,4 +1,4 @@
-"""What a test is allowed to do, and has room for, where it runs: as root, as an ordinary user, in a container."""
+"""What a test is allowed to do, and has room for, where it runs: as root or a user, in a container."""
 
 import functools
 import os
@@ -35,5 +35,6 @@ def legacy_fits():
     """Whether /dev/shm has room for a group of two legacy workers; a line says if not."""
     fits = free_shm() >= LEGACY_BYTES
     if not fits:
-        print("skipped: legacy workers: /dev/shm has less than %d MiB" % (LEGACY_BYTES >> 20), flush=True)
+        print("skipped: legacy workers: /dev/shm has less than %d MiB" % (LEGACY_BYTES >> 20),
+              flush=True)
     return fits
