@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Uses /dev/shm as other programs do, until it is terminated: tests/beside.py COXSWAIN
 
-Names come and go all the time: those of Python's multiprocessing and of torch. Names that look like
-those of a group or of a test stay, and so does a running group with its names. At the end everything
-that stayed must still be there, unchanged: exit status 1 if it is not. The script removes its names.
+Names come and go all the time: those of Python's multiprocessing and of torch. Names that look
+like those of a group or of a test stay, and so does a running group with its names. At the end
+everything that stayed must still be there, unchanged: exit status 1 if it is not. The script
+removes its names.
 """
 
 import itertools

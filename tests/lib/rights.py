@@ -1,4 +1,4 @@
-"""What a test is allowed to do, and has room for, where it runs: as root or a user, in a container."""
+"""What a test is allowed to do, and has room for, where it runs (rights.h does it in C)."""
 
 import functools
 import os
