@@ -192,8 +192,9 @@ int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns)
 
 bool cox_peer_descends(pid_t pid, pid_t ancestor)
 {
-    /* A chain of wrappers is short; the bound is for pids that are reused while it is walked. */
-    for (int step = 0; step < 64 && pid > 1; step++) {
+    /* A chain of wrappers is short; the bound is for pids that are reused while it is walked. The
+     * coordinator of a container may be its process 1. */
+    for (int step = 0; step < 64 && pid > 0; step++) {
         if (pid == ancestor)
             return true;
         char text[1024];

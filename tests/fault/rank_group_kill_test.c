@@ -149,9 +149,7 @@ static void rank_main(const struct forks_self *self)
 
 static size_t own_names(void)
 {
-    char text[32];
-    snprintf(text, sizeof text, "test_%d_", (int)getpid());
-    return test_count_names(text);
+    return test_count_names(test_name_prefix());
 }
 
 static int alone(const char *name)

@@ -724,10 +724,21 @@ size_t test_count_names(const char *text)
     return count_entries("/dev/shm", text);
 }
 
+const char *test_name_prefix(void)
+{
+    static char prefix[40];
+    static pid_t owner;
+    if (owner != getpid()) {
+        owner = getpid();
+        snprintf(prefix, sizeof prefix, "test_%d_%x_", owner, (unsigned)cox_now_ns());
+    }
+    return prefix;
+}
+
 const char *test_unique_name(char buffer[64])
 {
     static unsigned counter;
-    snprintf(buffer, 64, "test_%d_%u", getpid(), counter++);
+    snprintf(buffer, 64, "%s%u", test_name_prefix(), counter++);
     return buffer;
 }
 
@@ -777,11 +788,10 @@ static size_t count_threads(void)
 /* Groups of this process are called by its pid, whatever else: so other tests may run meanwhile. */
 static size_t count_own_names(void)
 {
-    char plain[32], semaphore[32], test[32];
+    char plain[32], semaphore[32];
     snprintf(plain, sizeof plain, "%d_", getpid());
     snprintf(semaphore, sizeof semaphore, "sem.%d_", getpid());
-    snprintf(test, sizeof test, "test_%d_", getpid());
-    size_t count = test_count_names(test);
+    size_t count = test_count_names(test_name_prefix());
     DIR *dir = opendir("/dev/shm");
     assert_non_null(dir);
     for (struct dirent *entry; (entry = readdir(dir)) != NULL;)

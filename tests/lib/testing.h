@@ -168,7 +168,10 @@ size_t test_count_fds(void); /* open in this process */
 /* On return the thread of the group's door has closed all that it had open for those who had come or gone before: what it
  * gave to a rank, which may be in the group before the door has let go of it. */
 void test_await_door(struct test_group *group);
-/* A name for a group that no other test has. */
+/* What the names of this process start with: pid and time. The pid alone does not do: a killed test
+ * leaves its names, and its pid is used again. */
+const char *test_name_prefix(void);
+/* A name for a group that no other test has: test_name_prefix() and a number. */
 const char *test_unique_name(char buffer[64]);
 
 #endif

@@ -12,6 +12,7 @@
 #include "tests/lib/inverted_domain.h"
 #include "tests/unit/channel_fixture.h"
 #include "channel/base/fault.h"
+#include "tests/lib/rights.h"
 
 #define PAGE UINT64_C(4096)
 #define SIZE (70 * PAGE + 5)
@@ -295,7 +296,7 @@ static void attach_as_nobody(void *argument)
 static void h28_memory_of_another_user_is_refused(void **state)
 {
     (void)state;
-    if (geteuid() != 0)
+    if (!test_can_switch_user())
         skip();
     for (size_t i = 0; i < 2; i++) {
         struct cox_domain_memory *memory = created(ids[i], SIZE, false);

@@ -4,6 +4,7 @@
 
 #include "channel/shm/geometry.h"
 #include "channel/base/tsan.h"
+#include "rights.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -58,9 +59,7 @@ static void m16_names_are_checked(void **state)
     options.name = longest;
     expect_refused(&options, COX_INVALID, "129 characters: at most 128");
     /* The longest that is allowed works. */
-    char own[32];
-    snprintf(own, sizeof own, "test_%d_", getpid());
-    memcpy(longest, own, strlen(own));
+    memcpy(longest, test_name_prefix(), strlen(test_name_prefix()));
     longest[COX_NAME_SIZE_MAX] = '\0';
     struct test_group *g = test_group_start(2, &options);
     assert_string_equal(cox_executor_name(test_group_executor(g)), longest);
@@ -248,7 +247,7 @@ static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
                                            "_recover_command_response_consume_1"};
     for (size_t s = 0; s < 4; s++)
         for (int stranger = 0; stranger < STRANGER_COUNT; stranger++) {
-            if (stranger == OTHER_OWNER && geteuid() != 0)
+            if (stranger == OTHER_OWNER && !test_can_switch_user())
                 continue;
             char name[64], path[256], elsewhere[300];
             test_unique_name(name);
@@ -303,7 +302,7 @@ static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
                                        "does not exist",
                                        "belongs to user"};
     for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
-        if (i == 7 && geteuid() != 0)
+        if (i == 7 && !test_can_switch_user())
             continue;
         char name[64], script[512], clean[128];
         test_unique_name(name);
@@ -416,8 +415,7 @@ static void p6_sizes_told_before_are_the_sizes_taken(void **state)
 /* In a mount namespace of its own, with a small /dev/shm. */
 static int helper_small_shm(void)
 {
-    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m,mode=1777"))
+    if (!test_unshare_shm("size=1m,mode=1777"))
         return 77;
     struct test_group *g = NULL;
     struct cox_error err = {0};
@@ -468,8 +466,7 @@ static int helper_leftovers(void)
         return 2;
     snprintf(size, sizeof size, "size=%" PRIu64 ",mode=1777",
              cox_geometry_memory_bytes(&geometry) * 3 / 2);
-    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, size))
+    if (!test_unshare_shm(size))
         return 77;
     const struct cox_executor_options options = {
         .rank_count = 2, .name = test_unique_name(name), .keep_names = true};
@@ -502,6 +499,48 @@ static void p7_b53_leftovers_give_their_space_to_the_next_start(void **state)
     (void)state;
     test_needs_names();
     int status = test_helper_run("leftovers");
+    if (status == 77)
+        skip();
+    assert_int_equal(status, 0);
+}
+
+/* As in a container that runs nothing else: the coordinator is its process 1. */
+static int helper_first_process(void)
+{
+    if (!test_unshare_mounts() || unshare(CLONE_NEWPID))
+        return 77;
+    pid_t pid = fork();
+    if (pid == 0) {
+        static const char *const through_a_shell[] = {
+            "/bin/sh", "-c", COX_TEST_BIN_DIR "/scripted_worker; true", NULL};
+        struct test_group *g = NULL;
+        struct cox_error err = {0};
+        if (mount("proc", "/proc", "proc", 0, NULL))
+            _exit(77);
+        for (int wrapped = 0; wrapped < 2; wrapped++) {
+            const struct cox_executor_options options = {
+                .rank_count = 2, .command = wrapped ? through_a_shell : NULL};
+            if (test_group_try(&options, &g, &err)) {
+                fprintf(stderr, "%s\n", err.text);
+                _exit(2);
+            }
+            if (test_call(g, NULL, "echo x"))
+                _exit(3);
+            test_group_free(g);
+        }
+        _exit(getpid() == 1 ? 0 : 4);
+    }
+    int status;
+    if (waitpid(pid, &status, 0) != pid || !WIFEXITED(status))
+        return 5;
+    return WEXITSTATUS(status);
+}
+
+static void m16_the_coordinator_may_be_the_first_process_of_a_container(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    int status = test_helper_run("first_process");
     if (status == 77)
         skip();
     assert_int_equal(status, 0);
@@ -768,11 +807,12 @@ static void m15_a_full_channel_does_not_stop_the_end(void **state)
 int main(int argc, char **argv)
 {
     if (argc > 1)
-        return strcmp(argv[1], "small_shm") == 0      ? helper_small_shm()
-               : strcmp(argv[1], "leftovers") == 0    ? helper_leftovers()
-               : strcmp(argv[1], "leaves_names") == 0 ? helper_leaves_names(argv[2])
-               : strcmp(argv[1], "group") == 0        ? helper_group(argv[2])
-                                                      : 2;
+        return strcmp(argv[1], "small_shm") == 0       ? helper_small_shm()
+               : strcmp(argv[1], "leftovers") == 0     ? helper_leftovers()
+               : strcmp(argv[1], "first_process") == 0 ? helper_first_process()
+               : strcmp(argv[1], "leaves_names") == 0  ? helper_leaves_names(argv[2])
+               : strcmp(argv[1], "group") == 0         ? helper_group(argv[2])
+                                                       : 2;
     const struct CMUnitTest tests[] = {
         TEST(m16_names_are_checked),
         TEST(m16_a_live_name_is_taken),
@@ -786,6 +826,7 @@ int main(int argc, char **argv)
         TEST(p6_sizes_told_before_are_the_sizes_taken),
         TEST(p6_b51_a_small_dev_shm_is_told_with_numbers),
         TEST(p7_b53_leftovers_give_their_space_to_the_next_start),
+        TEST(m16_the_coordinator_may_be_the_first_process_of_a_container),
         TEST(m16_geometry_that_cannot_be_is_refused),
         TEST(p2_a_worker_that_does_not_attach_ends_the_start),
         TEST(p2_the_rank_that_did_not_attach_is_named),

@@ -3,6 +3,7 @@
 
 #include "channel/socket/door.h"
 #include "coordinator/command/command.h"
+#include "tests/lib/rights.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -80,6 +81,8 @@ static void l2_l5_it_says_what_is_in_a_handle_and_opens_it(void **state)
 {
     struct cox_handle_info info;
     (void)state;
+    if (!test_can_take_fds())
+        skip();
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT_AT, 3);
     assert_int_equal(cox_handle_parse(&handle, &info, NULL), 0);
@@ -120,6 +123,8 @@ static void l2_l5_it_says_what_is_in_a_handle_and_opens_it(void **state)
 static void l8_l9_l10_l7_what_does_not_open_is_named(void **state)
 {
     (void)state;
+    if (!test_can_take_fds())
+        skip();
     struct peer peer = peer_start(NULL);
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 4), forged = handle;
     handle_forge(&forged, 16, 8, 77);

@@ -18,6 +18,7 @@
 #include "channel/base/fault.h"
 #include "channel/memory/pool/pool_layout.h"
 #include "channel/base/peer.h"
+#include "tests/lib/rights.h"
 
 #define RANK_COUNT 4
 #define BLOCK_SIZE 4096
@@ -81,6 +82,8 @@ static void by_handle_main(const struct forks_self *self)
 static void h19_h22_h23_attached_by_handle_and_freed_by_others(void **state)
 {
     (void)state;
+    if (!test_can_take_fds())
+        skip();
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_exporter *exporter = NULL;

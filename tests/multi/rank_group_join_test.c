@@ -22,6 +22,7 @@
 #include "channel/shm/region.h"
 #include "channel/socket/socket.h"
 #include "worker/group/group_layout.h"
+#include "tests/lib/rights.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define IS_SANITIZED 1
@@ -33,9 +34,7 @@
 
 static size_t own_names(void)
 {
-    char text[32];
-    snprintf(text, sizeof text, "test_%d_", (int)getpid());
-    return test_count_names(text);
+    return test_count_names(test_name_prefix());
 }
 
 static int join(struct cox_group_options options, struct cox_group **ret_group,
@@ -724,7 +723,7 @@ static void plain_main(const struct forks_self *self)
 {
     const struct rlimit limit = {1024, 1024};
     FORK_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "limit");
-    if (geteuid() == 0)
+    if (test_can_switch_user())
         FORK_CHECK(setgroups(0, NULL) == 0 && setgid(65534) == 0 && setuid(65534) == 0, "user");
     struct cox_group *group = rank_group_join(self);
     for (int i = 0; i < 20; i++)

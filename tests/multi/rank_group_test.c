@@ -29,9 +29,7 @@ static uint64_t mix(uint64_t x)
 /* Groups of this test. */
 static size_t own_names(void)
 {
-    char text[32];
-    snprintf(text, sizeof text, "test_%d_", (int)getpid());
-    return test_count_names(text);
+    return test_count_names(test_name_prefix());
 }
 
 /* Who goes on to another epoch ends what others have not seen the end of: not by the group. */

@@ -15,6 +15,7 @@ import termios
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
+import rights  # pylint: disable=wrong-import-position
 from groups import RESTART, Group  # pylint: disable=wrong-import-position
 from harness import (LEGACY_WORKER, MODEL, TIMEOUT, Result, check, expect, finish, names_with,
                      program, prompts_file, run, start, status_of, temporary, test, undisturbed,
@@ -261,6 +262,8 @@ def test_p8_a_hand_started_rank_is_waited_for():
 
 @test
 def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
+    if not rights.legacy_fits():
+        skip("legacy workers")
     worker = temporary("#!/bin/sh\nshift 2 # --model DIR\nexec /usr/bin/python3 %s \"$@\"\n" %
                        LEGACY_WORKER, 0o700)
     prompt = ["--attach", "named", "--quiet", "--tokens", "--max-tokens", "2", "1 5"]

@@ -6,6 +6,7 @@
 
 #include "channel/base/thread.h"
 #include "coordinator/server/recovery.h"
+#include "rights.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -16,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -943,11 +943,7 @@ static bool shm_is_private(void)
 {
     static int made; /* 1: yes; -1: it cannot be */
     if (!made)
-        made = unshare(CLONE_NEWNS) == 0 &&
-                       mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-                       mount("tmpfs", "/dev/shm", "tmpfs", 0, "mode=1777,size=64m") == 0
-                   ? 1
-                   : -1;
+        made = test_unshare_shm("mode=1777,size=64m") ? 1 : -1;
     return made > 0;
 }
 

@@ -9,6 +9,7 @@
 #include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
 #include "proto/operation.h"
+#include "rights.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -272,8 +273,7 @@ static int helper_full_shm(void)
     const uint64_t window = cox_geometry_group_size(&geometry);
     snprintf(size, sizeof size, "size=%" PRIu64 ",mode=1777",
              cox_geometry_memory_bytes(&geometry) + window / 2);
-    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-        mount("tmpfs", "/dev/shm", "tmpfs", 0, size))
+    if (!test_unshare_shm(size))
         return 77;
     const struct cox_executor_options options = {.rank_count = RANK_COUNT, .keep_names = true};
     struct test_group *g = NULL;

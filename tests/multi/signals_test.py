@@ -14,6 +14,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
+import rights  # pylint: disable=wrong-import-position
 from harness import (LEGACY_WORKER, MODEL, Failure, Process, all_gone, check, descendants, doors,
                      kill_all, names_of, test, wait_until)
 
@@ -37,6 +38,8 @@ KINDS = {
     "legacy deaf": ["--legacy-workers", "--", "sh", "-c",
                     "trap '' TERM; exec /usr/bin/python3 " + LEGACY_WORKER + ' "$@"', "sh"],
 }
+if not rights.legacy_fits():
+    KINDS = {kind: more for kind, more in KINDS.items() if not kind.startswith("legacy")}
 
 
 def start(kind):

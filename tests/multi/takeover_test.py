@@ -16,6 +16,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
+import rights  # pylint: disable=wrong-import-position
 from harness import (LEGACY_WORKER, MODEL, Failure, Process, all_gone, check, descendants, doors,
                      kill_all, names_of, prompts_file, sums, test, wait_until)
 
@@ -134,6 +135,8 @@ KINDS = {
     "legacy": {"arguments": ("--legacy-workers",),
                "workers": ("--no-init", "--", "/usr/bin/python3", LEGACY_WORKER)},
 }
+if not rights.legacy_fits():
+    KINDS = {kind: more for kind, more in KINDS.items() if not kind.startswith("legacy")}
 
 
 def for_each_kind(function):
@@ -202,6 +205,8 @@ def test_p7_killed_at_any_instant_of_its_start(name, more):
 @test
 def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group():
     """Python's resource trackers unlink the regions of a killed group when the next one under the name has its own."""
+    if not rights.legacy_fits():
+        return None
     name = PREFIX + "trackers"
     workers = ("--", "/usr/bin/python3", LEGACY_WORKER)
     group = Group(name, arguments=("--legacy-workers",), workers=workers)

@@ -22,21 +22,33 @@
 #ifndef SYS_futex_waitv
 #define SYS_futex_waitv 449
 #endif
+#ifndef SYS_process_madvise
+#define SYS_process_madvise 440
+#endif
 
 static const struct {
     const char *name;
     uint32_t number;
 } calls[] = {
     {"bind", SYS_bind},
+    {"bpf", SYS_bpf},
+    {"clone3", SYS_clone3},
     {"close_range", SYS_close_range},
     {"futex", SYS_futex},
     {"futex_waitv", SYS_futex_waitv},
     {"getsockopt", SYS_getsockopt},
+    {"kcmp", SYS_kcmp},
     {"linkat", SYS_linkat},
     {"memfd_create", SYS_memfd_create},
+    {"mount", SYS_mount},
+    {"perf_event_open", SYS_perf_event_open},
     {"pidfd_getfd", SYS_pidfd_getfd},
     {"pidfd_open", SYS_pidfd_open},
+    {"process_madvise", SYS_process_madvise},
     {"sched_getaffinity", SYS_sched_getaffinity},
+    {"setns", SYS_setns},
+    {"umount2", SYS_umount2},
+    {"unshare", SYS_unshare},
     {"waitid", SYS_waitid},
 };
 

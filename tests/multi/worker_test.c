@@ -5,6 +5,7 @@
 #include "testing.h"
 
 #include "channel/shm/control.h"
+#include "channel/shm/geometry.h"
 
 #include "channel/base/peer.h"
 #include "channel/shm/state.h"
@@ -223,10 +224,15 @@ static void a_second_process_of_a_rank_is_refused(void **state)
     (void)state;
     char name[64], output[1024], holder[128];
     for (int legacy = 0; legacy < 2; legacy++) {
-        const struct cox_executor_options options = {.command = command_of("worker"),
-                                                     .name = test_unique_name(name),
-                                                     .keep_names = true,
-                                                     .legacy_workers = legacy};
+        struct cox_executor_options options = {.command = command_of("worker"),
+                                               .name = test_unique_name(name),
+                                               .keep_names = true,
+                                               .legacy_workers = legacy};
+        /* The sizes of the contract need more than a container has in /dev/shm. */
+        for (int c = 0; c < COX_TWO_WAY_COUNT && legacy; c++) {
+            options.request_size[c] = 16384;
+            options.response_size[c] = UINT64_C(2) * COX_LEGACY_SLOT_STRIDE;
+        }
         struct test_group *g = test_group_start(2, &options);
         test_await_lines(g, 0, "attached", 1);
         assert_int_equal(run_second(g, output, sizeof output), COX_TAKEN);

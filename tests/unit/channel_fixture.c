@@ -1,6 +1,7 @@
 #include "channel_fixture.h"
 
 #include "channel/socket/door.h"
+#include "tests/lib/rights.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -23,8 +24,8 @@ bool private_shm(const char *size)
 {
     char options[64];
     snprintf(options, sizeof options, "mode=1777%s%s", size ? ",size=" : "", size ? size : "");
-    return unshare(CLONE_NEWNS) == 0 && mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0 &&
-           mount("tmpfs", SHM, "tmpfs", 0, options) == 0;
+    own_shm = test_unshare_shm(options);
+    return own_shm;
 }
 
 static void try_private_shm(void *context)
@@ -49,7 +50,7 @@ static void user_take(const char *text)
 {
     const struct rlimit limit = {1024, 1024};
     const uid_t uid = (uid_t)strtoul(text, NULL, 10);
-    if (geteuid() != 0) /* it is none of root's as it is */
+    if (!test_can_switch_user())
         _exit(77);
     CHECK(uid > 0 && setrlimit(RLIMIT_NOFILE, &limit) == 0);
     CHECK(setgroups(0, NULL) == 0 && setresgid((gid_t)uid, (gid_t)uid, (gid_t)uid) == 0);
@@ -61,34 +62,40 @@ void fixture_begin(void)
     const char *uid = getenv("COX_TEST_USER");
     if (uid)
         user_take(uid);
-    if (private_shm_possible())
-        own_shm = private_shm(NULL);
+    /* Not in a user namespace, which would hide the user's rights from its tests. */
+    if (unshare(CLONE_NEWNS) == 0)
+        private_shm(NULL);
 }
 
-static int entries(const char *folder, const char *part)
+/* What the names of this program's objects start with. The pid alone does not do: a killed program
+ * leaves its names, and its pid is used again. */
+static const char *own_prefix(void)
+{
+    static char prefix[40]; /* of the program, also in its children */
+    if (!prefix[0])
+        snprintf(prefix, sizeof prefix, "coxt%d_%x_", (int)getpid(), (unsigned)cox_now_ns());
+    return prefix;
+}
+
+static int entries(const char *folder, const char *own, const char *part)
 {
     DIR *dir = opendir(folder);
     assert_non_null(dir);
     int count = 0;
     for (struct dirent *e; (e = readdir(dir));)
-        count += e->d_name[0] != '.' && (!part || strstr(e->d_name, part));
+        count += e->d_name[0] != '.' && strstr(e->d_name, own) && strstr(e->d_name, part);
     closedir(dir);
     return count;
 }
 
 int shm_count(const char *part)
 {
-    char own[32];
-    if (!part && !own_shm) {
-        snprintf(own, sizeof own, "coxt%d_", (int)getpid());
-        part = own;
-    }
-    return entries(SHM, part);
+    return entries(SHM, own_shm ? "" : own_prefix(), part ? part : "");
 }
 
 int fd_count(void)
 {
-    return entries("/proc/self/fd", NULL);
+    return entries("/proc/self/fd", "", "");
 }
 
 int fd_count_at(const struct cox_door *door)
@@ -124,11 +131,8 @@ const char *test_object(const char *what)
 {
     static char names[4][512];
     static unsigned next;
-    static int pid; /* of the program, also in its children */
-    if (!pid)
-        pid = (int)getpid();
     char *name = names[next++ % 4];
-    snprintf(name, sizeof names[0], "/coxt%d_%s", pid, what);
+    snprintf(name, sizeof names[0], "/%s%s", own_prefix(), what);
     return name;
 }
 
@@ -139,7 +143,7 @@ const char *test_name(const char *what)
 
 pid_t child_start(void (*fn)(void *context), void *context)
 {
-    test_object(""); /* the pid in names is the program's */
+    own_prefix(); /* the program's, also in the child */
     fflush(NULL);
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -242,7 +246,16 @@ static void must_refuse(int (*attach)(struct cox_error *err), const char *what)
     assert_int_equal(fd_count(), fds);
 }
 
-void refuses_impostors(const char *path, void (*make)(void), int (*attach)(struct cox_error *err))
+static bool can_open(const char *path, int flags)
+{
+    int fd = open(path, flags | O_CLOEXEC);
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+void refuses_impostors(const char *path, int flags, void (*make)(void),
+                       int (*attach)(struct cox_error *err))
 {
     static const struct {
         mode_t mode;
@@ -259,9 +272,10 @@ void refuses_impostors(const char *path, void (*make)(void), int (*attach)(struc
         assert_int_equal(chmod(path, modes[i].mode), 0);
         must_refuse(attach, modes[i].text);
     }
-    for (mode_t mode = 0; mode <= 0400; mode += 0400) { /* root may open these, others may not */
+    /* Root may open both, the owner the second one and only for reading. */
+    for (mode_t mode = 0; mode <= 0400; mode += 0400) {
         assert_int_equal(chmod(path, mode), 0);
-        must_refuse(attach, geteuid() == 0 ? "expected 0600" : "ermission denied");
+        must_refuse(attach, can_open(path, flags) ? "expected 0600" : "ermission denied");
     }
     assert_int_equal(chmod(path, 0600), 0);
 
@@ -275,7 +289,7 @@ void refuses_impostors(const char *path, void (*make)(void), int (*attach)(struc
     assert_int_equal(unlink(path), 0);
     assert_int_equal(rename(other, path), 0);
 
-    if (geteuid() == 0) {
+    if (test_can_switch_user()) {
         assert_int_equal(chown(path, 65534, (gid_t)-1), 0);
         must_refuse(attach, "belongs to user 65534, expected 0");
         assert_int_equal(chown(path, 0, (gid_t)-1), 0);

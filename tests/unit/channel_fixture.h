@@ -35,21 +35,22 @@
 
 /* Where permitted, gives this program a /dev/shm of its own, so that leak_teardown sees every
  * leftover. With COX_TEST_USER=UID in the environment a program of root's becomes that user's first, with 1,024 fds at
- * most; of anybody else's it ends as skipped. */
+ * most; without the right to do so it ends as skipped. */
 void fixture_begin(void);
 
 /* Before and after every test: no fd more, no child more, no file of this program in /dev/shm. */
 int leak_setup(void **state);
 int leak_teardown(void **state);
 
-/* Files in /dev/shm whose name holds `part` (NULL: any). */
+/* Files in /dev/shm whose name holds `part` (NULL: any). Where /dev/shm is shared with other
+ * programs, only files that this program made. */
 int shm_count(const char *part);
 int fd_count(void);
 struct cox_door;
 /* The same, once the door has closed what it was sent: it has threads for that, whatever it answered before. */
 int fd_count_at(const struct cox_door *door);
 
-/* "coxt<pid>_<what>", static storage of one slot per call, four slots. */
+/* "coxt<pid>_<time>_<what>", static storage of one slot per call, four slots. */
 const char *test_name(const char *what);
 /* The same with a slash before it. */
 const char *test_object(const char *what);
@@ -71,7 +72,8 @@ void child_asleep(pid_t pid);
 void tell(int fd);
 bool heard(int fd); /* blocks; false: end of file, or a minute passed */
 
-/* In a child: a /dev/shm of its own with `size` (as in mount -o size=). False: not permitted. */
+/* In a child: a /dev/shm of its own with `size` (as in mount -o size=), in a user namespace where
+ * the right to mount is missing. False: not permitted. */
 bool private_shm(const char *size);
 bool private_shm_possible(void);
 /* In a child of root: a /proc of its own that shows to other users their own processes alone, and of these not who is
@@ -80,8 +82,9 @@ bool proc_hide(void);
 
 /* Puts one thing after the other under path that looks like the object but must not be taken for
  * it, and asserts that attach answers COX_DENIED with a text that tells. make creates a good one at
- * path; unlink(path) removes it. */
-void refuses_impostors(const char *path, void (*make)(void), int (*attach)(struct cox_error *err));
+ * path; unlink(path) removes it. flags: O_RDONLY or O_RDWR, as attach opens it. */
+void refuses_impostors(const char *path, int flags, void (*make)(void),
+                       int (*attach)(struct cox_error *err));
 
 /* Seeded xorshift. */
 uint64_t random_next(uint64_t *state);

@@ -13,6 +13,7 @@
 #include "channel/base/fault.h"
 #include "channel/shm/channel.h"
 #include "channel_fixture.h"
+#include "tests/lib/rights.h"
 
 #define GROUP test_name("g")
 
@@ -145,7 +146,7 @@ static int attach_and_close(struct cox_error *err)
 static void b44_impostors_are_denied(void **state)
 {
     (void)state;
-    refuses_impostors(control_path(), make_good, attach_and_close);
+    refuses_impostors(control_path(), O_RDWR, make_good, attach_and_close);
 }
 
 /* Accepted means: the same group, or sizes that only the slack behind the last frame or slot can
@@ -481,6 +482,10 @@ static void b4_p7_leftovers_with_a_serial_are_swept(void **state)
         char objects[COX_NAME_SIZE_MAX + 1];
         uint32_t count = 0;
         assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
+        if (cox_control_check_space(&geometry, NULL) == COX_NO_SPACE) {
+            print_message("skipped: /dev/shm has no room for two legacy ranks\n");
+            skip();
+        }
         geometry.serial = cox_control_fresh();
         assert_int_not_equal(geometry.serial, cox_control_fresh());
         assert_int_equal(cox_control_create(&old, GROUP, &geometry, NULL), 0);
@@ -529,7 +534,7 @@ static void b44_what_another_user_has_under_such_a_name_is_not_swept(void **stat
     struct cox_control dead = created(2);
     char object[COX_OBJECT_NAME_SIZE], paths[4][COX_OBJECT_NAME_SIZE + 32];
     (void)state;
-    if (geteuid() != 0) {
+    if (!test_can_switch_user()) {
         gone(&dead);
         skip();
     }
@@ -775,7 +780,7 @@ static void b54_files_of_others_are_not_touched(void **state)
         copy[wild[i].offset] = good;
         copy[8] = COX_LAYOUT_VERSION;
     }
-    if (geteuid() == 0) {
+    if (test_can_switch_user()) {
         unlink(control_path());
         put(copy, size, 0600);
         assert_int_equal(chown(control_path(), 65534, (gid_t)-1), 0);

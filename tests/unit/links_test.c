@@ -4,6 +4,7 @@
 
 #include "channel/handle/handle.h"
 #include "channel/memory/pool/kv_blocks.h"
+#include "tests/lib/rights.h"
 
 #include <sched.h>
 #include <setjmp.h>
@@ -271,6 +272,8 @@ static void m10_a_closed_cache_is_stale_and_a_dead_owner_is_dead(void **state)
     struct cox_kv_pool kv;
 
     (void)state;
+    if (!test_can_take_fds())
+        skip();
     remote_open(&remote);
     struct cox_links *links = links_open(&remote);
     cox_exporter_free(remote.exporter);
@@ -308,6 +311,8 @@ static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
     char name[16];
 
     (void)state;
+    if (!test_can_take_fds())
+        skip();
     remote_open(&remote);
     struct cox_links *links = links_open(&remote);
     set(links, "alive", 1, &remote.kv);

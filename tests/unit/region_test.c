@@ -147,14 +147,14 @@ static int attach_to_write(struct cox_error *err)
 static void b44_impostors_are_denied(void **state)
 {
     (void)state;
-    refuses_impostors(object_path(), make_good, attach_to_write);
+    refuses_impostors(object_path(), O_RDWR, make_good, attach_to_write);
 }
 
 /* Opened for reading, a fifo or a directory gets as far as fstat. */
 static void b44_impostors_are_denied_to_readers(void **state)
 {
     (void)state;
-    refuses_impostors(object_path(), make_good, attach_to_read);
+    refuses_impostors(object_path(), O_RDONLY, make_good, attach_to_read);
 }
 
 static void exchange_for_ever(void *context)

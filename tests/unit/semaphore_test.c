@@ -411,7 +411,7 @@ static int attach_and_detach(struct cox_error *err)
 static void b44_impostors_are_denied(void **state)
 {
     (void)state;
-    refuses_impostors(object_path(), make_good, attach_and_detach);
+    refuses_impostors(object_path(), O_RDWR, make_good, attach_and_detach);
 }
 
 static void b44_another_size_is_denied(void **state)
