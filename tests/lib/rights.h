@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/handle.h"
+#include "channel/handle/handle.h"
 
 #undef BLOCK_SIZE /* of <linux/fs.h>, which <sys/mount.h> includes; tests have their own */
 
@@ -64,7 +64,7 @@ static inline bool test_can_switch_user(void)
  * denies it. */
 static inline bool test_can_take_fds(void)
 {
-    struct cox_handle_ways ways;
+    struct cox_handle_probe ways;
     if (cox_handle_query(NULL, 0, &ways) == 0 && ways.pidfd_getfd)
         return true;
     fprintf(stderr, "pidfd_getfd is denied: what needs it is skipped\n");
