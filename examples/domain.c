@@ -1,7 +1,8 @@
-/* A domain of one's own: memory of which the library knows no more than these functions. Here it is a file without a name that
- * nobody maps, as a device without a window would be; its bytes are kept turned over, so that who reached past the functions
- * would see. A message from host memory is copied into it once, by the first who takes it there.
- * Build: cc domain.c $(pkg-config --cflags --libs coxswain); run: ./domain */
+/* A domain of one's own: memory of which the library knows no more than these functions. Here it is
+ * a file without a name that nobody maps, as a device without a window would be; its bytes are kept
+ * turned over, so that who reached past the functions would see. A message from host memory is
+ * copied into it once, by the first who takes it there. Build: cc domain.c $(pkg-config --cflags
+ * --libs coxswain); run: ./domain */
 #define _GNU_SOURCE
 #include <coxswain/memory.h>
 

@@ -1,5 +1,6 @@
-/* A queue: one process publishes what it has written into a block of a pool, another one takes it where it is, without a copy.
- * Build: cc queue.c $(pkg-config --cflags --libs coxswain); run: ./queue */
+/* A queue: one process publishes what it has written into a block of a pool, another one takes it
+ * where it is, without a copy. Build: cc queue.c $(pkg-config --cflags --libs coxswain); run:
+ * ./queue */
 #include <coxswain/memory.h>
 
 #include <inttypes.h>

@@ -8,7 +8,8 @@
 #include <signal.h>
 #include <string.h>
 
-/* At the end, for what is still to be written to a standard error that is read slowly or not at all. */
+/* At the end, for what is still to be written to a standard error that is read slowly or not at
+ * all. */
 #define FLUSH_MS 2000
 
 #ifndef COX_VERSION_TEXT

@@ -17,12 +17,17 @@ extern "C" {
 #endif
 
 struct cox_operation {
-    const char *name;            /* "MODEL_INFER" */
-    enum cox_channel_id channel; /* where it travels; finalize goes to every two-way channel */
-    bool replies;                /* every asked rank answers */
-    bool legacy_slotted; /* legacy ranks answer with a payload each, else rank 0 alone has one,
-                          * which may fill the region */
-    bool step;           /* moves the sequence table: given up as a whole through void_through */
+    /* "MODEL_INFER" */
+    const char *name;
+    /* where it travels; finalize goes to every two-way channel */
+    enum cox_channel_id channel;
+    /* every asked rank answers */
+    bool replies;
+    /* legacy ranks answer with a payload each, else rank 0 alone has one, which may fill the region
+     */
+    bool legacy_slotted;
+    /* moves the sequence table: given up as a whole through void_through */
+    bool step;
 };
 
 /* NULL for a number that is no ExecuteType. COX_TYPE_OPAQUE is an operation too ("OPAQUE",

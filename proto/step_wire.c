@@ -305,7 +305,8 @@ static const struct step_request blank_request = {
 /* What a message is made of, before there is memory for it. */
 struct request_plan {
     struct span columns[COLUMN_COUNT];
-    size_t column_size; /* of all of them */
+    /* of all of them */
+    size_t column_size;
     uint64_t deadline_ns, trace_id, weights_version, base_sequence, table_count;
     int execute_type, forward_type;
     protobuf_c_boolean has_deadline_ns, has_trace_id, has_weights_version, has_base_sequence,

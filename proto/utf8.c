@@ -61,7 +61,8 @@ void cox_utf8_mend(char *text)
 struct path {
     struct {
         const char *name;
-        size_t index; /* SIZE_MAX: not repeated */
+        /* SIZE_MAX: not repeated */
+        size_t index;
     } steps[DEPTH_MAX];
     size_t depth;
 };

@@ -1,6 +1,6 @@
 /*
- * utf8: strings of messages are UTF-8, which protobuf-c does not check; a reader in another language
- * refuses the whole message, or dies of it.
+ * utf8: strings of messages are UTF-8, which protobuf-c does not check; a reader in another
+ * language refuses the whole message, or dies of it.
  *
  * Threads: any; stateless.
  * Ownership: texts are the caller's.

@@ -1,13 +1,13 @@
 /*
  * varint: base-128 numbers of the protobuf encoding, one by one and in packed columns.
  *
- * Written from the end to the front, so that the length of what was written is known when the length in front of it is
- * to be written.
+ * Written from the end to the front, so that the length of what was written is known when the
+ * length in front of it is to be written.
  *
  * Threads: stateless.
  * Ownership: every pointer is lent for the call.
- * Codes: false: the bytes end too early, or are no form that a writer of protobuf uses; what such bytes mean is not
- *   decided here.
+ * Codes: false: the bytes end too early, or are no form that a writer of protobuf uses; what such
+ *   bytes mean is not decided here.
  * If the process dies: nothing is kept.
  */
 #ifndef COX_PROTO_VARINT_H

@@ -43,8 +43,10 @@
 
 struct cox_arena_block {
     struct cox_arena_block *next;
-    size_t size; /* of data */
-    size_t used; /* of data, a multiple of ARENA_ALIGNMENT */
+    /* of data */
+    size_t size;
+    /* of data, a multiple of ARENA_ALIGNMENT */
+    size_t used;
     alignas(ARENA_ALIGNMENT) unsigned char data[];
 };
 

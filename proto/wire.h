@@ -30,11 +30,16 @@ struct CoxswainControl__ControlReply;
 
 /* A bump allocator of blocks that are kept over a reset. */
 struct cox_arena {
-    struct cox_arena_block *first;   /* all blocks, in the order they are filled */
-    struct cox_arena_block *current; /* the one being filled, NULL before the first allocation */
-    size_t used;                     /* bytes handed out since the last reset, rounding included */
-    size_t size_max;                 /* cap on `used` */
-    bool exhausted; /* an allocation since the last reset was refused for the cap or for memory */
+    /* all blocks, in the order they are filled */
+    struct cox_arena_block *first;
+    /* the one being filled, NULL before the first allocation */
+    struct cox_arena_block *current;
+    /* bytes handed out since the last reset, rounding included */
+    size_t used;
+    /* cap on `used` */
+    size_t size_max;
+    /* an allocation since the last reset was refused for the cap or for memory */
+    bool exhausted;
 };
 
 /* first_size bytes are allocated now (0: none); further blocks double. Returns 0 or -ENOMEM. */
@@ -79,8 +84,8 @@ COX_PUBLIC int64_t cox_wire_int64_count(size_t size);
 COX_PUBLIC int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index);
 COX_PUBLIC void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value);
 
-/* Digest of the tokens of a step: equal tokens, equal digest; of as many tokens of which one differs, another one for certain.
- * It is compared between ranks of one group and kept nowhere. */
+/* Digest of the tokens of a step: equal tokens, equal digest; of as many tokens of which one
+ * differs, another one for certain. It is compared between ranks of one group and kept nowhere. */
 COX_PUBLIC uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count);
 
 /* "MODEL_INFER" and so on; "unknown" for anything else. */

@@ -47,7 +47,8 @@ enum cox_channel_id {
 /* Type of a request whose bytes only the two ends understand; every other type is an ExecuteType of
  * executor.proto. */
 #define COX_TYPE_OPAQUE 0xffffffffu
-/* In the record of a frame alone: opaque bytes that are in a block; the frame has an ExecuteRequest that says where. */
+/* In the record of a frame alone: opaque bytes that are in a block; the frame has an ExecuteRequest
+ * that says where. */
 #define COX_TYPE_OPAQUE_BLOCK 0xfffffffeu
 
 /* How workers come to the memory of their group. */
@@ -91,8 +92,10 @@ COX_PUBLIC const char *cox_status_text(int status);
 /* A failure with its explanation: what was wrong, what was expected, what to do. Caller's memory.
  */
 struct cox_error {
-    int code;        /* as returned */
-    char text[1024]; /* one sentence or a few, no newline at the end */
+    /* as returned */
+    int code;
+    /* one sentence or a few, no newline at the end */
+    char text[1024];
 };
 
 /* As new, without touching all of the text. */
@@ -108,8 +111,8 @@ static inline void cox_error_clear(struct cox_error *err)
 COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Texts may be in UTF-8: of one that was cut somewhere, removes the part of a character that is left
- * at its end. */
+/* Texts may be in UTF-8: of one that was cut somewhere, removes the part of a character that is
+ * left at its end. */
 COX_PUBLIC void cox_text_trim(char *text);
 
 /* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no
@@ -118,7 +121,8 @@ COX_PUBLIC void cox_text_trim(char *text);
 typedef void (*cox_log_fn)(void *context, int level, const char *text);
 
 struct cox_log {
-    cox_log_fn fn; /* NULL: silence */
+    /* NULL: silence */
+    cox_log_fn fn;
     void *context;
 };
 
@@ -136,8 +140,8 @@ COX_PUBLIC void cox_assert_failed(const char *condition, const char *file, int l
 #define COX_NSEC_PER_MSEC UINT64_C(1000000)
 #define COX_DEADLINE_NEVER UINT64_MAX
 COX_PUBLIC uint64_t cox_now_ns(void);
-/* The same clock as of the kernel's last tick, some milliseconds back at most, for a fraction of the price: for
- * stamps that are shown. */
+/* The same clock as of the kernel's last tick, some milliseconds back at most, for a fraction of
+ * the price: for stamps that are shown. */
 COX_PUBLIC uint64_t cox_now_coarse_ns(void);
 /* now + duration, saturating at COX_DEADLINE_NEVER. */
 COX_PUBLIC uint64_t cox_deadline_after_ns(uint64_t duration_ns);
@@ -158,8 +162,8 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 }
 
 /* Owned locals carry _cleanup_; success ends with a steal. */
-/* Of what every request passes through: such functions lie together, on a few pages, whose translations a process that was
- * switched to has lost. */
+/* Of what every request passes through: such functions lie together, on a few pages, whose
+ * translations a process that was switched to has lost. */
 #define COX_HOT __attribute__((hot))
 #define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
 COX_PUBLIC void cox_close_fd(int *fd);   /* closes *fd when >= 0, keeps errno */

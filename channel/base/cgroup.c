@@ -12,7 +12,8 @@
 
 struct resource {
     const char *controller;
-    const char *file[2]; /* by version, 1 and 2 */
+    /* by version, 1 and 2 */
+    const char *file[2];
     const char *used[2];
 };
 
@@ -25,8 +26,10 @@ static const struct resource pids = {
 /* Where the process is in one hierarchy, as paths that can be opened. */
 struct place {
     int version;
-    char top[PATH_MAX];   /* the highest group that can be seen */
-    char group[PATH_MAX]; /* the process's own: top, or below it */
+    /* the highest group that can be seen */
+    char top[PATH_MAX];
+    /* the process's own: top, or below it */
+    char group[PATH_MAX];
 };
 
 /* Returns 0 or -errno. */
@@ -159,8 +162,8 @@ static int limit_read(const struct resource *resource, const struct place *place
     int64_t quota, period;
     *ret_limit = UINT64_MAX;
     int r = file_read(place->group, resource->file[place->version - 1], text, sizeof text);
-    /* The root of all groups has no such file, nor has one whose parent does not hand the controller
-     * on; that the folder is a group was seen. */
+    /* The root of all groups has no such file, nor has one whose parent does not hand the
+     * controller on; that the folder is a group was seen. */
     if (r)
         return r == -ENOENT ? 0 : r;
     if (strncmp(text, "max", 3) == 0 || strncmp(text, "-1", 2) == 0)

@@ -1,8 +1,9 @@
 /*
- * cgroup: the limits that control groups set this process, whichever version of the kernel's interface is mounted.
+ * cgroup: the limits that control groups set this process, whichever version of the kernel's
+ * interface is mounted.
  *
- * Every group from the process's own up to the root counts, as far as it can be seen: a limit far above hides behind
- * an unlimited group, and the smallest is the one that is felt.
+ * Every group from the process's own up to the root counts, as far as it can be seen: a limit far
+ * above hides behind an unlimited group, and the smallest is the one that is felt.
  *
  * Threads: any; nothing here has state.
  * Blocks: on reading /proc and /sys.
@@ -22,9 +23,12 @@ enum cox_cgroup_state {
 struct cox_cgroup_limit {
     enum cox_cgroup_state state;
     /* When limited: */
-    uint64_t limit;  /* millionths of a processor; bytes; processes and threads */
-    uint64_t used;   /* of it now, in the group that has it; 0 also when that is not told */
-    char file[4096]; /* what sets it */
+    /* millionths of a processor; bytes; processes and threads */
+    uint64_t limit;
+    /* of it now, in the group that has it; 0 also when that is not told */
+    uint64_t used;
+    /* what sets it */
+    char file[4096];
 };
 
 struct cox_cgroup {

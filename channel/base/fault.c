@@ -49,10 +49,10 @@ static _Atomic uint32_t arms; /* plans so far; who is held sleeps on it */
 
 static _Noreturn void plan_refuse(const char *text)
 {
-    fprintf(stderr,
-            "COXSWAIN_FAULT is '%s': expected "
-            "NAME:kill|stop|spin|read|hold[:RANK|coordinator[:COUNT]]\n",
-            text);
+    fprintf(
+        stderr,
+        "COXSWAIN_FAULT is '%s': expected NAME:kill|stop|spin|read|hold[:RANK|coordinator[:COUNT]]\n",
+        text);
     abort();
 }
 
@@ -147,8 +147,8 @@ static void strike(enum action action, uint32_t arm)
         while (atomic_load_explicit(&arms, memory_order_acquire) == arm)
             cox_futex_wait(&arms, arm, COX_DEADLINE_NEVER);
     else
-        /* To this thread, by number, since it may be the child of a bare clone: a stop of the process may find
-         * another thread first, while this one goes on. */
+        /* To this thread, by number, since it may be the child of a bare clone: a stop of the
+         * process may find another thread first, while this one goes on. */
         syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid),
                 action == ACTION_KILL ? SIGKILL : SIGSTOP);
 }

@@ -1,18 +1,20 @@
 /*
- * fault: the steps of the protocol, each with a named point behind it at which a test can kill or stop the very
- * process that has just done the step.
+ * fault: the steps of the protocol, each with a named point behind it at which a test can kill or
+ * stop the very process that has just done the step.
  *
- * A step is whatever another process, or the next start, can see: a name in /dev/shm, a shared word, a token, a
- * process. The points sit in the functions that do the steps, so that none can be done without passing its point; a test
- * (tests/fault/points.py) finds those that have none, and tests/fault/matrix_test.c strikes at every one of them.
+ * A step is whatever another process, or the next start, can see: a name in /dev/shm, a shared
+ * word, a token, a process. The points sit in the functions that do the steps, so that none can be
+ * done without passing its point; a test (tests/fault/points.py) finds those that have none, and
+ * tests/fault/matrix_test.c strikes at every one of them.
  *
  * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing.
- * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL), stop (SIGSTOP), spin (an endless loop that
- * looks at nothing), read (of a pipe that stays empty; it ends with a signal that has a handler), hold (the thread
- * alone, until the next cox_fault_arm), RANK the rank it is for (or 'coordinator', the default), COUNT the passage at
- * which it strikes (1 is the first). A plan that makes no sense ends the process, so that no test passes for want of a
- * fault. With COXSWAIN_FAULT_LIFE it is for processes alone whose COXSWAIN_GENERATION is that: for one life of a rank,
- * and so are counts.
+ * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL), stop (SIGSTOP), spin (an
+ * endless loop that looks at nothing), read (of a pipe that stays empty; it ends with a signal that
+ * has a handler), hold (the thread alone, until the next cox_fault_arm), RANK the rank it is for
+ * (or 'coordinator', the default), COUNT the passage at which it strikes (1 is the first). A plan
+ * that makes no sense ends the process, so that no test passes for want of a fault. With
+ * COXSWAIN_FAULT_LIFE it is for processes alone whose COXSWAIN_GENERATION is that: for one life of
+ * a rank, and so are counts.
  *
  * Threads: any.
  * Blocks: nothing, unless stopped, or told to.
@@ -261,8 +263,8 @@ enum cox_fault_point {
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* In the file that COXSWAIN_FAULT_COUNTS names, when there is one: how often each process has passed
- * each point, the coordinator first, then the ranks; and whether the plan has struck. */
+/* In the file that COXSWAIN_FAULT_COUNTS names, when there is one: how often each process has
+ * passed each point, the coordinator first, then the ranks; and whether the plan has struck. */
 #define COX_FAULT_PROCESS_COUNT 17
 struct cox_fault_counts {
     _Atomic uint32_t struck;
@@ -273,7 +275,8 @@ void cox_fault_point(enum cox_fault_point point);
 const char *cox_fault_name(enum cox_fault_point point);
 /* Which process this is, for the RANK of the plan; -1 (the start value): the coordinator. */
 void cox_fault_rank(int rank);
-/* In place of COXSWAIN_FAULT, which is read once; NULL: no plan. Before other threads pass points. */
+/* In place of COXSWAIN_FAULT, which is read once; NULL: no plan. Before other threads pass points.
+ */
 void cox_fault_arm(const char *plan);
 
 #else

@@ -1,13 +1,13 @@
 /*
  * futex: sleep on a 32-bit word of shared memory, and wake who does.
  *
- * A sleeper gives the value it has seen; the kernel looks at the word again before it lets it sleep,
- * so a change after the look is never slept through. The word may be mapped read-only by who sleeps
- * or wakes.
+ * A sleeper gives the value it has seen; the kernel looks at the word again before it lets it
+ * sleep, so a change after the look is never slept through. The word may be mapped read-only by who
+ * sleeps or wakes.
  *
- * Whoever may write the memory may also give its page back to the kernel (a hole, which reads as zero) again and again:
- * a call that comes to the page just then fails with EFAULT, about once in a million. That is no reason to sleep on, nor
- * to leave.
+ * Whoever may write the memory may also give its page back to the kernel (a hole, which reads as
+ * zero) again and again: a call that comes to the page just then fails with EFAULT, about once in a
+ * million. That is no reason to sleep on, nor to leave.
  *
  * Threads, processes: any.
  * Blocks: wait until the word is woken or has another value, or the deadline.

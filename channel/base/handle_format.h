@@ -15,8 +15,8 @@
  *   56  generation u32  the exporter's count, so that no two handles are equal
  *   60  crc32c u32      over bytes 0 to 59
  *
- * The control socket stores fds by these bytes without opening them, so the format stands apart from
- * the functions that export and open.
+ * The control socket stores fds by these bytes without opening them, so the format stands apart
+ * from the functions that export and open.
  *
  * Threads: any; nothing here has state.
  */

@@ -1,8 +1,9 @@
 /*
  * log_limit: a log for what strangers cause, which a storm of them does not fill.
  *
- * Of each reason, which is a literal and a code, COX_LOG_LIMIT_COUNT lines are written in COX_LOG_LIMIT_MS; the rest is counted,
- * and its number told when that time is over. So a storm of one reason is about 2 KiB in that time, whatever its length.
+ * Of each reason, which is a literal and a code, COX_LOG_LIMIT_COUNT lines are written in
+ * COX_LOG_LIMIT_MS; the rest is counted, and its number told when that time is over. So a storm of
+ * one reason is about 2 KiB in that time, whatever its length.
  *
  * Threads: one at a time.
  * Ownership: all of it is inside.
@@ -23,22 +24,25 @@
 struct cox_log_limit {
     struct cox_log log;
     struct cox_log_reason {
-        const void *key; /* NULL: unused */
+        /* NULL: unused */
+        const void *key;
         int code;
         int level;
         uint64_t since_ns;
-        uint64_t count;                     /* since then */
-        char last[COX_LOG_LIMIT_TEXT_SIZE]; /* of those not written */
+        /* since then */
+        uint64_t count;
+        /* of those not written */
+        char last[COX_LOG_LIMIT_TEXT_SIZE];
     } reasons[COX_LOG_LIMIT_REASON_MAX];
 };
 
 void cox_log_limit_init(struct cox_log_limit *limit, const struct cox_log *log);
-/* key: the literal that stands for the reason, compared as a pointer; NULL: the format. code tells reasons with the same one
- * apart. */
+/* key: the literal that stands for the reason, compared as a pointer; NULL: the format. code tells
+ * reasons with the same one apart. */
 void cox_log_limit_write(struct cox_log_limit *limit, int level, const void *key, int code,
                          const char *format, ...) __attribute__((format(printf, 5, 6)));
-/* Tells of what was not written and whose time is over; all: of everything. Returns when it is to be called again;
- * COX_DEADLINE_NEVER: there is nothing to tell. */
+/* Tells of what was not written and whose time is over; all: of everything. Returns when it is to
+ * be called again; COX_DEADLINE_NEVER: there is nothing to tell. */
 uint64_t cox_log_limit_turn(struct cox_log_limit *limit, bool all);
 
 #endif

@@ -13,8 +13,8 @@
 /* PF_EXITING of include/linux/sched.h. */
 #define PROCESS_EXITING 0x4u
 
-/* /proc may be mounted with hidepid: then a process of another user, or one that is not dumpable, is not there for
- * this one, and lives. */
+/* /proc may be mounted with hidepid: then a process of another user, or one that is not dumpable,
+ * is not there for this one, and lives. */
 static int peer_missing(pid_t pid)
 {
     return pid <= 0 || (kill(pid, 0) < 0 && errno == ESRCH) ? COX_PEER_DEAD : -EACCES;
@@ -134,8 +134,8 @@ bool cox_peer_stopped(pid_t pid)
     return field[2] == 'T' || field[2] == 't';
 }
 
-/* Killed, and did not run since: the kernel keeps the signal among those of the whole process until the
- * end. */
+/* Killed, and did not run since: the kernel keeps the signal among those of the whole process until
+ * the end. */
 static int peer_is_killed(pid_t pid, bool *ret_killed)
 {
     char text[8192];

@@ -18,8 +18,10 @@
 
 struct cox_peer {
     pid_t pid;
-    uint64_t start; /* /proc/<pid>/stat field 22: clock ticks since boot */
-    int pidfd;      /* readable once the process is dead; -1: none */
+    /* /proc/<pid>/stat field 22: clock ticks since boot */
+    uint64_t start;
+    /* readable once the process is dead; -1: none */
+    int pidfd;
 };
 
 #define COX_PEER_NONE                                                                              \
@@ -27,11 +29,12 @@ struct cox_peer {
         .pid = 0, .start = 0, .pidfd = -1                                                          \
     }
 
-/* Start time of a process. Returns 0, COX_PEER_DEAD when there is none, COX_CORRUPT, -errno (-EACCES: there is one, and
- * /proc hides it, or did when it ended). */
+/* Start time of a process. Returns 0, COX_PEER_DEAD when there is none, COX_CORRUPT, -errno
+ * (-EACCES: there is one, and /proc hides it, or did when it ended). */
 int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
 /* Opens pid. start 0: whoever has the pid now; otherwise another start time is COX_PEER_DEAD: the
- * pid was reused. Returns 0, COX_PEER_DEAD, -errno (-EACCES: it lives, and whether it is the one cannot be told). */
+ * pid was reused. Returns 0, COX_PEER_DEAD, -errno (-EACCES: it lives, and whether it is the one
+ * cannot be told). */
 int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
 void cox_peer_close(struct cox_peer *peer); /* idempotent */
 /* False once the process is dead, reaped or not, and when there is none. A kernel that cannot tell
@@ -42,15 +45,18 @@ bool cox_peer_alive(const struct cox_peer *peer);
  * cannot be told. */
 bool cox_peer_stopped(pid_t pid);
 
-/* Whether the process is on its way out, as below. Returns 0; COX_PEER_DEAD: there is none; COX_CORRUPT; -errno. */
+/* Whether the process is on its way out, as below. Returns 0; COX_PEER_DEAD: there is none;
+ * COX_CORRUPT; -errno. */
 int cox_peer_look_exiting(pid_t pid, bool *ret_exiting);
-/* True when /proc says that the process is on its way out, or was killed and will be, before its pidfd says so: its files are closed by
- * then or about to be, so that others may have noticed. False also when it cannot be told. */
+/* True when /proc says that the process is on its way out, or was killed and will be, before its
+ * pidfd says so: its files are closed by then or about to be, so that others may have noticed.
+ * False also when it cannot be told. */
 bool cox_peer_exiting(pid_t pid);
 /* Threads of a process, its first one included. Returns 0, COX_PEER_DEAD, COX_CORRUPT, -errno. */
 int cox_peer_thread_count(pid_t pid, uint64_t *ret_count);
 
-/* Processor time of all its threads so far, those that have ended included. Returns 0, COX_PEER_DEAD, -errno. */
+/* Processor time of all its threads so far, those that have ended included. Returns 0,
+ * COX_PEER_DEAD, -errno. */
 int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns);
 
 /* True when `ancestor` is pid itself, its parent, or a parent of that, as /proc tells now. */

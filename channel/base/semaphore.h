@@ -5,11 +5,12 @@
  * tells nothing of death. What was checked is what is used: attach opens the file that
  * sem_overview(7) documents, checks it through the fd, and maps that very fd.
  *
- * The words are glibc's (64 bits): the count in the lower half of the first eight bytes, the number of
- * sleepers in the upper half. Whoever uses glibc's own functions on the other side sleeps, and wakes up,
- * as ever. Here they are used without glibc, which ends the process where a word that it trusts was
- * written over: whatever any process writes there, post, take and wait return, and none of them reads
- * more than those eight bytes. What can be lost by it is a wake-up: cox_semaphore_wake.
+ * The words are glibc's (64 bits): the count in the lower half of the first eight bytes, the number
+ * of sleepers in the upper half. Whoever uses glibc's own functions on the other side sleeps, and
+ * wakes up, as ever. Here they are used without glibc, which ends the process where a word that it
+ * trusts was written over: whatever any process writes there, post, take and wait return, and none
+ * of them reads more than those eight bytes. What can be lost by it is a wake-up:
+ * cox_semaphore_wake.
  *
  * Threads: post, wake, take and wait from any thread of any process; the rest from one.
  * Ownership: the caller owns struct cox_semaphore; detach unmaps. unlink removes the name for
@@ -41,7 +42,8 @@ _Static_assert(sizeof(sem_t) == 32, "another sem_t");
 #define COX_SEMAPHORE_SLEEPER (UINT64_C(1) << 32)
 
 struct cox_semaphore {
-    sem_t *sem; /* NULL: detached */
+    /* NULL: detached */
+    sem_t *sem;
 };
 
 /* name starts with a slash and has no other. Creates exclusively with the starting value, mode 0600
@@ -125,7 +127,8 @@ static inline void cox_semaphore_get_up(struct cox_semaphore *semaphore)
         continue;
 }
 
-/* Async-signal-safe, keeps errno. A count at its maximum is no error: the sleeper has plenty to wake for. */
+/* Async-signal-safe, keeps errno. A count at its maximum is no error: the sleeper has plenty to
+ * wake for. */
 static inline void cox_semaphore_post(struct cox_semaphore *semaphore)
 {
     if (!cox_semaphore_add(semaphore))
@@ -135,8 +138,9 @@ static inline void cox_semaphore_post(struct cox_semaphore *semaphore)
     errno = saved;
 }
 
-/* The same, and whatever the words say all that sleep there wake up: those that find no token return
- * COX_EMPTY. For wake-ups that must not be lost, also where somebody writes over the words. */
+/* The same, and whatever the words say all that sleep there wake up: those that find no token
+ * return COX_EMPTY. For wake-ups that must not be lost, also where somebody writes over the words.
+ */
 static inline void cox_semaphore_wake(struct cox_semaphore *semaphore)
 {
     const int saved = errno;
@@ -151,8 +155,8 @@ static inline bool cox_semaphore_take(struct cox_semaphore *semaphore)
     return cox_semaphore_remove(semaphore, 0);
 }
 
-/* Returns 0: a token was taken; COX_EMPTY: it was woken, and somebody else has the token, or wrote over
- * it; COX_TIMEOUT; -errno: the kernel refuses the wait. */
+/* Returns 0: a token was taken; COX_EMPTY: it was woken, and somebody else has the token, or wrote
+ * over it; COX_TIMEOUT; -errno: the kernel refuses the wait. */
 static inline int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
 {
     if (cox_semaphore_take(semaphore))

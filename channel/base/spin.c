@@ -28,7 +28,8 @@ uint32_t cox_cpu_count(void)
     struct cox_cgroup_limit quota;
     uint64_t count = affinity_count();
 #if COX_TESTING
-    /* Whether somebody looks before he sleeps, and says that he sleeps, is to be tested on small machines, too. */
+    /* Whether somebody looks before he sleeps, and says that he sleeps, is to be tested on small
+     * machines, too. */
     const char *text = getenv("COXSWAIN_TEST_CPUS");
     if (text)
         return (uint32_t)atoi(text);

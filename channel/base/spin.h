@@ -1,24 +1,28 @@
 /*
- * spin: looks for a while before a sleep, where that pays: between two processes that each have a processor an answer
- * comes within a microsecond, and a sleep with its wake-up costs several, on a virtual machine tens.
+ * spin: looks for a while before a sleep, where that pays: between two processes that each have a
+ * processor an answer comes within a microsecond, and a sleep with its wake-up costs several, on a
+ * virtual machine tens.
  *
- * The rule is decided once for a group, by its coordinator, and told to the ranks (layout.h): everybody looks for
- * budget_ns before a sleep if the participants, coordinator and ranks, fit the processors that this process may use
- * (affinity, and the quota of its control groups), and not at all if they do not, since who looks then keeps the one
- * from running whom he waits for. Measured at two processors and 4 ranks: 62 us a round with a blind spin, 23 without.
+ * The rule is decided once for a group, by its coordinator, and told to the ranks (layout.h):
+ * everybody looks for budget_ns before a sleep if the participants, coordinator and ranks, fit the
+ * processors that this process may use (affinity, and the quota of its control groups), and not at
+ * all if they do not, since who looks then keeps the one from running whom he waits for. Measured
+ * at two processors and 4 ranks: 62 us a round with a blind spin, 23 without.
  *
- * That they fit does not say where they are: two that share a processor, since somebody else has the other one, find nothing
- * by looking, each for its whole budget (measured: 105 us a round instead of 4). So whoever has looked in vain sleeps at once
- * for the next 1, 3, 7... waits, and one that he finds something by begins anew. At the end of that row, ever more rarely, one
- * look is long enough for the kernel to part the two (COX_SPIN_MOVE_NS).
+ * That they fit does not say where they are: two that share a processor, since somebody else has
+ * the other one, find nothing by looking, each for its whole budget (measured: 105 us a round
+ * instead of 4). So whoever has looked in vain sleeps at once for the next 1, 3, 7... waits, and
+ * one that he finds something by begins anew. At the end of that row, ever more rarely, one look is
+ * long enough for the kernel to part the two (COX_SPIN_MOVE_NS).
  *
- * The budget is about what the sleep that it saves costs both sides: so whoever waits for longer than that pays at most as
- * much again. An idle group costs nothing: it looks for one budget, and sleeps.
+ * The budget is about what the sleep that it saves costs both sides: so whoever waits for longer
+ * than that pays at most as much again. An idle group costs nothing: it looks for one budget, and
+ * sleeps.
  *
  * Threads: a spinner is one thread's; the rest any.
  * Ownership: nothing to free.
- * Blocks: cox_spin_until for the budget at most, now and then for COX_SPIN_MOVE_NS, and never past its deadline.
- * If the process dies: private memory.
+ * Blocks: cox_spin_until for the budget at most, now and then for COX_SPIN_MOVE_NS, and never past
+ * its deadline. If the process dies: private memory.
  */
 #ifndef COX_CHANNEL_SPIN_H
 #define COX_CHANNEL_SPIN_H
@@ -28,7 +32,8 @@
 enum cox_spin {
     COX_SPIN_AUTO = 0, /* COX_SPIN_AUTO_NS where the participants fit */
     COX_SPIN_OFF,      /* sleeps at once */
-    COX_SPIN_MAX, /* COX_SPIN_MAX_NS where they fit: for steps that follow one another after longer gaps */
+    /* COX_SPIN_MAX_NS where they fit: for steps that follow one another after longer gaps */
+    COX_SPIN_MAX,
     COX_SPIN_COUNT,
 };
 
@@ -37,8 +42,9 @@ enum cox_spin {
 
 /* off, auto, max; NULL: no such setting */
 COX_PUBLIC const char *cox_spin_name(uint32_t spin);
-/* Processors that the threads of this process may use at a time: those of its affinity, and no more than the quota of its
- * control groups, of which parts do not count. At least 1. Reads /sys and /proc. */
+/* Processors that the threads of this process may use at a time: those of its affinity, and no more
+ * than the quota of its control groups, of which parts do not count. At least 1. Reads /sys and
+ * /proc. */
 uint32_t cox_cpu_count(void);
 /* For so many threads that wait for each other; 0: they do not fit. */
 uint32_t cox_spin_budget_ns(enum cox_spin spin, uint32_t participant_count);
@@ -47,20 +53,26 @@ uint32_t cox_spin_budget_ns(enum cox_spin spin, uint32_t participant_count);
 #define COX_SPIN_GAP_NS UINT64_C(200000)
 /* Waits that sleep at once after looking was in vain again and again. */
 #define COX_SPIN_SKIP_MAX 31
-/* Then once a look of some ticks, in which the kernel moves one of two runners that share a processor to a free one, which it
- * does not do for two that wake each other up in turn: at first, and again after 1 s, 2 s, 4 s... 64 s. Measured, of two that
- * shared one of two processors: a round of 3.5 us became one of 2.4. */
+/* Then once a look of some ticks, in which the kernel moves one of two runners that share a
+ * processor to a free one, which it does not do for two that wake each other up in turn: at first,
+ * and again after 1 s, 2 s, 4 s... 64 s. Measured, of two that shared one of two processors: a
+ * round of 3.5 us became one of 2.4. */
 #define COX_SPIN_MOVE_NS (8 * COX_NSEC_PER_MSEC)
 #define COX_SPIN_MOVE_AGAIN_NS COX_NSEC_PER_SEC
 #define COX_SPIN_MOVE_DOUBLINGS 6
 
 struct cox_spinner {
     uint32_t budget_ns;
-    uint32_t vain;    /* waits to be skipped after the next time in vain */
-    uint32_t skip;    /* waits that sleep at once from now on */
-    uint32_t moves;   /* looks of ticks so far */
-    uint64_t move_ns; /* the next one is not before */
-    uint64_t found;   /* waits that ended without a sleep; for display */
+    /* waits to be skipped after the next time in vain */
+    uint32_t vain;
+    /* waits that sleep at once from now on */
+    uint32_t skip;
+    /* looks of ticks so far */
+    uint32_t moves;
+    /* the next one is not before */
+    uint64_t move_ns;
+    /* waits that ended without a sleep; for display */
+    uint64_t found;
 };
 
 static inline void cox_cpu_relax(void)
@@ -90,7 +102,8 @@ static inline uint64_t cox_spin_span(struct cox_spinner *spinner, uint64_t now_n
     return COX_SPIN_MOVE_NS;
 }
 
-/* Looks whether `there` until the budget is used up or the deadline has come, or not at all while that is in vain. */
+/* Looks whether `there` until the budget is used up or the deadline has come, or not at all while
+ * that is in vain. */
 static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(const void *context),
                                   const void *context, uint64_t deadline_ns)
 {

@@ -2,9 +2,9 @@
  * thread: threads of the library.
  *
  * Signals are blocked in them: signals are for the host's own threads, whose handlers must not run
- * on ours. Not those that an instruction of the thread itself causes (SIGSEGV, SIGBUS, SIGFPE, SIGILL,
- * SIGTRAP, SIGSYS, SIGABRT): blocked, the kernel would end the process past the handlers of the
- * host, which callbacks may count on.
+ * on ours. Not those that an instruction of the thread itself causes (SIGSEGV, SIGBUS, SIGFPE,
+ * SIGILL, SIGTRAP, SIGSYS, SIGABRT): blocked, the kernel would end the process past the handlers of
+ * the host, which callbacks may count on.
  *
  * Threads: any.
  * Blocks: nothing.

@@ -2,9 +2,9 @@
  * depot: fds left at a group's door, for those who hold a by-value handle (handle.h) and cannot, or
  * may not, take the fd out of its owner with pidfd_getfd.
  *
- * A depositor keeps one connection; whatever it left is forgotten when that ends, or its process, though
- * the child of a fork may still have the connection. Whoever has the 64
- * bytes of a handle and is of this user gets a duplicate of the fd.
+ * A depositor keeps one connection; whatever it left is forgotten when that ends, or its process,
+ * though the child of a fork may still have the connection. Whoever has the 64 bytes of a handle
+ * and is of this user gets a duplicate of the fd.
  *
  * Threads: one at a time per struct cox_depot.
  * Ownership: fds that are left are duplicated by the kernel and stay the caller's; a fetched one is
@@ -18,7 +18,8 @@
 #include "handle.h"
 
 struct cox_depot {
-    int fd; /* connection to the door; -1: none */
+    /* connection to the door; -1: none */
+    int fd;
 };
 
 /* Returns 0, or what cox_door_connect returns. */
@@ -36,8 +37,8 @@ int cox_depot_put(struct cox_depot *depot, const struct cox_handle *handle, int 
  * COX_CORRUPT; -errno. */
 int cox_depot_withdraw(struct cox_depot *depot, const struct cox_handle *handle,
                        uint64_t deadline_ns, struct cox_error *err);
-/* A duplicate of what was left under the handle. Returns 0; COX_NOT_FOUND; COX_FULL: too many fds of
- * this user are under way; COX_TIMEOUT; COX_CLOSED; COX_CORRUPT; -errno. */
+/* A duplicate of what was left under the handle. Returns 0; COX_NOT_FOUND; COX_FULL: too many fds
+ * of this user are under way; COX_TIMEOUT; COX_CLOSED; COX_CORRUPT; -errno. */
 int cox_depot_fetch(struct cox_depot *depot, const struct cox_handle *handle, uint64_t deadline_ns,
                     int *ret_fd, struct cox_error *err);
 

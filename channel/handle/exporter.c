@@ -14,31 +14,38 @@
 #define DEADLINE_MS_DEFAULT 1000
 #define BUCKET_COUNT 256
 /* Numbers of exported fds are given in turn from here on, so that one that was put is not soon
- * another's: an inode number tells devices, anonymous inodes, and files on file systems that use the
- * numbers of removed files again, apart from each other no better. Below 1024, where a process may
- * have its limit, and select(2) has. */
+ * another's: an inode number tells devices, anonymous inodes, and files on file systems that use
+ * the numbers of removed files again, apart from each other no better. Below 1024, where a process
+ * may have its limit, and select(2) has. */
 #define FD_FIRST 256
 #define FD_TURN 512
 
 struct export
 {
-    struct export *next; /* in its bucket */
+    /* in its bucket */
+    struct export *next;
     struct cox_handle handle;
     uint32_t generation;
-    uint32_t users; /* puts that are owed */
+    /* puts that are owed */
+    uint32_t users;
     int fd;
     bool deposited;
 };
 
 struct cox_exporter {
-    struct cox_handle_self self; /* what handles tell; in a child of a fork it is another process */
+    /* what handles tell; in a child of a fork it is another process */
+    struct cox_handle_self self;
     uint64_t deadline_ms;
-    bool has_door;                        /* was told one; whether it still answers is in depot */
-    pthread_mutex_t lock;                 /* of the table and the two counts */
-    struct export *buckets[BUCKET_COUNT]; /* by generation */
+    /* was told one; whether it still answers is in depot */
+    bool has_door;
+    /* of the table and the two counts */
+    pthread_mutex_t lock;
+    /* by generation */
+    struct export *buckets[BUCKET_COUNT];
     uint32_t generation;
     uint32_t turn;
-    pthread_mutex_t door_lock; /* of the connection; taken without the other one */
+    /* of the connection; taken without the other one */
+    pthread_mutex_t door_lock;
     struct cox_depot depot;
 };
 
@@ -121,8 +128,8 @@ static struct export **exporter_slot(struct cox_exporter *exporter, uint32_t gen
     return slot;
 }
 
-/* Of one more, or one less, that uses it. The export of which none is left is taken out of the table
- * and given to the caller. */
+/* Of one more, or one less, that uses it. The export of which none is left is taken out of the
+ * table and given to the caller. */
 static int exporter_count(struct cox_exporter *exporter, const struct cox_handle *handle, bool more,
                           struct export **ret_last)
 {

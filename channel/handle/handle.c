@@ -202,8 +202,8 @@ int cox_handle_reachable(const struct cox_handle_info *info, uint64_t system, st
         return 0;
     return cox_fail(
         err, COX_NOT_FOUND,
-        "unreachable: the handle was made on another machine, before the last boot, or in "
-        "another pid or time namespace (system %016" PRIx64 ", here %016" PRIx64 ")",
+        "unreachable: the handle was made on another machine, before the last boot, or in another pid or time namespace (system %016" PRIx64
+        ", here %016" PRIx64 ")",
         info->system, system);
 }
 

@@ -5,19 +5,19 @@
  * The bytes are laid out in handle_format.h.
  *
  * Opening takes the fd out of the exporter with pidfd_getfd, and then checks that it is the object
- * that was meant. Where the kernel has no such call, or does not allow it (Yama, seccomp, an exporter
- * that is not dumpable), the fd is fetched at a door, if the exporter left it there (depot.h) and the
- * importer knows that door. Which way it goes is found out anew at every open.
+ * that was meant. Where the kernel has no such call, or does not allow it (Yama, seccomp, an
+ * exporter that is not dumpable), the fd is fetched at a door, if the exporter left it there
+ * (depot.h) and the importer knows that door. Which way it goes is found out anew at every open.
  *
  * What the check cannot see: devices opened twice, and kernel objects like eventfds, have one inode
- * for all, and some file systems give the number of a removed file to the next one. After a put, another
- * such object under the same fd number is taken for the old one;
- * exporters make that rare by giving numbers in turn. Before the put it cannot happen.
+ * for all, and some file systems give the number of a removed file to the next one. After a put,
+ * another such object under the same fd number is taken for the old one; exporters make that rare
+ * by giving numbers in turn. Before the put it cannot happen.
  *
  * A handle is a name, no right: who writes its bytes chooses which fd of which process the importer
- * takes, as far as the kernel lets the importer (root: any). Take handles from those only who may choose.
- * And the exporter may truncate the object later, unless a seal (F_SEAL_SHRINK) forbids it: then the
- * importer gets SIGBUS where it touches what is gone. The size is checked at open alone.
+ * takes, as far as the kernel lets the importer (root: any). Take handles from those only who may
+ * choose. And the exporter may truncate the object later, unless a seal (F_SEAL_SHRINK) forbids it:
+ * then the importer gets SIGBUS where it touches what is gone. The size is checked at open alone.
  *
  * Threads: an exporter and an importer may be used by any threads. The plain functions too.
  * Ownership: an exporter dups what it is given. An opened fd is the caller's.
@@ -57,16 +57,22 @@ COX_PUBLIC int cox_handle_parse(const struct cox_handle *handle, struct cox_hand
 /* ---- which ways work here ---- */
 
 struct cox_handle_probe {
-    bool pidfd_getfd; /* the kernel has it and allows it for processes of this user */
-    int pidfd_error;  /* why not, -errno; 0 */
-    bool door;        /* the door given answers */
-    int door_error;   /* why not; 0 */
-    int yama;         /* kernel.yama.ptrace_scope; -1: there is none */
-    bool dumpable;    /* others may look into this process */
+    /* the kernel has it and allows it for processes of this user */
+    bool pidfd_getfd;
+    /* why not, -errno; 0 */
+    int pidfd_error;
+    /* the door given answers */
+    bool door;
+    /* why not; 0 */
+    int door_error;
+    /* kernel.yama.ptrace_scope; -1: there is none */
+    int yama;
+    /* others may look into this process */
+    bool dumpable;
 };
 /* Tries them: pidfd_getfd on a child of its own making, the door by connecting (door_path NULL: not
- * tried). Where yama is 1 a child is what a process may look into; any other one has to consent, whatever
- * pidfd_getfd says here. Returns 0 or -errno. */
+ * tried). Where yama is 1 a child is what a process may look into; any other one has to consent,
+ * whatever pidfd_getfd says here. Returns 0 or -errno. */
 COX_PUBLIC int cox_handle_query(const char *door_path, uint64_t deadline_ns,
                                 struct cox_handle_probe *ret_ways);
 
@@ -77,9 +83,9 @@ enum cox_handle_consent {
     COX_CONSENT_PROCESS,  /* PR_SET_PTRACER of one process and its descendants */
     COX_CONSENT_ANY,      /* PR_SET_PTRACER_ANY: every process of this user, debuggers included */
 };
-/* Holds until the process ends or consents to something else. Returns 0; COX_UNSUPPORTED: no Yama, so
- * that there is nothing to consent to; COX_INVALID: pid is none, or no such consent; -errno (-EINVAL:
- * there is no such process). */
+/* Holds until the process ends or consents to something else. Returns 0; COX_UNSUPPORTED: no Yama,
+ * so that there is nothing to consent to; COX_INVALID: pid is none, or no such consent; -errno
+ * (-EINVAL: there is no such process). */
 COX_PUBLIC int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
 
 /* ---- exporter ---- */
@@ -87,56 +93,64 @@ COX_PUBLIC int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
 struct cox_exporter;
 
 struct cox_exporter_options {
-    const char *door_path; /* what is exported is left there as well; NULL: nowhere */
+    /* what is exported is left there as well; NULL: nowhere */
+    const char *door_path;
     enum cox_handle_consent consent;
     int32_t consent_pid;
-    uint64_t deadline_ms; /* for each visit at the door; 0: 1,000 */
+    /* for each visit at the door; 0: 1,000 */
+    uint64_t deadline_ms;
 };
 
-/* options NULL: all zero. Returns 0, also where there is no Yama to consent to; what the door or the
- * consent returns; COX_UNSUPPORTED: /proc shows another pid namespace; -errno. */
+/* options NULL: all zero. Returns 0, also where there is no Yama to consent to; what the door or
+ * the consent returns; COX_UNSUPPORTED: /proc shows another pid namespace; -errno. */
 COX_PUBLIC int cox_exporter_new(const struct cox_exporter_options *options,
                                 struct cox_exporter **ret_exporter, struct cox_error *err);
 /* Puts everything that is still exported. NULL-safe, returns NULL. In the child of a fork it only
  * lets go of memory and fds. */
 COX_PUBLIC struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter);
 /* Exports fd: a duplicate of it stays open until put. The bytes meant are [offset, offset + size);
- * size 0: to the end of the object (memory), or nothing to map. Returns 0; COX_INVALID: fd is none, or
- * the range is not in the object; COX_FULL: the door keeps no more; what the door returns (COX_CLOSED:
- * it is gone, for good: make a new exporter); COX_STATE: in the child of a fork; -errno. */
+ * size 0: to the end of the object (memory), or nothing to map. Returns 0; COX_INVALID: fd is none,
+ * or the range is not in the object; COX_FULL: the door keeps no more; what the door returns
+ * (COX_CLOSED: it is gone, for good: make a new exporter); COX_STATE: in the child of a fork;
+ * -errno. */
 COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset,
                                    uint64_t size, struct cox_handle *ret_handle,
                                    struct cox_error *err);
 /* One more put is needed until it is gone. Returns 0; COX_NOT_FOUND: not one of its handles;
  * COX_STATE. */
 COX_PUBLIC int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
-/* After the last put nobody can open it any more; who has, keeps it. A door that does not confirm that
- * is left, and forgets all that was left there. Returns 0; COX_NOT_FOUND; COX_STATE. */
+/* After the last put nobody can open it any more; who has, keeps it. A door that does not confirm
+ * that is left, and forgets all that was left there. Returns 0; COX_NOT_FOUND; COX_STATE. */
 COX_PUBLIC int cox_exporter_put(struct cox_exporter *exporter, const struct cox_handle *handle);
 
 /* ---- importer ---- */
 
 /* Opens once, without an importer. Returns 0; COX_CORRUPT, COX_VERSION: the bytes; COX_NOT_FOUND:
  * made on another machine, boot, or in another pid or time namespace ("unreachable", found before
- * any call on the pid),
- * or the fd is closed, or is another object by now; COX_PEER_DEAD: the exporter is gone, or its pid is
- * another process's by now; COX_DENIED: not allowed (another user, Yama, seccomp) and no door helped;
- * COX_UNSUPPORTED: the kernel has no pidfd_getfd and no door helped; COX_TIMEOUT; -errno. */
+ * any call on the pid), or the fd is closed, or is another object by now; COX_PEER_DEAD: the
+ * exporter is gone, or its pid is another process's by now; COX_DENIED: not allowed (another user,
+ * Yama, seccomp) and no door helped; COX_UNSUPPORTED: the kernel has no pidfd_getfd and no door
+ * helped; COX_TIMEOUT; -errno. */
 COX_PUBLIC int cox_handle_open(const struct cox_handle *handle, const char *door_path,
                                uint64_t deadline_ns, int *ret_fd, struct cox_error *err);
 
 struct cox_importer;
 
 struct cox_importer_options {
-    const char *door_path; /* NULL: pidfd_getfd only */
-    uint64_t deadline_ms;  /* for a visit at the door; 0: 1,000 */
-    uint32_t cache_max;    /* exporters whose pidfd is kept; 0: 64 */
+    /* NULL: pidfd_getfd only */
+    const char *door_path;
+    /* for a visit at the door; 0: 1,000 */
+    uint64_t deadline_ms;
+    /* exporters whose pidfd is kept; 0: 64 */
+    uint32_t cache_max;
 };
 
 /* What is open, once per handle however often it was opened; read-only for the caller. */
 struct cox_import {
-    int fd;           /* lent until close */
-    const void *base; /* of what is meant, offset already added; NULL: not mapped */
+    /* lent until close */
+    int fd;
+    /* of what is meant, offset already added; NULL: not mapped */
+    const void *base;
     uint64_t size;
     bool writable;
 };

@@ -50,8 +50,8 @@ enum cox_handle_way {
 /* Made on this system: otherwise COX_NOT_FOUND. Nothing is asked about the pid. */
 int cox_handle_reachable(const struct cox_handle_info *info, uint64_t system,
                          struct cox_error *err);
-/* True for what the two functions below return, without a text, when this way is closed and the door
- * may help: the kernel lacks the call, or somebody does not allow it. */
+/* True for what the two functions below return, without a text, when this way is closed and the
+ * door may help: the kernel lacks the call, or somebody does not allow it. */
 static inline bool cox_handle_way_closed(int r)
 {
     return r == -ENOSYS || r == -EPERM || r == -EACCES;

@@ -108,8 +108,7 @@ void cox_handle_explain_denied(pid_t exporter, char *text, size_t text_size)
         snprintf(scope, sizeof scope, "kernel.yama.ptrace_scope is %d", yama);
     snprintf(
         text, text_size,
-        "; the likely reason: %s (%s). Run both as one user, name a door to both sides, let the "
-        "exporter consent (Yama 1) or be dumpable, or allow pidfd_getfd in the seccomp profile",
+        "; the likely reason: %s (%s). Run both as one user, name a door to both sides, let the exporter consent (Yama 1) or be dumpable, or allow pidfd_getfd in the seccomp profile",
         reason, scope);
 }
 
@@ -142,8 +141,8 @@ static int probe_getfd(pid_t pid, int fd)
     return r;
 }
 
-/* On a child without an exit signal: the host hears nothing of it, and does not reap it by accident.
- * ret_error: of the way; returns 0, or -errno: it could not be tried. */
+/* On a child without an exit signal: the host hears nothing of it, and does not reap it by
+ * accident. ret_error: of the way; returns 0, or -errno: it could not be tried. */
 static int probe_child_getfd(int *ret_error)
 {
     struct probe probe;

@@ -15,19 +15,26 @@
 
 /* An exporter whose pidfd is kept. */
 struct peer_entry {
-    struct cox_peer peer; /* pid 0: empty */
-    uint32_t users;       /* who look through it just now, without the lock */
-    bool stale;           /* dead, or its handles are not what they were: goes with its last user */
-    uint64_t used;        /* the importer's clock at its last use */
+    /* pid 0: empty */
+    struct cox_peer peer;
+    /* who look through it just now, without the lock */
+    uint32_t users;
+    /* dead, or its handles are not what they were: goes with its last user */
+    bool stale;
+    /* the importer's clock at its last use */
+    uint64_t used;
 };
 
 struct import {
-    struct cox_import view; /* first: what the caller has is this import */
-    struct import *next;    /* in its bucket */
+    /* first: what the caller has is this import */
+    struct cox_import view;
+    /* in its bucket */
+    struct import *next;
     struct cox_handle handle;
     enum cox_import_flags flags;
     uint32_t users;
-    void *map; /* from the page on in which the view begins; NULL: none */
+    /* from the page on in which the view begins; NULL: none */
+    void *map;
     size_t map_size;
 };
 
@@ -35,12 +42,16 @@ struct cox_importer {
     char *door_path;
     uint64_t deadline_ms;
     uint32_t peer_count;
-    pthread_mutex_t lock; /* of all below; held over no visit at a door */
-    pid_t pid;            /* of whom the next two are; 0: nobody has asked */
+    /* of all below; held over no visit at a door */
+    pthread_mutex_t lock;
+    /* of whom the next two are; 0: nobody has asked */
+    pid_t pid;
     uint64_t system;
-    uint64_t start; /* 0: nobody has asked */
+    /* 0: nobody has asked */
+    uint64_t start;
     uint64_t clock;
-    struct import *buckets[BUCKET_COUNT]; /* in use, by the handle's crc */
+    /* in use, by the handle's crc */
+    struct import *buckets[BUCKET_COUNT];
     struct peer_entry peers[];
 };
 
@@ -136,7 +147,8 @@ static struct peer_entry *peer_place(struct cox_importer *importer)
 /* A pidfd to look through until peer_release: a kept one, or one of its own where no place is free.
  * Returns as cox_handle_open_exporter. */
 struct lookout {
-    struct peer_entry *entry; /* NULL: `own` is */
+    /* NULL: `own` is */
+    struct peer_entry *entry;
     struct cox_peer own;
 };
 
@@ -214,8 +226,8 @@ static int importer_place(struct cox_importer *importer, const struct cox_handle
 
 /* ---- opening ---- */
 
-/* The exporter of what is open already lives. Where pidfds are denied, its start time tells; where /proc hides that,
- * the door, which keeps nothing of the dead. */
+/* The exporter of what is open already lives. Where pidfds are denied, its start time tells; where
+ * /proc hides that, the door, which keeps nothing of the dead. */
 static int exporter_check(struct cox_importer *importer, const struct cox_handle *handle,
                           const struct cox_handle_info *info, struct cox_error *err)
 {

@@ -145,8 +145,8 @@ void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block)
 
 /* ---- reader ---- */
 
-/* Whoever's memory it is cannot take the pages away under a reader. Answers only for memory of the kernel's own: nothing
- * else, whose reading may block, has seals. */
+/* Whoever's memory it is cannot take the pages away under a reader. Answers only for memory of the
+ * kernel's own: nothing else, whose reading may block, has seals. */
 static int check_seals(int fd, uint64_t size, struct cox_error *err)
 {
     struct stat st;

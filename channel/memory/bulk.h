@@ -1,25 +1,32 @@
 /*
- * bulk: bytes that do not fit their frame or slot, in memory of their own that the frame or slot refers to.
+ * bulk: bytes that do not fit their frame or slot, in memory of their own that the frame or slot
+ * refers to.
  *
- * A block is one memfd, written by its sender, sealed, and open to others for reading only; what travels is a
- * reference: its handle (handle.h), and how many bytes of it are meant. There is no shared count and no allocator
- * that could be spoilt: who holds a block is known to the kernel, and what anybody held who died is free with him.
+ * A block is one memfd, written by its sender, sealed, and open to others for reading only; what
+ * travels is a reference: its handle (handle.h), and how many bytes of it are meant. There is no
+ * shared count and no allocator that could be spoilt: who holds a block is known to the kernel, and
+ * what anybody held who died is free with him.
  *
- *   sender   reserve -> written -> its reference is published -> let go, once nobody is to open it any more
+ *   sender   reserve -> written -> its reference is published -> let go, once nobody is to open it
+ *            any more
  *   reader   opens by the handle; what it has mapped stays, whatever the sender does meanwhile
  *
- * When nobody is to open it any more is what the frame or slot says that refers to it: a frame that every asked rank has
- * returned or is dead for, a slot whose request has ended. Blocks up to COX_BULK_KEEP_SIZE are kept by both sides, for
- * the next message in the same frame or slot: their pages are there, and they are mapped. Larger ones go at once.
+ * When nobody is to open it any more is what the frame or slot says that refers to it: a frame that
+ * every asked rank has returned or is dead for, a slot whose request has ended. Blocks up to
+ * COX_BULK_KEEP_SIZE are kept by both sides, for the next message in the same frame or slot: their
+ * pages are there, and they are mapped. Larger ones go at once.
  *
  * Private to the library.
  * Threads: a sender may be used by any; a block or a view by one at a time.
- * Ownership: a block's memory is its sender's, and lent until it is let go; a view's is lent until that is let go.
- * Blocks: nothing but the making of pages, and a visit at the group's door, a second at most, where there is one: a block is left there
+ * Ownership: a block's memory is its sender's, and lent until it is let go; a view's is lent until
+ * that is let go. Blocks: nothing but the making of pages, and a visit at the group's door, a
+ * second at most, where there is one: a block is left there
  *   as well, for readers who may not take fds out of the sender (Yama, seccomp).
- * Bytes: a reference is another process's writing. Its handle has to be of the process that is expected, and mean
- *   memory that cannot shrink; what is read of a process that is not trusted is read by copy.
- * If the sender dies: what is open stays valid, the rest is gone (COX_PEER_DEAD). If a reader dies: nothing is left.
+ * Bytes: a reference is another process's writing. Its handle has to be of the process that is
+ *   expected, and mean memory that cannot shrink; what is read of a process that is not trusted is
+ *   read by copy.
+ * If the sender dies: what is open stays valid, the rest is gone (COX_PEER_DEAD). If a reader dies:
+ * nothing is left.
  */
 #ifndef COX_CHANNEL_BULK_H
 #define COX_CHANNEL_BULK_H
@@ -37,15 +44,20 @@
 
 struct cox_bulk_ref {
     struct cox_handle handle;
-    uint64_t size; /* bytes of it that are meant */
+    /* bytes of it that are meant */
+    uint64_t size;
 };
 
 /* One process that sends; all its blocks have been dropped before deinit. */
 struct cox_bulk_sender {
-    pthread_mutex_t lock;          /* of the exporters, which the first reserve makes */
-    struct cox_exporter *exporter; /* leaves what it exports at the door; NULL: there is none */
-    struct cox_exporter *plain;    /* for what the door does not take */
-    _Atomic uint64_t block_count;  /* that it has, kept ones too; for display */
+    /* of the exporters, which the first reserve makes */
+    pthread_mutex_t lock;
+    /* leaves what it exports at the door; NULL: there is none */
+    struct cox_exporter *exporter;
+    /* for what the door does not take */
+    struct cox_exporter *plain;
+    /* that it has, kept ones too; for display */
+    _Atomic uint64_t block_count;
     _Atomic uint64_t block_bytes;
 };
 
@@ -53,15 +65,17 @@ void cox_bulk_sender_init(struct cox_bulk_sender *sender);
 void cox_bulk_sender_deinit(struct cox_bulk_sender *sender);
 
 struct cox_bulk_block {
-    struct cox_region region; /* where the sender writes; base NULL: there is none */
+    /* where the sender writes; base NULL: there is none */
+    struct cox_region region;
     struct cox_handle handle;
-    struct cox_exporter *exporter; /* whose the handle is */
+    /* whose the handle is */
+    struct cox_exporter *exporter;
 };
 
-/* Afterwards the block has room for size bytes, each reserved; what was in it is lost. door_path: of the group, NULL: none; looked
- * at by the first reserve of a sender. Where the door does not take it, readers have the
- * kernel's way alone. Returns 0; COX_NO_SPACE; what cox_exporter_new and _export return. Unless 0 there
- * is no block. */
+/* Afterwards the block has room for size bytes, each reserved; what was in it is lost. door_path:
+ * of the group, NULL: none; looked at by the first reserve of a sender. Where the door does not
+ * take it, readers have the kernel's way alone. Returns 0; COX_NO_SPACE; what cox_exporter_new and
+ * _export return. Unless 0 there is no block. */
 int cox_bulk_reserve(struct cox_bulk_sender *sender, const char *door_path, uint64_t size,
                      struct cox_bulk_block *block, struct cox_error *err);
 /* size bytes of it. */
@@ -74,8 +88,10 @@ void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block)
 /* Who is expected to have sent it. */
 struct cox_bulk_peer {
     pid_t pid;
-    uint64_t start;        /* 0: whatever process has that pid */
-    const char *door_path; /* NULL: none */
+    /* 0: whatever process has that pid */
+    uint64_t start;
+    /* NULL: none */
+    const char *door_path;
 };
 
 /* What a reader has mapped; all zero: nothing. */
@@ -84,15 +100,17 @@ struct cox_bulk_view {
     struct cox_region region;
 };
 
-/* Maps it for reading, unless that is mapped already. Returns 0, and *ret_bytes are lent until let_go; COX_CORRUPT: no such reference
- * can be; also memory that could shrink; COX_NO_SPACE; as cox_handle_open. */
+/* Maps it for reading, unless that is mapped already. Returns 0, and *ret_bytes are lent until
+ * let_go; COX_CORRUPT: no such reference can be; also memory that could shrink; COX_NO_SPACE; as
+ * cox_handle_open. */
 int cox_bulk_view_map(struct cox_bulk_view *view, const struct cox_bulk_ref *ref,
                       const struct cox_bulk_peer *peer, const uint8_t **ret_bytes,
                       struct cox_error *err);
 void cox_bulk_view_let_go(struct cox_bulk_view *view); /* what is small is kept */
 void cox_bulk_view_drop(struct cox_bulk_view *view);   /* idempotent */
 
-/* Copies its ref->size bytes to buffer. Bytes that the sender writes meanwhile may be any. Returns as map. */
+/* Copies its ref->size bytes to buffer. Bytes that the sender writes meanwhile may be any. Returns
+ * as map. */
 int cox_bulk_read(const struct cox_bulk_ref *ref, const struct cox_bulk_peer *peer, void *buffer,
                   struct cox_error *err);
 

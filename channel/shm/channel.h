@@ -17,8 +17,10 @@
 
 struct cox_channel {
     enum cox_channel_id id;
-    const struct cox_control *control; /* borrowed */
-    struct cox_region request;         /* none on the error channel */
+    /* borrowed */
+    const struct cox_control *control;
+    /* none on the error channel */
+    struct cox_region request;
     struct cox_region response;
     struct cox_gate gate;
 };
@@ -39,12 +41,14 @@ int cox_channel_create(struct cox_channel *channel, const char *name,
 int cox_channel_attach(struct cox_channel *channel, const char *name,
                        const struct cox_control *control, enum cox_channel_id id, uint32_t rank,
                        struct cox_error *err);
-/* The same in a sealed group: coordinator for all ranks, or worker for its own; nothing can fail. */
+/* The same in a sealed group: coordinator for all ranks, or worker for its own; nothing can fail.
+ */
 struct cox_sealed;
 void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *sealed,
                       const struct cox_control *control, enum cox_channel_id id, bool coordinator);
-/* Creator, with every rank dead and nobody writing: other regions in place of its own, under the same names, which
- * legacy workers may have taken along. Returns what cox_region_renew returns; some may be new, so try again. */
+/* Creator, with every rank dead and nobody writing: other regions in place of its own, under the
+ * same names, which legacy workers may have taken along. Returns what cox_region_renew returns;
+ * some may be new, so try again. */
 int cox_channel_renew_regions(struct cox_channel *channel, const char *name, struct cox_error *err);
 void cox_channel_close(struct cox_channel *channel); /* names stay; idempotent */
 

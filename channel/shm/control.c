@@ -44,8 +44,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
     if (version != COX_LAYOUT_VERSION || abi != COX_LAYOUT_ABI)
         return cox_fail(err, COX_VERSION,
                         "%s has layout version %" PRIu32 " in byte order %08" PRIx32
-                        ", this program speaks %u in %08x: install the same version on "
-                        "both sides",
+                        ", this program speaks %u in %08x: install the same version on both sides",
                         object, version, abi, COX_LAYOUT_VERSION, COX_LAYOUT_ABI);
     struct cox_geometry geometry = {
         .rank_count = layout->header.rank_count,
@@ -171,10 +170,11 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                         " lives cannot be told: %s",
                         name, header->coordinator_pid, cox_status_text(r));
     if (r == COX_PEER_DEAD)
-        return cox_fail(err, COX_BUSY,
-                        "what process %" PRIu32 " left of the group '%s' is being removed by "
-                        "another process, or a child of the dead one still holds its lock",
-                        header->coordinator_pid, name);
+        return cox_fail(
+            err, COX_BUSY,
+            "what process %" PRIu32
+            " left of the group '%s' is being removed by another process, or a child of the dead one still holds its lock",
+            header->coordinator_pid, name);
     if (ending)
         return cox_fail(err, COX_BUSY,
                         "process %" PRIu32 ", which has the name '%s', is just ending",
@@ -185,7 +185,8 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                     name, header->coordinator_pid);
 }
 
-/* Whether the path means the file behind fd. Returns 0: it does; COX_NOT_FOUND: it does not; -errno. */
+/* Whether the path means the file behind fd. Returns 0: it does; COX_NOT_FOUND: it does not;
+ * -errno. */
 static int control_same_file(int fd, const char *path)
 {
     struct stat own, named;
@@ -215,10 +216,10 @@ static int control_verify_names(struct cox_control *old, const char *name, const
     struct cox_layout_control *layout = old->region.base;
     uint32_t rank_count = layout->header.rank_count;
     if (layout->header.abi != COX_LAYOUT_ABI || rank_count == 0 || rank_count > COX_RANK_COUNT_MAX)
-        return cox_fail(err, COX_DENIED,
-                        "%s is in the way: %s; when nothing of that version runs any more, remove "
-                        "all that it left (rm /dev/shm/%s_* /dev/shm/sem.%s_*)",
-                        object, why.text, name, name);
+        return cox_fail(
+            err, COX_DENIED,
+            "%s is in the way: %s; when nothing of that version runs any more, remove all that it left (rm /dev/shm/%s_* /dev/shm/sem.%s_*)",
+            object, why.text, name, name);
     old->layout = layout;
     old->geometry =
         (struct cox_geometry){.rank_count = rank_count, .serial = layout->header.serial};
@@ -291,25 +292,24 @@ int cox_control_check_space(const struct cox_geometry *geometry, struct cox_erro
     uint64_t bytes = geometry->sealed ? 0 : cox_geometry_memory_bytes(geometry);
     uint64_t files = cox_geometry_name_count(geometry);
     if (space.bytes < bytes)
-        return cox_fail(err, COX_NO_SPACE,
-                        "the group needs %" PRIu64 " bytes of " SHM_FOLDER ", %" PRIu64
-                        " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a "
-                        "smaller depth or smaller regions (see coxswain layout)",
-                        bytes, space.bytes);
+        return cox_fail(
+            err, COX_NO_SPACE,
+            "the group needs %" PRIu64 " bytes of " SHM_FOLDER ", %" PRIu64
+            " are free: enlarge it (mount -o remount,size=...), use fewer ranks, a smaller depth or smaller regions (see coxswain layout)",
+            bytes, space.bytes);
     if (space.files < files)
-        return cox_fail(err, COX_NO_SPACE,
-                        "the group needs %" PRIu64 " files in " SHM_FOLDER ", %" PRIu64
-                        " more are allowed: raise that (mount -o remount,nr_inodes=...), remove "
-                        "some, or use fewer ranks",
-                        files, space.files);
+        return cox_fail(
+            err, COX_NO_SPACE,
+            "the group needs %" PRIu64 " files in " SHM_FOLDER ", %" PRIu64
+            " more are allowed: raise that (mount -o remount,nr_inodes=...), remove some, or use fewer ranks",
+            files, space.files);
     uint64_t size = cox_geometry_region_size_max(geometry);
     if (space.region < size)
-        return cox_fail(err, COX_NO_SPACE,
-                        "the group's largest region needs %" PRIu64
-                        " bytes, a file may have %" PRIu64
-                        " (ulimit -f): raise that limit or choose smaller regions (see coxswain "
-                        "layout)",
-                        size, space.region);
+        return cox_fail(
+            err, COX_NO_SPACE,
+            "the group's largest region needs %" PRIu64 " bytes, a file may have %" PRIu64
+            " (ulimit -f): raise that limit or choose smaller regions (see coxswain layout)",
+            size, space.region);
     return 0;
 }
 

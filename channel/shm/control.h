@@ -20,12 +20,16 @@
 
 struct cox_control {
     struct cox_region region;
-    struct cox_layout_control *layout; /* in region */
+    /* in region */
+    struct cox_layout_control *layout;
     /* In region, or (sealed) in a memory of its own; NULL: not for this process. */
     struct cox_layout_rank *ranks[COX_RANK_COUNT_MAX];
-    struct cox_geometry geometry; /* private copy, verified */
-    uint32_t epoch;               /* private copy */
-    int lock_fd;                  /* creator: holds the lock; -1 on the worker side */
+    /* private copy, verified */
+    struct cox_geometry geometry;
+    /* private copy */
+    uint32_t epoch;
+    /* creator: holds the lock; -1 on the worker side */
+    int lock_fd;
 };
 
 #define COX_CONTROL_NONE                                                                           \
@@ -51,9 +55,9 @@ int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err);
 /* Removes what a dead group left under this name, after winning the lock of its control region: a
  * live group is never touched, and of two sweepers one wins. *ret_count: names removed; 0: there
- * was nothing. What belongs to another user stays. Returns 0; COX_TAKEN: the group lives, err says in which process; COX_BUSY: it is
- * dead, but another process holds its lock, most likely to do the same, or its process is just ending; COX_DENIED: something else
- * has the name; -errno. */
+ * was nothing. What belongs to another user stays. Returns 0; COX_TAKEN: the group lives, err says
+ * in which process; COX_BUSY: it is dead, but another process holds its lock, most likely to do the
+ * same, or its process is just ending; COX_DENIED: something else has the name; -errno. */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err);
 /* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0;
  * COX_NOT_FOUND; COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */
@@ -67,8 +71,8 @@ void cox_control_close(struct cox_control *control); /* unmaps, drops the lock; 
  * of a live group (RemoveIPC at logout); another group may have them by now. */
 bool cox_control_is_named(const struct cox_control *control, const char *name);
 
-/* What a group has names for beside the control region: its channels in their order, then the memory
- * of the rank group. */
+/* What a group has names for beside the control region: its channels in their order, then the
+ * memory of the rank group. */
 #define COX_CONTROL_PART_COUNT (COX_CHANNEL_COUNT + 1)
 /* For the creator. Removes every name that the first part_count parts of a group of this geometry
  * have, then the control region's. Returns how many there were. */

@@ -13,9 +13,12 @@
 
 struct cox_gate_bell {
     struct cox_semaphore semaphore;
-    _Atomic uint32_t taken; /* tokens taken by wait; only who waits writes it */
-    uint32_t settled;       /* of those, by settle: what `taken` was then */
-    uint32_t due;           /* events settled whose tokens were not taken yet */
+    /* tokens taken by wait; only who waits writes it */
+    _Atomic uint32_t taken;
+    /* of those, by settle: what `taken` was then */
+    uint32_t settled;
+    /* events settled whose tokens were not taken yet */
+    uint32_t due;
 };
 
 COX_HOT static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank,
@@ -192,8 +195,9 @@ COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox
 COX_HOT static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
 {
     /* seq_cst: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
-     * the wake-up: who looked before that does not fall asleep. And before the look at `asleep`: who says so after
-     * that finds, in the kernel's look at the word, that it has moved. Partner: word_sleep. */
+     * the wake-up: who looked before that does not fall asleep. And before the look at `asleep`:
+     * who says so after that finds, in the kernel's look at the word, that it has moved. Partner:
+     * word_sleep. */
     atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_BELL_RUNG);
     if (!asleep || atomic_load_explicit(asleep, memory_order_seq_cst) != 0)
@@ -208,9 +212,9 @@ COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, 
     /* seq_cst: see word_ring. A count, since many may sleep; whoever dies here stays in it. */
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
     const int r = cox_futex_wait(word, ticket, deadline_ns);
-    /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile. Counted too short, for good,
-     * nobody would ever be woken by the first ring. And who finds it below has seen another one that puts right no more than
-     * it took itself. */
+    /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile.
+     * Counted too short, for good, nobody would ever be woken by the first ring. And who finds it
+     * below has seen another one that puts right no more than it took itself. */
     if ((int32_t)atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed) <= 0)
         atomic_fetch_add_explicit(asleep, 1, memory_order_relaxed);
     return r;
@@ -225,7 +229,8 @@ COX_HOT static void futex_post(struct cox_gate *gate, enum cox_bell bell)
         word_ring(word, NULL);
 }
 
-/* One answer less; true: that was the last one, and the request is still the one that it answers. */
+/* One answer less; true: that was the last one, and the request is still the one that it answers.
+ */
 COX_HOT static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
 {
     /* relaxed: the exchange below looks again. */
@@ -325,8 +330,9 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell wh
     if (r)
         return r;
     cox_fault_point(COX_FAULT_WAIT_TOOK);
-    /* relaxed: a count of hints. Not one locked instruction, which would wait here, right after a switch, for all that was
-     * stored before: one thread waits, and who settles only reads. A settle that overlaps counts it next time. */
+    /* relaxed: a count of hints. Not one locked instruction, which would wait here, right after a
+     * switch, for all that was stored before: one thread waits, and who settles only reads. A
+     * settle that overlaps counts it next time. */
     const uint32_t taken = atomic_load_explicit(&bell->taken, memory_order_relaxed);
     atomic_store_explicit(&bell->taken, taken + 1, memory_order_relaxed);
     return 0;

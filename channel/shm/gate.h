@@ -3,26 +3,28 @@
  *
  * Per rank four bells (geometry.h names them). A bell carries wake-ups; what happened is read from
  * the state words. Every token that is posted is meant to be taken once: a side that slept took it,
- * a side that found the shared state without sleeping settles it, so that counts do not drift. Surplus
- * tokens cost one check of the shared state each and are forgotten. With legacy ranks there are no truth
- * words and the token itself is the news: take and wait count.
+ * a side that found the shared state without sleeping settles it, so that counts do not drift.
+ * Surplus tokens cost one check of the shared state each and are forgotten. With legacy ranks there
+ * are no truth words and the token itself is the news: take and wait count.
  *
- * The produce bells tell of room. Only legacy ranks, and the error channel, sleep on them; elsewhere room is read from
- * the shared state alone, and they stay at their starting values: gate.rooms.
+ * The produce bells tell of room. Only legacy ranks, and the error channel, sleep on them;
+ * elsewhere room is read from the shared state alone, and they stay at their starting values:
+ * gate.rooms.
  *
- * Two kinds behind the same functions. Semaphores (named attach) are as said. Futexes (sealed attach)
- * have no tokens, only words that grow with every wake-up, in memory that all write: one per channel that all
- * ranks sleep on, so that one call wakes them all, and which only the coordinator moves; and one per channel that
- * the coordinator sleeps on. With that comes a count per frame of the answers its
- * request lacks: who finds that his was the last, or has failed, wakes the coordinator, the others do
- * not. The count is changed by compare-and-swap and carries the sequence, so that a late answer never
- * counts for a later request; a wrong one costs a slice at most.
+ * Two kinds behind the same functions. Semaphores (named attach) are as said. Futexes (sealed
+ * attach) have no tokens, only words that grow with every wake-up, in memory that all write: one
+ * per channel that all ranks sleep on, so that one call wakes them all, and which only the
+ * coordinator moves; and one per channel that the coordinator sleeps on. With that comes a count
+ * per frame of the answers its request lacks: who finds that his was the last, or has failed, wakes
+ * the coordinator, the others do not. The count is changed by compare-and-swap and carries the
+ * sequence, so that a late answer never counts for a later request; a wrong one costs a slice at
+ * most.
  *
  * Whoever is about to sleep first asks for a ticket, then looks at the shared, then waits with the
  * ticket: a wake-up in between is not slept through.
  *
- * Threads: post and wake from any; settle and take of one bell from one thread at a time (a lock of the
- *   caller's will do), wait from one thread, which may overlap a settle.
+ * Threads: post and wake from any; settle and take of one bell from one thread at a time (a lock of
+ *   the caller's will do), wait from one thread, which may overlap a settle.
  * Ownership: the gate owns its bells; the caller owns struct cox_gate.
  * Blocks: only cox_gate_wait, until its deadline.
  * If the process dies: names stay until unlinked (control.h); tokens it took are lost, state words
@@ -34,20 +36,26 @@
 #include "geometry.h"
 
 struct cox_gate {
-    uint32_t rank_first; /* ranks [rank_first, rank_first + rank_count) have bells here */
+    /* ranks [rank_first, rank_first + rank_count) have bells here */
+    uint32_t rank_first;
     uint32_t rank_count;
-    struct cox_gate_bell *bells;          /* rank_count x COX_BELL_COUNT; NULL: futexes */
-    struct cox_layout_ring *ring;         /* borrowed; NULL on the error channel */
-    struct cox_layout_wake_channel *wake; /* borrowed */
+    /* rank_count x COX_BELL_COUNT; NULL: futexes */
+    struct cox_gate_bell *bells;
+    /* borrowed; NULL on the error channel */
+    struct cox_layout_ring *ring;
+    /* borrowed */
+    struct cox_layout_wake_channel *wake;
     uint32_t depth;
-    bool
-        rooms; /* semaphores: the produce bells are posted and taken; true until the owner says else */
-    bool coordinator; /* may write `ring` */
-    bool elides; /* futexes: who sleeps says so, and nobody is called to wake up who does not */
+    /* semaphores: the produce bells are posted and taken; true until the owner says else */
+    bool rooms;
+    /* may write `ring` */
+    bool coordinator;
+    /* futexes: who sleeps says so, and nobody is called to wake up who does not */
+    bool elides;
 };
 
-/* Futexes, whose words are borrowed. elides: where ranks look before they sleep, so that most wake-ups are for nobody.
- * Closed as the others. */
+/* Futexes, whose words are borrowed. elides: where ranks look before they sleep, so that most
+ * wake-ups are for nobody. Closed as the others. */
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
                    struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
                    bool elides);
@@ -78,27 +86,29 @@ void cox_gate_close(struct cox_gate *gate); /* idempotent */
 void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count);
 /* Lets every rank of the set through: one post each, or one for all. */
 void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks);
-/* A rank has answered `sequence` (its shared words say so already). failed: the answer tells of a failure,
- * which nobody should wait for the others with. */
+/* A rank has answered `sequence` (its shared words say so already). failed: the answer tells of a
+ * failure, which nobody should wait for the others with. */
 void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed);
-/* With futexes: wakes who sleeps on the bell, whatever the rank and whatever is said of who sleeps; a rank that posts COX_BELL_REQUEST_
- * CONSUME, to wake its own threads, cannot change the word, and has to do it until they woke. */
+/* With futexes: wakes who sleeps on the bell, whatever the rank and whatever is said of who sleeps;
+ * a rank that posts COX_BELL_REQUEST_ CONSUME, to wake its own threads, cannot change the word, and
+ * has to do it until they woke. */
 void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
-/* The same for a wake-up that must not be lost, by one that has no more to say for long: with semaphores, too, the
- * sleepers wake up whatever is said of who sleeps. */
+/* The same for a wake-up that must not be lost, by one that has no more to say for long: with
+ * semaphores, too, the sleepers wake up whatever is said of who sleeps. */
 void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* For wait; to be asked for before the check of the shared state. */
 uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell);
-/* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_EMPTY: woken,
- * and the token is somebody else's, or was written over; COX_TIMEOUT; -errno: there can be no wait here. */
+/* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_EMPTY:
+ * woken, and the token is somebody else's, or was written over; COX_TIMEOUT; -errno: there can be
+ * no wait here. */
 int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell bell, uint32_t ticket,
                   uint64_t deadline_ns);
 /* True: a token was there and was taken. */
 bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* The state words showed the event of one token: match it, now or as soon as it is posted. */
 void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
-/* The four of one rank, whose process is dead, at their starting values, but the same: for legacy ranks, which
- * know them by their names. Nobody sleeps on them. */
+/* The four of one rank, whose process is dead, at their starting values, but the same: for legacy
+ * ranks, which know them by their names. Nobody sleeps on them. */
 void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth);
 
 #endif

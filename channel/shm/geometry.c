@@ -12,12 +12,12 @@
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
 #define FRAME_SIZE_MIN UINT64_C(256)
-/* cox_group_memory_size of the smallest values fits (a test compares them): words, and two values per rank
- * for the group and for each of its subgroups. */
+/* cox_group_memory_size of the smallest values fits (a test compares them): words, and two values
+ * per rank for the group and for each of its subgroups. */
 #define GROUP_BASE (8 * KIB)
 #define GROUP_PER_RANK (28 * KIB)
-/* The same of a sealed group, apart: the words and values of one rank; and hints, of which each rank has a line for each
- * of its subgroups. */
+/* The same of a sealed group, apart: the words and values of one rank; and hints, of which each
+ * rank has a line for each of its subgroups. */
 #define GROUP_WORDS (2 * KIB)
 #define GROUP_PAYLOAD (24 * KIB)
 #define GROUP_HINTS_BASE COX_LINE_SIZE
@@ -330,11 +330,10 @@ int cox_name_check(const char *name, struct cox_error *err)
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
     size_t good = strspn(name, allowed);
     if (good < length)
-        return cox_fail(err, COX_INVALID,
-                        "the group name '%s' has a '%c' at position %zu: only letters, digits, "
-                        "'.', '_' and '-' "
-                        "are allowed",
-                        name, name[good], good + 1);
+        return cox_fail(
+            err, COX_INVALID,
+            "the group name '%s' has a '%c' at position %zu: only letters, digits, '.', '_' and '-' are allowed",
+            name, name[good], good + 1);
     if (name[0] == '.')
         return cox_fail(err, COX_INVALID, "the group name '%s' starts with a dot", name);
     return 0;

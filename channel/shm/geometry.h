@@ -25,11 +25,16 @@
 /* What a caller may choose; 0 everywhere means default. */
 struct cox_geometry_choice {
     uint32_t depth;
-    bool legacy; /* the sizes, slots and token rules of legacy workers; depth is 1 */
-    bool sealed; /* nothing has a name, see sealed.h; not with legacy */
-    uint64_t request_size[COX_CHANNEL_COUNT];  /* bytes of the whole region */
-    uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of the whole region */
-    uint32_t spin_ns; /* see spin.h; 0 with legacy, whose workers sleep at once */
+    /* the sizes, slots and token rules of legacy workers; depth is 1 */
+    bool legacy;
+    /* nothing has a name, see sealed.h; not with legacy */
+    bool sealed;
+    /* bytes of the whole region */
+    uint64_t request_size[COX_CHANNEL_COUNT];
+    /* bytes of the whole region */
+    uint64_t response_size[COX_CHANNEL_COUNT];
+    /* see spin.h; 0 with legacy, whose workers sleep at once */
+    uint32_t spin_ns;
 };
 
 struct cox_geometry {
@@ -38,7 +43,8 @@ struct cox_geometry {
     bool legacy;
     bool sealed;
     uint32_t spin_ns;
-    uint32_t serial; /* another one for every start of a group with legacy workers; 0 for others */
+    /* another one for every start of a group with legacy workers; 0 for others */
+    uint32_t serial;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
 };
 
@@ -50,8 +56,8 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
 /* The same checks on numbers that came from another process. Returns 0 or COX_CORRUPT. */
 int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Bytes that all regions take, control included; of all semaphore files; and what both together take of
- * /dev/shm, where a file takes whole pages. */
+/* Bytes that all regions take, control included; of all semaphore files; and what both together
+ * take of /dev/shm, where a file takes whole pages. */
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry);
@@ -60,21 +66,23 @@ uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry);
 /* Names in /dev/shm, regions and semaphores together: each takes an inode. */
 uint64_t cox_geometry_name_count(const struct cox_geometry *geometry);
 
-/* Sealed groups: bytes of the request memory, and where in it the requests of a channel begin; bytes
- * of one rank's memory. */
+/* Sealed groups: bytes of the request memory, and where in it the requests of a channel begin;
+ * bytes of one rank's memory. */
 uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
                                      enum cox_channel_id channel);
 uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry);
-/* Of the rank group (worker/group/group.h), in a sealed group: bytes of the words that one rank writes, and of its values; both
- * are multiples of the page size. Bytes of the wake memory, and where in it the hints of the rank group begin. */
+/* Of the rank group (worker/group/group.h), in a sealed group: bytes of the words that one rank
+ * writes, and of its values; both are multiples of the page size. Bytes of the wake memory, and
+ * where in it the hints of the rank group begin. */
 uint64_t cox_geometry_group_words_size(void);
 uint64_t cox_geometry_group_payload_size(void);
 uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_hints_offset(void);
-/* In a named group the memory of the rank group is a ring of windows, one for each time that the ranks form their
- * group (windows.h): bytes of one, of all of them, and where the one of a life begins. A window is a multiple of the
- * page size. The accounts below have the one that is in use. 0: legacy workers and sealed groups have none. */
+/* In a named group the memory of the rank group is a ring of windows, one for each time that the
+ * ranks form their group (windows.h): bytes of one, of all of them, and where the one of a life
+ * begins. A window is a multiple of the page size. The accounts below have the one that is in use.
+ * 0: legacy workers and sealed groups have none. */
 #define COX_GROUP_WINDOW_COUNT 16
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
@@ -82,7 +90,8 @@ uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t
 
 /* Frames and slots begin at multiples of this. */
 #define COX_GEOMETRY_ALIGNMENT UINT64_C(64)
-/* Of sealed memory: what is mapped apart begins at multiples of this, whatever the machine's pages. */
+/* Of sealed memory: what is mapped apart begins at multiples of this, whatever the machine's pages.
+ */
 #define COX_SEALED_PAGE UINT64_C(4096)
 
 static inline uint64_t cox_geometry_align_down(uint64_t size)
@@ -90,8 +99,8 @@ static inline uint64_t cox_geometry_align_down(uint64_t size)
     return size / COX_GEOMETRY_ALIGNMENT * COX_GEOMETRY_ALIGNMENT;
 }
 
-/* Which of `depth` frames a sequence has, and what one of as many equal parts has of `size`: several times in each request
- * of each rank, and a depth is mostly a power of two. */
+/* Which of `depth` frames a sequence has, and what one of as many equal parts has of `size`:
+ * several times in each request of each rank, and a depth is mostly a power of two. */
 static inline uint64_t cox_geometry_frame(uint64_t sequence, uint32_t depth)
 {
     return (depth & (depth - 1)) == 0 ? sequence & (depth - 1) : sequence % depth;
@@ -112,8 +121,9 @@ static inline uint64_t cox_geometry_slots_begin(const struct cox_geometry *geome
     return offset;
 }
 
-/* Where a slot starts in the response region (sealed: in the memory of its rank), and how many payload bytes it holds. With legacy
- * ranks the payload of rank 0 may fill the region (whole is true: execute and link replies). */
+/* Where a slot starts in the response region (sealed: in the memory of its rank), and how many
+ * payload bytes it holds. With legacy ranks the payload of rank 0 may fill the region (whole is
+ * true: execute and link replies). */
 static inline uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry,
                                                 enum cox_channel_id channel, uint32_t rank,
                                                 uint64_t sequence)
@@ -157,15 +167,15 @@ enum cox_bell {
 /* The error channel has one pair for all ranks, and only the replies' ends. */
 bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell);
 
-/* What the names of a group's channels begin with, in place of `name` below: its name, and the serial
- * where it has one. The Python workers of MindIE-LLM have resource trackers that unlink every region by
- * name which a worker had opened, some time after its death, when the next group may have the name.
- * The control region is called by the group's name alone. Returns buffer. */
+/* What the names of a group's channels begin with, in place of `name` below: its name, and the
+ * serial where it has one. The Python workers of MindIE-LLM have resource trackers that unlink
+ * every region by name which a worker had opened, some time after its death, when the next group
+ * may have the name. The control region is called by the group's name alone. Returns buffer. */
 #define COX_NAME_SERIAL_SIZE 9 /* "_1a2b3c4d" */
 const char *cox_name_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *name,
                              const struct cox_geometry *geometry);
-/* The reverse, where the serial is not known. Returns the group's name, in buffer, and its serial; or
- * NULL: these names have none. */
+/* The reverse, where the serial is not known. Returns the group's name, in buffer, and its serial;
+ * or NULL: these names have none. */
 const char *cox_name_of_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *objects,
                                 uint32_t *ret_serial);
 

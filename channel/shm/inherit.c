@@ -64,24 +64,24 @@ int cox_inherit_open(struct cox_inherit *inherit, const char *name,
     return r;
 }
 
-/* By a mistake in the numbers they may be the host's own: what is no memory of a group is left alone.
- * What is inside is looked at where it is attached. */
+/* By a mistake in the numbers they may be the host's own: what is no memory of a group is left
+ * alone. What is inside is looked at where it is attached. */
 static int inherit_check_one(int fd, struct cox_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
         return errno == EBADF
-                   ? cox_fail(err, COX_INVALID,
-                              "fd %d, said to be handed down, is not open: a wrapper around the "
-                              "worker has to pass it on",
-                              fd)
+                   ? cox_fail(
+                         err, COX_INVALID,
+                         "fd %d, said to be handed down, is not open: a wrapper around the worker has to pass it on",
+                         fd)
                    : cox_fail(err, -errno, "fd %d, said to be handed down: fstat: %s", fd,
                               cox_status_text(-errno));
     if (!S_ISREG(st.st_mode) || st.st_uid != geteuid() || st.st_size <= 0)
-        return cox_fail(err, COX_DENIED,
-                        "fd %d, said to be handed down, is no memory of a group: expected a file "
-                        "with something in it that belongs to user %u",
-                        fd, geteuid());
+        return cox_fail(
+            err, COX_DENIED,
+            "fd %d, said to be handed down, is no memory of a group: expected a file with something in it that belongs to user %u",
+            fd, geteuid());
     return 0;
 }
 
@@ -89,10 +89,11 @@ static int inherit_check_count(uint32_t count, struct cox_error *err)
 {
     return count == COX_INHERIT_COUNT || count == COX_SEALED_FD_COUNT
                ? 0
-               : cox_fail(err, COX_INVALID,
-                          "%" PRIu32 " fds are handed down, expected %d, or %d in a sealed group: "
-                          "coordinator and worker are of different versions",
-                          count, COX_INHERIT_COUNT, COX_SEALED_FD_COUNT);
+               : cox_fail(
+                     err, COX_INVALID,
+                     "%" PRIu32
+                     " fds are handed down, expected %d, or %d in a sealed group: coordinator and worker are of different versions",
+                     count, COX_INHERIT_COUNT, COX_SEALED_FD_COUNT);
 }
 
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err)

@@ -1,5 +1,6 @@
 /*
- * inherit: the memory of a group as open fds, for a rank that is started again when the names are gone.
+ * inherit: the memory of a group as open fds, for a rank that is started again when the names are
+ * gone.
  *
  * The order is fixed, and told to the new process by COXSWAIN_FDS as `FIRST:COUNT`:
  *
@@ -27,8 +28,10 @@
 #define COX_INHERIT_COUNT 29
 
 struct cox_inherit {
-    int fds[COX_INHERIT_COUNT]; /* -1: not there */
-    uint32_t count;             /* COX_INHERIT_COUNT or COX_SEALED_FD_COUNT; 0: nothing was taken */
+    /* -1: not there */
+    int fds[COX_INHERIT_COUNT];
+    /* COX_INHERIT_COUNT or COX_SEALED_FD_COUNT; 0: nothing was taken */
+    uint32_t count;
 };
 
 #define COX_INHERIT_CONTROL 0
@@ -49,14 +52,14 @@ static inline int cox_inherit_bell(enum cox_channel_id channel, enum cox_bell be
 
 void cox_inherit_init(struct cox_inherit *inherit);  /* all -1 */
 void cox_inherit_close(struct cox_inherit *inherit); /* idempotent */
-/* Coordinator, while the names exist: opens what is there for every rank; the bells of ranks stay -1.
- * Returns 0 or -errno. */
+/* Coordinator, while the names exist: opens what is there for every rank; the bells of ranks stay
+ * -1. Returns 0 or -errno. */
 int cox_inherit_open(struct cox_inherit *inherit, const char *name,
                      const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Worker: the fds first to first + count - 1 are taken over, unless it returns something else than 0.
- * Returns 0; COX_INVALID: another count, or one of them is not open; COX_DENIED: one is no file of
- * this user with something in it; -errno. */
+/* Worker: the fds first to first + count - 1 are taken over, unless it returns something else than
+ * 0. Returns 0; COX_INVALID: another count, or one of them is not open; COX_DENIED: one is no file
+ * of this user with something in it; -errno. */
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err);
 /* Worker: the same for fds that came by the door, which are closed unless it returns 0. */
 int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err);

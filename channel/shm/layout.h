@@ -1,9 +1,9 @@
 /*
  * layout: every struct that lives in shared memory. Private to the library.
  *
- * The control region `/<name>_control` holds the shared state of a group; semaphores only wake. All of it
- * is fixed-width, little-endian, offsets instead of pointers, and every line of 128 bytes (two
- * cache lines, the unit the prefetcher pulls) has exactly one writer:
+ * The control region `/<name>_control` holds the shared state of a group; semaphores only wake. All
+ * of it is fixed-width, little-endian, offsets instead of pointers, and every line of 128 bytes
+ * (two cache lines, the unit the prefetcher pulls) has exactly one writer:
  *
  *   offset 0     header            coordinator, before anyone attaches; magic last
  *          512   abort word        coordinator
@@ -14,8 +14,8 @@
  * The four request and response regions per channel have the layout of the executor protocol: a u32
  * length and the bytes, from the start of each frame or slot. Nothing else is in them.
  *
- * A sealed group has the same in three kinds of memory, none of which has a name (sealed.h; what the rank group has
- * besides is in worker/group/group_layout.h):
+ * A sealed group has the same in three kinds of memory, none of which has a name (sealed.h; what
+ * the rank group has besides is in worker/group/group_layout.h):
  *
  *   request memory, written by the coordinator alone:
  *     0, 512, 640  header, abort word, channels as above
@@ -27,9 +27,10 @@
  *   wake memory, written by everybody, nothing but hints:
  *          0       per channel: what the coordinator sleeps on, then a count per frame
  *          (page)  bells of the rank group and of its subgroups
- *   These words stay shared because several processes must sleep on, and wake, one futex. Whatever is written there, a
- *   waiter looks at the words of those it waits for at every slice of 50 ms: the worst is a wait that takes a slice
- *   more, or calls that wake nobody. No result comes from here.
+ *   These words stay shared because several processes must sleep on, and wake, one futex. Whatever
+ *   is written there, a waiter looks at the words of those it waits for at every slice of 50 ms:
+ *   the worst is a wait that takes a slice more, or calls that wake nobody. No result comes from
+ *   here.
  */
 #ifndef COX_CHANNEL_LAYOUT_H
 #define COX_CHANNEL_LAYOUT_H
@@ -50,10 +51,14 @@
 
 /* Geometry of one channel, fixed at creation. */
 struct cox_layout_channel {
-    uint64_t request_size;  /* bytes of the request region; 0: none */
-    uint64_t response_size; /* bytes of the response region */
-    uint64_t frame_size;    /* bytes of one request frame, prefix included: request_size / depth */
-    uint64_t slot_stride;   /* bytes from one rank's slot to the next */
+    /* bytes of the request region; 0: none */
+    uint64_t request_size;
+    /* bytes of the response region */
+    uint64_t response_size;
+    /* bytes of one request frame, prefix included: request_size / depth */
+    uint64_t frame_size;
+    /* bytes from one rank's slot to the next */
+    uint64_t slot_stride;
 };
 
 enum cox_layout_flags {
@@ -61,29 +66,36 @@ enum cox_layout_flags {
     COX_LAYOUT_SEALED = 2, /* this is the request memory of a sealed group */
 };
 
-/* Everything up to coordinator_start, the serial, and what the objects of a group are called, is the same in
- * every version under this magic: so any version can tell what a dead group of another has left,
- * and remove it. */
+/* Everything up to coordinator_start, the serial, and what the objects of a group are called, is
+ * the same in every version under this magic: so any version can tell what a dead group of another
+ * has left, and remove it. */
 struct cox_layout_header {
-    _Atomic uint64_t magic; /* stored last with release; partner: control_attach's acquire load */
+    /* stored last with release; partner: control_attach's acquire load */
+    _Atomic uint64_t magic;
     uint32_t version;
     uint32_t abi;
-    uint64_t size; /* of the whole region */
+    /* of the whole region */
+    uint64_t size;
     uint32_t rank_count;
     uint32_t depth;
     uint32_t coordinator_pid;
     uint32_t flags;
-    uint64_t coordinator_start; /* /proc/<pid>/stat field 22, clock ticks since boot */
-    uint32_t epoch;             /* another one for every group that ever had this name */
-    uint32_t spin_ns;           /* who waits looks for so long before it sleeps; see spin.h */
-    uint32_t serial;            /* in its objects' names; see cox_name_objects */
+    /* /proc/<pid>/stat field 22, clock ticks since boot */
+    uint64_t coordinator_start;
+    /* another one for every group that ever had this name */
+    uint32_t epoch;
+    /* who waits looks for so long before it sleeps; see spin.h */
+    uint32_t spin_ns;
+    /* in its objects' names; see cox_name_objects */
+    uint32_t serial;
     uint32_t reserved2;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
     uint8_t padding[512 - 64 - 32 * COX_CHANNEL_COUNT];
 };
 
 struct cox_layout_abort {
-    _Atomic uint32_t word; /* cox_state_abort_value: the group ends; whoever wakes leaves */
+    /* cox_state_abort_value: the group ends; whoever wakes leaves */
+    _Atomic uint32_t word;
     uint8_t padding[COX_LINE_SIZE - 4];
 };
 
@@ -92,16 +104,22 @@ struct cox_layout_abort {
  * release; a reader loads sequence, the fields with acquire, and sequence again. */
 struct cox_layout_frame {
     _Atomic uint64_t sequence;
-    _Atomic uint32_t type;   /* ExecuteType, COX_TYPE_OPAQUE or COX_TYPE_OPAQUE_BLOCK */
-    _Atomic uint32_t length; /* payload bytes, the prefix not counted */
+    /* ExecuteType, COX_TYPE_OPAQUE or COX_TYPE_OPAQUE_BLOCK */
+    _Atomic uint32_t type;
+    /* payload bytes, the prefix not counted */
+    _Atomic uint32_t length;
     _Atomic uint64_t asked[COX_RANK_COUNT_MAX / 64];
 };
 
 struct cox_layout_channel_state {
-    _Atomic uint64_t published;    /* last sequence in the ring; release, after its frame */
-    _Atomic uint64_t void_through; /* steps up to here are given up: drop them */
-    _Atomic uint64_t ended;        /* replies up to here were copied out: their slots are free */
-    _Atomic uint64_t stamp_ns;     /* about when it was published, CLOCK_MONOTONIC; for display */
+    /* last sequence in the ring; release, after its frame */
+    _Atomic uint64_t published;
+    /* steps up to here are given up: drop them */
+    _Atomic uint64_t void_through;
+    /* replies up to here were copied out: their slots are free */
+    _Atomic uint64_t ended;
+    /* about when it was published, CLOCK_MONOTONIC; for display */
+    _Atomic uint64_t stamp_ns;
     uint8_t padding[COX_LINE_SIZE - 32];
     struct cox_layout_frame frames[COX_DEPTH_MAX];
 };
@@ -113,20 +131,26 @@ enum cox_rank_state {
     COX_RANK_REPLYING = 3,
 };
 
-/* One rank on one channel; written by that rank alone. All that the coordinator looks at for an answer, up to a depth of 4, is in
- * the first 64 bytes, which travel from the one processor's cache to the other's in each round; what the rank says of itself
- * meanwhile is behind. */
+/* One rank on one channel; written by that rank alone. All that the coordinator looks at for an
+ * answer, up to a depth of 4, is in the first 64 bytes, which travel from the one processor's cache
+ * to the other's in each round; what the rank says of itself meanwhile is behind. */
 struct cox_layout_rank_line {
-    _Atomic uint64_t taken;    /* last sequence looked at */
-    _Atomic uint64_t returned; /* frames up to here are not read again */
-    _Atomic uint64_t done;     /* last sequence answered; release, after slot and tag */
+    /* last sequence looked at */
+    _Atomic uint64_t taken;
+    /* frames up to here are not read again */
+    _Atomic uint64_t returned;
+    /* last sequence answered; release, after slot and tag */
+    _Atomic uint64_t done;
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;
-    _Atomic uint64_t tags[COX_DEPTH_MAX]; /* the sequence whose reply a slot holds; bit 63: it is an
-                                             ExecuteResponse in any case */
-    _Atomic uint64_t word;                /* state in bits 56-63, sequence below */
-    _Atomic uint64_t stamp_ns; /* about when word last changed, CLOCK_MONOTONIC; for display */
-    _Atomic uint64_t base;     /* the sequence table stands at this step */
+    /* the sequence whose reply a slot holds; bit 63: it is an ExecuteResponse in any case */
+    _Atomic uint64_t tags[COX_DEPTH_MAX];
+    /* state in bits 56-63, sequence below */
+    _Atomic uint64_t word;
+    /* about when word last changed, CLOCK_MONOTONIC; for display */
+    _Atomic uint64_t stamp_ns;
+    /* the sequence table stands at this step */
+    _Atomic uint64_t base;
     uint64_t reserved;
 };
 
@@ -141,7 +165,8 @@ enum cox_identity_state {
  * CLAIMED -> ATTACHED -> LEFT   by the process that won; CLAIMED -> EMPTY when it cannot attach
  * any -> EMPTY                  by the coordinator, once that process is dead */
 struct cox_layout_identity {
-    _Atomic uint32_t state; /* ATTACHED: release, after the fields below */
+    /* ATTACHED: release, after the fields below */
+    _Atomic uint32_t state;
     _Atomic uint32_t pid;
     _Atomic uint64_t start;
     _Atomic uint32_t generation;
@@ -158,24 +183,28 @@ struct cox_layout_control {
     struct cox_layout_header header;
     struct cox_layout_abort abort;
     struct cox_layout_channel_state channels[COX_TWO_WAY_COUNT];
-    struct cox_layout_rank ranks[]; /* header.rank_count of them */
+    /* header.rank_count of them */
+    struct cox_layout_rank ranks[];
 };
 
 /* ---- sealed groups ---- */
 
-/* In the request memory, behind the control region. Reports of each rank that were taken out of its slot of the error
- * channel, as their low 32 bits; the rank may sleep on it. release, after the copy; partner: the acquire in sealed.c. */
+/* In the request memory, behind the control region. Reports of each rank that were taken out of its
+ * slot of the error channel, as their low 32 bits; the rank may sleep on it. release, after the
+ * copy; partner: the acquire in sealed.c. */
 struct cox_layout_rings {
     _Atomic uint32_t heard[COX_RANK_COUNT_MAX];
 };
 
-/* What the ranks of one channel sleep on; grows with every wake-up. In the wake memory, which ranks have writable: a sleep on a
- * word of a read-only mapping costs the kernel a second walk of the page tables (345 ns against 255, in each round of each
- * rank), and who spoils a word here makes others wait for a slice at most, as with all hints. */
+/* What the ranks of one channel sleep on; grows with every wake-up. In the wake memory, which ranks
+ * have writable: a sleep on a word of a read-only mapping costs the kernel a second walk of the
+ * page tables (345 ns against 255, in each round of each rank), and who spoils a word here makes
+ * others wait for a slice at most, as with all hints. */
 struct cox_layout_ring {
-    _Atomic uint32_t word; /* release, after what it is rung for; partner: the acquire in gate.c */
-    _Atomic uint32_t
-        asleep; /* ranks; one that was killed there is counted for ever, which costs calls */
+    /* release, after what it is rung for; partner: the acquire in gate.c */
+    _Atomic uint32_t word;
+    /* ranks; one that was killed there is counted for ever, which costs calls */
+    _Atomic uint32_t asleep;
     uint8_t padding[COX_LINE_SIZE - 8];
 };
 
@@ -185,12 +214,15 @@ struct cox_layout_hint {
     uint8_t padding[COX_LINE_SIZE - 8];
 };
 
-/* Where somebody looks before he sleeps, who wakes looks whether anybody does, and spares himself the call. */
+/* Where somebody looks before he sleeps, who wakes looks whether anybody does, and spares himself
+ * the call. */
 struct cox_layout_wake_channel {
-    _Atomic uint32_t bell; /* the coordinator sleeps on it; grows with every wake-up */
+    /* the coordinator sleeps on it; grows with every wake-up */
+    _Atomic uint32_t bell;
     _Atomic uint32_t coordinator_sleeps;
     uint8_t padding[COX_LINE_SIZE - 8];
-    struct cox_layout_ring ring; /* of no use on the error channel */
+    /* of no use on the error channel */
+    struct cox_layout_ring ring;
     struct cox_layout_hint hints[COX_DEPTH_MAX];
 };
 

@@ -76,7 +76,8 @@ REGION_UNSEEN static void *region_mmap(int fd, uint64_t offset, uint64_t size, i
                 (found->writable || !(protection & PROT_WRITE)))
                 break;
     void *base = found ? found->base : mmap(NULL, size, protection, MAP_SHARED, fd, (off_t)offset);
-    /* That it is mapped, and nothing that was done with it since, comes before what others do with it. */
+    /* That it is mapped, and nothing that was done with it since, comes before what others do with
+     * it. */
     if (found) {
         cox_tsan_acquire(base);
         found->users++;
@@ -206,8 +207,8 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
     if (st.st_uid != geteuid())
         return cox_fail(err, COX_DENIED, "region %s belongs to user %u, expected %u", name,
                         st.st_uid, geteuid());
-    /* Sealed memory is reached only through a process that has it, whatever its mode: and any of those
-     * may change that, to keep the others out. */
+    /* Sealed memory is reached only through a process that has it, whatever its mode: and any of
+     * those may change that, to keep the others out. */
     if ((st.st_mode & 07777) != 0600 && !region_is_sealed(fd))
         return cox_fail(err, COX_DENIED, "region %s has mode %04o, expected 0600", name,
                         st.st_mode & 07777);
@@ -236,7 +237,8 @@ int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_re
     return cox_region_map_part(region, fd, 0, size, access, name, err);
 }
 
-/* Under the name, of no size; *ret_fd also on failure, if it is open then: the name is removed by who has it. */
+/* Under the name, of no size; *ret_fd also on failure, if it is open then: the name is removed by
+ * who has it. */
 static int region_name(const char *name, int *ret_fd, struct cox_error *err)
 {
     int r = region_name_check(name, err);
@@ -401,7 +403,8 @@ int cox_region_create_image(struct cox_region *region, const char *label, uint64
                                 err);
     if (r)
         return r;
-    /* A process that is forked meanwhile would have it mapped for writing until it executes its program. */
+    /* A process that is forked meanwhile would have it mapped for writing until it executes its
+     * program. */
     if (madvise(made.base, made.size, MADV_DONTFORK) < 0) {
         r = -errno;
         cox_region_detach(&made);
@@ -463,10 +466,10 @@ int cox_region_attach_image(struct cox_region *region, int fd, const char *label
         return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
                         "memory '%s' cannot be sealed: %s", label, cox_status_text(-errno));
     if ((seals & all) != all)
-        return cox_fail(err, COX_DENIED,
-                        "memory '%s' has the seals %#x, expected %#x among them: somebody could "
-                        "change it",
-                        label, (unsigned)seals, (unsigned)all);
+        return cox_fail(
+            err, COX_DENIED,
+            "memory '%s' has the seals %#x, expected %#x among them: somebody could change it",
+            label, (unsigned)seals, (unsigned)all);
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "memory '%s': %s", label, cox_status_text(-errno));
     if (size == 0 || (uint64_t)st.st_size != size)

@@ -20,7 +20,8 @@ extern "C" {
 #endif
 
 struct cox_region {
-    void *base; /* page aligned; NULL: detached */
+    /* page aligned; NULL: detached */
+    void *base;
     uint64_t size;
 };
 
@@ -65,54 +66,57 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
 int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *name,
                             struct cox_error *err);
 
-/* Without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing. seals: F_SEAL_
- * bits that it gets once it is mapped. huge: on huge pages if there are any free; the size is then
- * rounded up. label is for err. *ret_fd is open for reading and writing, the caller's. Returns 0;
- * COX_NO_SPACE; -errno. */
+/* Without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing. seals:
+ * F_SEAL_ bits that it gets once it is mapped. huge: on huge pages if there are any free; the size
+ * is then rounded up. label is for err. *ret_fd is open for reading and writing, the caller's.
+ * Returns 0; COX_NO_SPACE; -errno. */
 COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
                                          uint64_t size, unsigned seals, bool huge, int *ret_fd,
                                          struct cox_error *err);
-/* The same object, open for reading only: what has no right to write cannot be mapped for it. label is for err. */
+/* The same object, open for reading only: what has no right to write cannot be mapped for it. label
+ * is for err. */
 int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
-/* An image: memory without a name that its creator fills, and that nobody can change from then on, the creator included.
- * The kernel frees it with its last fd and mapping, whoever dies when.
- * create: as create_unnamed; the mapping is the only way to write it, and no child of a fork has it.
- * seal: the mapping is gone, also when it fails; *fd becomes one that is open for reading only. COX_BUSY: somebody else had it mapped for
+/* An image: memory without a name that its creator fills, and that nobody can change from then on,
+ * the creator included. The kernel frees it with its last fd and mapping, whoever dies when.
+ * create: as create_unnamed; the mapping is the only way to write it, and no child of a fork has
+ * it. seal: the mapping is gone, also when it fails; *fd becomes one that is open for reading only.
+ * COX_BUSY: somebody else had it mapped for
  *   writing before create returned; -errno.
- * attach: for reading, of an image of just this size. COX_DENIED: no memory, of another user, or not sealed; COX_CORRUPT: another size;
- *   -errno. */
+ * attach: for reading, of an image of just this size. COX_DENIED: no memory, of another user, or
+ *   not sealed; COX_CORRUPT: another size; -errno. */
 int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
                             int *ret_fd, struct cox_error *err);
 int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
                           struct cox_error *err);
 int cox_region_attach_image(struct cox_region *region, int fd, const char *label, uint64_t size,
                             struct cox_error *err);
-/* Of that size and with nothing in it, not mapped: what is touched takes memory then, unless it was reserved before.
- * The first has a name, the second is a memfd with these seals. *ret_fd is open for reading and writing, the caller's.
- * Returns as the functions above. */
+/* Of that size and with nothing in it, not mapped: what is touched takes memory then, unless it was
+ * reserved before. The first has a name, the second is a memfd with these seals. *ret_fd is open
+ * for reading and writing, the caller's. Returns as the functions above. */
 int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struct cox_error *err);
 int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned seals, int *ret_fd,
                                      struct cox_error *err);
-/* A memfd as cox_region_create_unnamed makes, reserved and not mapped, to which more seals can be added. */
+/* A memfd as cox_region_create_unnamed makes, reserved and not mapped, to which more seals can be
+ * added. */
 int cox_region_create_unnamed_unmapped(const char *label, uint64_t size, unsigned seals,
                                        int *ret_fd, struct cox_error *err);
 /* The object behind fd takes the place of the mapped one, at the same address, in one step; same
  * size. Returns 0; -errno: nothing has changed. */
 int cox_region_replace(struct cox_region *region, int fd);
-/* Creator: another object, all zero, takes the place of the mapped one and gets its name, whether or not that
- * still stands. Returns what create returns, or -errno: then the old one is mapped, emptied, and there is no name; try
- * again. */
+/* Creator: another object, all zero, takes the place of the mapped one and gets its name, whether
+ * or not that still stands. Returns what create returns, or -errno: then the old one is mapped,
+ * emptied, and there is no name; try again. */
 int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
 
 /* What is free where named regions live; UINT64_MAX: that has no limit. */
 struct cox_region_space {
     uint64_t bytes;
     uint64_t files;
-    uint64_t
-        region; /* one region at most (ulimit -f); one byte more and SIGXFSZ ends the process */
+    /* one region at most (ulimit -f); one byte more and SIGXFSZ ends the process */
+    uint64_t region;
 };
-/* Returns 0 or -errno; region is filled also where there is no /dev/shm, since memory without names has that
- * limit, too. */
+/* Returns 0 or -errno; region is filled also where there is no /dev/shm, since memory without names
+ * has that limit, too. */
 int cox_region_space(struct cox_region_space *ret_space);
 
 #if COX_TESTING

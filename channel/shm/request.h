@@ -16,9 +16,12 @@
 
 struct cox_request {
     uint64_t sequence;
-    uint32_t type;        /* as in the record (layout.h) */
-    bool lowest;          /* no lower rank was asked: this one sends the payload */
-    const uint8_t *bytes; /* in shared memory */
+    /* as in the record (layout.h) */
+    uint32_t type;
+    /* no lower rank was asked: this one sends the payload */
+    bool lowest;
+    /* in shared memory */
+    const uint8_t *bytes;
     size_t size;
 };
 

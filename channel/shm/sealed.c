@@ -79,9 +79,9 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
     return cox_region_open_reader(fd, "cox_request", &sealed->request_fd, err);
 }
 
-/* Never on huge pages: who may write may punch holes, and a hole is filled again only while there are
- * pages of its kind. Of huge ones there may be none by then, and whoever touches it, the coordinator
- * too, would end by SIGBUS. */
+/* Never on huge pages: who may write may punch holes, and a hole is filled again only while there
+ * are pages of its kind. Of huge ones there may be none by then, and whoever touches it, the
+ * coordinator too, would end by SIGBUS. */
 static int create_rank(struct cox_region *region, const struct cox_geometry *geometry, int *ret_fd,
                        struct cox_error *err)
 {

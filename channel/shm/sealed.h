@@ -1,26 +1,31 @@
 /*
- * sealed: the memory of a group in which nothing has a name, and no rank can touch what is not its own.
+ * sealed: the memory of a group in which nothing has a name, and no rank can touch what is not its
+ * own.
  *
  * Five kinds of memfds; layout.h and worker/group/group_layout.h say what is where in them:
  *
- *   request memory  mapped by the coordinator, then sealed against shrinking, growing and any further
- *                   writing (F_SEAL_FUTURE_WRITE); ranks get it as an fd that is open for reading only
- *   rank memory     one per rank, sealed against shrinking and growing; only that rank gets it. Another
- *                   one is made for every life of the rank, so that what a dead process may still write
- *                   lands nowhere
- *   wake memory     words that everybody may write, and that are only hints: when to look, never what is so
- *   group memory    two per rank, of the rank group (worker/group/group.h): its words, and its values (`cox_payload_group`: what a
- *                   rank computes it can falsify, so these it may). The coordinator maps neither. The rank is the first
- *                   to have them: it maps them and then seals them against any further writing, by whomever and
- *                   whatever fd. Then they are given to the other ranks, which can only read. Made anew for every
- *                   life of the rank, as rank memory is
+ *   request memory  mapped by the coordinator, then sealed against shrinking, growing and any
+ *                   further writing (F_SEAL_FUTURE_WRITE); ranks get it as an fd that is open for
+ *                   reading only
+ *   rank memory     one per rank, sealed against shrinking and growing; only that rank gets it.
+ *                   Another one is made for every life of the rank, so that what a dead process may
+ *                   still write lands nowhere
+ *   wake memory     words that everybody may write, and that are only hints: when to look, never
+ *                   what is so
+ *   group memory    two per rank, of the rank group (worker/group/group.h): its words, and its
+ *                   values (`cox_payload_group`: what a rank computes it can falsify, so these it
+ *                   may). The coordinator maps neither. The rank is the first to have them: it maps
+ *                   them and then seals them against any further writing, by whomever and whatever
+ *                   fd. Then they are given to the other ranks, which can only read. Made anew for
+ *                   every life of the rank, as rank memory is
  *
- * So a process has a writable mapping of its own memory, which nobody else writes once the rank has it, and of hints.
+ * So a process has a writable mapping of its own memory, which nobody else writes once the rank has
+ * it, and of hints.
  *
  * Threads: create, attach, renew and close from one thread at a time.
- * Ownership: the caller owns struct cox_sealed and struct cox_control, which has the request memory.
- * Blocks: nothing.
- * If the process dies: the kernel frees all of it with the last process that has it.
+ * Ownership: the caller owns struct cox_sealed and struct cox_control, which has the request
+ * memory. Blocks: nothing. If the process dies: the kernel frees all of it with the last process
+ * that has it.
  */
 #ifndef COX_CHANNEL_SEALED_H
 #define COX_CHANNEL_SEALED_H
@@ -41,9 +46,10 @@ enum cox_sealed_fd {
 
 struct cox_sealed {
     struct cox_region wake;
-    struct cox_region ranks[COX_RANK_COUNT_MAX]; /* worker: its own alone */
-    /* Worker: what it writes as a member of the rank group, and the hints of that, a second mapping of these. Whoever
-     * takes one leaves {NULL, 0}. */
+    /* worker: its own alone */
+    struct cox_region ranks[COX_RANK_COUNT_MAX];
+    /* Worker: what it writes as a member of the rank group, and the hints of that, a second mapping
+     * of these. Whoever takes one leaves {NULL, 0}. */
     struct cox_region group[COX_SEALED_GROUP_FD_COUNT], group_hints;
     /* The coordinator's, to be handed out; -1: none. */
     int request_fd, wake_fd;
@@ -53,31 +59,34 @@ struct cox_sealed {
 
 void cox_sealed_init(struct cox_sealed *sealed);
 
-/* Coordinator. control gets the request memory, with its header filled. huge_pages: the request memory
- * is on huge pages if there are any; what ranks can punch holes in never is. Returns 0; COX_NO_SPACE;
- * -errno. Nothing is left unless 0. */
+/* Coordinator. control gets the request memory, with its header filled. huge_pages: the request
+ * memory is on huge pages if there are any; what ranks can punch holes in never is. Returns 0;
+ * COX_NO_SPACE; -errno. Nothing is left unless 0. */
 int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
                       const struct cox_geometry *geometry, bool huge_pages, struct cox_error *err);
-/* Coordinator: other memory for the next life of a dead rank, its own at the same address and that of the rank group, all
- * zero. Returns 0; COX_NO_SPACE, -errno: nothing has changed. */
+/* Coordinator: other memory for the next life of a dead rank, its own at the same address and that
+ * of the rank group, all zero. Returns 0; COX_NO_SPACE, -errno: nothing has changed. */
 int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
                           uint32_t rank, struct cox_error *err);
-/* Coordinator: nothing more is to be written into the memory of this rank from here, since its process is about to have it:
- * from then on it has one writer. The next renew makes it writable again. Returns 0 or -errno. */
+/* Coordinator: nothing more is to be written into the memory of this rank from here, since its
+ * process is about to have it: from then on it has one writer. The next renew makes it writable
+ * again. Returns 0 or -errno. */
 int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank);
 /* What a rank is given; all are lent. */
 void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
                          int ret_fds[COX_SEALED_FD_COUNT]);
 
 /* Worker: attaches as rank what it was given; the fds stay the caller's. Looks at seals and sizes
- * before it trusts any of it, and at the header as control.h says. Once its memory of the rank group is mapped it
- * is sealed, so that this can be done once. Returns 0; COX_DENIED: memory that could shrink, or is another user's;
- * COX_VERSION; COX_CORRUPT; COX_INVALID: no such rank; -errno. */
+ * before it trusts any of it, and at the header as control.h says. Once its memory of the rank
+ * group is mapped it is sealed, so that this can be done once. Returns 0; COX_DENIED: memory that
+ * could shrink, or is another user's; COX_VERSION; COX_CORRUPT; COX_INVALID: no such rank; -errno.
+ */
 int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, uint32_t rank,
                       const int fds[COX_SEALED_FD_COUNT], struct cox_error *err);
 
-/* Is this memory of the rank group that its rank alone can write, for ever? Returns 0; COX_DENIED: a seal is missing, or
- * it is no such memory, and err says which; COX_CORRUPT: another size than said; -errno. label is for err. */
+/* Is this memory of the rank group that its rank alone can write, for ever? Returns 0; COX_DENIED:
+ * a seal is missing, or it is no such memory, and err says which; COX_CORRUPT: another size than
+ * said; -errno. label is for err. */
 int cox_sealed_check_group(int fd, uint64_t size, const char *label, struct cox_error *err);
 
 /* All but what control has. Idempotent. */

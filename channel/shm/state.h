@@ -1,8 +1,9 @@
 /*
  * state: the shared words of the control region behind a few functions. Private to the library.
  *
- * Every load and store of layout.h's atomics is here, with the reason for its order. Two exceptions:
- * control.c has the magic number, gate.c the words of the wake memory. tests/tree/atomics.py checks it.
+ * Every load and store of layout.h's atomics is here, with the reason for its order. Two
+ * exceptions: control.c has the magic number, gate.c the words of the wake memory.
+ * tests/tree/atomics.py checks it.
  *
  * Threads: coordinator functions (cox_state_publish...) under the submit lock of their channel;
  *   rank functions on the thread that serves the channel in that rank's process; loads from
@@ -23,8 +24,9 @@ static inline struct cox_layout_channel_state *cox_state_channel(const struct co
     return &control->layout->channels[channel];
 }
 
-static inline struct cox_layout_rank_line *
-cox_state_line(const struct cox_control *control, uint32_t rank, enum cox_channel_id channel)
+static inline struct cox_layout_rank_line *cox_state_line(const struct cox_control *control,
+                                                          uint32_t rank,
+                                                          enum cox_channel_id channel)
 {
     return &control->ranks[rank]->lines[channel];
 }
@@ -66,8 +68,8 @@ static inline void cox_state_publish(struct cox_layout_channel_state *shared, ui
     cox_state_set_published(shared, record->sequence);
 }
 
-/* relaxed: for display, and before the publication. A clock costs a rank that was just switched to more than this line, which it
- * reads anyway. */
+/* relaxed: for display, and before the publication. A clock costs a rank that was just switched to
+ * more than this line, which it reads anyway. */
 static inline void cox_state_set_stamp(struct cox_layout_channel_state *shared, uint64_t now_ns)
 {
     atomic_store_explicit(&shared->stamp_ns, now_ns, memory_order_relaxed);
@@ -119,8 +121,8 @@ static inline bool cox_state_frame_holds(const struct cox_layout_channel_state *
                                 memory_order_acquire) == sequence;
 }
 
-/* True: the frame of `sequence` still holds an earlier request, so that `sequence` was not published,
- * whatever the number says. 0 is a frame that is being written, for a later one. */
+/* True: the frame of `sequence` still holds an earlier request, so that `sequence` was not
+ * published, whatever the number says. 0 is a frame that is being written, for a later one. */
 static inline bool cox_state_frame_behind(const struct cox_layout_channel_state *shared,
                                           uint32_t depth, uint64_t sequence)
 {
@@ -178,10 +180,12 @@ static inline bool cox_state_aborted(const struct cox_control *control)
            cox_state_abort_value(control);
 }
 
-/* The lines of a dead rank, as if it had served everything so far: what its next process reads is news. */
+/* The lines of a dead rank, as if it had served everything so far: what its next process reads is
+ * news. */
 static inline void cox_state_reset_line(struct cox_layout_rank_line *line, uint64_t published)
 {
-    /* relaxed: the next process is forked after this; who reads here meanwhile knows that the rank is dead. */
+    /* relaxed: the next process is forked after this; who reads here meanwhile knows that the rank
+     * is dead. */
     for (size_t i = 0; i < COX_DEPTH_MAX; i++)
         atomic_store_explicit(&line->tags[i], 0, memory_order_relaxed);
     atomic_store_explicit(&line->base, 0, memory_order_relaxed);
@@ -239,7 +243,7 @@ static inline void cox_state_unclaim_identity(struct cox_layout_identity *identi
 /* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later
  * one. For display. */
 static inline void cox_state_set_rank(struct cox_layout_rank_line *line, enum cox_rank_state state,
-                                       uint64_t sequence, uint64_t now_ns)
+                                      uint64_t sequence, uint64_t now_ns)
 {
     atomic_store_explicit(&line->stamp_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&line->word, cox_state_word(state, sequence), memory_order_release);
@@ -248,7 +252,8 @@ static inline void cox_state_set_rank(struct cox_layout_rank_line *line, enum co
 
 /* What a rank does on a channel, by its own account. */
 struct cox_rank_word {
-    uint64_t word; /* state and sequence, cox_state_word */
+    /* state and sequence, cox_state_word */
+    uint64_t word;
     uint64_t stamp_ns;
 };
 
@@ -289,7 +294,8 @@ static inline void cox_state_set_base(struct cox_layout_rank_line *line, uint64_
     cox_fault_point(COX_FAULT_STEP_COMMITTED);
 }
 
-/* The process that claimed the identity has attached: the coordinator counts on the rank from here on. */
+/* The process that claimed the identity has attached: the coordinator counts on the rank from here
+ * on. */
 static inline void cox_state_announce_identity(struct cox_layout_identity *identity, uint32_t epoch,
                                                uint32_t generation)
 {
@@ -330,8 +336,8 @@ static inline void cox_state_set_left(struct cox_layout_identity *identity)
     cox_fault_point(COX_FAULT_GROUP_LEFT);
 }
 
-/* True: its identity is whole; it may have left again since. acquire: partner is the worker's release
- * after it filled its identity. */
+/* True: its identity is whole; it may have left again since. acquire: partner is the worker's
+ * release after it filled its identity. */
 static inline bool cox_state_attached(const struct cox_layout_identity *identity)
 {
     uint32_t state = atomic_load_explicit(&identity->state, memory_order_acquire);
@@ -361,7 +367,8 @@ static inline void cox_state_set_returned(struct cox_layout_rank_line *line, uin
     cox_fault_point(COX_FAULT_RANK_RETURNED);
 }
 
-/* The reply is an ExecuteResponse, also where replies are opaque: it tells of a failure, or where the reply is (bulk.h). */
+/* The reply is an ExecuteResponse, also where replies are opaque: it tells of a failure, or where
+ * the reply is (bulk.h). */
 #define COX_TAG_FAILED (UINT64_C(1) << 63)
 
 /* relaxed tag before the release of done. */

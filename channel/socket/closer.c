@@ -16,7 +16,8 @@
 
 /* SCM_MAX_FD of the kernel. */
 #define KERNEL_FD_COUNT_MAX 253
-/* What is looked through for fds when a connection ends; where more lies there it is taken to hold some. */
+/* What is looked through for fds when a connection ends; where more lies there it is taken to hold
+ * some. */
 #define LOOK_SIZE ((size_t)64 << 10)
 /* Messages taken out of a connection that ends: no queue holds as many. */
 #define DRAIN_COUNT_MAX 4096
@@ -24,7 +25,8 @@
 
 struct entry {
     int fd;
-    bool connection; /* its queue is emptied first */
+    /* its queue is emptied first */
+    bool connection;
 };
 
 struct closer_thread {
@@ -32,17 +34,22 @@ struct closer_thread {
     pthread_t id;
     bool used;
     bool busy;
-    uint64_t since_ns; /* busy */
+    /* busy */
+    uint64_t since_ns;
 };
 
 struct cox_closer {
-    pthread_mutex_t lock; /* everything below */
+    /* everything below */
+    pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct entry *entries; /* a ring: count of capacity, from first on */
+    /* a ring: count of capacity, from first on */
+    struct entry *entries;
     size_t capacity, first, count;
     uint64_t closed;
-    bool ending;     /* threads leave when nothing is left */
-    uint32_t owners; /* free, and every thread that it left at its work */
+    /* threads leave when nothing is left */
+    bool ending;
+    /* free, and every thread that it left at its work */
+    uint32_t owners;
     struct closer_thread threads[COX_CLOSER_THREAD_MAX];
 };
 
@@ -159,7 +166,8 @@ static uint32_t busy_count(const struct cox_closer *closer, uint64_t since_ns)
     return count;
 }
 
-/* A thread more where there is none that could do it. Without one it stays for the next turn. Returns when that is. */
+/* A thread more where there is none that could do it. Without one it stays for the next turn.
+ * Returns when that is. */
 static uint64_t closer_staff(struct cox_closer *closer)
 {
     const uint64_t now_ns = cox_now_ns(), hang_ns = COX_CLOSER_HANG_MS * COX_NSEC_PER_MSEC;
@@ -263,8 +271,8 @@ void cox_closer_give(struct cox_closer *closer, int *fd)
     closer_put(closer, fd, false);
 }
 
-/* Bytes out of band (MSG_OOB) become ordinary ones. Otherwise a receive leaves them out, and closes the fds that came with
- * them on the thread that it is called on; and poll tells of them for ever.
+/* Bytes out of band (MSG_OOB) become ordinary ones. Otherwise a receive leaves them out, and closes
+ * the fds that came with them on the thread that it is called on; and poll tells of them for ever.
  * Returns 0 or -errno. */
 static int urgent_is_ordinary(int fd)
 {
@@ -285,7 +293,8 @@ static bool connection_holds_fds(int fd)
     do
         size = recvmsg(fd, &message, MSG_DONTWAIT | MSG_PEEK);
     while (size < 0 && errno == EINTR);
-    /* A look ends at a byte out of band, and at another sender where credentials are asked for: there is more then. */
+    /* A look ends at a byte out of band, and at another sender where credentials are asked for:
+     * there is more then. */
     return (size > 0 && message.msg_flags & MSG_CTRUNC) || ioctl(fd, SIOCINQ, &there) < 0 ||
            there > (size > 0 ? size : 0);
 }
@@ -371,7 +380,8 @@ int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *
         *ret_fd = came;
     if (r)
         return r;
-    /* The same again, for good. What it lets fall of the fd is not the last of it, unless there was none. */
+    /* The same again, for good. What it lets fall of the fd is not the last of it, unless there was
+     * none. */
     do
         count = recv(fd, bytes, (size_t)count, MSG_DONTWAIT);
     while (count < 0 && errno == EINTR);

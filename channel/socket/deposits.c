@@ -17,8 +17,10 @@ struct cox_deposit {
     struct cox_handle handle;
     int fd;
     struct cox_depositor *owner;
-    struct cox_deposit *next;                    /* in its bucket */
-    struct cox_deposit *owner_next, *owner_prev; /* of the same depositor */
+    /* in its bucket */
+    struct cox_deposit *next;
+    /* of the same depositor */
+    struct cox_deposit *owner_next, *owner_prev;
 };
 
 /* ---- bytes ---- */

@@ -50,17 +50,22 @@ int cox_depot_answer_parse(const uint8_t bytes[COX_DEPOT_ANSWER_SIZE], int *ret_
 struct cox_deposit;
 
 struct cox_deposits {
-    struct cox_deposit **buckets; /* bucket_count, a power of two; NULL: none yet */
+    /* bucket_count, a power of two; NULL: none yet */
+    struct cox_deposit **buckets;
     uint32_t bucket_count;
     uint32_t count;
-    struct cox_closer *closer; /* borrowed */
-    uint32_t max;              /* of them an eighth is not for the one that has left most */
+    /* borrowed */
+    struct cox_closer *closer;
+    /* of them an eighth is not for the one that has left most */
+    uint32_t max;
 };
 
 /* One connection; all zero but for pid before its first request. */
 struct cox_depositor {
-    pid_t pid; /* 0: cannot be seen from here, so that its handles are not checked for theirs */
-    struct cox_deposit *first; /* what it left */
+    /* 0: cannot be seen from here, so that its handles are not checked for theirs */
+    pid_t pid;
+    /* what it left */
+    struct cox_deposit *first;
     uint32_t count;
 };
 
@@ -69,11 +74,12 @@ void cox_deposits_init(struct cox_deposits *deposits, uint32_t max, struct cox_c
 /* Gives all that is kept to the closer; no depositor may be used after it. Idempotent. */
 void cox_deposits_deinit(struct cox_deposits *deposits);
 
-/* What a depositor asks. bytes are a stranger's. *fd is what came with them, -1: nothing; when it is
- * kept it is -1 after the call. *ret_fd, -1 for none, is lent: it has to be sent with the answer before
- * the next call. *ret_number: as in the request. Returns the status to answer: 0; COX_INVALID: no such
- * operation, reserved bytes that are set, no fd where one is needed; COX_DENIED: a handle of another
- * process, or not of this fd; COX_TAKEN; COX_FULL; COX_NOT_FOUND. */
+/* What a depositor asks. bytes are a stranger's. *fd is what came with them, -1: nothing; when it
+ * is kept it is -1 after the call. *ret_fd, -1 for none, is lent: it has to be sent with the answer
+ * before the next call. *ret_number: as in the request. Returns the status to answer: 0;
+ * COX_INVALID: no such operation, reserved bytes that are set, no fd where one is needed;
+ * COX_DENIED: a handle of another process, or not of this fd; COX_TAKEN; COX_FULL; COX_NOT_FOUND.
+ */
 int cox_deposits_serve(struct cox_deposits *deposits, struct cox_depositor *depositor,
                        const uint8_t bytes[COX_DEPOT_REQUEST_SIZE], int *fd, int *ret_fd,
                        uint64_t *ret_number);

@@ -43,19 +43,27 @@ struct cox_door {
     char path[COX_DOOR_PATH_SIZE];
     char file[COX_FOLDER_FILE_SIZE];
     int folder_fd, listen_fd, stop_fd;
-    int spare_fd; /* given up to refuse a visitor when there are no fds left */
+    /* given up to refuse a visitor when there are no fds left */
+    int spare_fd;
     bool named;
-    dev_t device; /* of the socket's file */
+    /* of the socket's file */
+    dev_t device;
     ino_t inode;
-    uint64_t resume_ns; /* nobody is let in before; 0: everybody is */
-    bool short_of_fds;  /* nobody was let in since the last pause */
-    bool choked;        /* nor is anybody, see door_is_choked */
+    /* nobody is let in before; 0: everybody is */
+    uint64_t resume_ns;
+    /* nobody was let in since the last pause */
+    bool short_of_fds;
+    /* nor is anybody, see door_is_choked */
+    bool choked;
     uint64_t next_id;
-    struct cox_visitor **visitors; /* visitor_count of visitor_max, in order of arrival */
+    /* visitor_count of visitor_max, in order of arrival */
+    struct cox_visitor **visitors;
     uint32_t visitor_count;
-    struct pollfd *polled; /* stop, door, the visitors in their order, and those of their processes
-                            * that are watched, in the same order */
-    _Atomic uint32_t shown_visitors, shown_depositors, shown_deposits; /* for counts */
+    /* stop, door, the visitors in their order, and those of their processes that are watched, in
+     * the same order */
+    struct pollfd *polled;
+    /* for counts */
+    _Atomic uint32_t shown_visitors, shown_depositors, shown_deposits;
     pthread_t thread;
 };
 
@@ -88,8 +96,8 @@ static void visitors_expire(struct cox_door *door)
     }
 }
 
-/* The oldest whose logon is not complete is told why, behind "had come when"; false: there is none among those that came up to
- * the visitor `last`. */
+/* The oldest whose logon is not complete is told why, behind "had come when"; false: there is none
+ * among those that came up to the visitor `last`. */
 static bool visitors_give_up_oldest(struct cox_door *door, uint64_t last, const char *why)
 {
     for (uint32_t i = 0; i < door->visitor_count; i++) {
@@ -165,8 +173,8 @@ static void spare_open(struct cox_door *door)
     door->spare_fd = fd;
 }
 
-/* No fd, or no memory. A connection that is not accepted makes poll return at once, again and again:
- * the spare fd is for telling it; and for a while nobody is let in. */
+/* No fd, or no memory. A connection that is not accepted makes poll return at once, again and
+ * again: the spare fd is for telling it; and for a while nobody is let in. */
 static void door_pause(struct cox_door *door, int e)
 {
     if (!door->short_of_fds) /* it may last for hours */
@@ -256,8 +264,7 @@ static void door_poll(struct cox_door *door)
     if (choked && !door->choked)
         cox_log_limit_write(
             &door->reception.log, 4, NULL, 0,
-            "door: nobody is let in, and no fd is taken: %d fds that were sent here wait "
-            "to be closed, and their closes hang (SO_LINGER, FUSE)",
+            "door: nobody is let in, and no fd is taken: %d fds that were sent here wait to be closed, and their closes hang (SO_LINGER, FUSE)",
             COX_CLOSER_WAITING_MAX);
     door->choked = choked;
     polled[1] =
@@ -340,20 +347,20 @@ static int door_check_name(const struct cox_door *door, const char *name, struct
         return cox_fail(err, COX_BUSY, "process %d, which has the name '%s', is just ending",
                         (int)pid, name);
     if (r == 0)
-        return cox_fail(err, COX_TAKEN,
-                        "the name '%s' is taken: process %d listens at %s; stop that one or choose "
-                        "another name",
-                        name, (int)pid, door->path);
+        return cox_fail(
+            err, COX_TAKEN,
+            "the name '%s' is taken: process %d listens at %s; stop that one or choose another name",
+            name, (int)pid, door->path);
     if (r > 0)
-        return cox_fail(err, COX_DENIED,
-                        "%s is in the way: expected nothing there, or the socket of a door of "
-                        "user %u; remove it",
-                        door->path, geteuid());
+        return cox_fail(
+            err, COX_DENIED,
+            "%s is in the way: expected nothing there, or the socket of a door of user %u; remove it",
+            door->path, geteuid());
     return cox_fail(err, r, "%s: %s", door->path, cox_status_text(r));
 }
 
-/* Under the lock. After a failure cox_door_unname removes what there is. Returns 0; COX_DENIED: something that
- * is no door's has the temporary name; -errno. */
+/* Under the lock. After a failure cox_door_unname removes what there is. Returns 0; COX_DENIED:
+ * something that is no door's has the temporary name; -errno. */
 static int door_bind(struct cox_door *door)
 {
     struct sockaddr_un address;
@@ -383,8 +390,8 @@ static int door_bind(struct cox_door *door)
     return 0;
 }
 
-/* While it still listens: once it does not, somebody else may take the name. Without the lock, if it
- * cannot be had, somebody may only do so who was told to remove a living door's socket. */
+/* While it still listens: once it does not, somebody else may take the name. Without the lock, if
+ * it cannot be had, somebody may only do so who was told to remove a living door's socket. */
 void cox_door_unname(struct cox_door *door)
 {
     struct stat st;

@@ -2,9 +2,9 @@
  * door: where workers and commands come in: a unix socket of a live group, and the handshake on it.
  *
  * A visitor connects, sends one logon frame of exactly 1024 bytes and nothing else, and gets one
- * message back: a byte 1, a welcome and all fds that are meant for it; or a byte 0, a code (u8, enum
- * cox_status), a length (u8) and a reason in UTF-8. A refused visitor's connection is closed; another
- * one's stays open for life: its end is the end of the visitor, or of the coordinator.
+ * message back: a byte 1, a welcome and all fds that are meant for it; or a byte 0, a code (u8,
+ * enum cox_status), a length (u8) and a reason in UTF-8. A refused visitor's connection is closed;
+ * another one's stays open for life: its end is the end of the visitor, or of the coordinator.
  *
  * The logon frame, little-endian, what is not named is zero:
  *
@@ -33,16 +33,19 @@
  *   32  reserved, zero
  *
  * fds of a worker, attach named: the 28 of inherit.h, in its order (and the rank group's); sealed:
- * request memory (read-only), memory of the rank, wake words, its words and its values in the rank group (sealed.h).
+ * request memory (read-only), memory of the rank, wake words, its words and its values in the rank
+ * group (sealed.h).
  *
- * Files: `<folder>/<name>.door` (a long name is shortened, with a hash), in $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that
- *   variable is not set; the folder has mode 0700 and this owner, or is refused.
+ * Files: `<folder>/<name>.door` (a long name is shortened, with a hash), in
+ *   $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that variable is not set; the folder
+ *   has mode 0700 and this owner, or is refused.
  * Threads: open starts one, which calls the hooks; open and close from one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
  * Blocks: connect until its deadline, all of it together; the door's thread for nobody: a visitor
  *   that is slow is dropped when its deadline has passed, and delays no other one. close waits
- *   COX_CLOSER_END_MS (closer.h) at most for fds that visitors sent and whose close hangs (SO_LINGER,
- *   FUSE); the door's thread never does. While COX_CLOSER_WAITING_MAX of them wait, nobody is let in.
+ *   COX_CLOSER_END_MS (closer.h) at most for fds that visitors sent and whose close hangs
+ *   (SO_LINGER, FUSE); the door's thread never does. While COX_CLOSER_WAITING_MAX of them wait,
+ *   nobody is let in.
  * If the process dies: the socket file stays, and refuses connections; the next start under any
  *   name in that folder, and `coxswain clean`, remove it.
  */
@@ -67,12 +70,14 @@ enum cox_door_role {
 };
 
 struct cox_logon {
-    uint64_t version; /* 0: this one's */
+    /* 0: this one's */
+    uint64_t version;
     enum cox_door_role role;
     uint32_t rank;
     uint64_t flags;
     uint32_t rank_count;
-    uint32_t fd_count_max; /* 0: COX_DOOR_FD_COUNT_MAX */
+    /* 0: COX_DOOR_FD_COUNT_MAX */
+    uint32_t fd_count_max;
     uint32_t generation;
     uint64_t request_size_min;
     uint64_t response_size_min;
@@ -90,8 +95,8 @@ struct cox_welcome {
 
 /* Writes and reads the frame; what is a worker's is not written for others. parse: bytes are a
  * stranger's, *ret_logon has no 0 for fd_count_max. Returns 0; COX_VERSION, with both versions in
- * err; COX_INVALID: a role, count, size, flag or reserved byte that cannot be, in words ("world size;
- * count=129: expected 1 to 128, or 0 for whatever the group has"). */
+ * err; COX_INVALID: a role, count, size, flag or reserved byte that cannot be, in words ("world
+ * size; count=129: expected 1 to 128, or 0 for whatever the group has"). */
 void cox_logon_format(const struct cox_logon *logon, uint8_t frame[COX_LOGON_SIZE]);
 int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_logon,
                     struct cox_error *err);
@@ -100,17 +105,22 @@ int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_l
 
 /* Who has come. */
 struct cox_door_visitor {
-    uint64_t id; /* of this connection, never used twice */
-    pid_t pid;   /* by SO_PEERCRED; 0: cannot be seen from here */
+    /* of this connection, never used twice */
+    uint64_t id;
+    /* by SO_PEERCRED; 0: cannot be seen from here */
+    pid_t pid;
     uid_t uid;
     struct cox_logon logon;
 };
 
 struct cox_door_answer {
-    struct cox_welcome welcome; /* version is filled by the door */
+    /* version is filled by the door */
+    struct cox_welcome welcome;
     int fds[COX_DOOR_FD_COUNT_MAX];
-    uint32_t fd_count; /* lent: the door sends them before it does anything else */
-    uint64_t given;    /* bit i: fds[i] is the door's, and closed whatever becomes of the visitor */
+    /* lent: the door sends them before it does anything else */
+    uint32_t fd_count;
+    /* bit i: fds[i] is the door's, and closed whatever becomes of the visitor */
+    uint64_t given;
 };
 
 /* All on the door's thread; none may block, or close the door. Each may be NULL: such visitors are
@@ -118,16 +128,16 @@ struct cox_door_answer {
  * that is an enum cox_status. */
 struct cox_door_hooks {
     void *context;
-    /* The veto, for every visitor whose frame is in order; NULL: nobody is refused. Not 0: it is told
-     * err's text. */
+    /* The veto, for every visitor whose frame is in order; NULL: nobody is refused. Not 0: it is
+     * told err's text. */
     int (*admit)(void *context, const struct cox_door_visitor *visitor, struct cox_error *err);
     /* Fills the answer. Not 0: it is told err's text. A worker that does not take as many fds is
      * refused, and gone. */
     int (*worker)(void *context, const struct cox_door_visitor *visitor,
                   struct cox_door_answer *answer, struct cox_error *err);
-    /* A worker that was welcomed has closed its connection, or died, or sent something (it is not to).
-     * Also called when the welcome could not be sent. Once for each whose `worker` returned 0, unless
-     * the door is closed first. */
+    /* A worker that was welcomed has closed its connection, or died, or sent something (it is not
+     * to). Also called when the welcome could not be sent. Once for each whose `worker` returned 0,
+     * unless the door is closed first. */
     void (*worker_gone)(void *context, const struct cox_door_visitor *visitor);
     /* A command: fd, a blocking stream, is given. Not 0: it is refused, fd is the door's. It is
      * welcomed when the hook returns: what is written before the visitor has asked something may
@@ -137,37 +147,48 @@ struct cox_door_hooks {
 };
 
 struct cox_door_options {
-    const char *name;     /* of the group; lent */
-    const char *folder;   /* NULL: as said above */
-    uint64_t logon_ms;    /* how long a visitor may take for its frame; 0: 1,000 */
-    uint32_t visitor_max; /* connections at a time, but for commands that were given away; 0: 512.
-                           * When there are as many, the oldest whose logon is not complete goes for
-                           * the new one; if there is none, the new one is refused. The same where
-                           * this process has no fd left. Five eighths are for depositors at most */
-    uint32_t deposit_max; /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE. One depositor may
-                           * have seven eighths of them */
+    /* of the group; lent */
+    const char *name;
+    /* NULL: as said above */
+    const char *folder;
+    /* how long a visitor may take for its frame; 0: 1,000 */
+    uint64_t logon_ms;
+    /* connections at a time, but for commands that were given away; 0: 512. When there are as many,
+     * the oldest whose logon is not complete goes for the new one; if there is none, the new one is
+     * refused. The same where this process has no fd left. Five eighths are for depositors at most
+     */
+    uint32_t visitor_max;
+    /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE. One depositor may have seven eighths of
+     * them */
+    uint32_t deposit_max;
     struct cox_log log;
 };
 
 struct cox_door;
 
 /* Removes what dead coordinators left in the folder, listens, and starts the thread. Returns 0;
- * COX_TAKEN: a live coordinator listens under this name, err has its pid; COX_DENIED: the folder has
- * another owner, lets others in or is none, or something else has the socket's name, err says what to
- * do; COX_NOT_FOUND: where the folder is to be made there is nothing; COX_BUSY: another start holds
- * the folder's lock for too long, or who has the name was killed and does not end; COX_INVALID, COX_TOO_LARGE: name, path; -errno. Nothing is left
- * unless 0, but for the folder. */
+ * COX_TAKEN: a live coordinator listens under this name, err has its pid; COX_DENIED: the folder
+ * has another owner, lets others in or is none, or something else has the socket's name, err says
+ * what to do; COX_NOT_FOUND: where the folder is to be made there is nothing; COX_BUSY: another
+ * start holds the folder's lock for too long, or who has the name was killed and does not end;
+ * COX_INVALID, COX_TOO_LARGE: name, path; -errno. Nothing is left unless 0, but for the folder. */
 int cox_door_open(const struct cox_door_options *options, const struct cox_door_hooks *hooks,
                   struct cox_door **ret_door, struct cox_error *err);
-/* Removes the socket, which close does otherwise; for a process that is about to end. Not while another thread closes. */
+/* Removes the socket, which close does otherwise; for a process that is about to end. Not while
+ * another thread closes. */
 void cox_door_unname(struct cox_door *door);
 /* What visitors have caused to be kept here, and how much of it there can be. */
 struct cox_door_counts {
-    uint32_t visitors, visitor_max;     /* connections, about 1.5 KiB each */
-    uint32_t depositors, depositor_max; /* of them */
-    uint32_t deposits, deposit_max;     /* fds that are kept, of all */
-    uint32_t closing, closing_max;      /* fds that wait to be closed: closer.h */
-    uint32_t hanging;                   /* of them, whose close hangs */
+    /* connections, about 1.5 KiB each */
+    uint32_t visitors, visitor_max;
+    /* of them */
+    uint32_t depositors, depositor_max;
+    /* fds that are kept, of all */
+    uint32_t deposits, deposit_max;
+    /* fds that wait to be closed: closer.h */
+    uint32_t closing, closing_max;
+    /* of them, whose close hangs */
+    uint32_t hanging;
 };
 /* Of a moment ago. From any thread, until close. */
 void cox_door_counts(const struct cox_door *door, struct cox_door_counts *ret_counts);
@@ -177,14 +198,15 @@ struct cox_door *cox_door_close(struct cox_door *door);
 /* Of the socket; lent until close. */
 const char *cox_door_path(const struct cox_door *door);
 
-/* Removes sockets in the folder (NULL: the default one) that nobody listens on. *ret_count: how many.
- * Returns 0; COX_DENIED; COX_BUSY; -errno. No folder is 0. */
+/* Removes sockets in the folder (NULL: the default one) that nobody listens on. *ret_count: how
+ * many. Returns 0; COX_DENIED; COX_BUSY; -errno. No folder is 0. */
 int cox_door_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err);
 
 /* ---- the visitor's side ---- */
 
 struct cox_door_session {
-    int fd; /* the connection; closing it is leaving */
+    /* the connection; closing it is leaving */
+    int fd;
     struct cox_welcome welcome;
     int fds[COX_DOOR_FD_COUNT_MAX];
     uint32_t fd_count;
@@ -195,11 +217,11 @@ struct cox_door_session {
 int cox_door_find(const char *name, char *buffer, struct cox_error *err);
 /* Connects, checks that the other side is this user's (or root's), logs on, and waits for the
  * answer; all of it until deadline_ns. Returns 0; COX_NOT_FOUND: no such door; COX_CLOSED: nobody
- * listens there any more, or the door was closed before it answered; COX_TIMEOUT; COX_DENIED: another
- * user's, or no socket; COX_CORRUPT: the answer makes no sense, or the connection ended within it;
- * COX_INVALID: the path; -errno; or, refused: what the door gives as the reason's code (COX_VERSION,
- * COX_TAKEN, COX_FULL, ...), COX_REJECTED where that is none. err has the text. Nothing is open
- * unless 0. */
+ * listens there any more, or the door was closed before it answered; COX_TIMEOUT; COX_DENIED:
+ * another user's, or no socket; COX_CORRUPT: the answer makes no sense, or the connection ended
+ * within it; COX_INVALID: the path; -errno; or, refused: what the door gives as the reason's code
+ * (COX_VERSION, COX_TAKEN, COX_FULL, ...), COX_REJECTED where that is none. err has the text.
+ * Nothing is open unless 0. */
 int cox_door_connect(const char *path, const struct cox_logon *logon, uint64_t deadline_ns,
                      struct cox_door_session *ret_session, struct cox_error *err);
 void cox_door_session_close(struct cox_door_session *session); /* idempotent on a closed one */

@@ -75,15 +75,15 @@ void cox_folder_address(int folder_fd, const char *file, struct sockaddr_un *ret
 static int folder_check(const char *path, const struct stat *st, struct cox_error *err)
 {
     if (st->st_uid != geteuid())
-        return cox_fail(err, COX_DENIED,
-                        "%s belongs to user %u, expected %u: remove it, or set XDG_RUNTIME_DIR to "
-                        "a folder of your own",
-                        path, st->st_uid, geteuid());
+        return cox_fail(
+            err, COX_DENIED,
+            "%s belongs to user %u, expected %u: remove it, or set XDG_RUNTIME_DIR to a folder of your own",
+            path, st->st_uid, geteuid());
     if (st->st_mode & 077)
-        return cox_fail(err, COX_DENIED,
-                        "%s has mode %04o, expected %04o: others could put sockets there; see who "
-                        "made it, then chmod 700 it",
-                        path, st->st_mode & 07777, MODE);
+        return cox_fail(
+            err, COX_DENIED,
+            "%s has mode %04o, expected %04o: others could put sockets there; see who made it, then chmod 700 it",
+            path, st->st_mode & 07777, MODE);
     return 0;
 }
 
@@ -103,10 +103,10 @@ static int folder_find(const char *path, int *ret_fd, struct cox_error *err)
     int fd = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int e = fd < 0 ? errno : 0;
     if (e == ENOENT)
-        return cox_fail(err, COX_NOT_FOUND,
-                        "%s is not there, nor can it be made: %s (set XDG_RUNTIME_DIR to a folder "
-                        "that exists, or unset it)",
-                        path, cox_status_text(-e));
+        return cox_fail(
+            err, COX_NOT_FOUND,
+            "%s is not there, nor can it be made: %s (set XDG_RUNTIME_DIR to a folder that exists, or unset it)",
+            path, cox_status_text(-e));
     if (e == ENOTDIR || e == ELOOP)
         return cox_fail(err, COX_DENIED, "%s is a link or a file, expected a folder: remove it",
                         path);
@@ -154,9 +154,9 @@ int cox_folder_lock(int folder_fd, uint64_t deadline_ns, struct cox_error *err)
         if (e != EWOULDBLOCK && e != EINTR)
             return cox_fail(err, -e, "lock of the folder of doors: %s", cox_status_text(-e));
         if (cox_now_ns() >= deadline_ns)
-            return cox_fail(err, COX_BUSY,
-                            "another process holds the lock of the folder of doors: a start or a "
-                            "clean-up that is stopped?");
+            return cox_fail(
+                err, COX_BUSY,
+                "another process holds the lock of the folder of doors: a start or a clean-up that is stopped?");
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     }
 }
@@ -267,7 +267,8 @@ static bool folder_is_door(const char *file)
            (length > end && strcmp(file + length - end, DOOR_END) == 0);
 }
 
-/* What cannot be probed because of what it is, is none of ours; other failures are of this process. */
+/* What cannot be probed because of what it is, is none of ours; other failures are of this process.
+ */
 static int folder_sweep_one(int folder_fd, const char *file, uint32_t *count)
 {
     pid_t pid;

@@ -1,12 +1,13 @@
 /*
- * folder: where sockets of doors are: the folder, its lock, the names in it, and what dead processes
- * left there.
+ * folder: where sockets of doors are: the folder, its lock, the names in it, and what dead
+ * processes left there.
  *
  * Everything goes by an fd of the folder: what was checked is what is used, and a socket's address
  * is /proc/self/fd/FD/FILE, which is short however long the folder's path is.
  *
- * A socket has its name only while somebody listens: it is bound as COX_FOLDER_NEW_FILE, listens, and
- * is then renamed, all of it under the lock. So a socket that refuses a connection is a dead one.
+ * A socket has its name only while somebody listens: it is bound as COX_FOLDER_NEW_FILE, listens,
+ * and is then renamed, all of it under the lock. So a socket that refuses a connection is a dead
+ * one.
  *
  * Private to the library.
  * Threads: any.
@@ -21,7 +22,8 @@
 
 #include <sys/un.h>
 
-/* A file in it, at most, with its end: what an address has left behind "/proc/self/fd/2147483647/". */
+/* A file in it, at most, with its end: what an address has left behind "/proc/self/fd/2147483647/".
+ */
 #define COX_FOLDER_FILE_SIZE (sizeof(((struct sockaddr_un *)0)->sun_path) - 25)
 /* There is only one: who makes one holds the lock. */
 #define COX_FOLDER_NEW_FILE "starting.new"
@@ -29,14 +31,14 @@
 /* $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that is not set, empty, or relative.
  * Returns 0 or COX_TOO_LARGE. */
 int cox_folder_default(char buffer[COX_DOOR_PATH_SIZE], struct cox_error *err);
-/* The file of a group's door: NAME.door; a name that is too long for an address is shortened and has
- * a hash of the whole. */
+/* The file of a group's door: NAME.door; a name that is too long for an address is shortened and
+ * has a hash of the whole. */
 void cox_folder_file(const char *name, char buffer[COX_FOLDER_FILE_SIZE]);
 
 /* Opens the folder, for a door; create: makes it where it is not there (its parent has to be). One
- * of this user that lets nobody else in gets mode 0700 (an odd umask, or death, may have left another).
- * Returns 0; COX_NOT_FOUND; COX_DENIED: another owner, others may look into it, a link, no folder;
- * -errno. */
+ * of this user that lets nobody else in gets mode 0700 (an odd umask, or death, may have left
+ * another). Returns 0; COX_NOT_FOUND; COX_DENIED: another owner, others may look into it, a link,
+ * no folder; -errno. */
 int cox_folder_open(const char *path, bool create, int *ret_fd, struct cox_error *err);
 
 /* One process at a time makes or removes names. Returns 0; COX_BUSY: another one had it until the
@@ -47,14 +49,16 @@ void cox_folder_unlock(int folder_fd);
 /* For bind and connect. file has to be shorter than COX_FOLDER_FILE_SIZE. */
 void cox_folder_address(int folder_fd, const char *file, struct sockaddr_un *ret_address);
 
-/* Connects to the socket of that name. Returns 0; COX_TIMEOUT: no place was free until the deadline; -errno. */
+/* Connects to the socket of that name. Returns 0; COX_TIMEOUT: no place was free until the
+ * deadline; -errno. */
 int cox_folder_connect(int folder_fd, const char *file, uint64_t deadline_ns, int *ret_fd);
 
-/* Whoever listens at path, where fd is connected to, is of this user or root. Returns 0; COX_DENIED; -errno. */
+/* Whoever listens at path, where fd is connected to, is of this user or root. Returns 0;
+ * COX_DENIED; -errno. */
 int cox_folder_check_listener(int fd, const char *path, struct cox_error *err);
 
-/* Who listens there. Returns 0, *ret_pid may be 0 (not known); COX_CLOSED: nobody; COX_NOT_FOUND: no
- * such file; COX_DENIED: no socket of this user; -errno. */
+/* Who listens there. Returns 0, *ret_pid may be 0 (not known); COX_CLOSED: nobody; COX_NOT_FOUND:
+ * no such file; COX_DENIED: no socket of this user; -errno. */
 int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid);
 
 /* Under the lock: removes sockets that nobody listens on. Returns 0 or -errno. */

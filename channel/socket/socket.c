@@ -123,7 +123,8 @@ int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds, uint
     return 0;
 }
 
-/* Takes all fds out of a message, whatever else is in it. Returns 0; COX_CORRUPT: something else is. */
+/* Takes all fds out of a message, whatever else is in it. Returns 0; COX_CORRUPT: something else
+ * is. */
 static int arrival_collect(struct arrival *arrival, struct msghdr *message)
 {
     int r = 0;

@@ -22,10 +22,10 @@ static int name_find(const char *path, int *ret_folder_fd, const char **ret_file
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     size_t size = slash ? (size_t)(slash - path) : 0;
     if (size >= sizeof folder || file[0] == '\0' || strlen(file) >= COX_FOLDER_FILE_SIZE)
-        return cox_fail(err, COX_INVALID,
-                        "the path of a socket has a folder of %zu bytes and a name of %zu: "
-                        "expected less than %zu, and 1 to %zu",
-                        size, strlen(file), sizeof folder, COX_FOLDER_FILE_SIZE - 1);
+        return cox_fail(
+            err, COX_INVALID,
+            "the path of a socket has a folder of %zu bytes and a name of %zu: expected less than %zu, and 1 to %zu",
+            size, strlen(file), sizeof folder, COX_FOLDER_FILE_SIZE - 1);
     memcpy(folder, path, size);
     folder[size] = '\0';
     const char *where = slash == path ? "/" : slash ? folder : ".";

@@ -44,10 +44,10 @@ static int visit_open_folder(const char *path, int *ret_fd, const char **ret_fil
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     size_t size = slash ? (size_t)(slash - path) : 0;
     if (size >= sizeof folder || file[0] == '\0' || strlen(file) >= COX_FOLDER_FILE_SIZE)
-        return cox_fail(err, COX_INVALID,
-                        "the path of a door has a folder of %zu bytes and a file of %zu: expected "
-                        "less than %zu, and 1 to %zu",
-                        size, strlen(file), sizeof folder, COX_FOLDER_FILE_SIZE - 1);
+        return cox_fail(
+            err, COX_INVALID,
+            "the path of a door has a folder of %zu bytes and a file of %zu: expected less than %zu, and 1 to %zu",
+            size, strlen(file), sizeof folder, COX_FOLDER_FILE_SIZE - 1);
     memcpy(folder, path, size);
     folder[size] = '\0';
     const char *where = slash == path ? "/" : slash ? folder : ".";
@@ -124,10 +124,10 @@ static int visit_failed(int r, int fd, const char *path, struct cox_error *err)
     switch (r) {
     case COX_TIMEOUT:
         if (cox_socket_peer(fd, &peer) == 0 && peer.pid > 0 && cox_peer_stopped(peer.pid))
-            return cox_fail(err, r,
-                            "%s: no whole answer came in time: process %d, the coordinator, is "
-                            "stopped by a signal",
-                            path, (int)peer.pid);
+            return cox_fail(
+                err, r,
+                "%s: no whole answer came in time: process %d, the coordinator, is stopped by a signal",
+                path, (int)peer.pid);
         return cox_fail(err, r, "%s: no whole answer came in time", path);
     case COX_CLOSED:
         return cox_fail(err, r, "%s: the coordinator has closed the door without an answer", path);

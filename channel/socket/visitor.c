@@ -143,11 +143,11 @@ static void depot_logon(struct cox_reception *reception, struct cox_visitor *vis
 {
     struct cox_welcome welcome = {.version = 0};
     if (reception->depositor_count >= reception->depositor_max) {
-        cox_visitor_refuse(reception, visitor, COX_FULL,
-                           "%" PRIu32
-                           " connections that leave or fetch fds are open already: close "
-                           "some, each process needs one",
-                           reception->depositor_count);
+        cox_visitor_refuse(
+            reception, visitor, COX_FULL,
+            "%" PRIu32
+            " connections that leave or fetch fds are open already: close some, each process needs one",
+            reception->depositor_count);
         return;
     }
     int r = welcome_send(visitor->fd, &welcome, NULL, 0);

@@ -1,5 +1,6 @@
 /*
- * visitor: one connection at a door, from its first byte: the logon, its answer, and what comes after.
+ * visitor: one connection at a door, from its first byte: the logon, its answer, and what comes
+ * after.
  *
  *            frame in order              asks
  *   LOGON ------------------> DEPOSITOR -----> DEPOSITOR
@@ -23,12 +24,14 @@
 /* What all visitors of a door share. */
 struct cox_reception {
     struct cox_door_hooks hooks;
-    struct cox_log_limit log; /* of what visitors cause */
+    /* of what visitors cause */
+    struct cox_log_limit log;
     uint64_t logon_ms;
-    uint32_t depositor_count,
-        depositor_max; /* the rest of the places is for workers and commands */
+    /* the rest of the places is for workers and commands */
+    uint32_t depositor_count, depositor_max;
     struct cox_deposits deposits;
-    struct cox_closer *closer; /* borrowed; of all that visitors sent, and of their connections */
+    /* borrowed; of all that visitors sent, and of their connections */
+    struct cox_closer *closer;
 };
 
 enum cox_visitor_state {
@@ -39,14 +42,19 @@ enum cox_visitor_state {
 
 struct cox_visitor {
     enum cox_visitor_state state;
-    int fd;               /* -1: dropped, or given away */
-    uint64_t deadline_ns; /* of its logon */
+    /* -1: dropped, or given away */
+    int fd;
+    /* of its logon */
+    uint64_t deadline_ns;
     struct cox_door_visitor who;
-    uint8_t bytes[COX_LOGON_SIZE + 1]; /* of its frame, or of its request */
+    /* of its frame, or of its request */
+    uint8_t bytes[COX_LOGON_SIZE + 1];
     size_t received;
-    int brought_fd; /* with its request; -1: none */
+    /* with its request; -1: none */
+    int brought_fd;
     struct cox_depositor depositor;
-    int pidfd; /* of its process, while something is left of it; -1: is not watched */
+    /* of its process, while something is left of it; -1: is not watched */
+    int pidfd;
 };
 
 /* There is something to read, or its connection has ended. */
@@ -59,8 +67,8 @@ void cox_visitor_refuse(struct cox_reception *reception, struct cox_visitor *vis
                         const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* Closes what it has, forgets what it left; no hook is called. Idempotent. */
 void cox_visitor_drop(struct cox_reception *reception, struct cox_visitor *visitor);
-/* A refusal for a connection that has not become a visitor; whether it gets there is its own affair.
- * fd stays the caller's. */
+/* A refusal for a connection that has not become a visitor; whether it gets there is its own
+ * affair. fd stays the caller's. */
 void cox_visitor_turn_away(int fd, int code, const char *reason);
 
 #endif

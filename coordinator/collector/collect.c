@@ -113,7 +113,8 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
                          rank, old->sequence);
         }
     }
-    /* Also who has taken it: what he said of it since may have been written over, and he says it again. */
+    /* Also who has taken it: what he said of it since may have been written over, and he says it
+     * again. */
     if ((r == COX_LATE || reading >= 0) &&
         collector_ring_due(&collector->claim_ring_ns, cox_now_ns()))
         cox_collector_ring(collector, (uint32_t)(reading >= 0 ? reading : late));
@@ -205,8 +206,8 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                         struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err)
 {
-    /* The completion at the deadline says more than this function can: only a handler that runs for a
-     * slice from there on is not waited for. */
+    /* The completion at the deadline says more than this function can: only a handler that runs for
+     * a slice from there on is not waited for. */
     uint64_t until_ns = deadline_ns, held_run = 0;
     bool abandoned = false;
     pthread_mutex_lock(&collector->lock);
@@ -228,11 +229,11 @@ int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
         collector_entry(collector, sequence)->waiter = &collector->nobody;
     pthread_mutex_unlock(&collector->lock);
     return abandoned
-               ? cox_fail(err, COX_TIMEOUT,
-                          "%s sequence %" PRIu64
-                          ": the response thread is held up in a handler, so nobody looked at "
-                          "the answers until the deadline",
-                          cox_channel_name(collector->channel->id), sequence)
+               ? cox_fail(
+                     err, COX_TIMEOUT,
+                     "%s sequence %" PRIu64
+                     ": the response thread is held up in a handler, so nobody looked at the answers until the deadline",
+                     cox_channel_name(collector->channel->id), sequence)
                : waiter->status;
 }
 
@@ -290,7 +291,8 @@ COX_HOT struct cox_look cox_collector_look(const struct cox_collector *collector
 
 struct collector_gaze {
     const struct cox_collector *collector;
-    const struct cox_layout_rank_line *line; /* NULL: the bell of all ranks */
+    /* NULL: the bell of all ranks */
+    const struct cox_layout_rank_line *line;
     uint64_t sequence;
     const struct cox_look *before;
 };
@@ -341,7 +343,8 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     collector->stats.counts.wakeups++;
 }
 
-/* Releases what can be, or sleeps a slice. lock is held on entry and on return, and given up meanwhile. */
+/* Releases what can be, or sleeps a slice. lock is held on entry and on return, and given up
+ * meanwhile. */
 static void collector_await_blocks(struct cox_collector *collector)
 {
     const struct timespec until = cox_deadline_timespec(cox_deadline_after_ns(COX_SLICE_NS));
@@ -371,7 +374,8 @@ static bool collector_has_work(const void *context)
 static bool collector_looks(struct cox_collector *collector)
 {
     const struct idle_gaze gaze = {collector, collector->published};
-    /* Before the first request the spinner is of who waits for the ranks to attach (cox_collector_sleep). */
+    /* Before the first request the spinner is of who waits for the ranks to attach
+     * (cox_collector_sleep). */
     if (collector->spinner.budget_ns == 0 || collector->published == 0)
         return false;
     pthread_mutex_unlock(&collector->lock);
@@ -391,7 +395,8 @@ static void *collector_main(void *argument)
         cox_collector_gather_held(collector, 0);
         if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
             break;
-        /* A block that a late rank may still read is owed; otherwise nothing: sleep without a timeout. */
+        /* A block that a late rank may still read is owed; otherwise nothing: sleep without a
+         * timeout. */
         if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
             collector_await_blocks(collector);
         else if (!collector_looks(collector))

@@ -12,13 +12,13 @@
  *              answered are late: the entry stays until each has answered (the answer is dropped
  *              and counted) or is dead, and every asked rank has returned the frame
  *
- * Ranks answer in order, so requests to the same ranks end in order; a deadline, an error or a death
- * ends a request also before its turn, but not before what that rank had answered until then.
+ * Ranks answer in order, so requests to the same ranks end in order; a deadline, an error or a
+ * death ends a request also before its turn, but not before what that rank had answered until then.
  *
  * Threads: submit_lock serializes claim to publish. lock protects everything below it; gathering
- *   gives it up while it sleeps, and never holds it over a handler. Wakers (a death, a report on the
- *   error channel, stop) are threads of this process: they store their cause, count it in `causes`,
- *   and post the semaphore that the collector sleeps on.
+ *   gives it up while it sleeps, and never holds it over a handler. Wakers (a death, a report on
+ *   the error channel, stop) are threads of this process: they store their cause, count it in
+ *   `causes`, and post the semaphore that the collector sleeps on.
  * Ownership: the collector owns its copies of replies; a completion lends them.
  * Blocks: gather until the request ends; the rest not.
  * If the process dies: private memory; the workers are killed by the kernel.
@@ -44,8 +44,8 @@
 /* And this often while an answer may come that wakes nobody: a collector sleeps on one rank, and
  * a later request is owed by others only. */
 #define COX_APART_NS COX_NSEC_PER_MSEC
-/* A request that failed waits this long for a death that has begun, so that the death is told and not what
- * it did to the others. */
+/* A request that failed waits this long for a death that has begun, so that the death is told and
+ * not what it did to the others. */
 #define COX_DYING_NS (20 * COX_SLICE_NS)
 
 struct cox_operation;
@@ -53,18 +53,22 @@ struct cox_operation;
 /* What a group's channels have in common where bytes go in blocks (channel/memory/bulk.h). */
 struct cox_blocks_choice {
     struct cox_bulk_sender sender;
-    uint64_t request_size_max; /* 0: requests do not */
+    /* 0: requests do not */
+    uint64_t request_size_max;
     struct cox_block_intake intake;
 };
 
 /* The block behind a frame. */
 struct cox_frame_block {
-    struct cox_bulk_block block; /* under submit_lock while not in use */
-    bool used;                   /* by the request in the frame; under lock */
+    /* under submit_lock while not in use */
+    struct cox_bulk_block block;
+    /* by the request in the frame; under lock */
+    bool used;
 };
 
 struct cox_waiter {
-    cox_completion_fn visit; /* NULL: nobody looks */
+    /* NULL: nobody looks */
+    cox_completion_fn visit;
     void *visit_context;
     bool done;
     int status;
@@ -72,24 +76,30 @@ struct cox_waiter {
 };
 
 struct cox_entry {
-    uint64_t sequence; /* 0: free */
+    /* 0: free */
+    uint64_t sequence;
     uint32_t type;
     const struct cox_operation *operation;
     enum cox_gather gather;
     struct cox_rank_set asked;
-    struct cox_rank_set consumed; /* answers taken out of their slots, or dropped */
+    /* answers taken out of their slots, or dropped */
+    struct cox_rank_set consumed;
     bool replies;
     bool ended;
     uint64_t deadline_ns;
     uint64_t submitted_ns;
     uint64_t published_ns;
-    uint64_t life; /* of the group, in which it was planned; 0: in any */
-    uint64_t
-        block_size;    /* bytes of it that are in the frame's block; 0: it is in the frame itself */
-    uint64_t dying_ns; /* it has failed, and waits until then for a death; 0: not yet */
-    uint32_t causes;   /* of the collector, before its ranks were looked at by claim */
+    /* of the group, in which it was planned; 0: in any */
+    uint64_t life;
+    /* bytes of it that are in the frame's block; 0: it is in the frame itself */
+    uint64_t block_size;
+    /* it has failed, and waits until then for a death; 0: not yet */
+    uint64_t dying_ns;
+    /* of the collector, before its ranks were looked at by claim */
+    uint32_t causes;
     void *request_context;
-    struct cox_waiter *waiter; /* a call; NULL: the registered handler */
+    /* a call; NULL: the registered handler */
+    struct cox_waiter *waiter;
 };
 
 /* What there was to be seen before a look: whatever comes after it ends the sleep. */
@@ -99,64 +109,95 @@ struct cox_look {
 };
 
 struct cox_collector_rank {
-    uint64_t legacy_done;     /* ranks without lines: the shared state their tokens tell */
-    bool legacy_free;         /* a request_produce token is in hand */
-    uint32_t generation;      /* of the process whose answers count; 0: a rank without lines */
-    uint64_t left_ns;         /* since when it is seen to have left; 0: it has not */
-    bool left_out;            /* it is being started again: requests may not ask it */
-    _Atomic uint32_t foreign; /* tokens posted by wakers, to be told from a legacy rank's */
+    /* ranks without lines: the shared state their tokens tell */
+    uint64_t legacy_done;
+    /* a request_produce token is in hand */
+    bool legacy_free;
+    /* of the process whose answers count; 0: a rank without lines */
+    uint32_t generation;
+    /* since when it is seen to have left; 0: it has not */
+    uint64_t left_ns;
+    /* it is being started again: requests may not ask it */
+    bool left_out;
+    /* tokens posted by wakers, to be told from a legacy rank's */
+    _Atomic uint32_t foreign;
 };
 
 struct cox_collector {
-    struct cox_channel *channel;       /* borrowed */
-    struct cox_supervisor *supervisor; /* borrowed; set before the first request */
-    struct cox_last_errors *last_errors; /* the same */
+    /* borrowed */
+    struct cox_channel *channel;
+    /* borrowed; set before the first request */
+    struct cox_supervisor *supervisor;
+    /* the same */
+    struct cox_last_errors *last_errors;
     uint32_t rank_count;
     bool legacy;
-    const void *owner; /* the executor, for cox_inside */
+    /* the executor, for cox_inside */
+    const void *owner;
     const struct cox_log *log;
-    struct cox_blocks_choice *blocks; /* borrowed */
+    /* borrowed */
+    struct cox_blocks_choice *blocks;
 
     pthread_mutex_t submit_lock;
-    pthread_cond_t work;  /* published or stopping: the response thread */
-    pthread_mutex_t lock; /* on another cache line than submit_lock, which callers compete for */
-    pthread_cond_t ended_cond; /* ended, or a handler returned */
+    /* published or stopping: the response thread */
+    pthread_cond_t work;
+    /* on another cache line than submit_lock, which callers compete for */
+    pthread_mutex_t lock;
+    /* ended, or a handler returned */
+    pthread_cond_t ended_cond;
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
-    uint64_t ended;   /* every request up to here has ended; later ones may have */
-    uint64_t begun;   /* the gatherings of requests up to here have begun */
-    uint64_t settled; /* of requests up to here no answer is to come, or counts */
+    /* every request up to here has ended; later ones may have */
+    uint64_t ended;
+    /* the gatherings of requests up to here have begun */
+    uint64_t begun;
+    /* of requests up to here no answer is to come, or counts */
+    uint64_t settled;
     /* When whoever has not taken its frame is rung again: those in flight by who gathers, those
      * without whom there is no room by who is refused. One clock for both would ring for whoever
      * comes first in each slice, and never for the other. */
     uint64_t ring_ns, claim_ring_ns;
-    struct cox_look seen; /* before the last pass over what is in flight; the gathering thread's */
-    bool whole;           /* the next pass looks at every rank; the same */
-    uint64_t told_ns; /* the time as it was a moment before the next pass; 0: not known; the same */
-    uint32_t claim_causes; /* causes, as the last claim began; under submit_lock */
+    /* before the last pass over what is in flight; the gathering thread's */
+    struct cox_look seen;
+    /* the next pass looks at every rank; the same */
+    bool whole;
+    /* the time as it was a moment before the next pass; 0: not known; the same */
+    uint64_t told_ns;
+    /* causes, as the last claim began; under submit_lock */
+    uint32_t claim_causes;
     /* Of who gathers; before the first request, of who waits for the ranks to attach. */
     struct cox_spinner spinner;
-    int sleep_rank;           /* the collector sleeps on its bell, -1: awake */
-    uint64_t sleep_ns;        /* until then */
-    struct cox_waiter nobody; /* in place of a caller that waits no longer */
+    /* the collector sleeps on its bell, -1: awake */
+    int sleep_rank;
+    /* until then */
+    uint64_t sleep_ns;
+    /* in place of a caller that waits no longer */
+    struct cox_waiter nobody;
     struct cox_collector_rank *ranks;
     struct cox_stats stats;
-    cox_completion_fn handler; /* NULL: none is registered */
+    /* NULL: none is registered */
+    cox_completion_fn handler;
     void *handler_context;
-    _Atomic bool handled; /* relaxed: one is, and will stay; spares who submits the lock */
+    /* relaxed: one is, and will stay; spares who submits the lock */
+    _Atomic bool handled;
     bool in_handler;
-    uint64_t handler_runs; /* handlers entered so far */
+    /* handlers entered so far */
+    uint64_t handler_runs;
     pthread_t handler_thread;
-    bool gathering; /* channels without a response thread: a caller gathers */
+    /* channels without a response thread: a caller gathers */
+    bool gathering;
 
     _Atomic bool stopping;
-    _Atomic uint64_t news;   /* published, for who looks without the lock */
-    _Atomic uint32_t causes; /* reasons to look that did not come through the gate */
-    _Atomic uint32_t
-        sleeping; /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
+    /* published, for who looks without the lock */
+    _Atomic uint64_t news;
+    /* reasons to look that did not come through the gate */
+    _Atomic uint32_t causes;
+    /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
+    _Atomic uint32_t sleeping;
 
     struct cox_frame_block frame_blocks[COX_DEPTH_MAX];
-    _Atomic uint32_t blocks_used; /* of these; relaxed: spares every request the lock */
+    /* of these; relaxed: spares every request the lock */
+    _Atomic uint32_t blocks_used;
     /* The answers to the request in each frame; the gathering thread's alone. */
     struct cox_gathering gatherings[COX_DEPTH_MAX];
 
@@ -185,12 +226,13 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
 /* Under submit_lock, after claim and with the frame filled: publishes and opens the gate. */
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length);
-/* Under submit_lock, after claim: the block of the frame, with room for size bytes. Returns as cox_bulk_reserve. */
+/* Under submit_lock, after claim: the block of the frame, with room for size bytes. Returns as
+ * cox_bulk_reserve. */
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
                                 struct cox_bulk_block **ret_block, struct cox_error *err);
-/* Lets go of blocks that nobody reads any more: their requests have ended, and every asked rank has returned the frame
- * or is dead. Takes the lock. Idempotent; done after every claim, and where there
- * is a response thread every slice until they are all released. */
+/* Lets go of blocks that nobody reads any more: their requests have ended, and every asked rank has
+ * returned the frame or is dead. Takes the lock. Idempotent; done after every claim, and where
+ * there is a response thread every slice until they are all released. */
 void cox_collector_release_blocks(struct cox_collector *collector);
 /* Of blocks in use. The lock is held. */
 uint64_t cox_collector_held_bytes(const struct cox_collector *collector);
@@ -214,13 +256,13 @@ void cox_collector_gather_leave(struct cox_collector *collector);
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
 
 /* A dead rank is about to be started again. From now on requests that ask it are refused with
- * COX_PEER_DEAD; returns when all that did ask it have ended, and handlers that were told so have returned: 0;
- * COX_TIMEOUT. Not inside a handler. */
+ * COX_PEER_DEAD; returns when all that did ask it have ended, and handlers that were told so have
+ * returned: 0; COX_TIMEOUT. Not inside a handler. */
 int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
-/* After leave_out: the next process of the rank owes nothing, and finds the channel as at the start:
- * its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one bell, and for legacy ranks,
- * whose bells stay and are put back to their starting values). Answers count from `generation` on.
- * Returns 0 or -errno. */
+/* After leave_out: the next process of the rank owes nothing, and finds the channel as at the
+ * start: its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one
+ * bell, and for legacy ranks, whose bells stay and are put back to their starting values). Answers
+ * count from `generation` on. Returns 0 or -errno. */
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uint32_t generation,
                              int ret_fds[COX_BELL_COUNT], struct cox_error *err);
 /* The lines again, which the rank itself may have written to since, or have in other memory now. */
@@ -231,8 +273,9 @@ void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);
 struct cox_look cox_collector_look(const struct cox_collector *collector);
-/* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply bell of a rank (of all ranks,
- * where they share one), which owes the answer to `sequence`, until it is rung, a wake since `before`, or the deadline. */
+/* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply bell
+ * of a rank (of all ranks, where they share one), which owes the answer to `sequence`, until it is
+ * rung, a wake since `before`, or the deadline. */
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_look *before, uint64_t deadline_ns);
 

@@ -1,6 +1,6 @@
 /*
- * What the files of the collector share: collect.c (claim, publish, sleep, the response thread), gather.c (the
- * passes over what is in flight), frame_blocks.c and readmit.c. For no one else.
+ * What the files of the collector share: collect.c (claim, publish, sleep, the response thread),
+ * gather.c (the passes over what is in flight), frame_blocks.c and readmit.c. For no one else.
  *
  * lock is held over every call here.
  */
@@ -11,8 +11,8 @@
 
 #include "channel/shm/state.h"
 
-COX_HOT static inline const struct cox_geometry *
-collector_geometry(const struct cox_collector *collector)
+COX_HOT static inline const struct cox_geometry *collector_geometry(
+    const struct cox_collector *collector)
 {
     return &collector->channel->control->geometry;
 }
@@ -22,7 +22,8 @@ static inline struct cox_entry *collector_entry(struct cox_collector *collector,
     return &collector->entries[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
 }
 
-/* It has left by itself, and not because its process ends: that would be told in a moment, and better. */
+/* It has left by itself, and not because its process ends: that would be told in a moment, and
+ * better. */
 COX_HOT static inline bool collector_left(struct cox_collector *collector, uint32_t rank)
 {
     struct cox_collector_rank *r = &collector->ranks[rank];
@@ -112,8 +113,8 @@ void cox_collector_advance(struct cox_collector *collector);
 void cox_collector_forget_stray(struct cox_collector *collector, uint32_t rank);
 /* The request of that number is published with what is in the block behind its frame. */
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence);
-/* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is given up over handlers, copies of
- * large answers, and sleep. */
+/* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is given up over
+ * handlers, copies of large answers, and sleep. */
 void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence);
 
 #endif

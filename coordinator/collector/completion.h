@@ -36,32 +36,47 @@ enum cox_outcome {
 
 struct cox_rank_result {
     enum cox_outcome outcome;
-    int32_t code; /* ERROR: the rank's status, or an enum cox_status when its reply was refused */
-    const char *text; /* ERROR, DEAD, LATE: in words, never NULL then */
-    pid_t pid;       /* of the process that serves it, which may be another than cox_executor_pid */
-    int signal;      /* DEAD: the signal that killed it, 0: it exited or nobody knows */
-    int exit_status; /* DEAD: -1 when unknown or killed */
-    bool taken;      /* it had taken the request (ranks without lines: false) */
-    uint64_t
-        silent_ns;     /* LATE: since its last sign of life on this channel, or since publication */
-    const void *bytes; /* payload where the policy asks for it */
+    /* ERROR: the rank's status, or an enum cox_status when its reply was refused */
+    int32_t code;
+    /* ERROR, DEAD, LATE: in words, never NULL then */
+    const char *text;
+    /* of the process that serves it, which may be another than cox_executor_pid */
+    pid_t pid;
+    /* DEAD: the signal that killed it, 0: it exited or nobody knows */
+    int signal;
+    /* DEAD: -1 when unknown or killed */
+    int exit_status;
+    /* it had taken the request (ranks without lines: false) */
+    bool taken;
+    /* LATE: since its last sign of life on this channel, or since publication */
+    uint64_t silent_ns;
+    /* payload where the policy asks for it */
+    const void *bytes;
     size_t size;
-    const struct ModelExecuteData__ExecuteResponse
-        *response; /* the same unpacked; NULL for opaque requests */
+    /* the same unpacked; NULL for opaque requests */
+    const struct ModelExecuteData__ExecuteResponse *response;
 };
 
 struct cox_completion {
-    uint64_t sequence; /* on its channel */
+    /* on its channel */
+    uint64_t sequence;
     enum cox_channel_id channel;
-    uint32_t type;    /* ExecuteType or COX_TYPE_OPAQUE */
-    int status;       /* 0: every asked rank answered ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED,
-                       * COX_CORRUPT,       COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED */
-    const char *text; /* not 0: who, what, since when */
+    /* ExecuteType or COX_TYPE_OPAQUE */
+    uint32_t type;
+    /* 0: every asked rank answered ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED, COX_CORRUPT,
+     * COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED */
+    int status;
+    /* not 0: who, what, since when */
+    const char *text;
     uint32_t rank_count;
-    const struct cox_rank_result *ranks;   /* rank_count of them */
-    const struct cox_rank_result *payload; /* RANK0: the one with the payload; else NULL */
-    void *request_context;                 /* as given to submit */
-    uint64_t submitted_ns, published_ns, completed_ns; /* CLOCK_MONOTONIC */
+    /* rank_count of them */
+    const struct cox_rank_result *ranks;
+    /* RANK0: the one with the payload; else NULL */
+    const struct cox_rank_result *payload;
+    /* as given to submit */
+    void *request_context;
+    /* CLOCK_MONOTONIC */
+    uint64_t submitted_ns, published_ns, completed_ns;
 };
 
 typedef void (*cox_completion_fn)(void *context, const struct cox_completion *completion);
@@ -79,25 +94,37 @@ enum cox_phase {
  * an error of 6.25 % at most. */
 struct cox_phase_stats {
     uint64_t count;
-    uint64_t p50_ns, p99_ns; /* 0 when count is */
+    /* 0 when count is */
+    uint64_t p50_ns, p99_ns;
 };
 
 struct cox_channel_stats {
-    uint64_t submitted; /* requests published */
-    uint64_t completed; /* completions handed over */
-    uint64_t failed;    /* of these, with a status other than 0 */
+    /* requests published */
+    uint64_t submitted;
+    /* completions handed over */
+    uint64_t completed;
+    /* of these, with a status other than 0 */
+    uint64_t failed;
     uint64_t timeouts;
-    uint64_t late_replies; /* answers that came after their request had ended, dropped */
-    uint64_t rings;        /* wake-ups sent again because a rank had not taken its frame */
-    uint64_t wakeups;      /* times a collector woke up */
-    uint64_t looks; /* waits of a collector, for answers or work, that ended without a sleep */
-    uint64_t request_bytes; /* of requests published: each once, however many ranks read it */
-    uint64_t reply_bytes;   /* of answers taken, of all ranks; late ones are dropped unread */
-    uint64_t bulk_requests; /* of these, in blocks: they did not fit their frame or slot */
+    /* answers that came after their request had ended, dropped */
+    uint64_t late_replies;
+    /* wake-ups sent again because a rank had not taken its frame */
+    uint64_t rings;
+    /* times a collector woke up */
+    uint64_t wakeups;
+    /* waits of a collector, for answers or work, that ended without a sleep */
+    uint64_t looks;
+    /* of requests published: each once, however many ranks read it */
+    uint64_t request_bytes;
+    /* of answers taken, of all ranks; late ones are dropped unread */
+    uint64_t reply_bytes;
+    /* of these, in blocks: they did not fit their frame or slot */
+    uint64_t bulk_requests;
     uint64_t bulk_request_bytes;
     uint64_t bulk_replies;
     uint64_t bulk_reply_bytes;
-    uint64_t bulk_held_bytes; /* of blocks whose request some rank may still read */
+    /* of blocks whose request some rank may still read */
+    uint64_t bulk_held_bytes;
     struct cox_phase_stats phases[COX_PHASE_COUNT];
 };
 

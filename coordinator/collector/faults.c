@@ -15,8 +15,8 @@
 #include "proto/executor.pb-c.h"
 
 #define ARENA_SIZE_MAX (1u << 20)
-/* A token that nobody has at this many looks, a slice apart, is lost. A rank that has taken it and was
- * not yet able to say so passes for one that waits. */
+/* A token that nobody has at this many looks, a slice apart, is lost. A rank that has taken it and
+ * was not yet able to say so passes for one that waits. */
 #define LOOK_COUNT 2
 
 /* Takes the bytes out of the slot and frees it. Returns their number; 0: no report, a token came
@@ -131,7 +131,8 @@ static bool faults_count_death(struct cox_faults *faults)
     return true;
 }
 
-/* ---- sealed groups: every rank has a slot of its own, and nothing gets lost with a dead one ---- */
+/* ---- sealed groups: every rank has a slot of its own, and nothing gets lost with a dead one ----
+ */
 
 /* Copies the report of a rank that has made one. Returns its length; 0: none. */
 static size_t faults_copy(struct cox_faults *faults, uint32_t rank)
@@ -189,7 +190,8 @@ static void faults_listen(struct cox_faults *faults)
 
 /* ---- named groups ---- */
 
-/* All that was posted is of the dead. The last of it may be a report; that of restore is counted as a death. */
+/* All that was posted is of the dead. The last of it may be a report; that of restore is counted as
+ * a death. */
 static bool faults_restored(struct cox_faults *faults)
 {
     /* acquire: partner is the release in cox_faults_restore. */
@@ -317,8 +319,8 @@ void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
 int cox_faults_restore(struct cox_faults *faults, uint64_t deadline_ns)
 {
     if (atomic_exchange_explicit(&faults->restoring, 1, memory_order_release) == 0) {
-        /* Once: a token too many would be taken for a report, and put another into the place of the one that a rank
-         * has by then. */
+        /* Once: a token too many would be taken for a report, and put another into the place of the
+         * one that a rank has by then. */
         atomic_fetch_add_explicit(&faults->deaths, 1, memory_order_release);
         cox_gate_wake(&faults->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
     }

@@ -1,13 +1,14 @@
 /*
  * faults: the error channel of a group: any rank reports, one thread of the coordinator listens.
  *
- * In a sealed group every rank has a slot of its own, and its line counts what it has reported there
- * (sealed.h). Elsewhere the channel has one slot for all ranks, guarded by one token. A rank says in its line (of the error
- * channel) that it waits for the token (TAKEN) or has it (REPLYING). When it dies in either state
- * nobody knows where the token is: it may not have got it yet, or have given it back already. One too
- * many would let two ranks write over each other's report, so the token is looked for: while a living
- * rank has it, or reports arrive, or it lies there, it is not lost; when that was so at no look for a
- * slice, the coordinator puts another in its place, and passes on what the dead rank had written.
+ * In a sealed group every rank has a slot of its own, and its line counts what it has reported
+ * there (sealed.h). Elsewhere the channel has one slot for all ranks, guarded by one token. A rank
+ * says in its line (of the error channel) that it waits for the token (TAKEN) or has it (REPLYING).
+ * When it dies in either state nobody knows where the token is: it may not have got it yet, or have
+ * given it back already. One too many would let two ranks write over each other's report, so the
+ * token is looked for: while a living rank has it, or reports arrive, or it lies there, it is not
+ * lost; when that was so at no look for a slice, the coordinator puts another in its place, and
+ * passes on what the dead rank had written.
  *
  * Threads: start and stop from one thread; buried from the supervisor's hook. The hook `report`
  *   runs on the fault thread.
@@ -22,8 +23,8 @@
 
 struct cox_faults {
     struct cox_channel *channel;
-    struct cox_collector
-        *collectors; /* COX_TWO_WAY_COUNT of them: who is told that an answer has failed */
+    /* COX_TWO_WAY_COUNT of them: who is told that an answer has failed */
+    struct cox_collector *collectors;
     struct cox_log log;
     /* A report about no request. rank is -1 where it is unknown: the report names none, or none
      * of the group. text is lent. */
@@ -33,14 +34,18 @@ struct cox_faults {
     pthread_t thread;
     bool threaded;
     _Atomic bool stopping;
-    _Atomic uint32_t ended;     /* of the thread; stop sleeps on it */
-    _Atomic uint32_t deaths;    /* tokens posted by bury or restore, to be told from a rank's */
-    _Atomic uint32_t restoring; /* restore sleeps on it until the thread has done so */
+    /* of the thread; stop sleeps on it */
+    _Atomic uint32_t ended;
+    /* tokens posted by bury or restore, to be told from a rank's */
+    _Atomic uint32_t deaths;
+    /* restore sleeps on it until the thread has done so */
+    _Atomic uint32_t restoring;
     _Atomic bool dead[COX_RANK_COUNT_MAX];
     pthread_mutex_t heard_lock;
-    uint64_t heard[COX_RANK_COUNT_MAX]; /* sealed: reports of the rank that were taken */
-    uint32_t
-        doubt; /* of the thread: looks for the token that are still to be made; 0: it is not lost */
+    /* sealed: reports of the rank that were taken */
+    uint64_t heard[COX_RANK_COUNT_MAX];
+    /* of the thread: looks for the token that are still to be made; 0: it is not lost */
+    uint32_t doubt;
     uint8_t *copy;
     struct cox_arena arena;
 };
@@ -51,8 +56,9 @@ int cox_faults_start(struct cox_faults *faults);
 void cox_faults_stop(struct cox_faults *faults); /* idempotent; a zeroed one is fine */
 /* A rank is about to be started again, its line is as at the start: what it holds counts again. */
 void cox_faults_revive(struct cox_faults *faults, uint32_t rank);
-/* Legacy ranks, which do not say who has the token: every rank is dead and told of. On return the slot and its token
- * are as at the start, and what was in it is told. Returns 0; COX_TIMEOUT: the hook that runs did not return in time. */
+/* Legacy ranks, which do not say who has the token: every rank is dead and told of. On return the
+ * slot and its token are as at the start, and what was in it is told. Returns 0; COX_TIMEOUT: the
+ * hook that runs did not return in time. */
 int cox_faults_restore(struct cox_faults *faults, uint64_t deadline_ns);
 /* A rank is dead: the slot is freed within two slices if it died with it. */
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank);

@@ -1,6 +1,7 @@
 /*
- * The passes over what is in flight: who still owes an answer is looked at, who has not taken its request is rung, and a
- * request that can end is handed over. Requests end in order, except that a deadline waits for nobody.
+ * The passes over what is in flight: who still owes an answer is looked at, who has not taken its
+ * request is rung, and a request that can end is handed over. Requests end in order, except that a
+ * deadline waits for nobody.
  */
 #include "collect_internal.h"
 
@@ -32,12 +33,14 @@ COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox
             cox_gathering_take_empty(gathering, rank);
         } else if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
                                       entry->type, collector->ranks[rank].generation)) {
-            /* Not under the lock: a large answer takes a while to copy, and only this thread looks at it. */
+            /* Not under the lock: a large answer takes a while to copy, and only this thread looks
+             * at it. */
             pthread_mutex_unlock(&collector->lock);
             r = cox_gathering_take_block(gathering, &collector->blocks->intake, rank, entry->type);
             pthread_mutex_lock(&collector->lock);
         }
-        /* The answer went with its rank. If that is not known to be dead it is about to be, which wakes. */
+        /* The answer went with its rank. If that is not known to be dead it is about to be, which
+         * wakes. */
         if (r == COX_PEER_DEAD && collector_dead(collector, rank))
             cox_gathering_bury(gathering, rank, collector->supervisor);
         if (r == COX_PEER_DEAD)
@@ -51,12 +54,16 @@ COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox
 
 /* One pass over what is in flight. */
 struct pass {
-    /* Every rank is looked at. Otherwise only what a bell without news of its own can tell: the next rank in turn where
-     * each has a bell, and nothing where the last of all rings; a line that is looked at while its rank writes it costs both. */
+    /* Every rank is looked at. Otherwise only what a bell without news of its own can tell: the
+     * next rank in turn where each has a bell, and nothing where the last of all rings; a line that
+     * is looked at while its rank writes it costs both. */
     bool thorough;
-    uint64_t told_ns; /* the time a moment ago, where it is known */
-    uint64_t now_ns;  /* 0: nobody has asked: a pass that finds all answers does without */
-    bool ring;        /* who has not taken a frame is rung again; known with now_ns */
+    /* the time a moment ago, where it is known */
+    uint64_t told_ns;
+    /* 0: nobody has asked: a pass that finds all answers does without */
+    uint64_t now_ns;
+    /* who has not taken a frame is rung again; known with now_ns */
+    bool ring;
 };
 
 COX_HOT static void pass_look_at_clock(struct cox_collector *collector, struct pass *pass)
@@ -67,9 +74,9 @@ COX_HOT static void pass_look_at_clock(struct cox_collector *collector, struct p
     pass->ring = collector_ring_due(&collector->ring_ns, pass->now_ns);
 }
 
-/* Looks at ranks that owe an answer. Returns the last that still does, -1: none, -2: the request has failed. The last, and
- * from there down: ranks are let through in order, and who waits for the last of them is mostly woken once, when all the
- * others have answered as well. */
+/* Looks at ranks that owe an answer. Returns the last that still does, -1: none, -2: the request
+ * has failed. The last, and from there down: ranks are let through in order, and who waits for the
+ * last of them is mostly woken once, when all the others have answered as well. */
 COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry *entry,
                                const struct pass *pass)
 {
@@ -93,7 +100,8 @@ COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry
     return gathering->failed ? -2 : last;
 }
 
-/* It has not taken the request; or it is idle again, and its answer was written over, which it says again. */
+/* It has not taken the request; or it is idle again, and its answer was written over, which it says
+ * again. */
 static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequence)
 {
     uint64_t word = cox_state_of_rank(line).word;
@@ -146,14 +154,15 @@ static void gather_note_last_errors(struct cox_collector *collector, const struc
         const struct cox_rank_result *result = &gathering->results[rank];
         if (result->outcome == COX_OUTCOME_ERROR)
             cox_last_errors_add(collector->last_errors, rank,
-                               "pid %jd on %s sequence %" PRIu64 " (%s): %s", (intmax_t)result->pid,
-                               cox_channel_name(collector->channel->id), entry->sequence,
-                               entry->operation->name, result->text);
+                                "pid %jd on %s sequence %" PRIu64 " (%s): %s",
+                                (intmax_t)result->pid, cox_channel_name(collector->channel->id),
+                                entry->sequence, entry->operation->name, result->text);
     }
 }
 
-/* Memory that only large requests and answers take. The ranks that answered in a block give it back when they are awake next,
- * which may be never: so they are woken, and those as well whose answer has just come too late to be looked at. */
+/* Memory that only large requests and answers take. The ranks that answered in a block give it back
+ * when they are awake next, which may be never: so they are woken, and those as well whose answer
+ * has just come too late to be looked at. */
 COX_HOT static void gather_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
@@ -229,8 +238,8 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     pthread_mutex_lock(&collector->lock);
 }
 
-/* A request has failed. Is a rank that owes an answer about to be known as dead? Then that is most likely why
- * the others failed. *ret_owing: which. */
+/* A request has failed. Is a rank that owes an answer about to be known as dead? Then that is most
+ * likely why the others failed. *ret_owing: which. */
 static bool gather_awaits_death(struct cox_collector *collector, struct cox_entry *entry,
                                 int *ret_owing)
 {
@@ -318,8 +327,8 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             }
         }
         int cut = owing >= 0 ? gather_cut(collector, entry, &pass) : 0;
-        /* It ends before its turn: everybody is looked at once more, for what they answered, and for which of the failures
-         * is the cause. */
+        /* It ends before its turn: everybody is looked at once more, for what they answered, and
+         * for which of the failures is the cause. */
         if ((cut || owing == -2) && !pass.thorough)
             return collector->whole = true;
         if (owing == -2 && gather_awaits_death(collector, entry, &owing)) {

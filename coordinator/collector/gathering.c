@@ -118,8 +118,8 @@ static bool legacy_step_failed(const ModelExecuteData__ExecuteResponse *response
            response->execute_model_response->err_msg[0];
 }
 
-/* Each rank has its share of the arena, so that none can use up what the next one needs; what is in a block has
- * twice its size beside. */
+/* Each rank has its share of the arena, so that none can use up what the next one needs; what is in
+ * a block has twice its size beside. */
 COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes,
                                     size_t length, size_t beside,
                                     ModelExecuteData__ExecuteResponse **ret_response)
@@ -239,8 +239,8 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_in
                                          : "rank %" PRIu32 " replied with %" PRIu64
                                            " bytes, a slot holds %zu, and there are no blocks",
                         rank, size, own->slot_capacity, intake->size_max);
-    /* The limit is of one answer, of which all ranks may have one; and memory that is not there does not fail: the kernel
-     * kills for it. A message is there twice, as it came and unpacked. */
+    /* The limit is of one answer, of which all ranks may have one; and memory that is not there
+     * does not fail: the kernel kills for it. A message is there twice, as it came and unpacked. */
     struct cox_error room = {0};
     int r = cox_domain_check_host_free(type == COX_TYPE_OPAQUE ? size : 2 * size, &room);
     if (r)

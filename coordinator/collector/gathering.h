@@ -5,13 +5,13 @@
  * There is one for every frame of a channel, so that a request whose deadline passes can end while
  * the one before it still waits.
  *
- * An answer in a block (channel/memory/bulk.h) is taken in two steps: its reference out of the slot, and then, which may take a
- * while, the bytes out of the block.
+ * An answer in a block (channel/memory/bulk.h) is taken in two steps: its reference out of the
+ * slot, and then, which may take a while, the bytes out of the block.
  *
  * Threads: the collector's, one at a time.
  * Ownership: results point into the gathering and live until it begins again, or lets go.
- * Blocks: nothing but a visit at the door for a block; allocates when an arena passes its high-water mark, and for blocks.
- * If the process dies: private memory.
+ * Blocks: nothing but a visit at the door for a block; allocates when an arena passes its
+ * high-water mark, and for blocks. If the process dies: private memory.
  */
 #ifndef COX_COORDINATOR_GATHERING_H
 #define COX_COORDINATOR_GATHERING_H
@@ -28,29 +28,39 @@
 
 /* How answers in blocks are taken. */
 struct cox_block_intake {
-    uint64_t size_max;     /* 0: not at all */
-    const char *door_path; /* NULL: none */
+    /* 0: not at all */
+    uint64_t size_max;
+    /* NULL: none */
+    const char *door_path;
 };
 
 struct cox_gathering {
     uint32_t rank_count;
     struct cox_rank_result *results;
     struct cox_gathering_rank {
-        size_t slot_capacity;    /* of its answer, at most */
-        struct cox_bulk_ref ref; /* of the block that the answer is in */
-        uint8_t *block;          /* private copy of it; NULL: none */
+        /* of its answer, at most */
+        size_t slot_capacity;
+        /* of the block that the answer is in */
+        struct cox_bulk_ref ref;
+        /* private copy of it; NULL: none */
+        uint8_t *block;
         bool in_block;
-        char *
-            text; /* COX_RANK_TEXT_SIZE bytes of texts: apart, so that what every round touches lies together */
+        /* COX_RANK_TEXT_SIZE bytes of texts: apart, so that what every round touches lies together
+         */
+        char *text;
     } * ranks;
     char *texts;
-    /* Private copies of the answers, one behind the other in the order in which they were taken: small ones are on one page,
-     * whose translation serves them all. With room for all slots; touched only as far as answers reach. */
+    /* Private copies of the answers, one behind the other in the order in which they were taken:
+     * small ones are on one page, whose translation serves them all. With room for all slots;
+     * touched only as far as answers reach. */
     uint8_t *copies;
     size_t copied;
-    uint32_t left;  /* ranks from it on have answered, or were not asked */
-    bool failed;    /* one of them has failed, or is dead */
-    bool in_blocks; /* an answer is, or was to be, in a block */
+    /* ranks from it on have answered, or were not asked */
+    uint32_t left;
+    /* one of them has failed, or is dead */
+    bool failed;
+    /* an answer is, or was to be, in a block */
+    bool in_blocks;
     struct cox_arena arena;
     struct cox_stats_taken taken;
     char text[2048];
@@ -67,8 +77,9 @@ void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_
  * without lines. Returns true: it is in a block; the result stays LATE until take_block. */
 bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation);
-/* After take has returned true: copies and checks it; the result becomes OK or ERROR. Returns 0; COX_PEER_DEAD: the rank died before
- * its block could be opened, so there is no answer, and the result stays LATE. */
+/* After take has returned true: copies and checks it; the result becomes OK or ERROR. Returns 0;
+ * COX_PEER_DEAD: the rank died before its block could be opened, so there is no answer, and the
+ * result stays LATE. */
 int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_block_intake *intake,
                              uint32_t rank, uint32_t type);
 /* True: there is something for let_go to give back. */

@@ -15,7 +15,8 @@ void cox_last_errors_deinit(struct cox_last_errors *last_errors)
     pthread_mutex_destroy(&last_errors->lock);
 }
 
-void cox_last_errors_add(struct cox_last_errors *last_errors, uint32_t rank, const char *format, ...)
+void cox_last_errors_add(struct cox_last_errors *last_errors, uint32_t rank, const char *format,
+                         ...)
 {
     char text[COX_COMPLAINT_SIZE];
     va_list args;

@@ -21,7 +21,8 @@
 struct cox_last_errors {
     pthread_mutex_t lock;
     struct {
-        uint64_t when_ns; /* 0: none */
+        /* 0: none */
+        uint64_t when_ns;
         char text[COX_COMPLAINT_SIZE];
     } ranks[COX_RANK_COUNT_MAX + 1]; /* the last: COX_COMPLAINT_UNKNOWN */
 };
@@ -30,8 +31,8 @@ void cox_last_errors_init(struct cox_last_errors *last_errors);
 void cox_last_errors_deinit(struct cox_last_errors *last_errors);
 
 /* What does not fit is cut off, at a character. */
-void cox_last_errors_add(struct cox_last_errors *last_errors, uint32_t rank, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+void cox_last_errors_add(struct cox_last_errors *last_errors, uint32_t rank, const char *format,
+                         ...) __attribute__((format(printf, 3, 4)));
 /* The last one of a rank, into buffer (may be cut off). Returns when it came; 0: there is none, and
  * buffer is empty. */
 uint64_t cox_last_errors_get(struct cox_last_errors *last_errors, uint32_t rank, char *buffer,

@@ -6,8 +6,8 @@
  *
  *     bucket(v) = 8 (e - 2) + (floor(v / 2^(e-3)) mod 8)      bucket(v) = v below 8
  *
- * A bucket that begins at b is at most b / 8 wide and stands for its middle, so that what is read is
- * off by at most 1/16 of the true value (6.25 %). All 64 bits have a bucket: nothing is cut off.
+ * A bucket that begins at b is at most b / 8 wide and stands for its middle, so that what is read
+ * is off by at most 1/16 of the true value (6.25 %). All 64 bits have a bucket: nothing is cut off.
  *
  * Threads: no lock of its own; one thread at a time per object.
  * Ownership: the caller's memory; zeroed means empty.
@@ -22,7 +22,8 @@
 #define COX_LATENCY_BUCKET_COUNT 496
 
 struct cox_latency {
-    uint64_t count; /* of all buckets together */
+    /* of all buckets together */
+    uint64_t count;
     uint64_t buckets[COX_LATENCY_BUCKET_COUNT];
 };
 

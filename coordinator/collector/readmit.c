@@ -1,6 +1,6 @@
 /*
- * The collector's part when a dead rank is started again: it is left out, its lines and bells are made as new, and it is
- * admitted.
+ * The collector's part when a dead rank is started again: it is left out, its lines and bells are
+ * made as new, and it is admitted.
  */
 #include "collect_internal.h"
 
@@ -27,7 +27,8 @@ int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint
     /* They all end soon: the rank is dead. */
     while (collector_asks(collector, rank) && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
-    /* The last of them may be in the hands of the handler that runs now; later ones are about others. */
+    /* The last of them may be in the hands of the handler that runs now; later ones are about
+     * others. */
     uint64_t run = collector->handler_runs;
     while (collector->in_handler && collector->handler_runs == run && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
@@ -53,8 +54,8 @@ void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank)
     pthread_mutex_unlock(&collector->lock);
 }
 
-/* Every token that lies there is of the dead. Those of wakers are counted first, so that none of them is still
- * expected. */
+/* Every token that lies there is of the dead. Those of wakers are counted first, so that none of
+ * them is still expected. */
 static void collector_restore_bells(struct cox_collector *collector, uint32_t rank)
 {
     cox_collector_forget_stray(collector, rank);
@@ -69,7 +70,8 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uin
     const struct cox_geometry *geometry = collector_geometry(collector);
     int r = 0;
     pthread_mutex_lock(&collector->lock);
-    /* Nobody sleeps on its bells: the collector only does while a request in flight asks the rank. */
+    /* Nobody sleeps on its bells: the collector only does while a request in flight asks the rank.
+     */
     if (collector->legacy)
         collector_restore_bells(collector, rank);
     else if (!cox_gate_shared(&channel->gate))

@@ -65,7 +65,8 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
         }
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_supervisor_dead(collector->supervisor, rank, NULL);
-        /* /proc is read only where somebody waits for an explanation, not before a death is told. */
+        /* /proc is read only where somebody waits for an explanation, not before a death is told.
+         */
         bool stopped = alive && status != COX_PEER_DEAD && cox_peer_stopped(result->pid);
         snprintf(text, COX_RANK_TEXT_SIZE,
                  "rank %" PRIu32 " (pid %jd) had not answered: %s, silent for %.3f s, %s", rank,
@@ -133,7 +134,8 @@ void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_
     }
 }
 
-/* The ranks with this outcome, the first few in their own words, which get an equal share of the room. */
+/* The ranks with this outcome, the first few in their own words, which get an equal share of the
+ * room. */
 static void report_outcome(struct cox_gathering *gathering, enum cox_outcome outcome)
 {
     char *buffer = gathering->text;

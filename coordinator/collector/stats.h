@@ -13,7 +13,8 @@
 #include "latency.h"
 
 struct cox_stats {
-    struct cox_channel_stats counts; /* without its phases, which read adds */
+    /* without its phases, which read adds */
+    struct cox_channel_stats counts;
     struct cox_latency phases[COX_PHASE_COUNT];
 };
 
@@ -22,7 +23,8 @@ void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, bool in_b
 /* What was taken for a request, of all ranks together. */
 struct cox_stats_taken {
     uint64_t bytes;
-    uint64_t block_count; /* of these, in blocks */
+    /* of these, in blocks */
+    uint64_t block_count;
     uint64_t block_bytes;
 };
 void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_taken *taken);

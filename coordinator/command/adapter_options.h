@@ -1,5 +1,6 @@
 /*
- * adapter_options: LoRA adapters on a command line, NAME=DIR, and loading them into the group that the command has started.
+ * adapter_options: LoRA adapters on a command line, NAME=DIR, and loading them into the group that
+ * the command has started.
  *
  * Threads: one.
  * Ownership: the choice owns its texts.
@@ -16,14 +17,15 @@
 struct cox_adapter_choice {
     struct {
         char *name;
-        char *path; /* absolute */
+        /* absolute */
+        char *path;
     } items[COX_ADAPTER_CHOICE_MAX];
     size_t count;
 };
 
 void cox_adapter_choice_deinit(struct cox_adapter_choice *choice); /* idempotent; zeroed is fine */
-/* Takes one NAME=DIR. Returns 0; COX_INVALID: not that, twice the same name, or too many; COX_NOT_FOUND: there is no such folder;
- * -ENOMEM. */
+/* Takes one NAME=DIR. Returns 0; COX_INVALID: not that, twice the same name, or too many;
+ * COX_NOT_FOUND: there is no such folder; -ENOMEM. */
 int cox_adapter_choice_take(struct cox_adapter_choice *choice, const char *text,
                             struct cox_error *err);
 bool cox_adapter_choice_has(const struct cox_adapter_choice *choice, const char *name);

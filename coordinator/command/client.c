@@ -277,10 +277,10 @@ int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
     watch->misses = r == COX_TIMEOUT ? watch->misses + 1 : 0;
     return watch->misses < WATCH_MISSES
                ? 0
-               : cox_fail(err, COX_TIMEOUT,
-                          "the coordinator of the group '%s' lives and does not answer: it is "
-                          "stopped, or stuck; what was printed is right",
-                          watch->name);
+               : cox_fail(
+                     err, COX_TIMEOUT,
+                     "the coordinator of the group '%s' lives and does not answer: it is stopped, or stuck; what was printed is right",
+                     watch->name);
 }
 
 /* ---- text ---- */

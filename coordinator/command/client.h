@@ -23,7 +23,8 @@ struct CoxswainControl__StatusReply;
 struct cox_client {
     struct cox_stream stream;
     struct cox_arena arena;
-    char group[COX_CLIENT_GROUP_SIZE]; /* for errors: its name, or else the path of its socket */
+    /* for errors: its name, or else the path of its socket */
+    char group[COX_CLIENT_GROUP_SIZE];
 };
 
 #define COX_CLIENT_NONE                                                                            \
@@ -55,16 +56,18 @@ int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlRe
 int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
                       struct CoxswainControl__StatusReply **ret_status, struct cox_error *err);
 
-/* Of a group that owes answers and says nothing: prompts may wait as long as somebody pauses it, but a
- * coordinator that is stopped or stuck does not tell even how it is. */
+/* Of a group that owes answers and says nothing: prompts may wait as long as somebody pauses it,
+ * but a coordinator that is stopped or stuck does not tell even how it is. */
 struct cox_watch {
     const char *name;
-    uint32_t misses; /* in a row */
+    /* in a row */
+    uint32_t misses;
 };
-/* How long to wait for an answer before each look: 10 s. In testing builds COXSWAIN_TEST_WATCH_MS says it. */
+/* How long to wait for an answer before each look: 10 s. In testing builds COXSWAIN_TEST_WATCH_MS
+ * says it. */
 int cox_client_watch_ms(void);
-/* Asks it over a connection of its own, for 5 s at most. Returns 0: it answers, or did until a moment ago;
- * COX_TIMEOUT: it did not several times in a row. */
+/* Asks it over a connection of its own, for 5 s at most. Returns 0: it answers, or did until a
+ * moment ago; COX_TIMEOUT: it did not several times in a row. */
 int cox_client_watch(struct cox_watch *watch, struct cox_error *err);
 
 /* The error that another process told, as one of ours. Never 0. */

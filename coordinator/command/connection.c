@@ -2,7 +2,8 @@
 
 #include "channel/shm/geometry.h"
 
-int cox_connection_take(struct cox_connection *target, int option, char *const *argv, struct cox_error *err)
+int cox_connection_take(struct cox_connection *target, int option, char *const *argv,
+                        struct cox_error *err)
 {
     struct cox_group_choice other;
     switch (option) {
@@ -27,7 +28,7 @@ int cox_connection_check(const struct cox_connection *target, struct cox_error *
 }
 
 int cox_connection_open(const struct cox_connection *target, struct cox_client *client,
-                    uint64_t deadline_ns, struct cox_error *err)
+                        uint64_t deadline_ns, struct cox_error *err)
 {
     return target->door ? cox_client_open_path(client, target->door, deadline_ns, err)
                         : cox_client_open(client, target->name, deadline_ns, err);

@@ -1,6 +1,6 @@
 /*
- * connection: which running group a command is for: the options --name, --door and --timeout of the commands that talk
- * to one.
+ * connection: which running group a command is for: the options --name, --door and --timeout of the
+ * commands that talk to one.
  *
  * Threads: one.
  * Blocks: open, until its deadline.
@@ -14,9 +14,12 @@
 #include "options.h"
 
 struct cox_connection {
-    const char *name;    /* neither: the only group that is alive */
-    const char *door;    /* path */
-    uint64_t timeout_ms; /* the caller's default before the first take */
+    /* neither: the only group that is alive */
+    const char *name;
+    /* path */
+    const char *door;
+    /* the caller's default before the first take */
+    uint64_t timeout_ms;
 };
 
 enum {
@@ -33,14 +36,14 @@ enum {
         "help", no_argument, NULL, 'h'                                                             \
     }
 
-/* Takes one option that getopt_long returned, its value in optarg. Returns 0, or COX_INVALID: not one of these, a bad
- * value, or what getopt_long did not understand (argv tells which). */
+/* Takes one option that getopt_long returned, its value in optarg. Returns 0, or COX_INVALID: not
+ * one of these, a bad value, or what getopt_long did not understand (argv tells which). */
 int cox_connection_take(struct cox_connection *target, int option, char *const *argv,
-                    struct cox_error *err);
+                        struct cox_error *err);
 /* Once all are taken. Returns 0 or COX_INVALID. */
 int cox_connection_check(const struct cox_connection *target, struct cox_error *err);
 /* As cox_client_open and cox_client_open_path. */
 int cox_connection_open(const struct cox_connection *target, struct cox_client *client,
-                    uint64_t deadline_ns, struct cox_error *err);
+                        uint64_t deadline_ns, struct cox_error *err);
 
 #endif

@@ -13,17 +13,20 @@
 
 #define BAR_WIDTH 40
 #define REDRAW_NS (50 * COX_NSEC_PER_MSEC)
-/* Bytes of lines that may wait: the burst of a stack trace from every rank of a large group. What the program itself
- * says has a little more room than the workers' lines, since it says what came of them. */
+/* Bytes of lines that may wait: the burst of a stack trace from every rank of a large group. What
+ * the program itself says has a little more room than the workers' lines, since it says what came
+ * of them. */
 #define LINES_SIZE_MAX (256u << 10)
 #define SAYS_SIZE_MAX (LINES_SIZE_MAX + (64u << 10))
 #define CLEAR "\r\033[K"
 
 struct line {
     struct line *next;
-    uint64_t dropped; /* lines that were between the one before and this one */
+    /* lines that were between the one before and this one */
+    uint64_t dropped;
     size_t size;
-    char text[]; /* with its newline */
+    /* with its newline */
+    char text[];
 };
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -65,8 +68,8 @@ static void write_whole(const char *text, size_t size)
     }
 }
 
-/* The next piece for the terminal: what was lost, a line, the bar below. lock is held. NULL: nothing; or no memory, and
- * a line the less. */
+/* The next piece for the terminal: what was lost, a line, the bar below. lock is held. NULL:
+ * nothing; or no memory, and a line the less. */
 static char *piece_take(size_t *ret_size)
 {
     struct line *line = first;

@@ -2,13 +2,14 @@
  * console: standard error, shared by messages, the workers' lines and a progress bar, none of which
  * garbles another.
  *
- * A terminal that is held and a pipe that nobody reads block who writes to them, for ever: nothing that watches
- * processes may. Once started, whatever is said is queued, and one thread writes it, each line with one write. When the
- * queue is full, lines are lost; how many is said where they would have been.
+ * A terminal that is held and a pipe that nobody reads block who writes to them, for ever: nothing
+ * that watches processes may. Once started, whatever is said is queued, and one thread writes it,
+ * each line with one write. When the queue is full, lines are lost; how many is said where they
+ * would have been.
  *
  * Threads: any.
- * Ownership: nothing; one per process, since it is the process's standard error. The thread is never joined: it may be
- *   inside a write that never returns.
+ * Ownership: nothing; one per process, since it is the process's standard error. The thread is
+ *   never joined: it may be inside a write that never returns.
  * Blocks: before start, on standard error; after it only flush, until its deadline.
  * If the process dies: a progress bar stays on the terminal, and what is queued is lost.
  */
@@ -17,7 +18,8 @@
 
 #include "channel/base/base.h"
 
-/* From now on nothing here waits for whoever reads standard error. Without memory for a thread it stays as it was. */
+/* From now on nothing here waits for whoever reads standard error. Without memory for a thread it
+ * stays as it was. */
 void cox_console_start(void);
 /* Waits until all that was said is written. False: it is not, and the deadline has passed. */
 bool cox_console_flush(uint64_t deadline_ns);

@@ -25,26 +25,35 @@ struct cox_crew {
     struct cox_executor *executor;
     struct cox_init_summary summary;
     struct cox_group_links *links;
-    struct cox_shared_weights *weights; /* NULL: ranks load their own */
+    /* NULL: ranks load their own */
+    struct cox_shared_weights *weights;
     uint32_t rank_count;
     bool quiet;
-    char group[COX_NAME_SIZE_MAX +
-               1]; /* whose workers somebody starts by hand; empty: it starts them itself */
+    /* whose workers somebody starts by hand; empty: it starts them itself */
+    char group[COX_NAME_SIZE_MAX + 1];
 
     struct cox_signals signals;
-    struct cox_lora *lora; /* before there is a recovery, until after */
+    /* before there is a recovery, until after */
+    struct cox_lora *lora;
 
-    pthread_mutex_t lock; /* everything below */
+    /* everything below */
+    pthread_mutex_t lock;
     pthread_cond_t wake;
-    struct cox_executor *abandonable; /* NULL: there is none, or start or free is at work on it */
-    bool making; /* start or free is, which does not take long; what has names is theirs */
-    struct cox_service *service;   /* NULL: the group has ended */
-    struct cox_recovery *recovery; /* NULL: the group is being started */
-    struct cox_rank_set early;     /* deaths before that */
+    /* NULL: there is none, or start or free is at work on it */
+    struct cox_executor *abandonable;
+    /* start or free is, which does not take long; what has names is theirs */
+    bool making;
+    /* NULL: the group has ended */
+    struct cox_service *service;
+    /* NULL: the group is being started */
+    struct cox_recovery *recovery;
+    /* deaths before that */
+    struct cox_rank_set early;
     void (*on_stop)(void *context);
     void *on_stop_context;
     int signal_number;
-    bool initialized; /* or it failed: nothing waits for the workers any more */
+    /* or it failed: nothing waits for the workers any more */
+    bool initialized;
     bool dead;
     struct cox_error death;
 };
@@ -129,10 +138,11 @@ static void on_attaching(void *context, const struct cox_rank_set *missing)
     char text[COX_REFUSAL_SIZE], ranks[COX_REFUSAL_SIZE / 2] = "";
     cox_report_append_ranks(ranks, sizeof ranks, missing);
     if (crew->group[0])
-        snprintf(text, sizeof text,
-                 "the group waits for its workers, which are started by hand (coxswain-worker "
-                 "--door %s); not here yet: ranks %s (of %" PRIu32 ")",
-                 crew->group, ranks, crew->rank_count);
+        snprintf(
+            text, sizeof text,
+            "the group waits for its workers, which are started by hand (coxswain-worker --door %s); not here yet: ranks %s (of %" PRIu32
+            ")",
+            crew->group, ranks, crew->rank_count);
     else
         snprintf(text, sizeof text,
                  "the group is still being started; not attached yet: ranks %s (of %" PRIu32 ")",
@@ -189,8 +199,8 @@ static bool stop_take(struct cox_crew *crew, int number)
     return first;
 }
 
-/* A second one ends this process without waiting for anything, but not without the clean-up: where the main thread is in a start
- * or a free, that is its own, and the end is near. */
+/* A second one ends this process without waiting for anything, but not without the clean-up: where
+ * the main thread is in a start or a free, that is its own, and the end is near. */
 static bool on_signal(void *context, int number)
 {
     struct cox_crew *crew = context;
@@ -232,8 +242,8 @@ static int service_start(struct cox_crew *crew, const struct cox_crew_options *o
     return cox_service_new(&service_options, &crew->service, err);
 }
 
-/* Loading a model takes minutes, and whoever waits for the answers hears of a signal only by the group's
- * end. Not on the thread that takes signals: a second one must find it. */
+/* Loading a model takes minutes, and whoever waits for the answers hears of a signal only by the
+ * group's end. Not on the thread that takes signals: a second one must find it. */
 static void *interrupt_main(void *context)
 {
     struct cox_crew *crew = context;
@@ -305,8 +315,8 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
     return 0;
 }
 
-/* Where there is no memory that all may use, every rank loads its own, and that is said. What is wrong with the model is wrong
- * for them, too. */
+/* Where there is no memory that all may use, every rank loads its own, and that is said. What is
+ * wrong with the model is wrong for them, too. */
 static int weights_or_not(struct cox_crew *crew, int r, const struct cox_error *error,
                           struct cox_error *err)
 {
@@ -400,8 +410,8 @@ uint64_t cox_crew_fd_count(uint32_t rank_count, bool sealed, bool weights)
            (weights ? COX_CREW_FDS_OF_WEIGHTS : 0);
 }
 
-/* Where fds are wanting, that is what is told: whatever went wrong first is rarely put in these words, as when a door that cannot
- * accept closes the connection of a rank. */
+/* Where fds are wanting, that is what is told: whatever went wrong first is rarely put in these
+ * words, as when a door that cannot accept closes the connection of a rank. */
 static int explain_failure(const struct cox_crew_options *options, int r, struct cox_error *err)
 {
     const struct cox_group_choice *group = options->group;
@@ -469,7 +479,8 @@ static void recovery_end(struct cox_crew *crew)
 struct cox_crew *cox_crew_free(struct cox_crew *crew)
 {
     if (crew) {
-        /* Also while it ends, which takes its time when workers are stuck, it is told how they are. */
+        /* Also while it ends, which takes its time when workers are stuck, it is told how they are.
+         */
         if (crew->executor)
             cox_executor_stop(crew->executor);
         if (crew->recovery) /* after which no connection waits for it any more */

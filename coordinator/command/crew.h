@@ -3,9 +3,9 @@
  * signal.
  *
  * Standard error gets every line of a worker as "[rank 2] text". SIGINT, SIGTERM and SIGHUP,
- * those of them that were not ignored at the start, are blocked in every thread and taken by one thread of
- * the crew: the first one asks for an orderly stop (so does coxswain stop), the second one kills the workers, removes the names
- * and kills this process, at once.
+ * those of them that were not ignored at the start, are blocked in every thread and taken by one
+ * thread of the crew: the first one asks for an orderly stop (so does coxswain stop), the second
+ * one kills the workers, removes the names and kills this process, at once.
  *
  * Threads: start and free from the main thread, before any other thread exists; the rest from any.
  * Ownership: options are borrowed until start returns.
@@ -26,30 +26,42 @@ struct cox_service;
 
 struct cox_crew_options {
     const struct cox_group_choice *group;
-    const char *const *command;            /* argv of every worker, NULL-terminated */
-    bool external;                         /* none is started: they log on at the door */
-    bool need_door;                        /* it is there to be talked to */
-    bool no_flags;                         /* append none to command */
-    const char *model;                     /* told at init; NULL: not told */
-    bool init;                             /* send MODEL_INIT */
-    const struct cox_config_entry *config; /* told at init beside the model */
+    /* argv of every worker, NULL-terminated */
+    const char *const *command;
+    /* none is started: they log on at the door */
+    bool external;
+    /* it is there to be talked to */
+    bool need_door;
+    /* append none to command */
+    bool no_flags;
+    /* told at init; NULL: not told */
+    const char *model;
+    /* send MODEL_INIT */
+    bool init;
+    /* told at init beside the model */
+    const struct cox_config_entry *config;
     size_t config_count;
-    bool share_weights;  /* load model here, once, for all ranks (shared_weights.h) */
-    bool quiet;          /* what workers write is not shown */
-    const char *refusal; /* of prompts of others: why; static storage */
+    /* load model here, once, for all ranks (shared_weights.h) */
+    bool share_weights;
+    /* what workers write is not shown */
+    bool quiet;
+    /* of prompts of others: why; static storage */
+    const char *refusal;
 };
 
-/* Commands at the group's door are served from the start of its workers on, until they have ended; prompts
- * are refused unless the service is told otherwise. Returns 0; what cox_executor_start and cox_executor_init return; COX_CLOSED: a signal came,
- * and *ret_signal is its number. Nothing is left unless 0. */
+/* Commands at the group's door are served from the start of its workers on, until they have ended;
+ * prompts are refused unless the service is told otherwise. Returns 0; what cox_executor_start and
+ * cox_executor_init return; COX_CLOSED: a signal came, and *ret_signal is its number. Nothing is
+ * left unless 0. */
 int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret_crew,
                    int *ret_signal, struct cox_error *err);
 /* Ends the workers and gives the signals back. NULL-safe, returns NULL. */
 struct cox_crew *cox_crew_free(struct cox_crew *crew);
 void cox_crew_freep(struct cox_crew **crew); /* for _cox_cleanup_ */
 
-/* Fds that a coordinator and its ranks take, those that are open only while a rank starts or attaches included, and those for
- * a model's weights that all ranks share; multi/commands starts groups with exactly so many. */
+/* Fds that a coordinator and its ranks take, those that are open only while a rank starts or
+ * attaches included, and those for a model's weights that all ranks share; multi/commands starts
+ * groups with exactly so many. */
 #define COX_CREW_FDS_OF_WEIGHTS 9
 uint64_t cox_crew_fd_count(uint32_t rank_count, bool sealed, bool weights);
 
@@ -74,8 +86,8 @@ const struct cox_init_summary *cox_crew_summary(const struct cox_crew *crew);
 void cox_crew_on_stop(struct cox_crew *crew, void (*fn)(void *context), void *context);
 /* The signal that asked for the end, 0: none did. coxswain stop counts as SIGTERM. */
 int cox_crew_signal(struct cox_crew *crew);
-/* Waits for a signal, or until the group has failed: by a worker's death that is not made good. Returns the signal, or
- * COX_PEER_DEAD as a negative number with its text. */
+/* Waits for a signal, or until the group has failed: by a worker's death that is not made good.
+ * Returns the signal, or COX_PEER_DEAD as a negative number with its text. */
 int cox_crew_wait(struct cox_crew *crew, struct cox_error *err);
 
 #endif

@@ -26,8 +26,10 @@
 enum verdict { GOOD, NOTE, BAD };
 
 struct doctor {
-    uint32_t rank_count; /* of the group that is asked about */
-    bool asked;          /* by -n: then such a group has to start, else any */
+    /* of the group that is asked about */
+    uint32_t rank_count;
+    /* by -n: then such a group has to start, else any */
+    bool asked;
     uint32_t bad_count;
 };
 
@@ -132,30 +134,28 @@ static void check_shared_memory(struct doctor *doctor)
             "size of a file", "ulimit -f unlimited", "%s; the largest region has %" PRIu64 "%s",
             at_most(text, sizeof text, space.region), size,
             limited ? ", a rank's KV cache is a file as well, and so are shared weights" : "");
-    finding_call(doctor, BAD, "unnamed files there", cox_doctor_unnamed_file(),
-                 "O_TMPFILE and linkat work", "put a tmpfs on /dev/shm, not another file system",
-                 "it takes a tmpfs on /dev/shm, /proc mounted, and a seccomp profile that allows "
-                 "linkat");
+    finding_call(
+        doctor, BAD, "unnamed files there", cox_doctor_unnamed_file(), "O_TMPFILE and linkat work",
+        "put a tmpfs on /dev/shm, not another file system",
+        "it takes a tmpfs on /dev/shm, /proc mounted, and a seccomp profile that allows linkat");
 }
 
 /* ---- processes ---- */
 
 static void check_calls(struct doctor *doctor)
 {
-    finding_call(doctor, BAD, "sealed memory", cox_doctor_seals(), "memfd with all seals",
-                 "Linux 5.1 has it; without it neither sealed groups start nor a model on more "
-                 "than one rank",
-                 "the seccomp profile has to allow memfd_create, and /proc is needed; without it "
-                 "neither sealed groups start nor a model on more than one rank");
+    finding_call(
+        doctor, BAD, "sealed memory", cox_doctor_seals(), "memfd with all seals",
+        "Linux 5.1 has it; without it neither sealed groups start nor a model on more than one rank",
+        "the seccomp profile has to allow memfd_create, and /proc is needed; without it neither sealed groups start nor a model on more than one rank");
     finding_call(doctor, BAD, "children by pidfd", cox_doctor_child_pidfd(),
                  "CLONE_PIDFD and P_PIDFD work", "Linux 5.4 or later is needed",
                  "the seccomp profile has to allow clone and waitid");
     int r = cox_doctor_pidfd_open();
-    finding_call(doctor, r == -ENOSYS ? NOTE : BAD, "pidfd_open", r, "deaths are seen at once",
-                 "Linux 5.3 has it; without it ranks see each other's deaths by /proc, and a "
-                 "worker inside a "
-                 "wrapper (sh -c) cannot start",
-                 "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does)");
+    finding_call(
+        doctor, r == -ENOSYS ? NOTE : BAD, "pidfd_open", r, "deaths are seen at once",
+        "Linux 5.3 has it; without it ranks see each other's deaths by /proc, and a worker inside a wrapper (sh -c) cannot start",
+        "the seccomp profile has to allow pidfd_open (Docker 20.10 or later does)");
     finding_call(doctor, NOTE, "close_range", cox_doctor_close_range(), "there",
                  "Linux 5.9 has it; without it a worker starts more slowly",
                  "a newer seccomp profile allows it; without it a worker starts more slowly");
@@ -170,14 +170,14 @@ static void check_door(struct doctor *doctor)
     char path[COX_DOOR_PATH_SIZE] = "";
     struct cox_error err = {0};
     int r = cox_doctor_door_folder(path, &err);
-    finding(doctor, r ? NOTE : GOOD, "door folder",
-            "without it a named group starts, but coxswain status and stop cannot reach it; a "
-            "sealed one does not start",
-            "%s", r ? err.text : path);
+    finding(
+        doctor, r ? NOTE : GOOD, "door folder",
+        "without it a named group starts, but coxswain status and stop cannot reach it; a sealed one does not start",
+        "%s", r ? err.text : path);
     static const char advice[] =
         "the seccomp profile has to allow getsockopt; named attach works without";
-    finding_call(doctor, NOTE, "socket peers", cox_doctor_socket_peer(), "SO_PEERCRED works", advice,
-                 advice);
+    finding_call(doctor, NOTE, "socket peers", cox_doctor_socket_peer(), "SO_PEERCRED works",
+                 advice, advice);
     r = cox_doctor_futex_read_only();
     /* Who may not use futexes between processes has no semaphores either. */
     finding(doctor,
@@ -196,11 +196,12 @@ static void check_handles(struct doctor *doctor)
     char text[32], advice[160];
     if (read_line("/proc/sys/kernel/yama/ptrace_scope", text, sizeof text)) {
         scope = atoi(text);
-        finding(doctor, scope == 0 ? GOOD : NOTE, "ptrace scope",
-                scope >= 3 ? "fds are passed over sockets instead; only a restart changes it"
-                           : "sysctl kernel.yama.ptrace_scope=0 lets workers fetch fds from each "
-                             "other; without, they are passed over sockets",
-                "kernel.yama.ptrace_scope = %d", scope);
+        finding(
+            doctor, scope == 0 ? GOOD : NOTE, "ptrace scope",
+            scope >= 3
+                ? "fds are passed over sockets instead; only a restart changes it"
+                : "sysctl kernel.yama.ptrace_scope=0 lets workers fetch fds from each other; without, they are passed over sockets",
+            "kernel.yama.ptrace_scope = %d", scope);
     } else {
         finding(doctor, GOOD, "ptrace scope", NULL,
                 "no Yama: processes of one user may open each other's fds");
@@ -213,9 +214,9 @@ static void check_handles(struct doctor *doctor)
         snprintf(advice, sizeof advice, "ptrace scope %d; fds are passed over sockets instead",
                  scope);
     else
-        snprintf(advice, sizeof advice,
-                 "fds are passed over sockets instead; in a container --cap-add SYS_PTRACE or a "
-                 "looser seccomp profile");
+        snprintf(
+            advice, sizeof advice,
+            "fds are passed over sockets instead; in a container --cap-add SYS_PTRACE or a looser seccomp profile");
     if (parent)
         finding(doctor, NOTE, "pidfd_getfd", advice, "%s", cox_status_text(parent));
     else if (sibling)
@@ -278,13 +279,13 @@ static void check_memory(struct doctor *doctor, const struct cox_cgroup *cgroup)
     const struct cox_cgroup_limit *limit = &cgroup->memory;
     available = limit->limit > limit->used ? limit->limit - limit->used : 0;
     if (limit->state == COX_CGROUP_LIMITED)
-        finding(doctor, shortage(doctor, available >= needed, available >= least),
-                "cgroup memory limit",
-                "raise it (in a container --memory; systemd MemoryMax=), or use fewer ranks; "
-                "/dev/shm counts, too",
-                "%" PRIu64 " MiB, %" PRIu64 " MiB of it free; a group of %" PRIu32
-                " ranks takes %" PRIu64 " MiB (%s)",
-                limit->limit >> 20, available >> 20, doctor->rank_count, needed >> 20, limit->file);
+        finding(
+            doctor, shortage(doctor, available >= needed, available >= least),
+            "cgroup memory limit",
+            "raise it (in a container --memory; systemd MemoryMax=), or use fewer ranks; /dev/shm counts, too",
+            "%" PRIu64 " MiB, %" PRIu64 " MiB of it free; a group of %" PRIu32
+            " ranks takes %" PRIu64 " MiB (%s)",
+            limit->limit >> 20, available >> 20, doctor->rank_count, needed >> 20, limit->file);
     else
         finding(doctor, limit->state == COX_CGROUP_NONE ? GOOD : NOTE, "cgroup memory limit",
                 "mount /sys/fs/cgroup, so that it can be read",
@@ -332,16 +333,15 @@ static void check_processors(struct doctor *doctor, const struct cox_cgroup_limi
         finding(doctor, NOTE, "processors", "the seccomp profile should allow sched_getaffinity",
                 "cannot be told: %s", cox_status_text(r));
     else
-        finding(doctor, doctor->asked && allowed < doctor->rank_count ? NOTE : GOOD, "processors",
-                "ranks that compute on processors share them: use fewer ranks, or allow more "
-                "(taskset, cpuset)",
-                "%" PRIu32 " of %ld may be used", allowed, sysconf(_SC_NPROCESSORS_ONLN));
+        finding(
+            doctor, doctor->asked && allowed < doctor->rank_count ? NOTE : GOOD, "processors",
+            "ranks that compute on processors share them: use fewer ranks, or allow more (taskset, cpuset)",
+            "%" PRIu32 " of %ld may be used", allowed, sysconf(_SC_NPROCESSORS_ONLN));
     if (quota->state == COX_CGROUP_LIMITED)
-        finding(doctor, quota->limit < allowed * UINT64_C(1000000) ? NOTE : GOOD,
-                "cgroup CPU quota",
-                "more ranks than this are throttled together: raise it (in a container --cpus; "
-                "systemd CPUQuota=), or use fewer ranks",
-                "%.2f processors (%s)", (double)quota->limit / 1e6, quota->file);
+        finding(
+            doctor, quota->limit < allowed * UINT64_C(1000000) ? NOTE : GOOD, "cgroup CPU quota",
+            "more ranks than this are throttled together: raise it (in a container --cpus; systemd CPUQuota=), or use fewer ranks",
+            "%.2f processors (%s)", (double)quota->limit / 1e6, quota->file);
     else
         finding(doctor, quota->state == COX_CGROUP_NONE ? GOOD : NOTE, "cgroup CPU quota",
                 "mount /sys/fs/cgroup, so that it can be read",
@@ -354,8 +354,7 @@ static void help(FILE *file)
         file,
         "Usage: coxswain doctor [-n N]\n"
         "\n"
-        "Looks at what this machine lets a group do: shared memory, sockets, process handles, "
-        "limits,\n"
+        "Looks at what this machine lets a group do: shared memory, sockets, process handles, limits,\n"
         "memory, clock and processors, and says what to change. BAD keeps a group from starting\n"
         "or working; note is worth knowing. Exit status 1 when something is BAD.\n"
         "\n"

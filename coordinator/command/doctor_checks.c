@@ -30,7 +30,8 @@ int cox_doctor_unnamed_file(void)
     return unlink(path) < 0 ? -errno : 0;
 }
 
-/* A page of memory without a name, and the same for readers. The fds are the caller's, also of a failure. */
+/* A page of memory without a name, and the same for readers. The fds are the caller's, also of a
+ * failure. */
 static int memory_make(int ret_fds[2])
 {
     char path[64];
@@ -119,10 +120,10 @@ static int folder_try_parent(const char *path, struct cox_error *err)
     *strrchr(parent, '/') = '\0';
     if (faccessat(AT_FDCWD, parent, W_OK | X_OK, AT_EACCESS) == 0)
         return 0;
-    return cox_fail(err, -errno,
-                    "%s cannot be made in %s: %s (set XDG_RUNTIME_DIR to a folder of your own, or "
-                    "unset it)",
-                    strrchr(path, '/') + 1, parent, cox_status_text(-errno));
+    return cox_fail(
+        err, -errno,
+        "%s cannot be made in %s: %s (set XDG_RUNTIME_DIR to a folder of your own, or unset it)",
+        strrchr(path, '/') + 1, parent, cox_status_text(-errno));
 }
 
 int cox_doctor_door_folder(char *path, struct cox_error *err)

@@ -1,35 +1,41 @@
 /*
- * doctor_checks: tries what a group will need of the kernel, so that a refusal is known before the start.
+ * doctor_checks: tries what a group will need of the kernel, so that a refusal is known before the
+ * start.
  *
- * A version number says little: distributions bring features back, and the seccomp profile of a container takes them
- * away. So each probe does the thing itself, in small, as the library does it.
+ * A version number says little: distributions bring features back, and the seccomp profile of a
+ * container takes them away. So each probe does the thing itself, in small, as the library does it.
  *
- * Every function, where nothing else is said, returns 0: it works; -ENOSYS: the kernel is too old or a filter says so; another -errno.
+ * Every function, where nothing else is said, returns 0: it works; -ENOSYS: the kernel is too old
+ * or a filter says so; another -errno.
  *
  * Threads: one at a time; those that fork must run before the process has threads.
  * Blocks: until the children that a probe forks have ended, which is at once.
- * If the process dies: the children end with it. Only between two calls of cox_doctor_unnamed_file can a name be left,
- *   /dev/shm/<pid>_doctor, and of cox_doctor_door_folder, <pid>.doctor in that folder.
+ * If the process dies: the children end with it. Only between two calls of cox_doctor_unnamed_file
+ *   can a name be left, /dev/shm/<pid>_doctor, and of cox_doctor_door_folder, <pid>.doctor in that
+ *   folder.
  */
 #ifndef COX_COORDINATOR_PROBE_H
 #define COX_COORDINATOR_PROBE_H
 
 #include "channel/base/base.h"
 
-/* A file without a name in /dev/shm, that is given one: how regions appear only when they are whole. */
+/* A file without a name in /dev/shm, that is given one: how regions appear only when they are
+ * whole. */
 int cox_doctor_unnamed_file(void);
-/* A memfd with the seals that a region without a name has, which then nobody can map for writing, and
- * everybody for reading. */
+/* A memfd with the seals that a region without a name has, which then nobody can map for writing,
+ * and everybody for reading. */
 int cox_doctor_seals(void);
-/* A word in memory that is mapped for reading only can be slept on: how ranks of sealed groups wait. */
+/* A word in memory that is mapped for reading only can be slept on: how ranks of sealed groups
+ * wait. */
 int cox_doctor_futex_read_only(void);
 /* A socket tells whose process is at its other end: who may come in at a door. */
 int cox_doctor_socket_peer(void);
-/* Where the sockets of groups are, or would be: path (of COX_DOOR_PATH_SIZE bytes) is filled unless COX_TOO_LARGE is
- * returned. Nothing is made there but a socket that is removed again. Returns as cox_door_open for the folder; err has
- * what is wrong and what to do. */
+/* Where the sockets of groups are, or would be: path (of COX_DOOR_PATH_SIZE bytes) is filled unless
+ * COX_TOO_LARGE is returned. Nothing is made there but a socket that is removed again. Returns as
+ * cox_door_open for the folder; err has what is wrong and what to do. */
 int cox_doctor_door_folder(char *path, struct cox_error *err);
-/* A process that comes with its pidfd (CLONE_PIDFD) and is reaped by it (P_PIDFD): how workers start and end. */
+/* A process that comes with its pidfd (CLONE_PIDFD) and is reaped by it (P_PIDFD): how workers
+ * start and end. */
 int cox_doctor_child_pidfd(void);
 /* A pidfd for a process that is not ours: how a worker watches its coordinator. */
 int cox_doctor_pidfd_open(void);

@@ -28,7 +28,8 @@ struct handle_options {
     const char *name;
     uint64_t dump_size;
     bool hex;
-    char found[COX_DOOR_PATH_SIZE]; /* the door of `name` */
+    /* the door of `name` */
+    char found[COX_DOOR_PATH_SIZE];
 };
 
 static void help(FILE *file)

@@ -15,7 +15,8 @@
 struct cox_init_choice {
     struct cox_config_entry *entries;
     size_t count;
-    size_t file_count; /* of them, the first ones, from the file */
+    /* of them, the first ones, from the file */
+    size_t file_count;
     bool has_file;
 };
 

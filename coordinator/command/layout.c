@@ -12,12 +12,13 @@
 
 static void help(FILE *file)
 {
-    fprintf(file, "Usage: coxswain layout [OPTION]...\n"
-                  "\n"
-                  "Prints every shared memory object that a group would create, its size, every "
-                  "semaphore with\n"
-                  "its starting value, the totals, and what is free. Nothing is created.\n"
-                  "\n");
+    fprintf(
+        file,
+        "Usage: coxswain layout [OPTION]...\n"
+        "\n"
+        "Prints every shared memory object that a group would create, its size, every semaphore with\n"
+        "its starting value, the totals, and what is free. Nothing is created.\n"
+        "\n");
     cox_layout_options_help(file);
     cox_exit_help(file);
 }

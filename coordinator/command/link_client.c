@@ -78,7 +78,8 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
     return r;
 }
 
-/* The state of one link. What was ordered is in the list until somebody takes it away: nobody will link it then. */
+/* The state of one link. What was ordered is in the list until somebody takes it away: nobody will
+ * link it then. */
 static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
                      enum cox_group_link_state *ret_state, struct cox_error *err)
 {

@@ -1,5 +1,6 @@
 /*
- * link_client: two running groups brought together by a third process: what one says of itself is handed to the other.
+ * link_client: two running groups brought together by a third process: what one says of itself is
+ * handed to the other.
  *
  * Threads: one.
  * Ownership: clients are the caller's; what replies point to is lent by them as client.h says.
@@ -26,9 +27,10 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
                            struct CoxswainControl__LinkStatusReply **ret_status,
                            struct cox_error *err);
 
-/* The ranks of `reader` link the KV caches of `owner`. *ret_life: of the owner, that was linked. wait: until every rank of the reader
- * has linked. Returns 0; what either group says; COX_REJECTED: a rank could not, err tells; COX_TIMEOUT: one has not yet;
- * COX_STALE: somebody has unlinked it meanwhile. */
+/* The ranks of `reader` link the KV caches of `owner`. *ret_life: of the owner, that was linked.
+ * wait: until every rank of the reader has linked. Returns 0; what either group says; COX_REJECTED:
+ * a rank could not, err tells; COX_TIMEOUT: one has not yet; COX_STALE: somebody has unlinked it
+ * meanwhile. */
 int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const char *owner_name,
                     bool wait, uint64_t deadline_ns, uint64_t *ret_life, struct cox_error *err);
 

@@ -1,4 +1,5 @@
-/* coxswain link, unlink, link-status and role: which groups read each other's KV caches, and what for. */
+/* coxswain link, unlink, link-status and role: which groups read each other's KV caches, and what
+ * for. */
 #include "command.h"
 
 #include "channel/shm/geometry.h"
@@ -30,7 +31,8 @@ typedef CoxswainControl__LinkState link_message;
 struct choice {
     const char *command;
     struct cox_connection target;
-    const char *word; /* the other group, or the role; NULL: none */
+    /* the other group, or the role; NULL: none */
+    const char *word;
     bool wait, no_wait;
     bool json;
 };
@@ -38,7 +40,8 @@ struct choice {
 struct verb {
     const char *name;
     const char *help;
-    const char *wants; /* NULL: no word; what it is */
+    /* NULL: no word; what it is */
+    const char *wants;
     bool word_may_lack;
     int (*run)(const struct choice *choice, struct cox_client *client, uint64_t deadline_ns,
                struct cox_error *err);
@@ -193,12 +196,9 @@ static const struct verb link_verb = {
     "link",
     "Usage: coxswain link [--name NAME | --door PATH] [OPTION]... OWNER\n"
     "\n"
-    "The ranks of a running group attach the KV caches of the running group OWNER, and may then "
-    "pull\n"
-    "from it (coxswain generate --prefill OWNER --decode NAME). Both have the same model and as "
-    "many\n"
-    "ranks. Waits until every rank has attached. A link ends with `unlink`; when OWNER has "
-    "replaced a\n"
+    "The ranks of a running group attach the KV caches of the running group OWNER, and may then pull\n"
+    "from it (coxswain generate --prefill OWNER --decode NAME). Both have the same model and as many\n"
+    "ranks. Waits until every rank has attached. A link ends with `unlink`; when OWNER has replaced a\n"
     "rank, it is made again.\n"
     "\n"
     "      --no-wait      do not wait: link-status tells how it goes\n",
@@ -215,8 +215,7 @@ static const struct verb link_status_verb = {
     "Usage: coxswain link-status [--name NAME | --door PATH] [OPTION]...\n"
     "\n"
     "Asks every rank of a running group how its links are, and prints a line for each: waiting,\n"
-    "running, success, or failed with a code and a reason. One that failed at any rank has "
-    "failed;\n"
+    "running, success, or failed with a code and a reason. One that failed at any rank has failed;\n"
     "success is that of all ranks.\n"
     "\n"
     "      --wait         until nothing waits or runs any more\n"

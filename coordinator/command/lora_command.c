@@ -27,7 +27,8 @@ struct choice {
     CoxswainControl__LoraAction action;
     struct cox_connection target;
     const char *adapter;
-    char *path; /* absolute */
+    /* absolute */
+    char *path;
     bool json;
 };
 
@@ -39,14 +40,11 @@ static void help(FILE *file)
         "       coxswain lora unload ADAPTER [--name NAME | --door PATH] [OPTION]...\n"
         "       coxswain lora list [--name NAME | --door PATH] [OPTION]...\n"
         "\n"
-        "LoRA adapters of the attention projections, in every rank of a running group, while it "
-        "serves.\n"
-        "DIR has adapter_config.json and adapter_model.safetensors, as PEFT writes them. "
-        "Prompts name\n"
+        "LoRA adapters of the attention projections, in every rank of a running group, while it serves.\n"
+        "DIR has adapter_config.json and adapter_model.safetensors, as PEFT writes them. Prompts name\n"
         "an adapter with `coxswain generate --name NAME --lora ADAPTER`.\n"
         "\n"
-        "  load    every rank loads it, or none keeps it; prints a line `rank R: STATUS` for "
-        "each\n"
+        "  load    every rank loads it, or none keeps it; prints a line `rank R: STATUS` for each\n"
         "  unload  new prompts with it are refused, those that run are waited for\n"
         "  list    a line `ADAPTER STATE USES DIR` for each\n"
         "\n"

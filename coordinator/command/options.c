@@ -66,8 +66,7 @@ int cox_parse_size(const char *what, const char *text, uint64_t *ret_size, struc
         number > SIZE_MAX_BYTES >> shift)
         return cox_fail(
             err, COX_INVALID,
-            "%s is '%.64s': expected a number of bytes above 0, with K, M or G behind it or "
-            "nothing",
+            "%s is '%.64s': expected a number of bytes above 0, with K, M or G behind it or nothing",
             what, text);
     *ret_size = (uint64_t)number << shift;
     return 0;
@@ -85,8 +84,7 @@ static int channel_size(const char *what, const char *text, uint64_t *sizes, str
     }
     return cox_fail(
         err, COX_INVALID,
-        "%s is '%.64s': expected CHANNEL=BYTES with execute, shared_sync_link, transfer, "
-        "recover_command or execute_error",
+        "%s is '%.64s': expected CHANNEL=BYTES with execute, shared_sync_link, transfer, recover_command or execute_error",
         what, text);
 }
 
@@ -262,9 +260,9 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
     if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&
         recovery->on_death != COX_ON_DEATH_RESTART &&
         recovery->on_death != COX_ON_DEATH_RESTART_ALL)
-        return cox_fail(err, COX_INVALID,
-                        "--restart-max, --restart-window and --restart-backoff: need --on-death "
-                        "restart or restart-all");
+        return cox_fail(
+            err, COX_INVALID,
+            "--restart-max, --restart-window and --restart-backoff: need --on-death restart or restart-all");
     int r = cox_geometry_resolve(options->rank_count, &choice, &geometry, err);
     if (r)
         return r;
@@ -285,15 +283,12 @@ void cox_layout_options_help(FILE *file)
         "                            divides a model among 1, 2, 4 or 8\n"
         "      --name NAME           name of the group (default: made of the process id)\n"
         "      --depth D             requests in flight per channel, 1 to %d (default %d)\n"
-        "      --spin off|auto|max   whoever waits looks before it sleeps: not at all, for 50 us "
-        "(auto,\n"
-        "                            the default), or for 2 ms; only where ranks + 1 fit the "
-        "processors\n"
+        "      --spin off|auto|max   whoever waits looks before it sleeps: not at all, for 50 us (auto,\n"
+        "                            the default), or for 2 ms; only where ranks + 1 fit the processors\n"
         "                            that affinity and cgroup quota allow; never with\n"
         "                            --legacy-workers\n"
         "      --attach named|sealed how workers come to the group's memory: by names in /dev/shm\n"
-        "                            (default), or by fds at the group's door, where nothing has "
-        "a\n"
+        "                            (default), or by fds at the group's door, where nothing has a\n"
         "                            name and no worker can touch what is not its own\n"
         "      --legacy-workers      the names, sizes and rules of MindIE-LLM workers; depth 1\n"
         "      --request-size CHANNEL=BYTES[K|M|G]\n"
@@ -333,15 +328,13 @@ void cox_group_choice_help(FILE *file)
     fprintf(
         file,
         "      --model DIR           model folder (default: the model that came with the program)\n"
-        "      --no-shared-weights   every worker loads its own part of the model, in private "
-        "memory,\n"
+        "      --no-shared-weights   every worker loads its own part of the model, in private memory,\n"
         "                            instead of all using one copy that this program loads\n"
         "      --worker PATH         worker program (default: $COXSWAIN_WORKER, coxswain-worker\n"
         "                            beside this program, or in PATH)\n"
         "      --huge-pages          sealed memory on huge pages, if there are any\n"
         "      --bulk-size BYTES[K|M|G]\n"
-        "                            a request or an answer that does not fit its frame or slot "
-        "goes in\n"
+        "                            a request or an answer that does not fit its frame or slot goes in\n"
         "                            memory of its own, of so many bytes at most (default 2G, an\n"
         "                            answer 1G and a little)\n"
         "      --no-bulk             it is refused\n"

@@ -2,8 +2,8 @@
  * options: the command line shared by the commands that have a group: how many ranks, which worker,
  * what sizes.
  *
- * Every command gives getopt_long COX_GROUP_CHOICE_LONG_OPTIONS beside its own options and hands what is
- * not its own to cox_group_choice_take.
+ * Every command gives getopt_long COX_GROUP_CHOICE_LONG_OPTIONS beside its own options and hands
+ * what is not its own to cox_group_choice_take.
  *
  * Threads: one.
  * Blocks: nothing.
@@ -24,8 +24,10 @@
 struct cox_group_choice {
     uint32_t rank_count;
     bool rank_count_given;
-    const char *name; /* NULL: made of the process id */
-    uint32_t depth;   /* 0: default */
+    /* NULL: made of the process id */
+    const char *name;
+    /* 0: default */
+    uint32_t depth;
     enum cox_spin spin;
     bool spin_given;
     bool legacy_workers;
@@ -33,21 +35,29 @@ struct cox_group_choice {
     enum cox_attach attach;
     bool attach_given;
     bool huge_pages;
-    bool own_weights; /* every rank loads its own */
+    /* every rank loads its own */
+    bool own_weights;
     bool no_bulk;
-    uint64_t bulk_size; /* 0: default; requests and answers alike */
+    /* 0: default; requests and answers alike */
+    uint64_t bulk_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];
-    uint64_t start_timeout_ms; /* 0: default */
-    uint64_t step_ms;          /* 0: default */
-    /* --on-death and what belongs to it; 0: default. Only of commands that take COX_RECOVERY_LONG_OPTIONS. */
+    /* 0: default */
+    uint64_t start_timeout_ms;
+    /* 0: default */
+    uint64_t step_ms;
+    /* --on-death and what belongs to it; 0: default. Only of commands that take
+     * COX_RECOVERY_LONG_OPTIONS. */
     struct cox_recovery_options recovery;
     bool recovery_given;
-    uint32_t
-        steps_in_flight; /* of the scheduler; 0: default. Of commands that take COX_ASYNC_LONG_OPTIONS */
-    const char *worker;         /* NULL: looked up */
-    const char *model;          /* NULL: looked up */
-    char worker_path[PATH_MAX]; /* what the look-ups found */
+    /* of the scheduler; 0: default. Of commands that take COX_ASYNC_LONG_OPTIONS */
+    uint32_t steps_in_flight;
+    /* NULL: looked up */
+    const char *worker;
+    /* NULL: looked up */
+    const char *model;
+    /* what the look-ups found */
+    char worker_path[PATH_MAX];
     char model_path[PATH_MAX];
 };
 
@@ -125,7 +135,8 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
                           char *const *argv, struct cox_error *err);
 struct cox_geometry_choice;
 struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
-/* What can be checked before anything is created: name, sizes, depth, what goes together. Returns 0 or COX_INVALID. */
+/* What can be checked before anything is created: name, sizes, depth, what goes together. Returns 0
+ * or COX_INVALID. */
 int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);
 /* The lines of --help. */
 void cox_layout_options_help(FILE *file);
@@ -136,8 +147,8 @@ void cox_group_choice_help(FILE *file);
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
  * COX_EXEC_FAILED. */
 int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
-/* Whether the reference worker, where that is the one, can divide this model among so many ranks: it would say so itself, each
- * rank of them, once all are started. Returns 0 or COX_INVALID. */
+/* Whether the reference worker, where that is the one, can divide this model among so many ranks:
+ * it would say so itself, each rank of them, once all are started. Returns 0 or COX_INVALID. */
 int cox_worker_check(const struct cox_group_choice *options, const char *worker, const char *model,
                      struct cox_error *err);
 /* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.

@@ -1,5 +1,5 @@
-/* coxswain pull-kv: pulls what another group holds into blocks of a running group, tells how that went at every rank, and gives
- * the blocks back. */
+/* coxswain pull-kv: pulls what another group holds into blocks of a running group, tells how that
+ * went at every rank, and gives the blocks back. */
 #include "command.h"
 
 #include "channel/shm/geometry.h"
@@ -37,10 +37,8 @@ static void help(FILE *file)
         file,
         "Usage: coxswain pull-kv --from OWNER --hold ID [--name NAME | --door PATH] [OPTION]...\n"
         "\n"
-        "Pulls the keys and values that the running group OWNER holds as ID into free blocks of "
-        "the\n"
-        "running group NAME, prints a line `rank R: ok: BYTES bytes in T ms` or `rank R: CODE: "
-        "TEXT`\n"
+        "Pulls the keys and values that the running group OWNER holds as ID into free blocks of the\n"
+        "running group NAME, prints a line `rank R: ok: BYTES bytes in T ms` or `rank R: CODE: TEXT`\n"
         "for each, and gives the blocks back. The hold stays its client's. NAME has to be linked\n"
         "with OWNER (coxswain link).\n"
         "\n"

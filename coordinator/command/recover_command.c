@@ -199,10 +199,10 @@ static int take_command(struct choice *choice, int count, char *const *words, st
         if (!strcmp(words[0], command_name(choice->command)))
             break;
     if (choice->command > COMMAND_RESTART)
-        return cox_fail(err, COX_INVALID,
-                        "'%.64s' is no recovery command: expected pause, pause-net, clear, reinit, "
-                        "start or restart",
-                        words[0]);
+        return cox_fail(
+            err, COX_INVALID,
+            "'%.64s' is no recovery command: expected pause, pause-net, clear, reinit, start or restart",
+            words[0]);
     if (choice->command != COMMAND_RESTART && (choice->rank_given || choice->kill))
         return cox_fail(err, COX_INVALID, "--rank and --kill are for restart: %s is for all ranks",
                         words[0]);

@@ -44,8 +44,7 @@ static void help(FILE *file)
         "With the reference worker, `coxswain generate --name NAME` then completes prompts on\n"
         "the group, for any number of callers at once.\n"
         "\n"
-        "      --init KEY=VALUE      configuration that every worker gets at init; may be "
-        "repeated\n"
+        "      --init KEY=VALUE      configuration that every worker gets at init; may be repeated\n"
         "      --init-file FILE      the same: a JSON object of strings, numbers, true and false;\n"
         "                            what --init says comes before it\n"
         "      --no-init             start them only\n"
@@ -54,8 +53,7 @@ static void help(FILE *file)
         "                            as long as that takes; standard error tells how they come\n"
         "                            (coxswain-worker --door NAME)\n"
         "      --adapter NAME=DIR    load this LoRA adapter at the start (see coxswain lora)\n"
-        "      --role ROLE           prefill: computes prompts, and holds their keys and values "
-        "for a\n"
+        "      --role ROLE           prefill: computes prompts, and holds their keys and values for a\n"
         "                            group that decodes; decode: goes on with them; standard, the\n"
         "                            default: both (coxswain role changes it)\n"
         "      --step-tokens N       compute so many tokens in one step (default 512)\n"
@@ -218,8 +216,7 @@ int cox_command_run(int argc, char **argv)
                      argv[optind]);
     if (!r && options.external && (group.worker || options.no_flags))
         r = cox_fail(&error, COX_INVALID,
-                     "--external starts no worker: leave out --worker and "
-                     "--no-flags");
+                     "--external starts no worker: leave out --worker and --no-flags");
     if (!r && options.external) {
         if (options.init)
             r = cox_model_find(&group, &model, &error);

@@ -45,8 +45,8 @@ int cox_signals_start(struct cox_signals *signals, bool (*taken)(void *context, 
     signals->context = context;
     for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
         struct sigaction action;
-        /* What was ignored at the start (nohup; a shell's background job) stays so; a signalfd would
-         * get it all the same. */
+        /* What was ignored at the start (nohup; a shell's background job) stays so; a signalfd
+         * would get it all the same. */
         if (sigaction(numbers[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN)
             sigaddset(&set, numbers[i]);
     }

@@ -2,8 +2,8 @@
  * signals: SIGINT, SIGTERM and SIGHUP, those of them that were not ignored at the start, blocked in
  * every thread and taken by one of their own.
  *
- * Threads: start and end from the main thread, start before any other thread exists; taken is called
- *   on the thread of signals.
+ * Threads: start and end from the main thread, start before any other thread exists; taken is
+ *   called on the thread of signals.
  * Ownership: the struct is the caller's, and stays where it is until end.
  * Blocks: end until taken has returned.
  * If the process dies: nothing is left.
@@ -23,7 +23,8 @@ struct cox_signals {
     bool masked;
     sigset_t old_mask;
     int signal_fd;
-    int end_fd; /* an eventfd: the thread leaves */
+    /* an eventfd: the thread leaves */
+    int end_fd;
     bool threaded;
     pthread_t thread;
 };

@@ -42,10 +42,8 @@ static void help(FILE *file)
         "request is published; ranks, until the last answer is there; handler, until the host is\n"
         "done with it; total, all of them together.\n"
         "\n"
-        "Waits: those for answers that slept and were woken, and those for answers or for work "
-        "that\n"
-        "ended by looking (run --spin), without a sleep. cpu: processor time of the process so "
-        "far.\n"
+        "Waits: those for answers that slept and were woken, and those for answers or for work that\n"
+        "ended by looking (run --spin), without a sleep. cpu: processor time of the process so far.\n"
         "\n"
         "      --name NAME    of the group (default: the only one that is alive)\n"
         "      --door PATH    the same by its door, as `run` prints it\n"
@@ -66,8 +64,8 @@ static const struct option long_options[] = {
 #define COLUMN_COUNT 100
 #define TEXT_SIZE 160
 
-/* Prints parts, and begins an indented line before one that would go beyond the last column. A part that is
- * longer than a line goes beyond it. */
+/* Prints parts, and begins an indented line before one that would go beyond the last column. A part
+ * that is longer than a line goes beyond it. */
 struct lines {
     size_t column;
 };
@@ -373,7 +371,8 @@ static void print_unknown(const status_reply *status)
                format_seconds(text, status->unknown_error_age_ns), status->unknown_error);
 }
 
-/* "role decode, linked with A, B; holds 3 (12 blocks); pulls: ..." Nothing of a group that has taken no part so far. */
+/* "role decode, linked with A, B; holds 3 (12 blocks); pulls: ..." Nothing of a group that has
+ * taken no part so far. */
 static void print_transfer(const CoxswainControl__TransferStatus *transfer)
 {
     char text[TEXT_SIZE];

@@ -10,7 +10,8 @@
 #include <stdlib.h>
 
 #define TIMEOUT_MS 60000
-/* The group gives up at the timeout, and then says so; and first it reads the files, which no timeout cuts short. */
+/* The group gives up at the timeout, and then says so; and first it reads the files, which no
+ * timeout cuts short. */
 #define ANSWER_MS (10 * UINT64_C(60) * 1000)
 
 static void help(FILE *file)
@@ -39,8 +40,8 @@ static const struct option long_options[] = {
     {NULL, 0, NULL, 0},
 };
 
-static int ask(const struct cox_connection *target, const char *directory, struct cox_client *client,
-               uint64_t *ret_version, struct cox_error *err)
+static int ask(const struct cox_connection *target, const char *directory,
+               struct cox_client *client, uint64_t *ret_version, struct cox_error *err)
 {
     CoxswainControl__WeightsRequest weights = COXSWAIN_CONTROL__WEIGHTS_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;

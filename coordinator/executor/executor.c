@@ -42,7 +42,7 @@ static void executor_on_fault(void *context, int rank, const char *text)
     if (rank >= 0)
         snprintf(name, sizeof name, "%d", rank);
     cox_last_errors_add(&executor->last_errors, rank >= 0 ? (uint32_t)rank : COX_COMPLAINT_UNKNOWN,
-                       "it reported: %s", text);
+                        "it reported: %s", text);
     cox_inside_enter(&inside, executor);
     if (executor->options.fault)
         executor->options.fault(executor->options.hook_context, rank, text);
@@ -134,12 +134,13 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
                         "rank %" PRIu32 " attached as generation %" PRIu32 ", expected %" PRIu32,
                         rank, generation, expected);
     if (seat && (uint32_t)seat != pid)
-        return cox_fail(err, COX_CORRUPT,
-                        "rank %" PRIu32 " attached as process %" PRIu32
-                        ", but process %jd logged on: is it in a pid namespace of its own? Start "
-                        "it in the coordinator's",
-                        rank, pid, (intmax_t)seat);
-    /* A start time of 0 would let any process of that number be taken for the rank, and killed with it. */
+        return cox_fail(
+            err, COX_CORRUPT,
+            "rank %" PRIu32 " attached as process %" PRIu32
+            ", but process %jd logged on: is it in a pid namespace of its own? Start it in the coordinator's",
+            rank, pid, (intmax_t)seat);
+    /* A start time of 0 would let any process of that number be taken for the rank, and killed with
+     * it. */
     if (start == 0)
         return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
     int r = cox_supervisor_adopt(executor->supervisor, rank, (pid_t)pid, start);
@@ -152,7 +153,8 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
 }
 
 /* Every rank that has attached by now, also behind one that has not: from then on its process is
- * watched. checked grows. The lock of the execute collector is held, and given up meanwhile. Returns 0, or what is wrong with one. */
+ * watched. checked grows. The lock of the execute collector is held, and given up meanwhile.
+ * Returns 0, or what is wrong with one. */
 static int executor_check_attached(struct cox_executor *executor, struct cox_rank_set *checked,
                                    struct cox_error *err)
 {
@@ -183,12 +185,11 @@ static const char *executor_why_late(struct cox_executor *executor, uint32_t ran
         return "but did not attach in time: it is stopped by a signal";
     return executor->options.external_workers
                ? "but did not attach in time"
-               : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for "
-                 "others)";
+               : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for others)";
 }
 
-/* What the host says and is told while the ranks attach. told: the ranks that it knows to be missing; all zero at
- * first. Returns whether it wants no more of it. */
+/* What the host says and is told while the ranks attach. told: the ranks that it knows to be
+ * missing; all zero at first. Returns whether it wants no more of it. */
 static bool executor_ask_host(struct cox_executor *executor, const struct cox_rank_set *checked,
                               struct cox_rank_set *told)
 {
@@ -239,8 +240,8 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     return r;
 }
 
-/* What a dead group left under this name holds the space that is needed now; and what is unlinked is
- * held until its last process, killed with it, is torn down. Returns 0 also where somebody else
+/* What a dead group left under this name holds the space that is needed now; and what is unlinked
+ * is held until its last process, killed with it, is torn down. Returns 0 also where somebody else
  * sweeps: create waits for that one. */
 static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
 {
@@ -263,8 +264,8 @@ static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
 
 static int executor_create_sealed(struct cox_executor *executor, struct cox_error *err)
 {
-    /* A name is one group's, of whichever kind; and a dead one of the other kind may have left memory
-     * in /dev/shm, which need not be there for this one. */
+    /* A name is one group's, of whichever kind; and a dead one of the other kind may have left
+     * memory in /dev/shm, which need not be there for this one. */
     struct cox_error why = {0};
     int r = executor_sweep(executor, &why);
     if (r == COX_TAKEN || r < 0)
@@ -401,10 +402,10 @@ static int executor_check_options(const struct cox_executor_options *options, ch
             return r;
         size_t length = strlen(options->name), max = COX_NAME_SIZE_MAX - COX_NAME_SERIAL_SIZE;
         if (options->legacy_workers && length > max)
-            return cox_fail(err, COX_INVALID,
-                            "the group name has %zu characters: with legacy workers, whose regions "
-                            "have other names at every start, at most %zu are allowed",
-                            length, max);
+            return cox_fail(
+                err, COX_INVALID,
+                "the group name has %zu characters: with legacy workers, whose regions have other names at every start, at most %zu are allowed",
+                length, max);
         snprintf(name, name_size, "%s", options->name);
     } else {
         snprintf(name, name_size, "%jd_%" PRIu32, (intmax_t)getpid(),
@@ -435,11 +436,10 @@ static void executor_unlink(struct cox_executor *executor)
     executor->named = false;
     pthread_mutex_unlock(&executor->memory_lock);
     if (named && !ours)
-        cox_log_write(&executor->options.log, 4,
-                      "the names of the group '%s' in /dev/shm were removed while it lived, and "
-                      "nothing is removed now: does systemd do it at logout (RemoveIPC=yes in "
-                      "logind.conf)?",
-                      executor->name);
+        cox_log_write(
+            &executor->options.log, 4,
+            "the names of the group '%s' in /dev/shm were removed while it lived, and nothing is removed now: does systemd do it at logout (RemoveIPC=yes in logind.conf)?",
+            executor->name);
 }
 
 /* Nothing is made before it is needed. */
@@ -507,8 +507,8 @@ int cox_executor_start(const struct cox_executor_options *options,
     executor->blocks.intake.door_path = cox_executor_door(executor); /* before any request */
     cox_fault_point(COX_FAULT_STARTED);
     *ret_executor = executor; /* before any hook */
-    /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death meanwhile at least
-     * one of the two tells. Partner: executor_on_death. */
+    /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death
+     * meanwhile at least one of the two tells. Partner: executor_on_death. */
     atomic_store(&executor->started, true);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
         if (cox_supervisor_dead(executor->supervisor, rank, NULL))

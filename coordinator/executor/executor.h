@@ -33,42 +33,57 @@ struct ModelExecuteData__ExecuteRequest;
 
 /* 0 or NULL everywhere means default. */
 struct cox_executor_options {
-    const char *name;           /* of the group; NULL: "<pid>_<counter>" */
-    uint32_t rank_count;        /* required */
-    const char *const *command; /* required: argv of every worker, NULL-terminated */
-    bool no_flags; /* do not append the rank flags to command; the environment has all of it */
-    const int32_t *devices; /* rank_count of them; NULL: device = rank */
-    uint32_t depth;         /* requests in flight per channel, 1 to 8; default 4 */
-    enum cox_spin
-        spin; /* whether who waits looks before it sleeps; channel/base/spin.h; default auto */
-    enum cox_attach attach; /* how workers come to the group's memory; default named */
-    bool huge_pages;        /* sealed: on huge pages, if there are any */
-    /* None is started: all log on at the door by themselves (coxswain-worker --door PATH), and start
-     * waits for them, without a limit unless start_timeout_ms says one. command is not used. */
+    /* of the group; NULL: "<pid>_<counter>" */
+    const char *name;
+    /* required */
+    uint32_t rank_count;
+    /* required: argv of every worker, NULL-terminated */
+    const char *const *command;
+    /* do not append the rank flags to command; the environment has all of it */
+    bool no_flags;
+    /* rank_count of them; NULL: device = rank */
+    const int32_t *devices;
+    /* requests in flight per channel, 1 to 8; default 4 */
+    uint32_t depth;
+    /* whether who waits looks before it sleeps; channel/base/spin.h; default auto */
+    enum cox_spin spin;
+    /* how workers come to the group's memory; default named */
+    enum cox_attach attach;
+    /* sealed: on huge pages, if there are any */
+    bool huge_pages;
+    /* None is started: all log on at the door by themselves (coxswain-worker --door PATH), and
+     * start waits for them, without a limit unless start_timeout_ms says one. command is not used.
+     */
     bool external_workers;
-    bool legacy_workers; /* ranks that know nothing of the control region; depth 1 */
-    bool keep_names;     /* leave names in /dev/shm while the group lives */
-    uint64_t request_size[COX_CHANNEL_COUNT];  /* bytes of a channel's request region, all frames
-                                                  together */
-    uint64_t response_size[COX_CHANNEL_COUNT]; /* bytes of a channel's response region, all slots
-                                                  together */
-    /* What is larger than its frame or slot goes in memory of its own, made when it is needed and not before: requests
-     * up to bulk_size_max bytes (default 2 GiB; a message has 2 GiB - 1 at most), answers of one rank up to reply_size_max
-     * (default 1 GiB + 64 MiB). The coordinator has a private copy of every such answer until its handler has returned. Legacy
-     * workers know nothing of it. no_bulk: it is refused as too large. */
+    /* ranks that know nothing of the control region; depth 1 */
+    bool legacy_workers;
+    /* leave names in /dev/shm while the group lives */
+    bool keep_names;
+    /* bytes of a channel's request region, all frames together */
+    uint64_t request_size[COX_CHANNEL_COUNT];
+    /* bytes of a channel's response region, all slots together */
+    uint64_t response_size[COX_CHANNEL_COUNT];
+    /* What is larger than its frame or slot goes in memory of its own, made when it is needed and
+     * not before: requests up to bulk_size_max bytes (default 2 GiB; a message has 2 GiB - 1 at
+     * most), answers of one rank up to reply_size_max (default 1 GiB + 64 MiB). The coordinator has
+     * a private copy of every such answer until its handler has returned. Legacy workers know
+     * nothing of it. no_bulk: it is refused as too large. */
     bool no_bulk;
     uint64_t bulk_size_max;
     uint64_t reply_size_max;
-    const char *
-        door_folder; /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
-    bool no_door;    /* no socket; not with sealed attach or external workers */
-    /* Without one start fails; otherwise, where this user has no place for it, that is logged, and the
-     * group goes without (not with sealed attach or external workers). */
+    /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
+    const char *door_folder;
+    /* no socket; not with sealed attach or external workers */
+    bool no_door;
+    /* Without one start fails; otherwise, where this user has no place for it, that is logged, and
+     * the group goes without (not with sealed attach or external workers). */
     bool need_door;
-    uint64_t start_timeout_ms; /* default 60,000 */
-    uint64_t
-        finalize_ms;  /* how long stop waits for workers to leave by themselves; default 3,000 */
-    uint64_t term_ms; /* and then, after SIGTERM; default 2,000 */
+    /* default 60,000 */
+    uint64_t start_timeout_ms;
+    /* how long stop waits for workers to leave by themselves; default 3,000 */
+    uint64_t finalize_ms;
+    /* and then, after SIGTERM; default 2,000 */
+    uint64_t term_ms;
     struct cox_log log;
     void *hook_context;
     /* A line that a worker wrote, without newline. NULL: dropped. On the supervisor thread. */
@@ -76,20 +91,21 @@ struct cox_executor_options {
     /* A worker reported a fault outside any answer. rank is -1 where it is unknown: the workers of
      * MindIE-LLM do not say which rank they are. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, int32_t rank, const char *text);
-    /* External workers can log on from now on, at this door. Called once, inside start. NULL: nobody is
-     * told. */
+    /* External workers can log on from now on, at this door. Called once, inside start. NULL:
+     * nobody is told. */
     void (*waiting)(void *hook_context, const char *name, const char *door);
-    /* The ranks that have not attached yet, while start waits for them: at first all, then whenever there
-     * are fewer. On the thread of start. NULL: nobody is told. */
+    /* The ranks that have not attached yet, while start waits for them: at first all, then whenever
+     * there are fewer. On the thread of start. NULL: nobody is told. */
     void (*attaching)(void *hook_context, const struct cox_rank_set *missing);
     /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);
-    /* A command has come in at the door and was welcomed: fd, a blocking stream socket, is given; not
-     * 0: it is refused with err's text, and fd is not taken. On the door's thread: must not block.
-     * NULL: commands are refused. */
+    /* A command has come in at the door and was welcomed: fd, a blocking stream socket, is given;
+     * not 0: it is refused with err's text, and fd is not taken. On the door's thread: must not
+     * block. NULL: commands are refused. */
     int (*control)(void *hook_context, int fd, struct cox_error *err);
-    /* A worker died. NULL: logged. On the supervisor thread, or inside start for who died meanwhile. */
+    /* A worker died. NULL: logged. On the supervisor thread, or inside start for who died
+     * meanwhile. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
 };
 
@@ -107,43 +123,47 @@ COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
  * (state D) excepted. Returns how many
  * workers had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
-/* For a process that is about to end at once, as at a second SIGTERM: kills the workers, removes the names and the socket, and
- * waits for nothing. Any thread, also while another one is in stop; not while start or free has not returned. What else may be
- * called afterwards: stop and free. */
+/* For a process that is about to end at once, as at a second SIGTERM: kills the workers, removes
+ * the names and the socket, and waits for nothing. Any thread, also while another one is in stop;
+ * not while start or free has not returned. What else may be called afterwards: stop and free. */
 COX_PUBLIC void cox_executor_abandon(struct cox_executor *executor);
 /* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
 
-/* Starts a dead rank again, while the others live and keep what they have: with bells of its own, its
- * place in every channel as at the start, and a generation that no late answer of the dead one has.
- * Until it has attached, requests that ask it are refused with COX_PEER_DEAD. What its model needs
- * (init, the live sequences) is the caller's to send; a step on a base that it does not have is
- * answered COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a handler
+/* Starts a dead rank again, while the others live and keep what they have: with bells of its own,
+ * its place in every channel as at the start, and a generation that no late answer of the dead one
+ * has. Until it has attached, requests that ask it are refused with COX_PEER_DEAD. What its model
+ * needs (init, the live sequences) is the caller's to send; a step on a base that it does not have
+ * is answered COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a handler
  * or hook. Returns 0, also when the rank is alive and nothing is to be done; COX_BUSY: another
- * thread is starting this rank, or start has not returned; COX_UNSUPPORTED: legacy workers, a
- * group of which starts again as a whole (cox_executor_restart_all); COX_INVALID: no such rank; COX_DEADLOCK; COX_CLOSED: the group stops; COX_EXEC_FAILED;
- * COX_PEER_DEAD: the new process ended before it attached; COX_TIMEOUT; COX_CORRUPT, COX_DENIED: what
- * attached is not what was started; -errno. Unless 0 the rank is dead as before, and can be tried
- * again. Of workers that are started by hand none is started: the rank is free for one that logs on, which
- * is waited for, and err says how one comes. */
+ * thread is starting this rank, or start has not returned; COX_UNSUPPORTED: legacy workers, a group
+ * of which starts again as a whole (cox_executor_restart_all); COX_INVALID: no such rank;
+ * COX_DEADLOCK; COX_CLOSED: the group stops; COX_EXEC_FAILED; COX_PEER_DEAD: the new process ended
+ * before it attached; COX_TIMEOUT; COX_CORRUPT, COX_DENIED: what attached is not what was started;
+ * -errno. Unless 0 the rank is dead as before, and can be tried again. Of workers that are started
+ * by hand none is started: the rank is free for one that logs on, which is waited for, and err says
+ * how one comes. */
 COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank,
                                     uint64_t deadline_ns, struct cox_error *err);
 
-/* Kills a rank's process, whatever it does, stopped ones included; everything else is as after any death. Does not wait.
- * Returns 0, also when it is dead; COX_INVALID: no such rank; COX_UNSUPPORTED: nobody has logged on as it; -errno. */
+/* Kills a rank's process, whatever it does, stopped ones included; everything else is as after any
+ * death. Does not wait. Returns 0, also when it is dead; COX_INVALID: no such rank;
+ * COX_UNSUPPORTED: nobody has logged on as it; -errno. */
 COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
-/* Ends every worker and starts all of them again, under the same name, door and sequence numbers: the way of legacy
- * groups, and of models whose ranks cannot take a new one among them. What is in flight ends with COX_PEER_DEAD. Blocks
- * until all have attached (legacy: were started), or deadline_ns. Results as cox_executor_restart, which one rank at a time could
- * have; unless 0 some ranks are dead. Hand-started workers are told to leave, and others waited for. */
+/* Ends every worker and starts all of them again, under the same name, door and sequence numbers:
+ * the way of legacy groups, and of models whose ranks cannot take a new one among them. What is in
+ * flight ends with COX_PEER_DEAD. Blocks until all have attached (legacy: were started), or
+ * deadline_ns. Results as cox_executor_restart, which one rank at a time could have; unless 0 some
+ * ranks are dead. Hand-started workers are told to leave, and others waited for. */
 COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the socket that workers and commands come in by; NULL: it has none. Lent until free. */
 COX_PUBLIC const char *cox_executor_door(const struct cox_executor *executor);
-/* What visitors have caused to be kept at the door (door.h). From any thread. False: there is no door (any more). */
+/* What visitors have caused to be kept at the door (door.h). From any thread. False: there is no
+ * door (any more). */
 struct cox_door_counts;
 bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts);
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
@@ -157,35 +177,38 @@ COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t 
  * there is one; COX_INVALID: another channel. */
 COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                                      cox_completion_fn handler, void *context);
-/* Puts another handler in place of the present one (or the first one); NULL is COX_INVALID. On return the old one is not
- * running and will not be called again (inside the old handler itself: once it returns). Returns 0;
- * COX_INVALID; COX_DEADLOCK: inside a handler or hook while a handler of another thread runs, which
- * may be waiting for this one. */
+/* Puts another handler in place of the present one (or the first one); NULL is COX_INVALID. On
+ * return the old one is not running and will not be called again (inside the old handler itself:
+ * once it returns). Returns 0; COX_INVALID; COX_DEADLOCK: inside a handler or hook while a handler
+ * of another thread runs, which may be waiting for this one. */
 COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                                     cox_completion_fn handler, void *context);
 
 struct cox_submit_options {
     enum cox_gather gather;
-    uint64_t deadline_ns; /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
-    const struct cox_rank_set *asked; /* NULL: every rank */
+    /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
+    uint64_t deadline_ns;
+    /* NULL: every rank */
+    const struct cox_rank_set *asked;
     void *request_context;
-    uint64_t
-        life; /* as cox_executor_life; what was planned in another one is COX_STALE; 0: in any */
+    /* as cox_executor_life; what was planned in another one is COX_STALE; 0: in any */
+    uint64_t life;
 };
 
-/* Another number, greater than 0, whenever ranks may have forgotten what they were told: after a rank was started again, and with
- * every init. Any thread. */
+/* Another number, greater than 0, whenever ranks may have forgotten what they were told: after a
+ * rank was started again, and with every init. Any thread. */
 COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
 
 /* Packs and publishes a request on the channel of its type; the completion goes to the registered
  * handler (NONE: no completion, ret_sequence may be NULL). Returns 0; COX_FULL: depth requests are
- * in flight, or a rank still reads the frame; or an init, while a step is in flight; COX_LATE: a rank still owes an answer to a request
- * that has ended (err names rank and sequence); COX_PEER_DEAD: a rank it asks is dead;
- * COX_STALE: options->life is over; COX_TOO_LARGE: over the frame, and over what may go in a block (err has the sizes); COX_NO_SPACE: no
- * memory for a block, -errno: it cannot be told to others; COX_STATE: no handler is registered, or a step while the
- * engine is paused (a recovery command runs, or the state is PAUSE or READY);
- * COX_CLOSED; COX_INVALID: no such type, or not for submit; or a string of the request is no UTF-8,
- * err names field and byte, and nothing was sent. */
+ * in flight, or a rank still reads the frame; or an init, while a step is in flight; COX_LATE: a
+ * rank still owes an answer to a request that has ended (err names rank and sequence);
+ * COX_PEER_DEAD: a rank it asks is dead; COX_STALE: options->life is over; COX_TOO_LARGE: over the
+ * frame, and over what may go in a block (err has the sizes); COX_NO_SPACE: no memory for a block,
+ * -errno: it cannot be told to others; COX_STATE: no handler is registered, or a step while the
+ * engine is paused (a recovery command runs, or the state is PAUSE or READY); COX_CLOSED;
+ * COX_INVALID: no such type, or not for submit; or a string of the request is no UTF-8, err names
+ * field and byte, and nothing was sent. */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
                                    const struct ModelExecuteData__ExecuteRequest *request,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
@@ -199,9 +222,10 @@ COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const v
 /* Submits on any two-way channel, waiting for room, and waits for the completion, which `visit`
  * (may be NULL) sees before call returns; visit runs on the calling or on a response thread.
  * Returns the completion's status, or what submit returns except COX_FULL and COX_LATE, which
- * become COX_TIMEOUT when they last; COX_DEADLOCK inside a handler or hook. A handler that
- * holds the response thread up from the deadline on is waited for 50 ms: then the call ends with
- * COX_TIMEOUT although the request is under way, and visit is not called. err gets the completion's text. */
+ * become COX_TIMEOUT when they last; COX_DEADLOCK inside a handler or hook. A handler that holds
+ * the response thread up from the deadline on is waited for 50 ms: then the call ends with
+ * COX_TIMEOUT although the request is under way, and visit is not called. err gets the completion's
+ * text. */
 COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
                                  const struct ModelExecuteData__ExecuteRequest *request,
                                  const struct cox_submit_options *options, cox_completion_fn visit,
@@ -211,7 +235,8 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
                                         cox_completion_fn visit, void *visit_context,
                                         struct cox_error *err);
 
-/* The largest request, in bytes, that fits a frame of the channel. What is larger goes in a block. */
+/* The largest request, in bytes, that fits a frame of the channel. What is larger goes in a block.
+ */
 COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                                 enum cox_channel_id channel);
 
@@ -224,29 +249,41 @@ enum cox_rank_life {
     COX_LIFE_ALIVE = 0,
     COX_LIFE_DEAD,
     COX_LIFE_LEFT, /* it serves no more, its process lives */
-    COX_LIFE_ABSENT, /* it is being started again, and has not attached; pid 0: it has not logged on */
+    /* it is being started again, and has not attached; pid 0: it has not logged on */
+    COX_LIFE_ABSENT,
 };
 
 /* What a rank says of itself on one channel. */
 struct cox_rank_channel_status {
-    bool known;        /* false: a rank without lines */
-    uint32_t state;    /* 0 idle, 1 taken, 2 running, 3 replying; above: it wrote nonsense */
-    uint64_t sequence; /* that the state is of */
-    uint64_t age_ns;   /* of the state; 0: it has had no other, or says nonsense */
+    /* false: a rank without lines */
+    bool known;
+    /* 0 idle, 1 taken, 2 running, 3 replying; above: it wrote nonsense */
+    uint32_t state;
+    /* that the state is of */
+    uint64_t sequence;
+    /* of the state; 0: it has had no other, or says nonsense */
+    uint64_t age_ns;
 };
 
 struct cox_rank_status {
-    pid_t pid;         /* of the process that was started */
-    pid_t serving_pid; /* of the one that serves, where that is another */
+    /* of the process that was started */
+    pid_t pid;
+    /* of the one that serves, where that is another */
+    pid_t serving_pid;
     uint32_t generation;
     enum cox_rank_life life;
-    bool stopped;      /* by a signal or a debugger */
-    uint64_t cpu_ns;   /* processor time of serving_pid so far; 0: DEAD, or it cannot be told */
-    uint32_t deaths;   /* of its processes, replacements included; not of those that stop ends */
-    uint32_t restarts; /* of these that were followed by a process that attached */
-    char death[512];   /* DEAD, LEFT: how, in words */
-    /* DEAD: what it wrote last, newest last. Otherwise, if there were deaths, what its former process
-     * wrote last. */
+    /* by a signal or a debugger */
+    bool stopped;
+    /* processor time of serving_pid so far; 0: DEAD, or it cannot be told */
+    uint64_t cpu_ns;
+    /* of its processes, replacements included; not of those that stop ends */
+    uint32_t deaths;
+    /* of these that were followed by a process that attached */
+    uint32_t restarts;
+    /* DEAD, LEFT: how, in words */
+    char death[512];
+    /* DEAD: what it wrote last, newest last. Otherwise, if there were deaths, what its former
+     * process wrote last. */
     char last_lines[2048];
     /* What went wrong last, in words: how a process of the rank ended, an answer of it that was an
      * error or made no sense, or a fault it reported. Kept over restarts. Empty: nothing has. */
@@ -256,27 +293,36 @@ struct cox_rank_status {
 };
 
 struct cox_executor_status {
-    const char *name;         /* lent until free */
-    const char *attach;       /* how ranks get at the memory; static storage */
-    const char *engine_state; /* static storage */
+    /* lent until free */
+    const char *name;
+    /* how ranks get at the memory; static storage */
+    const char *attach;
+    /* static storage */
+    const char *engine_state;
     uint32_t rank_count;
     uint32_t depth;
     uint32_t epoch;
     uint64_t uptime_ns;
-    uint64_t cpu_ns;  /* processor time of this process so far; 0: it cannot be told */
-    uint32_t spin_ns; /* who waits looks for so long before it sleeps; 0: it does not */
+    /* processor time of this process so far; 0: it cannot be told */
+    uint64_t cpu_ns;
+    /* who waits looks for so long before it sleeps; 0: it does not */
+    uint32_t spin_ns;
     bool legacy;
     bool stopping;
-    uint64_t deaths, restarts; /* of all ranks together */
+    /* of all ranks together */
+    uint64_t deaths, restarts;
     /* The last fault that a rank reported without saying which rank it is (legacy workers).
      * Empty: none. */
     char unknown_error[512];
     uint64_t unknown_error_age_ns;
     struct {
-        uint64_t published; /* last sequence in the ring */
-        uint64_t ended;     /* every request up to here has ended */
+        /* last sequence in the ring */
+        uint64_t published;
+        /* every request up to here has ended */
+        uint64_t ended;
         uint32_t in_flight;
-        struct cox_rank_set late; /* owe the answer of a request that has ended, and live */
+        /* owe the answer of a request that has ended, and live */
+        struct cox_rank_set late;
         struct cox_channel_stats stats;
     } channels[COX_TWO_WAY_COUNT];
 };

@@ -13,43 +13,57 @@
 
 /* Who has logged on as a rank. Written by the door's thread alone. */
 struct cox_seat {
-    _Atomic uint64_t visitor;    /* cox_door_visitor.id; 0: nobody */
-    _Atomic pid_t pid;           /* by the kernel's word; 0: not known */
-    _Atomic uint32_t generation; /* as which life of the rank; of another one, nobody sits here */
+    /* cox_door_visitor.id; 0: nobody */
+    _Atomic uint64_t visitor;
+    /* by the kernel's word; 0: not known */
+    _Atomic pid_t pid;
+    /* as which life of the rank; of another one, nobody sits here */
+    _Atomic uint32_t generation;
 };
 
 /* What the next process of a rank is given. */
 struct cox_next_life {
-    struct cox_inherit inherit; /* the group's fds are lent; the bells its own */
-    bool offered; /* of workers that are started by hand: one that logs on may have it now */
+    /* the group's fds are lent; the bells its own */
+    struct cox_inherit inherit;
+    /* of workers that are started by hand: one that logs on may have it now */
+    bool offered;
 };
 
 /* The last process that was a rank, for the log. */
 struct cox_served {
-    pid_t pid; /* 0: the first one */
+    /* 0: the first one */
+    pid_t pid;
     uint32_t generation;
 };
 
 struct cox_executor {
-    struct cox_executor_options options; /* command and devices are only valid during start */
+    /* command and devices are only valid during start */
+    struct cox_executor_options options;
     char name[COX_NAME_SIZE_MAX + 1];
-    char objects[COX_NAME_SIZE_MAX + 1]; /* cox_name_objects */
-    uint64_t started_ns;                 /* when start was called */
+    /* cox_name_objects */
+    char objects[COX_NAME_SIZE_MAX + 1];
+    /* when start was called */
+    uint64_t started_ns;
     struct cox_geometry geometry;
     struct cox_control control;
-    bool named;     /* names are in /dev/shm */
-    int parts_made; /* of COX_CONTROL_PART_COUNT, that have names */
+    /* names are in /dev/shm */
+    bool named;
+    /* of COX_CONTROL_PART_COUNT, that have names */
+    int parts_made;
     struct cox_channel channels[COX_CHANNEL_COUNT];
-    struct cox_sealed sealed; /* where the group is */
-    struct cox_door *door;    /* NULL: none */
+    /* where the group is */
+    struct cox_sealed sealed;
+    /* NULL: none */
+    struct cox_door *door;
     struct cox_seat seats[COX_RANK_COUNT_MAX];
-    pthread_mutex_t
-        memory_lock; /* protects the fds in `sealed`, next_lives and named, and the end of the door */
+    /* protects the fds in `sealed`, next_lives and named, and the end of the door */
+    pthread_mutex_t memory_lock;
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_blocks_choice blocks;
     struct cox_last_errors last_errors;
     struct cox_supervisor *supervisor;
-    _Atomic bool supervised; /* the supervisor is there, for the door's thread */
+    /* the supervisor is there, for the door's thread */
+    _Atomic bool supervised;
     _Atomic bool started;
     _Atomic bool stopping;
 
@@ -60,38 +74,56 @@ struct cox_executor {
     _Atomic bool restarting[COX_RANK_COUNT_MAX];
     /* Of each rank, that succeeded; written under restarting. */
     _Atomic uint32_t restarts[COX_RANK_COUNT_MAX];
-    _Atomic bool
-        left_out[COX_RANK_COUNT_MAX]; /* by every channel, until a restart succeeds or gives up */
-    _Atomic bool complete;            /* start has returned */
-    struct cox_inherit inherit;       /* what a rank that is started again is given */
+    /* by every channel, until a restart succeeds or gives up */
+    _Atomic bool left_out[COX_RANK_COUNT_MAX];
+    /* start has returned */
+    _Atomic bool complete;
+    /* what a rank that is started again is given */
+    struct cox_inherit inherit;
     struct cox_next_life next_lives[COX_RANK_COUNT_MAX];
-    struct cox_served served[COX_RANK_COUNT_MAX]; /* under restarting */
-    _Atomic uint32_t callers; /* threads inside submit, call or recover; stop waits for them */
+    /* under restarting */
+    struct cox_served served[COX_RANK_COUNT_MAX];
+    /* threads inside submit, call or recover; stop waits for them */
+    _Atomic uint32_t callers;
 
-    pthread_mutex_t
-        recover_lock; /* protects those below; never held over a call; taken with submit_lock of a
-                                     collector held, and with no other */
-    pthread_cond_t recover_cond;        /* CLOCK_MONOTONIC; recovering or in_init became false */
-    bool recovering;                    /* one recovery command at a time */
-    const char *bars_steps;             /* the one that runs, if steps are refused meanwhile */
-    enum cox_engine_state engine_state; /* never BUSY, which is not kept */
-    bool
-        half_paused; /* a pause has failed, and no start was since: some ranks begin nothing, whatever the state is */
+    /* protects those below; never held over a call; taken with submit_lock of a collector held, and
+     * with no other */
+    pthread_mutex_t recover_lock;
+    /* CLOCK_MONOTONIC; recovering or in_init became false */
+    pthread_cond_t recover_cond;
+    /* one recovery command at a time */
+    bool recovering;
+    /* the one that runs, if steps are refused meanwhile */
+    const char *bars_steps;
+    /* never BUSY, which is not kept */
+    enum cox_engine_state engine_state;
+    /* a pause has failed, and no start was since: some ranks begin nothing, whatever the state is
+     */
+    bool half_paused;
 
-    bool in_init;   /* one init at a time */
-    bool init_sent; /* the one that is or was last has reached the ranks */
-    /* Ranks may have nothing to run steps on: one was replaced, or an init that reached them has failed, and none has
-     * succeeded since. */
+    /* one init at a time */
+    bool in_init;
+    /* the one that is or was last has reached the ranks */
+    bool init_sent;
+    /* Ranks may have nothing to run steps on: one was replaced, or an init that reached them has
+     * failed, and none has succeeded since. */
     bool init_void;
-    struct cox_init_record *init_record; /* of the last that succeeded; of who is in init */
-    struct cox_kv_caches *kv_caches;     /* as the last init that succeeded told them; NULL: none */
-    _Atomic uint64_t kv_digest;  /* of the model since the last renewal; 0: as the caches tell */
-    _Atomic uint64_t kv_changes; /* renewals; release after kv_digest, acquire before it is read */
-    void (*tell_weights)(void *context,
-                         struct cox_weights_told *ret_told); /* NULL: ranks load them */
-    void *tell_context;                      /* both are set before the first init */
-    _Atomic uint64_t group_life;             /* of the last init that was sent; 0: none was */
-    struct cox_group_handles *group_handles; /* of who is in init; see group_memory.h */
+    /* of the last that succeeded; of who is in init */
+    struct cox_init_record *init_record;
+    /* as the last init that succeeded told them; NULL: none */
+    struct cox_kv_caches *kv_caches;
+    /* of the model since the last renewal; 0: as the caches tell */
+    _Atomic uint64_t kv_digest;
+    /* renewals; release after kv_digest, acquire before it is read */
+    _Atomic uint64_t kv_changes;
+    /* NULL: ranks load them */
+    void (*tell_weights)(void *context, struct cox_weights_told *ret_told);
+    /* both are set before the first init */
+    void *tell_context;
+    /* of the last init that was sent; 0: none was */
+    _Atomic uint64_t group_life;
+    /* of who is in init; see group_memory.h */
+    struct cox_group_handles *group_handles;
 };
 
 /* ---- init.c, recover.c ---- */
@@ -113,7 +145,8 @@ void cox_executor_note_sent(struct cox_executor *executor);
 void cox_executor_note_replaced(struct cox_executor *executor);
 /* A rank has died, which is in the shared state: NORMAL no more. */
 void cox_executor_note_death(struct cox_executor *executor);
-/* May a step be published now? Asked with submit_lock of the execute channel held. Returns 0; COX_STATE. */
+/* May a step be published now? Asked with submit_lock of the execute channel held. Returns 0;
+ * COX_STATE. */
 int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);
 
 /* ---- welcome.c: the group's door ---- */

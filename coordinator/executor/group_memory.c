@@ -14,7 +14,8 @@ struct exported {
 };
 
 struct cox_group_handles {
-    /* What the control socket takes, it has as well, for ranks that may not take fds out of this process. */
+    /* What the control socket takes, it has as well, for ranks that may not take fds out of this
+     * process. */
     struct cox_exporter *with_door, *without;
     struct exported ranks[COX_RANK_COUNT_MAX];
     ModelExecuteData__RankGroupMemory messages[COX_RANK_COUNT_MAX];
@@ -80,7 +81,8 @@ static bool is_sealed(const int fds[COX_SEALED_GROUP_FD_COUNT])
            cox_sealed_check_group(fds[1], cox_geometry_group_payload_size(), "", NULL) == 0;
 }
 
-/* Memory that was made since the last init, which then is the caller's. Returns whether there is any. */
+/* Memory that was made since the last init, which then is the caller's. Returns whether there is
+ * any. */
 static bool memory_take(struct cox_executor *executor, uint32_t rank,
                         int ret_fds[COX_SEALED_GROUP_FD_COUNT])
 {

@@ -1,14 +1,14 @@
 /*
- * group_memory: what an init of a sealed group tells of the memory of the rank group: by-value handles of what each rank
- * has sealed, so that it alone can write it. Private to the library.
+ * group_memory: what an init of a sealed group tells of the memory of the rank group: by-value
+ * handles of what each rank has sealed, so that it alone can write it. Private to the library.
  *
- * Memory without the seals is told to nobody: its rank has not come, or forms no rank group. Once it is exported this
- * process keeps no other fd of it.
+ * Memory without the seals is told to nobody: its rank has not come, or forms no rank group. Once
+ * it is exported this process keeps no other fd of it.
  *
- * Threads: one at a time; the fds in `sealed` are under memory_lock of the executor, which fill takes.
- * Ownership: fill lends what it puts into the request, until the next fill or free.
- * Blocks: fill may, for a second each, while the group's control socket takes the fds.
- * If the process dies: the ranks end with it.
+ * Threads: one at a time; the fds in `sealed` are under memory_lock of the executor, which fill
+ * takes. Ownership: fill lends what it puts into the request, until the next fill or free. Blocks:
+ * fill may, for a second each, while the group's control socket takes the fds. If the process dies:
+ * the ranks end with it.
  */
 #ifndef COX_COORDINATOR_GROUP_MEMORY_H
 #define COX_COORDINATOR_GROUP_MEMORY_H
@@ -19,8 +19,8 @@
 struct cox_executor;
 struct cox_group_handles; /* executor->group_handles; NULL: nothing was told yet */
 
-/* group_memory of the request. Returns 0; -ENOMEM; what cox_exporter_new and cox_exporter_export return. Does nothing where
- * the group is not sealed. */
+/* group_memory of the request. Returns 0; -ENOMEM; what cox_exporter_new and cox_exporter_export
+ * return. Does nothing where the group is not sealed. */
 int cox_group_handles_fill(struct cox_executor *executor, ModelExecuteData__ExecuteRequest *request,
                            struct cox_error *err);
 /* NULL-safe, returns NULL. */

@@ -1,7 +1,8 @@
-/* init: the ranks load their model and form their group; and the same said again, after one of them was replaced.
+/* init: the ranks load their model and form their group; and the same said again, after one of them
+ * was replaced.
  *
- * One init at a time: the life of the rank group, the record of the last init that succeeded, and the state that an
- * init leaves are those of one.
+ * One init at a time: the life of the rank group, the record of the last init that succeeded, and
+ * the state that an init leaves are those of one.
  */
 #include "operations.h"
 
@@ -28,10 +29,13 @@ struct init_visit {
     struct cox_kv_caches *kv_caches;
     uint32_t seen;
     bool legacy;
-    uint32_t described;    /* of the ranks before: they told of KV caches */
-    uint64_t model_digest; /* of the ranks before; 0: none of them told it */
+    /* of the ranks before: they told of KV caches */
+    uint32_t described;
+    /* of the ranks before; 0: none of them told it */
+    uint64_t model_digest;
     int status;
-    int refused; /* the code of a rank that cannot do with its input: COX_INVALID or COX_NOT_FOUND */
+    /* the code of a rank that cannot do with its input: COX_INVALID or COX_NOT_FOUND */
+    int refused;
     struct cox_error *err;
 };
 
@@ -97,11 +101,11 @@ static int init_blocks(struct init_visit *visit, uint32_t rank,
         *ret_blocks = results->kv_cache_descs[0]->npu_block_num;
         return 0;
     }
-    return visit->status =
-               cox_fail(visit->err, COX_CORRUPT,
-                        "rank %" PRIu32 ": init answer without the number of device blocks: "
-                        "neither npuBlockNum nor kv_cache_descs[0].npu_block_num is there",
-                        rank);
+    return visit->status = cox_fail(
+               visit->err, COX_CORRUPT,
+               "rank %" PRIu32
+               ": init answer without the number of device blocks: neither npuBlockNum nor kv_cache_descs[0].npu_block_num is there",
+               rank);
 }
 
 /* blocks: of the rank, wherever it told them. Workers that tell them in the map need not
@@ -144,18 +148,19 @@ static void init_merge_caches(struct init_visit *visit, uint32_t rank, int64_t b
     visit->described++;
 }
 
-/* Ranks that load the model by themselves may find other files than those before them. Returns whether they may compute together. */
+/* Ranks that load the model by themselves may find other files than those before them. Returns
+ * whether they may compute together. */
 static bool init_same_model(struct init_visit *visit, uint32_t rank,
                             const ModelExecuteData__ExecuteResponse__InitResults *results)
 {
     const ModelExecuteData__KvLayout *layout = results->kv_pool ? results->kv_pool->layout : NULL;
     const uint64_t digest = layout && layout->has_model_digest ? layout->model_digest : 0;
     if (visit->model_digest && digest && digest != visit->model_digest) {
-        visit->status =
-            cox_fail(visit->err, COX_DIVERGED,
-                     "rank %" PRIu32 " has loaded another model, or other weights, than the ranks "
-                     "before: were the files changed?",
-                     rank);
+        visit->status = cox_fail(
+            visit->err, COX_DIVERGED,
+            "rank %" PRIu32
+            " has loaded another model, or other weights, than the ranks before: were the files changed?",
+            rank);
         return false;
     }
     visit->model_digest = digest ? digest : visit->model_digest;
@@ -312,8 +317,8 @@ static int init_enter(struct cox_executor *executor, uint64_t deadline_ns, struc
     return r ? cox_fail(err, r, "another init was under way until the deadline") : 0;
 }
 
-/* r: what came of it. One that reached no rank takes no life of the rank group: after a ring of those the window of
- * which the ranks are in would be made anew under them. */
+/* r: what came of it. One that reached no rank takes no life of the rank group: after a ring of
+ * those the window of which the ranks are in would be made anew under them. */
 static void init_leave(struct cox_executor *executor, int r)
 {
     pthread_mutex_lock(&executor->recover_lock);
@@ -446,7 +451,8 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
 
 uint64_t cox_executor_life(const struct cox_executor *executor)
 {
-    /* relaxed: each grows before the lock is given up under which a step can be published after it. */
+    /* relaxed: each grows before the lock is given up under which a step can be published after it.
+     */
     uint64_t life = 1 + atomic_load_explicit(&executor->group_life, memory_order_relaxed);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         life += atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);

@@ -57,14 +57,17 @@ int cox_executor_link(struct cox_executor *executor, const ModelExecuteData__PDL
 
 enum link_state { LINK_FAILED, LINK_RUNNING, LINK_WAITING, LINK_SUCCESS };
 
-/* What one rank says of one cluster; the first of a cluster then becomes what all ranks say of it. */
+/* What one rank says of one cluster; the first of a cluster then becomes what all ranks say of it.
+ */
 struct link_mention {
     char *id;
     uint32_t rank;
-    enum link_state worst; /* smaller is worse */
+    /* smaller is worse */
+    enum link_state worst;
     int32_t code;
     char *text;
-    uint32_t rank_count; /* ranks that list it */
+    /* ranks that list it */
+    uint32_t rank_count;
 };
 
 struct link_visit {
@@ -261,7 +264,8 @@ static int32_t pull_find(const ModelExecuteData__PullKVResponse *response, const
     return MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_UNKNOWN_ERROR;
 }
 
-/* By its id a pull is cancelled, and its result found: of two of one id the second would have the first one's. */
+/* By its id a pull is cancelled, and its result found: of two of one id the second would have the
+ * first one's. */
 static bool pull_is_known(const struct cox_pull_result *results, size_t count,
                           const char *request_id)
 {

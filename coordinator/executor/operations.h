@@ -34,66 +34,76 @@ struct cox_init_summary {
     int64_t cpu_block_count;
     int64_t npu_block_count;
     int64_t max_position_embeddings;
-    int64_t start_thinking_id; /* -1: none */
-    int64_t stop_thinking_id;  /* -1: none */
+    /* -1: none */
+    int64_t start_thinking_id;
+    /* -1: none */
+    int64_t stop_thinking_id;
     char early_stopping_ids[256];
     uint32_t kv_cache_count;
     struct {
-        int64_t block_count; /* smallest of all ranks */
+        /* smallest of all ranks */
+        int64_t block_count;
         int32_t block_size;
         uint32_t compression_ratio;
         int32_t cache_type;
     } kv_caches[COX_KV_CACHE_COUNT_MAX];
 };
 
-/* MODEL_INIT on every rank: in each the ranks form their group anew, in memory of its own. One init at a time: another
- * one, also one that is said again, waits its turn until deadline_ns; and an init waits for the end of the steps in flight.
- * COX_NO_SPACE: none for the ranks' group, err says how much; nothing was sent. COX_DIVERGED: ranks disagree on something that cannot be merged (block
- * size, number of caches, thinking ids, digest of the model); COX_CORRUPT: an answer without a required key or with a
- * value that is no number; COX_INVALID, COX_NOT_FOUND: the code of a rank's own answer, to which what config says, its model,
- * is at fault; COX_REJECTED: any other. The device blocks of a rank are its npuBlockNum, or, as MindIE-LLM's
- * workers answer since March 2026, npu_block_num of its first KV cache; ranks of both kinds may be
- * in one group. A legacy rank that describes no KV cache has those that the others describe, the
- * first of them with its npuBlockNum. */
+/* MODEL_INIT on every rank: in each the ranks form their group anew, in memory of its own. One init
+ * at a time: another one, also one that is said again, waits its turn until deadline_ns; and an
+ * init waits for the end of the steps in flight. COX_NO_SPACE: none for the ranks' group, err says
+ * how much; nothing was sent. COX_DIVERGED: ranks disagree on something that cannot be merged
+ * (block size, number of caches, thinking ids, digest of the model); COX_CORRUPT: an answer without
+ * a required key or with a value that is no number; COX_INVALID, COX_NOT_FOUND: the code of a
+ * rank's own answer, to which what config says, its model, is at fault; COX_REJECTED: any other.
+ * The device blocks of a rank are its npuBlockNum, or, as MindIE-LLM's workers answer since March
+ * 2026, npu_block_num of its first KV cache; ranks of both kinds may be in one group. A legacy rank
+ * that describes no KV cache has those that the others describe, the first of them with its
+ * npuBlockNum. */
 COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  const struct cox_config_entry *config, size_t config_count,
                                  uint64_t deadline_ns, struct cox_init_summary *ret_summary,
                                  struct cox_error *err);
 
-/* Where a version of the model's weights is: memory with the seals F_SEAL_WRITE, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_SEAL, which a rank maps
- * for reading. An init tells of it; whoever submits steps says so again in those (fields weights_version and weights), until one of
- * the version has succeeded on all ranks that are there. */
+/* Where a version of the model's weights is: memory with the seals F_SEAL_WRITE, F_SEAL_SHRINK,
+ * F_SEAL_GROW and F_SEAL_SEAL, which a rank maps for reading. An init tells of it; whoever submits
+ * steps says so again in those (fields weights_version and weights), until one of the version has
+ * succeeded on all ranks that are there. */
 struct cox_weights_told {
-    struct cox_handle
-        handle;       /* of the whole memory; can be opened until another version was used by all */
-    uint64_t size;    /* bytes of it */
-    uint64_t version; /* from 1 */
+    /* of the whole memory; can be opened until another version was used by all */
+    struct cox_handle handle;
+    /* bytes of it */
+    uint64_t size;
+    /* from 1 */
+    uint64_t version;
 };
-/* tell is called in every init from now on, also in one that is said again, on its thread and before it goes out. Before the
- * first init; legacy workers are told nothing. */
+/* tell is called in every init from now on, also in one that is said again, on its thread and
+ * before it goes out. Before the first init; legacy workers are told nothing. */
 COX_PUBLIC void cox_executor_tell_weights(struct cox_executor *executor,
                                           void (*tell)(void *context,
                                                        struct cox_weights_told *ret_told),
                                           void *context);
 
-/* The last init that succeeded once more, word for word and marked as such, on every rank: after a rank was
- * replaced. The ranks form their group anew; who has what it asks for keeps it. To legacy workers it is the same init
- * again. Steps in flight end first. The
- * engine state becomes NORMAL, except that PAUSE and READY stay. Returns as cox_executor_init; COX_STATE: there was none;
+/* The last init that succeeded once more, word for word and marked as such, on every rank: after a
+ * rank was replaced. The ranks form their group anew; who has what it asks for keeps it. To legacy
+ * workers it is the same init again. Steps in flight end first. The engine state becomes NORMAL,
+ * except that PAUSE and READY stay. Returns as cox_executor_init; COX_STATE: there was none;
  * COX_DIVERGED: the answer is another one than then. */
 COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
-/* What other groups need to pull from this one: RemoteInfo of executor.proto, packed: its name, its door, and the KV cache of every
- * rank, as the last init told them, with the life in which they are so. *ret_bytes is the caller's (free). Any thread, asks no worker. Returns
- * 0; COX_UNSUPPORTED: ranks told of no KV cache that others could read; COX_STATE: there was no init; -ENOMEM. */
+/* What other groups need to pull from this one: RemoteInfo of executor.proto, packed: its name, its
+ * door, and the KV cache of every rank, as the last init told them, with the life in which they are
+ * so. *ret_bytes is the caller's (free). Any thread, asks no worker. Returns 0; COX_UNSUPPORTED:
+ * ranks told of no KV cache that others could read; COX_STATE: there was no init; -ENOMEM. */
 COX_PUBLIC int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
                                         size_t *ret_size, struct cox_error *err);
-/* The life of the group as others know it: of this one, by cox_executor_life, and of the present model. No other group of the same
- * name has the same. */
+/* The life of the group as others know it: of this one, by cox_executor_life, and of the present
+ * model. No other group of the same name has the same. */
 COX_PUBLIC uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life);
-/* All ranks compute with the model of this digest from now on, and with none of before: other groups are told of it, and of
- * another life, so that they have to link anew. Keys and values computed since are told to nobody before this. Any thread. */
+/* All ranks compute with the model of this digest from now on, and with none of before: other
+ * groups are told of it, and of another life, so that they have to link anew. Keys and values
+ * computed since are told to nobody before this. Any thread. */
 COX_PUBLIC void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest);
 
 /* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No answer. */
@@ -108,15 +118,20 @@ COX_PUBLIC int cox_executor_link(struct cox_executor *executor,
 struct cox_link_status {
     struct cox_link_failure {
         char *cluster_id;
-        int32_t code; /* PDErrorCode */
-        char *text;   /* why, with the rank; NULL: it does not say */
+        /* PDErrorCode */
+        int32_t code;
+        /* why, with the rank; NULL: it does not say */
+        char *text;
     } * failed;
     size_t failed_count;
-    char **success; /* linked on every rank */
+    /* linked on every rank */
+    char **success;
     size_t success_count;
-    char **running; /* running on some rank, failed on none */
+    /* running on some rank, failed on none */
+    char **running;
     size_t running_count;
-    char **waiting; /* waiting on some rank, neither running nor failed on any */
+    /* waiting on some rank, neither running nor failed on any */
+    char **waiting;
     size_t waiting_count;
 };
 /* PD_LINK_STATUS_QUERY, the lists of every rank merged: a cluster that failed anywhere failed; it
@@ -127,12 +142,13 @@ COX_PUBLIC void cox_link_status_deinit(struct cox_link_status *status); /* idemp
 
 struct cox_pull_result {
     char *request_id;
-    int32_t code; /* PDErrorCode: 0, or the first failure of any rank */
+    /* PDErrorCode: 0, or the first failure of any rank */
+    int32_t code;
 };
 /* KV_TRANSFER. One result per request of the call, in its order; a request that some rank does not
  * mention has failed (PD_PULL_KV_UNKNOWN_ERROR). Returns 0 also when single pulls failed;
- * *ret_results is freed with cox_pull_results_free. COX_INVALID: one without a request id, or two with the same: nothing was
- * sent. */
+ * *ret_results is freed with cox_pull_results_free. COX_INVALID: one without a request id, or two
+ * with the same: nothing was sent. */
 COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
                                     const struct ModelExecuteData__PullKVRequest *request,
                                     uint64_t deadline_ns, struct cox_pull_result **ret_results,
@@ -149,10 +165,14 @@ COX_PUBLIC int cox_executor_lora(struct cox_executor *executor,
 
 /* What one rank says to a LoRA operation. */
 struct cox_lora_result {
-    int32_t status;  /* LoraOperationStatus; -1: it gave no answer */
-    bool asked;      /* it may have done it, also without an answer; false: it was never sent */
-    uint64_t digest; /* of what a load has read; 0: it says none */
-    char text[256];  /* why, in its words; "": it says none */
+    /* LoraOperationStatus; -1: it gave no answer */
+    int32_t status;
+    /* it may have done it, also without an answer; false: it was never sent */
+    bool asked;
+    /* of what a load has read; 0: it says none */
+    uint64_t digest;
+    /* why, in its words; "": it says none */
+    char text[256];
 };
 /* The same with the words of every rank; and the ranks are told until when they are waited for. */
 COX_PUBLIC int cox_executor_lora_results(
@@ -181,15 +201,18 @@ enum cox_recover_command {
 
 struct cox_recover_result {
     int32_t device;
-    int32_t result; /* 0: ok; -1 when the rank gave no answer: an absent result is a failure */
+    /* 0: ok; -1 when the rank gave no answer: an absent result is a failure */
+    int32_t result;
     char text[256];
 };
 
-/* The state is NORMAL after an init and after start; a death makes ABNORMAL of it, and so do a rank that was replaced and an
- * init that reached the ranks and failed, until an init succeeds. BUSY is what NORMAL is called while a step is in flight.
- * In PAUSE and READY, and from when a command other than clear passes the gate until it has ended, steps are refused
- * (COX_STATE): what reached a rank's queue did so before that command. A pause that failed may have stopped some
- * ranks: pause again and start, or replay the init, which starts them where the state is neither PAUSE nor READY. */
+/* The state is NORMAL after an init and after start; a death makes ABNORMAL of it, and so do a rank
+ * that was replaced and an init that reached the ranks and failed, until an init succeeds. BUSY is
+ * what NORMAL is called while a step is in flight. In PAUSE and READY, and from when a command
+ * other than clear passes the gate until it has ended, steps are refused (COX_STATE): what reached
+ * a rank's queue did so before that command. A pause that failed may have stopped some ranks: pause
+ * again and start, or replay the init, which starts them where the state is neither PAUSE nor
+ * READY. */
 
 /* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of
  * them, filled also on failure. Returns 0 when every rank says 0; COX_STATE: not legal now, err
@@ -198,8 +221,8 @@ COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_reco
                                     uint64_t deadline_ns, struct cox_recover_result *ret_results,
                                     struct cox_error *err);
 COX_PUBLIC enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
-/* A pause has failed, but came to some ranks, or may have: the state is as before, and yet they refuse steps. Until a
- * pause or start succeeds; start is legal, whatever the state. */
+/* A pause has failed, but came to some ranks, or may have: the state is as before, and yet they
+ * refuse steps. Until a pause or start succeeds; start is legal, whatever the state. */
 COX_PUBLIC bool cox_executor_half_paused(const struct cox_executor *executor);
 COX_PUBLIC const char *cox_engine_state_name(enum cox_engine_state state);
 COX_PUBLIC const char *cox_recover_command_name(enum cox_recover_command command);

@@ -5,12 +5,13 @@
  *   ABNORMAL ----------------+--> PAUSE                        | start
  *   BUSY --------------------'          `----------------------+------> NORMAL
  *                                              start
- *   clear is legal everywhere and changes nothing. A pause that failed changes nothing either, but may have paused some
- *   ranks: then start is legal as well, or nobody could undo that.
+ *   clear is legal everywhere and changes nothing. A pause that failed changes nothing either, but
+ *   may have paused some ranks: then start is legal as well, or nobody could undo that.
  *
- * An init makes any state NORMAL, one that is said again all but PAUSE and READY; a death makes NORMAL ABNORMAL. BUSY is
- * not kept: it is NORMAL with a step in flight. What would be NORMAL is ABNORMAL from when a rank was replaced, or an
- * init that the ranks got has failed, until one succeeds: ranks have nothing to run steps on.
+ * An init makes any state NORMAL, one that is said again all but PAUSE and READY; a death makes
+ * NORMAL ABNORMAL. BUSY is not kept: it is NORMAL with a step in flight. What would be NORMAL is
+ * ABNORMAL from when a rank was replaced, or an init that the ranks got has failed, until one
+ * succeeds: ranks have nothing to run steps on.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,8 +29,10 @@ static const struct {
     const char *name;
     const char *wire;
     ModelExecuteData__ExecuteType type;
-    uint32_t from; /* set of states */
-    int to;        /* -1: stays */
+    /* set of states */
+    uint32_t from;
+    /* -1: stays */
+    int to;
 } commands[] = {
     [COX_RECOVER_PAUSE] = {"pause", "CMD_PAUSE_ENGINE", TYPE(PAUSE_COMMAND_EXEC),
                            FROM(NORMAL) | FROM(ABNORMAL) | FROM(BUSY), COX_ENGINE_PAUSE},
@@ -137,14 +140,14 @@ int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err
                         cox_engine_state_name(state), command);
     if (state != COX_ENGINE_PAUSE && state != COX_ENGINE_READY)
         return 0;
-    return cox_fail(err, COX_STATE,
-                    "no steps in state %s: the engine is paused; the recovery command start lets "
-                    "them in again (coxswain recover start)",
-                    cox_engine_state_name(state));
+    return cox_fail(
+        err, COX_STATE,
+        "no steps in state %s: the engine is paused; the recovery command start lets them in again (coxswain recover start)",
+        cox_engine_state_name(state));
 }
 
-/* The gate was passed. Steps that came before this command are in flight by now, and others are refused: none comes
- * to a rank behind its answer. */
+/* The gate was passed. Steps that came before this command are in flight by now, and others are
+ * refused: none comes to a rank behind its answer. */
 static void recover_bar_steps(struct cox_executor *executor, enum cox_recover_command command)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
@@ -159,7 +162,8 @@ static void recover_bar_steps(struct cox_executor *executor, enum cox_recover_co
 struct recover_visit {
     struct cox_recover_result *results;
     bool legacy;
-    bool asked; /* the command reached the ranks' queues */
+    /* the command reached the ranks' queues */
+    bool asked;
 };
 
 static void recover_visit(void *context, const struct cox_completion *completion)

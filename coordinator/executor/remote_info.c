@@ -1,4 +1,5 @@
-/* remote_info: what other groups need to pull KV blocks from this one, out of the ranks' answers to init. */
+/* remote_info: what other groups need to pull KV blocks from this one, out of the ranks' answers to
+ * init. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +15,8 @@ typedef ModelExecuteData__KvPool KvPool;
 struct cox_kv_caches {
     uint32_t rank_count;
     struct {
-        uint8_t *bytes; /* NULL: the rank tells of none */
+        /* NULL: the rank tells of none */
+        uint8_t *bytes;
         size_t size;
     } ranks[];
 };
@@ -70,19 +72,22 @@ void cox_executor_set_kv_caches(struct cox_executor *executor, struct cox_kv_cac
 
 uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life)
 {
-    /* Lives of one coordinator are small numbers; where they begin is mixed from who it is (splitmix64). */
+    /* Lives of one coordinator are small numbers; where they begin is mixed from who it is
+     * (splitmix64). */
     uint64_t mixed = executor->started_ns + ((uint64_t)getpid() << 40);
     mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
-    /* acquire: partner is the release in renew; who reads the digest after this has that of this life, or a later one. */
+    /* acquire: partner is the release in renew; who reads the digest after this has that of this
+     * life, or a later one. */
     const uint64_t changes = atomic_load_explicit(&executor->kv_changes, memory_order_acquire);
     return (mixed ^ (mixed >> 31)) + life + (changes << 32);
 }
 
 void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest)
 {
-    /* In this order: a life told with a later digest is one in which nothing can be pulled; the other way round, new keys
-     * and values would be taken for old ones. relaxed: the release below is the one that counts. */
+    /* In this order: a life told with a later digest is one in which nothing can be pulled; the
+     * other way round, new keys and values would be taken for old ones. relaxed: the release below
+     * is the one that counts. */
     atomic_store_explicit(&executor->kv_digest, model_digest, memory_order_relaxed);
     atomic_fetch_add_explicit(&executor->kv_changes, 1, memory_order_release);
 }
@@ -95,14 +100,16 @@ static int caches_check(const struct cox_executor *executor, struct cox_error *e
         return cox_fail(err, COX_STATE, "the group's ranks were not initialized");
     for (uint32_t rank = 0; rank < caches->rank_count; rank++)
         if (!caches->ranks[rank].bytes)
-            return cox_fail(err, COX_UNSUPPORTED,
-                            "the workers of the group '%s' tell of no KV cache that others could "
-                            "pull from (rank %" PRIu32 ")",
-                            executor->name, rank);
+            return cox_fail(
+                err, COX_UNSUPPORTED,
+                "the workers of the group '%s' tell of no KV cache that others could pull from (rank %" PRIu32
+                ")",
+                executor->name, rank);
     return 0;
 }
 
-/* The pools as messages, of the present model; they are the caller's, also in part. The lock is held. */
+/* The pools as messages, of the present model; they are the caller's, also in part. The lock is
+ * held. */
 static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
 {
     const struct cox_kv_caches *caches = executor->kv_caches;
@@ -132,7 +139,8 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
     info.n_host_info = 1;
     info.door = (char *)(uintptr_t)cox_executor_door(executor);
     info.has_life = true;
-    /* Before the caches and their model: those that are newer than the life say so by not being found. */
+    /* Before the caches and their model: those that are newer than the life say so by not being
+     * found. */
     info.life = cox_executor_kv_life(executor, cox_executor_life(executor));
     info.kv_pools = pools;
     pthread_mutex_lock(&executor->recover_lock);

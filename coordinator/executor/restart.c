@@ -37,8 +37,8 @@ static void restart_admit(struct cox_executor *executor, uint32_t rank)
     atomic_store_explicit(&executor->left_out[rank], false, memory_order_release);
 }
 
-/* The rank is left out of every channel: what its old process, if that left and lives on, does from here on is its
- * own affair. */
+/* The rank is left out of every channel: what its old process, if that left and lives on, does from
+ * here on is its own affair. */
 static int restart_vacate(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                           struct cox_error *err)
 {
@@ -97,8 +97,8 @@ static void restart_offer(struct cox_executor *executor, uint32_t rank)
     pthread_mutex_unlock(&executor->memory_lock);
     cox_fault_point(COX_FAULT_RANK_OFFERED);
     cox_log_write(&executor->options.log, 6,
-                  "rank %" PRIu32 " waits for a process to log on: coxswain-worker --door %s "
-                  "--local_rank %" PRIu32,
+                  "rank %" PRIu32
+                  " waits for a process to log on: coxswain-worker --door %s --local_rank %" PRIu32,
                   rank, cox_executor_door(executor), rank);
 }
 
@@ -126,10 +126,12 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
     if (cox_supervisor_pid(executor->supervisor, rank))
         return cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
                                              "but did not attach in time", err);
-    return cox_fail(err, COX_TIMEOUT,
-                    "rank %" PRIu32 ": nobody has logged on in time: start a worker by hand "
-                    "(coxswain-worker --door %s --local_rank %" PRIu32 ") while the group waits",
-                    rank, cox_executor_door(executor), rank);
+    return cox_fail(
+        err, COX_TIMEOUT,
+        "rank %" PRIu32
+        ": nobody has logged on in time: start a worker by hand (coxswain-worker --door %s --local_rank %" PRIu32
+        ") while the group waits",
+        rank, cox_executor_door(executor), rank);
 }
 
 static int restart_look(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
@@ -143,7 +145,8 @@ static int restart_look(struct cox_executor *executor, uint32_t rank, uint64_t d
     return cox_now_ns() < deadline_ns ? 0 : restart_late(executor, rank, err);
 }
 
-/* Waits for one rank, while others up to `last` may be on their way, too: the death of any is the end of it. */
+/* Waits for one rank, while others up to `last` may be on their way, too: the death of any is the
+ * end of it. */
 static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t last,
                          uint64_t deadline_ns, struct cox_error *err)
 {
@@ -190,8 +193,9 @@ static void restart_conclude(struct cox_executor *executor, uint32_t rank)
     cox_executor_count_restart(executor, rank);
 }
 
-/* In place of the last step: nobody came, or not whole, and the rank is dead as before. Returns 0; COX_TIMEOUT: the
- * process would not go. Only once everybody can see that it is dead may the rank be asked again. */
+/* In place of the last step: nobody came, or not whole, and the rank is dead as before. Returns 0;
+ * COX_TIMEOUT: the process would not go. Only once everybody can see that it is dead may the rank
+ * be asked again. */
 static int restart_undo(struct cox_executor *executor, uint32_t rank)
 {
     struct cox_supervisor *supervisor = executor->supervisor;
@@ -217,7 +221,8 @@ static void restart_note(struct cox_executor *executor, uint32_t rank)
 
 /* ---- one rank ---- */
 
-/* One that has left, by its own word, and lives on is not waited for longer than one that ends would take. */
+/* One that has left, by its own word, and lives on is not waited for longer than one that ends
+ * would take. */
 static int restart_await_end(struct cox_executor *executor, uint32_t rank, bool lives,
                              uint64_t deadline_ns, struct cox_error *err)
 {
@@ -240,10 +245,11 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
     if (alive && !left)
         return 0;
     if (left && !executor->options.external_workers)
-        return cox_fail(err, COX_STATE,
-                        "rank %" PRIu32 " (pid %jd) left the group, its process lives: end "
-                        "it, then start the rank again",
-                        rank, (intmax_t)cox_supervisor_pid(executor->supervisor, rank));
+        return cox_fail(
+            err, COX_STATE,
+            "rank %" PRIu32
+            " (pid %jd) left the group, its process lives: end it, then start the rank again",
+            rank, (intmax_t)cox_supervisor_pid(executor->supervisor, rank));
     restart_note(executor, rank);
     int r = restart_await_end(executor, rank, left, deadline_ns, err);
     if (r) /* one that a restart before has killed, and that still would not go, stays left out */
@@ -293,9 +299,9 @@ int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t 
         return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
                         rank, executor->geometry.rank_count);
     if (executor->geometry.legacy)
-        return cox_fail(err, COX_UNSUPPORTED,
-                        "a group with legacy workers starts again as a whole "
-                        "(cox_executor_restart_all, coxswain recover restart --all)");
+        return cox_fail(
+            err, COX_UNSUPPORTED,
+            "a group with legacy workers starts again as a whole (cox_executor_restart_all, coxswain recover restart --all)");
     if (cox_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a rank cannot be started again from inside a handler or hook");
@@ -365,10 +371,10 @@ static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
                             struct cox_error *err)
 {
     if (!cox_control_is_named(&executor->control, executor->name))
-        return cox_fail(err, COX_NOT_FOUND,
-                        "the names of the group '%s' in /dev/shm were removed while it lived, by "
-                        "which legacy workers find it: stop it and start it",
-                        executor->name);
+        return cox_fail(
+            err, COX_NOT_FOUND,
+            "the names of the group '%s' in /dev/shm were removed while it lived, by which legacy workers find it: stop it and start it",
+            executor->name);
     int r = COX_TIMEOUT;
     while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns &&
            !atomic_load_explicit(&executor->stopping, memory_order_acquire))
@@ -392,7 +398,8 @@ static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
     const uint32_t rank_count = executor->geometry.rank_count;
     const bool legacy = executor->geometry.legacy;
     int r = legacy ? all_renew_legacy(executor, deadline_ns, err) : 0;
-    /* In turn, and each of them: a failure later finds nobody any more who is neither dead nor the rank. */
+    /* In turn, and each of them: a failure later finds nobody any more who is neither dead nor the
+     * rank. */
     for (uint32_t rank = 0; rank < rank_count; rank++) {
         int vacated = restart_vacate(executor, rank, deadline_ns, err);
         r = r ? r : vacated;

@@ -1,4 +1,5 @@
-/* status: how a group is, from what the coordinator knows and the shared words say; no worker helps. */
+/* status: how a group is, from what the coordinator knows and the shared words say; no worker
+ * helps. */
 #include "executor.h"
 
 #include <inttypes.h>
@@ -59,8 +60,8 @@ static void rank_troubles(struct cox_executor *executor, uint32_t rank, uint64_t
     ret_status->deaths = death.count;
     /* relaxed: a number for display. */
     ret_status->restarts = atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);
-    /* A dead one's own come first: what is left of it may still write, and stop counts no death. But the
-     * process in its place that could not be started has written nothing. */
+    /* A dead one's own come first: what is left of it may still write, and stop counts no death.
+     * But the process in its place that could not be started has written nothing. */
     size_t size = 0;
     if (ret_status->life == COX_LIFE_DEAD)
         size = cox_supervisor_last_lines(executor->supervisor, rank, ret_status->last_lines,
@@ -102,8 +103,8 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         channel_status(executor, rank, (enum cox_channel_id)c, now, &ret_status->channels[c]);
 }
 
-/* Whose answer to an ended request is still to come. The lock is held; a legacy rank's tokens are not
- * looked at, which would take them. */
+/* Whose answer to an ended request is still to come. The lock is held; a legacy rank's tokens are
+ * not looked at, which would take them. */
 static bool rank_late(struct cox_executor *executor, const struct cox_collector *collector,
                       const struct cox_entry *entry, uint32_t rank)
 {
@@ -154,8 +155,8 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
     };
     cox_peer_cpu_time(getpid(), &ret_status->cpu_ns);
     const uint64_t unknown_ns =
-        cox_last_errors_get(&executor->last_errors, COX_COMPLAINT_UNKNOWN, ret_status->unknown_error,
-                            sizeof ret_status->unknown_error);
+        cox_last_errors_get(&executor->last_errors, COX_COMPLAINT_UNKNOWN,
+                            ret_status->unknown_error, sizeof ret_status->unknown_error);
     ret_status->unknown_error_age_ns = unknown_ns && unknown_ns < now ? now - unknown_ns : 0;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         collector_status(executor, (enum cox_channel_id)c, ret_status);

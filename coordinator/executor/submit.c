@@ -1,4 +1,5 @@
-/* submit: requests go out: checked, packed into their frames, published; and calls wait for the answer. */
+/* submit: requests go out: checked, packed into their frames, published; and calls wait for the
+ * answer. */
 #include "executor.h"
 
 #include <inttypes.h>
@@ -22,7 +23,8 @@
 
 /* What goes into a frame: a message, or bytes. */
 struct payload {
-    const ModelExecuteData__ExecuteRequest *request; /* NULL: bytes */
+    /* NULL: bytes */
+    const ModelExecuteData__ExecuteRequest *request;
     const void *bytes;
     size_t size;
 };
@@ -107,7 +109,8 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
         r = cox_executor_admit_step(executor, err);
     else if (entry->type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT &&
              cox_collector_in_step(collector))
-        /* The first rank in it leaves the group in which others may not have seen the end of the step. */
+        /* The first rank in it leaves the group in which others may not have seen the end of the
+         * step. */
         r = cox_fail(err, COX_FULL, "%s: an init waits for the end of the steps in flight",
                      cox_channel_name(collector->channel->id));
     if (r == 0)
@@ -214,10 +217,9 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
     (void)visited;
     if (cox_inside(executor))
-        return cox_fail(err, COX_DEADLOCK,
-                        "a call from inside a handler or hook would wait for itself: submit, or "
-                        "call from another "
-                        "thread");
+        return cox_fail(
+            err, COX_DEADLOCK,
+            "a call from inside a handler or hook would wait for itself: submit, or call from another thread");
     struct cox_entry entry;
     int r = entry_prepare(executor, type, options, &entry, err);
     if (r)

@@ -60,8 +60,8 @@ static bool rank_is_offered(struct cox_executor *executor, uint32_t rank)
     return offered;
 }
 
-/* No process has been it in this life of the rank: what it wrote there, and what is still owed, would be
- * taken for the next one's. */
+/* No process has been it in this life of the rank: what it wrote there, and what is still owed,
+ * would be taken for the next one's. */
 static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
 {
     if (cox_state_attached(&executor->control.ranks[rank]->identity))
@@ -70,8 +70,8 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
         return true;
     if (cox_supervisor_dead(executor->supervisor, rank, NULL))
         return false;
-    /* acquire, and after the identity, which a replacement has reset: then the group is known to be complete, in
-     * which a rank is new only where somebody waits for it. */
+    /* acquire, and after the identity, which a replacement has reset: then the group is known to be
+     * complete, in which a rank is new only where somebody waits for it. */
     return !atomic_load_explicit(&executor->complete, memory_order_acquire) ||
            rank_is_offered(executor, rank);
 }
@@ -90,15 +90,15 @@ static int check_generation(const struct cox_executor *executor, const struct co
 static int fail_not_new(const struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
     if (!executor->options.external_workers)
-        return cox_fail(err, COX_STATE,
-                        "rank %" PRIu32
-                        " of the group '%s' was a process that is dead or has left: "
-                        "another one comes only when the coordinator starts it again",
-                        rank, executor->name);
+        return cox_fail(
+            err, COX_STATE,
+            "rank %" PRIu32
+            " of the group '%s' was a process that is dead or has left: another one comes only when the coordinator starts it again",
+            rank, executor->name);
     return cox_fail(
         err, COX_STATE,
-        "rank %" PRIu32 " of the group '%s' was a process that is dead or has left; the "
-        "group waits for an order to replace it: coxswain recover restart --rank %" PRIu32,
+        "rank %" PRIu32
+        " of the group '%s' was a process that is dead or has left; the group waits for an order to replace it: coxswain recover restart --rank %" PRIu32,
         rank, executor->name, rank);
 }
 
@@ -119,10 +119,11 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
              rank++)
             continue;
         if (rank == rank_count)
-            return cox_fail(err, COX_TAKEN,
-                            "all %" PRIu32 " ranks of the group '%s' are there, or were; one that "
-                            "is not is free once somebody orders it (coxswain recover restart)",
-                            rank_count, executor->name);
+            return cox_fail(
+                err, COX_TAKEN,
+                "all %" PRIu32
+                " ranks of the group '%s' are there, or were; one that is not is free once somebody orders it (coxswain recover restart)",
+                rank_count, executor->name);
     }
     if (rank >= rank_count)
         return cox_fail(err, COX_INVALID,
@@ -158,7 +159,8 @@ static int check_sizes(const struct cox_executor *executor, const struct cox_log
     return 0;
 }
 
-/* A group that starts its workers takes no others; one that does not has to be able to watch them. */
+/* A group that starts its workers takes no others; one that does not has to be able to watch them.
+ */
 static int check_process(const struct cox_executor *executor,
                          const struct cox_door_visitor *visitor, struct cox_error *err)
 {
@@ -167,22 +169,21 @@ static int check_process(const struct cox_executor *executor,
                    ? 0
                    : cox_fail(
                          err, COX_DENIED,
-                         "the group '%s' starts its workers itself; process %jd is none of them "
-                         "(coxswain run --external waits for workers that are started by hand)",
+                         "the group '%s' starts its workers itself; process %jd is none of them (coxswain run --external waits for workers that are started by hand)",
                          executor->name, (intmax_t)visitor->pid);
     if (visitor->pid == 0)
-        return cox_fail(err, COX_DENIED,
-                        "a process in another pid namespace cannot be watched: share that of the "
-                        "coordinator (docker run --pid=...)");
+        return cox_fail(
+            err, COX_DENIED,
+            "a process in another pid namespace cannot be watched: share that of the coordinator (docker run --pid=...)");
     if (visitor->pid == getpid())
-        return cox_fail(err, COX_INVALID,
-                        "this process is the coordinator: a rank is a process of its own, which "
-                        "may be signalled");
+        return cox_fail(
+            err, COX_INVALID,
+            "this process is the coordinator: a rank is a process of its own, which may be signalled");
     return 0;
 }
 
-/* The pid is of who connected. By now it may be another process's, which must not be taken for the rank and
- * killed for it. */
+/* The pid is of who connected. By now it may be another process's, which must not be taken for the
+ * rank and killed for it. */
 static int enlist(struct cox_executor *executor, const struct cox_door_visitor *visitor,
                   uint32_t rank, struct cox_error *err)
 {
@@ -191,11 +192,11 @@ static int enlist(struct cox_executor *executor, const struct cox_door_visitor *
         return 0;
     int r = cox_peer_start_time(visitor->pid, &start);
     if (r == 0 && visitor->logon.start && visitor->logon.start != start)
-        return cox_fail(err, COX_PEER_DEAD,
-                        "process %jd was started at %" PRIu64 " and says %" PRIu64 ": it is "
-                        "another one, or in a pid namespace of its own: share that of the "
-                        "coordinator (docker run --pid=...)",
-                        (intmax_t)visitor->pid, start, visitor->logon.start);
+        return cox_fail(
+            err, COX_PEER_DEAD,
+            "process %jd was started at %" PRIu64 " and says %" PRIu64
+            ": it is another one, or in a pid namespace of its own: share that of the coordinator (docker run --pid=...)",
+            (intmax_t)visitor->pid, start, visitor->logon.start);
     if (r == 0)
         r = cox_supervisor_enlist(executor->supervisor, rank, visitor->pid, start);
     return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)visitor->pid,
@@ -205,8 +206,9 @@ static int enlist(struct cox_executor *executor, const struct cox_door_visitor *
 
 /* ---- what it is given ---- */
 
-/* A semaphore of the rank. Those of its first life still have their names, while ranks attach; later ones never
- * had any, and are kept until somebody has come for them, who may not be the first to try. */
+/* A semaphore of the rank. Those of its first life still have their names, while ranks attach;
+ * later ones never had any, and are kept until somebody has come for them, who may not be the first
+ * to try. */
 static int open_bell(struct cox_executor *executor, uint32_t rank, enum cox_channel_id channel,
                      enum cox_bell bell, int *ret_fd, struct cox_error *err)
 {
@@ -249,8 +251,8 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
     return 0;
 }
 
-/* What it writes in the rank group is given to the others once it has sealed it, and is kept for that. By then these
- * numbers may be other fds. */
+/* What it writes in the rank group is given to the others once it has sealed it, and is kept for
+ * that. By then these numbers may be other fds. */
 static int dup_group(struct cox_door_answer *answer, uint32_t rank, struct cox_error *err)
 {
     for (int i = COX_SEALED_GROUP; i < COX_SEALED_FD_COUNT; i++) {
@@ -264,9 +266,9 @@ static int dup_group(struct cox_door_answer *answer, uint32_t rank, struct cox_e
     return 0;
 }
 
-/* Its own memory is given away, so that no process keeps an fd of what another one may write (this one's
- * fds are in /proc for every process of the user). Memory that somebody was given who then did not come in
- * is not given again. */
+/* Its own memory is given away, so that no process keeps an fd of what another one may write (this
+ * one's fds are in /proc for every process of the user). Memory that somebody was given who then
+ * did not come in is not given again. */
 static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
                            struct cox_door_answer *answer, bool *ret_renewed, struct cox_error *err)
 {
@@ -285,8 +287,8 @@ static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
     return r;
 }
 
-/* Who logged on before as this rank never became it, but may have begun; and memory that was made for another one
- * is all zero. */
+/* Who logged on before as this rank never became it, but may have begun; and memory that was made
+ * for another one is all zero. */
 static void reset_rank(struct cox_executor *executor, uint32_t rank)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
@@ -353,9 +355,9 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
     return 0;
 }
 
-/* Its end, or that of its connection, which it is to keep: what then still writes to the rank's memory
- * is nobody's. One that has left, or never came in, may go on with something else, and is let go where it
- * was not started here. */
+/* Its end, or that of its connection, which it is to keep: what then still writes to the rank's
+ * memory is nobody's. One that has left, or never came in, may go on with something else, and is
+ * let go where it was not started here. */
 static void on_worker_gone(void *context, const struct cox_door_visitor *visitor)
 {
     struct cox_executor *executor = context;
@@ -390,8 +392,8 @@ static int on_command(void *context, const struct cox_door_visitor *visitor, int
     return r;
 }
 
-/* There is no folder for it that this user may use, or there can be none: after su, XDG_RUNTIME_DIR is still
- * somebody else's. */
+/* There is no folder for it that this user may use, or there can be none: after su, XDG_RUNTIME_DIR
+ * is still somebody else's. */
 static bool is_no_place(int r)
 {
     static const int reasons[] = {COX_DENIED, COX_NOT_FOUND, COX_TOO_LARGE, -EACCES,

@@ -122,8 +122,8 @@ static int exec_failed(const char *command, const char *program, uint32_t rank, 
     else if (there && S_ISDIR(st.st_mode))
         advice = "it is a directory: name the program inside it";
     else if (error == ENOENT && there)
-        advice = "the file is there, but its interpreter (first line) or its loader is not: "
-                 "install that";
+        advice =
+            "the file is there, but its interpreter (first line) or its loader is not: install that";
     else if (error == ENOENT || error == ENOTDIR)
         advice = "check the path of the worker's program";
     else if (error == EACCES)
@@ -209,8 +209,10 @@ struct launch {
     struct cox_strings argv;
     struct cox_strings envp;
     struct pipe streams[2];
-    struct pipe report; /* close-on-exec: nothing arrives when the program was executed */
-    int fds[COX_LAUNCH_FD_COUNT_MAX]; /* copies with numbers above those they get in the child */
+    /* close-on-exec: nothing arrives when the program was executed */
+    struct pipe report;
+    /* copies with numbers above those they get in the child */
+    int fds[COX_LAUNCH_FD_COUNT_MAX];
     uint32_t fd_count;
 };
 
@@ -320,8 +322,8 @@ struct child_dirent {
     char name[];
 };
 
-/* All fds from `first` on. Before Linux 5.9, and where a filter denies what it does not know, one by
- * one: /proc hands them out by number, so that closing some does not hide others. */
+/* All fds from `first` on. Before Linux 5.9, and where a filter denies what it does not know, one
+ * by one: /proc hands them out by number, so that closing some does not hide others. */
 CHILD static int child_close_from(int first)
 {
     if (syscall(SYS_close_range, first, ~0U, 0) == 0)
@@ -346,8 +348,8 @@ CHILD static int child_close_from(int first)
     return r;
 }
 
-/* 0, 1, 2, what is inherited and, until exec, 3 for the report; nothing else. Before that, any of the fds can have any
- * number: the host may have closed its own standard ones. */
+/* 0, 1, 2, what is inherited and, until exec, 3 for the report; nothing else. Before that, any of
+ * the fds can have any number: the host may have closed its own standard ones. */
 CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
 {
     int out_fd = child_fd_above_report(launch->streams[0].write_fd);
@@ -444,8 +446,8 @@ void cox_launch_kill_group(pid_t pid, int pidfd)
 }
 
 /* Returns 0: the program was executed; COX_EXEC_FAILED: *ret_report says why not; -errno. Never
- * waits: the child has executed its program or is dead. This process has the other end, too, so that
- * an empty pipe is EAGAIN and not the end of file. */
+ * waits: the child has executed its program or is dead. This process has the other end, too, so
+ * that an empty pipe is EAGAIN and not the end of file. */
 static int launch_hear(int report_fd, struct launch_report *ret_report)
 {
     ssize_t size;
@@ -470,7 +472,8 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
     pid_t pid = launch_fork(&ret_launched->pidfd);
     if (pid < 0) {
         r = -errno;
-        /* The kernel may have stored a number before it gave up, which is somebody else's by now. */
+        /* The kernel may have stored a number before it gave up, which is somebody else's by now.
+         */
         atomic_store_explicit(&ret_launched->pidfd, -1, memory_order_relaxed);
         return cox_fail(err, r, "rank %u: creating its process: %s%s", rank, cox_status_text(r),
                         r == -EAGAIN ? " (raise ulimit -u or the pids limit of the control group)"

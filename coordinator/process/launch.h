@@ -25,29 +25,36 @@ struct cox_supervise_options;
 struct cox_strings {
     char **items;
     size_t count;
-    bool failed; /* no memory for one of them */
+    /* no memory for one of them */
+    bool failed;
 };
 
 /* How every worker of a group is started. */
 struct cox_launch_plan {
-    pid_t coordinator; /* this process */
+    /* this process */
+    pid_t coordinator;
     uint32_t rank_count;
     bool pass_flags;
     char *prefix;
-    char *door; /* NULL: none */
+    /* NULL: none */
+    char *door;
     bool sealed;
-    char *program;                  /* what is executed: a path; found in PATH */
-    struct cox_strings command;     /* argv without flags */
-    struct cox_strings environment; /* without COXSWAIN_ variables of ours */
+    /* what is executed: a path; found in PATH */
+    char *program;
+    /* argv without flags */
+    struct cox_strings command;
+    /* without COXSWAIN_ variables of ours */
+    struct cox_strings environment;
     int32_t devices[COX_RANK_COUNT_MAX];
 };
 
 struct cox_launched {
     pid_t pid;
-    /* Of the new process as soon as there is one, also while cox_launch sleeps until it has executed
-     * its program. The caller's in any case, also after a failure; -1: there is none. */
+    /* Of the new process as soon as there is one, also while cox_launch sleeps until it has
+     * executed its program. The caller's in any case, also after a failure; -1: there is none. */
     _Atomic int pidfd;
-    int stream_fds[2]; /* read ends of standard output and error, O_NONBLOCK */
+    /* read ends of standard output and error, O_NONBLOCK */
+    int stream_fds[2];
 };
 
 /* Fds that a new process inherits, at most. */
@@ -55,14 +62,15 @@ struct cox_launched {
 
 /* Which life of its rank a process is. */
 struct cox_launch_life {
-    uint32_t generation; /* COXSWAIN_GENERATION */
-    const int
-        *fds; /* fd_count of them, lent: the new process has them from 4 on, COXSWAIN_FDS says so */
+    /* COXSWAIN_GENERATION */
+    uint32_t generation;
+    /* fd_count of them, lent: the new process has them from 4 on, COXSWAIN_FDS says so */
+    const int *fds;
     uint32_t fd_count;
 };
 
-/* Copies what options say, and finds the program (not where workers are external). Returns 0; COX_INVALID; COX_EXEC_FAILED: it is
- * not in PATH; -ENOMEM. */
+/* Copies what options say, and finds the program (not where workers are external). Returns 0;
+ * COX_INVALID; COX_EXEC_FAILED: it is not in PATH; -ENOMEM. */
 int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
                          struct cox_error *err);
 void cox_launch_plan_deinit(struct cox_launch_plan *plan);
@@ -71,12 +79,13 @@ void cox_launch_plan_deinit(struct cox_launch_plan *plan);
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
                const struct cox_launch_life *life, struct cox_launched *ret_launched,
                struct cox_error *err);
-/* SIGKILL for the process that was started, if it lives, and whatever of its process group does. Before
- * it is reaped. */
+/* SIGKILL for the process that was started, if it lives, and whatever of its process group does.
+ * Before it is reaped. */
 void cox_launch_kill_group(pid_t pid, int pidfd);
 /* Takes the end of a process that is dead, or (wait) about to be. False: somebody else reaped it,
  * because the host ignores SIGCHLD or waits for any child on another thread; or (no wait) a
- * debugger that traces it has it first. Dead it is all the same. ret_info is zeroed memory; errno is ECHILD in the first case, 0 in the second. */
+ * debugger that traces it has it first. Dead it is all the same. ret_info is zeroed memory; errno
+ * is ECHILD in the first case, 0 in the second. */
 bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info);
 
 #endif

@@ -29,8 +29,10 @@ typedef void (*cox_output_line_fn)(void *context, const char *text, size_t size)
 
 /* One stream. */
 struct cox_output {
-    int fd;      /* read end, O_NONBLOCK; -1: ended, or not read by this */
-    size_t size; /* bytes of a line whose end has not been seen */
+    /* read end, O_NONBLOCK; -1: ended, or not read by this */
+    int fd;
+    /* bytes of a line whose end has not been seen */
+    size_t size;
     char text[COX_OUTPUT_LINE_MAX + 1];
 };
 
@@ -50,18 +52,20 @@ size_t cox_output_read(struct cox_output *output, cox_output_line_fn line, void 
  * since that child may write for ever: what the dead one wrote comes first. */
 void cox_output_drain(struct cox_output *output, cox_output_line_fn line, void *context);
 
-/* All that is in the pipe now, as bytes of the caller's, for cox_output_feed. Returns 0, also when there is
- * nothing; -ENOMEM. */
+/* All that is in the pipe now, as bytes of the caller's, for cox_output_feed. Returns 0, also when
+ * there is nothing; -ENOMEM. */
 int cox_output_take(const struct cox_output *output, char **ret_bytes, size_t *ret_size);
-/* What feed with these bytes and finish would come to, as far as a ring of last lines keeps it: no more
- * work than that, however much there is. The output stays as it is. */
+/* What feed with these bytes and finish would come to, as far as a ring of last lines keeps it: no
+ * more work than that, however much there is. The output stays as it is. */
 void cox_output_last(const struct cox_output *output, const char *bytes, size_t size,
                      cox_output_line_fn line, void *context);
 
 /* The last lines, of both streams of a rank together. */
 struct cox_last_lines {
-    uint32_t count; /* kept, at most COX_LAST_LINES */
-    uint32_t next;  /* the slot that the next line takes, the oldest one once all are taken */
+    /* kept, at most COX_LAST_LINES */
+    uint32_t count;
+    /* the slot that the next line takes, the oldest one once all are taken */
+    uint32_t next;
     char texts[COX_LAST_LINES][COX_LAST_LINE_MAX + 1];
 };
 

@@ -96,14 +96,15 @@ static int supervisor_new(const struct cox_supervise_options *options,
     return 0;
 }
 
-/* The supervisor thread sleeps until the process it starts has executed its program, which a stopped one
- * never does; only its death wakes the thread. With the lock held, until the phase is another. */
+/* The supervisor thread sleeps until the process it starts has executed its program, which a
+ * stopped one never does; only its death wakes the thread. With the lock held, until the phase is
+ * another. */
 static void launch_expire(struct cox_supervisor *s)
 {
     s->expired = true;
     while (s->phase == COX_WATCH_LAUNCHING) {
-        /* Again and again: a process may have been on its way when the first of these went out. Nobody
-         * closes a pidfd before this thread does. */
+        /* Again and again: a process may have been on its way when the first of these went out.
+         * Nobody closes a pidfd before this thread does. */
         for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
             launch_kill(&s->workers[rank]);
         const struct timespec until =
@@ -116,10 +117,10 @@ static int launch_fail(struct cox_supervisor *s, struct cox_error *err)
 {
     if (!s->expired)
         return cox_fail(err, s->launch_error.code, "%s", s->launch_error.text);
-    return cox_fail(err, COX_TIMEOUT,
-                    "rank %u: its process did not get as far as executing '%.400s' in time: was it "
-                    "stopped by a signal, or is the machine that slow?",
-                    s->launching, s->plan.program);
+    return cox_fail(
+        err, COX_TIMEOUT,
+        "rank %u: its process did not get as far as executing '%.400s' in time: was it stopped by a signal, or is the machine that slow?",
+        s->launching, s->plan.program);
 }
 
 int cox_supervisor_start(const struct cox_supervise_options *options,
@@ -495,7 +496,8 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
         bool adopted = cox_peer_alive(&w->adopted), heard = false;
         if (adopted)
             heard = cox_pidfd_signal(w->adopted.pidfd, number) == 0;
-        /* A wrapper ends with what it wraps; a worker that goes with its wrapper would have no time. */
+        /* A wrapper ends with what it wraps; a worker that goes with its wrapper would have no
+         * time. */
         if (!cox_watched_is_dead(w) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
             heard = cox_pidfd_signal(w->pidfd, number) == 0 || heard;
         count += heard;
@@ -522,8 +524,7 @@ uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t
         if (!cox_watched_is_dead(&s->workers[rank]))
             cox_log_write(
                 &s->log, 3,
-                "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see "
-                "/proc/%d/stack",
+                "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see /proc/%d/stack",
                 rank, s->workers[rank].life->pid, KILL_PATIENCE_MS / 1000,
                 s->workers[rank].life->pid);
     cox_supervisor_wait(s, COX_DEADLINE_NEVER);

@@ -1,6 +1,7 @@
 /*
- * What the files of the supervisor share: supervise.c (start, end, what other threads ask), watch.c (its thread), watched.c
- * (one process that is watched: started, its output, its death). For no one else.
+ * What the files of the supervisor share: supervise.c (start, end, what other threads ask), watch.c
+ * (its thread), watched.c (one process that is watched: started, its output, its death). For no one
+ * else.
  */
 #ifndef COX_COORDINATOR_SUPERVISE_INTERNAL_H
 #define COX_COORDINATOR_SUPERVISE_INTERNAL_H
@@ -19,29 +20,43 @@ struct cox_watched {
     struct cox_supervisor *supervisor;
     uint32_t rank;
     /* Its pid is of the rank's present life, and written by the supervisor thread. */
-    struct cox_serving *life; /* in the supervisor's lives */
-    int pidfd;                /* of the same; under the supervisor's lock */
-    /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in cox_launch. */
+    /* in the supervisor's lives */
+    struct cox_serving *life;
+    /* of the same; under the supervisor's lock */
+    int pidfd;
+    /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in
+     * cox_launch. */
     struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
-    /* Written by the supervisor thread, under the lock. The rank is dead when both processes are. */
-    bool ended; /* pid is dead, perhaps not reaped */
+    /* Written by the supervisor thread, under the lock. The rank is dead when both processes are.
+     */
+    /* pid is dead, perhaps not reaped */
+    bool ended;
     bool adopted_ended;
-    bool wrapper_killed; /* by us, since the adopted process had died */
+    /* by us, since the adopted process had died */
+    bool wrapper_killed;
     /* Of the supervisor thread alone; index 1 is standard error. */
     struct cox_output streams[2];
-    uint64_t reap_until_ns; /* 0: it was not tried yet */
-    int grave_fd;           /* pidfd of a dead process that a debugger has, to be reaped one day */
+    /* 0: it was not tried yet */
+    uint64_t reap_until_ns;
+    /* pidfd of a dead process that a debugger has, to be reaped one day */
+    int grave_fd;
     /* Under the supervisor's lock. */
     struct cox_last_lines last_lines;
-    struct cox_exit how; /* once dead */
+    /* once dead */
+    struct cox_exit how;
     bool core_dumped;
-    struct cox_last_death last_death; /* of a life before, too */
-    bool told;                        /* dead, and the death hook has returned */
-    bool released; /* external: it has left the group; watched, but neither awaited nor signalled */
-    pid_t former;  /* external: who was the rank before its place was vacated */
-    bool let_go;   /* former lives, for all that is known */
+    /* of a life before, too */
+    struct cox_last_death last_death;
+    /* dead, and the death hook has returned */
+    bool told;
+    /* external: it has left the group; watched, but neither awaited nor signalled */
+    bool released;
+    /* external: who was the rank before its place was vacated */
+    pid_t former;
+    /* former lives, for all that is known */
+    bool let_go;
 };
 
 /* A process to be started again; on the stack of who waits for it. */
@@ -53,9 +68,8 @@ struct cox_relaunch {
     int status;
 };
 
-/* COX_WATCH_LAUNCHING -> COX_WATCH_FAILED                          the thread ends
- * COX_WATCH_LAUNCHING -> COX_WATCH_LAUNCHED -> COX_WATCH_WATCHING  the thread moves on when start has handed the supervisor out
- */
+/* COX_WATCH_LAUNCHING -> COX_WATCH_FAILED the thread ends COX_WATCH_LAUNCHING -> COX_WATCH_LAUNCHED
+ * -> COX_WATCH_WATCHING the thread moves on when start has handed the supervisor out */
 enum cox_watch_phase {
     COX_WATCH_LAUNCHING,
     COX_WATCH_FAILED,
@@ -68,24 +82,37 @@ struct cox_supervisor {
     struct cox_launch_plan plan;
     struct cox_supervise_hooks hooks;
     struct cox_log log;
-    int stop_fd;         /* eventfd, readable: look at `leaving`, and at who was adopted */
-    atomic_bool leaving; /* every worker is dead and free wants the thread */
-    atomic_bool ending;  /* workers were told to end */
-    bool external;       /* processes are others' children, and come by enlist */
+    /* eventfd, readable: look at `leaving`, and at who was adopted */
+    int stop_fd;
+    /* every worker is dead and free wants the thread */
+    atomic_bool leaving;
+    /* workers were told to end */
+    atomic_bool ending;
+    /* processes are others' children, and come by enlist */
+    bool external;
     pthread_t thread;
-    struct pollfd *polled; /* of the supervisor thread alone */
-    struct pollfd *packed; /* what of polled is an fd */
+    /* of the supervisor thread alone */
+    struct pollfd *polled;
+    /* what of polled is an fd */
+    struct pollfd *packed;
     struct cox_watched *workers;
-    struct cox_serving *lives; /* of all ranks; cox_supervisor_lives */
+    /* of all ranks; cox_supervisor_lives */
+    struct cox_serving *lives;
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* on CLOCK_MONOTONIC; phase or alive */
+    /* on CLOCK_MONOTONIC; phase or alive */
+    pthread_cond_t changed;
     enum cox_watch_phase phase;
-    uint32_t launching;            /* the rank whose process is being started */
-    bool expired;                  /* start has waited long enough: no further process is started */
-    uint32_t alive;                /* workers whose death hook has not returned */
-    struct cox_relaunch *relaunch; /* NULL: none is asked for */
-    bool cancelled;                /* no relaunch any more */
+    /* the rank whose process is being started */
+    uint32_t launching;
+    /* start has waited long enough: no further process is started */
+    bool expired;
+    /* workers whose death hook has not returned */
+    uint32_t alive;
+    /* NULL: none is asked for */
+    struct cox_relaunch *relaunch;
+    /* no relaunch any more */
+    bool cancelled;
     struct cox_error launch_error;
 };
 
@@ -98,8 +125,8 @@ int cox_watched_begin(struct cox_watched *w, const struct cox_launch_life *life,
 void cox_watched_read(struct cox_watched *w, int stream);
 /* Tries again to reap a former process that a debugger had. Also of who destroys the supervisor. */
 void cox_watched_visit_grave(struct cox_watched *w);
-/* SIGKILL, for its process group as well, which only a process that was started here leads. From any thread, with the
- * lock held there. Returns 0 or -errno. */
+/* SIGKILL, for its process group as well, which only a process that was started here leads. From
+ * any thread, with the lock held there. Returns 0 or -errno. */
 int cox_watched_kill(struct cox_watched *w);
 /* In words, of what is known by now. From any thread, with the lock held. */
 void cox_watched_describe(struct cox_watched *w, bool dead, char *buffer, size_t buffer_size);

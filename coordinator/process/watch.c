@@ -4,7 +4,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How often a dead process is tried to be reaped: one that has just died, and one that a debugger has. */
+/* How often a dead process is tried to be reaped: one that has just died, and one that a debugger
+ * has. */
 #define REAP_AGAIN_MS 1
 #define GRAVES_AGAIN_MS 100
 
@@ -47,7 +48,8 @@ static int watch_poll(struct cox_supervisor *s)
         else if (w->grave_fd >= 0 && timeout_ms < 0)
             timeout_ms = GRAVES_AGAIN_MS;
     }
-    /* The kernel refuses more entries than the process may have fds, and counts negative ones, too. */
+    /* The kernel refuses more entries than the process may have fds, and counts negative ones, too.
+     */
     nfds_t packed_count = 0;
     for (uint32_t i = 0; i < 1 + 4 * count; i++)
         if (s->polled[i].fd >= 0)

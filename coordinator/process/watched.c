@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A process whose pidfd says that it is dead becomes waitable a moment later, and then it is known how it
- * ended; under a debugger, only when that lets it go. */
+/* A process whose pidfd says that it is dead becomes waitable a moment later, and then it is known
+ * how it ended; under a debugger, only when that lets it go. */
 #define REAP_PATIENCE_NS (100 * COX_NSEC_PER_MSEC)
 
 int cox_watched_begin(struct cox_watched *w, const struct cox_launch_life *life,
@@ -184,8 +184,7 @@ void cox_watched_describe(struct cox_watched *w, bool dead, char *buffer, size_t
     } else if (!w->how.known) {
         snprintf(
             buffer, buffer_size,
-            "%s%s, nobody knows how: this program ignores SIGCHLD, waited for it elsewhere, or "
-            "a debugger has it",
+            "%s%s, nobody knows how: this program ignores SIGCHLD, waited for it elsewhere, or a debugger has it",
             who, wrapped ? "" : " is dead");
     } else if (w->how.signal) {
         const char *name = sigdescr_np(w->how.signal);
@@ -209,9 +208,9 @@ static void watched_keep_death(struct cox_watched *w)
     cox_last_lines_join(&w->last_lines, death->last_lines, sizeof death->last_lines);
 }
 
-/* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all the
- * lines, which may be a pipe full and take the host long, and its hook come after that. Only then the
- * count: whoever waited for it knows that the hooks are through. */
+/* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all
+ * the lines, which may be a pipe full and take the host long, and its hook come after that. Only
+ * then the count: whoever waited for it knows that the hooks are through. */
 void cox_watched_bury(struct cox_watched *w)
 {
     struct cox_supervisor *s = w->supervisor;
@@ -256,8 +255,9 @@ bool cox_watched_is_dead(struct cox_watched *w)
     return cox_serving_dead(w->life);
 }
 
-/* Of the polled set; a negative fd, which is what a thing of the past has, is skipped by poll. Under the
- * lock: adopt, and where processes come from outside enlist and release, change them on other threads. */
+/* Of the polled set; a negative fd, which is what a thing of the past has, is skipped by poll.
+ * Under the lock: adopt, and where processes come from outside enlist and release, change them on
+ * other threads. */
 void cox_watched_polled_fds(struct cox_watched *w, int *ret_fd, int *ret_adopted_fd)
 {
     pthread_mutex_lock(&w->supervisor->lock);
@@ -266,8 +266,8 @@ void cox_watched_polled_fds(struct cox_watched *w, int *ret_fd, int *ret_adopted
     pthread_mutex_unlock(&w->supervisor->lock);
 }
 
-/* The process that served the rank is dead; without it the wrapper is nothing, unless it is the end and
- * it has something left to do. */
+/* The process that served the rank is dead; without it the wrapper is nothing, unless it is the end
+ * and it has something left to do. */
 void cox_watched_adopted_ended(struct cox_watched *w)
 {
     bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
@@ -281,13 +281,15 @@ void cox_watched_adopted_ended(struct cox_watched *w)
     pthread_mutex_unlock(&w->supervisor->lock);
 }
 
-/* The process that was started is dead. One that serves in its place goes, too; if it is the end, as one
- * that was told by the same signals. The dead one is not reaped before: it keeps the group's number. */
+/* The process that was started is dead. One that serves in its place goes, too; if it is the end,
+ * as one that was told by the same signals. The dead one is not reaped before: it keeps the group's
+ * number. */
 void cox_watched_ended(struct cox_watched *w)
 {
     bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
     pthread_mutex_lock(&w->supervisor->lock);
-    /* It was polled without the lock: by now the rank may have been released, or be another process. */
+    /* It was polled without the lock: by now the rank may have been released, or be another
+     * process. */
     const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
     bool ended = !w->supervisor->external || (w->pidfd >= 0 && !cox_peer_alive(&peer));
     w->ended = w->ended || ended;

@@ -3,8 +3,8 @@
  *
  * Threads: any.
  * Ownership: the message lives in the arena.
- * Blocks: status nothing, see cox_executor_status; recover, lora, weights and what asks ranks of links until their deadlines,
- *   weights also while files are read.
+ * Blocks: status nothing, see cox_executor_status; recover, lora, weights and what asks ranks of
+ *   links until their deadlines, weights also while files are read.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_ANSWER_H
@@ -32,15 +32,22 @@ struct CoxswainControl__WeightsStatus;
 
 struct cox_answer_source {
     struct cox_executor *executor;
-    struct cox_serving *serving;        /* NULL: it takes no prompts, */
-    char refusal[COX_REFUSAL_SIZE];     /* because */
-    struct cox_recovery *recovery;      /* NULL: the group is being started */
-    struct cox_lora *lora;              /* NULL: as recovery */
-    struct cox_group_links *links;      /* NULL: it takes no part in transfers */
-    const char *model;                  /* NULL: none is known */
-    struct cox_shared_weights *weights; /* NULL: ranks have loaded their own */
-    uint32_t connections,
-        prompt_connections; /* control connections, and of them those with prompts */
+    /* NULL: it takes no prompts, */
+    struct cox_serving *serving;
+    /* because */
+    char refusal[COX_REFUSAL_SIZE];
+    /* NULL: the group is being started */
+    struct cox_recovery *recovery;
+    /* NULL: as recovery */
+    struct cox_lora *lora;
+    /* NULL: it takes no part in transfers */
+    struct cox_group_links *links;
+    /* NULL: none is known */
+    const char *model;
+    /* NULL: ranks have loaded their own */
+    struct cox_shared_weights *weights;
+    /* control connections, and of them those with prompts */
+    uint32_t connections, prompt_connections;
 };
 
 /* Returns 0 or -ENOMEM. */
@@ -49,8 +56,8 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
 /* How recovery is; source->recovery is there. */
 int cox_answer_recovery(const struct cox_answer_source *source, struct cox_arena *arena,
                         struct CoxswainControl__RecoveryStatus **ret_status);
-/* Carries the request out; source->recovery is there. Returns 0, also when that failed, which the answer tells;
- * COX_INVALID: it makes no sense, err tells; -ENOMEM. */
+/* Carries the request out; source->recovery is there. Returns 0, also when that failed, which the
+ * answer tells; COX_INVALID: it makes no sense, err tells; -ENOMEM. */
 int cox_answer_recover(const struct cox_answer_source *source,
                        const struct CoxswainControl__RecoverRequest *request,
                        struct cox_arena *arena, struct CoxswainControl__RecoverReply **ret_reply,
@@ -72,8 +79,8 @@ int cox_answer_weights(const struct cox_answer_source *source,
 struct CoxswainControl__TransferStatus;
 int cox_answer_transfer_status(const struct cox_answer_source *source, struct cox_arena *arena,
                                struct CoxswainControl__TransferStatus **ret_status);
-/* kv_info, link, link_status or role: carried out, the answer filled in. Returns 0; what is told in place of an answer: it
- * could not be done, err tells; -ENOMEM. */
+/* kv_info, link, link_status or role: carried out, the answer filled in. Returns 0; what is told in
+ * place of an answer: it could not be done, err tells; -ENOMEM. */
 int cox_answer_links(const struct cox_answer_source *source,
                      const struct CoxswainControl__ControlRequest *request, struct cox_arena *arena,
                      struct CoxswainControl__ControlReply *reply, struct cox_error *err);

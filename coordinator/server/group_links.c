@@ -20,16 +20,20 @@ typedef ModelExecuteData__PDLinkRequest LinkRequest;
 typedef ModelExecuteData__PDLinkRequest__PDLinkInfo LinkInfo;
 
 struct known {
-    struct known *next; /* by name */
+    /* by name */
+    struct known *next;
     RemoteInfo *info;
 };
 
 struct cox_group_links {
     struct cox_executor *executor;
     struct cox_log log;
-    pthread_mutex_t lock; /* everything below; not held over a call of the executor */
-    pthread_cond_t wake;  /* on CLOCK_MONOTONIC; an order has ended */
-    bool busy;            /* an order is under way: it alone changes what is known, and the role */
+    /* everything below; not held over a call of the executor */
+    pthread_mutex_t lock;
+    /* on CLOCK_MONOTONIC; an order has ended */
+    pthread_cond_t wake;
+    /* an order is under way: it alone changes what is known, and the role */
+    bool busy;
     struct known *known;
     size_t count;
     enum cox_role role;
@@ -140,12 +144,12 @@ static int model_check(const char *cluster, uint64_t theirs, uint64_t ours, stru
 {
     return theirs == ours
                ? 0
-               : cox_fail(err, COX_INVALID,
-                          "the group '%s' computes with another model, or other weights: the "
-                          "model's digest is %016" PRIx64 " there and %016" PRIx64
-                          " here, and keys and values of one are none of the other's (coxswain "
-                          "weights switches a group that runs)",
-                          cluster, theirs, ours);
+               : cox_fail(
+                     err, COX_INVALID,
+                     "the group '%s' computes with another model, or other weights: the model's digest is %016" PRIx64
+                     " there and %016" PRIx64
+                     " here, and keys and values of one are none of the other's (coxswain weights switches a group that runs)",
+                     cluster, theirs, ours);
 }
 
 static int layout_check(const char *cluster, uint32_t rank, const KvLayout *theirs,

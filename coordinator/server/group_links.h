@@ -1,11 +1,13 @@
 /*
- * group_links: the other groups whose KV caches the ranks of this one read, and the role of this group.
+ * group_links: the other groups whose KV caches the ranks of this one read, and the role of this
+ * group.
  *
- * What was linked is remembered, and told again to ranks that were replaced. A link names one life of the other group; when that
- * has replaced a rank it has another one, pulls say so, and it is linked again.
+ * What was linked is remembered, and told again to ranks that were replaced. A link names one life
+ * of the other group; when that has replaced a rank it has another one, pulls say so, and it is
+ * linked again.
  *
- * Threads: new and free from one thread; the rest from any. Orders wait for each other: COX_TIMEOUT, where another one was under
- *   way until the deadline.
+ * Threads: new and free from one thread; the rest from any. Orders wait for each other:
+ *   COX_TIMEOUT, where another one was under way until the deadline.
  * Ownership: the executor is borrowed until free.
  * Blocks: orders and status until their deadline; role and list nothing.
  * If the process dies: private memory; the ranks end with the coordinator.
@@ -42,9 +44,10 @@ int cox_group_links_new(struct cox_executor *executor, const struct cox_log *log
 struct cox_group_links *cox_group_links_free(struct cox_group_links *links); /* NULL-safe */
 void cox_group_links_freep(struct cox_group_links **links);                  /* for _cox_cleanup_ */
 
-/* bytes: RemoteInfo of the other group, another process's writing. The ranks are told to link; how that goes is in the status. A
- * link of the same group takes the place of the one before. Returns 0; COX_CORRUPT: no such bytes; COX_TOO_LARGE; COX_INVALID: this group
- * itself, other ranks or another layout, err says which; COX_FULL: too many links; what cox_executor_remote_info and
+/* bytes: RemoteInfo of the other group, another process's writing. The ranks are told to link; how
+ * that goes is in the status. A link of the same group takes the place of the one before. Returns
+ * 0; COX_CORRUPT: no such bytes; COX_TOO_LARGE; COX_INVALID: this group itself, other ranks or
+ * another layout, err says which; COX_FULL: too many links; what cox_executor_remote_info and
  * cox_executor_link return. */
 int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_t size,
                          uint64_t deadline_ns, struct cox_error *err);
@@ -55,19 +58,22 @@ int cox_group_links_unlink(struct cox_group_links *links, const char *cluster_id
 int cox_group_links_set_role(struct cox_group_links *links, uint32_t role, uint64_t deadline_ns,
                              struct cox_error *err);
 enum cox_role cox_group_links_role(struct cox_group_links *links);
-/* Ranks were replaced: all of it once more, and waits until they have linked or failed. What goes wrong is logged: pulls will say
- * it again. */
+/* Ranks were replaced: all of it once more, and waits until they have linked or failed. What goes
+ * wrong is logged: pulls will say it again. */
 void cox_group_links_resend(struct cox_group_links *links, uint64_t deadline_ns);
 
 struct cox_group_link {
     char *cluster_id;
     enum cox_group_link_state state;
-    uint64_t life; /* that was linked; 0: only ranks know of it */
-    int32_t code;  /* FAILED: PDErrorCode */
-    char *text;    /* FAILED: why; NULL: nobody says */
+    /* that was linked; 0: only ranks know of it */
+    uint64_t life;
+    /* FAILED: PDErrorCode */
+    int32_t code;
+    /* FAILED: why; NULL: nobody says */
+    char *text;
 };
-/* What every rank says, merged; links that no rank mentions are WAITING. By name. *ret_list is freed with cox_group_link_list_free. Returns
- * as cox_executor_link_status. */
+/* What every rank says, merged; links that no rank mentions are WAITING. By name. *ret_list is
+ * freed with cox_group_link_list_free. Returns as cox_executor_link_status. */
 int cox_group_links_status(struct cox_group_links *links, uint64_t deadline_ns,
                            struct cox_group_link **ret_list, size_t *ret_count,
                            struct cox_error *err);

@@ -40,8 +40,8 @@ static void *recovery_main(void *context)
     while (!recovery->stopped) {
         uint64_t due_ns = cox_recovery_turn_due(recovery);
         const struct timespec until = cox_deadline_timespec(due_ns);
-        /* A turn that came to nothing can be due again at once: an order waits for one, not for all of
-         * them. */
+        /* A turn that came to nothing can be due again at once: an order waits for one, not for all
+         * of them. */
         bool skips = turned && recovery->orders;
         turned = false;
         if (due_ns <= cox_now_ns() && !skips) {
@@ -158,8 +158,8 @@ static bool is_disturbed(struct cox_recovery *recovery)
            cox_recovery_first_dead(recovery);
 }
 
-/* Whoever has seen a death is right, but the hook may be still to come; or it never comes, since the
- * rank has left. */
+/* Whoever has seen a death is right, but the hook may be still to come; or it never comes, since
+ * the rank has left. */
 static void await_news(struct cox_recovery *recovery)
 {
     const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(NEWS_MS));

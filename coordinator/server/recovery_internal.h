@@ -1,9 +1,9 @@
 /*
- * What the files of recovery share: recovery.c (its thread, and what others ask), recovery_policy.c (what a death does),
- * recovery_orders.c (what somebody has ordered). For no one else.
+ * What the files of recovery share: recovery.c (its thread, and what others ask), recovery_policy.c
+ * (what a death does), recovery_orders.c (what somebody has ordered). For no one else.
  *
- * Threads: everything here is called with the lock held, by recovery's thread unless it says otherwise. What goes into the
- *   executor gives the lock up meanwhile.
+ * Threads: everything here is called with the lock held, by recovery's thread unless it says
+ *   otherwise. What goes into the executor gives the lock up meanwhile.
  */
 #ifndef COX_COORDINATOR_RECOVERY_INTERNAL_H
 #define COX_COORDINATOR_RECOVERY_INTERNAL_H
@@ -14,21 +14,29 @@
 
 /* Tries of one thing, and when the next one is due. */
 struct cox_backoff {
-    uint32_t tries; /* since it last went well for a window */
+    /* since it last went well for a window */
+    uint32_t tries;
     uint64_t tried_ns;
     uint64_t due_ns;
 };
 
 struct cox_recovery_rank {
-    bool dead;     /* by its hook; during a try of a new one, too */
-    bool expected; /* it was killed by order, or for being late, which counts by itself */
-    bool ordered;  /* whoever ordered it replaced is still there, and sees to its death */
-    bool replaced; /* and that is to be said once it is initialized */
+    /* by its hook; during a try of a new one, too */
+    bool dead;
+    /* it was killed by order, or for being late, which counts by itself */
+    bool expected;
+    /* whoever ordered it replaced is still there, and sees to its death */
+    bool ordered;
+    /* and that is to be said once it is initialized */
+    bool replaced;
     uint64_t died_ns;
     struct cox_backoff backoff;
-    char death[1024]; /* as the hook told it, with its last lines */
-    char how[512];    /* without */
-    char news[768];   /* replaced: by what */
+    /* as the hook told it, with its last lines */
+    char death[1024];
+    /* without */
+    char how[512];
+    /* replaced: by what */
+    char news[768];
 };
 
 /* On its caller's stack. */
@@ -39,7 +47,8 @@ struct cox_recovery_order {
     struct cox_recover_result *results;
     uint32_t rank;
     bool kill;
-    pid_t killed; /* before its turn; 0: not */
+    /* before its turn; 0: not */
+    pid_t killed;
     bool replaced;
     uint64_t deadline_ns;
     bool started, done;
@@ -51,37 +60,52 @@ struct cox_recovery {
     struct cox_executor *executor;
     struct cox_recovery_options options;
     uint32_t rank_count;
-    bool whole; /* a rank is not replaced alone */
+    /* a rank is not replaced alone */
+    bool whole;
     pthread_t thread;
     bool joined;
-    struct cox_rank_status *statuses; /* the thread's */
+    /* the thread's */
+    struct cox_rank_status *statuses;
 
-    pthread_mutex_t lock; /* everything below; not held over anything that waits */
-    pthread_cond_t wake;  /* anything below has changed */
+    /* everything below; not held over anything that waits */
+    pthread_mutex_t lock;
+    /* anything below has changed */
+    pthread_cond_t wake;
     bool stopped;
     bool cancelled;
-    bool closing; /* the executor stops */
+    /* the executor stops */
+    bool closing;
     bool failed;
     struct cox_error failure;
-    struct cox_error last; /* of the tries that came to nothing */
-    bool look;             /* somebody knows of a death that was not told */
-    bool busy;             /* the thread is inside the executor */
-    bool paused;           /* the engine is, by a command; or some ranks are */
-    bool half_paused;      /* and only some */
-    bool unready;          /* a rank was replaced, and init not replayed since */
-    uint64_t changes,
-        changes_seen; /* times that the group was not as before, and of those await has told */
+    /* of the tries that came to nothing */
+    struct cox_error last;
+    /* somebody knows of a death that was not told */
+    bool look;
+    /* the thread is inside the executor */
+    bool busy;
+    /* the engine is, by a command; or some ranks are */
+    bool paused;
+    /* and only some */
+    bool half_paused;
+    /* a rank was replaced, and init not replayed since */
+    bool unready;
+    /* times that the group was not as before, and of those await has told */
+    uint64_t changes, changes_seen;
     char doing[160];
     struct cox_recovery_order *orders;
     struct cox_recovery_rank *ranks;
     struct cox_backoff all, replay;
-    uint64_t want_ns; /* since when tries fail for want of space, memory or fds; 0: they do not */
-    uint32_t hangs;   /* tries of the policy in a row that ended at their deadline */
-    uint64_t *deaths; /* when: the last restart_max + 1 of them, a ring */
+    /* since when tries fail for want of space, memory or fds; 0: they do not */
+    uint64_t want_ns;
+    /* tries of the policy in a row that ended at their deadline */
+    uint32_t hangs;
+    /* when: the last restart_max + 1 of them, a ring */
+    uint64_t *deaths;
     uint64_t death_count;
 };
 
-/* Around a call of the executor: enter gives the lock up, leave takes it again, and knows the ranks as they are then. Returns r. */
+/* Around a call of the executor: enter gives the lock up, leave takes it again, and knows the ranks
+ * as they are then. Returns r. */
 void cox_recovery_enter(struct cox_recovery *recovery);
 int cox_recovery_leave(struct cox_recovery *recovery, int r);
 

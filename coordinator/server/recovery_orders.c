@@ -3,7 +3,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* unready: no rank is dead, and the init that makes the state NORMAL is due; a start has nothing to add to it. */
+/* unready: no rank is dead, and the init that makes the state NORMAL is due; a start has nothing to
+ * add to it. */
 static bool is_done_already(enum cox_recover_command command, enum cox_engine_state state,
                             bool unready)
 {
@@ -185,8 +186,8 @@ int cox_recovery_command(struct cox_recovery *recovery, enum cox_recover_command
     return order_give(recovery, &order, err);
 }
 
-/* What is under way may wait for this very rank, which does nothing: it dies at once, not when it is the order's
- * turn. Of a rank that is being replaced it is the new process. */
+/* What is under way may wait for this very rank, which does nothing: it dies at once, not when it
+ * is the order's turn. Of a rank that is being replaced it is the new process. */
 static int kill_now(struct cox_recovery *recovery, struct cox_recovery_order *order,
                     struct cox_error *err)
 {

@@ -89,7 +89,8 @@ void cox_recovery_enter(struct cox_recovery *recovery)
     pthread_mutex_unlock(&recovery->lock);
 }
 
-/* statuses are of this moment: a death that they do not tell is told by a hook that finds the lock free. */
+/* statuses are of this moment: a death that they do not tell is told by a hook that finds the lock
+ * free. */
 int cox_recovery_leave(struct cox_recovery *recovery, int r)
 {
     struct cox_executor_status status;
@@ -102,8 +103,8 @@ int cox_recovery_leave(struct cox_recovery *recovery, int r)
     return r;
 }
 
-/* The try of a new process has ended: what is known of the rank is what the executor knows now, since the hook was not
- * listened to. */
+/* The try of a new process has ended: what is known of the rank is what the executor knows now,
+ * since the hook was not listened to. */
 static void rank_settle(struct cox_recovery *recovery, uint32_t number, int r)
 {
     struct cox_recovery_rank *rank = &recovery->ranks[number];
@@ -224,7 +225,8 @@ static bool is_final(int r)
            r == COX_VERSION;
 }
 
-/* What the machine lacks (space in /dev/shm, memory, fds, processes), which others may give back. No rank has died of it. */
+/* What the machine lacks (space in /dev/shm, memory, fds, processes), which others may give back.
+ * No rank has died of it. */
 static bool is_want(int r)
 {
     static const int wants[] = {COX_NO_SPACE, -ENOSPC, -EDQUOT, -ENOMEM, -EMFILE, -ENFILE, -EAGAIN};
@@ -234,7 +236,8 @@ static bool is_want(int r)
     return false;
 }
 
-/* A try came to nothing for want of something: it is made again until the policy's time, one window, is over. */
+/* A try came to nothing for want of something: it is made again until the policy's time, one
+ * window, is over. */
 static void wanted(struct cox_recovery *recovery, struct cox_backoff *backoff,
                    const struct cox_error *err)
 {
@@ -350,8 +353,9 @@ static void replace_all(struct cox_recovery *recovery)
     tried(recovery, &recovery->all, r, &error);
 }
 
-/* Whoever has not answered an init in time lives, and nothing else would ever end it: it is replaced in its turn. While a new
- * one is late, those that were there before may be so because they wait for it. */
+/* Whoever has not answered an init in time lives, and nothing else would ever end it: it is
+ * replaced in its turn. While a new one is late, those that were there before may be so because
+ * they wait for it. */
 static void kill_late(struct cox_recovery *recovery)
 {
     struct cox_executor_status status;

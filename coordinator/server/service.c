@@ -43,35 +43,51 @@ struct connection {
     struct cox_service *service;
     pthread_t thread;
     /* Under the service's lock. */
-    bool used, ended;  /* ended: only join is left */
-    bool prompts;      /* it brought some */
-    bool quiet;        /* it waits for its other side alone: another one may have its place */
-    bool reading;      /* and wakes up for what that says */
-    bool outbid;       /* another one has it */
-    uint64_t quiet_ns; /* when its other side last asked for something, or took some of an answer */
-    pid_t pid;         /* of the other side; 0: not known */
+    /* ended: only join is left */
+    bool used, ended;
+    /* it brought some */
+    bool prompts;
+    /* it waits for its other side alone: another one may have its place */
+    bool quiet;
+    /* and wakes up for what that says */
+    bool reading;
+    /* another one has it */
+    bool outbid;
+    /* when its other side last asked for something, or took some of an answer */
+    uint64_t quiet_ns;
+    /* of the other side; 0: not known */
+    pid_t pid;
 
     /* The thread's own. */
     struct cox_stream stream;
-    struct cox_arena arena;           /* what complete is in */
-    const complete_request *complete; /* its prompts from next_prompt on wait for room */
+    /* what complete is in */
+    struct cox_arena arena;
+    /* its prompts from next_prompt on wait for room */
+    const complete_request *complete;
     size_t next_prompt;
-    struct cox_serving_client *client; /* NULL: it brought no prompts so far */
-    uint32_t pull_count;               /* pulls of its own, without an answer */
-    uint64_t held_until_ns; /* by the leases of what is held for it: others may come for that */
+    /* NULL: it brought no prompts so far */
+    struct cox_serving_client *client;
+    /* pulls of its own, without an answer */
+    uint32_t pull_count;
+    /* by the leases of what is held for it: others may come for that */
+    uint64_t held_until_ns;
     int wake_fd;
-    bool stopping; /* it asked for the end */
-    bool last;     /* nothing more is read, and it ends when all is written */
+    /* it asked for the end */
+    bool stopping;
+    /* nothing more is read, and it ends when all is written */
+    bool last;
     uint64_t deadline_ns;
 };
 
 struct cox_service {
     struct cox_service_options options;
     char *model;
-    int end_fd; /* an eventfd: every thread leaves; written once, never read */
+    /* an eventfd: every thread leaves; written once, never read */
+    int end_fd;
     struct cox_closer *closer;
 
-    pthread_mutex_t lock; /* everything below */
+    /* everything below */
+    pthread_mutex_t lock;
     struct cox_executor *executor;
     struct cox_serving *serving;
     struct cox_recovery *recovery;
@@ -79,13 +95,15 @@ struct cox_service {
     struct cox_group_links *links;
     struct cox_shared_weights *weights;
     char refusal[COX_REFUSAL_SIZE];
-    uint32_t orders_count; /* requests under way that may take long */
+    /* requests under way that may take long */
+    uint32_t orders_count;
     struct connection connections[SLOT_COUNT];
 };
 
 struct places {
     uint32_t taken;
-    uint32_t prompts; /* of them, by those that brought some */
+    /* of them, by those that brought some */
+    uint32_t prompts;
 };
 
 /* ---- answers ---- */
@@ -284,11 +302,10 @@ static int transfer_check(const complete_request *complete, const struct cox_ans
     if (hold && complete->hold_ms > HOLD_MS_MAX)
         return cox_fail(err, COX_INVALID, "a prompt is held for an hour at most");
     if (!hold && source->links && cox_group_links_role(source->links) == COX_ROLE_PREFILL)
-        return cox_fail(err, COX_UNSUPPORTED,
-                        "the role of this group is prefill: it computes prompts for a group that "
-                        "decodes (coxswain generate --prefill %s --decode NAME), or give it "
-                        "another role (coxswain role --name %s standard)",
-                        cox_executor_name(source->executor), cox_executor_name(source->executor));
+        return cox_fail(
+            err, COX_UNSUPPORTED,
+            "the role of this group is prefill: it computes prompts for a group that decodes (coxswain generate --prefill %s --decode NAME), or give it another role (coxswain role --name %s standard)",
+            cox_executor_name(source->executor), cox_executor_name(source->executor));
     return 0;
 }
 
@@ -409,8 +426,8 @@ static uint32_t places_of(const struct cox_service *service, pid_t pid)
     return count;
 }
 
-/* One that brought prompts may think about the next ones for a while. While it is quiet its thread changes nothing that is
- * looked at here. */
+/* One that brought prompts may think about the next ones for a while. While it is quiet its thread
+ * changes nothing that is looked at here. */
 static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now_ns)
 {
     return c->used && !c->outbid && c->quiet && (c->prompts || !prompts) &&
@@ -418,8 +435,9 @@ static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now
             (now_ns - c->quiet_ns >= IDLE_MS * COX_NSEC_PER_MSEC && now_ns >= c->held_until_ns));
 }
 
-/* Takes a place from a quiet one (prompts: that brought some): of the process that has most of them, so
- * that who has one keeps it, the one that was quiet for longest. False: all are busy. The lock is held. */
+/* Takes a place from a quiet one (prompts: that brought some): of the process that has most of
+ * them, so that who has one keeps it, the one that was quiet for longest. False: all are busy. The
+ * lock is held. */
 static bool places_make_room(struct cox_service *service, bool prompts)
 {
     struct connection *found = NULL;
@@ -439,8 +457,9 @@ static bool places_make_room(struct cox_service *service, bool prompts)
     if (!found)
         return false;
     found->outbid = true;
-    /* Its thread polls the fd, which is open as long as it is quiet. One that only waits until it can write would not
-     * notice the end of what it could read; to its other side, which takes nothing, it could not say why either. */
+    /* Its thread polls the fd, which is open as long as it is quiet. One that only waits until it
+     * can write would not notice the end of what it could read; to its other side, which takes
+     * nothing, it could not say why either. */
     shutdown(found->stream.fd, found->reading ? SHUT_RD : SHUT_RDWR);
     return true;
 }
@@ -666,9 +685,9 @@ static int request_serve(struct connection *c, const control_request *request)
                  : 0;
     }
     default:
-        return error_put(c, COX_UNSUPPORTED,
-                         "no such request: expected status, stop, complete, cancel, recover, "
-                         "kv_info, link, link_status, role, pull, release, lora or weights");
+        return error_put(
+            c, COX_UNSUPPORTED,
+            "no such request: expected status, stop, complete, cancel, recover, kv_info, link, link_status, role, pull, release, lora or weights");
     }
 }
 
@@ -692,7 +711,8 @@ static int message_serve(struct connection *c, const uint8_t *bytes, size_t size
     return r;
 }
 
-/* What has come, as far as there is room for the answers. Returns 0; COX_EMPTY: more is to be read. */
+/* What has come, as far as there is room for the answers. Returns 0; COX_EMPTY: more is to be read.
+ */
 static int messages_serve(struct connection *c)
 {
     const uint8_t *bytes;
@@ -744,9 +764,9 @@ static int connection_wait(struct connection *c, bool reading)
     int count = poll(fds, 3, poll_timeout(c));
     int e = errno;
     if (quiet_set(c, false, false)) {
-        error_put(c, COX_FULL,
-                  "another connection needed the place of this one, which asked for nothing or did "
-                  "not take its answers");
+        error_put(
+            c, COX_FULL,
+            "another connection needed the place of this one, which asked for nothing or did not take its answers");
         return COX_CLOSED;
     }
     if (count < 0)
@@ -764,7 +784,8 @@ static int connection_wait(struct connection *c, bool reading)
     return fds[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? COX_CLOSED : 0;
 }
 
-/* What is left in the serving afterwards comes with a wake, or when the stream can be written to. */
+/* What is left in the serving afterwards comes with a wake, or when the stream can be written to.
+ */
 static int results_send(struct connection *c)
 {
     int r;
@@ -905,8 +926,8 @@ void cox_service_refuse(struct cox_service *service, const char *refusal)
     pthread_mutex_unlock(&service->lock);
 }
 
-/* A free slot; those of ended threads are. NULL: there is none, or no place for one more. The lock is
- * held. */
+/* A free slot; those of ended threads are. NULL: there is none, or no place for one more. The lock
+ * is held. */
 static struct connection *connection_find(struct cox_service *service)
 {
     struct connection *found = NULL;
@@ -934,10 +955,10 @@ int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)
     struct connection *c = NULL;
     cox_closer_turn(service->closer);
     if (cox_closer_counts(service->closer).waiting >= COX_CLOSER_WAITING_MAX) {
-        r = cox_fail(err, COX_FULL,
-                     "%d connections wait to be closed with fds that were sent over them, and "
-                     "their closes hang (SO_LINGER, FUSE): try again later",
-                     COX_CLOSER_WAITING_MAX);
+        r = cox_fail(
+            err, COX_FULL,
+            "%d connections wait to be closed with fds that were sent over them, and their closes hang (SO_LINGER, FUSE): try again later",
+            COX_CLOSER_WAITING_MAX);
     } else if (!(c = connection_find(service))) {
         r = cox_fail(err, COX_FULL, "%d control connections are busy: try again later",
                      COX_SERVICE_CONNECTION_MAX);

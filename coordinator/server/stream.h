@@ -9,8 +9,8 @@
  * Ownership: the stream owns its fd from init on; a message that next gave is lent until the next
  *   call of fill or deinit.
  * Blocks: nothing, whether or not the socket does.
- * Bytes that come are input: a length outside 1 to COX_STREAM_MESSAGE_MAX is COX_CORRUPT, and memory
- *   grows with what has come, not with what a length promises.
+ * Bytes that come are input: a length outside 1 to COX_STREAM_MESSAGE_MAX is COX_CORRUPT, and
+ *   memory grows with what has come, not with what a length promises.
  * If the process dies: private memory; the kernel closes the connection.
  */
 #ifndef COX_COORDINATOR_STREAM_H
@@ -23,21 +23,24 @@
 struct ProtobufCMessage;
 
 struct cox_stream {
-    int fd; /* -1: none */
+    /* -1: none */
+    int fd;
     uint8_t *in;
     size_t in_size, in_capacity;
-    size_t taken; /* bytes of in that next has given */
+    /* bytes of in that next has given */
+    size_t taken;
     uint8_t *out;
     size_t out_size, out_capacity;
-    size_t sent; /* bytes of out */
+    /* bytes of out */
+    size_t sent;
 };
 
 void cox_stream_init(struct cox_stream *stream, int fd); /* takes fd */
 void cox_stream_deinit(struct cox_stream *stream);       /* closes; idempotent after init */
 
 /* Reads what is there now, some of it if it is much. Returns 0, also when there was nothing;
- * COX_CLOSED: the other side will send no more; COX_CORRUPT: fds came, which nobody expects; -ENOMEM;
- * -errno. */
+ * COX_CLOSED: the other side will send no more; COX_CORRUPT: fds came, which nobody expects;
+ * -ENOMEM; -errno. */
 int cox_stream_fill(struct cox_stream *stream);
 /* The oldest whole message that was read. Returns 0; COX_EMPTY: fill first; COX_CORRUPT. */
 int cox_stream_next(struct cox_stream *stream, const uint8_t **ret_bytes, size_t *ret_size);

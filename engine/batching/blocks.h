@@ -14,8 +14,10 @@
 #include "channel/base/base.h"
 
 struct cox_blocks {
-    int32_t *free; /* a stack: the first free_count are free */
-    bool *taken;   /* by id */
+    /* a stack: the first free_count are free */
+    int32_t *free;
+    /* by id */
+    bool *taken;
     uint32_t free_count;
     uint32_t count;
 };

@@ -4,13 +4,14 @@
 #include <string.h>
 
 struct cox_kv_lease *cox_kv_leases_add(struct cox_kv_leases *holds, int64_t id, uint64_t owner,
-                               uint64_t lease_ns, const int32_t *blocks, uint32_t count)
+                                       uint64_t lease_ns, const int32_t *blocks, uint32_t count)
 {
     struct cox_kv_lease **end = &holds->first;
     struct cox_kv_lease *hold = malloc(sizeof *hold + count * sizeof *blocks);
     if (!hold)
         return NULL;
-    *hold = (struct cox_kv_lease){.id = id, .owner = owner, .lease_ns = lease_ns, .block_count = count};
+    *hold =
+        (struct cox_kv_lease){.id = id, .owner = owner, .lease_ns = lease_ns, .block_count = count};
     memcpy(hold->blocks, blocks, count * sizeof *blocks);
     while (*end)
         end = &(*end)->next;
@@ -22,7 +23,7 @@ struct cox_kv_lease *cox_kv_leases_add(struct cox_kv_leases *holds, int64_t id, 
 }
 
 struct cox_kv_lease *cox_kv_leases_take(struct cox_kv_leases *holds, uint64_t owner, int64_t id,
-                                uint64_t now_ns)
+                                        uint64_t now_ns)
 {
     struct cox_kv_lease **link = &holds->first;
     while (*link && ((owner && (*link)->owner != owner) || (id && (*link)->id != id) ||

@@ -18,9 +18,11 @@ enum state { LOADING, LOADED, UNLOADING, UNSETTLED };
 struct entry {
     struct entry *next;
     enum state state;
-    bool wanted; /* UNSETTLED: ranks are to have it, or to have it no more */
+    /* UNSETTLED: ranks are to have it, or to have it no more */
+    bool wanted;
     uint64_t uses;
-    uint64_t digest; /* of what the ranks have; 0: not known */
+    /* of what the ranks have; 0: not known */
+    uint64_t digest;
     char *path;
     char name[COX_LORA_NAME_MAX + 1];
 };
@@ -29,12 +31,15 @@ struct cox_lora {
     struct cox_executor *executor;
     struct cox_log log;
     uint32_t rank_count;
-    pthread_mutex_t lock; /* everything below; not held over anything that waits */
-    pthread_cond_t wake;  /* on CLOCK_MONOTONIC; anything below has changed */
+    /* everything below; not held over anything that waits */
+    pthread_mutex_t lock;
+    /* on CLOCK_MONOTONIC; anything below has changed */
+    pthread_cond_t wake;
     bool stopped;
-    uint32_t
-        replay_count; /* replays that wait for their turn: no prompt is done before they had it */
-    bool busy;        /* an order is under way: entries come, go and change state by it alone */
+    /* replays that wait for their turn: no prompt is done before they had it */
+    uint32_t replay_count;
+    /* an order is under way: entries come, go and change state by it alone */
+    bool busy;
     struct entry *entries;
 };
 
@@ -202,8 +207,8 @@ static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint6
     return settled ? 0 : cox_fail(err, r, "%s", error.text);
 }
 
-/* Takes back what an order came to on some ranks only; wanted: it was an unload. err has what went wrong. Returns 0: ranks
- * agree; otherwise why they may not. */
+/* Takes back what an order came to on some ranks only; wanted: it was an unload. err has what went
+ * wrong. Returns 0: ranks agree; otherwise why they may not. */
 static int take_back(struct cox_lora *lora, struct entry *entry, bool wanted, struct cox_error *err)
 {
     struct cox_error error = {0};
@@ -214,8 +219,7 @@ static int take_back(struct cox_lora *lora, struct entry *entry, bool wanted, st
         *err = (struct cox_error){0};
         cox_fail(
             err, first.code,
-            "%.600s; ranks may disagree on '%s' until the group was recovered or another order "
-            "was given: %.200s",
+            "%.600s; ranks may disagree on '%s' until the group was recovered or another order was given: %.200s",
             first.text, entry->name, error.text);
     } else if (wanted) {
         entry_set(lora, entry, LOADED, false);
@@ -238,7 +242,8 @@ static int load_blame(const struct cox_lora *lora, const struct cox_lora_result 
     return files && !others ? COX_INVALID : r;
 }
 
-/* What earlier orders left open; who cannot be asked now, will be later. Returns 0; COX_TIMEOUT: that took all of the order's time. */
+/* What earlier orders left open; who cannot be asked now, will be later. Returns 0; COX_TIMEOUT:
+ * that took all of the order's time. */
 static int settle_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
     struct entry *next;
@@ -249,10 +254,10 @@ static int settle_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_e
             continue;
         int r = settle(lora, entry, entry->wanted, deadline_ns, &error);
         if (r && cox_now_ns() >= deadline_ns)
-            return cox_fail(err, COX_TIMEOUT,
-                            "ranks may disagree on the LoRA adapter '%s', which comes first, and "
-                            "were not heard in time: %.600s",
-                            entry->name, error.text);
+            return cox_fail(
+                err, COX_TIMEOUT,
+                "ranks may disagree on the LoRA adapter '%s', which comes first, and were not heard in time: %.600s",
+                entry->name, error.text);
         if (r)
             continue;
         if (entry->wanted)
@@ -327,8 +332,9 @@ static int fail_unsettled(const struct entry *entry, struct cox_error *err)
                     entry->name);
 }
 
-/* That it is there already, the ranks say themselves. One that was just started again lacks it until the replay: it gets the files that
- * the others have, whatever folder was named now, and then says so as well. */
+/* That it is there already, the ranks say themselves. One that was just started again lacks it
+ * until the replay: it gets the files that the others have, whatever folder was named now, and then
+ * says so as well. */
 static int load_known(struct cox_lora *lora, const struct entry *entry, uint64_t deadline_ns,
                       struct cox_lora_result *results, struct cox_error *err)
 {
@@ -472,8 +478,8 @@ static void replay_count_add(struct cox_lora *lora, int count)
 int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
     struct entry *next;
-    /* An order that was under way has ended with the rank's death, or soon will; or it waits for prompts, which wait for
-     * this. */
+    /* An order that was under way has ended with the rank's death, or soon will; or it waits for
+     * prompts, which wait for this. */
     replay_count_add(lora, 1);
     int r = order_enter(lora, deadline_ns, err);
     replay_count_add(lora, -1);

@@ -31,7 +31,8 @@ struct group {
 struct announcement {
     StepSequence sequence;
     StepBlockTable table;
-    StepBlockTable *tables; /* &table: a repeated field is an array of pointers */
+    /* &table: a repeated field is an array of pointers */
+    StepBlockTable *tables;
     SamplingParams sampling;
 };
 
@@ -46,12 +47,14 @@ struct cox_message {
     ModelExecuteData__StepDelta delta;
     struct announcement *announcements;
     StepSequence **announced;
-    uint32_t *columns; /* one allocation for all columns of uint32_t */
+    /* one allocation for all columns of uint32_t */
+    uint32_t *columns;
     int32_t *append_block;
 
     struct group *groups;
     Group **group_list;
-    uint8_t *bytes; /* the int64 arrays of a nested step */
+    /* the int64 arrays of a nested step */
+    uint8_t *bytes;
     size_t bytes_size;
 };
 

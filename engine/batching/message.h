@@ -28,7 +28,8 @@ struct cox_message *cox_message_free(struct cox_message *message); /* NULL-safe 
 int cox_message_fill(struct cox_message *message, const struct cox_step *step,
                      const struct ModelExecuteData__ExecuteRequest **ret_request);
 
-/* The version of the weights in every request from now on, and, where offered, where that is; told NULL: none, as at the start. Copied. */
+/* The version of the weights in every request from now on, and, where offered, where that is; told
+ * NULL: none, as at the start. Copied. */
 void cox_message_weights(struct cox_message *message, const struct cox_weights_told *told,
                          bool offered);
 

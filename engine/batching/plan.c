@@ -15,52 +15,66 @@
 
 struct list {
     struct cox_sequence *first;
-    struct cox_sequence **end; /* the NULL that the next one replaces */
+    /* the NULL that the next one replaces */
+    struct cox_sequence **end;
     uint32_t count;
 };
 
 /* What a sequence that has ended still has, until the last step with a row of it has ended, too. */
 struct parting {
-    int32_t *blocks; /* its table */
+    /* its table */
+    int32_t *blocks;
     uint32_t block_count;
     uint32_t slot;
     int64_t id;
-    struct cox_sequence *sequence; /* done with it; NULL: it is done, or will not be */
+    /* done with it; NULL: it is done, or will not be */
+    struct cox_sequence *sequence;
 };
 
 struct flight {
     struct cox_step step;
     struct cox_step_row *rows;
-    struct parting *partings; /* one per row, at most */
+    /* one per row, at most */
+    struct parting *partings;
     uint32_t parting_count;
-    uint32_t told_count; /* it tells of so many */
-    uint64_t sequence;   /* its number */
+    /* it tells of so many */
+    uint32_t told_count;
+    /* its number */
+    uint64_t sequence;
 };
 
 struct cox_plan {
     struct cox_plan_options options;
     struct cox_blocks blocks;
-    struct list waiting; /* oldest first, those that were preempted in front */
+    /* oldest first, those that were preempted in front */
+    struct list waiting;
     struct list done;
-    struct list pulling; /* oldest first; each has its slot */
+    /* oldest first; each has its slot */
+    struct list pulling;
     struct cox_kv_leases holds;
-    struct cox_sequence **running; /* in order of admission */
+    /* in order of admission */
+    struct cox_sequence **running;
     uint32_t running_count;
-    uint32_t *slots; /* a stack of the free ones */
+    /* a stack of the free ones */
+    uint32_t *slots;
     uint32_t slot_count;
-    /* Ended, and known to the ranks: first those that steps in flight tell of, oldest step first; told_count of them. */
+    /* Ended, and known to the ranks: first those that steps in flight tell of, oldest step first;
+     * told_count of them. */
     uint32_t *untold_slots;
     int64_t *untold_ids;
     uint32_t untold_count, told_count;
-    struct flight
-        *flights; /* a ring of step_count_max: flight_count in flight, oldest at flight_first */
+    /* a ring of step_count_max: flight_count in flight, oldest at flight_first */
+    struct flight *flights;
     uint32_t flight_first, flight_count;
-    struct flight *next; /* in the ring, behind those: being filled, or given and not published */
+    /* in the ring, behind those: being filled, or given and not published */
+    struct flight *next;
     bool given;
-    size_t step_cost; /* of next */
+    /* of next */
+    size_t step_cost;
     uint32_t token_limit;
     uint64_t base;
-    uint64_t renewed; /* number of the first step with the weights of now; 0: none */
+    /* number of the first step with the weights of now; 0: none */
+    uint64_t renewed;
     int64_t last_id;
     struct cox_plan_stats stats;
 };
@@ -286,15 +300,13 @@ static int request_fit(const struct cox_plan *plan, const struct cox_request *re
     if (wanted > positions)
         return cox_fail(
             err, COX_TOO_LARGE,
-            "a prompt of %u tokens and %u to generate need %llu positions; the model has "
-            "%u",
+            "a prompt of %u tokens and %u to generate need %llu positions; the model has %u",
             request->token_count, request->new_count_max, (unsigned long long)wanted - 1,
             options->position_count_max);
     if (wanted > pool)
         return cox_fail(
             err, COX_TOO_LARGE,
-            "a prompt of %u tokens and %u to generate need %llu blocks of KV cache of %u "
-            "positions; the workers have %u",
+            "a prompt of %u tokens and %u to generate need %llu blocks of KV cache of %u positions; the workers have %u",
             request->token_count, request->new_count_max,
             (unsigned long long)(wanted - 2) / options->block_size + 1, options->block_size,
             options->block_count);
@@ -304,8 +316,7 @@ static int request_fit(const struct cox_plan *plan, const struct cox_request *re
     if (options->request_size_max && cost > options->request_size_max)
         return cox_fail(
             err, COX_TOO_LARGE,
-            "a sequence of %u tokens takes up to %zu bytes of a step; a frame of the execute "
-            "channel holds %zu: enlarge its request region",
+            "a sequence of %u tokens takes up to %zu bytes of a step; a frame of the execute channel holds %zu: enlarge its request region",
             token_end, cost, options->request_size_max);
     *ret_token_end = token_end;
     return 0;
@@ -365,12 +376,13 @@ static void untold_drop(struct cox_plan *plan, uint32_t count)
             plan->untold_count * sizeof *plan->untold_ids);
 }
 
-/* The slot and the blocks of a sequence that the ranks knew are free, the slot as soon as they were told. */
+/* The slot and the blocks of a sequence that the ranks knew are free, the slot as soon as they were
+ * told. */
 static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
 {
     if (plan->untold_count == slot_count_max(&plan->options)) {
-        /* Slots are there more than once: a step that told of them had their next owners, too, and came to nothing. The next
-         * step's base tells of the oldest ones. */
+        /* Slots are there more than once: a step that told of them had their next owners, too, and
+         * came to nothing. The next step's base tells of the oldest ones. */
         COX_ASSERT(!plan->told_count);
         untold_drop(plan, 1);
     }
@@ -385,7 +397,8 @@ static struct flight *flight_at(const struct cox_plan *plan, uint32_t i)
     return &plan->flights[(plan->flight_first + i) % plan->options.step_count_max];
 }
 
-/* The sequence ends while steps have rows of it, which give nothing any more. The last of them may still write to its blocks. */
+/* The sequence ends while steps have rows of it, which give nothing any more. The last of them may
+ * still write to its blocks. */
 static void sequence_part(struct cox_plan *plan, struct cox_sequence *sequence)
 {
     struct flight *last = NULL;
@@ -501,8 +514,9 @@ static void row_add(struct cox_plan *plan, struct cox_sequence *sequence, uint32
                                 sequence->block_count, !sequence->known);
 }
 
-/* Rows for the running sequences, oldest first, so that the oldest always moves. False: the pool is dry, and who is preempted is
- * decided when no step is in flight: that may end somebody, and nobody who is preempted has a row then. */
+/* Rows for the running sequences, oldest first, so that the oldest always moves. False: the pool is
+ * dry, and who is preempted is decided when no step is in flight: that may end somebody, and nobody
+ * who is preempted has a row then. */
 static bool rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
 {
     for (uint32_t i = 0; i < plan->running_count; i++) {
@@ -541,7 +555,8 @@ static void rows_of_waiting(struct cox_plan *plan)
         /* One block to spare for each that runs: else the next step would take back what this one
          * gives. */
         uint32_t spare = plan->running_count + plan->pulling.count;
-        /* Alone it fits: request_fit saw to that. But blocks that are held or nobody's count, too. */
+        /* Alone it fits: request_fit saw to that. But blocks that are held or nobody's count, too.
+         */
         if (count == 0 || blocks + spare > plan->blocks.free_count)
             return;
         COX_ASSERT(cox_blocks_take(&plan->blocks, blocks, sequence->blocks));
@@ -690,7 +705,7 @@ static void sequence_take(struct cox_plan *plan, struct cox_sequence *s, int32_t
         plan->holds.count < plan->options.hold_count_max)
         s->hold =
             cox_kv_leases_add(&plan->holds, s->id, s->request.owner,
-                          cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
+                              cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
     uint32_t index = 0;
     while (plan->running[index] != s)
         index++;
@@ -855,7 +870,8 @@ void cox_plan_cancel(struct cox_plan *plan, const void *context)
         return;
     sequence->finish = COX_FINISH_ERROR;
     cox_fail(&sequence->error, COX_CLOSED, "cancelled");
-    /* Who hears that it is done may take its adapter away: not before the ranks have heard of it. */
+    /* Who hears that it is done may take its adapter away: not before the ranks have heard of it.
+     */
     struct parting *parting = sequence->request.lora ? parting_find(plan, sequence->id) : NULL;
     if (parting)
         parting->sequence = sequence;

@@ -1,5 +1,6 @@
 /*
- * pull_message: pulls as one KV_TRANSFER request or as one order to leave them, and what ranks answer.
+ * pull_message: pulls as one KV_TRANSFER request or as one order to leave them, and what ranks
+ * answer.
  *
  * Threads: one at a time.
  * Ownership: messages live in the arena, and lend what they are made of.
@@ -18,7 +19,8 @@ struct ModelExecuteData__ExecuteRequest;
 #define COX_PULL_ID_SIZE 192
 
 struct cox_pull_item {
-    const char *id; /* on the wire */
+    /* on the wire */
+    const char *id;
     const struct cox_source *source;
     const int32_t *blocks;
     int64_t sequence;
@@ -31,8 +33,8 @@ int cox_pull_message(struct cox_arena *arena, const struct cox_pull_item *items,
 int cox_pull_cancel_message(struct cox_arena *arena, const char *const *ids, size_t count,
                             struct ModelExecuteData__ExecuteRequest **ret_request);
 
-/* What one completion says of the pull called id: fills the ranks of the report, whose rank_count is the completion's, and what its
- * end is: SUCCESS, FAILED, TIMEOUT or PEER_DEAD, with error. */
+/* What one completion says of the pull called id: fills the ranks of the report, whose rank_count
+ * is the completion's, and what its end is: SUCCESS, FAILED, TIMEOUT or PEER_DEAD, with error. */
 void cox_pull_read(const struct cox_completion *completion, const char *id,
                    struct cox_pull_report *report);
 

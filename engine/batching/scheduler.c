@@ -35,17 +35,22 @@
 
 /* A step on its way, and what the handler leaves of it for run. */
 struct flight {
-    uint64_t number; /* 0: nobody awaits its outcome */
+    /* 0: nobody awaits its outcome */
+    uint64_t number;
     const struct cox_step *step;
     uint64_t submitted_ns, deadline_ns;
-    uint64_t version; /* of the weights; 0: none */
-    bool switches;    /* it is another one than that of the step before */
+    /* of the weights; 0: none */
+    uint64_t version;
+    /* it is another one than that of the step before */
+    bool switches;
 
-    bool arrived; /* and with it all below */
+    /* and with it all below */
+    bool arrived;
     int status;
     struct cox_error error;
     uint64_t arrived_ns;
-    uint64_t model_ns; /* 0: not reported */
+    /* 0: not reported */
+    uint64_t model_ns;
     uint64_t group_ns, group_wait_ns;
     bool has_group;
     int32_t *tokens;
@@ -58,26 +63,39 @@ struct cox_scheduler {
     struct cox_plan *plan;
     struct cox_message *message;
     bool nested;
-    bool broken;     /* run has failed: only free is left */
-    uint64_t number; /* of the last step; tells a late handler from an awaited one */
+    /* run has failed: only free is left */
+    bool broken;
+    /* of the last step; tells a late handler from an awaited one */
+    uint64_t number;
     uint32_t retry_count;
-    uint32_t token_limit; /* of a step; token_count_max, or less after one was late */
-    uint32_t calm_count;  /* steps since then, or since it last grew */
-    uint32_t late_tokens; /* of the step that was late last */
-    uint64_t positions;   /* of the plan's statistics, after the last step */
-    uint64_t life;        /* of the group, in which the ranks were told what the plan builds on */
-    uint64_t version;     /* of the weights, of the last step; 0: there was none, or it has none */
+    /* of a step; token_count_max, or less after one was late */
+    uint32_t token_limit;
+    /* steps since then, or since it last grew */
+    uint32_t calm_count;
+    /* of the step that was late last */
+    uint32_t late_tokens;
+    /* of the plan's statistics, after the last step */
+    uint64_t positions;
+    /* of the group, in which the ranks were told what the plan builds on */
+    uint64_t life;
+    /* of the weights, of the last step; 0: there was none, or it has none */
+    uint64_t version;
 
-    pthread_mutex_t lock; /* what the handler looks at in flights, and stopped */
+    /* what the handler looks at in flights, and stopped */
+    pthread_mutex_t lock;
     pthread_cond_t wake;
-    struct flight *flights; /* a ring of steps_in_flight; what is not in flight has no number */
+    /* a ring of steps_in_flight; what is not in flight has no number */
+    struct flight *flights;
     uint32_t flight_first, flight_count;
     bool stopped;
 
     uint64_t steps, retries, run_ns;
-    uint64_t arrived_ns;                          /* of the step before */
-    uint64_t *step_samples, *channel_samples;     /* rings of SAMPLE_COUNT */
-    uint64_t *group_samples, *group_wait_samples; /* the same */
+    /* of the step before */
+    uint64_t arrived_ns;
+    /* rings of SAMPLE_COUNT */
+    uint64_t *step_samples, *channel_samples;
+    /* the same */
+    uint64_t *group_samples, *group_wait_samples;
     uint64_t step_count, channel_count, group_count;
     struct cox_scheduler_times times;
 };
@@ -408,8 +426,8 @@ static struct flight *flight_expect(struct cox_scheduler *scheduler, const struc
     return flight;
 }
 
-/* Waits for the handler; then the oldest step is in flight no more, and whatever comes of it later is not for us. Returns its
- * status. */
+/* Waits for the handler; then the oldest step is in flight no more, and whatever comes of it later
+ * is not for us. Returns its status. */
 static int flight_await(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     struct flight *flight = flight_at(scheduler, 0);
@@ -579,13 +597,15 @@ static void step_weights(struct cox_scheduler *scheduler, struct flight *flight)
         return;
     const bool offered = cox_shared_weights_step(weights, scheduler->life, &told);
     flight->version = told.version;
-    /* Also where it turns out to be void: a failure reverts the plan, and nothing is left that was computed before. */
+    /* Also where it turns out to be void: a failure reverts the plan, and nothing is left that was
+     * computed before. */
     flight->switches = scheduler->version && flight->version != scheduler->version;
     scheduler->version = flight->version;
     cox_message_weights(scheduler->message, &told, offered);
 }
 
-/* The step came to r, and those before it went well: of what builds on a failure, the failure says nothing of its weights. */
+/* The step came to r, and those before it went well: of what builds on a failure, the failure says
+ * nothing of its weights. */
 static void step_weights_end(struct cox_scheduler *scheduler, const struct flight *flight, int r,
                              const struct cox_error *err)
 {
@@ -631,8 +651,8 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
     return 0;
 }
 
-/* The same, and starts the pulls that were planned with it: afterwards, since no rank owes the answer of an earlier step then, which
- * might still write to the blocks. */
+/* The same, and starts the pulls that were planned with it: afterwards, since no rank owes the
+ * answer of an earlier step then, which might still write to the blocks. */
 static int step_and_pulls_begin(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     int r = step_begin(scheduler, err);
@@ -642,8 +662,8 @@ static int step_and_pulls_begin(struct cox_scheduler *scheduler, struct cox_erro
     return started ? started : r;
 }
 
-/* What was too slow for the deadline once is no less so as it was: the next steps are half as large. Not ever smaller: the ranks may
- * be late for another reason. */
+/* What was too slow for the deadline once is no less so as it was: the next steps are half as
+ * large. Not ever smaller: the ranks may be late for another reason. */
 static void limit_lower(struct cox_scheduler *scheduler)
 {
     const uint32_t half = scheduler->late_tokens / 2;
@@ -678,7 +698,8 @@ static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
         return r;
     step_count(scheduler, flight);
     limit_raise(scheduler);
-    /* A step that computes again what was computed before the failure is not the one that failed. */
+    /* A step that computes again what was computed before the failure is not the one that failed.
+     */
     struct cox_plan_stats stats;
     cox_plan_stats(scheduler->plan, &stats);
     if (stats.positions != scheduler->positions || !flight->step->row_count)
@@ -687,9 +708,10 @@ static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
     return 0;
 }
 
-/* Planning came to r. Waits for the oldest step when as many are in flight as may be, or nothing can be planned before; and for all when
- * something has failed: those before the failure count, those after it are void, and so would be what is submitted before they
- * are over. Returns 0; COX_EMPTY, COX_BUSY: r, and none is in flight; or the first failure, and none is. */
+/* Planning came to r. Waits for the oldest step when as many are in flight as may be, or nothing
+ * can be planned before; and for all when something has failed: those before the failure count,
+ * those after it are void, and so would be what is submitted before they are over. Returns 0;
+ * COX_EMPTY, COX_BUSY: r, and none is in flight; or the first failure, and none is. */
 static int steps_wait(struct cox_scheduler *scheduler, int r, struct cox_error *err)
 {
     const bool waits = r == COX_EMPTY || r == COX_BUSY;
@@ -732,7 +754,8 @@ static int tell(struct cox_scheduler *scheduler, struct cox_error *err)
         return 0;
     uint64_t deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms);
     int r = cox_executor_cleanup(scheduler->executor, ids, count, deadline_ns, err);
-    /* A failure reverts the plan, and the base of the next step tells; it is not tried for ever where there is none. */
+    /* A failure reverts the plan, and the base of the next step tells; it is not tried for ever
+     * where there is none. */
     if (!r || !scheduler->nested)
         cox_plan_told(scheduler->plan);
     return r;
@@ -760,8 +783,8 @@ static bool is_stopped(struct cox_scheduler *scheduler)
     return stopped;
 }
 
-/* Nothing can be computed now: the ranks are told, before a sleep of any length. Returns 0: there is more;
- * COX_EMPTY: that is all; the failure of telling. */
+/* Nothing can be computed now: the ranks are told, before a sleep of any length. Returns 0: there
+ * is more; COX_EMPTY: that is all; the failure of telling. */
 static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_scheduler_options *options = &scheduler->options;
@@ -773,8 +796,8 @@ static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
                : COX_EMPTY;
 }
 
-/* A step, or telling, has failed with r. Returns 0: once more; the status that run ends with, which err has
- * then, too. */
+/* A step, or telling, has failed with r. Returns 0: once more; the status that run ends with, which
+ * err has then, too. */
 static int step_failed(struct cox_scheduler *scheduler, int r, struct cox_error *err)
 {
     const struct cox_scheduler_options *options = &scheduler->options;

@@ -12,22 +12,29 @@
 #include <unistd.h>
 
 #define SEQUENCE_COUNT_DEFAULT 64
-/* Given to the scheduler beyond what it can run at a time, so that a step is never short of prompts. */
+/* Given to the scheduler beyond what it can run at a time, so that a step is never short of
+ * prompts. */
 #define AHEAD_FACTOR 2
 /* Slots of the ranks' tables for sequences that are held. */
 #define HOLD_COUNT_MAX 512
-/* Orders to release that a client may have waiting: all that it can hold, and as many that are over. */
+/* Orders to release that a client may have waiting: all that it can hold, and as many that are
+ * over. */
 #define RELEASE_COUNT_MAX (2 * HOLD_COUNT_MAX)
 
 /* One prompt. It is in one list: its client's inbox, the serving's running, its client's done. */
 struct item {
     struct item *next;
-    struct cox_serving_client *client; /* NULL: given up */
-    struct cox_request request;        /* its tokens are the item's until the scheduler has them */
+    /* NULL: given up */
+    struct cox_serving_client *client;
+    /* its tokens are the item's until the scheduler has them */
+    struct cox_request request;
     int32_t *tokens;
-    struct cox_source *source; /* the same */
-    uint32_t token_count;      /* of the prompt, for the client's share */
-    char *lora;                /* the name of its adapter, taken; NULL: none, or given */
+    /* the same */
+    struct cox_source *source;
+    /* of the prompt, for the client's share */
+    uint32_t token_count;
+    /* the name of its adapter, taken; NULL: none, or given */
+    char *lora;
     struct cox_serving_result result;
 };
 
@@ -40,19 +47,24 @@ struct queue {
 struct release {
     struct release *next;
     uint64_t owner;
-    int64_t sequence; /* 0: all of the owner */
+    /* 0: all of the owner */
+    int64_t sequence;
 };
 
 struct cox_serving_client {
     struct cox_serving *serving;
-    uint64_t number;              /* that no other client ever has */
-    struct release *last_release; /* of all it holds; used when it goes */
+    /* that no other client ever has */
+    uint64_t number;
+    /* of all it holds; used when it goes */
+    struct release *last_release;
     struct cox_serving_client *next;
     int wake_fd;
     struct queue inbox, done;
     uint32_t outstanding;
-    uint64_t token_count;   /* of the outstanding prompts */
-    uint32_t release_count; /* in the serving's list, since it was carried out last */
+    /* of the outstanding prompts */
+    uint64_t token_count;
+    /* in the serving's list, since it was carried out last */
+    uint32_t release_count;
 };
 
 struct cox_serving {
@@ -62,23 +74,34 @@ struct cox_serving {
     pthread_t thread;
     bool joined;
 
-    pthread_mutex_t lock; /* everything below */
+    /* everything below */
+    pthread_mutex_t lock;
     pthread_cond_t wake;
     bool stopped;
     struct cox_error cause;
-    struct cox_scheduler *scheduler; /* while its run runs */
+    /* while its run runs */
+    struct cox_scheduler *scheduler;
     struct cox_serving_client *clients;
-    struct cox_serving_client *turn; /* whose prompt is next, NULL: the first one's */
+    /* whose prompt is next, NULL: the first one's */
+    struct cox_serving_client *turn;
     struct item *running;
-    bool cancelled;                 /* of the running ones some */
-    bool woken;                     /* the transfer has news, or there is something to release */
-    struct cox_transfers *transfer; /* NULL: nothing is pulled */
-    struct release *releases;       /* in any order */
-    uint64_t client_number;         /* of the last one */
-    int64_t last_id;                /* of the schedulers before this one */
-    struct cox_source **holds;      /* what is held, as others are told */
+    /* of the running ones some */
+    bool cancelled;
+    /* the transfer has news, or there is something to release */
+    bool woken;
+    /* NULL: nothing is pulled */
+    struct cox_transfers *transfer;
+    /* in any order */
+    struct release *releases;
+    /* of the last one */
+    uint64_t client_number;
+    /* of the schedulers before this one */
+    int64_t last_id;
+    /* what is held, as others are told */
+    struct cox_source **holds;
     size_t hold_count;
-    uint64_t hold_changes; /* of the scheduler, when they were copied */
+    /* of the scheduler, when they were copied */
+    uint64_t hold_changes;
     struct cox_serving_status status;
 };
 
@@ -115,8 +138,8 @@ void cox_serving_result_deinit(struct cox_serving_result *result)
     *result = (struct cox_serving_result){.index = result->index};
 }
 
-/* Nothing of it is computed any more, but for a row in flight of a sequence that the ranks know: until they hear that it has ended they
- * keep the adapter for it themselves. */
+/* Nothing of it is computed any more, but for a row in flight of a sequence that the ranks know:
+ * until they hear that it has ended they keep the adapter for it themselves. */
 static void item_give_lora(const struct cox_serving *serving, struct item *item)
 {
     if (item->lora)
@@ -326,7 +349,8 @@ static void holds_clear(struct cox_serving *serving)
     serving->hold_changes = 0;
 }
 
-/* What is held, for others to look at. Of what there is no memory for, they hear that it is not there. */
+/* What is held, for others to look at. Of what there is no memory for, they hear that it is not
+ * there. */
 static void holds_copy(struct cox_serving *serving)
 {
     const struct cox_kv_leases *holds = cox_scheduler_kv_leases(serving->scheduler);
@@ -366,8 +390,8 @@ static void release_put(struct cox_serving *serving, struct release *release)
     pthread_cond_signal(&serving->wake);
 }
 
-/* Nobody will hear of what is held for it, so nobody would release it. Without memory it stays until the lease ends, or
- * its client goes. */
+/* Nobody will hear of what is held for it, so nobody would release it. Without memory it stays
+ * until the lease ends, or its client goes. */
 static void item_release(struct cox_serving *serving, const struct cox_serving_client *client,
                          const struct item *item)
 {
@@ -615,11 +639,11 @@ int cox_serving_find_hold(struct cox_serving *serving, int64_t sequence,
     struct cox_source *copy = found ? cox_source_dup(found) : NULL;
     pthread_mutex_unlock(&serving->lock);
     if (!found)
-        return cox_fail(err, COX_NOT_FOUND,
-                        "the group '%s' holds no sequence %" PRId64
-                        ": it never did, or it was released, its lease has ended, or ranks were "
-                        "replaced",
-                        serving->options.name ? serving->options.name : "", sequence);
+        return cox_fail(
+            err, COX_NOT_FOUND,
+            "the group '%s' holds no sequence %" PRId64
+            ": it never did, or it was released, its lease has ended, or ranks were replaced",
+            serving->options.name ? serving->options.name : "", sequence);
     if (!copy)
         return cox_fail(err, -ENOMEM, "no memory");
     *ret_source = copy;

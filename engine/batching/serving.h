@@ -2,22 +2,23 @@
  * serving: one scheduler on one thread for any number of clients: prompts come while it runs, and
  * share its steps.
  *
- * Each client has a queue of its own for what it asked and one for what is done. The scheduler is given
- * prompts in turn, one of each client, and not many more than it can run, so that one client with
- * thousands of prompts delays another one's by a step or two. A client that takes nothing stops getting
- * anything, and nobody else does. Between prompts the thread sleeps without a timeout.
+ * Each client has a queue of its own for what it asked and one for what is done. The scheduler is
+ * given prompts in turn, one of each client, and not many more than it can run, so that one client
+ * with thousands of prompts delays another one's by a step or two. A client that takes nothing
+ * stops getting anything, and nobody else does. Between prompts the thread sleeps without a
+ * timeout.
  *
- * Prompts whose keys and values another group holds are pulled from there; prompts may be held for other groups: a hold is its
- * client's, who releases it, at the latest by going.
+ * Prompts whose keys and values another group holds are pulled from there; prompts may be held for
+ * other groups: a hold is its client's, who releases it, at the latest by going.
  *
- * Other weights (shared_weights.h, of the scheduler's options) wake the scheduler, so that the ranks switch also when nobody asks
- * anything.
+ * Other weights (shared_weights.h, of the scheduler's options) wake the scheduler, so that the
+ * ranks switch also when nobody asks anything.
  *
- * A failure that ends the scheduler ends all that it was given, with that failure; the next prompt gets a
- * new one on the same group.
+ * A failure that ends the scheduler ends all that it was given, with that failure; the next prompt
+ * gets a new one on the same group.
  *
- * Threads: start, stop and free from one thread; a client's functions from one thread at a time; status
- *   from any.
+ * Threads: start, stop and free from one thread; a client's functions from one thread at a time;
+ *   status from any.
  * Ownership: the executor is borrowed from start to stop. Clients are freed before the serving. A
  *   request's tokens are copied; a result is the caller's.
  * Blocks: stop until the step in flight is given up, which is soon; the rest nothing.
@@ -38,28 +39,38 @@ struct cox_serving_client;
 #define COX_SERVING_TOKEN_COUNT_MAX (UINT32_C(4) << 20)
 
 struct cox_serving_options {
-    /* Limits; block numbers as cox_scheduler_fit left them. transfer, done, pulled and feed are the serving's own. */
+    /* Limits; block numbers as cox_scheduler_fit left them. transfer, done, pulled and feed are the
+     * serving's own. */
     struct cox_scheduler_options scheduler;
-    struct cox_lora
-        *lora;           /* adapters that prompts may name; borrowed as the executor; NULL: none */
-    uint32_t vocab_size; /* of the model: tokens are below it; 0: not known */
-    const char
-        *name; /* of the group, for holds; borrowed. NULL: nothing is held, and nothing pulled */
+    /* adapters that prompts may name; borrowed as the executor; NULL: none */
+    struct cox_lora *lora;
+    /* of the model: tokens are below it; 0: not known */
+    uint32_t vocab_size;
+    /* of the group, for holds; borrowed. NULL: nothing is held, and nothing pulled */
+    const char *name;
 };
 
 struct cox_serving_status {
     uint32_t client_count;
-    uint64_t waiting;   /* not given to the scheduler yet */
-    uint64_t running;   /* given to it */
-    uint64_t unread;    /* done, and not taken */
-    uint64_t completed; /* so far, those that failed too */
-    uint64_t cancelled; /* so far */
+    /* not given to the scheduler yet */
+    uint64_t waiting;
+    /* given to it */
+    uint64_t running;
+    /* done, and not taken */
+    uint64_t unread;
+    /* so far, those that failed too */
+    uint64_t completed;
+    /* so far */
+    uint64_t cancelled;
     uint64_t generated_tokens;
-    uint32_t free_blocks; /* of KV cache, before the last step */
+    /* of KV cache, before the last step */
+    uint32_t free_blocks;
     uint32_t block_count;
-    uint64_t holds; /* now */
+    /* now */
+    uint64_t holds;
     uint64_t held_blocks;
-    uint64_t recomputed; /* sequences that could not be pulled, so far */
+    /* sequences that could not be pulled, so far */
+    uint64_t recomputed;
     struct cox_transfers_status transfer;
 };
 
@@ -73,44 +84,51 @@ struct cox_serving *cox_serving_free(struct cox_serving *serving);
 void cox_serving_freep(struct cox_serving **serving); /* for _cox_cleanup_ */
 void cox_serving_status(struct cox_serving *serving, struct cox_serving_status *ret_status);
 
-/* The hold of this sequence, as others pull it: a copy, freed with cox_source_free. Returns 0; COX_NOT_FOUND: there is none, err
- * says more; -ENOMEM. */
+/* The hold of this sequence, as others pull it: a copy, freed with cox_source_free. Returns 0;
+ * COX_NOT_FOUND: there is none, err says more; -ENOMEM. */
 int cox_serving_find_hold(struct cox_serving *serving, int64_t sequence,
                           struct cox_source **ret_source, struct cox_error *err);
 
-/* wake_fd: an eventfd of the caller's that is written to when a result is there. Returns 0; -ENOMEM. */
+/* wake_fd: an eventfd of the caller's that is written to when a result is there. Returns 0;
+ * -ENOMEM. */
 int cox_serving_client_new(struct cox_serving *serving, int wake_fd,
                            struct cox_serving_client **ret_client);
 /* Cancels; NULL-safe, returns NULL. */
 struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *client);
 
-/* Queues a prompt; its owner is the client. What is wrong with it is told by its result. Returns 0; COX_FULL: take results
- * first; -ENOMEM. */
+/* Queues a prompt; its owner is the client. What is wrong with it is told by its result. Returns 0;
+ * COX_FULL: take results first; -ENOMEM. */
 int cox_serving_submit(struct cox_serving_client *client, const struct cox_request *request,
                        uint64_t index);
-/* Ends a hold of this client; of another one, or one that is over, nothing. Returns 0; COX_FULL: more are waiting for the end
- * of a step than it can hold; -ENOMEM. */
+/* Ends a hold of this client; of another one, or one that is over, nothing. Returns 0; COX_FULL:
+ * more are waiting for the end of a step than it can hold; -ENOMEM. */
 int cox_serving_release(struct cox_serving_client *client, int64_t sequence);
 
 struct cox_serving_result {
     uint64_t index;
     enum cox_finish finish;
-    int32_t *tokens; /* the new ones; NULL: none */
+    /* the new ones; NULL: none */
+    int32_t *tokens;
     uint32_t token_count;
-    struct cox_error *error; /* COX_FINISH_ERROR; else NULL */
-    /* Not a result: the source of the prompt is not needed any more; error says why it could not be pulled. */
+    /* COX_FINISH_ERROR; else NULL */
+    struct cox_error *error;
+    /* Not a result: the source of the prompt is not needed any more; error says why it could not be
+     * pulled. */
     bool is_pulled;
-    bool recomputed;                /* it could not be pulled, and was computed here */
-    struct cox_source *hold;        /* NULL: nothing is held */
-    struct cox_pull_report *report; /* of a request with pull_only */
+    /* it could not be pulled, and was computed here */
+    bool recomputed;
+    /* NULL: nothing is held */
+    struct cox_source *hold;
+    /* of a request with pull_only */
+    struct cox_pull_report *report;
 };
 void cox_serving_result_deinit(struct cox_serving_result *result); /* idempotent */
 /* The oldest result, or word of a pull. Returns 0 or COX_EMPTY. */
 int cox_serving_take(struct cox_serving_client *client, struct cox_serving_result *ret_result);
 /* Prompts whose results were not taken. */
 uint32_t cox_serving_outstanding(struct cox_serving_client *client);
-/* All of them are given up, done or not; their blocks are free before the next step, those too that are held for results that
- * were not taken. */
+/* All of them are given up, done or not; their blocks are free before the next step, those too that
+ * are held for results that were not taken. */
 void cox_serving_cancel(struct cox_serving_client *client);
 
 #endif

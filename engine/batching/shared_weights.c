@@ -14,11 +14,15 @@
 #define LABEL "cox_weights"
 
 struct version {
-    uint64_t number; /* 0: there is none */
+    /* 0: there is none */
+    uint64_t number;
     uint64_t digest;
-    uint64_t life; /* of the executor, in which a step with it has succeeded; 0: in none */
-    int fd;        /* of its image, until that is exported; -1 */
-    struct cox_exporter *exporter; /* of this image alone; NULL: it is not exported */
+    /* of the executor, in which a step with it has succeeded; 0: in none */
+    uint64_t life;
+    /* of its image, until that is exported; -1 */
+    int fd;
+    /* of this image alone; NULL: it is not exported */
+    struct cox_exporter *exporter;
     struct cox_handle handle;
 };
 #define VERSION_NONE                                                                               \
@@ -27,20 +31,28 @@ struct version {
     }
 
 struct cox_shared_weights {
-    struct cox_model_config config; /* of the first version; all have its shapes */
-    uint64_t size;                  /* bytes of one version */
+    /* of the first version; all have its shapes */
+    struct cox_model_config config;
+    /* bytes of one version */
+    uint64_t size;
     struct cox_executor *executor;
 
-    pthread_mutex_t lock; /* everything below */
+    /* everything below */
+    pthread_mutex_t lock;
     pthread_cond_t change;
     struct version present, next;
-    uint64_t newest;   /* number ever given */
-    uint32_t retiring; /* versions that are no more, and that somebody is about to let go */
-    bool replacing;    /* somebody loads, or waits */
+    /* number ever given */
+    uint64_t newest;
+    /* versions that are no more, and that somebody is about to let go */
+    uint32_t retiring;
+    /* somebody loads, or waits */
+    bool replacing;
     bool stopped;
-    struct cox_error withdrawn; /* why the last NEXT went; code 0: it did not */
+    /* why the last NEXT went; code 0: it did not */
+    struct cox_error withdrawn;
 
-    pthread_mutex_t wake_lock; /* the two below; held while wake runs */
+    /* the two below; held while wake runs */
+    pthread_mutex_t wake_lock;
     void (*wake)(void *context);
     void *wake_context;
 };
@@ -108,8 +120,8 @@ static int version_export_at(struct version *version, const char *door, struct c
     return 0;
 }
 
-/* Without the lock: it visits the door. Where that takes nothing, ranks come to the fd by themselves, or not at all; want of
- * fds is an error, since it would only come back later. */
+/* Without the lock: it visits the door. Where that takes nothing, ranks come to the fd by
+ * themselves, or not at all; want of fds is an error, since it would only come back later. */
 static int version_export(const struct cox_shared_weights *weights, struct version *version,
                           struct cox_error *err)
 {
@@ -225,12 +237,13 @@ static bool is_stopped(void *context)
 static int replace_enter(struct cox_shared_weights *weights, struct cox_error *err)
 {
     pthread_mutex_lock(&weights->lock);
-    int r = weights->stopped ? cox_fail(err, COX_CLOSED, "the group ends")
-            : weights->replacing || weights->next.number
-                ? cox_fail(err, COX_BUSY,
-                           "another version of the weights is on its way: try again "
-                           "when the ranks have switched to it")
-                : 0;
+    int r =
+        weights->stopped ? cox_fail(err, COX_CLOSED, "the group ends")
+        : weights->replacing || weights->next.number
+            ? cox_fail(
+                  err, COX_BUSY,
+                  "another version of the weights is on its way: try again when the ranks have switched to it")
+            : 0;
     if (!r)
         weights->replacing = true;
     pthread_mutex_unlock(&weights->lock);
@@ -366,8 +379,8 @@ bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
     return offered;
 }
 
-/* Gives the lock up: the version is out of the way, and this may visit the door. A replace hears how it ended when nothing is
- * left of it here. */
+/* Gives the lock up: the version is out of the way, and this may visit the door. A replace hears
+ * how it ended when nothing is left of it here. */
 static void retire_and_unlock(struct cox_shared_weights *weights, struct version *former)
 {
     weights->retiring++;

@@ -1,5 +1,6 @@
 /*
- * source: keys and values of a sequence's first positions, in blocks that a group holds for others to pull.
+ * source: keys and values of a sequence's first positions, in blocks that a group holds for others
+ * to pull.
  *
  * Threads: one at a time.
  * Ownership: a copy is one piece of memory, its owner's.
@@ -14,10 +15,14 @@
 struct CoxswainControl__KvSource;
 
 struct cox_source {
-    const char *cluster_id; /* the group's name */
-    uint64_t life;          /* of that group, in which it was told */
-    int64_t sequence;       /* there: the generation of its blocks, and the name of the hold */
-    uint64_t lease_ns;      /* CLOCK_MONOTONIC: held until then */
+    /* the group's name */
+    const char *cluster_id;
+    /* of that group, in which it was told */
+    uint64_t life;
+    /* there: the generation of its blocks, and the name of the hold */
+    int64_t sequence;
+    /* CLOCK_MONOTONIC: held until then */
+    uint64_t lease_ns;
     const int32_t *blocks;
     uint32_t block_count;
 };

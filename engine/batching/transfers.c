@@ -27,12 +27,18 @@ struct pull {
     int32_t *blocks;
     uint64_t not_before_ns, deadline_ns, life;
     enum cox_pull_state state;
-    uint64_t flight;  /* number of its request; 0: it was not sent */
-    bool flown;       /* the request has been completed */
-    bool looked;      /* and was, before this look */
-    bool quiet;       /* no rank writes to the blocks */
-    bool told;        /* its result was taken, or nobody wants it */
-    bool leave_asked; /* ranks were told to leave it */
+    /* number of its request; 0: it was not sent */
+    uint64_t flight;
+    /* the request has been completed */
+    bool flown;
+    /* and was, before this look */
+    bool looked;
+    /* no rank writes to the blocks */
+    bool quiet;
+    /* its result was taken, or nobody wants it */
+    bool told;
+    /* ranks were told to leave it */
+    bool leave_asked;
     bool own_death;
     struct cox_pull_report *report;
 };
@@ -47,14 +53,19 @@ struct cox_transfers {
     struct cox_executor *executor;
     struct cox_transfers_options options;
     uint32_t rank_count;
-    uint64_t flight; /* of the last request */
+    /* of the last request */
+    uint64_t flight;
 
-    pthread_mutex_t lock; /* everything below; not held over a call of the executor */
-    struct pull *pulls;   /* oldest first */
+    /* everything below; not held over a call of the executor */
+    pthread_mutex_t lock;
+    /* oldest first */
+    struct pull *pulls;
     struct quiet *quiets;
-    uint64_t retry_ns; /* when what could not be sent is tried again */
+    /* when what could not be sent is tried again */
+    uint64_t retry_ns;
     struct cox_transfers_status status;
-    struct cox_latency speeds; /* bytes per second, of each rank in each pull */
+    /* bytes per second, of each rank in each pull */
+    struct cox_latency speeds;
 };
 
 static const char *const state_names[COX_PULL_STATE_COUNT] = {
@@ -136,7 +147,8 @@ static void pull_remove(struct cox_transfers *transfer, struct pull *pull)
     pull_free(pull);
 }
 
-/* Nobody writes to the blocks any more. If its owner has left them here, they are to be given back. */
+/* Nobody writes to the blocks any more. If its owner has left them here, they are to be given back.
+ */
 static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull)
 {
     if (pull->quiet)
@@ -346,14 +358,15 @@ void cox_transfers_abandon(struct cox_transfers *transfer)
 
 /* ---- sending ---- */
 
-/* A request ends when its last pull does, and until then the blocks of all of them wait: so a short one does not go with one
- * that may take an hour. */
+/* A request ends when its last pull does, and until then the blocks of all of them wait: so a short
+ * one does not go with one that may take an hour. */
 static bool deadlines_near(uint64_t a, uint64_t b)
 {
     return (a > b ? a - b : b - a) <= SPREAD_NS;
 }
 
-/* The next pulls that go together. They are SENT from now on: the answer may come before submit returns. */
+/* The next pulls that go together. They are SENT from now on: the answer may come before submit
+ * returns. */
 static size_t batch_take(struct cox_transfers *transfer, size_t count_max, uint64_t now,
                          struct pull **batch)
 {

@@ -1,7 +1,9 @@
 /*
- * transfers: pulls of KV blocks from other groups into the blocks of this one, over the transfer channel.
+ * transfers: pulls of KV blocks from other groups into the blocks of this one, over the transfer
+ * channel.
  *
- * A pull copies the blocks of one sequence that another group holds. It goes through these states, and ends once:
+ * A pull copies the blocks of one sequence that another group holds. It goes through these states,
+ * and ends once:
  *
  *              (no room yet)
  *       .--------------------.
@@ -13,14 +15,15 @@
  *       |  '-(cannot be sent)---|-> FAILED, TIMEOUT, PEER_DEAD
  *       '-----(nobody wants it)-'-> CANCELLED
  *
- * What ranks say of a pull that has ended is dropped and counted. A pull that has ended is quiet when no rank writes to its
- * blocks any more: at once, if it was never sent or every rank has answered or is proven dead; otherwise its blocks stay in
- * quarantine until the transfer channel has nobody late. Ranks are told to leave such pulls, on the link channel.
+ * What ranks say of a pull that has ended is dropped and counted. A pull that has ended is quiet
+ * when no rank writes to its blocks any more: at once, if it was never sent or every rank has
+ * answered or is proven dead; otherwise its blocks stay in quarantine until the transfer channel
+ * has nobody late. Ranks are told to leave such pulls, on the link channel.
  *
- * Threads: new and free from one thread; status from any; the rest from the scheduler's. The wake hook is called on the
- *   response thread of the channel.
- * Ownership: the executor is borrowed until free; what a start is given is copied. Reports are the caller's, freed with
- *   free.
+ * Threads: new and free from one thread; status from any; the rest from the scheduler's. The wake
+ *   hook is called on the response thread of the channel.
+ * Ownership: the executor is borrowed until free; what a start is given is copied. Reports are the
+ *   caller's, freed with free.
  * Blocks (threads): nothing waits.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
@@ -54,8 +57,10 @@ bool cox_pull_may_move(enum cox_pull_state from, enum cox_pull_state to);
 /* What one rank says of a pull. */
 struct cox_pull_rank {
     bool answered;
-    int32_t code;   /* PDErrorCode */
-    int32_t status; /* enum cox_status of what went wrong, where the rank tells */
+    /* PDErrorCode */
+    int32_t code;
+    /* enum cox_status of what went wrong, where the rank tells */
+    int32_t status;
     uint64_t copied_bytes, copy_ns;
     char text[256];
 };
@@ -63,7 +68,8 @@ struct cox_pull_rank {
 /* How a pull ended. */
 struct cox_pull_report {
     enum cox_pull_state state;
-    struct cox_error error; /* not SUCCESS */
+    /* not SUCCESS */
+    struct cox_error error;
     uint32_t rank_count;
     struct cox_pull_rank ranks[];
 };
@@ -75,24 +81,30 @@ struct cox_transfers_options {
     void *wake_context;
 };
 
-/* Becomes the handler of the transfer channel. Returns 0; -ENOMEM; what cox_executor_replace returns. */
+/* Becomes the handler of the transfer channel. Returns 0; -ENOMEM; what cox_executor_replace
+ * returns. */
 int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_options *options,
                       struct cox_transfers **ret_transfer, struct cox_error *err);
 struct cox_transfers *cox_transfers_free(struct cox_transfers *transfer); /* NULL-safe */
 
 struct cox_pull_request {
-    int64_t
-        sequence; /* of ours: the name of the pull while it lasts, and the generation of its blocks */
-    uint32_t attempt; /* 1 and up: each has a name of its own on the wire */
+    /* of ours: the name of the pull while it lasts, and the generation of its blocks */
+    int64_t sequence;
+    /* 1 and up: each has a name of its own on the wire */
+    uint32_t attempt;
     const struct cox_source *source;
-    const int32_t *blocks;  /* of ours, source->block_count of them */
-    uint64_t not_before_ns; /* 0: now */
+    /* of ours, source->block_count of them */
+    const int32_t *blocks;
+    /* 0: now */
+    uint64_t not_before_ns;
     uint64_t deadline_ns;
-    uint64_t life; /* cox_executor_life: in another one it fails with COX_STALE */
+    /* cox_executor_life: in another one it fails with COX_STALE */
+    uint64_t life;
 };
 /* Queues a pull. Returns 0 or -ENOMEM. */
 int cox_transfers_start(struct cox_transfers *transfer, const struct cox_pull_request *request);
-/* It ends as CANCELLED, if it has not ended, and nobody is told how. Returns whether it is quiet. */
+/* It ends as CANCELLED, if it has not ended, and nobody is told how. Returns whether it is quiet.
+ */
 bool cox_transfers_cancel(struct cox_transfers *transfer, int64_t sequence);
 /* All of them; results that were not taken are dropped. Blocks that are quiet are forgotten. */
 void cox_transfers_abandon(struct cox_transfers *transfer);
@@ -105,31 +117,43 @@ uint64_t cox_transfers_due_ns(struct cox_transfers *transfer);
 struct cox_pull_outcome {
     int64_t sequence;
     bool quiet;
-    uint64_t life;  /* as requested */
-    bool own_death; /* a rank of this group died, or cannot be asked, or is of another life */
-    struct cox_pull_report *report; /* the caller's */
+    /* as requested */
+    uint64_t life;
+    /* a rank of this group died, or cannot be asked, or is of another life */
+    bool own_death;
+    /* the caller's */
+    struct cox_pull_report *report;
 };
 /* The oldest pull that has ended. Returns 0 or COX_EMPTY. */
 int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *ret_result);
-/* Blocks of a pull that was taken or cancelled before it was quiet, and now is. Returns 0 and gives them (free); COX_EMPTY. */
+/* Blocks of a pull that was taken or cancelled before it was quiet, and now is. Returns 0 and gives
+ * them (free); COX_EMPTY. */
 int cox_transfers_take_quiet(struct cox_transfers *transfer, int32_t **ret_blocks,
                              uint32_t *ret_count);
-/* Every block in quarantine, for who begins to give out blocks anew: of these alone take_quiet tells from then on. */
+/* Every block in quarantine, for who begins to give out blocks anew: of these alone take_quiet
+ * tells from then on. */
 void cox_transfers_quarantine(struct cox_transfers *transfer,
                               void (*visit)(void *context, const int32_t *blocks, uint32_t count),
                               void *context);
 
 struct cox_transfers_status {
-    uint64_t running;   /* pulls that have not ended */
-    uint64_t succeeded; /* so far */
-    uint64_t failed;    /* TIMEOUT and PEER_DEAD, too */
+    /* pulls that have not ended */
+    uint64_t running;
+    /* so far */
+    uint64_t succeeded;
+    /* TIMEOUT and PEER_DEAD, too */
+    uint64_t failed;
     uint64_t cancelled;
-    uint64_t retries; /* pulls that were not the first attempt */
+    /* pulls that were not the first attempt */
+    uint64_t retries;
     uint64_t late_results;
-    uint64_t bytes; /* copied, by all ranks */
-    /* That they took, of all ranks together: they copy side by side. With it what a destination was waited for. */
+    /* copied, by all ranks */
+    uint64_t bytes;
+    /* That they took, of all ranks together: they copy side by side. With it what a destination was
+     * waited for. */
     uint64_t copy_ns;
-    /* Of one rank in one pull of which it has copied all: the median, as latency.h has it; 0: of none. */
+    /* Of one rank in one pull of which it has copied all: the median, as latency.h has it; 0: of
+     * none. */
     uint64_t bytes_per_s;
     uint64_t quarantined_blocks;
 };

@@ -16,10 +16,12 @@ enum {
 
 struct eval {
     struct cox_group_choice group;
-    double min_accuracy; /* percent */
+    /* percent */
+    double min_accuracy;
     bool quiet;
     struct cox_prompts prompts;
-    const char **answers; /* by prompt, into lines */
+    /* by prompt, into lines */
+    const char **answers;
     struct cox_prompts lines;
     struct cox_tokenizer *tokenizer;
 };
@@ -31,8 +33,7 @@ static void help(FILE *file)
         "Usage: coxswain eval [OPTION]... FILE\n"
         "\n"
         "Starts worker processes, completes the part up to the = of every line of FILE, such as\n"
-        "27+58=85, and prints how many completions are exactly what follows it. - is standard "
-        "input.\n"
+        "27+58=85, and prints how many completions are exactly what follows it. - is standard input.\n"
         "\n"
         "      --min-accuracy P      fail (status 1) below so many percent (default 0)\n"
         "      --quiet               nothing of what the workers write, and no progress\n");

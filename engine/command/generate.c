@@ -51,7 +51,8 @@ struct generate {
     struct cox_group_choice group;
     struct cox_complete_options complete;
     const char *file;
-    const char *stats; /* a file for the summary; NULL: none */
+    /* a file for the summary; NULL: none */
+    const char *stats;
     bool tokens;
     bool json;
     bool quiet;
@@ -60,9 +61,11 @@ struct generate {
     struct cox_prefill_decode_options split;
     struct cox_prompts prompts;
     struct cox_tokenizer *tokenizer;
-    char *model; /* that a running group told */
+    /* that a running group told */
+    char *model;
     size_t failed_count;
-    int write_error; /* of standard output */
+    /* of standard output */
+    int write_error;
 };
 
 static void help(FILE *file)
@@ -71,37 +74,28 @@ static void help(FILE *file)
         file,
         "Usage: coxswain generate [OPTION]... [PROMPT]...\n"
         "\n"
-        "Starts worker processes, completes every PROMPT and prints prompt and completion, one "
-        "line\n"
-        "each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the lines of "
-        "standard input.\n"
-        "With the --name of a group that `coxswain run` keeps, that group completes them, "
-        "together\n"
+        "Starts worker processes, completes every PROMPT and prints prompt and completion, one line\n"
+        "each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the lines of standard input.\n"
+        "With the --name of a group that `coxswain run` keeps, that group completes them, together\n"
         "with those of others; its model is used, and what would start another one is refused.\n"
         "\n"
-        "      --join                only on the running group of that --name: when there is "
-        "none,\n"
+        "      --join                only on the running group of that --name: when there is none,\n"
         "                            none is started, and the exit status is 2\n"
         "      --file FILE           prompts are the lines of FILE; - is standard input\n"
         "      --max-tokens N        generate so many tokens at most (default 256, or what fits)\n"
         "      --temperature T       0, the default, always takes the likeliest token\n"
         "      --top-k K             draw from the K likeliest tokens only (0: all)\n"
-        "      --top-p P             draw from the likeliest tokens of total probability P (1: "
-        "all)\n"
+        "      --top-p P             draw from the likeliest tokens of total probability P (1: all)\n"
         "      --seed S              the same seed draws the same tokens (default 0)\n"
         "      --tokens              prompts are token ids with blanks between; so is the output\n"
         "      --json                one JSON object a line: prompt, text, tokens, finish\n"
         "      --quiet               neither workers' output nor a summary on standard error\n"
-        "      --stats-json FILE     the summary as a JSON object: tokens/s, times of steps, and "
-        "what "
-        "share\n"
+        "      --stats-json FILE     the summary as a JSON object: tokens/s, times of steps, and what share\n"
         "                            of them the channel and the rank group had\n"
         "      --one-at-a-time       one prompt after the other instead of batches\n"
         "      --sequences N         run so many prompts at a time, 1 to 4096 (default 64)\n"
         "      --step-tokens N       compute so many tokens in one step (default 512)\n"
-        "      --lora ADAPTER        compute with this LoRA adapter: of the running group "
-        "(coxswain "
-        "lora\n"
+        "      --lora ADAPTER        compute with this LoRA adapter: of the running group (coxswain lora\n"
         "                            load), or one of --adapter\n"
         "      --adapter NAME=DIR    load this adapter first; with a group of its own only\n"
         "\n"
@@ -109,8 +103,7 @@ static void help(FILE *file)
         "computes the prompts, and B pulls their keys and values and generates. The text is the\n"
         "same. They are linked where they are not.\n"
         "      --lease SEC           A holds a prompt's keys and values so long (default 60)\n"
-        "      --no-recompute        what B cannot pull is computed by A again, and then an "
-        "error;\n"
+        "      --no-recompute        what B cannot pull is computed by A again, and then an error;\n"
         "                            otherwise B computes it, and says so\n"
         "\n"
         "      --nested              the form of legacy workers on the wire\n");
@@ -302,7 +295,8 @@ static int on_ready(void *context, size_t index, const struct cox_prompt *prompt
     if (prompt->abandoned) {
         g->failed_count++;
         if (!g->json)
-            return 0; /* a line of text has no place for it; the end is told once, on standard error */
+            /* a line of text has no place for it; the end is told once, on standard error */
+            return 0;
     } else if (prompt->error) {
         g->failed_count++;
         cox_console_say("prompt %zu: %s", index + 1, prompt->error);
@@ -434,8 +428,8 @@ static void complete_prepare(struct generate *g)
 {
     g->complete.scheduler.step_ms = g->group.step_ms;
     g->complete.scheduler.steps_in_flight = g->group.steps_in_flight;
-    /* One row too many at each end, with nothing beside it, costs more than the overlap gains: measured 0.7 of the tokens/s with
-     * answers of four tokens. */
+    /* One row too many at each end, with nothing beside it, costs more than the overlap gains:
+     * measured 0.7 of the tokens/s with answers of four tokens. */
     if (g->complete.scheduler.sequence_count_max == 1 && !g->group.steps_in_flight)
         g->complete.scheduler.steps_in_flight = 1;
     g->complete.tokenizer = g->tokenizer;
@@ -470,7 +464,8 @@ static int finish(const struct generate *g, int r, int signal_number,
 /* ---- a running group ---- */
 
 struct interrupt {
-    int fd; /* an eventfd: the run is to end */
+    /* an eventfd: the run is to end */
+    int fd;
     _Atomic int number;
 };
 
@@ -488,10 +483,10 @@ static bool on_signal(void *context, int number)
 
 static int conflict(const struct generate *g, const char *what, struct cox_error *err)
 {
-    return cox_fail(err, COX_INVALID,
-                    "the group '%s' runs already, with what it was started with: leave out %s, or "
-                    "take another --name",
-                    g->group.name, what);
+    return cox_fail(
+        err, COX_INVALID,
+        "the group '%s' runs already, with what it was started with: leave out %s, or take another --name",
+        g->group.name, what);
 }
 
 /* What was asked for and the group is not. */
@@ -533,10 +528,10 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
     if (group->worker || group->start_timeout_ms || group->step_ms)
         return conflict(g, "--worker, --start-timeout and --timeout", err);
     if (g->adapters.count)
-        return cox_fail(err, COX_INVALID,
-                        "the group '%s' runs already: load an adapter with coxswain lora load, and "
-                        "leave out --adapter",
-                        group->name);
+        return cox_fail(
+            err, COX_INVALID,
+            "the group '%s' runs already: load an adapter with coxswain lora load, and leave out --adapter",
+            group->name);
     if (scheduler->token_count_max || scheduler->nested)
         return conflict(g, "--step-tokens and --nested", err);
     g->group.rank_count = status->rank_count;
@@ -553,10 +548,10 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
     if (g->group.model && status->model) {
         _cox_cleanup_(cox_free_ptr) char *asked = realpath(g->group.model, NULL);
         if (asked && strcmp(asked, status->model))
-            return cox_fail(err, COX_INVALID,
-                            "the group '%s' runs already, with the model %s: leave out --model, or "
-                            "take another --name",
-                            g->group.name, status->model);
+            return cox_fail(
+                err, COX_INVALID,
+                "the group '%s' runs already, with the model %s: leave out --model, or take another --name",
+                g->group.name, status->model);
     }
     if (!g->group.model) {
         g->model = strdup(status->model);
@@ -580,8 +575,8 @@ static int remote_run(struct generate *g, struct cox_client *client, struct cox_
         r = cox_signals_start(&signals, on_signal, interrupt, err);
     g->split.window = window;
     if (!r && prefill)
-        r = cox_prefill_decode_complete(&g->prompts, prefill, client, &g->split, interrupt->fd, &g->complete,
-                               stats, split, err);
+        r = cox_prefill_decode_complete(&g->prompts, prefill, client, &g->split, interrupt->fd,
+                                        &g->complete, stats, split, err);
     else if (!r)
         r = cox_remote_complete(&g->prompts, client, g->group.name, window, interrupt->fd,
                                 &g->complete, stats, err);
@@ -623,8 +618,8 @@ static int generate_remote(struct generate *g, struct cox_client *client)
 
 /* ---- two running groups ---- */
 
-/* What one of them says of itself; the status is gone after this. *ret_window: prompts that it takes at a time, at most the
- * value before. */
+/* What one of them says of itself; the status is gone after this. *ret_window: prompts that it
+ * takes at a time, at most the value before. */
 static int split_side(struct generate *g, struct cox_client *client, const char *name,
                       uint64_t deadline_ns, uint32_t refused_role, uint32_t *window,
                       struct cox_error *err)
@@ -645,8 +640,7 @@ static int split_side(struct generate *g, struct cox_client *client, const char 
     if (!r && status->transfer->role == refused_role)
         r = cox_fail(
             err, COX_UNSUPPORTED,
-            "the role of the group '%s' is %s: give it another one "
-            "(coxswain role --name %s %s), or turn --prefill and --decode round",
+            "the role of the group '%s' is %s: give it another one (coxswain role --name %s %s), or turn --prefill and --decode round",
             name, cox_role_name(refused_role), name,
             cox_role_name(refused_role == COX_ROLE_DECODE ? COX_ROLE_PREFILL : COX_ROLE_DECODE));
     if (!r && !g->group.model)
@@ -705,10 +699,10 @@ static int split_check(const struct generate *g, struct cox_error *err)
     if (!split->prefill || !split->decode)
         return cox_fail(err, COX_INVALID, "--prefill and --decode go together");
     if (strcmp(split->prefill, split->decode) == 0)
-        return cox_fail(err, COX_INVALID,
-                        "--prefill and --decode are the same group: leave them out, and say --name "
-                        "%s",
-                        split->prefill);
+        return cox_fail(
+            err, COX_INVALID,
+            "--prefill and --decode are the same group: leave them out, and say --name %s",
+            split->prefill);
     if (g->group.name || g->join)
         return cox_fail(err, COX_INVALID,
                         "--prefill and --decode name the groups: leave out --name and --join");
@@ -723,10 +717,10 @@ static int generate_own(struct generate *g)
     const char *model = NULL, *worker = NULL;
     int r = prepare(g, &model, &error);
     if (!r && g->complete.lora && !cox_adapter_choice_has(&g->adapters, g->complete.lora))
-        r = cox_fail(&error, COX_INVALID,
-                     "--lora %.128s: name its folder with --adapter %.128s=DIR, or a running group "
-                     "that has it with --name",
-                     g->complete.lora, g->complete.lora);
+        r = cox_fail(
+            &error, COX_INVALID,
+            "--lora %.128s: name its folder with --adapter %.128s=DIR, or a running group that has it with --name",
+            g->complete.lora, g->complete.lora);
     if (r)
         return r > 0 ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
     r = cox_worker_find(&g->group, &worker, &error);

@@ -20,39 +20,49 @@
 #define TRY_COUNT_MAX 3
 /* Between two tries to link groups of which a rank is being replaced. */
 #define LINK_PAUSE_MS 50
-/* A group closes a connection that asks for nothing for 10 s, as that to the second one does until the first one has computed
- * something. */
+/* A group closes a connection that asks for nothing for 10 s, as that to the second one does until
+ * the first one has computed something. */
 #define STAY_MS 3000
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
 typedef CoxswainControl__CompletionItem item_message;
 
-/* The way of a prompt: UNSENT -> PREFILL -> DECODE -> DONE; back to UNSENT when it is to be computed again. */
+/* The way of a prompt: UNSENT -> PREFILL -> DECODE -> DONE; back to UNSENT when it is to be
+ * computed again. */
 enum place { PLACE_UNSENT = 0, PLACE_PREFILL, PLACE_DECODE, PLACE_DONE };
 
 struct part {
     enum place place;
     uint32_t tries;
-    bool ready; /* in DECODE: the first group is done with it, and it was not sent to the second */
-    int32_t first;             /* the token that the first group generated */
-    struct cox_source *source; /* NULL: nothing is held for it */
-    bool pulls; /* the second group was told where it is held, and continues from `first` */
+    /* in DECODE: the first group is done with it, and it was not sent to the second */
+    bool ready;
+    /* the token that the first group generated */
+    int32_t first;
+    /* NULL: nothing is held for it */
+    struct cox_source *source;
+    /* the second group was told where it is held, and continues from `first` */
+    bool pulls;
 };
 
 struct split {
     struct cox_prompts *prompts;
-    struct cox_client *clients[2]; /* prefill, decode */
+    /* prefill, decode */
+    struct cox_client *clients[2];
     const struct cox_prefill_decode_options *how;
     const struct cox_complete_options *options;
     int stop_fd;
     struct cox_watch watches[2];
     struct cox_prompts_run run;
-    struct part *parts; /* of each prompt */
+    /* of each prompt */
+    struct part *parts;
     size_t unsent_count, flight_count;
-    uint64_t life;     /* of the first group, that is linked; 0: none */
-    uint64_t stay_ns;  /* when the groups hear the next time that somebody is there */
-    uint64_t heard_ns; /* when there was something to do, or the groups were asked how they are */
+    /* of the first group, that is linked; 0: none */
+    uint64_t life;
+    /* when the groups hear the next time that somebody is there */
+    uint64_t stay_ns;
+    /* when there was something to do, or the groups were asked how they are */
+    uint64_t heard_ns;
     uint64_t generated_tokens;
     struct cox_prefill_decode_stats stats;
     struct cox_error failure;
@@ -149,7 +159,8 @@ static int release_put(struct split *split, struct part *part)
 struct chunk {
     CoxswainControl__Prompt messages[CHUNK_COUNT], *list[CHUNK_COUNT];
     CoxswainControl__KvSource sources[CHUNK_COUNT];
-    int32_t *tokens[CHUNK_COUNT]; /* of the second group's prompts */
+    /* of the second group's prompts */
+    int32_t *tokens[CHUNK_COUNT];
     CoxswainControl__CompleteRequest complete;
     int32_t stop_tokens[COX_EOS_COUNT_MAX];
     size_t token_count;
@@ -213,8 +224,9 @@ static int prefill_send(struct split *split)
     return chunk_put(&chunk, split->clients[0]);
 }
 
-/* What the first group has computed to the second. What it holds goes with its first token. Of a prompt for which nothing is held nobody
- * knows with which weights that token was computed, and linking has not compared them: the second group computes all of it. */
+/* What the first group has computed to the second. What it holds goes with its first token. Of a
+ * prompt for which nothing is held nobody knows with which weights that token was computed, and
+ * linking has not compared them: the second group computes all of it. */
 static int decode_send(struct split *split, bool held)
 {
     struct chunk chunk;
@@ -291,7 +303,8 @@ static bool may_try_again(const struct split *split, const struct part *part, in
             code == COX_PEER_DEAD || code == COX_ABORTED || code == COX_REJECTED);
 }
 
-/* What the first group computed cannot be had: once more from the start, or the end of the prompt. side: who said so. */
+/* What the first group computed cannot be had: once more from the start, or the end of the prompt.
+ * side: who said so. */
 static int pull_failed(struct split *split, size_t index, int side, const struct cox_error *told,
                        struct cox_error *err)
 {
@@ -340,7 +353,8 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     }
     part->place = PLACE_DECODE;
     part->ready = true;
-    /* Ranks of the first group were replaced since, and those of the second one read from the old ones. */
+    /* Ranks of the first group were replaced since, and those of the second one read from the old
+     * ones. */
     return part->source && part->source->life != split->life ? groups_link(split, err) : 0;
 }
 
@@ -389,8 +403,8 @@ static int pulled_take(struct split *split, const CoxswainControl__PulledReply *
     if (r || !pulled->error)
         return r;
     cox_client_error(pulled->error, &told);
-    /* Somebody has unlinked the groups, or linked another life; or one of them has another model, which linking says. Once for
-     * all that failed of it. */
+    /* Somebody has unlinked the groups, or linked another life; or one of them has another model,
+     * which linking says. Once for all that failed of it. */
     bool links = told.code == COX_NOT_FOUND || told.code == COX_STALE || told.code == COX_INVALID;
     return links && life == split->life ? groups_link(split, err) : 0;
 }
@@ -499,20 +513,20 @@ static int turn(struct split *split, struct cox_error *err)
         r = replies_take(split, side, err);
     for (int side = 0; !r && side < 2; side++)
         if (ends[side] && split->run.done_count < split->prompts->count)
-            r = cox_fail(err, COX_CLOSED,
-                         "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts "
-                         "were answered, and what was printed is right; run it again once the "
-                         "group runs",
-                         side ? split->how->decode : split->how->prefill, split->run.done_count,
-                         split->prompts->count);
+            r = cox_fail(
+                err, COX_CLOSED,
+                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were answered, and what was printed is right; run it again once the group runs",
+                side ? split->how->decode : split->how->prefill, split->run.done_count,
+                split->prompts->count);
     return r;
 }
 
 int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *prefill,
-                       struct cox_client *decode, const struct cox_prefill_decode_options *how, int stop_fd,
-                       const struct cox_complete_options *options,
-                       struct cox_scheduler_stats *ret_stats, struct cox_prefill_decode_stats *ret_split,
-                       struct cox_error *err)
+                                struct cox_client *decode,
+                                const struct cox_prefill_decode_options *how, int stop_fd,
+                                const struct cox_complete_options *options,
+                                struct cox_scheduler_stats *ret_stats,
+                                struct cox_prefill_decode_stats *ret_split, struct cox_error *err)
 {
     struct split split = {
         .prompts = prompts,

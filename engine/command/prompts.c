@@ -201,8 +201,8 @@ void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
     }
 }
 
-/* The group has failed or was stopped: what is done is handed out all the same, and what is not is told
- * as failed. */
+/* The group has failed or was stopped: what is done is handed out all the same, and what is not is
+ * told as failed. */
 static void rest_hand_out(struct cox_prompts_run *run)
 {
     const struct cox_complete_options *options = run->options;

@@ -17,13 +17,17 @@ struct cox_prompt {
     char *text;
     int32_t *tokens;
     uint32_t token_count;
-    int32_t *new_tokens; /* when done */
+    /* when done */
+    int32_t *new_tokens;
     uint32_t new_count;
-    char *new_text; /* NULL without a tokenizer */
+    /* NULL without a tokenizer */
+    char *new_text;
     enum cox_finish finish;
-    char *error; /* COX_FINISH_ERROR */
+    /* COX_FINISH_ERROR */
+    char *error;
     bool done;
-    bool abandoned; /* the group ended before it was done; what run returns says why */
+    /* the group ended before it was done; what run returns says why */
+    bool abandoned;
 };
 
 struct cox_prompts {
@@ -45,16 +49,20 @@ int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *
                        uint32_t vocab_size, struct cox_error *err);
 
 struct cox_complete_options {
-    struct cox_scheduler_options scheduler; /* limits; the rest is filled from the group's init */
+    /* limits; the rest is filled from the group's init */
+    struct cox_scheduler_options scheduler;
     struct cox_sampling_choice sampling;
-    uint32_t new_count_max; /* 0: 256, or what fits */
+    /* 0: 256, or what fits */
+    uint32_t new_count_max;
     int32_t stop_tokens[COX_EOS_COUNT_MAX];
     uint32_t stop_count;
-    const char *lora;                      /* the adapter that computes them; NULL: none */
-    const struct cox_tokenizer *tokenizer; /* NULL: no text */
+    /* the adapter that computes them; NULL: none */
+    const char *lora;
+    /* NULL: no text */
+    const struct cox_tokenizer *tokenizer;
     bool progress;
-    /* The prompts in order, each as soon as it and all before it are done; when the group fails or a
-     * signal comes, the rest of them, each once, done or abandoned. Not 0 ends the run with
+    /* The prompts in order, each as soon as it and all before it are done; when the group fails or
+     * a signal comes, the rest of them, each once, done or abandoned. Not 0 ends the run with
      * COX_CLOSED. */
     int (*ready)(void *context, size_t index, const struct cox_prompt *prompt);
     void *ready_context;
@@ -74,9 +82,11 @@ uint32_t cox_complete_new_count(const struct cox_complete_options *options);
 
 struct cox_prompt_result {
     enum cox_finish finish;
-    const int32_t *tokens; /* the new ones */
+    /* the new ones */
+    const int32_t *tokens;
     uint32_t token_count;
-    int code; /* COX_FINISH_ERROR */
+    /* COX_FINISH_ERROR */
+    int code;
     const char *text;
 };
 
@@ -85,10 +95,14 @@ struct cox_prompts_run {
     struct cox_prompts *prompts;
     const struct cox_complete_options *options;
     size_t done_count;
-    size_t ready_count; /* handed to ready */
-    bool given_up;      /* by ready */
-    bool failed;        /* as a whole: told once, by what the run returns */
-    int status;         /* of making results */
+    /* handed to ready */
+    size_t ready_count;
+    /* by ready */
+    bool given_up;
+    /* as a whole: told once, by what the run returns */
+    bool failed;
+    /* of making results */
+    int status;
 };
 
 /* Dups the result of a prompt that is not done, and hands out what is ready. */

@@ -25,7 +25,8 @@ struct remote {
     struct cox_prompts_run run;
     size_t sent_count;
     uint64_t generated_tokens;
-    struct cox_error failure; /* of a prompt, that is not about this prompt */
+    /* of a prompt, that is not about this prompt */
+    struct cox_error failure;
 };
 
 /* ---- out ---- */
@@ -139,7 +140,8 @@ static int replies_take(struct remote *remote, struct cox_error *err)
     return r == COX_EMPTY ? 0 : r;
 }
 
-/* Sleeps until there is something to do, and reads. *ret_end: the other side has said all it will. */
+/* Sleeps until there is something to do, and reads. *ret_end: the other side has said all it will.
+ */
 static int wait(struct remote *remote, bool *ret_end, struct cox_error *err)
 {
     struct cox_stream *stream = &remote->client->stream;
@@ -178,10 +180,10 @@ static int turn(struct remote *remote, struct cox_error *err)
     if (!r)
         r = replies_take(remote, err);
     if (!r && end && remote->run.done_count < remote->prompts->count)
-        r = cox_fail(err, COX_CLOSED,
-                     "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were "
-                     "answered, and what was printed is right; run it again once the group runs",
-                     remote->client->group, remote->run.done_count, remote->prompts->count);
+        r = cox_fail(
+            err, COX_CLOSED,
+            "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were answered, and what was printed is right; run it again once the group runs",
+            remote->client->group, remote->run.done_count, remote->prompts->count);
     return r;
 }
 

@@ -12,8 +12,9 @@
 
 #define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)
-/* Numbers, the scale, and what they come to together. Beyond it nothing but a mistake, and below it no row overflows on the way to its
- * logits: a step with one that does fails for all prompts in it. */
+/* Numbers, the scale, and what they come to together. Beyond it nothing but a mistake, and below it
+ * no row overflows on the way to its logits: a step with one that does fails for all prompts in it.
+ */
 #define SIZE_OF_NUMBERS_MAX 1e6
 
 static const char *const module_names[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
@@ -29,9 +30,12 @@ struct description {
 struct matrix {
     uint64_t rows, columns;
     uint64_t piece_rows, piece_columns;
-    uint32_t first, count; /* pieces */
-    uint64_t leading;      /* floats from one row of a piece to the next, in memory */
-    uint64_t stride;       /* from one piece to the next */
+    /* pieces */
+    uint32_t first, count;
+    /* floats from one row of a piece to the next, in memory */
+    uint64_t leading;
+    /* from one piece to the next */
+    uint64_t stride;
 };
 
 static uint64_t align(uint64_t length)
@@ -66,10 +70,10 @@ static int read_modules(const json_t *root, const char *path, struct description
         int module = name ? find_module(name) : -1;
 
         if (module < 0)
-            return cox_fail(err, COX_INVALID,
-                            "%s: target_modules has '%.64s'; this worker computes adapters of "
-                            "q_proj, k_proj, v_proj and o_proj alone",
-                            path, name ? name : "no name");
+            return cox_fail(
+                err, COX_INVALID,
+                "%s: target_modules has '%.64s'; this worker computes adapters of q_proj, k_proj, v_proj and o_proj alone",
+                path, name ? name : "no name");
         description->has[module] = true;
     }
     return 0;
@@ -314,10 +318,10 @@ static int check_numbers(const struct cox_adapter *adapter, const char *name, co
     if ((double)largest[0] <= SIZE_OF_NUMBERS_MAX && (double)largest[1] <= SIZE_OF_NUMBERS_MAX &&
         together <= SIZE_OF_NUMBERS_MAX)
         return 0;
-    return cox_fail(err, COX_INVALID,
-                    "tensor %s: the numbers of A reach %g, those of B %g, and %g with the scale; "
-                    "allowed: up to %g",
-                    name, (double)largest[0], (double)largest[1], together, SIZE_OF_NUMBERS_MAX);
+    return cox_fail(
+        err, COX_INVALID,
+        "tensor %s: the numbers of A reach %g, those of B %g, and %g with the scale; allowed: up to %g",
+        name, (double)largest[0], (double)largest[1], together, SIZE_OF_NUMBERS_MAX);
 }
 
 static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors *file,
@@ -401,7 +405,8 @@ static int read_tensors(struct cox_adapter *adapter, const char *directory,
 
 /* ---- kernels ---- */
 
-/* Of noise, not of the adapter's own numbers: all ranks get the same answer, also where theirs are zeros. */
+/* Of noise, not of the adapter's own numbers: all ranks get the same answer, also where theirs are
+ * zeros. */
 static int probe_shape(size_t out, size_t in, bool *rows_apart, struct cox_error *err)
 {
     const size_t length = (size_t)align(out * in);

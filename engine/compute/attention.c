@@ -7,7 +7,8 @@
  * reorder sums. */
 #define LANE_COUNT 8u
 
-/* In float and in the order of transformers' own: a frequency at the border between two ranges is on the same side. */
+/* In float and in the order of transformers' own: a frequency at the border between two ranges is
+ * on the same side. */
 static float scale_llama3(const struct cox_model_config *config, float frequency)
 {
     const double positions = config->rope_original_position_count;

@@ -32,7 +32,8 @@ struct cox_attention_place {
     struct cox_cache *cache;
     const struct cox_block_table *table;
     uint32_t layer;
-    uint32_t kv_head; /* of the cache, that is of this rank */
+    /* of the cache, that is of this rank */
+    uint32_t kv_head;
 };
 
 /* Stores key and value of one KV head at a position. */

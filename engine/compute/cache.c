@@ -53,8 +53,8 @@ static int check_geometry(const struct cox_cache_geometry *geometry, struct cox_
     return r;
 }
 
-/* Pages of its own: a cache that is made again (reinit) gives the old one's back at once, which malloc, once
- * it has seen one freed, does not. They are zero, and there from now on. */
+/* Pages of its own: a cache that is made again (reinit) gives the old one's back at once, which
+ * malloc, once it has seen one freed, does not. They are zero, and there from now on. */
 static int allocate(uint64_t block_size, uint32_t count, const char *name, float **ret_blocks,
                     struct cox_error *err)
 {

@@ -5,25 +5,27 @@
  * of this rank: [layer][key, value][kv_head][position in block][head_dim]   floats so one block is
  * one piece of memory: a swap, a copy or a pull by another group moves it in one go.
  *
- * Blocks of its own are KV blocks that other groups may copy (channel/memory/pool/kv_blocks.h), and that nobody else can write:
- * block b of the block tables is block b there, and its generation says whose it is: the sequence (see
- * cox_cache_generation_of) all of whose positions there were written by a step, or a pull, that
- * succeeded; or COX_CACHE_NOBODY. A block is written only
- *   - after it was taken: it is nobody's, and a copy that somebody makes of it meanwhile is stale; or
- *   - by the sequence that it belongs to, behind the positions that it holds, or the same again, which disturbs no copy.
- *     Who begins a block at its first position takes it, also its own.
+ * Blocks of its own are KV blocks that other groups may copy (channel/memory/pool/kv_blocks.h), and
+ * that nobody else can write: block b of the block tables is block b there, and its generation says
+ * whose it is: the sequence (see cox_cache_generation_of) all of whose positions there were written
+ * by a step, or a pull, that succeeded; or COX_CACHE_NOBODY. A block is written only
+ *   - after it was taken: it is nobody's, and a copy that somebody makes of it meanwhile is stale;
+ *   or
+ *   - by the sequence that it belongs to, behind the positions that it holds, or the same again,
+ *     which disturbs no copy. Who begins a block at its first position takes it, also its own.
  * It goes to a sequence at the end of the step alone. A sequence that has ended, or begins anew at
  * position 0, has no blocks: what others were told of them is stale.
  *
- * Threads: one at a time, the worker's step thread; but take, give, block, generation_of and kv_blocks by
- *   others as well, at the same time, for blocks that no step writes or reads meanwhile. Which those are
- *   is the coordinator's word: a wrong one gives wrong keys and values, and crashes nobody. Generations are
- *   atomic words, so that one of two who take the same block may see it.
+ * Threads: one at a time, the worker's step thread; but take, give, block, generation_of and
+ *   kv_blocks by others as well, at the same time, for blocks that no step writes or reads
+ *   meanwhile. Which those are is the coordinator's word: a wrong one gives wrong keys and values,
+ *   and crashes nobody. Generations are atomic words, so that one of two who take the same block
+ *   may see it.
  * Ownership: the object owns the host blocks, and the blocks where the caller lent no memory for
  *   them. Every block id is input from the coordinator and is checked, in all builds.
  * Blocks: nothing. Other groups that read the blocks hold nobody up.
- * If the process dies, blocks in lent memory hold what was written so far; its own live with the last
- *   process that reads them.
+ * If the process dies, blocks in lent memory hold what was written so far; its own live with the
+ *   last process that reads them.
  */
 #ifndef COX_WORKER_MODEL_CACHE_H
 #define COX_WORKER_MODEL_CACHE_H
@@ -35,11 +37,15 @@
 
 struct cox_cache_geometry {
     uint32_t layer_count;
-    uint32_t kv_head_count; /* of this rank */
+    /* of this rank */
+    uint32_t kv_head_count;
     uint32_t head_dim;
-    uint32_t block_size;       /* positions per block, 1 to 4096 */
-    uint32_t block_count;      /* 1 to 2^24 */
-    uint32_t swap_block_count; /* 0 to 2^24 */
+    /* positions per block, 1 to 4096 */
+    uint32_t block_size;
+    /* 1 to 2^24 */
+    uint32_t block_count;
+    /* 0 to 2^24 */
+    uint32_t swap_block_count;
 };
 
 struct cox_cache;
@@ -51,9 +57,9 @@ struct cox_cache;
 uint64_t cox_cache_block_size(const struct cox_cache_geometry *geometry);
 
 /* memory is NULL, or block_count blocks aligned to COX_CACHE_ALIGNMENT that the caller lends until
- * free: then they are no KV blocks for others, and belong to nobody. Own memory starts zeroed, lent memory is
- * taken as it is. Returns 0 and gives the object; COX_INVALID a number outside its range; COX_NO_SPACE
- * with what was needed; -errno. */
+ * free: then they are no KV blocks for others, and belong to nobody. Own memory starts zeroed, lent
+ * memory is taken as it is. Returns 0 and gives the object; COX_INVALID a number outside its range;
+ * COX_NO_SPACE with what was needed; -errno. */
 int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
                   struct cox_cache **ret_cache, struct cox_error *err);
 struct cox_cache *cox_cache_free(struct cox_cache *cache);
@@ -92,16 +98,19 @@ uint64_t cox_cache_generation_of(int64_t sequence);
 int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err);
 /* Nobody has given the block to a sequence since it was taken. */
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block);
-/* What the block holds is this sequence's; COX_CACHE_NOBODY: it stays nobody's. One that is somebody's stays that one's. */
+/* What the block holds is this sequence's; COX_CACHE_NOBODY: it stays nobody's. One that is
+ * somebody's stays that one's. */
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation);
 
-/* A step: what ended, or begins anew, loses its blocks; the blocks that it moves to or writes are taken; and
- * the moves are done. The batch was checked. Returns 0; COX_INVALID: an id out of range, nothing was moved; COX_NO_SPACE. */
+/* A step: what ended, or begins anew, loses its blocks; the blocks that it moves to or writes are
+ * taken; and the moves are done. The batch was checked. Returns 0; COX_INVALID: an id out of range,
+ * nothing was moved; COX_NO_SPACE. */
 int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err);
-/* The step has succeeded: what it wrote is its sequences', and what it moved theirs in whose table it is, where they
- * have a row. */
+/* The step has succeeded: what it wrote is its sequences', and what it moved theirs in whose table
+ * it is, where they have a row. */
 void cox_cache_end(struct cox_cache *cache, const struct cox_batch *batch);
-/* All blocks are nobody's, and zero, as in a new cache, and the memory is the same: what others know of it holds. */
+/* All blocks are nobody's, and zero, as in a new cache, and the memory is the same: what others
+ * know of it holds. */
 void cox_cache_clear(struct cox_cache *cache);
 /* The sequences that had rows in these slots, or any at all, have ended. */
 void cox_cache_forget(struct cox_cache *cache, const uint32_t *slots, uint32_t count);

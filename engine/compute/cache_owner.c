@@ -123,8 +123,8 @@ void cox_cache_clear(struct cox_cache *cache)
         memset(cache->host_blocks, 0, size * cache->geometry.swap_block_count);
 }
 
-/* What of its last row is in each slot. A step allocates nothing, for it may be left wherever it is (worker.h),
- * unless somebody lets it have more slots than is usual. */
+/* What of its last row is in each slot. A step allocates nothing, for it may be left wherever it is
+ * (worker.h), unless somebody lets it have more slots than is usual. */
 static int note_slots(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err)
 {
     uint32_t needed = cache->slot_count;
@@ -173,8 +173,9 @@ static void take_targets(struct cox_cache *cache, const struct cox_block_pair *p
         cox_kv_blocks_take(cache->kv, (uint32_t)pairs[i].to);
 }
 
-/* Of the sequence's own blocks it costs a relaxed load. A block that the row begins holds no position of the sequence; it
- * can be its own all the same, of a pull that has failed on another rank and was tried again with other blocks. */
+/* Of the sequence's own blocks it costs a relaxed load. A block that the row begins holds no
+ * position of the sequence; it can be its own all the same, of a pull that has failed on another
+ * rank and was tried again with other blocks. */
 static void take_written(struct cox_cache *cache, const struct cox_batch_row *row)
 {
     const uint64_t generation = cox_cache_generation_of(row->id);

@@ -8,18 +8,23 @@
 
 /* One token row of a pass. */
 struct token_row {
-    uint32_t row; /* in the batch */
+    /* in the batch */
+    uint32_t row;
     uint32_t position;
     uint32_t token;
-    const struct cox_adapter *adapter; /* NULL: none */
-    uint32_t place; /* among the rows of the pass whose tokens are in the same slice */
-    bool last;      /* of its batch row, and its logits are wanted */
+    /* NULL: none */
+    const struct cox_adapter *adapter;
+    /* among the rows of the pass whose tokens are in the same slice */
+    uint32_t place;
+    /* of its batch row, and its logits are wanted */
+    bool last;
 };
 
 /* Rows of a pass with the same adapter. */
 struct adapted {
     const struct cox_adapter *adapter;
-    uint32_t first; /* in adapted_rows */
+    /* in adapted_rows */
+    uint32_t first;
     uint32_t count;
 };
 
@@ -28,50 +33,78 @@ struct cox_forward {
     struct cox_weights_layout layout;
     const float *weights;
     struct cox_share share;
-    uint32_t slice_count; /* of the model */
+    /* of the model */
+    uint32_t slice_count;
     struct cox_slices own;
     struct cox_kv_heads kv_heads;
-    uint32_t row_count_max; /* token rows of a pass, whole tiles */
+    /* token rows of a pass, whole tiles */
+    uint32_t row_count_max;
     bool rows_apart;
-    size_t head_width;   /* head_count * head_dim */
-    size_t head_slice;   /* of it, a slice's */
-    size_t column_width; /* feed-forward columns with their padding */
+    /* head_count * head_dim */
+    size_t head_width;
+    /* of it, a slice's */
+    size_t head_slice;
+    /* feed-forward columns with their padding */
+    size_t column_width;
     size_t kv_width;
     /* Scratch. A row count is that of the pass, rounded up to tiles. */
     struct token_row *tokens;
-    float *memory;         /* the one allocation that all below point into */
-    float *hidden;         /* [row][hidden]: the residual stream */
-    float *normed;         /* [row][hidden] */
-    float *query;          /* [row][head_width] */
-    float *key;            /* [row][kv_width] */
-    float *value;          /* [row][kv_width] */
-    float *attended;       /* [row][head_width] */
-    float *gate;           /* [row][column_width] */
-    float *up;             /* [row][column_width] */
-    float *parts;          /* [slice][row][hidden] */
-    float *frequencies;    /* [head_dim / 2] */
-    float *cosines;        /* [row][head_dim / 2] */
-    float *sines;          /* [row][head_dim / 2] */
-    float *scores;         /* [position_count_max] */
-    float *head;           /* [COX_TILE_ROWS][hidden]: rows whose logits are wanted */
-    float *sliced;         /* [slice][COX_TILE_ROWS][vocab_slice] */
-    float *logits;         /* [vocab_padded] */
-    float *adapter_input;  /* [COX_TILE_ROWS][hidden or head_width] */
-    float *adapter_low;    /* [COX_TILE_ROWS][COX_ADAPTER_RANK_MAX] */
-    float *adapter_output; /* [COX_TILE_ROWS][the widest of hidden, head slice and head_dim] */
+    /* the one allocation that all below point into */
+    float *memory;
+    /* [row][hidden]: the residual stream */
+    float *hidden;
+    /* [row][hidden] */
+    float *normed;
+    /* [row][head_width] */
+    float *query;
+    /* [row][kv_width] */
+    float *key;
+    /* [row][kv_width] */
+    float *value;
+    /* [row][head_width] */
+    float *attended;
+    /* [row][column_width] */
+    float *gate;
+    /* [row][column_width] */
+    float *up;
+    /* [slice][row][hidden] */
+    float *parts;
+    /* [head_dim / 2] */
+    float *frequencies;
+    /* [row][head_dim / 2] */
+    float *cosines;
+    /* [row][head_dim / 2] */
+    float *sines;
+    /* [position_count_max] */
+    float *scores;
+    /* [COX_TILE_ROWS][hidden]: rows whose logits are wanted */
+    float *head;
+    /* [slice][COX_TILE_ROWS][vocab_slice] */
+    float *sliced;
+    /* [vocab_padded] */
+    float *logits;
+    /* [COX_TILE_ROWS][hidden or head_width] */
+    float *adapter_input;
+    /* [COX_TILE_ROWS][COX_ADAPTER_RANK_MAX] */
+    float *adapter_low;
+    /* [COX_TILE_ROWS][the widest of hidden, head slice and head_dim] */
+    float *adapter_output;
     struct adapted *adapted;
-    uint32_t *adapted_rows; /* token rows, those of one adapter together */
+    /* token rows, those of one adapter together */
+    uint32_t *adapted_rows;
     struct cox_adapter_source adapters;
     /* The pass under way. */
     uint32_t token_count;
     uint32_t tile_count;
-    uint32_t adapted_count; /* adapters of the pass */
+    /* adapters of the pass */
+    uint32_t adapted_count;
 };
 
 /* How far the batch has been gathered into passes. */
 struct cursor {
     uint32_t row;
-    uint32_t done; /* tokens of that row */
+    /* tokens of that row */
+    uint32_t done;
 };
 
 static uint32_t slice_end(const struct cox_forward *forward)
@@ -190,7 +223,8 @@ static void multiply_a(struct cox_forward *forward, const struct cox_adapter *ad
                       adapter->rank, forward->rows_apart || adapter->rows_apart);
 }
 
-/* Adds scale * B * low to the columns of output from `column` on, in the rows that the tile was taken from. */
+/* Adds scale * B * low to the columns of output from `column` on, in the rows that the tile was
+ * taken from. */
 static void add_b(struct cox_forward *forward, const struct cox_adapter *adapter, const float *b,
                   size_t out, const uint32_t *rows, uint32_t count, float *output, size_t column,
                   size_t width)
@@ -297,7 +331,8 @@ static void multiply_row_parallel(struct cox_forward *forward, const float *tens
                        input + slice * piece, width, forward->parts + slice * length, hidden);
 }
 
-/* In lanes, so that compilers make one operation of several; an exponent of all ones is an infinity or no number. */
+/* In lanes, so that compilers make one operation of several; an exponent of all ones is an infinity
+ * or no number. */
 static bool is_finite(const float *numbers, size_t count)
 {
     enum { LANES = 16 };
@@ -328,7 +363,8 @@ static int check_gathered(const struct cox_forward *forward, const float *sum, s
     return forward->share.blame(forward->share.context, slices, slice_length, err);
 }
 
-/* Adds the parts of all ranks to the residual stream, from where they are. Padding rows stay zero. */
+/* Adds the parts of all ranks to the residual stream, from where they are. Padding rows stay zero.
+ */
 static int add_row_parallel(struct cox_forward *forward, struct cox_error *err)
 {
     const size_t hidden = forward->config.hidden_size;

@@ -10,9 +10,10 @@
  * No number depends on which rank computed which slice, so logits have the same bits for
  * every number of ranks that divides the slices.
  *
- * Rows that name a LoRA adapter (adapter.h) are brought together by adapter, again in tiles, and what it adds is added to
- * their rows alone: to query, key and value where they are, to the attention output per slice, before slices are summed. So a row has the
- * same bits whatever adapters the others have.
+ * Rows that name a LoRA adapter (adapter.h) are brought together by adapter, again in tiles, and
+ * what it adds is added to their rows alone: to query, key and value where they are, to the
+ * attention output per slice, before slices are summed. So a row has the same bits whatever
+ * adapters the others have.
  *
  * Threads: one at a time per object, the worker's step thread.
  * Ownership: weights and cache are lent; the object owns its scratch, all of it allocated at
@@ -48,7 +49,8 @@ void cox_forward_freep(struct cox_forward **forward); /* for _cox_cleanup_ */
  * row by row. */
 bool cox_forward_rows_apart(const struct cox_forward *forward);
 
-/* Where rows find the adapters that they name; NULL: rows name none. source is copied, what it points to is lent until free. */
+/* Where rows find the adapters that they name; NULL: rows name none. source is copied, what it
+ * points to is lent until free. */
 void cox_forward_set_adapters(struct cox_forward *forward, const struct cox_adapter_source *source);
 
 /* The longest slice, in floats, that gather is called with. */
@@ -59,9 +61,9 @@ size_t cox_forward_slice_length_max(const struct cox_forward *forward);
 typedef int (*cox_logits_fn)(void *context, uint32_t row, const float *logits);
 
 /* Computes all rows of the batch and calls fn, in order of the rows, for each row that emits, or
- * with all_rows for each row. The batch was checked (model.h), the adapters that it names are there; keys and values land in the cache as
- * they are computed. Returns 0; COX_ABORTED the batch was given up meanwhile; what gather or fn
- * returned. */
+ * with all_rows for each row. The batch was checked (model.h), the adapters that it names are
+ * there; keys and values land in the cache as they are computed. Returns 0; COX_ABORTED the batch
+ * was given up meanwhile; what gather or fn returned. */
 int cox_forward_run(struct cox_forward *forward, struct cox_cache *cache,
                     const struct cox_batch *batch, bool all_rows, cox_logits_fn fn, void *context,
                     struct cox_error *err);

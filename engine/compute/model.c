@@ -10,12 +10,14 @@
 
 struct cox_model {
     struct cox_model_config config;
-    float *own_weights; /* NULL when lent */
+    /* NULL when lent */
+    float *own_weights;
     struct cox_forward *forward;
     struct cox_sampler *sampler;
     struct cox_share share;
     struct cox_adapter_source adapters;
-    struct cox_weights_layout layout; /* of the share where the weights are own, else of all */
+    /* of the share where the weights are own, else of all */
+    struct cox_weights_layout layout;
     uint64_t digest;
 };
 
@@ -258,11 +260,10 @@ static int check_row(const struct cox_model *model, const struct cox_cache *cach
     int r;
 
     if (row->token_count == 0 || end > model->config.position_count_max)
-        return cox_fail(err, COX_INVALID,
-                        "sequence %lld: %u tokens from position %u; allowed: at least 1, and "
-                        "positions below %u",
-                        (long long)row->id, row->token_count, row->position,
-                        model->config.position_count_max);
+        return cox_fail(
+            err, COX_INVALID,
+            "sequence %lld: %u tokens from position %u; allowed: at least 1, and positions below %u",
+            (long long)row->id, row->token_count, row->position, model->config.position_count_max);
     /* All tokens, also those computed earlier: the repetition penalty looks at them. */
     for (uint64_t i = 0; i < end; i++)
         if (row->tokens[i] < 0 || (uint32_t)row->tokens[i] >= model->config.vocab_size)

@@ -24,13 +24,17 @@ struct cox_model;
  * those of the share are in memory: 1/N of the matrices, KV heads that ranks share, and the norms.
  */
 struct cox_model_options {
-    uint32_t tile_count_max; /* tiles of 8 tokens computed together; 0: COX_TILE_COUNT_DEFAULT */
-    struct cox_share share;  /* the part of this rank; context is lent until free */
+    /* tiles of 8 tokens computed together; 0: COX_TILE_COUNT_DEFAULT */
+    uint32_t tile_count_max;
+    /* the part of this rank; context is lent until free */
+    struct cox_share share;
     /* A block that cox_weights_fill has filled from the same folder, lent until free; NULL: load.
      */
     const float *weights;
-    uint64_t weights_size;              /* bytes; checked against config.json */
-    struct cox_adapter_source adapters; /* lent until free; without find rows name none */
+    /* bytes; checked against config.json */
+    uint64_t weights_size;
+    /* lent until free; without find rows name none */
+    struct cox_adapter_source adapters;
 };
 
 /* Loads config.json and the weights of a folder. options NULL: all zero.
@@ -39,9 +43,9 @@ struct cox_model_options {
  * meanwhile; COX_NO_SPACE; a negative errno. err says which and why. */
 int cox_model_load(const char *directory, const struct cox_model_options *options,
                    struct cox_model **ret_model, struct cox_error *err);
-/* The same on a model's block (engine/model/block.h), all of it, aligned to COX_WEIGHTS_ALIGNMENT and lent for reading until free;
- * options->weights are not looked at. Returns 0 and gives the model; COX_CORRUPT, COX_VERSION: the block holds none;
- * COX_INVALID, COX_NO_SPACE as above. */
+/* The same on a model's block (engine/model/block.h), all of it, aligned to COX_WEIGHTS_ALIGNMENT
+ * and lent for reading until free; options->weights are not looked at. Returns 0 and gives the
+ * model; COX_CORRUPT, COX_VERSION: the block holds none; COX_INVALID, COX_NO_SPACE as above. */
 int cox_model_borrow(const void *block, uint64_t size, const struct cox_model_options *options,
                      struct cox_model **ret_model, struct cox_error *err);
 struct cox_model *cox_model_free(struct cox_model *model);
@@ -50,8 +54,9 @@ void cox_model_freep(struct cox_model **model); /* for _cox_cleanup_ */
 /* Vocabulary, end tokens, positions and sizes; lent until free. */
 const struct cox_model_config *cox_model_config(const struct cox_model *model);
 
-/* Of configuration and weights (engine/model/digest.h), not 0: the same for all that were made from the same folder, whether they loaded it or
- * borrow its block. Keys and values that one model has computed are of use to another one of the same digest alone. */
+/* Of configuration and weights (engine/model/digest.h), not 0: the same for all that were made from
+ * the same folder, whether they loaded it or borrow its block. Keys and values that one model has
+ * computed are of use to another one of the same digest alone. */
 uint64_t cox_model_digest(const struct cox_model *model);
 
 /* Bytes of weights in private memory; 0 when they are lent. */
@@ -88,8 +93,9 @@ int cox_model_cache_new(const struct cox_model *model, uint32_t block_count, uin
  * none. The whole batch is checked before anything happens: COX_INVALID then had no effect. After
  * any other failure the outputs are undefined and the cache holds some of the step; repeating the
  * step, with its moves if blocks they name still hold what they did, writes the same. Returns 0;
- * COX_INVALID a token, position, block, count or sampling value outside what is allowed, an adapter that is not there, or logits
- * that are not finite; COX_ABORTED given up by the coordinator meanwhile; what gather returned. */
+ * COX_INVALID a token, position, block, count or sampling value outside what is allowed, an adapter
+ * that is not there, or logits that are not finite; COX_ABORTED given up by the coordinator
+ * meanwhile; what gather returned. */
 int cox_model_step(struct cox_model *model, struct cox_cache *cache, const struct cox_batch *batch,
                    struct cox_batch_output *outputs, float *logits, struct cox_error *err);
 

@@ -14,10 +14,14 @@
 
 struct cox_sampler {
     uint32_t vocab_size;
-    float *scores;    /* logits after the penalty; [vocab_size] */
-    double *weights;  /* exp((score - highest) / temperature); [vocab_size] */
-    uint32_t *heap;   /* [vocab_size]; heap in front, tokens taken from it at the end */
-    uint64_t *marked; /* a bit per token, all zero between calls */
+    /* logits after the penalty; [vocab_size] */
+    float *scores;
+    /* exp((score - highest) / temperature); [vocab_size] */
+    double *weights;
+    /* [vocab_size]; heap in front, tokens taken from it at the end */
+    uint32_t *heap;
+    /* a bit per token, all zero between calls */
+    uint64_t *marked;
 };
 
 void cox_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t ret_words[4])
@@ -272,8 +276,7 @@ int cox_sampler_draw(struct cox_sampler *sampler, const struct cox_sampling *sam
         if (!isfinite(logits[i]))
             return cox_fail(
                 err, COX_INVALID,
-                "the logit of token %u is not finite; the weights or the KV cache do not "
-                "belong to this model",
+                "the logit of token %u is not finite; the weights or the KV cache do not belong to this model",
                 i);
     memcpy(sampler->scores, logits, vocab_size * sizeof(logits[0]));
     if (sampling->repetition_penalty < 1 || sampling->repetition_penalty > 1) {

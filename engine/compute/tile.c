@@ -73,7 +73,8 @@ void cox_tile_silu_multiply(float *gate, const float *up, size_t columns, size_t
             gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
 }
 
-/* A stretch at a time, of a length that the compiler knows: vectors, and each part is read in one go. */
+/* A stretch at a time, of a length that the compiler knows: vectors, and each part is read in one
+ * go. */
 #define STRETCH 512
 
 static void add_stretch(float *restrict target, const float *const *parts, size_t part_count,

@@ -24,7 +24,8 @@
 /* One matrix, [out][in] with a leading dimension, to multiply tiles by. */
 struct cox_matrix {
     const float *weights;
-    size_t leading; /* floats from one row to the next */
+    /* floats from one row to the next */
+    size_t leading;
     size_t out;
     size_t in;
 };

@@ -171,12 +171,12 @@ int cox_model_block_read(const void *block, uint64_t size, struct cox_model_bloc
     if (head.weights_offset != COX_MODEL_BLOCK_HEAD_SIZE ||
         cox_model_block_size(&config) != head.weights_offset + head.weights_size ||
         head.weights_offset + head.weights_size > size)
-        return cox_fail(err, COX_CORRUPT,
-                        "the block has %llu bytes, with %llu of weights from byte %llu on; its "
-                        "configuration implies %llu",
-                        (unsigned long long)size, (unsigned long long)head.weights_size,
-                        (unsigned long long)head.weights_offset,
-                        (unsigned long long)cox_model_block_size(&config));
+        return cox_fail(
+            err, COX_CORRUPT,
+            "the block has %llu bytes, with %llu of weights from byte %llu on; its configuration implies %llu",
+            (unsigned long long)size, (unsigned long long)head.weights_size,
+            (unsigned long long)head.weights_offset,
+            (unsigned long long)cox_model_block_size(&config));
     *ret_block = (struct cox_model_block){
         .config = config,
         .digest = head.digest,

@@ -10,8 +10,8 @@
  *   160  nothing, zero
  *   248  check
  *
- * Written by the publisher before anybody else knows of the block, and never again: no word of it is atomic.
- * Private to block.c.
+ * Written by the publisher before anybody else knows of the block, and never again: no word of it
+ * is atomic. Private to block.c.
  */
 #ifndef COX_MODEL_BLOCK_LAYOUT_H
 #define COX_MODEL_BLOCK_LAYOUT_H
@@ -28,9 +28,12 @@ struct cox_model_block_head {
     uint64_t magic;
     uint32_t version;
     uint32_t head_size;
-    uint64_t digest;         /* of the model: digest.h */
-    uint64_t weights_offset; /* from the beginning of the block */
-    uint64_t weights_size;   /* bytes */
+    /* of the model: digest.h */
+    uint64_t digest;
+    /* from the beginning of the block */
+    uint64_t weights_offset;
+    /* bytes */
+    uint64_t weights_size;
     uint32_t hidden_size;
     uint32_t intermediate_size;
     uint32_t layer_count;
@@ -51,7 +54,8 @@ struct cox_model_block_head {
     double rope_low_freq_factor;
     double rope_high_freq_factor;
     uint8_t reserved[88];
-    uint64_t check; /* FNV-1a of all before */
+    /* FNV-1a of all before */
+    uint64_t check;
 };
 
 static_assert(offsetof(struct cox_model_block_head, digest) == 16, "layout");

@@ -11,14 +11,17 @@
 #define INDEX_SIZE_MAX ((size_t)64 << 20)
 
 struct shard {
-    char *name; /* of the file, in the folder */
+    /* of the file, in the folder */
+    char *name;
     struct cox_safetensors *file;
 };
 
 struct cox_checkpoint {
     char *directory;
-    json_t *index;      /* NULL: one file */
-    json_t *weight_map; /* borrowed from index: tensor -> shard name */
+    /* NULL: one file */
+    json_t *index;
+    /* borrowed from index: tensor -> shard name */
+    json_t *weight_map;
     uint32_t shard_count;
     struct shard shards[COX_SHARD_COUNT_MAX];
 };

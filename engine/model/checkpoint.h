@@ -24,7 +24,8 @@ int cox_checkpoint_new(const char *directory, struct cox_checkpoint **ret_checkp
 struct cox_checkpoint *cox_checkpoint_free(struct cox_checkpoint *checkpoint);
 void cox_checkpoint_freep(struct cox_checkpoint **checkpoint); /* for _cox_cleanup_ */
 
-/* The name of tensor i of all that the files hold, counted from 0; NULL: there are no more. Lent until free. */
+/* The name of tensor i of all that the files hold, counted from 0; NULL: there are no more. Lent
+ * until free. */
 const char *cox_checkpoint_name(const struct cox_checkpoint *checkpoint, size_t i);
 /* Whether a tensor of that name can be read. */
 bool cox_checkpoint_has(const struct cox_checkpoint *checkpoint, const char *name);

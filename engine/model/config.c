@@ -13,7 +13,8 @@
 struct reader {
     const json_t *root;
     const char *path;
-    const char *prefix; /* of its keys in complaints */
+    /* of its keys in complaints */
+    const char *prefix;
     struct cox_error *err;
 };
 
@@ -225,7 +226,8 @@ static int refuse_unused(const struct reader *reader, enum cox_rope_type type)
     return 0;
 }
 
-/* top: the whole of config.json, whose own number of positions before the scaling has precedence. */
+/* top: the whole of config.json, whose own number of positions before the scaling has precedence.
+ */
 static int read_llama3(const struct reader *reader, const struct reader *top,
                        struct cox_model_config *config)
 {
@@ -252,8 +254,9 @@ static int read_llama3(const struct reader *reader, const struct reader *top,
     return r;
 }
 
-/* rope_scaling has precedence as a whole, and rope_theta beside it is part of it; since transformers 5 all is inside
- * rope_parameters, and rope_theta beside it is for where there is none inside. */
+/* rope_scaling has precedence as a whole, and rope_theta beside it is part of it; since
+ * transformers 5 all is inside rope_parameters, and rope_theta beside it is for where there is none
+ * inside. */
 static int read_rope(const struct reader *top, struct cox_model_config *config)
 {
     struct reader rope = {.path = top->path, .prefix = "rope_scaling.", .err = top->err};
@@ -332,24 +335,23 @@ static int read_sizes(const struct reader *reader, struct cox_model_config *conf
 static int check_sizes(const struct reader *reader, struct cox_model_config *config)
 {
     if (config->head_count % config->kv_head_count)
-        return cox_fail(reader->err, COX_INVALID,
-                        "%s: num_key_value_heads is %u; allowed: a divisor of num_attention_heads, "
-                        "which is %u",
-                        reader->path, config->kv_head_count, config->head_count);
+        return cox_fail(
+            reader->err, COX_INVALID,
+            "%s: num_key_value_heads is %u; allowed: a divisor of num_attention_heads, which is %u",
+            reader->path, config->kv_head_count, config->head_count);
     if (config->head_dim == 0) {
         if (config->hidden_size % config->head_count)
             return cox_fail(
                 reader->err, COX_INVALID,
-                "%s: hidden_size is %u, not a multiple of num_attention_heads, which is "
-                "%u, and there is no head_dim",
+                "%s: hidden_size is %u, not a multiple of num_attention_heads, which is %u, and there is no head_dim",
                 reader->path, config->hidden_size, config->head_count);
         config->head_dim = config->hidden_size / config->head_count;
     }
     if (config->head_dim % 2 || config->head_dim > 1024)
-        return cox_fail(reader->err, COX_INVALID,
-                        "%s: head_dim is %u; allowed: an even number from 2 to 1024, because "
-                        "rotary positions turn pairs",
-                        reader->path, config->head_dim);
+        return cox_fail(
+            reader->err, COX_INVALID,
+            "%s: head_dim is %u; allowed: an even number from 2 to 1024, because rotary positions turn pairs",
+            reader->path, config->head_dim);
     return 0;
 }
 
@@ -413,8 +415,9 @@ static int check_layer_types(const struct reader *reader)
     return full ? 0 : refuse(reader, "layer_types", types, "null, or all \"full_attention\"");
 }
 
-/* All keys that transformers' LlamaForCausalLM makes other tokens of, and that are not computed here. Keys that it does
- * not look at, as those of other architectures, are not looked at here either. */
+/* All keys that transformers' LlamaForCausalLM makes other tokens of, and that are not computed
+ * here. Keys that it does not look at, as those of other architectures, are not looked at here
+ * either. */
 static int check_kind(const struct reader *reader)
 {
     static const char *const off[] = {"attention_bias", "mlp_bias", "is_encoder_decoder",

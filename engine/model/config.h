@@ -22,32 +22,48 @@ enum cox_rope_type {
 };
 
 struct cox_model_config {
-    uint32_t hidden_size;        /* 1 to 65536 */
-    uint32_t intermediate_size;  /* feed-forward columns: 1 to 2^20 */
-    uint32_t layer_count;        /* 1 to 1024 */
-    uint32_t head_count;         /* 1 to 1024 */
-    uint32_t kv_head_count;      /* divides head_count */
-    uint32_t head_dim;           /* even, 2 to 1024 */
-    uint32_t vocab_size;         /* 2 to 2^24 */
-    uint32_t position_count_max; /* positions 0 to this - 1 exist; 1 to 2^24 */
-    float rms_norm_eps;          /* above 0, to 0.1 */
-    double rope_theta;           /* 1 to 1e12 */
+    /* 1 to 65536 */
+    uint32_t hidden_size;
+    /* feed-forward columns: 1 to 2^20 */
+    uint32_t intermediate_size;
+    /* 1 to 1024 */
+    uint32_t layer_count;
+    /* 1 to 1024 */
+    uint32_t head_count;
+    /* divides head_count */
+    uint32_t kv_head_count;
+    /* even, 2 to 1024 */
+    uint32_t head_dim;
+    /* 2 to 2^24 */
+    uint32_t vocab_size;
+    /* positions 0 to this - 1 exist; 1 to 2^24 */
+    uint32_t position_count_max;
+    /* above 0, to 0.1 */
+    float rms_norm_eps;
+    /* 1 to 1e12 */
+    double rope_theta;
     enum cox_rope_type rope_type;
     /* The rest is for COX_ROPE_LLAMA3. */
-    double rope_factor;                    /* 1 to 1e6 */
-    double rope_low_freq_factor;           /* 1e-6 to 1e6 */
-    double rope_high_freq_factor;          /* above that, to 2e6 */
-    uint32_t rope_original_position_count; /* 1 to 2^24 */
-    bool tied_embeddings;                  /* the output layer is the embedding matrix */
-    int32_t bos_token;                     /* -1: none */
+    /* 1 to 1e6 */
+    double rope_factor;
+    /* 1e-6 to 1e6 */
+    double rope_low_freq_factor;
+    /* above that, to 2e6 */
+    double rope_high_freq_factor;
+    /* 1 to 2^24 */
+    uint32_t rope_original_position_count;
+    /* the output layer is the embedding matrix */
+    bool tied_embeddings;
+    /* -1: none */
+    int32_t bos_token;
     uint32_t eos_token_count;
     int32_t eos_tokens[COX_EOS_TOKEN_COUNT_MAX];
 };
 
-/* Reads and checks a config.json. Whatever is accepted means what it means to LlamaForCausalLM of transformers 5. The error text names the key, its value and what is allowed.
- * Returns 0; COX_NOT_FOUND no such file; COX_CORRUPT not a JSON object; COX_TOO_LARGE above 1 MiB;
- * COX_INVALID a value that makes no sense or a kind of model that is not computed here; a negative
- * errno. */
+/* Reads and checks a config.json. Whatever is accepted means what it means to LlamaForCausalLM of
+ * transformers 5. The error text names the key, its value and what is allowed. Returns 0;
+ * COX_NOT_FOUND no such file; COX_CORRUPT not a JSON object; COX_TOO_LARGE above 1 MiB; COX_INVALID
+ * a value that makes no sense or a kind of model that is not computed here; a negative errno. */
 int cox_model_config_load(const char *path, struct cox_model_config *ret_config,
                           struct cox_error *err);
 

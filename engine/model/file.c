@@ -43,8 +43,7 @@ int cox_file_read(int fd, const char *path, uint64_t offset, void *buffer, size_
         if (n == 0)
             return cox_fail(
                 err, COX_CORRUPT,
-                "%s ends at or before byte %llu and bytes up to %llu are needed; was it "
-                "replaced or cut short meanwhile?",
+                "%s ends at or before byte %llu and bytes up to %llu are needed; was it replaced or cut short meanwhile?",
                 path, (unsigned long long)(offset + done), (unsigned long long)(offset + size));
         done += (size_t)n;
     }

@@ -35,8 +35,9 @@ int cox_json_parse(const char *text, size_t size, const char *path, const char *
  * size_max bytes; -ENOMEM. */
 int cox_json_load(const char *path, size_t size_max, json_t **ret_root, struct cox_error *err);
 
-/* What is wrong with the files of a model is wrong input of the user's, whoever reads them, and no fault of a process: a code that
- * says the former becomes COX_INVALID, COX_NOT_FOUND and all others stay. Returns the code, which is err's, too. */
+/* What is wrong with the files of a model is wrong input of the user's, whoever reads them, and no
+ * fault of a process: a code that says the former becomes COX_INVALID, COX_NOT_FOUND and all others
+ * stay. Returns the code, which is err's, too. */
 int cox_file_blame(int r, struct cox_error *err);
 
 /* For _cox_cleanup_ on a json_t *. */

@@ -41,11 +41,13 @@ static const struct dtype_entry dtypes[] = {
 };
 
 struct tensor {
-    char *name; /* owned */
+    /* owned */
+    char *name;
     const struct dtype_entry *dtype;
     size_t dimension_count;
     uint64_t shape[COX_TENSOR_DIMENSION_COUNT_MAX];
-    uint64_t begin; /* in the data, which starts at data_offset of the file */
+    /* in the data, which starts at data_offset of the file */
+    uint64_t begin;
     uint64_t end;
 };
 
@@ -55,7 +57,8 @@ struct cox_safetensors {
     uint64_t data_offset;
     uint64_t data_size;
     size_t tensor_count;
-    struct tensor *tensors; /* sorted by name once opened */
+    /* sorted by name once opened */
+    struct tensor *tensors;
 };
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -92,8 +95,7 @@ static int parse_dtype(const struct cox_safetensors *file, const json_t *entry,
         }
     return cox_fail(
         err, COX_CORRUPT,
-        "%s: tensor %s has the unknown dtype \"%.32s\"; expected F32, F16, BF16 or another "
-        "of the safetensors format",
+        "%s: tensor %s has the unknown dtype \"%.32s\"; expected F32, F16, BF16 or another of the safetensors format",
         file->path, tensor->name, word);
 }
 
@@ -141,11 +143,11 @@ static int parse_offsets(const struct cox_safetensors *file, const json_t *entry
     tensor->begin = (uint64_t)json_integer_value(begin);
     tensor->end = (uint64_t)json_integer_value(end);
     if (tensor->end > file->data_size)
-        return cox_fail(err, COX_CORRUPT,
-                        "%s: tensor %s ends at byte %llu of the data, which has only %llu; is the "
-                        "file complete?",
-                        file->path, tensor->name, (unsigned long long)tensor->end,
-                        (unsigned long long)file->data_size);
+        return cox_fail(
+            err, COX_CORRUPT,
+            "%s: tensor %s ends at byte %llu of the data, which has only %llu; is the file complete?",
+            file->path, tensor->name, (unsigned long long)tensor->end,
+            (unsigned long long)file->data_size);
     if (tensor->end - tensor->begin != size)
         return cox_fail(err, COX_CORRUPT,
                         "%s: tensor %s has %llu bytes of data; its shape and dtype %s need %llu",
@@ -188,17 +190,17 @@ static int check_cover(struct cox_safetensors *file, struct cox_error *err)
         const struct tensor *tensor = &file->tensors[i];
 
         if (tensor->begin < covered)
-            return cox_fail(err, COX_CORRUPT,
-                            "%s: tensor %s starts at byte %llu of the data and overlaps tensor %s, "
-                            "which ends at %llu",
-                            file->path, tensor->name, (unsigned long long)tensor->begin,
-                            file->tensors[i - 1].name, (unsigned long long)covered);
+            return cox_fail(
+                err, COX_CORRUPT,
+                "%s: tensor %s starts at byte %llu of the data and overlaps tensor %s, which ends at %llu",
+                file->path, tensor->name, (unsigned long long)tensor->begin,
+                file->tensors[i - 1].name, (unsigned long long)covered);
         if (tensor->begin > covered)
-            return cox_fail(err, COX_CORRUPT,
-                            "%s: bytes %llu to %llu of the data, before tensor %s, belong to no "
-                            "tensor",
-                            file->path, (unsigned long long)covered,
-                            (unsigned long long)tensor->begin, tensor->name);
+            return cox_fail(
+                err, COX_CORRUPT,
+                "%s: bytes %llu to %llu of the data, before tensor %s, belong to no tensor",
+                file->path, (unsigned long long)covered, (unsigned long long)tensor->begin,
+                tensor->name);
         covered = tensor->end;
     }
     if (covered != file->data_size)
@@ -256,8 +258,7 @@ static int read_header(struct cox_safetensors *file, uint64_t file_size, struct 
     if (size < 2 || size > HEADER_SIZE_MAX || size > file_size - sizeof(size))
         return cox_fail(
             err, COX_CORRUPT,
-            "%s: its header would have %llu bytes; expected 2 to %llu, and the file has "
-            "%llu after the length. Is it a safetensors file, and complete?",
+            "%s: its header would have %llu bytes; expected 2 to %llu, and the file has %llu after the length. Is it a safetensors file, and complete?",
             file->path, (unsigned long long)size, (unsigned long long)HEADER_SIZE_MAX,
             (unsigned long long)(file_size - sizeof(size)));
     text = malloc((size_t)size);

@@ -32,7 +32,8 @@ size_t cox_safetensors_count(const struct cox_safetensors *file);
 /* The name of tensor i of those counted, lent until free. */
 const char *cox_safetensors_name(const struct cox_safetensors *file, size_t i);
 bool cox_safetensors_has(const struct cox_safetensors *file, const char *name);
-/* Returns 0 and writes the ret_count dimensions of a tensor; COX_NOT_FOUND no tensor of that name. */
+/* Returns 0 and writes the ret_count dimensions of a tensor; COX_NOT_FOUND no tensor of that name.
+ */
 int cox_safetensors_shape(const struct cox_safetensors *file, const char *name,
                           uint64_t ret_shape[COX_TENSOR_DIMENSION_COUNT_MAX], size_t *ret_count,
                           struct cox_error *err);
@@ -49,7 +50,8 @@ int cox_safetensors_read(const struct cox_safetensors *file, const char *name,
 /* Rows and columns of a matrix; within its shape. */
 struct cox_tensor_part {
     uint64_t row_first;
-    uint64_t row_count; /* may be 0: the tensor is checked, nothing is read */
+    /* may be 0: the tensor is checked, nothing is read */
+    uint64_t row_count;
     uint64_t column_first;
     uint64_t column_count;
 };
@@ -60,8 +62,8 @@ int cox_safetensors_read_part(const struct cox_safetensors *file, const char *na
                               uint64_t columns, const struct cox_tensor_part *part, float *buffer,
                               struct cox_error *err);
 
-/* Goes on with a digest (digest.h): the header, the size, and a sample of the data. Returns 0; COX_CORRUPT the file became
- * shorter; a negative errno. */
+/* Goes on with a digest (digest.h): the header, the size, and a sample of the data. Returns 0;
+ * COX_CORRUPT the file became shorter; a negative errno. */
 int cox_safetensors_digest(const struct cox_safetensors *file, uint64_t *digest,
                            struct cox_error *err);
 

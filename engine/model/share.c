@@ -40,10 +40,10 @@ int cox_share_check(const struct cox_model_config *config, const struct cox_shar
 
     if (slice_count % rank_count) {
         list_rank_counts(slice_count, allowed, sizeof(allowed));
-        return cox_fail(err, COX_INVALID,
-                        "-n %u: heads, feed-forward and vocabulary are in %u slices, of which each "
-                        "rank owns equally many: use %s",
-                        rank_count, slice_count, allowed);
+        return cox_fail(
+            err, COX_INVALID,
+            "-n %u: heads, feed-forward and vocabulary are in %u slices, of which each rank owns equally many: use %s",
+            rank_count, slice_count, allowed);
     }
     if (share->rank >= rank_count)
         return cox_fail(err, COX_INVALID, "rank %u of %u", share->rank, rank_count);

@@ -24,16 +24,20 @@
 #define REPLACEMENT "\xef\xbf\xbd"
 
 struct character {
-    uint32_t code; /* Unicode */
+    /* Unicode */
+    uint32_t code;
     int32_t token;
 };
 
 struct cox_tokenizer {
-    struct character *characters; /* sorted by code */
+    /* sorted by code */
+    struct character *characters;
     size_t character_count;
-    uint32_t *codes; /* by token: its character, CODE_SPECIAL, or CODE_UNUSED: no such token */
+    /* by token: its character, CODE_SPECIAL, or CODE_UNUSED: no such token */
+    uint32_t *codes;
     uint32_t code_count;
-    int32_t bos; /* -1: none */
+    /* -1: none */
+    int32_t bos;
 };
 
 static void json_unref(json_t **root)
@@ -177,8 +181,7 @@ static int entry_take(struct cox_tokenizer *tokenizer, const char *path, const j
     if (!bracketed && !is_special(added, content))
         return cox_fail(
             err, COX_UNSUPPORTED,
-            "%s: the token \"%.32s\" is neither one character nor a special token; only "
-            "vocabularies of single characters are read here: pass token ids (--tokens)",
+            "%s: the token \"%.32s\" is neither one character nor a special token; only vocabularies of single characters are read here: pass token ids (--tokens)",
             path, content);
     tokenizer->codes[token] = CODE_SPECIAL;
     if (!strcmp(content, "<bos>"))
@@ -196,8 +199,7 @@ static int vocabulary_take(struct cox_tokenizer *tokenizer, const char *path, js
     if (!type || strcmp(type, "WordLevel"))
         return cox_fail(
             err, COX_UNSUPPORTED,
-            "%s is a tokenizer of type \"%.32s\"; only WordLevel with single characters is "
-            "read here: pass token ids (--tokens)",
+            "%s is a tokenizer of type \"%.32s\"; only WordLevel with single characters is read here: pass token ids (--tokens)",
             path, type ? type : "?");
     json_t *vocabulary = json_object_get(model, "vocab");
     if (!json_is_object(vocabulary) || json_object_size(vocabulary) == 0)

@@ -37,8 +37,8 @@ int cox_tokenizer_encode(const struct cox_tokenizer *tokenizer, const char *text
 int cox_tokenizer_decode(const struct cox_tokenizer *tokenizer, const int32_t *tokens,
                          uint32_t count, char **ret_text);
 
-/* Reads vocab_size of folder/config.json; *ret_size is 0 when it is absent. Returns 0; what eos_load
- * returns. */
+/* Reads vocab_size of folder/config.json; *ret_size is 0 when it is absent. Returns 0; what
+ * eos_load returns. */
 int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error *err);
 /* Reads eos_token_id of folder/config.json: a number, a list of at most COX_EOS_COUNT_MAX, or
  * absent

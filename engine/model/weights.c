@@ -122,9 +122,9 @@ static int read_by_rows(const struct cox_checkpoint *checkpoint, const char *nam
     return 0;
 }
 
-/* The columns of all pieces are side by side. They are read together, many rows at a time, and dealt out from
- * there: piece by piece it would be a call of the system for each row of each. What a piece has behind the last column
- * is filled up with zeros. */
+/* The columns of all pieces are side by side. They are read together, many rows at a time, and
+ * dealt out from there: piece by piece it would be a call of the system for each row of each. What
+ * a piece has behind the last column is filled up with zeros. */
 static int read_by_columns(const struct cox_checkpoint *checkpoint, const char *name,
                            const struct pieces *pieces, float *memory, struct cox_error *err)
 {
@@ -236,7 +236,8 @@ static int read_layer(const struct cox_checkpoint *checkpoint,
     return r;
 }
 
-/* Tied, and there all the same: it has to be what the embedding is. memory holds the pieces of that. */
+/* Tied, and there all the same: it has to be what the embedding is. memory holds the pieces of
+ * that. */
 static int check_tied(const struct cox_checkpoint *checkpoint, const char *name,
                       const struct pieces *pieces, const float *memory, struct cox_error *err)
 {
@@ -263,16 +264,16 @@ static int check_tied(const struct cox_checkpoint *checkpoint, const char *name,
             return r;
         if (memcmp(band, memory + index * pieces->stride + row * columns,
                    (size_t)(part.row_count * columns) * sizeof(float)) != 0)
-            return cox_fail(err, COX_INVALID,
-                            "tensor %s is another one than model.embed_tokens.weight, and "
-                            "config.json says tie_word_embeddings true: say false",
-                            name);
+            return cox_fail(
+                err, COX_INVALID,
+                "tensor %s is another one than model.embed_tokens.weight, and config.json says tie_word_embeddings true: say false",
+                name);
     }
     return 0;
 }
 
-/* Whether the model is computed with a tensor of that name. Old checkpoints have the frequencies of rotary positions in
- * every layer, which follow from config.json. */
+/* Whether the model is computed with a tensor of that name. Old checkpoints have the frequencies of
+ * rotary positions in every layer, which follow from config.json. */
 static bool is_used(const char *name, const struct cox_model_config *config)
 {
     static const char *const whole_model[] = {"model.embed_tokens.weight", "model.norm.weight",
@@ -302,7 +303,8 @@ static bool is_used(const char *name, const struct cox_model_config *config)
     return false;
 }
 
-/* What is trained into a tensor that nobody uses is missing from all texts: a bias, a norm of queries, a layer. */
+/* What is trained into a tensor that nobody uses is missing from all texts: a bias, a norm of
+ * queries, a layer. */
 static int check_names(const struct cox_checkpoint *checkpoint,
                        const struct cox_model_config *config, const char *directory,
                        struct cox_error *err)

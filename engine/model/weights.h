@@ -8,11 +8,11 @@
  * for itself has 1/N of the matrices.
  *
  * Every tensor is cut in pieces: query, attention output, gate, up and down in the slices of
- * share.h, key and value by KV head, embedding and output by vocabulary slice. Pieces stand one after
- * the other, each row-major with a leading dimension of its own and from a multiple of 64 bytes on.
- * So a product has the same shape, the same leading dimensions and the same alignment in every
- * block; nothing that a matrix kernel could ask for tells it how many ranks there are. Norms have
- * one piece, which every share has.
+ * share.h, key and value by KV head, embedding and output by vocabulary slice. Pieces stand one
+ * after the other, each row-major with a leading dimension of its own and from a multiple of 64
+ * bytes on. So a product has the same shape, the same leading dimensions and the same alignment in
+ * every block; nothing that a matrix kernel could ask for tells it how many ranks there are. Norms
+ * have one piece, which every share has.
  *
  * Any process, any thread. The functions own nothing. Filling blocks on reading the files. If the
  * process dies half-way through a fill the block holds rubbish: who shares it publishes it only
@@ -28,30 +28,49 @@
 /* Offsets, lengths and strides in floats. Tensors of layer l stand at layers + l * layer_stride +
  * the offset named, of which piece p of those that the block holds is at + p * its stride. */
 struct cox_weights_layout {
-    uint32_t slice_first; /* the slices that the block holds */
+    /* the slices that the block holds */
+    uint32_t slice_first;
     uint32_t slice_count;
-    struct cox_kv_heads kv_heads; /* and the KV heads */
-    uint64_t embedding;   /* slices [vocab_slice][hidden]; rows from vocab_size on are zero */
-    uint64_t output;      /* the same; equal to embedding when tied */
-    uint64_t output_norm; /* [hidden] */
+    /* and the KV heads */
+    struct cox_kv_heads kv_heads;
+    /* slices [vocab_slice][hidden]; rows from vocab_size on are zero */
+    uint64_t embedding;
+    /* the same; equal to embedding when tied */
+    uint64_t output;
+    /* [hidden] */
+    uint64_t output_norm;
     uint64_t layers;
     uint64_t layer_stride;
-    uint64_t attention_norm;    /* [hidden] */
-    uint64_t query;             /* slices [slice heads * head_dim][hidden] */
-    uint64_t key;               /* KV heads [head_dim][hidden] */
-    uint64_t value;             /* like key */
-    uint64_t attention_output;  /* slices [hidden][slice heads * head_dim] */
-    uint64_t feed_forward_norm; /* [hidden] */
-    uint64_t gate;              /* slices [column_slice][hidden] */
-    uint64_t up;                /* like gate */
-    uint64_t down;              /* slices [hidden][column_slice] */
-    uint64_t head_stride;       /* of query and attention_output */
-    uint64_t kv_stride;         /* of key and value */
-    uint64_t column_stride;     /* of gate, up and down */
-    uint64_t vocab_stride;      /* of embedding and output */
-    uint64_t length;            /* floats in all */
-    /* Feed-forward columns and vocabulary are padded with zeros so that their slices are equally long; no matrix
-     * product then depends on which slice it is. */
+    /* [hidden] */
+    uint64_t attention_norm;
+    /* slices [slice heads * head_dim][hidden] */
+    uint64_t query;
+    /* KV heads [head_dim][hidden] */
+    uint64_t key;
+    /* like key */
+    uint64_t value;
+    /* slices [hidden][slice heads * head_dim] */
+    uint64_t attention_output;
+    /* [hidden] */
+    uint64_t feed_forward_norm;
+    /* slices [column_slice][hidden] */
+    uint64_t gate;
+    /* like gate */
+    uint64_t up;
+    /* slices [hidden][column_slice] */
+    uint64_t down;
+    /* of query and attention_output */
+    uint64_t head_stride;
+    /* of key and value */
+    uint64_t kv_stride;
+    /* of gate, up and down */
+    uint64_t column_stride;
+    /* of embedding and output */
+    uint64_t vocab_stride;
+    /* floats in all */
+    uint64_t length;
+    /* Feed-forward columns and vocabulary are padded with zeros so that their slices are equally
+     * long; no matrix product then depends on which slice it is. */
     uint32_t column_slice;
     uint32_t vocab_slice;
     uint32_t vocab_padded;
@@ -70,8 +89,8 @@ static inline uint64_t cox_weights_size(const struct cox_weights_layout *layout)
 
 /* Reads the checkpoint of a folder into memory of cox_weights_size bytes, aligned to
  * COX_WEIGHTS_ALIGNMENT, which the caller owns. Returns 0; COX_NOT_FOUND a file or tensor is
- * missing; COX_INVALID a tensor of another shape or dtype than config.json implies, not finite, or that nobody uses;
- * COX_CORRUPT; a negative errno. */
+ * missing; COX_INVALID a tensor of another shape or dtype than config.json implies, not finite, or
+ * that nobody uses; COX_CORRUPT; a negative errno. */
 int cox_weights_fill(const struct cox_model_config *config, const char *directory, float *memory,
                      struct cox_error *err);
 /* The same, asked after every layer whether it is to go on: COX_ABORTED. */

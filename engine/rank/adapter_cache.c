@@ -9,26 +9,34 @@
 #include <string.h>
 
 struct entry {
-    struct entry *next; /* among those that are gone */
-    uint64_t finds;     /* what the counter said when it went */
+    /* among those that are gone */
+    struct entry *next;
+    /* what the counter said when it went */
+    uint64_t finds;
     struct cox_adapter *adapter;
-    char name[]; /* with its 0 */
+    /* with its 0 */
+    char name[];
 };
 
 struct cox_adapter_cache {
     uint32_t slot_count;
-    /* Written under the lock, and read by find, which looks at the names of all: whoever sees an entry sees what is in it. seq_cst,
-     * with `finds`: a find that does not see that an entry is gone is seen by who took it away. */
+    /* Written under the lock, and read by find, which looks at the names of all: whoever sees an
+     * entry sees what is in it. seq_cst, with `finds`: a find that does not see that an entry is
+     * gone is seen by who took it away. */
     struct entry *_Atomic slots[COX_ADAPTER_SLOT_COUNT_MAX];
-    /* Odd while a find is inside; another number with every find. Written by find alone, which may be left inside. */
+    /* Odd while a find is inside; another number with every find. Written by find alone, which may
+     * be left inside. */
     _Atomic uint64_t finds;
 
-    pthread_mutex_t lock; /* everything below, and writing to slots */
-    uint64_t model_count; /* how often there was another model */
+    /* everything below, and writing to slots */
+    pthread_mutex_t lock;
+    /* how often there was another model */
+    uint64_t model_count;
     bool has_model;
     struct cox_model_config config;
     struct cox_share share;
-    struct entry *gone; /* whose names a find may still be looking at */
+    /* whose names a find may still be looking at */
+    struct entry *gone;
 };
 
 int cox_adapter_cache_new(uint32_t slot_count, struct cox_adapter_cache **ret_adapters)
@@ -87,7 +95,8 @@ static void gone_free(struct cox_adapter_cache *adapters)
     }
 }
 
-/* With the lock held, and after it left its slot. The adapter goes at once: nobody computes with it. */
+/* With the lock held, and after it left its slot. The adapter goes at once: nobody computes with
+ * it. */
 static void entry_bury(struct cox_adapter_cache *adapters, struct entry *entry)
 {
     entry->adapter = cox_adapter_free(entry->adapter);
@@ -109,8 +118,9 @@ static uint32_t slot_find(const struct cox_adapter_cache *adapters, const char *
     return slot;
 }
 
-void cox_adapter_cache_set_model(struct cox_adapter_cache *adapters, const struct cox_model_config *config,
-                            const struct cox_share *share)
+void cox_adapter_cache_set_model(struct cox_adapter_cache *adapters,
+                                 const struct cox_model_config *config,
+                                 const struct cox_share *share)
 {
     pthread_mutex_lock(&adapters->lock);
     for (uint32_t slot = 0; slot < adapters->slot_count; slot++) {
@@ -147,8 +157,8 @@ const struct cox_adapter *cox_adapter_cache_find(void *context, const char *name
 }
 
 /* With the lock held: the slot for another one. */
-static int slot_choose(const struct cox_adapter_cache *adapters, const char *name, uint32_t *ret_slot,
-                       struct cox_error *err)
+static int slot_choose(const struct cox_adapter_cache *adapters, const char *name,
+                       uint32_t *ret_slot, struct cox_error *err)
 {
     if (slot_find(adapters, name) < adapters->slot_count)
         return cox_fail(err, COX_TAKEN, "an adapter of that name is loaded already");
@@ -161,8 +171,8 @@ static int slot_choose(const struct cox_adapter_cache *adapters, const char *nam
                     adapters->slot_count);
 }
 
-static int entry_publish(struct cox_adapter_cache *adapters, struct entry *entry, uint64_t model_count,
-                         struct cox_error *err)
+static int entry_publish(struct cox_adapter_cache *adapters, struct entry *entry,
+                         uint64_t model_count, struct cox_error *err)
 {
     uint32_t slot = 0;
     pthread_mutex_lock(&adapters->lock);
@@ -175,8 +185,9 @@ static int entry_publish(struct cox_adapter_cache *adapters, struct entry *entry
     return r;
 }
 
-int cox_adapter_cache_load(struct cox_adapter_cache *adapters, const char *name, const char *directory,
-                      uint64_t expected, uint64_t *ret_digest, struct cox_error *err)
+int cox_adapter_cache_load(struct cox_adapter_cache *adapters, const char *name,
+                           const char *directory, uint64_t expected, uint64_t *ret_digest,
+                           struct cox_error *err)
 {
     uint32_t slot;
     pthread_mutex_lock(&adapters->lock);
@@ -220,7 +231,8 @@ bool cox_adapter_cache_has(struct cox_adapter_cache *adapters, const char *name)
     return has;
 }
 
-int cox_adapter_cache_remove(struct cox_adapter_cache *adapters, const char *name, struct cox_error *err)
+int cox_adapter_cache_remove(struct cox_adapter_cache *adapters, const char *name,
+                             struct cox_error *err)
 {
     pthread_mutex_lock(&adapters->lock);
     const uint32_t slot = slot_find(adapters, name);

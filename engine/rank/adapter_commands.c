@@ -49,7 +49,8 @@ static int load(struct cox_adapter_cache *adapters,
         cox_fail(err, COX_INVALID, "no folder of an adapter was named");
         return STATUS(INVALID_LORA_PATH);
     }
-    int r = cox_adapter_cache_load(adapters, request->lora_name, path, expected, &response->digest, err);
+    int r = cox_adapter_cache_load(adapters, request->lora_name, path, expected, &response->digest,
+                                   err);
     r = cox_file_blame(r, err);
     response->has_digest = r == 0;
     *ret_failure = status_of(r) < 0 ? r : 0;
@@ -73,9 +74,10 @@ static int unload(struct cox_adapter_cache *adapters, struct cox_worker *worker,
 }
 
 int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_worker *worker,
-                    const struct ModelExecuteData__LoraOperationRequest *request,
-                    struct cox_arena *arena,
-                    struct ModelExecuteData__LoraOperationResponse *response, struct cox_error *err)
+                               const struct ModelExecuteData__LoraOperationRequest *request,
+                               struct cox_arena *arena,
+                               struct ModelExecuteData__LoraOperationResponse *response,
+                               struct cox_error *err)
 {
     const char *name = request->lora_name ? request->lora_name : "";
     struct cox_error why = {0};

@@ -1,12 +1,12 @@
 /*
- * adapter_commands: LoRA operations of the reference worker: one request against the adapters of the rank, and the status of the
- * protocol that it comes to.
+ * adapter_commands: LoRA operations of the reference worker: one request against the adapters of
+ * the rank, and the status of the protocol that it comes to.
  *
  * Threads: the link thread.
  * Ownership: everything is lent for the call; the response's text lives in the arena.
  * Blocks: a load reads files; an unload waits for use to end, see cox_worker_lora_retire.
- * Codes: 0: the response has the status; COX_BUSY: still in use; COX_STATE: no model; COX_NO_SPACE, -ENOMEM.
- * If the process dies: private memory; nothing is left.
+ * Codes: 0: the response has the status; COX_BUSY: still in use; COX_STATE: no model; COX_NO_SPACE,
+ * -ENOMEM. If the process dies: private memory; nothing is left.
  */
 #ifndef COX_WORKER_ADAPTER_COMMANDS_H
 #define COX_WORKER_ADAPTER_COMMANDS_H
@@ -15,9 +15,9 @@
 #include "worker/loop/worker.h"
 
 int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_worker *worker,
-                    const struct ModelExecuteData__LoraOperationRequest *request,
-                    struct cox_arena *arena,
-                    struct ModelExecuteData__LoraOperationResponse *response,
-                    struct cox_error *err);
+                               const struct ModelExecuteData__LoraOperationRequest *request,
+                               struct cox_arena *arena,
+                               struct ModelExecuteData__LoraOperationResponse *response,
+                               struct cox_error *err);
 
 #endif

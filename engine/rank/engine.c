@@ -17,7 +17,8 @@
 #include "transfer.h"
 #include "engine/compute/model.h"
 
-/* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long before. */
+/* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long
+ * before. */
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)
 /* For a pull to come out: it looks at each block. */
 #define CLEAR_MS 5000
@@ -28,32 +29,46 @@
 struct engine_source {
     char directory[sizeof((struct cox_engine_options *)NULL)->model_dir];
     uint32_t block_size, block_count, swap_block_count;
-    uint32_t rank, rank_count; /* of the share */
+    /* of the share */
+    uint32_t rank, rank_count;
 };
 
 struct cox_engine {
-    struct cox_engine_options given;   /* what holds where an init says nothing */
-    struct cox_engine_options options; /* as the last init has it */
+    /* what holds where an init says nothing */
+    struct cox_engine_options given;
+    /* as the last init has it */
+    struct cox_engine_options options;
     struct cox_worker *worker;
-    struct cox_weights_subscriber *weights; /* what the model borrows; NULL: it has loaded its own */
+    /* what the model borrows; NULL: it has loaded its own */
+    struct cox_weights_subscriber *weights;
     struct cox_model *model;
     struct cox_cache *cache;
     struct cox_adapter_cache *adapters;
     struct cox_transfer *transfer;
     struct cox_exporter *exporter;
     bool exported;
-    struct cox_handle handle;    /* of the cache's blocks, while exported */
-    struct cox_kv_layout layout; /* of the cache, since the last init that succeeded */
-    struct engine_source source; /* of model and cache, while there is a cache */
-    struct cox_group *group;     /* NULL: this rank computes everything */
+    /* of the cache's blocks, while exported */
+    struct cox_handle handle;
+    /* of the cache, since the last init that succeeded */
+    struct cox_kv_layout layout;
+    /* of model and cache, while there is a cache */
+    struct engine_source source;
+    /* NULL: this rank computes everything */
+    struct cox_group *group;
     uint64_t group_life;
     struct cox_tensor_gather *exchange;
-    bool ready;             /* the last init succeeded: there is all that a step needs */
-    uint64_t init_sequence; /* of the last init */
-    const struct cox_init_request *init; /* under way; or NULL */
-    const struct cox_batch *batch;       /* the step under way */
-    _Atomic bool stopping;               /* lock-free: stored in a signal handler */
-    _Atomic bool rebuilding;             /* reinit has cache and model; seq_cst, see engine_enter */
+    /* the last init succeeded: there is all that a step needs */
+    bool ready;
+    /* of the last init */
+    uint64_t init_sequence;
+    /* under way; or NULL */
+    const struct cox_init_request *init;
+    /* the step under way */
+    const struct cox_batch *batch;
+    /* lock-free: stored in a signal handler */
+    _Atomic bool stopping;
+    /* reinit has cache and model; seq_cst, see engine_enter */
+    _Atomic bool rebuilding;
 };
 
 static bool pull_aborted(void *context)
@@ -182,8 +197,9 @@ static struct cox_share engine_share(const struct cox_engine *engine,
     return (struct cox_share){0};
 }
 
-/* Before this rank waits for others: whether the model can be shared out to so many, which is the same for all of them.
- * What cannot be read may be read by others, whom this rank tells of it once it is in step with them. */
+/* Before this rank waits for others: whether the model can be shared out to so many, which is the
+ * same for all of them. What cannot be read may be read by others, whom this rank tells of it once
+ * it is in step with them. */
 static int engine_check_share(const char *directory, const struct cox_share *share,
                               struct cox_error *err)
 {
@@ -194,8 +210,8 @@ static int engine_check_share(const char *directory, const struct cox_share *sha
                : 0;
 }
 
-/* Joins the group of all ranks, each of which is in this same init; or brings this rank in step with those that it has
- * joined before, where the coordinator counts no lives. */
+/* Joins the group of all ranks, each of which is in this same init; or brings this rank in step
+ * with those that it has joined before, where the coordinator counts no lives. */
 static int engine_join(struct cox_engine *engine, const struct cox_group_options *options,
                        struct cox_error *err)
 {
@@ -284,8 +300,8 @@ static struct cox_kv_layout engine_layout(const struct cox_engine *engine,
     };
 }
 
-/* Other groups may read the cache from now on, and pulls go into it. What goes wrong with the former is no matter of
- * this group's own work. */
+/* Other groups may read the cache from now on, and pulls go into it. What goes wrong with the
+ * former is no matter of this group's own work. */
 static void engine_publish(struct cox_engine *engine, const struct cox_group_options *options)
 {
     struct cox_error err = {0};
@@ -324,8 +340,9 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
     return options;
 }
 
-/* Computes with this version of the coordinator's weights from now on: a model that borrows its block takes the place of
- * the former one. Caches stay: they were made for the same shapes, which is checked. Failed, everything is as before. */
+/* Computes with this version of the coordinator's weights from now on: a model that borrows its
+ * block takes the place of the former one. Caches stay: they were made for the same shapes, which
+ * is checked. Failed, everything is as before. */
 static int engine_borrow(struct cox_engine *engine, const struct cox_share *share, uint64_t version,
                          const struct cox_weights_offer *offer, uint64_t deadline_ns,
                          struct cox_error *err)
@@ -335,8 +352,8 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     struct cox_model *model = NULL;
     const void *block;
     uint64_t length;
-    int r =
-        cox_weights_subscriber_take(engine->weights, version, offer, deadline_ns, &block, &length, err);
+    int r = cox_weights_subscriber_take(engine->weights, version, offer, deadline_ns, &block,
+                                        &length, err);
 
     if (r)
         return r;
@@ -360,8 +377,8 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     return 0;
 }
 
-/* The model is another one, between two steps. Keys and values of the former are no other group's to take any more, nor of another
- * group that computes with it to be taken here. */
+/* The model is another one, between two steps. Keys and values of the former are no other group's
+ * to take any more, nor of another group that computes with it to be taken here. */
 static void engine_renew_digest(struct cox_engine *engine)
 {
     const uint64_t digest = cox_model_digest(engine->model);
@@ -379,8 +396,9 @@ static void engine_renew_digest(struct cox_engine *engine)
                       err.text);
 }
 
-/* The version of a step, or of an init. What is opened, mapped and allocated here is to be known to somebody: so a pause
- * does not leave this, which takes no longer than the scratch of a model, and a visit at the door. */
+/* The version of a step, or of an init. What is opened, mapped and allocated here is to be known to
+ * somebody: so a pause does not leave this, which takes no longer than the scratch of a model, and
+ * a visit at the door. */
 static int engine_switch(struct cox_engine *engine, uint64_t version,
                          const struct cox_weights_offer *offer, uint64_t deadline_ns,
                          struct cox_error *err)
@@ -463,8 +481,8 @@ static int engine_take_weights(struct cox_engine *engine, struct cox_error *err)
 
     if (engine->weights)
         return 0;
-    r = cox_weights_subscriber_new(cox_init_request_door(engine->init, door, sizeof door) ? door : NULL,
-                             &engine->weights);
+    r = cox_weights_subscriber_new(
+        cox_init_request_door(engine->init, door, sizeof door) ? door : NULL, &engine->weights);
     return r ? cox_fail(err, r, "no memory for the model's weights") : 0;
 }
 
@@ -507,13 +525,13 @@ static int engine_form(struct cox_engine *engine, const struct cox_group_options
         r = engine_load(engine, source, share, offer, options->deadline_ns, err);
     if (r == 0 && share->rank_count)
         r = cox_tensor_gather_new(engine->group, cox_model_slice_count(engine->model),
-                             cox_model_slice_length_max(engine->model), options->deadline_ns,
-                             &engine->exchange, err);
+                                  cox_model_slice_length_max(engine->model), options->deadline_ns,
+                                  &engine->exchange, err);
     return r;
 }
 
-/* What the request names, with what the options say where it does not: an init before is no matter, since a rank that was
- * replaced knows of none. */
+/* What the request names, with what the options say where it does not: an init before is no matter,
+ * since a rank that was replaced knows of none. */
 static int engine_read(struct cox_engine *engine, const struct cox_init_request *request,
                        const char **ret_directory, struct cox_error *err)
 {
@@ -529,7 +547,8 @@ static int engine_read(struct cox_engine *engine, const struct cox_init_request 
     return engine_numbers(engine, request, err);
 }
 
-/* What was loaded stays where the same init is said again, whether it succeeds this time or the next. */
+/* What was loaded stays where the same init is said again, whether it succeeds this time or the
+ * next. */
 static int engine_renew(struct cox_engine *engine, const struct cox_init_request *request,
                         const struct cox_group_options *options, struct cox_error *err)
 {
@@ -549,7 +568,8 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
     else if (r != COX_EMPTY)
         return r;
     source = engine_source(engine, directory, &share);
-    /* Its memory goes before the new one is taken. A reinit that failed has left a model without a cache. */
+    /* Its memory goes before the new one is taken. A reinit that failed has left a model without a
+     * cache. */
     if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
         engine_unload(engine);
     r = engine_form(engine, options, &source, &share, offer, err);
@@ -571,8 +591,8 @@ static int engine_init(void *context, const struct cox_init_request *request,
     int r;
 
     cox_init_request_group(request, &options);
-    /* However this ends, what was before is over: the others are in this init as well, or dead. And before
-     * anything can fail: the memory of a former life is another one's in the end. */
+    /* However this ends, what was before is over: the others are in this init as well, or dead. And
+     * before anything can fail: the memory of a former life is another one's in the end. */
     engine->ready = false;
     r = cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
     if (r)
@@ -584,7 +604,8 @@ static int engine_init(void *context, const struct cox_init_request *request,
     if (engine->group && engine->group_life != options.life)
         engine->group = cox_group_leave(engine->group);
     engine->init_sequence = cox_init_request_sequence(request);
-    /* The group is NORMAL after it, where nobody could say start. First, so that a pause from here on stays. */
+    /* The group is NORMAL after it, where nobody could say start. First, so that a pause from here
+     * on stays. */
     if (!cox_init_request_replayed(request))
         cox_worker_resume(engine->worker);
     engine->init = request;
@@ -603,10 +624,10 @@ static int engine_init(void *context, const struct cox_init_request *request,
 /* Brings this rank in step with the others.
  *
  * Epochs of the group are numbers of requests: that of the init, until a step is given up after it,
- * then the one that follows the last step given up. All ranks that compute one step say the same: had
- * the coordinator given up another one meanwhile, it would have given up this one too. Each init and
- * each step after a failure has an epoch that was never before: an epoch is at most the number of the
- * requests in it. */
+ * then the one that follows the last step given up. All ranks that compute one step say the same:
+ * had the coordinator given up another one meanwhile, it would have given up this one too. Each
+ * init and each step after a failure has an epoch that was never before: an epoch is at most the
+ * number of the requests in it. */
 static int engine_begin(struct cox_engine *engine, const struct cox_batch *batch,
                         struct cox_error *err)
 {
@@ -649,9 +670,10 @@ static int engine_execute(void *context, const struct cox_batch *batch,
 
 /* ---- the execute channel, and reinit beside it ---- */
 
-/* First in each callback of the execute channel. Both sides are on guard: this thread is inside, for cox_worker_busy,
- * before it looks at `rebuilding`; a reinit stores that before it asks. So one of them sees the other; a callback that does is
- * over at once. The one before may have been left anywhere: nothing of it is under way. */
+/* First in each callback of the execute channel. Both sides are on guard: this thread is inside,
+ * for cox_worker_busy, before it looks at `rebuilding`; a reinit stores that before it asks. So one
+ * of them sees the other; a callback that does is over at once. The one before may have been left
+ * anywhere: nothing of it is under way. */
 static int engine_enter(struct cox_engine *engine, struct cox_error *err)
 {
     engine->init = NULL;
@@ -733,7 +755,8 @@ static int on_lora(void *context, const struct ModelExecuteData__LoraOperationRe
 {
     struct cox_engine *engine = context;
 
-    return cox_engine_adapter_command(engine->adapters, engine->worker, request, arena, response, err);
+    return cox_engine_adapter_command(engine->adapters, engine->worker, request, arena, response,
+                                      err);
 }
 
 static int on_clear(void *context, struct cox_error *err)

@@ -23,10 +23,12 @@ _Static_assert(sizeof(struct cox_handle) == sizeof((struct cox_kv_pool *)NULL)->
 struct cox_links {
     struct cox_log log;
     pthread_mutex_t lock;
-    int news_fd; /* an eventfd, of the thread: something waits, or it is the end */
+    /* an eventfd, of the thread: something waits, or it is the end */
+    int news_fd;
     struct cox_link *records[RECORD_COUNT_MAX];
     uint32_t count;
-    uint32_t taken; /* references of others than the list and the thread */
+    /* references of others than the list and the thread */
+    uint32_t taken;
     struct cox_kv_layout layout;
     bool has_layout;
     bool ending;
@@ -207,8 +209,9 @@ static void links_wake(const struct cox_links *links)
         ;
 }
 
-/* With the lock, which it gives up meanwhile. Also of a process that dies while nobody asks the memory is let go. A pidfd that is closed
- * meanwhile does no harm: at most it ends the wait once. */
+/* With the lock, which it gives up meanwhile. Also of a process that dies while nobody asks the
+ * memory is let go. A pidfd that is closed meanwhile does no harm: at most it ends the wait once.
+ */
 static void links_await(struct cox_links *links)
 {
     struct pollfd fds[1 + COX_LINK_COUNT_MAX] = {{.fd = links->news_fd, .events = POLLIN}};

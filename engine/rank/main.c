@@ -27,20 +27,18 @@ enum exit_status {
 
 /* ---- OpenBLAS ---- */
 
-/* Where mmap gives OpenBLAS no memory for a buffer, its allocator asks again for ever, also while the library is loaded, before main.
- * So the processor time that loading and a first product take is watched, of which both need some milliseconds, from before the
- * libraries' own constructors on. And threads, which would have buffers too, and are not used here (cox_tile_start), it starts none:
- * one of those could spin at any time after. */
+/* Where mmap gives OpenBLAS no memory for a buffer, its allocator asks again for ever, also while
+ * the library is loaded, before main. So the processor time that loading and a first product take
+ * is watched, of which both need some milliseconds, from before the libraries' own constructors on.
+ * And threads, which would have buffers too, and are not used here (cox_tile_start), it starts
+ * none: one of those could spin at any time after. */
 #define BLAS_CPU_SECONDS 2
 #define BLAS_PROBE_SIZE 256
 
 __attribute__((no_sanitize("address", "thread", "undefined"))) static void on_blas_spins(int number)
 {
     static const char text[] =
-        "coxswain-worker: OpenBLAS gets no memory for its buffers and would spin for ever: it maps "
-        "some 32 MiB or more; raise the limit of address space (ulimit -v) or of overcommitted "
-        "memory "
-        "(vm.overcommit_memory)\n";
+        "coxswain-worker: OpenBLAS gets no memory for its buffers and would spin for ever: it maps some 32 MiB or more; raise the limit of address space (ulimit -v) or of overcommitted memory (vm.overcommit_memory)\n";
     (void)number;
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     (void)written;
@@ -71,7 +69,8 @@ __attribute__((no_sanitize("address", "thread", "undefined"))) static void blas_
 #ifndef SANITIZED
 #define BLAS_ENTRY "OPENBLAS_NUM_THREADS="
 
-/* The environment of the libraries is that of the last exec. Returns if there is nothing to do, or it cannot be done. */
+/* The environment of the libraries is that of the last exec. Returns if there is nothing to do, or
+ * it cannot be done. */
 static void exec_with_one_thread(char **argv, char **envp)
 {
     size_t count = 0, kept = 0;
@@ -135,17 +134,12 @@ static void print_help(FILE *to)
         "\n"
         "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
         "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
-        "`coxswain run -n 4 -- coxswain-worker --model DIR`, and tells it rank, world size and "
-        "group in the\n"
-        "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, "
-        "--shm_name_prefix, ...).\n"
-        "Started by hand it logs on at the door of a group that waits for it (coxswain run "
-        "--external), and\n"
+        "`coxswain run -n 4 -- coxswain-worker --model DIR`, and tells it rank, world size and group in the\n"
+        "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, --shm_name_prefix, ...).\n"
+        "Started by hand it logs on at the door of a group that waits for it (coxswain run --external), and\n"
         "SIGTERM or Ctrl-C ends it; the group takes that for its death.\n"
         "\n"
-        "  --door NAME|PATH      log on at the door of this group; rank (--local_rank) and world "
-        "size are "
-        "told\n"
+        "  --door NAME|PATH      log on at the door of this group; rank (--local_rank) and world size are told\n"
         "                        there unless given\n"
         "  --model DIR           model folder; the init request may name another\n"
         "  --block-count N       KV blocks (default %d)\n"
@@ -289,7 +283,8 @@ int main(int argc, char **argv)
 
     struct cox_engine *engine = NULL;
     engine_options.log = options.log;
-    /* A worker that has logged on knows the door by its path or its name, one that was started by its environment. */
+    /* A worker that has logged on knows the door by its path or its name, one that was started by
+     * its environment. */
     const char *door = strchr(options.door, '/') ? options.door : getenv("COXSWAIN_DOOR");
     snprintf(engine_options.door, sizeof engine_options.door, "%s", door ? door : "");
     r = cox_engine_new(&engine_options, &engine);

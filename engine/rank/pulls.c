@@ -8,15 +8,20 @@
 #include "channel/base/fault.h"
 #include "channel/memory/pool/kv_blocks.h"
 
-/* How often it is looked whether the other side lives: a system call, which each block would feel. */
+/* How often it is looked whether the other side lives: a system call, which each block would feel.
+ */
 #define LOOK_NS (10 * COX_NSEC_PER_MSEC)
 
 struct cox_pulls {
     pthread_mutex_t lock;
-    pthread_cond_t out;             /* on CLOCK_MONOTONIC: no run is inside */
-    struct cox_cache *cache;        /* under lock; while a run is inside it stays */
-    const struct cox_pull *present; /* under lock: the run inside */
-    uint64_t run_count;             /* under lock */
+    /* on CLOCK_MONOTONIC: no run is inside */
+    pthread_cond_t out;
+    /* under lock; while a run is inside it stays */
+    struct cox_cache *cache;
+    /* under lock: the run inside */
+    const struct cox_pull *present;
+    /* under lock */
+    uint64_t run_count;
     /* Of the run inside. relaxed; partner: pull_check. They say nothing but themselves. */
     _Atomic bool cancelled;
     _Atomic bool closing;

@@ -19,10 +19,12 @@ struct cox_transfer {
     struct cox_transfer_options options;
     struct cox_links *links;
     struct cox_pulls *pulls;
-    _Atomic uint64_t
-        place; /* rank, and rank_count in the upper half; 0: not known yet. relaxed: whole in itself */
-    _Atomic int role;        /* relaxed: it says nothing but itself */
-    _Atomic uint64_t clears; /* relaxed: the same */
+    /* rank, and rank_count in the upper half; 0: not known yet. relaxed: whole in itself */
+    _Atomic uint64_t place;
+    /* relaxed: it says nothing but itself */
+    _Atomic int role;
+    /* relaxed: the same */
+    _Atomic uint64_t clears;
 };
 
 /* ---- life ---- */
@@ -176,7 +178,8 @@ void cox_transfer_link(struct cox_transfer *transfer,
 struct listing {
     struct cox_arena *arena;
     ModelExecuteData__PDLinkStatusResponse *response;
-    bool failed; /* no memory */
+    /* no memory */
+    bool failed;
 };
 
 static void list_failed(struct listing *listing, char *cluster, const struct cox_link *link)
@@ -242,7 +245,8 @@ int cox_transfer_status(struct cox_transfer *transfer, struct cox_arena *arena,
 struct pulling {
     struct cox_transfer *transfer;
     struct cox_arena *arena;
-    uint64_t clears; /* when the message came */
+    /* when the message came */
+    uint64_t clears;
 };
 
 static bool pulling_aborted(void *context)

@@ -1,12 +1,12 @@
 /*
- * transfer: the messages of prefill/decode, as the callbacks of a worker get them: link, unlink and switch of role;
- * status; pull. What is behind them is links.h and pulls.h.
+ * transfer: the messages of prefill/decode, as the callbacks of a worker get them: link, unlink and
+ * switch of role; status; pull. What is behind them is links.h and pulls.h.
  *
- * Roles: a rank that was told to prefill pulls nothing (COX_STATE); one that decodes, does both, or was told
- * nothing, does. A switch holds for pulls that begin later; links stay.
+ * Roles: a rank that was told to prefill pulls nothing (COX_STATE); one that decodes, does both, or
+ * was told nothing, does. A switch holds for pulls that begin later; links stay.
  *
- * Threads: link, status and cancel on the thread of the link channel, pull on that of the transfer channel, clear on any;
- *   open and close by one at a time.
+ * Threads: link, status and cancel on the thread of the link channel, pull on that of the transfer
+ *   channel, clear on any; open and close by one at a time.
  * Ownership: messages are lent; answers are filled with memory of the arena.
  * Blocks: pull, as pulls.h says; close and clear until it has come out; the rest nothing.
  * If the process dies: as links.h and pulls.h.
@@ -21,7 +21,8 @@
 struct cox_transfer;
 
 struct cox_transfer_options {
-    bool (*aborted)(void *context); /* the pull that is being called is given up; NULL: never */
+    /* the pull that is being called is given up; NULL: never */
+    bool (*aborted)(void *context);
     void *context;
     struct cox_log log;
 };
@@ -31,12 +32,14 @@ int cox_transfer_new(const struct cox_transfer_options *options,
                      struct cox_transfer **ret_transfer);
 struct cox_transfer *cox_transfer_free(struct cox_transfer *transfer); /* NULL-safe, returns NULL */
 
-/* Pulls go into this cache, whose blocks lie so. Links are kept, except those to blocks that lie otherwise. */
+/* Pulls go into this cache, whose blocks lie so. Links are kept, except those to blocks that lie
+ * otherwise. */
 void cox_transfer_open(struct cox_transfer *transfer, struct cox_cache *cache,
                        const struct cox_kv_layout *layout);
 /* Ends all pulls, and lets go of the cache. Returns as cox_pulls_close. */
 int cox_transfer_close(struct cox_transfer *transfer, uint64_t deadline_ns, struct cox_error *err);
-/* Ends all pulls, those too that are still to come of the request that is being called. Returns as cox_pulls_close. */
+/* Ends all pulls, those too that are still to come of the request that is being called. Returns as
+ * cox_pulls_close. */
 int cox_transfer_clear(struct cox_transfer *transfer, uint64_t deadline_ns, struct cox_error *err);
 
 void cox_transfer_link(struct cox_transfer *transfer,

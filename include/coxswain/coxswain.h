@@ -1,15 +1,17 @@
 /*
  * coxswain: what an engine needs on both sides of the channel.
  *
- *   worker       worker/loop/worker.h: attach to a group, serve its requests through callbacks, stop;
- *                worker/sequences/batch.h: one step of inference, as the execute callback gets it;
- *                worker/group/group.h: the rank group: barrier, all-gather of values, exchange of fds
- *   coordinator  coordinator/executor/executor.h: start a group of workers, submit, call, gather, stop;
- *                coordinator/executor/operations.h: init, link, pull, recover, as plain structs
+ *   worker       worker/loop/worker.h: attach to a group, serve its requests through callbacks,
+ *                stop; worker/sequences/batch.h: one step of inference, as the execute callback
+ *                gets it; worker/group/group.h: the rank group: barrier, all-gather of values,
+ *                exchange of fds
+ *   coordinator  coordinator/executor/executor.h: start a group of workers, submit, call, gather,
+ *                stop; coordinator/executor/operations.h: init, link, pull, recover, as plain
+ *                structs
  *   messages     proto/wire.h, proto/operation.h and the generated proto/executor.pb-c.h
  *
- * Threads, ownership, blocking and errors: in the header of each function. The paths of those headers
- * are not part of the interface; this file and its two companions are (memory.h, ipc.h).
+ * Threads, ownership, blocking and errors: in the header of each function. The paths of those
+ * headers are not part of the interface; this file and its two companions are (memory.h, ipc.h).
  */
 #ifndef COX_COXSWAIN_H
 #define COX_COXSWAIN_H

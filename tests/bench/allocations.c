@@ -12,7 +12,8 @@ void *__libc_calloc(size_t count, size_t size);
 void *__libc_realloc(void *old, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 
-/* relaxed: a number alone, of which the reader sees its own thread's and, through the round, everybody's. */
+/* relaxed: a number alone, of which the reader sees its own thread's and, through the round,
+ * everybody's. */
 static _Atomic uint64_t allocations;
 
 static void count_one(void)

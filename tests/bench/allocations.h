@@ -1,5 +1,6 @@
 /*
- * allocations: how often this process has called the allocator; what its libraries allocate is counted as well.
+ * allocations: how often this process has called the allocator; what its libraries allocate is
+ * counted as well.
  *
  * Any thread. Nothing blocks. If the process dies: nothing is left.
  */

@@ -17,9 +17,11 @@
 #define KINDS_MAX 24
 #define PAIRS_MAX 64
 #define SLICE_TIMEOUT_MS 60000
-/* A round that takes longer than so in a trial is not measured: it would take the bench's whole time. */
+/* A round that takes longer than so in a trial is not measured: it would take the bench's whole
+ * time. */
 #define ROUND_MAX_NS UINT64_C(2000000000)
-/* All slices of a pass; fewer pairs than asked for are made where they would take longer, three at least. */
+/* All slices of a pass; fewer pairs than asked for are made where they would take longer, three at
+ * least. */
 #define PASS_MAX_NS UINT64_C(3500000000)
 #define PAIRS_MIN 3
 #define ROUNDS_MIN 3
@@ -27,14 +29,16 @@
 /* Of one slice; per round where it says so. */
 struct slice {
     double p50_us, p99_us, mean_us;
-    double cpu_us, sleeps, preempted, runs; /* per round, of all processes */
+    /* per round, of all processes */
+    double cpu_us, sleeps, preempted, runs;
 };
 
 struct member {
     const struct kind *kind;
     struct process process;
     size_t bytes, reply_bytes;
-    size_t rounds; /* of a slice */
+    /* of a slice */
+    size_t rounds;
     struct slice slices[PAIRS_MAX];
 };
 
@@ -144,8 +148,8 @@ static size_t rounds_of(uint64_t budget_ns, double round_us)
                                        : (size_t)rounds;
 }
 
-/* More than once where there is time: the first rounds have page faults and cold caches in them. Returns what a slice
- * takes, in ns; 0: it is not measured. */
+/* More than once where there is time: the first rounds have page faults and cold caches in them.
+ * Returns what a slice takes, in ns; 0: it is not measured. */
 static uint64_t try_member(const struct batch *batch, struct member *member)
 {
     const uint64_t budget_ns = batch->bench->slice_ms * UINT64_C(1000000);
@@ -318,8 +322,8 @@ static bool is_floor(const struct kind *kind)
     return strcmp(kind->name, "semaphore") == 0 || strcmp(kind->name, "futex") == 0;
 }
 
-/* How many subjects fit half of the memory that is free, each with a copy of the request in every process, in the
- * transport, and once more. */
+/* How many subjects fit half of the memory that is free, each with a copy of the request in every
+ * process, in the transport, and once more. */
 static size_t fitting(const struct cell *cell)
 {
     const uint64_t each = (uint64_t)cell->bytes * (2 * cell->rank_count + 6) + (64 << 20);

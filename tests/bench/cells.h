@@ -1,11 +1,15 @@
 /*
- * cells: measures subjects beside each other: all of a cell are alive, and take turns in slices of rounds.
+ * cells: measures subjects beside each other: all of a cell are alive, and take turns in slices of
+ * rounds.
  *
- * A slice is limited by time, not by rounds; so many rounds as took slice_ms when it was tried, three at least. What is
- * slow gets fewer slices, and one round in each where a round takes longer than a slice should. A cell whose subjects would not fit the memory together is measured in batches, each with the
- * floors in it. Rows of one batch are pairs, slice by slice: a ratio is the median over pairs (row_ratio).
+ * A slice is limited by time, not by rounds; so many rounds as took slice_ms when it was tried,
+ * three at least. What is slow gets fewer slices, and one round in each where a round takes longer
+ * than a slice should. A cell whose subjects would not fit the memory together is measured in
+ * batches, each with the floors in it. Rows of one batch are pairs, slice by slice: a ratio is the
+ * median over pairs (row_ratio).
  *
- * One thread. Ownership: struct bench is the caller's. If the process dies: the kernel kills the subjects.
+ * One thread. Ownership: struct bench is the caller's. If the process dies: the kernel kills the
+ * subjects.
  */
 #ifndef BENCH_CELLS_H
 #define BENCH_CELLS_H
@@ -27,15 +31,21 @@ struct bench {
     size_t rank_count_count;
     size_t sizes[BENCH_LIST_MAX];
     size_t size_count;
-    const char *kinds;    /* names, comma separated; NULL: all */
-    const char *sections; /* the same */
+    /* names, comma separated; NULL: all */
+    const char *kinds;
+    /* the same */
+    const char *sections;
     size_t pairs;
     uint64_t slice_ms;
-    bool quick;         /* that it runs, in seconds: the figures mean nothing */
-    const char *folder; /* of this program and the peers */
+    /* that it runs, in seconds: the figures mean nothing */
+    bool quick;
+    /* of this program and the peers */
+    const char *folder;
     /* state */
-    json_t *root; /* owned */
-    json_t *rows; /* in root: of all cells; lent */
+    /* owned */
+    json_t *root;
+    /* in root: of all cells; lent */
+    json_t *rows;
     int batches;
     uint64_t begin_ns;
     uint64_t *samples_ns;
@@ -46,23 +56,25 @@ struct cell {
     uint32_t rank_count;
     size_t bytes, reply_bytes;
     const char *const *kinds;
-    size_t pairs; /* 0: the bench's */
-    bool busy;    /* quiet, and then again with two busy loops beside */
+    /* 0: the bench's */
+    size_t pairs;
+    /* quiet, and then again with two busy loops beside */
+    bool busy;
     enum placement placement;
 };
 
 /* Rounds of a slice, at most. */
 #define BENCH_ROUNDS_MAX 20000
 
-/* Appends a row for each kind to rows, and prints it. A subject that fails is a row with its text, and no failure of the
- * bench. */
+/* Appends a row for each kind to rows, and prints it. A subject that fails is a row with its text,
+ * and no failure of the bench. */
 void cell_run(struct bench *bench, const struct cell *cell);
 
 /* True when `name` is among a comma separated list, or the list is NULL. */
 bool name_chosen(const char *list, const char *name);
 
-/* The program and all words of a subject into argv, which has room for 20; buffers has room for the program's path and
- * three numbers. */
+/* The program and all words of a subject into argv, which has room for 20; buffers has room for the
+ * program's path and three numbers. */
 struct subject_words {
     const char *argv[20];
     char program[4096], numbers[3][24];
@@ -75,7 +87,8 @@ const json_t *row_find(const struct bench *bench, const char *section, const cha
                        enum placement placement, uint32_t rank_count, size_t bytes, bool busy);
 /* One of its figures, "p50_us" for example; 0: NULL. */
 double row_figure(const json_t *row, const char *name);
-/* The median over pairs of the row's p50 by that of the other kind in the same batch; 0: not measured. */
+/* The median over pairs of the row's p50 by that of the other kind in the same batch; 0: not
+ * measured. */
 double row_ratio(const struct bench *bench, const json_t *row, const char *other);
 
 #endif

@@ -42,7 +42,8 @@ static void measure_bytes(struct bench *bench)
                                            .busy = true});
 }
 
-/* The same on one processor, as far as a round is wake-ups: small requests, and no group that would spin elsewhere. */
+/* The same on one processor, as far as a round is wake-ups: small requests, and no group that would
+ * spin elsewhere. */
 static void measure_packed(struct bench *bench)
 {
     report_section("Bytes", PLACEMENT_ONE);
@@ -99,9 +100,9 @@ static void measure_one(struct bench *bench)
 
 static void measure_call(struct bench *bench)
 {
-    report_section("A call, a submit, one whose handler wakes who submits; a thread that wakes "
-                   "another (one way)",
-                   PLACEMENT_FREE);
+    report_section(
+        "A call, a submit, one whose handler wakes who submits; a thread that wakes another (one way)",
+        PLACEMENT_FREE);
     cell_run(bench, &(struct cell){.section = "call",
                                    .rank_count = 4,
                                    .bytes = BYTES,

@@ -27,20 +27,24 @@ static struct group_flavour flavour;
 struct coxswain {
     struct cox_executor *executor;
     struct subject_options options;
-    uint64_t rounds; /* numbers requests through all slices */
+    /* numbers requests through all slices */
+    uint64_t rounds;
 
-    /* The slice that runs. Written by the thread that submits: first the caller's, then the response thread. */
+    /* The slice that runs. Written by the thread that submits: first the caller's, then the
+     * response thread. */
     uint8_t *request;
     uint64_t *samples_ns;
     size_t sample_count;
     size_t submitted;
     size_t sampled;
-    uint64_t sampled_ns; /* when the last sample was taken */
+    /* when the last sample was taken */
+    uint64_t sampled_ns;
     int failure;
     struct cox_error *err;
     sem_t ended;
 
-    /* What was allocated when the slice began, by us, and when it had its first and last answers, by all workers. */
+    /* What was allocated when the slice began, by us, and when it had its first and last answers,
+     * by all workers. */
     uint64_t own_allocations, first_allocations, last_allocations;
 };
 
@@ -150,8 +154,8 @@ static void on_completion(void *context, const struct cox_completion *completion
         sem_post(&c->ended);
 }
 
-/* The handler may run before the last of the first submits has returned, and submit as well: so the first ones are
- * counted before any is made. */
+/* The handler may run before the last of the first submits has returned, and submit as well: so the
+ * first ones are counted before any is made. */
 static int run_submit(struct coxswain *c, size_t count)
 {
     size_t first = flavour.in_flight < count ? flavour.in_flight : count;
@@ -211,7 +215,8 @@ static int run_hand_offs(struct coxswain *c, size_t count)
 
 struct ping {
     sem_t there, back;
-    int cpu; /* of who answers; -1: any */
+    /* of who answers; -1: any */
+    int cpu;
     size_t count;
 };
 

@@ -35,15 +35,16 @@
 
 struct deadlines_options {
     uint32_t rank_count;
-    size_t samples;        /* of each row */
-    const char *json_path; /* NULL: none */
+    /* of each row */
+    size_t samples;
+    /* NULL: none */
+    const char *json_path;
     FILE *json;
 };
 
 static const char usage_text[] =
     "usage: coxswain-deadlines [OPTION...]\n"
-    "Asks all ranks for what one of them holds back, and tells how long after its deadline the "
-    "request ends.\n"
+    "Asks all ranks for what one of them holds back, and tells how long after its deadline the request ends.\n"
     "  --samples N  deadlines of each kind (500)\n"
     "  --ranks N    workers of a group (8)\n"
     "  --json FILE  also writes everything to FILE\n";
@@ -61,8 +62,10 @@ static const char *const load_names[] = {"idle", "requests beside"};
 
 /* Memory of both sides. The coordinator alone writes it. */
 struct held {
-    _Atomic uint32_t rank;    /* which holds what it is asked, plus 1; 0: none; EVERY_RANK: each */
-    _Atomic uint32_t channel; /* on which */
+    /* which holds what it is asked, plus 1; 0: none; EVERY_RANK: each */
+    _Atomic uint32_t rank;
+    /* on which */
+    _Atomic uint32_t channel;
 };
 
 struct worker_context {
@@ -152,7 +155,8 @@ struct group {
     _Atomic uint64_t beside_count;
     _Atomic int beside_failure;
     _Atomic uint32_t beside_in_flight;
-    pthread_t beside_thread; /* of the link channel */
+    /* of the link channel */
+    pthread_t beside_thread;
     bool beside;
 };
 
@@ -348,9 +352,12 @@ static int settle(struct group *group, struct cox_error *err)
 
 struct row {
     uint64_t *late_ns;
-    uint64_t *timer_ns; /* in turns with them: of a thread that only sleeps until a deadline */
-    size_t wrong;       /* ended by something else than the deadline, or before it */
-    double beside;      /* requests a second */
+    /* in turns with them: of a thread that only sleeps until a deadline */
+    uint64_t *timer_ns;
+    /* ended by something else than the deadline, or before it */
+    size_t wrong;
+    /* requests a second */
+    double beside;
 };
 
 static int measure_deadlines(const struct deadlines_options *options, struct group *group,
@@ -398,14 +405,12 @@ static void row_print(const struct deadlines_options *options, enum cox_attach a
            max, timer_p99, timer_max, row->wrong);
     fflush(stdout);
     if (options->json)
-        fprintf(options->json,
-                "%s\n  {\"attach\": \"%s\", \"by\": \"%s\", \"load\": \"%s\", \"ranks\": %" PRIu32
-                ", \"samples\": %zu, \"beside_per_s\": %.0f, \"late_p50_us\": %.1f, "
-                "\"late_p99_us\": %.1f, \"late_max_us\": %.1f, \"timer_p99_us\": %.1f, "
-                "\"timer_max_us\": %.1f, \"wrong\": %zu}",
-                first ? "" : ",", attach_name, way_names[way], load_names[load],
-                options->rank_count, options->samples, row->beside, p50, p99, max, timer_p99,
-                timer_max, row->wrong);
+        fprintf(
+            options->json,
+            "%s\n  {\"attach\": \"%s\", \"by\": \"%s\", \"load\": \"%s\", \"ranks\": %" PRIu32
+            ", \"samples\": %zu, \"beside_per_s\": %.0f, \"late_p50_us\": %.1f, \"late_p99_us\": %.1f, \"late_max_us\": %.1f, \"timer_p99_us\": %.1f, \"timer_max_us\": %.1f, \"wrong\": %zu}",
+            first ? "" : ",", attach_name, way_names[way], load_names[load], options->rank_count,
+            options->samples, row->beside, p50, p99, max, timer_p99, timer_max, row->wrong);
 }
 
 static int measure_row(const struct deadlines_options *options, enum cox_attach attach,
@@ -436,11 +441,12 @@ static int measure_all(const struct deadlines_options *options, struct cox_error
 {
     static const enum cox_attach attaches[] = {COX_ATTACH_NAMED, COX_ATTACH_SEALED};
     int r = 0;
-    printf("a request is held by one of %" PRIu32 " ranks; us from its deadline until the handler "
-           "is entered (submit) or the call returns; timer: of a thread that only sleeps\n"
-           "%-6s  %-24s  %-15s  %9s  %7s  %9s  %9s  %9s  %9s  %9s  %5s\n",
-           options->rank_count, "attach", "by", "load", "beside/s", "samples", "p50", "p99", "max",
-           "timer p99", "timer max", "wrong");
+    printf(
+        "a request is held by one of %" PRIu32
+        " ranks; us from its deadline until the handler is entered (submit) or the call returns; timer: of a thread that only sleeps\n"
+        "%-6s  %-24s  %-15s  %9s  %7s  %9s  %9s  %9s  %9s  %9s  %5s\n",
+        options->rank_count, "attach", "by", "load", "beside/s", "samples", "p50", "p99", "max",
+        "timer p99", "timer max", "wrong");
     for (int a = 0; r == 0 && a < 2; a++)
         for (int way = 0; r == 0 && way < WAY_COUNT; way++)
             for (int load = 0; r == 0 && load < 2; load++)

@@ -1,6 +1,6 @@
-/* coxswain-deaths: how long it takes until the death of a worker is an error at the caller, and until
- * workers end with their coordinator. Prints, judges nothing. This program is worker and, for the
- * second figure, coordinator, too. */
+/* coxswain-deaths: how long it takes until the death of a worker is an error at the caller, and
+ * until workers end with their coordinator. Prints, judges nothing. This program is worker and, for
+ * the second figure, coordinator, too. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -37,13 +37,18 @@
 extern char **environ;
 
 struct deaths_options {
-    size_t sizes_mib[SIZE_COUNT_MAX]; /* private memory on top of what a worker has anyhow */
+    /* private memory on top of what a worker has anyhow */
+    size_t sizes_mib[SIZE_COUNT_MAX];
     size_t size_count;
     uint32_t rank_count;
-    size_t kills;          /* of a worker, per size and way to wait */
-    size_t coordinators;   /* killed per state */
-    const char *json_path; /* NULL: none */
-    FILE *json;            /* kills of workers are written there, too */
+    /* of a worker, per size and way to wait */
+    size_t kills;
+    /* killed per state */
+    size_t coordinators;
+    /* NULL: none */
+    const char *json_path;
+    /* kills of workers are written there, too */
+    FILE *json;
 };
 
 static const char usage_text[] =
@@ -58,7 +63,8 @@ static const char usage_text[] =
 /* ---- the worker ---- */
 
 struct worker_context {
-    bool holds; /* a request, for ever */
+    /* a request, for ever */
+    bool holds;
 };
 
 static int worker_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
@@ -113,12 +119,14 @@ static int worker_main(int argc, char **argv)
 
 struct group {
     struct cox_executor *executor;
-    sem_t held; /* once per rank that has a request in its hand */
+    /* once per rank that has a request in its hand */
+    sem_t held;
     sem_t ended;
     /* Of the completion. */
     uint64_t ended_ns;
     int status;
-    uint32_t dead_count; /* ranks that were called dead */
+    /* ranks that were called dead */
+    uint32_t dead_count;
     pid_t dead_pid;
 };
 
@@ -289,8 +297,10 @@ static void *killer_main(void *context)
 
 struct kill_row {
     struct series from_kill, from_readable;
-    size_t resident_kib; /* the sum */
-    size_t wrong;        /* not PEER_DEAD, or not of that rank alone */
+    /* the sum */
+    size_t resident_kib;
+    /* not PEER_DEAD, or not of that rank alone */
+    size_t wrong;
 };
 
 /* One group, one death, with a request in flight. */
@@ -620,9 +630,9 @@ static int measure_all(const struct deaths_options *options, struct cox_error *e
                 r = measure_kills(options, options->sizes_mib[s], by_call, err);
     }
     if (r == 0 && options->coordinators) {
-        printf("\nthe coordinator is killed; us from its pidfd readable to each worker's pidfd "
-               "readable\n%8s  %-14s  %6s  %9s  %9s  %9s  %5s\n",
-               "MiB", "workers", "kills", "p50", "p99", "max", "never");
+        printf(
+            "\nthe coordinator is killed; us from its pidfd readable to each worker's pidfd readable\n%8s  %-14s  %6s  %9s  %9s  %9s  %5s\n",
+            "MiB", "workers", "kills", "p50", "p99", "max", "never");
         for (size_t state = 0; r == 0 && state < STATE_COUNT; state++)
             r = measure_coordinators(options, state, 0, err);
         for (size_t s = 0; r == 0 && s < options->size_count; s++)

@@ -26,9 +26,12 @@ struct pair {
 
 /* In shared memory. The pairs come behind it, then the request, then the replies. */
 struct words {
-    _Alignas(LINE_SIZE) _Atomic uint32_t round;      /* workers wait on it; by the coordinator */
-    _Alignas(LINE_SIZE) _Atomic uint32_t unanswered; /* counted down by workers */
-    _Alignas(LINE_SIZE) _Atomic uint32_t answered;   /* the round; by the last of them */
+    /* workers wait on it; by the coordinator */
+    _Alignas(LINE_SIZE) _Atomic uint32_t round;
+    /* counted down by workers */
+    _Alignas(LINE_SIZE) _Atomic uint32_t unanswered;
+    /* the round; by the last of them */
+    _Alignas(LINE_SIZE) _Atomic uint32_t answered;
 };
 
 struct floor;
@@ -45,13 +48,16 @@ struct floor {
     const struct gate *gate;
     struct subject_options options;
     size_t reply_stride;
-    struct words *words; /* the whole mapping starts here */
+    /* the whole mapping starts here */
+    struct words *words;
     size_t map_size;
     struct pair *pairs;
     uint8_t *request;
     uint8_t *replies;
-    uint8_t *copies; /* private: the replies, copied out */
-    uint32_t round;  /* the coordinator's, and a worker's own count */
+    /* private: the replies, copied out */
+    uint8_t *copies;
+    /* the coordinator's, and a worker's own count */
+    uint32_t round;
     pid_t *pids;
     uint32_t started;
 };

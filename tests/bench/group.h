@@ -1,8 +1,9 @@
 /*
- * group: the Coxswain groups that are measured: this program as coordinator, and itself again as every worker.
+ * group: the Coxswain groups that are measured: this program as coordinator, and itself again as
+ * every worker.
  *
- * One thread starts and frees. The executor is the caller's. A worker is started as WORKER_FLAG WORD...; what words say
- * is of the two subjects (coxswain.h, steps.h).
+ * One thread starts and frees. The executor is the caller's. A worker is started as WORKER_FLAG
+ * WORD...; what words say is of the two subjects (coxswain.h, steps.h).
  */
 #ifndef BENCH_GROUP_H
 #define BENCH_GROUP_H
@@ -16,7 +17,8 @@
 enum group_by {
     GROUP_BY_SUBMIT,
     GROUP_BY_CALL,
-    GROUP_BY_HAND_OFF, /* submit; its handler wakes the thread that submits: what one hand-off more costs in a round */
+    /* submit; its handler wakes the thread that submits: what one hand-off more costs in a round */
+    GROUP_BY_HAND_OFF,
     GROUP_BY_PING, /* nothing is asked: two threads wake each other; a sample is one way */
     GROUP_BY_COUNT
 };
@@ -26,24 +28,29 @@ struct group_flavour {
     bool sealed;
     enum group_by by;
     enum cox_spin spin;
-    uint32_t depth;     /* of the group; 0: default */
-    uint32_t in_flight; /* requests at a time; more than 1: samples are times between completions */
-    uint32_t callers;   /* threads that call; not 0: as in_flight */
-    uint32_t sequences; /* of a step */
+    /* of the group; 0: default */
+    uint32_t depth;
+    /* requests at a time; more than 1: samples are times between completions */
+    uint32_t in_flight;
+    /* threads that call; not 0: as in_flight */
+    uint32_t callers;
+    /* of a step */
+    uint32_t sequences;
 };
 
-/* Takes --attach, --by, --spin, --depth, --callers and --sequences with their values out of argv. Returns 0 or
- * COX_INVALID. */
+/* Takes --attach, --by, --spin, --depth, --callers and --sequences with their values out of argv.
+ * Returns 0 or COX_INVALID. */
 int group_flavour_parse(int *argc, char **argv, struct group_flavour *ret_flavour);
 
-/* Starts a group whose frames hold request_size and whose slots hold reply_size bytes; where the defaults do, they are
- * left. words: NULL-terminated. */
+/* Starts a group whose frames hold request_size and whose slots hold reply_size bytes; where the
+ * defaults do, they are left. words: NULL-terminated. */
 int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t request_size,
                 size_t reply_size, const char *const *words, struct cox_executor **ret_executor,
                 struct cox_error *err);
 
-/* The life of a worker, after WORKER_FLAG was seen; `callbacks` get context. argv behind WORKER_FLAG is the caller's
- * words: `parse` is given those, and the rank. Returns the exit status. */
+/* The life of a worker, after WORKER_FLAG was seen; `callbacks` get context. argv behind
+ * WORKER_FLAG is the caller's words: `parse` is given those, and the rank. Returns the exit status.
+ */
 int group_worker_main(int argc, char **argv, const struct cox_worker_callbacks *callbacks,
                       int (*parse)(void *context, uint32_t rank, int argc, char **argv),
                       void *context);

@@ -28,7 +28,8 @@ static void start_kind(const struct bench *bench, const struct kind *kind, enum 
     process_start(words.argv, kind->spins_idle, placement, process);
 }
 
-/* Appends the row, unless the subject has failed: then it says why. Returns whether there are figures to print. */
+/* Appends the row, unless the subject has failed: then it says why. Returns whether there are
+ * figures to print. */
 static bool row_end(struct bench *bench, json_t *row, const struct process *process)
 {
     printf("%5.0f  %-16s", row_figure(row, "ranks"),
@@ -154,10 +155,10 @@ static void start_of(struct bench *bench, const struct kind *kind, enum placemen
         json_object_set_new(row, "shared_kib", json_integer((json_int_t)memory.shared_kib));
     }
     if (row_end(bench, row, &process))
-        printf("  started in %8.2f ms   %8.0f KiB PSS, %8.0f KiB private, %8.0f KiB of shared "
-               "memory reserved\n",
-               row_figure(row, "start_ms"), row_figure(row, "pss_kib"),
-               row_figure(row, "private_kib"), row_figure(row, "shared_kib"));
+        printf(
+            "  started in %8.2f ms   %8.0f KiB PSS, %8.0f KiB private, %8.0f KiB of shared memory reserved\n",
+            row_figure(row, "start_ms"), row_figure(row, "pss_kib"), row_figure(row, "private_kib"),
+            row_figure(row, "shared_kib"));
 }
 
 void groups_start(struct bench *bench, uint32_t rank_count)

@@ -1,9 +1,9 @@
 /*
- * groups: what a group takes besides the time of a round: processor at a steady rate, wake-ups when nothing is asked,
- * memory, and the time until it is started.
+ * groups: what a group takes besides the time of a round: processor at a steady rate, wake-ups when
+ * nothing is asked, memory, and the time until it is started.
  *
- * Rows like those of cells (section, kind, placement, ranks, and the figures), appended to the bench's. Placed by the
- * kernel, where nothing else is said. One thread.
+ * Rows like those of cells (section, kind, placement, ranks, and the figures), appended to the
+ * bench's. Placed by the kernel, where nothing else is said. One thread.
  */
 #ifndef BENCH_GROUPS_H
 #define BENCH_GROUPS_H

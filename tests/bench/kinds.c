@@ -8,7 +8,8 @@
     }
 /* What a step of 16 sequences has, rounded up: a request of 90 and an answer of 70 bytes. */
 #define STEP_BYTES 96
-/* A floor beside itself shows by what the measurement varies: where that is asked, and where a round is mostly wake-ups. */
+/* A floor beside itself shows by what the measurement varies: where that is asked, and where a
+ * round is mostly wake-ups. */
 #define AGAIN_BYTES_MAX 4096
 
 static const struct kind kinds[] = {

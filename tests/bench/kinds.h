@@ -1,5 +1,6 @@
 /*
- * kinds: what can be measured: how each subject is started. A peer is a program beside this one, and optional.
+ * kinds: what can be measured: how each subject is started. A peer is a program beside this one,
+ * and optional.
  *
  * Constant. Nothing blocks.
  */
@@ -12,11 +13,16 @@
 
 struct kind {
     const char *name;
-    const char *program;       /* in the folder of this one; NULL: this one */
-    const char *words[8];      /* NULL-terminated, before the options that every subject has */
-    bool spins_idle;           /* some of its processes are on a processor when nothing is asked */
-    size_t bytes_max;          /* of a request; 0: any */
-    size_t bytes, reply_bytes; /* in place of the cell's; 0: the cell's */
+    /* in the folder of this one; NULL: this one */
+    const char *program;
+    /* NULL-terminated, before the options that every subject has */
+    const char *words[8];
+    /* some of its processes are on a processor when nothing is asked */
+    bool spins_idle;
+    /* of a request; 0: any */
+    size_t bytes_max;
+    /* in place of the cell's; 0: the cell's */
+    size_t bytes, reply_bytes;
 };
 
 /* NULL: there is none of that name. */

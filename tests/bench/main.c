@@ -1,5 +1,6 @@
-/* coxswain-bench: Coxswain, the least that blocking processes can do, and peers, side by side. Prints, judges nothing but
- * the targets at its end; the exit status says only whether it ran. Started again as each of its subjects and workers. */
+/* coxswain-bench: Coxswain, the least that blocking processes can do, and peers, side by side.
+ * Prints, judges nothing but the targets at its end; the exit status says only whether it ran.
+ * Started again as each of its subjects and workers. */
 #include "conductor.h"
 #include "coxswain.h"
 #include "floor.h"
@@ -21,11 +22,8 @@
 
 static const char usage_text[] =
     "usage: coxswain-bench [OPTION...]\n"
-    "Rounds of one request to every worker and one reply from each: by Coxswain, by the raw "
-    "floors, "
-    "and by\n"
-    "peers as far as they are built; decode steps, depth, growth, memory, deaths; and the "
-    "targets.\n"
+    "Rounds of one request to every worker and one reply from each: by Coxswain, by the raw floors, and by\n"
+    "peers as far as they are built; decode steps, depth, growth, memory, deaths; and the targets.\n"
     "  --sections LIST  of " CONDUCTOR_SECTIONS " (all)\n"
     "  --kinds LIST     subjects, as the table names them (all)\n"
     "  --ranks LIST     numbers of workers, of bytes (1,2,4,8,16,32)\n"

@@ -1,7 +1,8 @@
 /*
  * measure: a clock, and what is made of samples.
  *
- * Any thread; the caller owns everything. Nothing blocks but sleep_until. If the process dies: nothing is left.
+ * Any thread; the caller owns everything. Nothing blocks but sleep_until. If the process dies:
+ * nothing is left.
  */
 #ifndef BENCH_MEASURE_H
 #define BENCH_MEASURE_H

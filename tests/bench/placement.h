@@ -1,7 +1,7 @@
 /*
- * placement: which processors a subject may run on. What a wake-up costs depends on whether who is woken is on the
- * processor of who wakes, on another that runs, or on one that idles, and the kernel chooses anew, also within a run. So what is
- * about wake-ups is measured in both ways.
+ * placement: which processors a subject may run on. What a wake-up costs depends on whether who is
+ * woken is on the processor of who wakes, on another that runs, or on one that idles, and the
+ * kernel chooses anew, also within a run. So what is about wake-ups is measured in both ways.
  *
  * Any process. Nothing blocks. Whatever a process starts is placed as it is.
  */

@@ -1,9 +1,9 @@
 /*
  * process: a subject (subject.h) from the conductor's side.
  *
- * One thread. Ownership: the caller's, until free, which ends it and everything that it started. Blocks: every verb until
- * it is answered, or its time is over, which the subject does not survive. If the conductor dies: the kernel kills the
- * subject, and with it what it started.
+ * One thread. Ownership: the caller's, until free, which ends it and everything that it started.
+ * Blocks: every verb until it is answered, or its time is over, which the subject does not survive.
+ * If the conductor dies: the kernel kills the subject, and with it what it started.
  */
 #ifndef BENCH_PROCESS_H
 #define BENCH_PROCESS_H
@@ -22,11 +22,15 @@ enum process_state {
 
 struct process {
     pid_t pid;
-    int in_fd, out_fd; /* its stdin, its stdout */
+    /* its stdin, its stdout */
+    int in_fd, out_fd;
     enum process_state state;
-    struct procfs_tree tree;     /* when it was ready */
-    struct procfs_tree spinners; /* of these, who ran although nothing was asked */
-    int processors;              /* that any of them may run on */
+    /* when it was ready */
+    struct procfs_tree tree;
+    /* of these, who ran although nothing was asked */
+    struct procfs_tree spinners;
+    /* that any of them may run on */
+    int processors;
     bool stopped;
     char text[512];
 };
@@ -36,8 +40,9 @@ void process_start(const char *const *argv, bool spins_idle, enum placement plac
                    struct process *process);
 void process_free(struct process *process); /* idempotent */
 
-/* Those of its processes that spin while idle are stopped in between, and no other: a launcher would pass our signals on
- * later than we mean them, and who cleans up after the others must be there when we are killed. */
+/* Those of its processes that spin while idle are stopped in between, and no other: a launcher
+ * would pass our signals on later than we mean them, and who cleans up after the others must be
+ * there when we are killed. */
 void process_pause(struct process *process);
 void process_resume(struct process *process);
 

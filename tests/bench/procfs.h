@@ -1,7 +1,8 @@
 /*
  * procfs: what a process and its descendants have used, as the kernel tells it in /proc.
  *
- * One thread. Nothing blocks. A process or thread that ends meanwhile is left out. If the process dies: nothing is left.
+ * One thread. Nothing blocks. A process or thread that ends meanwhile is left out. If the process
+ * dies: nothing is left.
  */
 #ifndef BENCH_PROCFS_H
 #define BENCH_PROCFS_H
@@ -11,29 +12,34 @@
 #include <sys/types.h>
 
 #define PROCFS_TREE_MAX 1024
-/* cpu_set_t's for more processors than any machine has: the kernel refuses a mask smaller than its own, and fills as much
- * as that. */
+/* cpu_set_t's for more processors than any machine has: the kernel refuses a mask smaller than its
+ * own, and fills as much as that. */
 #define PROCFS_PROCESSOR_SETS 64
 
 struct procfs_tree {
-    pid_t pids[PROCFS_TREE_MAX]; /* the root first, every parent before its children */
+    /* the root first, every parent before its children */
+    pid_t pids[PROCFS_TREE_MAX];
     size_t count;
 };
 
 /* Since each thread started. */
 struct procfs_usage {
     uint64_t cpu_ns;
-    uint64_t sleeps;    /* voluntary context switches */
-    uint64_t preempted; /* involuntary ones */
-    uint64_t
-        runs; /* times that a thread was put on a processor: after a wake-up, or after others */
+    /* voluntary context switches */
+    uint64_t sleeps;
+    /* involuntary ones */
+    uint64_t preempted;
+    /* times that a thread was put on a processor: after a wake-up, or after others */
+    uint64_t runs;
 };
 
 struct procfs_memory {
-    uint64_t pss_kib;     /* shared pages in equal parts among those that have them */
-    uint64_t private_kib; /* pages of one process alone */
-    uint64_t
-        shared_kib; /* of the shared memory objects that the root maps: their mappings, each object once */
+    /* shared pages in equal parts among those that have them */
+    uint64_t pss_kib;
+    /* pages of one process alone */
+    uint64_t private_kib;
+    /* of the shared memory objects that the root maps: their mappings, each object once */
+    uint64_t shared_kib;
 };
 
 void procfs_tree(pid_t root, struct procfs_tree *ret_tree);

@@ -16,11 +16,13 @@
 #define WORD_COUNT_MAX 10
 
 struct program {
-    const char *name; /* in our JSON, and of a section */
+    /* in our JSON, and of a section */
+    const char *name;
     const char *title;
     const char *file;
     enum placement placement;
-    const char *words[WORD_COUNT_MAX], *quick_words[WORD_COUNT_MAX]; /* NULL-terminated */
+    /* NULL-terminated */
+    const char *words[WORD_COUNT_MAX], *quick_words[WORD_COUNT_MAX];
 };
 
 static const struct program programs[] = {

@@ -1,6 +1,6 @@
 /*
- * programs: measures that are programs of their own, run one after the other; their tables are on our stdout, their JSON
- * goes into ours under their names.
+ * programs: measures that are programs of their own, run one after the other; their tables are on
+ * our stdout, their JSON goes into ours under their names.
  *
  * One thread; blocks until the program has ended. What is not built is left out.
  */

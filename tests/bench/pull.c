@@ -1,14 +1,17 @@
-/* coxswain-pull: what pulling KV blocks out of another process's memory costs beside memcpy. Prints, judges nothing.
+/* coxswain-pull: what pulling KV blocks out of another process's memory costs beside memcpy.
+ * Prints, judges nothing.
  *
- * Another process makes KV blocks, gives all of them and exports them by handle; this one opens a view of them, and
- * has blocks of its own of the same shape. A copy of a block is done by
+ * Another process makes KV blocks, gives all of them and exports them by handle; this one opens a
+ * view of them, and has blocks of its own of the same shape. A copy of a block is done by
  *
  *   pull      cox_kv_view_copy: the block's words are read, it is copied, the words are read again
  *   memcpy    without the words: the same blocks in the same order, between the same memory
- *   private   memcpy between two blocks of malloc, as large, touched before: what there would be without sharing
+ *   private   memcpy between two blocks of malloc, as large, touched before: what there would be
+ *             without sharing
  *
- * A slice is all blocks once, in an order that is no order of addresses. The three are interleaved; slices that
- * stand side by side give a ratio, of which the median is told: 1.00 is memcpy's speed. */
+ * A slice is all blocks once, in an order that is no order of addresses. The three are interleaved;
+ * slices that stand side by side give a ratio, of which the median is told: 1.00 is memcpy's speed.
+ */
 #include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
@@ -35,11 +38,13 @@ enum kind { KIND_PULL, KIND_SAME, KIND_PRIVATE, KIND_COUNT };
 static const char *const kind_names[KIND_COUNT] = {"pull", "memcpy_same", "memcpy_private"};
 
 struct pull_options {
-    uint64_t sizes[SIZE_COUNT_MAX]; /* of a block */
+    /* of a block */
+    uint64_t sizes[SIZE_COUNT_MAX];
     size_t size_count;
     uint64_t pool_size;
     size_t pairs;
-    const char *json_path; /* NULL: none */
+    /* NULL: none */
+    const char *json_path;
 };
 
 static const char usage_text[] =
@@ -55,13 +60,16 @@ struct run {
     uint64_t block_size;
     uint32_t block_count;
     struct cox_kv_view *theirs;
-    void *theirs_mapped; /* the same, for memcpy alone */
+    /* the same, for memcpy alone */
+    void *theirs_mapped;
     size_t theirs_size;
     struct cox_kv_blocks *own;
-    uint8_t *from, *to; /* private */
+    /* private */
+    uint8_t *from, *to;
     uint32_t *order;
     pid_t owner;
-    int owner_fd; /* closed: it ends */
+    /* closed: it ends */
+    int owner_fd;
 };
 
 /* ---- the owner ---- */
@@ -357,11 +365,12 @@ static int measure_row(const struct pull_options *options, uint64_t block_size, 
 static int measure_all(const struct pull_options *options, FILE *json, struct cox_error *err)
 {
     int r = 0;
-    printf("KV blocks of another process are copied into own ones; GB/s, medians of %zu slices of "
-           "%" PRIu64 " MiB;\nbehind that pull's speed by memcpy's, and by that of private memory\n"
-           "%8s  %7s  %8s  %8s  %8s  %7s  %7s\n",
-           options->pairs, options->pool_size >> 20, "block", "blocks", "pull", "memcpy", "private",
-           "pull", "pull/p");
+    printf(
+        "KV blocks of another process are copied into own ones; GB/s, medians of %zu slices of %" PRIu64
+        " MiB;\nbehind that pull's speed by memcpy's, and by that of private memory\n"
+        "%8s  %7s  %8s  %8s  %8s  %7s  %7s\n",
+        options->pairs, options->pool_size >> 20, "block", "blocks", "pull", "memcpy", "private",
+        "pull", "pull/p");
     if (json)
         fprintf(json, "{\"pairs\": %zu, \"rows\": [", options->pairs);
     for (size_t i = 0; r == 0 && i < options->size_count; i++) {

@@ -1,8 +1,9 @@
-/* coxswain-ranks: the rank group and by-value handles under measurement, beside a plain barrier that polls
- * with usleep, the plainest barrier of a futex, and memcpy, in interleaved slices. Prints, judges nothing.
+/* coxswain-ranks: the rank group and by-value handles under measurement, beside a plain barrier
+ * that polls with usleep, the plainest barrier of a futex, and memcpy, in interleaved slices.
+ * Prints, judges nothing.
  *
- * Every number of ranks is a new set of processes. All of them run the same schedule; rank 0 takes the
- * times, of each operation from its call to its return. */
+ * Every number of ranks is a new set of processes. All of them run the same schedule; rank 0 takes
+ * the times, of each operation from its call to its return. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -66,8 +67,8 @@ static const char *const kind_names[KIND_COUNT] = {
     "memcpy + barrier large",
 };
 
-/* Sums of a model's layer: PIECE_COUNT pieces, of which each rank computes its part, of so many floats each: 16 sequences
- * with the shipped model's hidden size of 128, and with one of 2,048. */
+/* Sums of a model's layer: PIECE_COUNT pieces, of which each rank computes its part, of so many
+ * floats each: 16 sequences with the shipped model's hidden size of 128, and with one of 2,048. */
 #define PIECE_COUNT 8
 #define PIECE_LENGTH (16 * 128)
 #define PIECE_LENGTH_LARGE (16 * 2048)
@@ -88,7 +89,8 @@ struct plain {
 struct shared {
     struct polled polled;
     struct plain plain;
-    struct cox_handle handle; /* of rank 1's memory */
+    /* of rank 1's memory */
+    struct cox_handle handle;
     double p50_us[KIND_COUNT][SLICE_COUNT_MAX];
 };
 
@@ -97,7 +99,8 @@ struct options {
     size_t world_count;
     size_t rounds;
     size_t slices;
-    const char *json_path; /* NULL: none */
+    /* NULL: none */
+    const char *json_path;
     FILE *json;
 };
 
@@ -108,11 +111,14 @@ struct rank {
     struct cox_group *group;
     struct cox_importer *importer;
     uint32_t rank, rank_count;
-    int own_fd;                   /* what it gives in an exchange */
-    int (*pairs)[RANK_COUNT_MAX]; /* pairs[a][b]: a's end of the connection of a and b */
+    /* what it gives in an exchange */
+    int own_fd;
+    /* pairs[a][b]: a's end of the connection of a and b */
+    int (*pairs)[RANK_COUNT_MAX];
     uint8_t *values;
     struct cox_tensor_gather *exchange;
-    uint32_t piece_count; /* of all ranks */
+    /* of all ranks */
+    uint32_t piece_count;
     float *pieces, *copies, *sums;
     uint64_t *samples_ns;
 };
@@ -223,7 +229,8 @@ static void reduce(struct rank *own, size_t length)
     struct cox_error err = {0};
     must_group(cox_tensor_gather_begin(own->exchange, 1, cox_deadline_after_ns(PATIENCE_NS), &err),
                &err);
-    must_group(cox_tensor_gather_all(own->exchange, own->pieces, length, length, pieces, &err), &err);
+    must_group(cox_tensor_gather_all(own->exchange, own->pieces, length, length, pieces, &err),
+               &err);
     cox_tile_add_parts(own->sums, pieces, own->piece_count, length);
 }
 
@@ -245,7 +252,7 @@ static void make_pieces(struct rank *own)
     own->sums = calloc(PIECE_LENGTH_LARGE, sizeof(float));
     must(own->pieces && own->copies && own->sums, "memory");
     must_group(cox_tensor_gather_new(own->group, each, PIECE_LENGTH_LARGE,
-                                cox_deadline_after_ns(PATIENCE_NS), &own->exchange, &err),
+                                     cox_deadline_after_ns(PATIENCE_NS), &own->exchange, &err),
                &err);
 }
 
@@ -448,9 +455,7 @@ static int run_world(const struct options *options, uint32_t rank_count)
 
 static const char usage_text[] =
     "usage: coxswain-ranks [--ranks LIST] [--rounds N] [--slices N] [--json FILE]\n"
-    "Barrier, all-gather of values and of fds by a rank group, beside a barrier that polls with "
-    "usleep(1), "
-    "and a\n"
+    "Barrier, all-gather of values and of fds by a rank group, beside a barrier that polls with usleep(1), and a\n"
     "by-value handle opened and closed: p50 in microseconds, medians over interleaved slices.\n"
     "  --ranks LIST      numbers of ranks (2,4,8,16)\n"
     "  --rounds N        operations of one slice (500)\n"
@@ -512,11 +517,8 @@ int main(int argc, char **argv)
     if (options.json)
         fputs("{\"rows\": [", options.json);
     printf(
-        "%zu slices of %zu operations of each kind, interleaved; p50 of rank 0 in us, median over "
-        "slices;\n"
-        "ratio: how often as long the usleep barrier takes for the same, and memcpy of the same "
-        "bytes "
-        "with one\n"
+        "%zu slices of %zu operations of each kind, interleaved; p50 of rank 0 in us, median over slices;\n"
+        "ratio: how often as long the usleep barrier takes for the same, and memcpy of the same bytes with one\n"
         "barrier for a reduction\n\n"
         "%5s  %-22s  %9s  %9s\n",
         options.slices, options.rounds, "ranks", "operation", "p50 us", "ratio");

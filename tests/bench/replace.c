@@ -1,19 +1,20 @@
-/* coxswain-replace: what the channel costs when one dead rank is replaced. Prints, judges nothing. This program
- * is worker, too.
+/* coxswain-replace: what the channel costs when one dead rank is replaced. Prints, judges nothing.
+ * This program is worker, too.
  *
- * A group of N ranks is in a step: every rank waits in the rank group for one, which is killed. The group is
- * recovered by its policy (recovery.h), as `coxswain run --on-death restart` does, and the step is run
- * again.
+ * A group of N ranks is in a step: every rank waits in the rank group for one, which is killed. The
+ * group is recovered by its policy (recovery.h), as `coxswain run --on-death restart` does, and the
+ * step is run again.
  *
- * In the figure ("channel"): from the victim's pidfd readable to the entry of the handler of the first step
- * that succeeded, that is: noticing the death and ending the step on the other ranks, the recovery thread, new
- * bells, lines and generation (named and sealed), the new process's options and attaching, the init that
- * is said again to all ranks, the rank group formed anew in memory of its own, the step.
- * Not in it: fork and exec, from the call of clone to the entry of the worker's main (printed beside it);
- * loading a model, since there is none: an init of this worker forms the group and does nothing else; what a
- * scheduler plans; what the death itself takes in the kernel, from kill() to the pidfd readable.
- * A pidfd is readable a little before the thread that waits for it runs: of that thread's stamp and that of
- * the executor's own hook the earlier one counts. */
+ * In the figure ("channel"): from the victim's pidfd readable to the entry of the handler of the
+ * first step that succeeded, that is: noticing the death and ending the step on the other ranks,
+ * the recovery thread, new bells, lines and generation (named and sealed), the new process's
+ * options and attaching, the init that is said again to all ranks, the rank group formed anew in
+ * memory of its own, the step. Not in it: fork and exec, from the call of clone to the entry of the
+ * worker's main (printed beside it); loading a model, since there is none: an init of this worker
+ * forms the group and does nothing else; what a scheduler plans; what the death itself takes in the
+ * kernel, from kill() to the pidfd readable. A pidfd is readable a little before the thread that
+ * waits for it runs: of that thread's stamp and that of the executor's own hook the earlier one
+ * counts. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -50,25 +51,28 @@ struct replace_options {
     uint32_t worlds[WORLD_COUNT_MAX];
     size_t world_count;
     size_t runs;
-    const char *json_path; /* NULL: none */
+    /* NULL: none */
+    const char *json_path;
 };
 
 static const char usage_text[] =
     "usage: coxswain-replace [--ranks LIST] [--runs N] [--json FILE]\n"
-    "Kills a rank in the middle of a step and tells how long it is until the next step is done, "
-    "without "
-    "fork,\n"
+    "Kills a rank in the middle of a step and tells how long it is until the next step is done, without fork,\n"
     "exec and model.\n"
     "  --ranks LIST  numbers of ranks (2,4,8)\n"
     "  --runs N      ranks killed, per number and kind of group (200)\n"
     "  --json FILE   also writes every run to FILE\n";
 
-/* In memory of both sides. Stamps are written by a new process, and read once a step of it is done. */
+/* In memory of both sides. Stamps are written by a new process, and read once a step of it is done.
+ */
 struct shared {
-    _Atomic uint32_t victim; /* rank + 1 that stays in its step; by the coordinator */
-    _Atomic uint32_t inside; /* ranks that are in that step; counted by them */
+    /* rank + 1 that stays in its step; by the coordinator */
+    _Atomic uint32_t victim;
+    /* ranks that are in that step; counted by them */
+    _Atomic uint32_t inside;
     struct {
-        _Atomic uint64_t main_ns, init_ns; /* of the rank's newest process */
+        /* of the rank's newest process */
+        _Atomic uint64_t main_ns, init_ns;
     } ranks[RANK_COUNT_MAX];
 };
 
@@ -181,8 +185,8 @@ static _Atomic uint64_t clone_ns;
 long __real_syscall(long number, ...);
 long __wrap_syscall(long number, ...);
 
-/* All calls by number, of which one begins a process. In the process that it begins only its copy is
- * changed. Six arguments are taken whatever there are, as the C library does. */
+/* All calls by number, of which one begins a process. In the process that it begins only its copy
+ * is changed. Six arguments are taken whatever there are, as the C library does. */
 __attribute__((no_sanitize("address"))) long __wrap_syscall(long number, ...)
 {
     long a[6];
@@ -204,11 +208,13 @@ struct group {
     struct shared *shared;
     int shared_fd;
     uint32_t rank_count;
-    _Atomic uint64_t told_ns; /* of the last death, by the hook */
+    /* of the last death, by the hook */
+    _Atomic uint64_t told_ns;
     sem_t ended;
     uint64_t ended_ns;
     int status;
-    bool odd; /* another token than is right */
+    /* another token than is right */
+    bool odd;
 };
 
 static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
@@ -477,7 +483,8 @@ static int measure_one(struct group *group, uint32_t victim, uint64_t figures[FI
 struct row {
     uint32_t rank_count;
     bool sealed;
-    uint64_t *samples[FIGURE_COUNT]; /* in order of time */
+    /* in order of time */
+    uint64_t *samples[FIGURE_COUNT];
 };
 
 static int compare(const void *a, const void *b)
@@ -546,12 +553,11 @@ static int measure_row(struct row *row, size_t runs, FILE *json, struct cox_erro
 static int measure_all(const struct replace_options *options, FILE *json, struct cox_error *err)
 {
     int r = 0;
-    printf("a rank is killed in a step and replaced; ms from its pidfd readable to the next step "
-           "done, "
-           "without fork, exec and model;\nbehind that the p50 of its parts, and of fork and exec\n"
-           "%5s  %-6s  %5s  %8s  %8s  %8s   %8s  %8s  %8s  %8s  %8s\n",
-           "ranks", "attach", "runs", "p50", "p99", "max", "noticed", "fork,exec", "attach", "init",
-           "step");
+    printf(
+        "a rank is killed in a step and replaced; ms from its pidfd readable to the next step done, without fork, exec and model;\nbehind that the p50 of its parts, and of fork and exec\n"
+        "%5s  %-6s  %5s  %8s  %8s  %8s   %8s  %8s  %8s  %8s  %8s\n",
+        "ranks", "attach", "runs", "p50", "p99", "max", "noticed", "fork,exec", "attach", "init",
+        "step");
     if (json)
         fprintf(json, "{\"runs\": %zu, \"rows\": [", options->runs);
     for (int sealed = 0; r == 0 && sealed < 2; sealed++)

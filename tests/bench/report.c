@@ -8,13 +8,9 @@
 void report_heading(const struct bench *bench)
 {
     printf(
-        "Requests to every worker, and %d bytes back from each, every byte read by every worker. "
-        "%zu slices of about %zu ms of each kind,\n"
-        "interleaved; medians over slices. x sem, x futex: median over pairs of p50 by that "
-        "floor's p50. cpu, sleeps (voluntary switches),\n"
-        "preempted and runs (times a thread was put on a processor): of all processes, per "
-        "round. All of a subject are placed by the kernel, on the processors that this program may "
-        "use,\n"
+        "Requests to every worker, and %d bytes back from each, every byte read by every worker. %zu slices of about %zu ms of each kind,\n"
+        "interleaved; medians over slices. x sem, x futex: median over pairs of p50 by that floor's p50. cpu, sleeps (voluntary switches),\n"
+        "preempted and runs (times a thread was put on a processor): of all processes, per round. All of a subject are placed by the kernel, on the processors that this program may use,\n"
         "or are on one processor, the lowest of these.\n",
         256, bench->pairs, (size_t)bench->slice_ms);
 }

@@ -30,14 +30,16 @@ struct steps {
     uint8_t *ended;
 
     /* The slice that runs; as in coxswain.c. */
-    const struct cox_step *step; /* in flight */
+    /* in flight */
+    const struct cox_step *step;
     uint64_t *samples_ns;
     size_t sample_count;
     size_t sampled;
     uint64_t begin_ns;
     int failure;
     struct cox_error *err;
-    pthread_mutex_t lock; /* of all but done */
+    /* of all but done */
+    pthread_mutex_t lock;
     sem_t done;
 };
 

@@ -24,8 +24,10 @@ struct session {
     uint8_t *request;
     uint64_t *samples_ns;
     size_t sample_room;
-    uint64_t rounds; /* through all slices */
-    int out_fd;      /* the conductor's alone */
+    /* through all slices */
+    uint64_t rounds;
+    /* the conductor's alone */
+    int out_fd;
 };
 
 static uint64_t now_ns(void)

@@ -1,24 +1,25 @@
 /*
- * subject: one thing that is measured: a coordinator process and its workers, which the conductor (main.c) starts,
- * tells how many rounds to run, and stops. A floor, a way of using Coxswain, or a peer; each peer is a program of its
- * own, so that it is optional at build, and that its crash, its threads and its spinning are its own.
+ * subject: one thing that is measured: a coordinator process and its workers, which the conductor
+ * (main.c) starts, tells how many rounds to run, and stops. A floor, a way of using Coxswain, or a
+ * peer; each peer is a program of its own, so that it is optional at build, and that its crash, its
+ * threads and its spinning are its own.
  *
- * A round: one request of request_size bytes to every worker, one reply of reply_size bytes from each, all replies
- * looked at. Every worker reads every byte of the request, where the transport left it (load.h), and no more: what a
- * transport copies is its own cost.
+ * A round: one request of request_size bytes to every worker, one reply of reply_size bytes from
+ * each, all replies looked at. Every worker reads every byte of the request, where the transport
+ * left it (load.h), and no more: what a transport copies is its own cost.
  *
  * Called as    PROGRAM [WORD...] --ranks N --bytes B --reply-bytes R
  * and then spoken with by lines on stdin and stdout:
  *     <- "ready\n"               all workers are attached and have answered
  *     -> "slice COUNT\n"         runs COUNT rounds back to back
  *     <- "done COUNT\n", then COUNT times a u64 in native order: nanoseconds of each round
- *     -> "rate COUNT PERIOD_NS\n" the same, each round at its time of an absolute clock (clock_nanosleep)
- *     -> "idle MS\n"             nothing for so long; <- "done 0\n"
- *     -> "allocations\n"         in the last slice, by all processes; <- "done N\n", or an error
- *     -> "quit\n", or end of file  stops the workers and exits 0
- *     <- "error TEXT\n"          at any time, and it exits 1; "skip TEXT\n" instead of ready: cannot run here
- * All its processes are its descendants; none outlives it (PR_SET_PDEATHSIG, or the peer's own way).
- * stderr is the conductor's.
+ *     -> "rate COUNT PERIOD_NS\n" the same, each round at its time of an absolute clock
+ *     (clock_nanosleep) -> "idle MS\n"             nothing for so long; <- "done 0\n" ->
+ *     "allocations\n"         in the last slice, by all processes; <- "done N\n", or an error ->
+ *     "quit\n", or end of file  stops the workers and exits 0 <- "error TEXT\n"          at any
+ *     time, and it exits 1; "skip TEXT\n" instead of ready: cannot run here
+ * All its processes are its descendants; none outlives it (PR_SET_PDEATHSIG, or the peer's own
+ * way). stderr is the conductor's.
  */
 #ifndef BENCH_SUBJECT_H
 #define BENCH_SUBJECT_H
@@ -30,15 +31,17 @@
 
 struct subject_options {
     uint32_t rank_count;
-    size_t request_size; /* at least LOAD_SIZE_MIN */
-    size_t reply_size;   /* at least LOAD_SIZE_MIN */
+    /* at least LOAD_SIZE_MIN */
+    size_t request_size;
+    /* at least LOAD_SIZE_MIN */
+    size_t reply_size;
 };
 
 struct subject_ops {
     /* Started and attached. Returns 0; COX_UNSUPPORTED: not here, told as skip; another error. */
     int (*start)(const struct subject_options *options, void **ret_subject, struct cox_error *err);
-    /* One round, in the caller's thread; request has request_size bytes, of which load_number writes the first. NULL
-     * where run is given. Returns 0, or an error. */
+    /* One round, in the caller's thread; request has request_size bytes, of which load_number
+     * writes the first. NULL where run is given. Returns 0, or an error. */
     int (*round)(void *subject, uint8_t *request, uint64_t round, struct cox_error *err);
     /* COUNT rounds, for who measures in another thread. NULL where round is given. */
     int (*run)(void *subject, uint8_t *request, uint64_t *samples_ns, size_t count,
@@ -48,8 +51,8 @@ struct subject_ops {
     void (*stop)(void *subject);
 };
 
-/* The main of a subject: reads the options from argv (those of its own are taken out before), serves stdin. Returns the
- * exit status. */
+/* The main of a subject: reads the options from argv (those of its own are taken out before),
+ * serves stdin. Returns the exit status. */
 int subject_main(int argc, char **argv, const struct subject_ops *ops);
 
 #endif

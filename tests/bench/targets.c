@@ -17,9 +17,11 @@ static const char *const bytes_sections[PLACEMENT_COUNT] = {"bytes", "packed"};
 struct verdict {
     struct bench *bench;
     char name[96];
-    const char *target; /* in words */
+    /* in words */
+    const char *target;
     double limit;
-    bool at_least; /* the figure must be no smaller; otherwise no larger */
+    /* the figure must be no smaller; otherwise no larger */
+    bool at_least;
     enum placement placement;
     double worst;
     size_t count, missing;
@@ -255,8 +257,9 @@ static const json_t *call_row(const struct bench *bench, const char *kind)
     return row_find(bench, "call", kind, PLACEMENT_FREE, 4, BYTES, false);
 }
 
-/* A hand-off is from one processor to another, while the group is there and the machine is as it was for the call. What a
- * semaphore for the thread that submits costs within a round, with the workers on the processors, is said beside it. */
+/* A hand-off is from one processor to another, while the group is there and the machine is as it
+ * was for the call. What a semaphore for the thread that submits costs within a round, with the
+ * workers on the processors, is said beside it. */
 static void judge_call(struct bench *bench)
 {
     const json_t *call = call_row(bench, "sealed-call");

@@ -1,8 +1,9 @@
 /*
- * targets: what Coxswain must show, and whether this run does. Where something was not measured, that is said instead.
+ * targets: what Coxswain must show, and whether this run does. Where something was not measured,
+ * that is said instead.
  *
- * One thread; reads the bench's JSON and adds targets to it: [{name, target, measured, met, detail}], measured and met null
- * where there is nothing.
+ * One thread; reads the bench's JSON and adds targets to it: [{name, target, measured, met,
+ * detail}], measured and met null where there is nothing.
  */
 #ifndef BENCH_TARGETS_H
 #define BENCH_TARGETS_H

@@ -1,15 +1,20 @@
-/* hot_path: the rounds whose instructions (hot_path.py) and system calls (system_calls.py) are counted.
+/* hot_path: the rounds whose instructions (hot_path.py) and system calls (system_calls.py) are
+ * counted.
  *
- * A coordinator and its workers, all of them this program: WARM_UP rounds and then ROUNDS of opaque requests, the same of
- * decode steps. Each request is submitted from the handler of the one before, as in the benchmark.
+ * A coordinator and its workers, all of them this program: WARM_UP rounds and then ROUNDS of opaque
+ * requests, the same of decode steps. Each request is submitted from the handler of the one before,
+ * as in the benchmark.
  *
- *   hot_path named|sealed          For instructions. The handler waits until all ranks have answered before it returns: so
- *                                  the response thread never sleeps, and how often it looks does not depend on who runs
- *                                  when. What is not of the hot path is in functions of its own:
+ *   hot_path named|sealed          For instructions. The handler waits until all ranks have
+ *                                  answered before it returns: so the response thread never sleeps,
+ *                                  and how often it looks does not depend on who runs when. What is
+ *                                  not of the hot path is in functions of its own:
  *                                    hot_path_await   that wait
- *                                    hot_path_mark    called where a part of the count begins or ends, in each process
- *   hot_path named|sealed RANKS    For system calls. Nothing waits but the channel. Where a part begins or ends, the
- *                                  coordinator calls getppid, reads the clock, and calls getppid again.
+ *                                    hot_path_mark    called where a part of the count begins or
+ *                                                     ends, in each process
+ *   hot_path named|sealed RANKS    For system calls. Nothing waits but the channel. Where a part
+ *                                  begins or ends, the coordinator calls getppid, reads the clock,
+ *                                  and calls getppid again.
  *
  * HOT_PATH_COUNT: a command that the last rank's process becomes, before its own. */
 #include <errno.h>
@@ -43,7 +48,8 @@ __attribute__((noinline)) void hot_path_mark(void)
 
 /* ---- a worker ---- */
 
-/* Of each kind of request so many: a mark before the first that is counted, and one behind the last. */
+/* Of each kind of request so many: a mark before the first that is counted, and one behind the
+ * last. */
 static bool count_round(uint32_t *rounds)
 {
     bool marks = *rounds == WARM_UP || *rounds == WARM_UP + ROUNDS;
@@ -122,9 +128,11 @@ static void become_counted(char **argv)
 
 struct path {
     struct cox_executor *executor;
-    bool awaits; /* hot_path_await, in the handler */
+    /* hot_path_await, in the handler */
+    bool awaits;
     int (*submit)(struct path *path, uint64_t *ret_sequence);
-    uint32_t ended; /* rounds, of this kind of request */
+    /* rounds, of this kind of request */
+    uint32_t ended;
     uint64_t base_sequence;
     int failure;
     struct cox_error err;

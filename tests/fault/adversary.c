@@ -1,18 +1,22 @@
 /*
- * adversary: a library that turns one rank into an attacker. It is preloaded into every process of a group
- * and acts in the first process of one rank alone. adversary_test.py gives the orders.
+ * adversary: a library that turns one rank into an attacker. It is preloaded into every process of
+ * a group and acts in the first process of one rank alone. adversary_test.py gives the orders.
  *
- * Environment: ADVERSARY_RANK, the rank; ADVERSARY_FOLDER, a folder with the FIFO `orders` and the file `report`.
- * An order is a line `NUMBER WHAT ARGUMENTS`; its reports are lines, the last of them `done NUMBER`.
+ * Environment: ADVERSARY_RANK, the rank; ADVERSARY_FOLDER, a folder with the FIFO `orders` and the
+ * file `report`. An order is a line `NUMBER WHAT ARGUMENTS`; its reports are lines, the last of
+ * them `done NUMBER`.
  *
- *   inventory                  tries to become able to write each shared mapping and each file of this process, and
- *                              reports `writes INODE NAME` for each inode that was mapped for writing before, and
- *                              `gains INODE HOW NAME` for each attempt that succeeded
- *   scribble VALUE SET MS      overwrites, for so long, each mapping of SET that is mapped for writing. VALUE: zero,
- *                              ones, random, identities. SET: words, payload, all
+ *   inventory                  tries to become able to write each shared mapping and each file of
+ *                              this process, and reports `writes INODE NAME` for each inode that
+ *                              was mapped for writing before, and `gains INODE HOW NAME` for each
+ *                              attempt that succeeded
+ *   scribble VALUE SET MS      overwrites, for so long, each mapping of SET that is mapped for
+ *                              writing. VALUE: zero, ones, random, identities. SET: words, payload,
+ *                              all
  *   punch SET MS               makes holes in them
  *
- * One thread, started before main. It trusts no state of the process that it is in, and calls nothing of Coxswain.
+ * One thread, started before main. It trusts no state of the process that it is in, and calls
+ * nothing of Coxswain.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -114,16 +118,18 @@ static bool process_read(uint64_t pid, struct process *ret_process)
     text[length] = '\0';
     const char *at = strrchr(text, ')');
     uint64_t start;
-    if (!at || sscanf(at + 1,
-                      " %*c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
-                      "%*s %" SCNu64,
-                      &start) != 1)
+    if (!at ||
+        sscanf(
+            at + 1,
+            " %*c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %" SCNu64,
+            &start) != 1)
         return false;
     *ret_process = (struct process){pid, start};
     return true;
 }
 
-/* Its own identity, and those of the coordinator and of the other ranks: what words of theirs may say. */
+/* Its own identity, and those of the coordinator and of the other ranks: what words of theirs may
+ * say. */
 static void processes_read(void)
 {
     char path[64];

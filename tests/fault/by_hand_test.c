@@ -1,5 +1,5 @@
-/* Workers that are started by hand, killed and stopped at each step of their way in: the start that waits for
- * them goes on waiting, or ends and says which rank it was. */
+/* Workers that are started by hand, killed and stopped at each step of their way in: the start that
+ * waits for them goes on waiting, or ends and says which rank it was. */
 #include "testing.h"
 
 #include "channel/socket/door.h"
@@ -152,8 +152,8 @@ static void p3_b52_a_worker_stopped_on_its_way_in_is_waited_for(void **state)
     }
 }
 
-/* One start, rank 0 stopped on its way in. True: it was named with its state. False: the machine may have been
- * too slow for it to come so far in time. */
+/* One start, rank 0 stopped on its way in. True: it was named with its state. False: the machine
+ * may have been too slow for it to come so far in time. */
 static bool names_the_stopped(size_t p, uint64_t timeout_ms)
 {
     struct hand hand;

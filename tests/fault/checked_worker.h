@@ -22,12 +22,14 @@ enum checked_order {
 };
 
 struct checked_request {
-    uint64_t number; /* of the request: another one for each */
+    /* of the request: another one for each */
+    uint64_t number;
     uint32_t order;
     uint32_t rank;
     uint64_t seed;
     uint8_t fill[CHECKED_FILL_SIZE];
-    uint64_t checksum; /* over all before it */
+    /* over all before it */
+    uint64_t checksum;
 };
 
 struct checked_reply {

@@ -42,8 +42,10 @@ struct countdown {
     _Atomic int mode;
     _Atomic bool lenient;
     _Atomic bool own_only;
-    _Atomic int left;   /* calls until one fails */
-    _Atomic bool fired; /* the fields below are set */
+    /* calls until one fails */
+    _Atomic int left;
+    /* the fields below are set */
+    _Atomic bool fired;
     struct countdown_call call;
     const void *_Atomic site;
 };
@@ -122,7 +124,8 @@ static void arm(const struct countdown_subject *subject, enum mode mode, int k)
 struct belongings {
     size_t fds, threads, names, maps;
     bool children;
-    long blocks; /* and threads to join */
+    /* and threads to join */
+    long blocks;
     sigset_t mask;
 };
 
@@ -229,15 +232,16 @@ static void attempt_expect_nothing_left(const struct attempt *attempt,
 {
     struct belongings now;
     belongings_look(&now);
-    EXPECT(attempt, belongings_equal(before, &now),
-           "%s: fds %zu then %zu, threads %zu %zu, names %zu %zu, mappings %zu %zu, "
-           "children %d %d, blocks %ld %ld, signal mask %s",
-           when, before->fds, now.fds, before->threads, now.threads, before->names, now.names,
-           before->maps, now.maps, before->children, now.children, before->blocks, now.blocks,
-           memcmp(&before->mask, &now.mask, sizeof now.mask) ? "changed" : "kept");
+    EXPECT(
+        attempt, belongings_equal(before, &now),
+        "%s: fds %zu then %zu, threads %zu %zu, names %zu %zu, mappings %zu %zu, children %d %d, blocks %ld %ld, signal mask %s",
+        when, before->fds, now.fds, before->threads, now.threads, before->names, now.names,
+        before->maps, now.maps, before->children, now.children, before->blocks, now.blocks,
+        memcmp(&before->mask, &now.mask, sizeof now.mask) ? "changed" : "kept");
 }
 
-/* The sanitizer sees what the count of blocks cannot, blocks of other libraries; it takes its time. */
+/* The sanitizer sees what the count of blocks cannot, blocks of other libraries; it takes its time.
+ */
 static void attempt_expect_no_leak(const struct attempt *attempt)
 {
 #ifdef HAS_LEAK_CHECK

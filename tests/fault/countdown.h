@@ -1,10 +1,11 @@
 /*
- * countdown: constructors whose k-th call of the system fails, for k = 1, 2, 3... until they succeed.
+ * countdown: constructors whose k-th call of the system fails, for k = 1, 2, 3... until they
+ * succeed.
  *
  * The linker sends every call that the libraries make to malloc, open, clone and so on
- * (countdown_symbols.txt) through countdown_wraps.c. While a constructor runs the calls are counted;
- * one of them fails, and with it, if the mode says so, all that follow. Then nothing may be left, the
- * error is that of the first failure, and the same constructor works.
+ * (countdown_symbols.txt) through countdown_wraps.c. While a constructor runs the calls are
+ * counted; one of them fails, and with it, if the mode says so, all that follow. Then nothing may
+ * be left, the error is that of the first failure, and the same constructor works.
  *
  * Threads and processes: run from the test's thread. The count is in shared memory: calls of the
  *   library's threads, and of a child between fork and exec, count too.
@@ -19,24 +20,33 @@
 /* ---- one constructor ---- */
 
 struct countdown_subject {
-    const char *name; /* in the text of a failed test */
-    /* What is constructed, at most 64 KiB; 0: nothing. Untouched after a failure unless `in_place`. */
+    /* in the text of a failed test */
+    const char *name;
+    /* What is constructed, at most 64 KiB; 0: nothing. Untouched after a failure unless `in_place`.
+     */
     size_t size;
-    bool in_place; /* the object is in the caller's memory, a failed init may have written there */
+    /* the object is in the caller's memory, a failed init may have written there */
+    bool in_place;
     /* err is NULL where wordless. */
     int (*construct)(void *object, struct cox_error *err);
     void (*destroy)(void *object);
     /* Around each attempt, without faults: what it needs, and away with it. */
     void (*prepare)(void);
     void (*restore)(void);
-    int expected;     /* what it returns without any fault */
-    const int *codes; /* positive codes that a fault may give, ended by 0 */
-    const char
-        *word;     /* a failure's text may explain itself with this, beside the error's own text */
-    bool wordless; /* the constructor has no err */
-    bool lenient;  /* some faults may go unnoticed: those that the wraps mark as passable */
-    bool own_only; /* what other libraries call is not counted: another subject has it */
-    bool costly;   /* it is tried without faults once per place that failed, not after each fault */
+    /* what it returns without any fault */
+    int expected;
+    /* positive codes that a fault may give, ended by 0 */
+    const int *codes;
+    /* a failure's text may explain itself with this, beside the error's own text */
+    const char *word;
+    /* the constructor has no err */
+    bool wordless;
+    /* some faults may go unnoticed: those that the wraps mark as passable */
+    bool lenient;
+    /* what other libraries call is not counted: another subject has it */
+    bool own_only;
+    /* it is tried without faults once per place that failed, not after each fault */
+    bool costly;
 };
 
 /* Each fails the test with the subject's name, the mode, k, and the call that failed. */
@@ -58,8 +68,10 @@ enum countdown_flag {
 
 struct countdown_call {
     const char *name;
-    int error;  /* 0: EINTR is all that can happen */
-    int status; /* a positive code that stands for this error, 0: none */
+    /* 0: EINTR is all that can happen */
+    int error;
+    /* a positive code that stands for this error, 0: none */
+    int status;
     unsigned flags;
 };
 

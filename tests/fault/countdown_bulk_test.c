@@ -1,5 +1,5 @@
-/* Blocks: making, mapping and reading them, with each of their calls failing in turn. The sender of what is read is a
- * process of its own. */
+/* Blocks: making, mapping and reading them, with each of their calls failing in turn. The sender of
+ * what is read is a process of its own. */
 #include "countdown.h"
 #include "testing.h"
 

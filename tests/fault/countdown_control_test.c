@@ -1,5 +1,5 @@
-/* Both ends of a control connection, and the scheduler of all clients, with each of their calls failing in
- * turn. */
+/* Both ends of a control connection, and the scheduler of all clients, with each of their calls
+ * failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 

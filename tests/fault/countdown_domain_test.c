@@ -1,5 +1,5 @@
-/* Domains: the table, memory of host and staged, and CUDA memory with a stand-in for the driver, with each of
- * their calls failing in turn. */
+/* Domains: the table, memory of host and staged, and CUDA memory with a stand-in for the driver,
+ * with each of their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 

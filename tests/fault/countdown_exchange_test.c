@@ -1,5 +1,5 @@
-/* The memory in which ranks exchange slices, and the engine above it, with each of their calls failing
- * in turn. */
+/* The memory in which ranks exchange slices, and the engine above it, with each of their calls
+ * failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -20,7 +20,8 @@ static const int codes[] = {COX_NO_SPACE, COX_DENIED, COX_INVALID, 0};
 static int group_fd;
 static struct cox_group *group;
 
-/* A group of one: what fails in an operation ends it for good, so each attempt has one of its own. */
+/* A group of one: what fails in an operation ends it for good, so each attempt has one of its own.
+ */
 static void group_make(void)
 {
     struct cox_group_options options = {.rank_count = 1, .deadline_ns = COX_DEADLINE_NEVER};

@@ -1,5 +1,6 @@
 /* What starts threads and processes, up to the whole group, with each of their calls failing in
- * turn: those of the coordinator's threads too, and those of a child before it executes its program. */
+ * turn: those of the coordinator's threads too, and those of a child before it executes its
+ * program. */
 #include "countdown.h"
 #include "testing.h"
 

@@ -1,4 +1,5 @@
-/* Pools, and KV blocks: made, attached, opened by handle, exported, and memory on demand, with each of their calls failing in turn. */
+/* Pools, and KV blocks: made, attached, opened by handle, exported, and memory on demand, with each
+ * of their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 

@@ -1,5 +1,5 @@
-/* The rank group's constructor with each of its calls failing in turn: alone under a name, alone in memory that
- * came another way, and with another rank that waits. */
+/* The rank group's constructor with each of its calls failing in turn: alone under a name, alone in
+ * memory that came another way, and with another rank that waits. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -61,8 +61,8 @@ static void restore_memory(void)
     cox_close_fd(&memory_fd);
 }
 
-/* The other rank is a process that does nothing: what it would do would be counted, too. Its words are
- * written here. */
+/* The other rank is a process that does nothing: what it would do would be counted, too. Its words
+ * are written here. */
 static void prepare_other(void)
 {
     uint64_t start;

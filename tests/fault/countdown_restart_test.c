@@ -1,5 +1,5 @@
-/* Ranks that get other processes, with each of the calls for that failing in turn: then the rank is dead, nothing
- * of the attempt is left, and the next one works. */
+/* Ranks that get other processes, with each of the calls for that failing in turn: then the rank is
+ * dead, nothing of the attempt is left, and the next one works. */
 #include "countdown.h"
 #include "testing.h"
 

@@ -202,8 +202,8 @@ static const struct countdown_subject memories[] = {
      .restore = memory_restore},
 };
 
-/* ---- whole groups. Not with all calls failing from some on: the door's thread fails beside the others, so the
- * first failure is not always the one that is told of. ---- */
+/* ---- whole groups. Not with all calls failing from some on: the door's thread fails beside the
+ * others, so the first failure is not always the one that is told of. ---- */
 
 static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
 

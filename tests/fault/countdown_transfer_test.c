@@ -1,4 +1,5 @@
-/* Links and pulls of a group, and what it remembers of its ranks' KV caches, with each of their calls failing in turn. */
+/* Links and pulls of a group, and what it remembers of its ranks' KV caches, with each of their
+ * calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 

@@ -1,5 +1,5 @@
-/* The model's weights for all ranks: loaded by the coordinator, and taken by a rank, with each of their calls failing in
- * turn. */
+/* The model's weights for all ranks: loaded by the coordinator, and taken by a rank, with each of
+ * their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -54,7 +54,8 @@ static int rank_take(void *object, struct cox_error *err)
     int r = cox_weights_subscriber_new("/nowhere", &weights);
     if (r)
         return cox_fail(err, r, "no memory");
-    r = cox_weights_subscriber_take(weights, 1, &offer, cox_deadline_after_ms(10000), &bytes, &size, err);
+    r = cox_weights_subscriber_take(weights, 1, &offer, cox_deadline_after_ms(10000), &bytes, &size,
+                                    err);
     if (r)
         cox_weights_subscriber_free(weights);
     else

@@ -1,4 +1,5 @@
-/* The memory of the rank group, made, renewed and given back, with each of these calls failing in turn. */
+/* The memory of the rank group, made, renewed and given back, with each of these calls failing in
+ * turn. */
 #include "countdown.h"
 #include "testing.h"
 

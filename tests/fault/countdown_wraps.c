@@ -134,8 +134,8 @@ WRAP(void, free, void *memory)
 }
 
 /* The parser takes a token that it got no memory for as one that does not belong there. Its text
- * buffer, which grows by doubling from 16 bytes, it does not check at all (2.14): that would test the
- * parser, and end in its writing past the buffer. */
+ * buffer, which grows by doubling from 16 bytes, it does not check at all (2.14): that would test
+ * the parser, and end in its writing past the buffer. */
 void *countdown_malloc(size_t size)
 {
     bool doubled = size > 16 && (size & (size - 1)) == 0;
@@ -455,7 +455,8 @@ WRAP(ssize_t, sendmsg, int fd, const struct msghdr *message, int flags)
 
 WRAP(ssize_t, recvmsg, int fd, struct msghdr *message, int flags)
 {
-    /* A connection whose queue cannot be looked into is closed by another thread (channel/socket/closer.h). */
+    /* A connection whose queue cannot be looked into is closed by another thread
+     * (channel/socket/closer.h). */
     if (FAILS("recvmsg", ENOMEM, 0,
               COUNTDOWN_INTERRUPTIBLE | (flags & MSG_PEEK ? COUNTDOWN_PASSABLE : 0)))
         return -1;
@@ -523,7 +524,8 @@ int __wrap_fcntl(int fd, int command, ...)
     va_end(args);
     /* A duplicate at a number of some height may be had at a lower one as well. */
     unsigned flags = command == F_DUPFD_CLOEXEC && argument > 3 ? COUNTDOWN_PASSABLE : 0;
-    /* How much a pipe holds is asked for when all is over; so is the lock under which a name is removed. */
+    /* How much a pipe holds is asked for when all is over; so is the lock under which a name is
+     * removed. */
     if (command != F_GETPIPE_SZ && command != F_OFD_SETLK && FAILS("fcntl", EMFILE, 0, flags))
         return -1;
     return __real_fcntl(fd, command, argument);

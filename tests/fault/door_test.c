@@ -22,7 +22,8 @@ static const char *const points[] = {
 
 struct life {
     char plan[64];
-    const char *path; /* of a visitor: the door's */
+    /* of a visitor: the door's */
+    const char *path;
 };
 
 static void visit_all_ways(const char *path)

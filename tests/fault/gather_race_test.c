@@ -1,6 +1,7 @@
 /*
- * gather_race_test: the response thread stands still between two of its steps, so that what seldom happens does: an answer and
- * the deadline come between a look at the answers and the clock; a rank is replaced while memory is given back.
+ * gather_race_test: the response thread stands still between two of its steps, so that what seldom
+ * happens does: an answer and the deadline come between a look at the answers and the clock; a rank
+ * is replaced while memory is given back.
  *
  * Groups are named, or, with COXSWAIN_TEST_ATTACH=sealed in the environment, sealed.
  */
@@ -64,8 +65,8 @@ static void *wake_main(void *collector)
     return NULL;
 }
 
-/* Rank 1 is seen to owe its answer, rank 0 to have given it; there the look stops until rank 1 has answered, too, and the
- * deadline has come. Returns false if rank 1 did not make it in time. */
+/* Rank 1 is seen to owe its answer, rank 0 to have given it; there the look stops until rank 1 has
+ * answered, too, and the deadline has come. Returns false if rank 1 did not make it in time. */
 static bool answer_in_time(uint64_t timeout_ms)
 {
     const uint32_t before = arm("reply.fetched:hold:coordinator:1");
@@ -118,7 +119,8 @@ static void p3_an_answer_in_time_is_no_timeout_however_late_it_is_looked_at(void
     }
 }
 
-/* The request was in a block, which is given back behind the handler; that may take as long as it likes. */
+/* The request was in a block, which is given back behind the handler; that may take as long as it
+ * likes. */
 static void p8_m3_memory_is_given_back_when_the_handler_has_returned(void **state)
 {
     (void)state;

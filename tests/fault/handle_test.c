@@ -1,4 +1,5 @@
-/* By-value handles, with exporter and importer killed and stopped behind every step that others can see. */
+/* By-value handles, with exporter and importer killed and stopped behind every step that others can
+ * see. */
 #include "tests/multi/door_fixture.h"
 #include "tests/multi/handle_peer.h"
 #include "channel/base/fault.h"
@@ -43,7 +44,8 @@ static void expect_open(const struct cox_handle *handle, int code)
 
 struct expectation {
     struct cox_handle handle;
-    bool by_pidfd; /* else that way is denied */
+    /* else that way is denied */
+    bool by_pidfd;
     int code;
 };
 
@@ -69,7 +71,8 @@ static void expect_both(const struct cox_handle *handle, int by_pidfd, int by_do
 
 struct life {
     char plan[64];
-    int told; /* each handle once it has it */
+    /* each handle once it has it */
+    int told;
 };
 
 static void export_and_put(void *context)
@@ -129,7 +132,8 @@ static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
 {
     static const struct {
         const char *plan;
-        int by_pidfd, by_door; /* the first handle, whose end comes first */
+        /* the first handle, whose end comes first */
+        int by_pidfd, by_door;
     } stops[] = {
         {"handle.exported:stop:coordinator:2", 0, 0},
         {"handle.deposited:stop:coordinator:2", 0, 0},

@@ -1,10 +1,10 @@
 /*
- * hostile_group_test: a rank of a sealed group that writes over its own words of the rank group, over its values and over
- * the hints, with nonsense and with what could be true of somebody else, while the ranks work together and while they
- * form their group anew.
+ * hostile_group_test: a rank of a sealed group that writes over its own words of the rank group,
+ * over its values and over the hints, with nonsense and with what could be true of somebody else,
+ * while the ranks work together and while they form their group anew.
  *
- * What must hold: nothing else can be written; every operation ends; what the others are told is right, or an error that
- * names the rank that writes; once it is replaced, everything works again.
+ * What must hold: nothing else can be written; every operation ends; what the others are told is
+ * right, or an error that names the rank that writes; once it is replaced, everything works again.
  */
 #include "testing.h"
 
@@ -58,7 +58,8 @@ enum temper {
 };
 
 struct request {
-    uint64_t number; /* and epoch */
+    /* and epoch */
+    uint64_t number;
     uint32_t order;
     uint32_t temper;
 };
@@ -390,7 +391,8 @@ static struct test_group *group_start(void)
 }
 
 struct judged {
-    bool whole; /* all that was asked succeeded, in every rank but the hostile one */
+    /* all that was asked succeeded, in every rank but the hostile one */
+    bool whole;
     uint32_t honest;
     const char *when;
 };

@@ -1,6 +1,6 @@
 /*
- * hostile_sealed_test: sealed groups in which one rank writes over every byte that it can reach: its own
- * memory (identity, lines, tags, slots) and the wake memory.
+ * hostile_sealed_test: sealed groups in which one rank writes over every byte that it can reach:
+ * its own memory (identity, lines, tags, slots) and the wake memory.
  *
  * What must hold whatever it writes: nobody crashes, every request ends by its deadline, stop is
  * bounded; and what the other ranks answer, to requests with and without it, is right and arrives.
@@ -54,7 +54,8 @@ struct request {
     uint64_t number;
     uint32_t order;
     uint32_t bits;
-    uint64_t offset; /* FLIP: in its memory, then in the wake memory; MEDDLE: a seed */
+    /* FLIP: in its memory, then in the wake memory; MEDDLE: a seed */
+    uint64_t offset;
 };
 
 struct reply {
@@ -67,7 +68,8 @@ struct hostile {
     uint64_t own_size, wake_size;
     uint64_t random;
     unsigned temper;
-    _Atomic bool meddles; /* from then on, to its end */
+    /* from then on, to its end */
+    _Atomic bool meddles;
 };
 
 static void on_signal(int number)
@@ -115,8 +117,9 @@ static uint64_t next(struct hostile *hostile)
     return *state;
 }
 
-/* Tempers: the wake memory alone; its lines; its slots; everything; and with a pause or without. Then the same with holes
- * instead of bits, where others read zeroes, and calls that meet one fail: the wake memory alone, and its own as well. */
+/* Tempers: the wake memory alone; its lines; its slots; everything; and with a pause or without.
+ * Then the same with holes instead of bits, where others read zeroes, and calls that meet one fail:
+ * the wake memory alone, and its own as well. */
 static void *meddle(void *argument)
 {
     struct hostile *hostile = argument;
@@ -129,7 +132,8 @@ static void *meddle(void *argument)
             madvise(hostile->wake, hostile->wake_size, MADV_REMOVE);
             if (target) {
                 madvise(hostile->own, hostile->own_size, MADV_REMOVE);
-                /* What it has answered is seen now and then: of who never answers others are told, and wait. */
+                /* What it has answered is seen now and then: of who never answers others are told,
+                 * and wait. */
                 nanosleep(&answered, NULL);
             }
         } else if (target == 0)
@@ -270,8 +274,10 @@ static void group_end(struct test_group *group)
 /* What each of the others said. */
 struct judged {
     uint64_t number;
-    bool whole;  /* everybody who was asked, but the hostile one, answered as it should */
-    bool harmed; /* one of them did otherwise */
+    /* everybody who was asked, but the hostile one, answered as it should */
+    bool whole;
+    /* one of them did otherwise */
+    bool harmed;
     char text[256];
 };
 
@@ -301,8 +307,8 @@ static void judge(void *context, const struct cox_completion *completion)
 
 static char call_error[1024]; /* of the last call */
 
-/* Returns the status; *ret_whole: the others all answered. Fails the test when it ends too late, or when
- * another rank than the hostile one is said to have failed. */
+/* Returns the status; *ret_whole: the others all answered. Fails the test when it ends too late, or
+ * when another rank than the hostile one is said to have failed. */
 static int call(struct test_group *group, enum order order, uint64_t offset, uint32_t bits,
                 bool without, uint64_t timeout_ms, bool *ret_whole)
 {
@@ -363,8 +369,8 @@ static void shuffle(uint32_t *items, uint32_t count, uint64_t state)
     }
 }
 
-/* Every byte of its block and of the wake memory, and the first of its slots, in an order of its own: all bits of it, and
- * one. */
+/* Every byte of its block and of the wake memory, and the first of its slots, in an order of its
+ * own: all bits of it, and one. */
 static void p10_b14_a_rank_s_flipped_byte_harms_no_other(void **state)
 {
     enum {

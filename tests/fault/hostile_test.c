@@ -169,8 +169,9 @@ static int call_checked(struct test_group *group, enum checked_order order, uint
     return r;
 }
 
-/* Works within WORKS_MS. What is left of before may end the first calls; and where a word of a rank's line is spoilt, each
- * call is COX_CORRUPT at once, until the rank has stored that word again for a request that it has taken. */
+/* Works within WORKS_MS. What is left of before may end the first calls; and where a word of a
+ * rank's line is spoilt, each call is COX_CORRUPT at once, until the rank has stored that word
+ * again for a request that it has taken. */
 static bool group_works(struct test_group *group)
 {
     const uint64_t end_ns = cox_deadline_after_ms(WORKS_MS);
@@ -206,7 +207,8 @@ struct load {
     struct flight flights[IN_FLIGHT_MAX];
     size_t submitted, completed;
     size_t late, foreign, twice, spoilt, good, failed, odd;
-    char text[512]; /* of the first odd one */
+    /* of the first odd one */
+    char text[512];
 };
 
 static void load_init(struct load *load)
@@ -367,9 +369,9 @@ static void load_run(struct test_group *group, struct load *load, uint64_t time_
     size_t foreign = load->foreign, odd = load->odd;
     pthread_mutex_unlock(&load->lock);
     if (completed != load->submitted || late || twice || foreign || odd)
-        fail_msg("of %zu requests %zu completed, %zu too late, %zu more than once, %zu with the "
-                 "answer of another, %zu with an odd status (%s)",
-                 load->submitted, completed, late, twice, foreign, odd, load->text);
+        fail_msg(
+            "of %zu requests %zu completed, %zu too late, %zu more than once, %zu with the answer of another, %zu with an odd status (%s)",
+            load->submitted, completed, late, twice, foreign, odd, load->text);
 }
 
 /* ---- seeds ---- */
@@ -416,7 +418,8 @@ static void goodbye_completed(void *context, const struct cox_completion *comple
     atomic_store((_Atomic int *)context, completion->status);
 }
 
-/* The workers are halted while the frame of a step is written over with a finalize of its length. */
+/* The workers are halted while the frame of a step is written over with a finalize of its length.
+ */
 static void p10_a_frame_turned_into_a_goodbye_ends_nobody(void **state)
 {
     (void)state;
@@ -613,7 +616,8 @@ static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
     assert_true(done > 100);
 }
 
-/* Every bit of the abort line turned ends nobody, on no channel; only what the coordinator stores does. */
+/* Every bit of the abort line turned ends nobody, on no channel; only what the coordinator stores
+ * does. */
 static void p10_a_bit_of_the_abort_line_ends_nobody(void **state)
 {
     char name[64];
@@ -661,8 +665,8 @@ static void load_await(struct load *load, size_t count)
     assert_int_equal(load->late + load->twice + load->foreign + load->odd, 0);
 }
 
-/* Every word in which a side says how far it is, changed by one bit or more, while ranks are idle and
- * while they owe an answer: who has said it says it again. */
+/* Every word in which a side says how far it is, changed by one bit or more, while ranks are idle
+ * and while they owe an answer: who has said it says it again. */
 static void p10_words_that_were_written_over_are_said_again(void **state)
 {
     static struct load load;
@@ -792,8 +796,8 @@ static void p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing(void **s
 
 /* ---- semaphores ---- */
 
-/* Requests under deadlines while somebody writes all kinds of garbage over all semaphores of the group;
- * kind: see semaphores_main. */
+/* Requests under deadlines while somebody writes all kinds of garbage over all semaphores of the
+ * group; kind: see semaphores_main. */
 static void semaphores_seed(uint32_t rank_count, unsigned kind)
 {
     static struct load load;
@@ -863,8 +867,8 @@ static int semaphores_map(struct semaphores *semaphores, const char *name)
     return semaphores->count > 0 ? 0 : -1;
 }
 
-/* One semaphore: 0 and 1 zeros, 2 and 3 all ones, 4 and 5 random, 6 and 7 one random byte, 8 and 9 the word alone that tells
- * glibc who shares it. */
+/* One semaphore: 0 and 1 zeros, 2 and 3 all ones, 4 and 5 random, 6 and 7 one random byte, 8 and 9
+ * the word alone that tells glibc who shares it. */
 static void semaphore_spoil(uint8_t *bytes, unsigned kind, uint64_t *random)
 {
     uint8_t garbage[sizeof(sem_t)];
@@ -895,7 +899,8 @@ static int semaphores_main(const char *argument)
     return 0;
 }
 
-/* Writes until its standard input ends. argument: "SEED:NAME". early: the group is still to come. */
+/* Writes until its standard input ends. argument: "SEED:NAME". early: the group is still to come.
+ */
 static int meddle_main(const char *argument, bool early)
 {
     struct meddler meddler;

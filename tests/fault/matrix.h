@@ -1,11 +1,13 @@
 /*
  * matrix: the death matrix, in six parts: the driver, a process that is the coordinator of a group
- * (matrix_driver.c); the runner, which starts one and sees who is left (matrix_run.c); the judge, who reads
- * its journal (matrix_judge.c); a rank that is started again (matrix_renew.c); which points are whose (matrix_points.c); and the cases (matrix_test.c).
+ * (matrix_driver.c); the runner, which starts one and sees who is left (matrix_run.c); the judge,
+ * who reads its journal (matrix_judge.c); a rank that is started again (matrix_renew.c); which
+ * points are whose (matrix_points.c); and the cases (matrix_test.c).
  *
  * The journal is the driver's standard output, a line per operation:
  *
- *     NAME STATUS R0 R1 R2 | TEXT     Rn: '-' not asked or no completion, ok, error, late, deadN (signal N)
+ *     NAME STATUS R0 R1 R2 | TEXT     Rn: '-' not asked or no completion, ok, error, late, deadN
+ *                                     (signal N)
  *     # anything                      for the reader
  */
 #ifndef COX_TESTS_FAULT_MATRIX_H
@@ -42,18 +44,23 @@ struct matrix_line {
 struct matrix_journal {
     size_t used;
     char bytes[MATRIX_JOURNAL_SIZE];
-    char copy[MATRIX_JOURNAL_SIZE]; /* cut into lines */
+    /* cut into lines */
+    char copy[MATRIX_JOURNAL_SIZE];
     struct matrix_line lines[MATRIX_LINE_COUNT];
     size_t line_count;
 };
 
 struct matrix_case {
     enum cox_fault_point point;
-    int process; /* MATRIX_COORDINATOR or a rank */
+    /* MATRIX_COORDINATOR or a rank */
+    int process;
     int signal;
-    uint32_t passage; /* from 1 */
-    bool first;       /* it is sure to be reached */
-    bool renewed;     /* of the rank's second life: matrix_renew.c */
+    /* from 1 */
+    uint32_t passage;
+    /* it is sure to be reached */
+    bool first;
+    /* of the rank's second life: matrix_renew.c */
+    bool renewed;
 };
 
 enum matrix_verdict {
@@ -67,12 +74,14 @@ enum matrix_verdict {
 struct matrix_run {
     const struct matrix_case *death;
     char name[64];
-    char folder[64]; /* its own XDG_RUNTIME_DIR */
+    /* its own XDG_RUNTIME_DIR */
+    char folder[64];
     uint64_t brief_ms;
     struct cox_fault_counts *counts;
     int counts_fd;
     struct matrix_journal journal;
-    int status; /* of the driver, as from waitpid */
+    /* of the driver, as from waitpid */
+    int status;
     bool hung;
     enum matrix_verdict verdict;
     char problems[2048];
@@ -82,19 +91,20 @@ struct matrix_run {
 int matrix_renew_drive(const char *name, uint64_t brief_ms);
 int matrix_driver(int argc, char **argv);
 
-/* Starts a driver in `mode`, follows it to its end, and reads its journal. Returns how many processes it left,
- * which are gone by then. */
+/* Starts a driver in `mode`, follows it to its end, and reads its journal. Returns how many
+ * processes it left, which are gone by then. */
 int matrix_driver_run(struct matrix_run *run, enum matrix_mode mode);
 void matrix_counts_new(struct matrix_run *run);
 const char *matrix_process_name(int process);
 /* A folder for the sockets of this run alone; and its end: what is left in it is complained of. */
 void matrix_doors_new(struct matrix_run *run);
 void matrix_doors_end(struct matrix_run *run);
-/* What is in the folder for sockets; name (of COX_DOOR_PATH_SIZE bytes, may be NULL): of the last one. */
+/* What is in the folder for sockets; name (of COX_DOOR_PATH_SIZE bytes, may be NULL): of the last
+ * one. */
 uint32_t matrix_doors_count(char *name);
 
-/* Of the undisturbed run: each point is passed by those kinds of groups that are to pass it, and by no
- * other. Returns how many are not, which are told. */
+/* Of the undisturbed run: each point is passed by those kinds of groups that are to pass it, and by
+ * no other. Returns how many are not, which are told. */
 size_t matrix_points_check(const struct cox_fault_counts *counts);
 
 /* Of the undisturbed run; written before there are runners. */
@@ -103,8 +113,9 @@ void matrix_journal_parse(struct matrix_journal *journal);
 /* The first line of that name; line_count: none. */
 size_t matrix_learned_index(const char *name);
 
-__attribute__((format(printf, 3, 4))) void
-matrix_complain(struct matrix_run *run, enum matrix_verdict verdict, const char *format, ...);
+__attribute__((format(printf, 3, 4))) void matrix_complain(struct matrix_run *run,
+                                                           enum matrix_verdict verdict,
+                                                           const char *format, ...);
 /* Runs the case and judges it. */
 void matrix_judge(struct matrix_run *run);
 /* The same for the next life of a rank that was killed; without a case nothing is struck. */

@@ -47,26 +47,31 @@ struct driver {
     uint64_t brief_ms;
     struct cox_executor *executor;
     struct cox_rank_set asked;
-    bool felt; /* the rank was found dead, or late and continued */
+    /* the rank was found dead, or late and continued */
+    bool felt;
     int slow_count;
     struct record record;
     /* Of steps: one sequence of tokens. */
-    uint64_t base; /* 0: announce it */
+    /* 0: announce it */
+    uint64_t base;
     int32_t tokens[16];
     uint32_t token_count;
     /* Of the handler and the fault hook. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct record flights[MATRIX_FLIGHT_COUNT];
-    int flight_count; /* submitted and not yet completed */
+    /* submitted and not yet completed */
+    int flight_count;
     bool heard[MATRIX_RANK_COUNT];
 };
 
 struct operation {
     const char *name;
     int (*call)(struct driver *d, const struct operation *operation, struct cox_error *err);
-    const char *text; /* of opaque requests */
-    int type;         /* of others */
+    /* of opaque requests */
+    const char *text;
+    /* of others */
+    int type;
 };
 
 static const struct cox_fault_counts *counts;
@@ -463,8 +468,8 @@ static void group_run(struct driver *d)
 }
 
 /* The same name again, as a user would. */
-/* A group of its own, in which a rank dies and is started again. Only the coordinator's steps are struck
- * and counted here: ranks know of no plan. */
+/* A group of its own, in which a rank dies and is started again. Only the coordinator's steps are
+ * struck and counted here: ranks know of no plan. */
 static void restart_run(struct driver *d)
 {
     unsetenv("COXSWAIN_FAULT");

@@ -53,8 +53,8 @@ static void judge_dead(struct matrix_run *run, const struct matrix_line *line)
     }
 }
 
-/* The first operation that met the stopped rank. What may come of a slow machine is tried again with more time, in which
- * a fault of ours would show again. */
+/* The first operation that met the stopped rank. What may come of a slow machine is tried again
+ * with more time, in which a fault of ours would show again. */
 static void judge_late(struct matrix_run *run, const struct matrix_line *line)
 {
     char rank[32];
@@ -75,7 +75,8 @@ static void judge_late(struct matrix_run *run, const struct matrix_line *line)
         const char *is = line->outcomes[r];
         if (!is_told(line) || (!is_asked(line, r) && strcmp(line->name, "first") == 0))
             continue;
-        /* The error channel has one slot: who holds it while it is stopped keeps the others waiting. */
+        /* The error channel has one slot: who holds it while it is stopped keeps the others
+         * waiting. */
         bool waits = strcmp(is, "late") == 0 && strcmp(line->name, "fault") == 0;
         if (strcmp(is, r == bad ? "late" : "ok") != 0 && !waits)
             matrix_complain(run, MATRIX_SLOW, "%s: rank %d is %s", line->name, r, is);
@@ -104,8 +105,8 @@ size_t matrix_learned_index(const char *name)
     return i;
 }
 
-/* The first group, line for line. At most one failure, as judge tells; what failed is then done again. Returns the
- * number of lines read. */
+/* The first group, line for line. At most one failure, as judge tells; what failed is then done
+ * again. Returns the number of lines read. */
 static size_t judge_first(struct matrix_run *run,
                           void (*judge)(struct matrix_run *, const struct matrix_line *))
 {
@@ -161,7 +162,8 @@ static void judge_rest(struct matrix_run *run, size_t i, enum matrix_mode mode, 
 {
     static const struct {
         const char *name;
-        bool first, other; /* only behind the first group; only in MATRIX_OTHER */
+        /* only behind the first group; only in MATRIX_OTHER */
+        bool first, other;
     } rest[] = {
         {"names", true, false},        {"doors", true, false},
         {"other", false, true},        {"second-start", false, false},
@@ -215,7 +217,8 @@ static void judge_dead_door(struct matrix_run *run)
     cox_door_session_close(&session);
 }
 
-/* Killed: up to there everything was as usual; nobody stays; names only of a group that was not complete. */
+/* Killed: up to there everything was as usual; nobody stays; names only of a group that was not
+ * complete. */
 static void judge_coordinator_death(struct matrix_run *run)
 {
     struct matrix_journal *journal = &run->journal;

@@ -13,7 +13,8 @@ enum kind {
     ELSEWHERE, /* by neither scenario: killed and stopped there by the test that the row names */
 };
 
-/* What is not here, both kinds pass. A row is checked both ways: one that says too little, or too much, fails. */
+/* What is not here, both kinds pass. A row is checked both ways: one that says too little, or too
+ * much, fails. */
 static const struct row {
     enum cox_fault_point point;
     enum kind kind;

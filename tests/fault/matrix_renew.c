@@ -1,4 +1,5 @@
-/* matrix_renew: a rank that was killed is started again, and its next life is struck at each of its steps. */
+/* matrix_renew: a rank that was killed is started again, and its next life is struck at each of its
+ * steps. */
 #include "matrix.h"
 
 #include "coordinator/executor/operations.h"
@@ -45,7 +46,8 @@ static int go_on(struct cox_executor *executor, struct cox_error *err)
     return r;
 }
 
-/* The last init, then a request; late ranks go on, and are asked once more. Returns how it ended. */
+/* The last init, then a request; late ranks go on, and are asked once more. Returns how it ended.
+ */
 static int life_try(struct cox_executor *executor, uint64_t brief_ms)
 {
     struct cox_error err = {0};

@@ -190,8 +190,8 @@ static void driver_follow(struct matrix_run *run, pid_t pid, int out)
     close(out);
 }
 
-/* The leak check of AddressSanitizer clones a process, which ends a moment after a worker that is killed in the
- * middle of it. There only who goes on is a fault. */
+/* The leak check of AddressSanitizer clones a process, which ends a moment after a worker that is
+ * killed in the middle of it. There only who goes on is a fault. */
 #ifdef __SANITIZE_ADDRESS__
 #define HELPERS_OF_SANITIZER true
 #else

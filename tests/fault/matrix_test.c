@@ -1,20 +1,22 @@
 /*
- * matrix_test: a group of three in which one process is killed, or stopped and continued, at a step of the
- * protocol: at each of them, in each process.
+ * matrix_test: a group of three in which one process is killed, or stopped and continued, at a step
+ * of the protocol: at each of them, in each process.
  *
  * Groups are named, or, with COXSWAIN_TEST_ATTACH=sealed in the environment, sealed.
  *
- * The scenario (matrix_driver.c) first runs undisturbed and is counted: who passes which point how often. A point that
- * nobody passes fails the test, unless matrix_points.c says that it is the other kind's or another test's, so a new step
- * finds its way into the scenario. Then, for each point and process that
- * passed it: struck at its first passage, at its last, and at some in between; with the argument `all` at every one; under
- * a sanitizer at the first.
+ * The scenario (matrix_driver.c) first runs undisturbed and is counted: who passes which point how
+ * often. A point that nobody passes fails the test, unless matrix_points.c says that it is the
+ * other kind's or another test's, so a new step finds its way into the scenario. Then, for each
+ * point and process that passed it: struck at its first passage, at its last, and at some in
+ * between; with the argument `all` at every one; under a sanitizer at the first.
  *
- * One case again, with its journal:   test_fault_matrix [renewed] POINT kill|stop RANK|coordinator PASSAGE
+ * One case again, with its journal:   test_fault_matrix [renewed] POINT kill|stop RANK|coordinator
+ * PASSAGE
  *
- * Every case is a process of its own (the runner): subreaper of the driver, so that it sees whoever is left. Several
- * run at once; no verdict depends on time beyond TEST_PATIENCE_MS. Where an operation has to end at its deadline, and
- * the machine was too slow for those who should have answered before it, the case is run again with a longer one.
+ * Every case is a process of its own (the runner): subreaper of the driver, so that it sees whoever
+ * is left. Several run at once; no verdict depends on time beyond TEST_PATIENCE_MS. Where an
+ * operation has to end at its deadline, and the machine was too slow for those who should have
+ * answered before it, the case is run again with a longer one.
  */
 #include "matrix.h"
 
@@ -95,7 +97,8 @@ static _Noreturn void runner_main(const struct matrix_case *death, size_t number
 struct runner {
     pid_t pid;
     FILE *report;
-    size_t number; /* of its case */
+    /* of its case */
+    size_t number;
     int attempt;
 };
 
@@ -194,7 +197,8 @@ static void run_all(const struct matrix_case *cases, size_t case_count)
 
 static enum { FIRST, SOME, EVERY } density = SLOWNESS > 1 ? FIRST : SOME;
 
-/* The first passage, the last, and PARTS - 1 in between; or every one. Returns the one behind `passage`; 0: none. */
+/* The first passage, the last, and PARTS - 1 in between; or every one. Returns the one behind
+ * `passage`; 0: none. */
 static uint32_t passage_next(uint32_t passage, uint32_t passed)
 {
     if (passage >= passed || (passage > 0 && density == FIRST))

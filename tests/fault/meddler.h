@@ -29,14 +29,19 @@ enum meddler_target {
 /* How a seed behaves: what it writes over, how much at a time, how often. */
 struct meddler_temper {
     unsigned targets;
-    uint32_t burst;      /* writes in a row */
-    uint64_t pause_ns;   /* between bursts; 0: none */
-    uint32_t length_max; /* bytes of one write; 1: single bytes */
-    bool spares_abort;   /* leaves the abort word alone, which would end everything at once */
+    /* writes in a row */
+    uint32_t burst;
+    /* between bursts; 0: none */
+    uint64_t pause_ns;
+    /* bytes of one write; 1: single bytes */
+    uint32_t length_max;
+    /* leaves the abort word alone, which would end everything at once */
+    bool spares_abort;
 };
 
 struct meddler {
-    uint64_t state; /* of the random numbers */
+    /* of the random numbers */
+    uint64_t state;
     struct meddler_temper temper;
     struct cox_geometry geometry;
     struct cox_region control;

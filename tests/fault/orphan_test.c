@@ -1,6 +1,7 @@
-/* The coordinator is killed, and everything it had started ends: whatever a worker is doing, stopped
- * or not, inside a wrapper or not, attached or not yet. This program is the coordinator, too, in
- * another process; as the subreaper of all that it started, the test sees every one of them end. */
+/* The coordinator is killed, and everything it had started ends: whatever a worker is doing,
+ * stopped or not, inside a wrapper or not, attached or not yet. This program is the coordinator,
+ * too, in another process; as the subreaper of all that it started, the test sees every one of them
+ * end. */
 #include "testing.h"
 
 #include "channel/shm/control.h"
@@ -47,7 +48,8 @@ enum wrapper {
 static const struct {
     const char *name;
     const char *const command[8];
-    uint32_t process_count; /* of one rank */
+    /* of one rank */
+    uint32_t process_count;
 } wrappers[WRAPPER_COUNT] = {
     [DIRECT] = {"no wrapper", {WORKER}, 1},
     [EXECS] = {"sh -c exec", {"sh", "-c", "exec " WORKER " \"$@\"", "sh"}, 1},
@@ -137,8 +139,8 @@ static void bring_about(struct test_group *g, const char *state, char *path)
     }
 }
 
-/* argument: wrapper, number of ranks, whether workers attach at all, name, path of a pipe. Tells that
- * the state is reached, and waits to be killed. */
+/* argument: wrapper, number of ranks, whether workers attach at all, name, path of a pipe. Tells
+ * that the state is reached, and waits to be killed. */
 static int coordinator_main(const char *state, const char *argument)
 {
     int wrapper, attaches;
@@ -255,8 +257,10 @@ struct group_case {
     enum wrapper wrapper;
     const char *state;
     uint32_t rank_count;
-    bool never;        /* workers sit before cox_worker_new */
-    const char *fault; /* where one worker stops itself */
+    /* workers sit before cox_worker_new */
+    bool never;
+    /* where one worker stops itself */
+    const char *fault;
 };
 
 static void kill_coordinator(const struct group_case *c)
@@ -449,14 +453,14 @@ static void p2_the_end_of_a_wrappers_thread_ends_nobody(void **state)
 
 /* ---- a start that fails ---- */
 
-/* Rank 0 never comes. What rank 1 has in its two wrappers was not adopted when the start gave up, and
- * ends all the same, although the host lives on. */
+/* Rank 0 never comes. What rank 1 has in its two wrappers was not adopted when the start gave up,
+ * and ends all the same, although the host lives on. */
 static void p2_who_attached_to_a_start_that_failed_ends(void **state)
 {
     (void)state;
     const char *const command[] = {"sh", "-c",
-                                   "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; "
-                                   "sh -c '" WORKER " \"$@\"; true' sh \"$@\"; true",
+                                   "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; sh -c '" WORKER
+                                   " \"$@\"; true' sh \"$@\"; true",
                                    "sh", NULL};
     const struct cox_executor_options options = {
         .rank_count = 2, .command = command, .start_timeout_ms = 500};
@@ -493,7 +497,8 @@ static void await_attached(const char *name)
     assert_int_equal(state, COX_IDENTITY_ATTACHED);
 }
 
-/* The coordinator, which slept, sees at once that the worker has attached and is nobody's any more. */
+/* The coordinator, which slept, sees at once that the worker has attached and is nobody's any more.
+ */
 static void p1_p2_the_death_of_a_wrapper_at_attach_is_told(void **state)
 {
     (void)state;
@@ -540,7 +545,8 @@ static void *reaper_main(void *context)
     return NULL;
 }
 
-/* Killed with a request in its hand; the host ignores SIGCHLD, or takes the ends of all children. */
+/* Killed with a request in its hand; the host ignores SIGCHLD, or takes the ends of all children.
+ */
 static void die_unseen(void)
 {
     struct test_group *g = test_group_start(4, NULL);

@@ -1,7 +1,7 @@
 /*
- * pool_kill_test: a process that uses a pool is killed at each passage of each step, beside one that lives and one that
- * was dead before: after a sweep everything that the dead had is free, nothing that the living have is lost, and every
- * block, row and holder can be had.
+ * pool_kill_test: a process that uses a pool is killed at each passage of each step, beside one
+ * that lives and one that was dead before: after a sweep everything that the dead had is free,
+ * nothing that the living have is lost, and every block, row and holder can be had.
  */
 #include "forks.h"
 #include "testing.h"
@@ -40,9 +40,11 @@ static const char *const points[] = {
 struct run {
     struct cox_pool_options options;
     int fds[2];
-    bool owner_is_survivor; /* which takes all; the victim only reads */
+    /* which takes all; the victim only reads */
+    bool owner_is_survivor;
     struct cox_block_ref kept[KEPT_COUNT];
-    struct cox_block_ref left; /* by the dead one as it was about to be freed */
+    /* by the dead one as it was about to be freed */
+    struct cox_block_ref left;
     const char *point;
     uint32_t passage;
 };
@@ -276,7 +278,8 @@ static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
         cox_pool_holder_leave(pool, 100 + i);
 }
 
-/* Nobody has swept: what the dead was at is in nobody's way, and who finds nothing free sweeps by itself. */
+/* Nobody has swept: what the dead was at is in nobody's way, and who finds nothing free sweeps by
+ * itself. */
 static void check_unswept(struct cox_pool *pool, const struct run *run)
 {
     const uint64_t count = pool_stats(pool).size / size_of(run);

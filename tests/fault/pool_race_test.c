@@ -1,6 +1,6 @@
 /*
- * pool_race_test: two processes between whose steps everything is stopped, so that what seldom happens does: a block that
- * is being closed while somebody counts it for a moment.
+ * pool_race_test: two processes between whose steps everything is stopped, so that what seldom
+ * happens does: a block that is being closed while somebody counts it for a moment.
  */
 #include "forks.h"
 #include "testing.h"
@@ -118,7 +118,8 @@ static void race_ends(struct race *race, struct forks *forks, struct cox_pool *p
     cox_pool_free(pool);
 }
 
-/* The closer sees the visitor's count and would leave the block in use; the visitor has stopped counting by then. */
+/* The closer sees the visitor's count and would leave the block in use; the visitor has stopped
+ * counting by then. */
 static void b24_b31_who_stops_counting_takes_the_last_look_over(void **state)
 {
     (void)state;
@@ -139,7 +140,8 @@ static void b24_b31_who_stops_counting_takes_the_last_look_over(void **state)
     race_ends(race, &forks, pool);
 }
 
-/* The other way round: the closer has seen nobody, then somebody takes a reference: the block is not freed. */
+/* The other way round: the closer has seen nobody, then somebody takes a reference: the block is
+ * not freed. */
 static void reader_main(const struct forks_self *self)
 {
     struct race *race = self->context;
@@ -272,8 +274,9 @@ static void await_sleep(const struct closer *closer)
     }
 }
 
-/* One thread has seen nobody and is about to free; another one takes a reference, gives it back, and is about to look,
- * when somebody else takes one: the first one must not take the other's word for its own. */
+/* One thread has seen nobody and is about to free; another one takes a reference, gives it back,
+ * and is about to look, when somebody else takes one: the first one must not take the other's word
+ * for its own. */
 static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
 {
     (void)state;

@@ -1,6 +1,7 @@
 /*
- * queue_hostile_test: somebody writes over the memory of a queue, while others use it. Whatever is written: nobody crashes,
- * every call returns in bounded time, and what is taken is either refused or lies within a block.
+ * queue_hostile_test: somebody writes over the memory of a queue, while others use it. Whatever is
+ * written: nobody crashes, every call returns in bounded time, and what is taken is either refused
+ * or lies within a block.
  */
 #include <inttypes.h>
 #include <sched.h>

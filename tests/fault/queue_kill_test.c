@@ -1,9 +1,10 @@
 /*
- * queue_kill_test: a process is killed at each step of a queue; those that are left go on, no block is lost, and nobody
- * waits for the dead.
+ * queue_kill_test: a process is killed at each step of a queue; those that are left go on, no block
+ * is lost, and nobody waits for the dead.
  *
- * The parent has a publisher and two subscribers of its own, in two domains. A child does everything that a process can do
- * with a queue, and is killed at the n-th passage of a point, for each n until it gets through.
+ * The parent has a publisher and two subscribers of its own, in two domains. A child does
+ * everything that a process can do with a queue, and is killed at the n-th passage of a point, for
+ * each n until it gets through.
  */
 #include <inttypes.h>
 #include <sched.h>
@@ -331,7 +332,8 @@ static void teardown_queue(const char *what)
     staged = cox_pool_free(staged);
 }
 
-/* Strikes at the n-th passage, for each n until the child gets through. Returns how often it struck. */
+/* Strikes at the n-th passage, for each n until the child gets through. Returns how often it
+ * struck. */
 static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(void))
 {
     for (uint32_t passage = 1;; passage++) {
@@ -473,8 +475,8 @@ static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
     return message.number;
 }
 
-/* Of a message whose copies were let go one after the other nobody is given what is left: it is there for all, or skipped by
- * all. */
+/* Of a message whose copies were let go one after the other nobody is given what is left: it is
+ * there for all, or skipped by all. */
 static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state)
 {
     (void)state;
@@ -543,7 +545,8 @@ static void b37_a_process_dies_while_it_repairs_what_another_left(void **state)
     STRIKE(more, sweep_only, intent_before);
 }
 
-/* At every passage of every step of the queue and of the pools that its steps are made of, whoever was there before. */
+/* At every passage of every step of the queue and of the pools that its steps are made of, whoever
+ * was there before. */
 static uint32_t strike_everywhere(scenario_fn scenario, void (*before)(void))
 {
     uint32_t count = 0;
@@ -633,7 +636,8 @@ static bool ends_soon(pid_t pid)
     return false;
 }
 
-/* A message that is there is slept through by nobody, though the one who was to wake them is dead. */
+/* A message that is there is slept through by nobody, though the one who was to wake them is dead.
+ */
 static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void **state)
 {
     (void)state;
@@ -698,8 +702,9 @@ static void sleep_on_two(void)
     detach(&own);
 }
 
-/* Stopped between the look and the sleep, as it says of one queue after the other that it sleeps there: a message that is
- * published meanwhile, where it has said so and where it has not yet, is not slept through. */
+/* Stopped between the look and the sleep, as it says of one queue after the other that it sleeps
+ * there: a message that is published meanwhile, where it has said so and where it has not yet, is
+ * not slept through. */
 static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **state)
 {
     (void)state;
@@ -737,7 +742,8 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
         pid_t stuck = child_start(publish_one, "queue.announced:stop:coordinator:1");
         assert_int_equal(waitpid(stuck, &status, WUNTRACED), stuck);
         assert_true(WIFSTOPPED(status));
-        /* It cannot join before the lock is free: an endpoint of the parent's, in a child of its own set. */
+        /* It cannot join before the lock is free: an endpoint of the parent's, in a child of its
+         * own set. */
         kill(stuck, SIGKILL);
         assert_int_equal(waitpid(stuck, &status, 0), stuck);
         pid_t sleeper = child_start(sleep_and_tell,
@@ -780,7 +786,8 @@ static void take_far(void)
     detach(&own);
 }
 
-/* One copies and is stopped, another one waits for the copy; when the first is dead the second makes it. */
+/* One copies and is stopped, another one waits for the copy; when the first is dead the second
+ * makes it. */
 static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 /*
- * rank_group_hostile_test: a process flips bits anywhere in the memory of a rank group, while its ranks join and
- * operate. Whatever it flips, every operation ends at its deadline at the latest, nobody crashes, no fd is
- * lost, and who was told that a barrier is complete finds everybody there.
+ * rank_group_hostile_test: a process flips bits anywhere in the memory of a rank group, while its
+ * ranks join and operate. Whatever it flips, every operation ends at its deadline at the latest,
+ * nobody crashes, no fd is lost, and who was told that a barrier is complete finds everybody there.
  */
 #include "rank_group.h"
 
@@ -24,11 +24,14 @@
 
 struct session {
     uint64_t seed;
-    bool from_the_start; /* or once all have joined */
+    /* or once all have joined */
+    bool from_the_start;
     int memory_fd;
     _Atomic uint32_t joined, ended;
-    _Atomic uint64_t epoch;          /* where those who fell out of step meet */
-    _Atomic uint64_t at[RANK_COUNT]; /* barriers begun in the present epoch, {epoch:32, count:32} */
+    /* where those who fell out of step meet */
+    _Atomic uint64_t epoch;
+    /* barriers begun in the present epoch, {epoch:32, count:32} */
+    _Atomic uint64_t at[RANK_COUNT];
     _Atomic uint64_t good, flips;
 };
 
@@ -167,8 +170,8 @@ static void p10_b14_b23_bits_flipped_under_a_group(void **state)
     assert_true(flips > 0);
 }
 
-/* Every bit of the line that a waiting rank reads, one after the other, while it waits: the wait goes on, and
- * nothing comes of it. */
+/* Every bit of the line that a waiting rank reads, one after the other, while it waits: the wait
+ * goes on, and nothing comes of it. */
 struct victim {
     int memory_fd;
     _Atomic uint32_t waiting, released;

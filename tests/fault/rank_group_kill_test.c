@@ -1,6 +1,6 @@
 /*
- * rank_group_kill_test: one rank of a group is killed at each of its steps, in each operation; the others
- * are told, whatever they were at, or nobody can know that it was there.
+ * rank_group_kill_test: one rank of a group is killed at each of its steps, in each operation; the
+ * others are told, whatever they were at, or nobody can know that it was there.
  */
 #include "rank_group.h"
 
@@ -29,20 +29,26 @@
 
 struct death {
     const char *point;
-    uint32_t passages[20]; /* ends with 0 */
+    /* ends with 0 */
+    uint32_t passages[20];
     bool by_sockets;
-    bool no_pidfds; /* nor by handles, either */
-    bool by_chance; /* who has seen everybody first passes it: most often who joins last */
+    /* nor by handles, either */
+    bool no_pidfds;
+    /* who has seen everybody first passes it: most often who joins last */
+    bool by_chance;
     /* Before all have joined; without a name, or those who come late would begin another group. */
     bool by_fd;
-    bool leaves; /* after one epoch */
+    /* after one epoch */
+    bool leaves;
 };
 
 struct plan {
     const struct death *death;
     uint32_t passage;
-    uint64_t deadline_ms; /* of the join */
-    int memory_fd;        /* -1: under a name */
+    /* of the join */
+    uint64_t deadline_ms;
+    /* -1: under a name */
+    int memory_fd;
 };
 
 static int fds_once(const struct forks_self *self, struct cox_group *group, uint32_t source,
@@ -364,10 +370,11 @@ static void b3_p1_killed_among_64_and_128(void **state)
 
 /* ---- of who tells of it ---- */
 
-/* Rank 2 goes on to the next epoch, arrives there and dies; rank 1 never goes on, but stays; rank 0 waits
- * in the next epoch for rank 1, which lives and is the only one that can tell. */
+/* Rank 2 goes on to the next epoch, arrives there and dies; rank 1 never goes on, but stays; rank 0
+ * waits in the next epoch for rank 1, which lives and is the only one that can tell. */
 struct epochs {
-    _Atomic bool is_dead; /* rank 2 */
+    /* rank 2 */
+    _Atomic bool is_dead;
     _Atomic uint32_t told;
 };
 
@@ -405,8 +412,8 @@ static void b3_a_death_is_one_for_every_epoch(void **state)
     assert_int_equal(forks_end(&forks, 0), 0);
 }
 
-/* Rank 3 arrives in epoch 1 and leaves, so that rank 2, still in epoch 0, gives up for good; rank 1 is in
- * epoch 2. Rank 0, in epoch 1, is told of both. */
+/* Rank 3 arrives in epoch 1 and leaves, so that rank 2, still in epoch 0, gives up for good; rank 1
+ * is in epoch 2. Rank 0, in epoch 1, is told of both. */
 static void told_main(const struct forks_self *self)
 {
     _Atomic uint32_t *step = self->context;
@@ -438,7 +445,8 @@ static void b3_who_tells_of_a_death_is_heard_first(void **state)
     forks_run(4, told_main, forks_share(4096));
 }
 
-/* Rank 2 goes; 0 learns of it and goes; 1 is told by 0, 3 by 1. None of them is who it was about. */
+/* Rank 2 goes; 0 learns of it and goes; 1 is told by 0, 3 by 1. None of them is who it was about.
+ */
 static void chain_main(const struct forks_self *self)
 {
     _Atomic uint32_t *step = self->context;
@@ -461,8 +469,8 @@ static void b3_who_left_because_of_another_names_it(void **state)
     forks_run(4, chain_main, forks_share(4096));
 }
 
-/* Rank 2 finds rank 0 about to be dead when it takes its fd, when no pidfd says so yet, and goes; the others
- * have what they wanted, and learn of it after that. */
+/* Rank 2 finds rank 0 about to be dead when it takes its fd, when no pidfd says so yet, and goes;
+ * the others have what they wanted, and learn of it after that. */
 static void getfd_main(const struct forks_self *self)
 {
     _Atomic uint32_t *step = self->context;
@@ -500,10 +508,12 @@ static void b3_a_death_that_an_fd_tells_of(void **state)
     forks_run(3, getfd_main, forks_share(4096));
 }
 
-/* What rank 2 says of itself, in the memory of a group of 4 of which rank 1 lives, and what rank 0 makes of it. */
+/* What rank 2 says of itself, in the memory of a group of 4 of which rank 1 lives, and what rank 0
+ * makes of it. */
 struct saying {
     uint32_t said_dead;
-    bool leaves; /* or gives up for good */
+    /* or gives up for good */
+    bool leaves;
     const char *named;
 };
 struct sayings {

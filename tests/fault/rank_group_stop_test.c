@@ -1,7 +1,7 @@
 /*
- * rank_group_stop_test: one rank of a group is stopped at each of its steps, in each operation. The others, who cannot
- * tell that from slowness, have their deadline, and name it; when it goes on, all align, and all works as before. And who
- * is stopped while it joins is no rank of another life.
+ * rank_group_stop_test: one rank of a group is stopped at each of its steps, in each operation. The
+ * others, who cannot tell that from slowness, have their deadline, and name it; when it goes on,
+ * all align, and all works as before. And who is stopped while it joins is no rank of another life.
  */
 #include "rank_group.h"
 
@@ -26,7 +26,8 @@
 
 struct step {
     const char *point;
-    uint32_t passages[16]; /* ends with 0 */
+    /* ends with 0 */
+    uint32_t passages[16];
     bool by_sockets;
 };
 
@@ -228,8 +229,8 @@ static void life_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-/* Rank 0 has made the file and said nothing yet. Ranks of the next life are none of its, and keep it no longer than
- * their deadline; its own other rank comes later. */
+/* Rank 0 has made the file and said nothing yet. Ranks of the next life are none of its, and keep
+ * it no longer than their deadline; its own other rank comes later. */
 static void b1_k3_a_life_that_has_said_nothing_yet(void **state)
 {
     (void)state;

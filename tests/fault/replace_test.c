@@ -1,4 +1,5 @@
-/* Ranks get other processes, and these, or the coordinator, are killed and stopped at each step of that. */
+/* Ranks get other processes, and these, or the coordinator, are killed and stopped at each step of
+ * that. */
 #include "tests/multi/hand.h"
 
 #include <errno.h>
@@ -203,7 +204,8 @@ static void end_one(struct cox_executor *executor)
     while (ranks[1].life != COX_LIFE_DEAD);
 }
 
-/* This program again: a coordinator that starts all ranks of its group once more, and is struck then. */
+/* This program again: a coordinator that starts all ranks of its group once more, and is struck
+ * then. */
 static int driver_main(const char *kind_name_plan)
 {
     static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};

@@ -1,5 +1,5 @@
-/* A control connection that any bytes come in by, cut anywhere: refused, or requests and replies that pack
- * and unpack to the same bytes again. */
+/* A control connection that any bytes come in by, cut anywhere: refused, or requests and replies
+ * that pack and unpack to the same bytes again. */
 #include "fuzz.h"
 
 #include "coordinator/command/client.h"

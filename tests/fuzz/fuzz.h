@@ -52,8 +52,8 @@ static inline uint8_t fuzz_eat_byte(struct fuzz_input *input)
     return byte;
 }
 
-/* True when the bytes may hold a field of number 0 whose tag is longer than need be: protobuf-c reads that one,
- * and refuses it once it is packed short. */
+/* True when the bytes may hold a field of number 0 whose tag is longer than need be: protobuf-c
+ * reads that one, and refuses it once it is packed short. */
 static inline bool fuzz_has_long_tag_0(const uint8_t *bytes, size_t size)
 {
     for (size_t i = 0; i < size; i++) {

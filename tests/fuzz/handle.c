@@ -1,5 +1,6 @@
-/* A by-value handle of any bytes: refused, or the very object that the process exports. The first byte
- * says whether magic, version, system and checksum are made right, so that the rest is looked at. */
+/* A by-value handle of any bytes: refused, or the very object that the process exports. The first
+ * byte says whether magic, version, system and checksum are made right, so that the rest is looked
+ * at. */
 #include "fuzz.h"
 
 #include "channel/handle/handle_internal.h"

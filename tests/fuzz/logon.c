@@ -1,4 +1,5 @@
-/* A logon frame of any bytes: refused in words, or every byte of it has the meaning that was taken. */
+/* A logon frame of any bytes: refused in words, or every byte of it has the meaning that was taken.
+ */
 #include "fuzz.h"
 
 #include "channel/socket/logon.h"

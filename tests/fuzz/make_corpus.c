@@ -508,30 +508,19 @@ static void safetensors(const char *name, const char *header, size_t data_size)
 static void texts(void)
 {
     static const char config[] =
-        "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":128,"
-        "\"intermediate_size\":352,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
-        "\"num_key_value_heads\":4,\"head_dim\":16,\"vocab_size\":16,\"rms_norm_eps\":1e-05,"
-        "\"rope_theta\":10000.0,\"rope_scaling\":null,\"max_position_embeddings\":64,"
-        "\"hidden_act\":\"silu\",\"attention_bias\":false,\"mlp_bias\":false,"
-        "\"tie_word_embeddings\":true,\"bos_token_id\":1,\"eos_token_id\":[2,3]}";
+        "{\"architectures\":[\"LlamaForCausalLM\"],\"model_type\":\"llama\",\"hidden_size\":128,\"intermediate_size\":352,\"num_hidden_layers\":4,\"num_attention_heads\":8,\"num_key_value_heads\":4,\"head_dim\":16,\"vocab_size\":16,\"rms_norm_eps\":1e-05,\"rope_theta\":10000.0,\"rope_scaling\":null,\"max_position_embeddings\":64,\"hidden_act\":\"silu\",\"attention_bias\":false,\"mlp_bias\":false,\"tie_word_embeddings\":true,\"bos_token_id\":1,\"eos_token_id\":[2,3]}";
     static const char vocabulary[] =
-        "27+58={\"added_tokens\":[{\"id\":0,\"content\":\"<pad>\",\"special\":true},{\"id\":1,"
-        "\"content\":\"<bos>\",\"special\":true},{\"id\":2,\"content\":\"<eos>\",\"special\":true}]"
-        ","
-        "\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"<pad>\":0,\"<bos>\":1,\"<eos>\":2,\"2\":3,"
-        "\"7\":4,\"5\":5,\"8\":6,\"+\":7,\"=\":8,\"\xc3\xa4\":9},\"unk_token\":\"<pad>\"},"
-        "\"eos_token_id\":[2,3]}";
+        "27+58={\"added_tokens\":[{\"id\":0,\"content\":\"<pad>\",\"special\":true},{\"id\":1,\"content\":\"<bos>\",\"special\":true},{\"id\":2,\"content\":\"<eos>\",\"special\":true}],\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"<pad>\":0,\"<bos>\":1,\"<eos>\":2,\"2\":3,\"7\":4,\"5\":5,\"8\":6,\"+\":7,\"=\":8,\"\xc3\xa4\":9},\"unk_token\":\"<pad>\"},\"eos_token_id\":[2,3]}";
     struct bytes bytes = {0};
     save_text("config", "llama", config);
     put_byte(&bytes, 6);
     put(&bytes, vocabulary, sizeof vocabulary - 1);
     save("tokenizer", "word_level", &bytes);
     safetensors("f32", "{\"a\":{\"dtype\":\"F32\",\"shape\":[2,2],\"data_offsets\":[0,16]}}  ", 16);
-    safetensors("mixed",
-                "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"BF16\",\"shape\":[4,1],"
-                "\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":"
-                "[8,10]}}",
-                10);
+    safetensors(
+        "mixed",
+        "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"BF16\",\"shape\":[4,1],\"data_offsets\":[0,8]},\"b\":{\"dtype\":\"F16\",\"shape\":[],\"data_offsets\":[8,10]}}",
+        10);
     save_text("sizes", "worker",
               "--shm_name_prefix=/4242_7\n--local_rank\n3\n--local_world_size\n8\n"
               "--npu_num_per_dp\n4\n--npu_device_id\n-1\n--parent_pid=4242\n--verbose");

@@ -1,5 +1,5 @@
-/* Any bytes, by hand and by protobuf-c: what is read by hand is what protobuf-c reads, and what protobuf-c has read is packed by
- * hand as by itself, or left alone. */
+/* Any bytes, by hand and by protobuf-c: what is read by hand is what protobuf-c reads, and what
+ * protobuf-c has read is packed by hand as by itself, or left alone. */
 #include "fuzz.h"
 
 #include "proto/executor.pb-c.h"

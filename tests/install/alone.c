@@ -1,5 +1,5 @@
-/* What can be had of the installed library without a coordinator: two processes, a named region, a socket that an fd
- * goes through, and a rank group (K28). */
+/* What can be had of the installed library without a coordinator: two processes, a named region, a
+ * socket that an fd goes through, and a rank group (K28). */
 #include <coxswain/coxswain.h>
 #include <coxswain/ipc.h>
 

@@ -31,11 +31,13 @@ struct names {
 struct engine {
     struct cox_worker_options options;
     struct cox_worker *worker;
-    const char *fault, *failure; /* this rank's, until it was told */
+    /* this rank's, until it was told */
+    const char *fault, *failure;
     struct timespec delay;
     int64_t prompt_sums[SLOT_COUNT];
     int64_t replies[SLOT_COUNT];
-    struct names links, adapters; /* of the link channel's thread */
+    /* of the link channel's thread */
+    struct names links, adapters;
 };
 
 static int names_find(const struct names *names, const char *text)

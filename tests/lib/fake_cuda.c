@@ -27,11 +27,13 @@ enum {
 
 /* Addresses that were reserved. */
 struct place {
-    uint8_t *base; /* NULL: free */
+    /* NULL: free */
+    uint8_t *base;
     size_t size;
     bool mapped;
     bool readable, writable;
-    int device; /* that may */
+    /* that may */
+    int device;
 };
 
 /* A copy that has returned and is not done. */

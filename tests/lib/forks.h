@@ -1,11 +1,11 @@
 /*
  * forks: ranks as forked processes of the test, each running one function.
  *
- * With COX_TEST_RANKS=threads in the environment they are threads of the test, on one mapping, so that
- * ThreadSanitizer sees all sides; nobody can then be killed.
+ * With COX_TEST_RANKS=threads in the environment they are threads of the test, on one mapping, so
+ * that ThreadSanitizer sees all sides; nobody can then be killed.
  *
- * Processes and threads: everything on the test's thread; the function in its own process, whose only
- *   thread it starts on. It ends by returning, or by FORK_CHECK, never by a cmocka assertion.
+ * Processes and threads: everything on the test's thread; the function in its own process, whose
+ *   only thread it starts on. It ends by returning, or by FORK_CHECK, never by a cmocka assertion.
  * Ownership: struct forks is the caller's.
  * Blocks: wait until the processes have ended; one that hangs is ended by SIGALRM.
  * If the test dies: the kernel kills the processes.
@@ -22,8 +22,10 @@
 
 struct forks_self {
     uint32_t rank, rank_count;
-    void *context;    /* as given to start; memory of forks_share is the same in all */
-    const char *name; /* no other test has it; starts with "test_" */
+    /* as given to start; memory of forks_share is the same in all */
+    void *context;
+    /* no other test has it; starts with "test_" */
+    const char *name;
 };
 typedef void (*forks_fn)(const struct forks_self *self);
 

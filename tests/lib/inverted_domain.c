@@ -13,7 +13,8 @@
 struct inverted_memory {
     struct cox_domain_memory memory;
     struct inverted_context *context;
-    uint8_t *bytes; /* turned over; behind memory.address nobody would know */
+    /* turned over; behind memory.address nobody would know */
+    uint8_t *bytes;
     bool created;
 };
 

@@ -1,10 +1,11 @@
 /*
  * inverted_domain: a domain from outside of the library, that keeps every bit turned over.
  *
- * Who takes its bytes past its functions, or forgets a conversion, has bytes that are all wrong. It includes the
- * public header alone, as any domain of a user's would.
+ * Who takes its bytes past its functions, or forgets a conversion, has bytes that are all wrong. It
+ * includes the public header alone, as any domain of a user's would.
  *
- * Threads, ownership, blocks, deaths: as channel/memory/domain/domain.h says; the context is the caller's.
+ * Threads, ownership, blocks, deaths: as channel/memory/domain/domain.h says; the context is the
+ * caller's.
  */
 #ifndef COX_TESTS_LIB_INVERTED_DOMAIN_H
 #define COX_TESTS_LIB_INVERTED_DOMAIN_H
@@ -15,10 +16,14 @@
 
 /* The context that it is registered with. */
 struct inverted_context {
-    uint64_t size_max;               /* of all memories together; 0: as much as there is */
-    uint64_t size;                   /* of those that are there */
-    uint32_t created, attached;      /* so often */
-    uint32_t copied_to, copied_from; /* so often */
+    /* of all memories together; 0: as much as there is */
+    uint64_t size_max;
+    /* of those that are there */
+    uint64_t size;
+    /* so often */
+    uint32_t created, attached;
+    /* so often */
+    uint32_t copied_to, copied_from;
 };
 
 extern const struct cox_domain_functions inverted_domain_functions;

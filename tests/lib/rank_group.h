@@ -51,7 +51,8 @@ static inline struct cox_group *rank_group_join(const struct forks_self *self)
     return rank_group_join_sized(self, 0);
 }
 
-/* From now on this call of the rank's process ends so: SECCOMP_RET_ERRNO | EPERM, SECCOMP_RET_KILL_PROCESS. */
+/* From now on this call of the rank's process ends so: SECCOMP_RET_ERRNO | EPERM,
+ * SECCOMP_RET_KILL_PROCESS. */
 static inline void rank_group_deny(const struct forks_self *self, uint32_t call, uint32_t action)
 {
     struct sock_filter code[] = {

@@ -26,8 +26,10 @@ struct rank {
     struct script_host host;
     int err_fd;
     pthread_t thread;
-    struct cox_worker *worker; /* under lock; NULL before and after its life */
-    bool released;             /* under lock: the group is gone */
+    /* under lock; NULL before and after its life */
+    struct cox_worker *worker;
+    /* under lock: the group is gone */
+    bool released;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -9,9 +9,9 @@
  * ends its relay; a rank whose relay was killed parks its threads where they are (script.h) until
  * the group is gone.
  *
- * Semaphores are not shared, each side has its own mapping: ThreadSanitizer takes a token for order,
- * and would not see a state word that fails to give it. The one slot whose tokens are its order, the
- * error channel's, tells so itself (channel/base/tsan.h).
+ * Semaphores are not shared, each side has its own mapping: ThreadSanitizer takes a token for
+ * order, and would not see a state word that fails to give it. The one slot whose tokens are its
+ * order, the error channel's, tells so itself (channel/base/tsan.h).
  *
  * Processes and threads: connect in the relay; the rest on the test's thread.
  * Ownership: everything belongs to the library until join and stop.

@@ -43,7 +43,8 @@ enum step_trick {
 struct recovery {
     bool block;
     int result;
-    char text[PATH_SIZE]; /* or the path */
+    /* or the path */
+    char text[PATH_SIZE];
 };
 
 enum recovery_name { PAUSE, PAUSE_NET, CLEAR, REINIT, START, RECOVERY_COUNT };
@@ -57,10 +58,12 @@ struct script {
     /* Of the execute channel's thread. */
     uint64_t served_count;
     uint64_t step_count;
-    uint64_t step_at[STEP_TRICK_COUNT]; /* 0: never */
+    /* 0: never */
+    uint64_t step_at[STEP_TRICK_COUNT];
     char step_path[PATH_SIZE];
     struct text batch;
-    /* Kept, and grown: whoever is left in the middle of a command frees nothing, and seldom allocates. */
+    /* Kept, and grown: whoever is left in the middle of a command frees nothing, and seldom
+     * allocates. */
     char *words, *part;
     size_t words_size;
     /* Of several channels. */
@@ -405,7 +408,8 @@ static int obey(const struct command *c, const char *text)
 {
     char verb[16] = "";
     int used = 0;
-    /* Before scanf: whoever is left inside of that is ended by the C library, which unlocks what has no lock. */
+    /* Before scanf: whoever is left inside of that is ended by the C library, which unlocks what
+     * has no lock. */
     if (strncmp(text, "busy ", 5) == 0)
         return command_busy(c, text + 5);
     sscanf(text, "%15s%n", verb, &used);
@@ -757,7 +761,8 @@ static void tell_tables(struct text *text, const ProtobufCBinaryData *tables, si
     }
 }
 
-/* Request ids: "bad..." fails, "bad@R..." on rank R only, "mute@R..." is not mentioned by rank R. */
+/* Request ids: "bad..." fails, "bad@R..." on rank R only, "mute@R..." is not mentioned by rank R.
+ */
 static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *request,
                       struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
                       struct cox_error *err)

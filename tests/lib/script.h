@@ -20,7 +20,8 @@
  *   only R COMMAND      rank R obeys, the others echo
  *   each A|B|C...       rank 0 obeys A, rank 1 B, and so on; ranks beyond the last obey the last
  *   step fail|diverge|block|abort|yield|spin|read K [PATH]
- *                       what to do in the K-th step from now on; yield: stays until the batch is aborted
+ *                       what to do in the K-th step from now on; yield: stays until the batch is
+ *                       aborted
  *   pull block PATH, pull spin
  *                       what to do in the next pull
  *   grace MS            of pauses from now on
@@ -30,9 +31,10 @@
  *                       what was seen so far
  *   lose PATH TEXT      reads a named pipe to its end, and fails
  *   drop PATH           opens that pipe for writing, and is killed
- *                       (at init the key `block` names a pipe to read a byte from, `yield` the rank that stays until the
- *                       init is aborted, `spin` the one that stays for ever; with `tell` the rank prints what it is
- *                       told of its group; `odd_again` is the rank that answers otherwise when it is asked again)
+ *                       (at init the key `block` names a pipe to read a byte from, `yield` the rank
+ *                       that stays until the init is aborted, `spin` the one that stays for ever;
+ *                       with `tell` the rank prints what it is told of its group; `odd_again` is
+ *                       the rank that answers otherwise when it is asked again)
  *   served              how many commands were asked of this rank, this one included
  *
  * A rank is a process of its own (scripted_worker.c), or threads of the test and a process that
@@ -54,14 +56,18 @@ enum script_verb { SCRIPT_EXIT, SCRIPT_KILL, SCRIPT_STOP, SCRIPT_DEAF };
 
 struct script_order {
     enum script_verb what;
-    int value; /* exit status or signal */
+    /* exit status or signal */
+    int value;
 };
 
 struct script_host {
-    pid_t pid;    /* who the rank is to everybody else */
-    int out_fd;   /* its standard output */
-    int relay_fd; /* takes orders, answers each with a byte, hangs up with its death; -1: the rank
-                     is this very process */
+    /* who the rank is to everybody else */
+    pid_t pid;
+    /* its standard output */
+    int out_fd;
+    /* takes orders, answers each with a byte, hangs up with its death; -1: the rank is this very
+     * process */
+    int relay_fd;
     /* The relay is dead, so the rank has to be: returns when nobody looks any more. */
     void (*park)(void *context);
     void *context;
@@ -75,7 +81,8 @@ struct script *script_new(const struct cox_worker_options *options, const struct
 struct script *script_free(struct script *script); /* returns NULL */
 /* Before run: for commands that need the worker. */
 void script_set_worker(struct script *script, struct cox_worker *worker);
-/* For a context that is the script; mode "mute": none at all; "pauses", "leaves": pause, pause_net and start do so. */
+/* For a context that is the script; mode "mute": none at all; "pauses", "leaves": pause, pause_net
+ * and start do so. */
 const struct cox_worker_callbacks *script_callbacks(const char *mode);
 
 /* Does it in this process. */

@@ -1,12 +1,12 @@
 /*
- * scripted_worker: the worker of the tests, see script.h. With COX_TEST_RANKS=threads it is only the
- * relay of a rank whose threads are the test's.
+ * scripted_worker: the worker of the tests, see script.h. With COX_TEST_RANKS=threads it is only
+ * the relay of a rank whose threads are the test's.
  *
  * Without a command of its own, an argument: `quit N` leaves before it attaches, `never` never
  * attaches, `world` attaches with a world that is too large, `group` attaches to no such group,
  * `mute` has no callbacks, `dies G...` and `sleeps G...` do so before they attach in the lives
- * (generations) listed, `returns` outlives its coordinator, `pauses` and `leaves` really pause, the latter also out
- * of callbacks that are stuck.
+ * (generations) listed, `returns` outlives its coordinator, `pauses` and `leaves` really pause, the
+ * latter also out of callbacks that are stuck.
  */
 #include "ranks.h"
 #include "script.h"

@@ -33,7 +33,8 @@ struct line {
 struct test_group {
     struct test_group *next;
     struct cox_executor *executor;
-    char prefix[COX_NAME_SIZE_MAX + 2]; /* where ranks are threads */
+    /* where ranks are threads */
+    char prefix[COX_NAME_SIZE_MAX + 2];
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct line *lines;
@@ -41,7 +42,8 @@ struct test_group {
     char **faults;
     size_t fault_count;
     char *deaths[COX_RANK_COUNT_MAX];
-    struct test_completion **completions; /* pointers, so that what was lent stays where it is */
+    /* pointers, so that what was lent stays where it is */
+    struct test_completion **completions;
     size_t completion_count;
     bool registered;
     struct cox_error err;
@@ -749,7 +751,8 @@ size_t test_count_fds(void)
 
 void test_await_door(struct test_group *group)
 {
-    /* More than it reads: by what is left the kernel tells its close, which comes after the end that is read first. */
+    /* More than it reads: by what is left the kernel tells its close, which comes after the end
+     * that is read first. */
     static const char nothing[COX_LOGON_SIZE + 4096];
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const char *path = cox_executor_door(group->executor);

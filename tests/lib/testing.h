@@ -1,7 +1,7 @@
 /*
  * testing: what tests with real ranks share: groups of scripted workers (processes, or threads:
- * ranks.h), completions that can be waited for, pipes that hold workers, and a look at what was left
- * behind.
+ * ranks.h), completions that can be waited for, pipes that hold workers, and a look at what was
+ * left behind.
  *
  * Processes and threads: everything on the test's thread. Hooks and handlers record on their own
  *   threads and never assert (cmocka jumps).
@@ -28,7 +28,8 @@
 /* Per request, where a test does not care. */
 #define TEST_ALL_RANKS UINT64_C(0)
 
-/* cmocka fixtures: teardown fails when the test left fds, children, threads, or names in /dev/shm. */
+/* cmocka fixtures: teardown fails when the test left fds, children, threads, or names in /dev/shm.
+ */
 int test_setup(void **state);
 int test_teardown(void **state);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, test_setup, test_teardown)
@@ -38,14 +39,16 @@ int test_teardown(void **state);
 struct test_rank {
     enum cox_outcome outcome;
     int32_t code;
-    char *text; /* never NULL */
+    /* never NULL */
+    char *text;
     pid_t pid;
     int signal;
     int exit_status;
     bool taken;
     uint64_t silent_ns;
     bool has_payload;
-    char *bytes; /* size bytes and a NUL; never NULL */
+    /* size bytes and a NUL; never NULL */
+    char *bytes;
     size_t size;
 };
 
@@ -54,13 +57,16 @@ struct test_completion {
     enum cox_channel_id channel;
     uint32_t type;
     int status;
-    char *text; /* never NULL */
+    /* never NULL */
+    char *text;
     uint32_t rank_count;
     struct test_rank *ranks;
-    int payload_rank; /* RANK0: whose; -1: none */
+    /* RANK0: whose; -1: none */
+    int payload_rank;
     void *request_context;
     uint64_t submitted_ns, published_ns, completed_ns;
-    int32_t *tokens; /* of a step's payload */
+    /* of a step's payload */
+    int32_t *tokens;
     size_t token_count;
 };
 void test_completion_copy(struct test_completion *copy, const struct cox_completion *completion);
@@ -96,8 +102,10 @@ const char *test_death_text(struct test_group *group, uint32_t rank);
 
 struct test_how {
     enum cox_gather gather;
-    uint64_t ranks;      /* bits; TEST_ALL_RANKS: all */
-    uint64_t timeout_ms; /* 0: TEST_PATIENCE_MS */
+    /* bits; TEST_ALL_RANKS: all */
+    uint64_t ranks;
+    /* 0: TEST_PATIENCE_MS */
+    uint64_t timeout_ms;
     void *context;
 };
 
@@ -122,7 +130,8 @@ int test_submit(struct test_group *group, const struct test_how *how, const char
 /* The n-th completion (from 0) in order of arrival, waited for; lent until the group is freed. */
 const struct test_completion *test_await(struct test_group *group, size_t n);
 size_t test_completion_count(struct test_group *group);
-/* The handler of test_submit, for tests that register it on other channels; context is the group. */
+/* The handler of test_submit, for tests that register it on other channels; context is the group.
+ */
 void test_handler(void *context, const struct cox_completion *completion);
 /* Submits again while the answer is FULL or LATE. Returns the first other answer. */
 int test_submit_persist(struct test_group *group, const struct test_how *how, const char *text);
@@ -142,7 +151,8 @@ int test_helper_run(const char *mode);
 /* The same in two steps; its standard input and output are pipes. */
 struct test_helper {
     pid_t pid;
-    int in, out; /* write to it, read from it */
+    /* write to it, read from it */
+    int in, out;
 };
 struct test_helper test_helper_start(const char *mode, const char *argument);
 int test_helper_wait(struct test_helper *helper);
@@ -151,12 +161,13 @@ int test_helper_wait(struct test_helper *helper);
 void test_needs_processes(void);
 /* Skips a test that is about names in /dev/shm where groups have none. */
 void test_needs_names(void);
-/* How groups are attached to where a test does not say: COXSWAIN_TEST_ATTACH is sealed, or not set. */
+/* How groups are attached to where a test does not say: COXSWAIN_TEST_ATTACH is sealed, or not set.
+ */
 enum cox_attach test_attach(void);
 /* Where the sockets of this program's groups are; empty after every test. */
 const char *test_door_folder(void);
-/* A coordinator was killed: its socket is still there, and nobody listens on it. Asserts that there were
- * `count` of these, and removes them. */
+/* A coordinator was killed: its socket is still there, and nobody listens on it. Asserts that there
+ * were `count` of these, and removes them. */
 void test_sweep_doors(uint32_t count);
 /* Stops a process; on return none of its threads runs any more (the signal alone says nothing of
  * that). Needs processes. */
@@ -165,8 +176,9 @@ void test_stop_process(pid_t pid);
 /* Names in /dev/shm that contain the text. */
 size_t test_count_names(const char *text);
 size_t test_count_fds(void); /* open in this process */
-/* On return the thread of the group's door has closed all that it had open for those who had come or gone before: what it
- * gave to a rank, which may be in the group before the door has let go of it. */
+/* On return the thread of the group's door has closed all that it had open for those who had come
+ * or gone before: what it gave to a rank, which may be in the group before the door has let go of
+ * it. */
 void test_await_door(struct test_group *group);
 /* What the names of this process start with: pid and time. The pid alone does not do: a killed test
  * leaves its names, and its pid is used again. */

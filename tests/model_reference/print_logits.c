@@ -27,12 +27,15 @@ struct printer {
     struct cox_cache *cache;
     int32_t tokens[TOKEN_COUNT_MAX];
     uint32_t token_count;
-    int32_t blocks[TOKEN_COUNT_MAX][TABLE_LENGTH]; /* a table of its own for every row */
+    /* a table of its own for every row */
+    int32_t blocks[TOKEN_COUNT_MAX][TABLE_LENGTH];
     struct cox_block_table tables[TOKEN_COUNT_MAX];
     struct cox_batch_row rows[TOKEN_COUNT_MAX];
     struct cox_batch_output outputs[TOKEN_COUNT_MAX];
-    float *logits;               /* [token_count][vocab_size] */
-    struct cox_adapter *adapter; /* of all rows; NULL: none */
+    /* [token_count][vocab_size] */
+    float *logits;
+    /* of all rows; NULL: none */
+    struct cox_adapter *adapter;
 };
 
 static const struct cox_adapter *find_adapter(void *context, const char *lora_id)

@@ -118,9 +118,12 @@ static int worker_main(int argc, char **argv)
 
 struct group {
     struct cox_executor *executor;
-    uint64_t worker_counts[RANK_COUNT]; /* as the last opaque answers told them */
-    uint64_t base_sequence;             /* of the last step */
-    uint32_t row_count;                 /* of a step */
+    /* as the last opaque answers told them */
+    uint64_t worker_counts[RANK_COUNT];
+    /* of the last step */
+    uint64_t base_sequence;
+    /* of a step */
+    uint32_t row_count;
     struct cox_error err;
 
     /* The rounds that run by submit and handler. */
@@ -180,7 +183,8 @@ static int submit_opaque(struct group *group, uint32_t round)
                                       &group->err);
 }
 
-/* One decode step; the first one, on base 0, announces its sequences, and as they grow they are given blocks. */
+/* One decode step; the first one, on base 0, announces its sequences, and as they grow they are
+ * given blocks. */
 static int send_step(struct group *group, uint32_t position, bool call)
 {
     int32_t prompt[1] = {1}, block[1] = {0};

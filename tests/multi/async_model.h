@@ -1,4 +1,5 @@
-/* What the ranks of async_test.c compute: what follows the tokens of a sequence is a digest of them all, read through the KV cache. */
+/* What the ranks of async_test.c compute: what follows the tokens of a sequence is a digest of them
+ * all, read through the KV cache. */
 #ifndef COX_TESTS_MULTI_ASYNC_MODEL_H
 #define COX_TESTS_MULTI_ASYNC_MODEL_H
 

@@ -280,7 +280,8 @@ static void the_next_step_is_published_while_the_ranks_run_one(void **state)
     assert_int_equal(stats.steps, 0);
 }
 
-/* One prompt of 40 tokens, in a group that takes for ever over steps of more than `slow`. Returns what run does. */
+/* One prompt of 40 tokens, in a group that takes for ever over steps of more than `slow`. Returns
+ * what run does. */
 static int run_slow(uint32_t rank_count, const char *slow, struct cox_error *err)
 {
     const char *const command[] = {COX_TEST_BIN_DIR "/async_worker", "slow", slow, NULL};

@@ -1,4 +1,5 @@
-/* bulk_bytes: what bulk_test.c and its worker both know: a quick digest, and bytes that tell where they are from. */
+/* bulk_bytes: what bulk_test.c and its worker both know: a quick digest, and bytes that tell where
+ * they are from. */
 #ifndef COX_TESTS_MULTI_BULK_BYTES_H
 #define COX_TESTS_MULTI_BULK_BYTES_H
 

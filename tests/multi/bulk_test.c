@@ -1,5 +1,5 @@
-/* Requests and answers that do not fit their frame or slot: whole on every rank, in one memory, counted, and gone once
- * nobody reads them, whoever dies when. */
+/* Requests and answers that do not fit their frame or slot: whole on every rank, in one memory,
+ * counted, and gone once nobody reads them, whoever dies when. */
 #include "bulk_bytes.h"
 #include "testing.h"
 
@@ -46,7 +46,8 @@ static struct test_group *small_group(uint32_t rank_count)
 /* ---- who has how much of it ---- */
 
 struct held {
-    size_t blocks; /* memory of blocks that are kept, by inode */
+    /* memory of blocks that are kept, by inode */
+    size_t blocks;
     size_t large;
     uint64_t bytes;
 };
@@ -109,7 +110,8 @@ static const struct cox_channel_stats *stats_of(struct test_group *g, enum cox_c
     return &stats;
 }
 
-/* What is larger than what is kept is gone, here and in every rank that lives; so is every use of what is kept. */
+/* What is larger than what is kept is gone, here and in every rank that lives; so is every use of
+ * what is kept. */
 static void expect_nothing_held(struct test_group *g, uint64_t dead)
 {
     struct cox_executor *executor = test_group_executor(g);
@@ -174,7 +176,8 @@ struct look {
     int32_t codes[8];
     char texts[8][512];
     int status;
-    size_t answer_sizes[8]; /* of an init */
+    /* of an init */
+    size_t answer_sizes[8];
     bool answer_right[8];
     char number[8][32];
 };
@@ -272,7 +275,8 @@ static void expect_answers(struct test_group *g, uint32_t n, size_t size)
     }
 }
 
-/* Each rank writes and reads a gigabyte byte by byte: 16 s were seen beside four busy loops on two cores. */
+/* Each rank writes and reads a gigabyte byte by byte: 16 s were seen beside four busy loops on two
+ * cores. */
 #define LARGE_SIZE ((size_t)1 << 28)
 #define LARGE_PATIENCE_MS (8 * TEST_PATIENCE_MS)
 
@@ -661,7 +665,8 @@ static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state
     char line[300];
     snprintf(line, sizeof line, "only 1 hold %s", test_pipe_path(pipe));
     BYTES bytes = bytes_make(8 * MIB, line);
-    /* The machine may be slow, so the block may be opened late; but it is read, and held, beyond the deadline. */
+    /* The machine may be slow, so the block may be opened late; but it is read, and held, beyond
+     * the deadline. */
     assert_int_equal(ask(g, &bytes, 500, &look), COX_TIMEOUT);
     assert_int_equal(look.outcomes[1], COX_OUTCOME_LATE);
     assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_held_bytes >= 8 * MIB);

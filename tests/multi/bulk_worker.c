@@ -1,21 +1,26 @@
 /*
- * bulk_worker: the worker of bulk_test.c. An opaque request is a line of words, and whatever bytes come behind it:
+ * bulk_worker: the worker of bulk_test.c. An opaque request is a line of words, and whatever bytes
+ * come behind it:
  *
  *   sum                 a digest of the whole request
- *   where               what /proc/self/maps says of the memory that the request lies in: "PERMISSIONS INODE NAME"
- *   size N [DIGEST]     N bytes (bulk_bytes.h), behind a digest of the request if there is a second word
+ *   where               what /proc/self/maps says of the memory that the request lies in:
+ *                       "PERMISSIONS INODE NAME"
+ *   size N [DIGEST]     N bytes (bulk_bytes.h), behind a digest of the request if there is a second
+ *                       word
  *   grow N M            asks for room for N bytes, and answers M
  *   again N M           asks for N bytes, then for M, and answers M
- *   hold PATH           a digest; reads a byte from a named pipe; tells whether the digest is still the same
+ *   hold PATH           a digest; reads a byte from a named pipe; tells whether the digest is still
+ *                       the same
  *   late PATH N         the same, and then N bytes
  *   die                 is killed where it reads the request
  *   half N              is killed when half of N bytes are written
- *   limit N             asks for N bytes where no file may be as large, tells what it gets, and its limit is as before
+ *   limit N             asks for N bytes where no file may be as large, tells what it gets, and its
+ *                       limit is as before
  *   forge HOW           answers behind the library's back
  *   only R LINE         rank R obeys, the others answer with a digest
  *
- * An init has a value "blob" in its configuration, of which the answer has a digest, and "answer", how many letters it is
- * to have.
+ * An init has a value "blob" in its configuration, of which the answer has a digest, and "answer",
+ * how many letters it is to have.
  */
 #include "bulk_bytes.h"
 

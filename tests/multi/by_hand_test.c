@@ -1,4 +1,5 @@
-/* Workers that are started by hand and do not do as they should: they die, go, come twice, or never come. */
+/* Workers that are started by hand and do not do as they should: they die, go, come twice, or never
+ * come. */
 #include "testing.h"
 
 #include <fcntl.h>
@@ -118,8 +119,8 @@ static int log_on(const char *door, uint32_t rank, uint64_t start_offset, struct
     return log_on_as(door, rank, 0, start_offset, err);
 }
 
-/* A process that does one thing for each byte it is told, and answers with a line: a result and a text. Without
- * orders any more it ends with 0; whoever signalled it would end it otherwise. */
+/* A process that does one thing for each byte it is told, and answers with a line: a result and a
+ * text. Without orders any more it ends with 0; whoever signalled it would end it otherwise. */
 static int visitor_main(const char *door)
 {
     static const struct cox_worker_callbacks callbacks;
@@ -267,8 +268,8 @@ static void *order_main(void *argument)
     return NULL;
 }
 
-/* A process that was the rank, left, and lives on: it is let go, another one takes its place, and it may even be that
- * itself, as another life. */
+/* A process that was the rank, left, and lives on: it is let go, another one takes its place, and
+ * it may even be that itself, as another life. */
 static void left_and_replaced(enum cox_attach attach)
 {
     struct waiting waiting = {.result = -1, .options = {.finalize_ms = 1, .term_ms = 1}};

@@ -1,5 +1,5 @@
-/* What a completion says when several things go wrong at once, and that it is there in time when somebody else is
- * not. */
+/* What a completion says when several things go wrong at once, and that it is there in time when
+ * somebody else is not. */
 #include "testing.h"
 
 #include "proto/executor.pb-c.h"

@@ -257,8 +257,8 @@ static void p3_p10_an_answer_that_makes_no_sense_is_an_error(void **state)
 
 /* ---- counts ---- */
 
-/* A call that is published and ends at its deadline while rank 1 is blocked: a busy machine may not get to
- * publish it. Returns how many were late, on such a machine rank 0 as well. */
+/* A call that is published and ends at its deadline while rank 1 is blocked: a busy machine may not
+ * get to publish it. Returns how many were late, on such a machine rank 0 as well. */
 static uint64_t block_in_vain(struct test_group *g, const struct test_pipe *pipe)
 {
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
@@ -482,8 +482,10 @@ static void p3_a_rank_that_waits_is_seen_in_its_phase(void **state)
 struct releaser {
     struct cox_executor *executor;
     struct test_pipe *pipe;
-    uint64_t rings;     /* so far */
-    uint64_t waited_ns; /* while a call waited for room */
+    /* so far */
+    uint64_t rings;
+    /* while a call waited for room */
+    uint64_t waited_ns;
 };
 
 static uint64_t rings_of(struct cox_executor *executor)

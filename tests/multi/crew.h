@@ -17,23 +17,28 @@
 
 /* Shared with the ranks. */
 struct crew_rank {
-    struct cox_error err; /* of what ended it */
+    /* of what ended it */
+    struct cox_error err;
     int result;
     size_t number_count;
-    float numbers[CREW_NUMBER_COUNT]; /* whatever it computed */
+    /* whatever it computed */
+    float numbers[CREW_NUMBER_COUNT];
 };
 
 struct crew {
     uint32_t rank_count;
     int group_fd;
-    _Atomic uint64_t
-        *void_through;       /* below 2^32; as the coordinator's word for steps that are given up */
-    _Atomic uint32_t *asked; /* how often waiting ranks have asked for that word in a step */
+    /* below 2^32; as the coordinator's word for steps that are given up */
+    _Atomic uint64_t *void_through;
+    /* how often waiting ranks have asked for that word in a step */
+    _Atomic uint32_t *asked;
     _Atomic uint32_t *met;
-    uint64_t step; /* of this process; 0: none */
+    /* of this process; 0: none */
+    uint64_t step;
     struct crew_rank *ranks;
     pid_t pids[CREW_RANK_COUNT_MAX];
-    int statuses[CREW_RANK_COUNT_MAX]; /* as of waitpid, after crew_wait */
+    /* as of waitpid, after crew_wait */
+    int statuses[CREW_RANK_COUNT_MAX];
 };
 
 /* Memory for a group of that many ranks, all zero. */

@@ -23,7 +23,8 @@
 /* ---- what sleeps: the linker sends these here ---- */
 
 struct sleep {
-    _Atomic pid_t thread; /* last: the others are there */
+    /* last: the others are there */
+    _Atomic pid_t thread;
     uint64_t begun_ns, until_ns;
     _Atomic bool timed_out;
 };
@@ -115,7 +116,8 @@ struct asked {
     uint64_t deadline_ns;
     int status;
     _Atomic pid_t caller;
-    size_t begin, end; /* of the sleeps that were begun meanwhile */
+    /* of the sleeps that were begun meanwhile */
+    size_t begin, end;
     sem_t ended;
 };
 

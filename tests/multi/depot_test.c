@@ -279,8 +279,10 @@ static void b29_10000_fetches_leave_nothing(void **state)
 
 struct heir {
     struct exchange exchange;
-    int gate;   /* whoever waits at exchange.go waits for its end */
-    bool forks; /* a child that keeps the connection; else the connection itself is left as well */
+    /* whoever waits at exchange.go waits for its end */
+    int gate;
+    /* a child that keeps the connection; else the connection itself is left as well */
+    bool forks;
 };
 
 static void leave_and_die(void *context)

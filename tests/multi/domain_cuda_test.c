@@ -1,9 +1,9 @@
 /*
  * CUDA memory, in one process and between two: domain_cuda_test LIBRARY [stand-in].
  *
- * With the driver that is there (libcuda.so.1) it skips, and says why, where there is none or no device. With the
- * stand-in (tests/lib/fake_cuda.h) it shows what our side does with a driver, and no more. Another process is
- * always another program: a driver does not survive a fork.
+ * With the driver that is there (libcuda.so.1) it skips, and says why, where there is none or no
+ * device. With the stand-in (tests/lib/fake_cuda.h) it shows what our side does with a driver, and
+ * no more. Another process is always another program: a driver does not survive a fork.
  */
 #include "channel/memory/domain/domain_cuda.h"
 #include "channel/memory/queue/queue.h"
@@ -307,7 +307,8 @@ static void h27_cuda_is_added_once(void **state)
 
 /* ---- two processes ---- */
 
-/* Memory (a queue) under IMPORT_FD in another program, which does what `order` says. ready_fd, go_fd: -1: none. */
+/* Memory (a queue) under IMPORT_FD in another program, which does what `order` says. ready_fd,
+ * go_fd: -1: none. */
 static pid_t program_start(int fd, int ready_fd, int go_fd, const char *order)
 {
     posix_spawn_file_actions_t actions;
@@ -465,7 +466,8 @@ static void publish_pattern(struct cox_publisher *publisher, struct cox_pool *po
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
 }
 
-/* From host memory to the device once, for two processes; or from another pool of the device, and not at all. */
+/* From host memory to the device once, for two processes; or from another pool of the device, and
+ * not at all. */
 static void take_on_the_device(const char *order, bool from_host)
 {
     const struct cox_queue_options depth = {.depth = 2};

@@ -1,5 +1,5 @@
-/* Memory of host, staged and a domain from outside in several processes: who may attach to what, and what is left when
- * one of them is killed. */
+/* Memory of host, staged and a domain from outside in several processes: who may attach to what,
+ * and what is left when one of them is killed. */
 #include "channel/memory/domain/domain.h"
 
 #include <fcntl.h>

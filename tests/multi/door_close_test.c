@@ -1,4 +1,5 @@
-/* What visitors send and the door does not want: its close may hang for as long as they like, and nobody waits for it. */
+/* What visitors send and the door does not want: its close may hang for as long as they like, and
+ * nobody waits for it. */
 #include "door_fixture.h"
 
 #include "channel/handle/depot.h"
@@ -25,8 +26,9 @@ enum kind {
     KIND_COUNT,
 };
 
-/* Each is sent by a process that exits at once: exiting does not linger, so that its own close never hangs, whoever is last. What
- * it has to leave behind comes to the test: the other ends, without which a hanging close ends, and its connection to the door. */
+/* Each is sent by a process that exits at once: exiting does not linger, so that its own close
+ * never hangs, whoever is last. What it has to leave behind comes to the test: the other ends,
+ * without which a hanging close ends, and its connection to the door. */
 static int home = -1;
 static int ends[TRAP_COUNT_MAX];
 static uint32_t end_count;
@@ -205,7 +207,8 @@ static int of_a_worker(enum kind kind)
     return session.fd;
 }
 
-/* A byte out of band, which a receive leaves out, and closes what comes with it; and behind which a look does not see. */
+/* A byte out of band, which a receive leaves out, and closes what comes with it; and behind which a
+ * look does not see. */
 static void send_urgent(int fd, int unwanted)
 {
     union {
@@ -378,7 +381,8 @@ static void g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end(void **sta
     await_fds(before);
 }
 
-/* More of them than there is patience for: then nobody is let in, and somebody again as soon as they end. */
+/* More of them than there is patience for: then nobody is let in, and somebody again as soon as
+ * they end. */
 static void g1g_so_many_closes_hang_that_nobody_is_let_in(void **state)
 {
     (void)state;

@@ -20,17 +20,20 @@
 
 /* What the hooks do and saw. Under lock where the door runs. */
 struct host {
-    int refuse; /* what admit returns, with reason */
+    /* what admit returns, with reason */
+    int refuse;
     char reason[700];
-    uint32_t fd_count; /* in a worker's answer: that many of host_fds */
+    /* in a worker's answer: that many of host_fds */
+    uint32_t fd_count;
     uint32_t rank_count;
     uint32_t workers, gone, admitted;
-    uint32_t echoes,
-        commands; /* streams handed over; of these, whose other side is closed, and so is ours */
+    /* streams handed over; of these, whose other side is closed, and so is ours */
+    uint32_t echoes, commands;
     uint64_t gone_id[COX_RANK_COUNT_MAX];
     struct cox_door_visitor last;
     int refuse_command;
-    char log[16384]; /* lines */
+    /* lines */
+    char log[16384];
 };
 extern struct host host;
 extern int host_fds[COX_DOOR_FD_COUNT_MAX]; /* memfds, each holds its own number as text */

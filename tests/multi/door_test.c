@@ -18,7 +18,8 @@
 struct worker_visit {
     struct cox_logon logon;
     uint32_t rank, fd_count;
-    int told, hold; /* pipe ends: welcomed; until the other end closes */
+    /* pipe ends: welcomed; until the other end closes */
+    int told, hold;
 };
 
 static void worker_visit(void *context)
@@ -665,7 +666,8 @@ static void a_door_without_fds_refuses_and_recovers(void **state)
 }
 
 struct scarce {
-    int told, end; /* pipe ends */
+    /* pipe ends */
+    int told, end;
 };
 
 /* A door with room for a few visitors' fds and no more. */

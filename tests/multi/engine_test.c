@@ -1,7 +1,7 @@
 /*
- * The reference worker's callbacks in several processes: init forms the share of a rank and joins the
- * group, steps exchange. The worker library is played here, so that no coordinator is needed: what it
- * says of rank, group and requests is this file's.
+ * The reference worker's callbacks in several processes: init forms the share of a rank and joins
+ * the group, steps exchange. The worker library is played here, so that no coordinator is needed:
+ * what it says of rank, group and requests is this file's.
  */
 #include "channel/base/fault.h"
 #include "crew.h"
@@ -49,7 +49,8 @@ struct cox_init_request {
     const char *block_count;
     uint64_t sequence;
     bool replayed;
-    const struct cox_weights_offer *offer; /* NULL: there are no weights but one's own */
+    /* NULL: there are no weights but one's own */
+    const struct cox_weights_offer *offer;
     const struct cox_worker *worker;
     struct crew *crew;
 };
@@ -158,12 +159,16 @@ bool cox_init_request_aborted(const struct cox_init_request *request)
 /* ---- one rank ---- */
 
 struct plan {
-    uint32_t rank_count; /* that the worker is told; 0: the crew's */
-    bool grouped;        /* there is memory for a group */
-    uint32_t
-        bad_init_rank; /* whose second init names a model that is not there; UINT32_MAX: none */
-    uint32_t bad_batch_rank; /* whose batch in the second step cannot be; UINT32_MAX: none */
-    const char *arm;         /* a fault in rank 3 */
+    /* that the worker is told; 0: the crew's */
+    uint32_t rank_count;
+    /* there is memory for a group */
+    bool grouped;
+    /* whose second init names a model that is not there; UINT32_MAX: none */
+    uint32_t bad_init_rank;
+    /* whose batch in the second step cannot be; UINT32_MAX: none */
+    uint32_t bad_batch_rank;
+    /* a fault in rank 3 */
+    const char *arm;
 };
 #define PLAN .bad_init_rank = UINT32_MAX, .bad_batch_rank = UINT32_MAX
 
@@ -463,8 +468,8 @@ static void s2_a_step_that_fails_on_one_rank_fails_on_all_and_is_computed_anew(v
     }
 }
 
-/* Rank 1 does not come to an init, the first or (grouped already) the second; it ends for rank 0 when the
- * coordinator waits for it no longer. Where there is a group, the next one is for all. */
+/* Rank 1 does not come to an init, the first or (grouped already) the second; it ends for rank 0
+ * when the coordinator waits for it no longer. Where there is a group, the next one is for all. */
 static int init_given_up(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
 {
     const struct plan *plan = context;
@@ -672,7 +677,8 @@ static void m12_reinit_makes_the_cache_anew_and_the_same_is_computed(void **stat
     }
 }
 
-/* An init after others, of which some failed, is to this rank what it is to one that was replaced and knows of none. */
+/* An init after others, of which some failed, is to this rank what it is to one that was replaced
+ * and knows of none. */
 static int init_after_others(struct crew *crew, uint32_t rank, struct crew_rank *self,
                              void *context)
 {
@@ -700,7 +706,8 @@ static int init_after_others(struct crew *crew, uint32_t rank, struct crew_rank 
         struct cox_init_result result = {0};
         int got;
 
-        /* A replacement is not paused, and one that is may not stay so where nobody would say start. */
+        /* A replacement is not paused, and one that is may not stay so where nobody would say
+         * start. */
         seat.worker.paused = true;
         got = cox_engine_callbacks.init(seat.engine, &request, &result, &self->err);
         if (got != rows[i].expected || (got == 0 && result.npu_block_count != rows[i].blocks))

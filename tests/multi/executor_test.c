@@ -509,7 +509,8 @@ static void m5_register_once(void **state)
 
 struct counter {
     atomic_int calls;
-    atomic_bool retired; /* no call may come any more */
+    /* no call may come any more */
+    atomic_bool retired;
     atomic_bool violated;
 };
 

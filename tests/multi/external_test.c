@@ -96,7 +96,8 @@ static void expect_complete(struct waiting *waiting)
 
 struct hand {
     pid_t pid;
-    int out; /* its standard error */
+    /* its standard error */
+    int out;
 };
 
 /* rank, rank_count: -1: not said. */
@@ -250,7 +251,8 @@ static void a4_a5_one_too_many_or_another_world_is_told_why(void **state)
 #define FLIPPED_ALL 64 /* bytes of which each bit is flipped: those that have a meaning */
 #define ODD_COUNT 400
 
-/* What the door says is a welcome, or a reason. Returns 0; 1: it closed without a word; 2: it makes no sense. */
+/* What the door says is a welcome, or a reason. Returns 0; 1: it closed without a word; 2: it makes
+ * no sense. */
 static int answer_read(int fd)
 {
     uint8_t bytes[512];

@@ -15,7 +15,8 @@
 
 #if COX_TESTING
 
-/* A group of four in which `rank` does `action` at a point; report.claimed: once the slot is its own. */
+/* A group of four in which `rank` does `action` at a point; report.claimed: once the slot is its
+ * own. */
 static struct test_group *group_of(const char *point, const char *action, uint32_t rank)
 {
     const struct cox_executor_options options = {.keep_names = true};
@@ -125,8 +126,8 @@ static void await_waiting(struct test_group *g, uint32_t rank)
     assert_int_not_equal(state, COX_RANK_IDLE);
 }
 
-/* Rank 2 dies while it waits for the slot, which is in the hand of rank 1: that one's report, and those of
- * who waits, are not written over. */
+/* Rank 2 dies while it waits for the slot, which is in the hand of rank 1: that one's report, and
+ * those of who waits, are not written over. */
 static void p8_who_dies_waiting_for_the_slot_leaves_one_token(void **state)
 {
     (void)state;

@@ -363,7 +363,8 @@ static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
 }
 
 struct race {
-    int go, result, end; /* pipe ends */
+    /* pipe ends */
+    int go, result, end;
 };
 
 static void racer(void *context)

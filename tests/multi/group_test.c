@@ -730,7 +730,8 @@ static void p5_idle_costs_no_wakeup(void **state)
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         test_expect_echo(g, "busy once");
-        /* What is on its way to sleep may arrive later; a wake-up that repeats is in every window. */
+        /* What is on its way to sleep may arrive later; a wake-up that repeats is in every window.
+         */
         uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
         long before, after;
         do {

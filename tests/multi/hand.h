@@ -1,9 +1,9 @@
 /*
- * hand: a group that waits for workers, on a thread of its own, the workers that a test starts for it, and orders to
- * replace ranks.
+ * hand: a group that waits for workers, on a thread of its own, the workers that a test starts for
+ * it, and orders to replace ranks.
  *
- * Threads: the test's alone. Ownership: struct hand and what it has are the caller's, until hand_free. Blocks: as
- *   testing.h. If the process dies: workers end with their group.
+ * Threads: the test's alone. Ownership: struct hand and what it has are the caller's, until
+ *   hand_free. Blocks: as testing.h. If the process dies: workers end with their group.
  */
 #ifndef COX_TESTS_MULTI_HAND_H
 #define COX_TESTS_MULTI_HAND_H
@@ -16,14 +16,16 @@
 #define HAND_LOG_SIZE 16384
 
 struct hand {
-    struct cox_executor_options options; /* what else of it is set before hand_open stays */
+    /* what else of it is set before hand_open stays */
+    struct cox_executor_options options;
     char name[64], door[160];
     struct test_group *group;
     struct cox_error err;
     int result;
     pthread_t thread;
     pthread_mutex_t lock;
-    char log[HAND_LOG_SIZE]; /* lines, oldest first */
+    /* lines, oldest first */
+    char log[HAND_LOG_SIZE];
     size_t log_used;
 };
 
@@ -46,14 +48,16 @@ void hand_kill(struct hand *hand, uint32_t rank);
 /* A replacement that waits, on a thread of its own. */
 struct order {
     struct cox_executor *executor;
-    uint32_t rank; /* UINT32_MAX: all */
+    /* UINT32_MAX: all */
+    uint32_t rank;
     uint64_t deadline_ns;
     pthread_t thread;
     int result;
     struct cox_error err;
 };
 #define ORDER_ALL UINT32_MAX
-/* On return the group waits for so many ranks more, `offered` of them in all since it was opened. */
+/* On return the group waits for so many ranks more, `offered` of them in all since it was opened.
+ */
 void order_give(struct order *order, struct hand *hand, uint32_t rank, uint64_t deadline_ns,
                 size_t offered);
 int order_end(struct order *order);

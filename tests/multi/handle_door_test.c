@@ -254,7 +254,8 @@ static void l6_l12_the_door_helps_no_other_user(void **state)
 struct scene {
     struct peer peer;
     struct cox_handle kept, put;
-    int go; /* read until it is closed */
+    /* read until it is closed */
+    int go;
     int ready;
 };
 

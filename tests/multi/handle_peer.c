@@ -19,8 +19,10 @@ struct order {
 struct server {
     struct cox_exporter *exporter;
     const char *door_path;
-    int object; /* of the last export */
-    int other;  /* end of the socket exported last */
+    /* of the last export */
+    int object;
+    /* end of the socket exported last */
+    int other;
     struct cox_handle batch[PEER_BATCH];
 };
 
@@ -137,7 +139,8 @@ static _Noreturn void server_main(const struct peer_options *options, int socket
     _exit(0);
 }
 
-/* Nobody's child; and not before the parent has gone, whose death would be this one's (user_change). */
+/* Nobody's child; and not before the parent has gone, whose death would be this one's
+ * (user_change). */
 static void leave_family(void)
 {
     const pid_t parent = getpid();
@@ -163,7 +166,8 @@ struct peer peer_start(const struct peer_options *options)
             CHECK(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
         else
             leave_family();
-        /* Nothing of the test's, nor of the peers before: they end when the test closes their sockets. */
+        /* Nothing of the test's, nor of the peers before: they end when the test closes their
+         * sockets. */
         CHECK(dup3(pair[1], 3, O_CLOEXEC) == 3 || pair[1] == 3);
         CHECK(close_range(4, ~0U, 0) == 0);
         server_main(options, 3);

@@ -1,6 +1,6 @@
 /*
- * handle_peer: a process of its own that exports, and does what it is told: what the tests of by-value
- * handles between processes share.
+ * handle_peer: a process of its own that exports, and does what it is told: what the tests of
+ * by-value handles between processes share.
  *
  * Threads: one. Ownership: a peer belongs to the test until ended. Blocks: until the peer answered.
  * If the test dies: the kernel kills the peer; one that left its parent ends with its socket.
@@ -14,10 +14,14 @@
 #define PEER_BATCH 64
 
 struct peer_options {
-    uid_t uid;             /* 0: as the test */
-    const char *door_path; /* NULL: none */
-    bool unrelated;        /* neither child nor parent of anybody here, in a session of its own */
-    uint32_t fd_limit;     /* 0: as the test */
+    /* 0: as the test */
+    uid_t uid;
+    /* NULL: none */
+    const char *door_path;
+    /* neither child nor parent of anybody here, in a session of its own */
+    bool unrelated;
+    /* 0: as the test */
+    uint32_t fd_limit;
 };
 
 struct peer {

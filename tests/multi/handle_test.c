@@ -174,10 +174,13 @@ static void l6_l8_another_user_is_denied_where_proc_hides_it_too(void **state)
 /* ---- where ---- */
 
 struct elsewhere {
-    struct cox_handle handle; /* of outside, for inside */
+    /* of outside, for inside */
+    struct cox_handle handle;
     bool done;
-    struct cox_handle back; /* of inside, for outside */
-    int gate;               /* inside lives until its other end is closed */
+    /* of inside, for outside */
+    struct cox_handle back;
+    /* inside lives until its other end is closed */
+    int gate;
     int ready;
 };
 
@@ -342,7 +345,8 @@ static bool pid_demand(pid_t pid)
     return asked;
 }
 
-/* The exporter ends, and another one has its pid: what the dead one exported is not asked of it, under no number. */
+/* The exporter ends, and another one has its pid: what the dead one exported is not asked of it,
+ * under no number. */
 static void l9_l17_b25_the_next_process_with_the_pid_is_not_the_exporter(void **state)
 {
     struct cox_importer *importer;

@@ -28,8 +28,8 @@ static struct cox_channel_stats stats_of(struct test_group *g)
 static void call_in_vain(struct test_group *g, struct test_completion *ret_completion,
                          const struct test_how *how, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* A call that is published and ends at its deadline: in a few milliseconds a busy machine may get to
- * neither. */
+/* A call that is published and ends at its deadline: in a few milliseconds a busy machine may get
+ * to neither. */
 static void call_in_vain(struct test_group *g, struct test_completion *ret_completion,
                          const struct test_how *how, const char *format, ...)
 {
@@ -169,7 +169,8 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
         for (uint32_t rank = 0; rank < n; rank++)
             late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
         test_completion_deinit(&c);
-        /* execute does not run ahead: submit says who and what. Ranks that were only slow answer. */
+        /* execute does not run ahead: submit says who and what. Ranks that were only slow answer.
+         */
         const struct test_how normal = {.gather = COX_GATHER_ALL};
         char named[64];
         snprintf(named, sizeof named, "rank %" PRIu32 " still owes the answer to sequence 1", bad);

@@ -45,7 +45,8 @@ void rank_resume(struct test_group *group, uint32_t rank);
 
 struct row {
     int64_t id;
-    int64_t prompt; /* one token; 0: a decode step */
+    /* one token; 0: a decode step */
+    int64_t prompt;
 };
 
 struct step {

@@ -111,7 +111,8 @@ static void p8_the_names_are_made_again(void **state)
     }
 }
 
-/* The token of the error channel died with a rank; what it had written is told, and the next one can report. */
+/* The token of the error channel died with a rank; what it had written is told, and the next one
+ * can report. */
 static void p8_m9_the_error_channel_is_free_again(void **state)
 {
     (void)state;

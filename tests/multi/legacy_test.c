@@ -550,8 +550,8 @@ static void p2_rank_that_ends_before_its_first_request(void **state)
     assert_int_equal(cox_executor_stop(test_group_executor(group)), 0);
 }
 
-/* A request that nobody answers, with a length that cannot be: an answer to it would be taken for that
- * of the next request, and so on for ever. */
+/* A request that nobody answers, with a length that cannot be: an answer to it would be taken for
+ * that of the next request, and so on for ever. */
 static void p4_p10_a_spoilt_request_without_answer_is_not_answered(void **state)
 {
     (void)state;

@@ -199,9 +199,11 @@ static void unload(struct test_group *group, const char *name)
 
 struct stream {
     const char *lora;
-    uint32_t slot; /* and its blocks */
+    /* and its blocks */
+    uint32_t slot;
     int64_t id;
-    bool known; /* the ranks' tables have it */
+    /* the ranks' tables have it */
+    bool known;
     uint32_t count;
     int32_t tokens[PROMPT_LENGTH + STEP_COUNT];
     float logprobs[STEP_COUNT];
@@ -241,8 +243,8 @@ static void take_answer(void *context, const struct cox_completion *completion)
     }
 }
 
-/* The next token of each stream, in one step on *base, which moves when it succeeds. finished: a slot that is given up
- * first, -1: none. */
+/* The next token of each stream, in one step on *base, which moves when it succeeds. finished: a
+ * slot that is given up first, -1: none. */
 static int step(struct test_group *group, uint64_t *base, int finished, struct stream **streams,
                 uint32_t count, struct cox_error *err)
 {
@@ -473,7 +475,8 @@ struct unloading {
     struct test_group *group;
     struct cox_lora_result results[RANK_COUNT_MAX];
     struct cox_error err;
-    _Atomic int result; /* -1: not yet */
+    /* -1: not yet */
+    _Atomic int result;
 };
 
 static void *unload_main(void *context)
@@ -888,7 +891,8 @@ static void await_state(struct cox_lora *lora, const char *state)
     }
 }
 
-/* The prompt ends when the group is recovered, the recovery replays, and the unload waits for the prompt. */
+/* The prompt ends when the group is recovered, the recovery replays, and the unload waits for the
+ * prompt. */
 static void m13_p8_an_unload_that_waits_for_prompts_lets_the_recovery_pass(void **state)
 {
     (void)state;
@@ -999,7 +1003,8 @@ static void m13_p8_files_that_were_changed_are_not_loaded_again(void **state)
     test_group_free(g);
 }
 
-/* Each rank finds other files where the path leads it: as when they are changed in the middle of a load. */
+/* Each rank finds other files where the path leads it: as when they are changed in the middle of a
+ * load. */
 static void m13_ranks_that_read_other_files_keep_none(void **state)
 {
     (void)state;
@@ -1022,7 +1027,8 @@ static void m13_ranks_that_read_other_files_keep_none(void **state)
     test_group_free(g);
 }
 
-/* In a load, read or published, and in an unload. What there was before is there again, what was not is not. */
+/* In a load, read or published, and in an unload. What there was before is there again, what was
+ * not is not. */
 static void m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree(void **state)
 {
     (void)state;

@@ -195,8 +195,10 @@ enum meaning { REFUSED, SYNC, ASYNC, NO_REPLY };
 static const struct {
     enum meaning meaning;
     enum cox_channel_id channel;
-    int status; /* of a call, with a worker that has every callback */
-    int mute; /* the code of each rank, with a worker that has none; 0: it answers by other means */
+    /* of a call, with a worker that has every callback */
+    int status;
+    /* the code of each rank, with a worker that has none; 0: it answers by other means */
+    int mute;
 } types[] = {
     [TYPE(MODEL_INIT)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, 0}, /* it brings no configuration */
     [TYPE(MODEL_INFER)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, COX_UNSUPPORTED},
@@ -377,9 +379,9 @@ static void m7_strings_that_are_no_utf8_are_refused_in_any_group(void **state)
     link.pd_link_info = infos;
     assert_int_equal(cox_executor_link(test_group_executor(g), &link, patience(), &err),
                      COX_INVALID);
-    assert_contains(err.text,
-                    "pd_link_request.pd_link_info[0].link_info[0].host_info[0].cluster_id "
-                    "is no UTF-8: the byte 0xc0 at offset 8");
+    assert_contains(
+        err.text,
+        "pd_link_request.pd_link_info[0].link_info[0].host_info[0].cluster_id is no UTF-8: the byte 0xc0 at offset 8");
     assert_int_equal(test_call(g, NULL, "echo x"), 0);
     test_group_free(g);
 }
@@ -483,9 +485,9 @@ static void m10_link_status_merges_the_lists_of_every_rank(void **state)
         cox_link_status_deinit(&s);
         cox_link_status_deinit(&s);
         for (uint32_t rank = 0; rank < n; rank++)
-            expect_told(g, rank, "links",
-                        "role=1 change=0 link=1 unlink=0;role=1 change=0 link=0 unlink=1;"
-                        "role=2 change=1 link=0 unlink=0;");
+            expect_told(
+                g, rank, "links",
+                "role=1 change=0 link=1 unlink=0;role=1 change=0 link=0 unlink=1;role=2 change=1 link=0 unlink=0;");
         test_group_free(g);
     }
 }
@@ -606,7 +608,8 @@ static void m12_the_state_gate(void **state)
     /* How a state is reached from INIT, and what is legal there. */
     static const struct {
         enum cox_engine_state state;
-        int path[3]; /* commands after init; -1: end */
+        /* commands after init; -1: end */
+        int path[3];
         bool legal[5];
     } rows[] = {
         {COX_ENGINE_INIT, {-1}, {false, false, true, false, false}},

@@ -1,5 +1,5 @@
-/* A worker that is paused: nothing is begun, what is inside comes out, is interrupted, or is left; and all goes on
- * afterwards. */
+/* A worker that is paused: nothing is begun, what is inside comes out, is interrupted, or is left;
+ * and all goes on afterwards. */
 #include "testing.h"
 
 #include "channel/base/fault.h"
@@ -36,8 +36,8 @@ static uint64_t patience(void)
     return cox_deadline_after_ms(TEST_PATIENCE_MS);
 }
 
-/* ThreadSanitizer keeps a signal until the thread calls something it knows, and loses track of a thread's stack when
- * a handler jumps. */
+/* ThreadSanitizer keeps a signal until the thread calls something it knows, and loses track of a
+ * thread's stack when a handler jumps. */
 static void needs_jumps(void)
 {
     test_needs_processes();
@@ -135,9 +135,12 @@ static void expect_told(struct test_group *g, int type)
 struct chat {
     int32_t tokens[CHAT_TOKEN_MAX];
     uint32_t count;
-    uint64_t base;            /* 0: to be announced */
-    const int32_t *reference; /* what is to come, the prompt included; NULL: of scripted workers */
-    uint32_t limit;           /* then it begins again */
+    /* 0: to be announced */
+    uint64_t base;
+    /* what is to come, the prompt included; NULL: of scripted workers */
+    const int32_t *reference;
+    /* then it begins again */
+    uint32_t limit;
 };
 
 static void chat_begin(struct chat *chat)
@@ -300,7 +303,8 @@ static void expect_rank(const struct test_completion *c, uint32_t rank, int code
     assert_contains(c->ranks[rank].text, words);
 }
 
-/* The other ranks have done with what was published last: their answers are there before this one's. */
+/* The other ranks have done with what was published last: their answers are there before this
+ * one's. */
 static void await_others(struct test_group *g, enum cox_channel_id channel, uint32_t but)
 {
     const uint64_t deadline_ns = patience();
@@ -391,8 +395,9 @@ static void await_pausing(struct test_group *g, uint32_t rank)
     assert_int_equal(ranks[rank].channels[COX_CHANNEL_RECOVER].state, 2);
 }
 
-/* All stages of a pause are over by the clock before the process runs again: each has its time all the same. On one processor,
- * where who is to be left does not run beside who looks whether it has come out. */
+/* All stages of a pause are over by the clock before the process runs again: each has its time all
+ * the same. On one processor, where who is to be left does not run beside who looks whether it has
+ * come out. */
 static void m12_a_pause_that_is_held_up_leaves_an_endless_loop_all_the_same(void **state)
 {
     (void)state;
@@ -687,7 +692,8 @@ struct traffic {
     struct chat chat;
     _Atomic bool ends;
     size_t answered, refused;
-    char wrong[512]; /* empty: nothing */
+    /* empty: nothing */
+    char wrong[512];
 };
 
 static bool is_refusal(int status)

@@ -1,6 +1,6 @@
 /*
- * Processes (or threads) that allocate, share, hold and free at once, each block with bytes that tell whose it is;
- * some of them are killed at any moment.
+ * Processes (or threads) that allocate, share, hold and free at once, each block with bytes that
+ * tell whose it is; some of them are killed at any moment.
  */
 #include "forks.h"
 #include "ranks.h"
@@ -34,11 +34,12 @@ struct stress {
     int fds[2];
     bool is_slab;
     bool for_ever;
-    _Atomic uint64_t boxes[BOX_COUNT]; /* what somebody has allocated: box_of */
+    /* what somebody has allocated: box_of */
+    _Atomic uint64_t boxes[BOX_COUNT];
     _Atomic uint64_t progress[FORKS_MAX];
     _Atomic uint64_t shared, stale, full;
-    _Atomic uint32_t dropped,
-        looked; /* ranks that have nothing any more, and that have been told so */
+    /* ranks that have nothing any more, and that have been told so */
+    _Atomic uint32_t dropped, looked;
 };
 
 /* {generation:32, class:8, block:24} */
@@ -66,7 +67,8 @@ static uint64_t random_next(uint64_t *state)
 /* Of a thread: one reference of each, and perhaps a hold. */
 struct own {
     struct cox_block_ref refs[OWN_COUNT];
-    uint64_t tags[OWN_COUNT]; /* 0: not held */
+    /* 0: not held */
+    uint64_t tags[OWN_COUNT];
     uint64_t tag;
     uint64_t random;
     struct cox_pool *pool;

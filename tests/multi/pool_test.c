@@ -28,7 +28,8 @@ static const struct cox_pool_options fixed = {.block_size = BLOCK_SIZE, .block_c
 
 struct shared {
     int fds[2];
-    struct cox_pool_handle handles[2]; /* the second one for reading only */
+    /* the second one for reading only */
+    struct cox_pool_handle handles[2];
     struct cox_block_ref refs[BLOCK_COUNT];
     _Atomic uint32_t step;
     _Atomic uint32_t count;
@@ -280,7 +281,8 @@ static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
     atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), COX_STALE);
-    /* Somebody alive sweeps a row: nobody else does. Once that one is dead, the next one begins anew. */
+    /* Somebody alive sweeps a row: nobody else does. Once that one is dead, the next one begins
+     * anew. */
     struct cox_block_ref again = pool_allocated(other, 1); /* counted in the row that is nobody's */
     atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_SWEEPING, getppid(), start));
     assert_int_equal(cox_pool_sweep(pool), 0);
@@ -294,7 +296,8 @@ static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
     cox_pool_free(pool);
 }
 
-/* Who has the holders' lock lives, when a holder's last process is found dead: the next sweep drops what was held. */
+/* Who has the holders' lock lives, when a holder's last process is found dead: the next sweep drops
+ * what was held. */
 static void b33_b37_a_lock_that_is_taken_delays_a_sweep(void **state)
 {
     (void)state;

@@ -35,10 +35,12 @@ static const struct cox_cache_geometry geometry = {
 struct board {
     struct cox_kv_pool kv;
     _Atomic bool ready, readers_stop, stop;
-    _Atomic uint64_t present[BLOCK_COUNT]; /* the sequence that has the block; about */
+    /* the sequence that has the block; about */
+    _Atomic uint64_t present[BLOCK_COUNT];
     _Atomic uint64_t renewed;
     _Atomic uint64_t pulled, stale;
-    _Atomic int failed; /* line */
+    /* line */
+    _Atomic int failed;
 };
 static struct board *board;
 

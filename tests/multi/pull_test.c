@@ -1,6 +1,6 @@
 /*
- * KV blocks pulled between two groups of the reference model, each rank from the one there that has its number: rows
- * M10, M11 and P9. What the workers say is looked at rank by rank.
+ * KV blocks pulled between two groups of the reference model, each rank from the one there that has
+ * its number: rows M10, M11 and P9. What the workers say is looked at rank by rank.
  */
 #include "kv_group.h"
 
@@ -308,7 +308,8 @@ static void p9_blocks_of_a_sequence_that_began_anew_are_stale(void **state)
     pair_stop(&pair);
 }
 
-/* An init, also one that is said again, forgets all; a reinit as well. What others know of the pool holds. */
+/* An init, also one that is said again, forgets all; a reinit as well. What others know of the pool
+ * holds. */
 static void p9_after_init_and_reinit_all_is_stale_and_the_link_holds(void **state)
 {
     (void)state;
@@ -359,7 +360,8 @@ static void p9_a_deadline_or_lease_that_is_over_refuses(void **state)
 
 #if COX_TESTING
 
-/* A pull that every rank of B is inside of, on a thread of its own: it has copied one block, and goes on when it is let. */
+/* A pull that every rank of B is inside of, on a thread of its own: it has copied one block, and
+ * goes on when it is let. */
 struct waiting {
     struct pair *pair;
     struct kv_pull pull;
@@ -386,7 +388,8 @@ static void waiting_start(struct waiting *w, struct pair *pair, struct kv_pull p
         kv_arm(&pair->b, rank, plan);
     }
     assert_int_equal(pthread_create(&w->thread, NULL, waiting_main, w), 0);
-    /* They have begun once the destination is nobody's; a pause fails a pull that has not begun in a rank as a whole. */
+    /* They have begun once the destination is nobody's; a pause fails a pull that has not begun in
+     * a rank as a whole. */
     for (uint32_t rank = 0; rank < pair->b.rank_count; rank++) {
         struct cox_kv_view *view = kv_attach(&pair->b, rank);
         while (cox_kv_view_generation(view, (uint32_t)pull.to[1]) != COX_KV_NOBODY)
@@ -571,8 +574,8 @@ static void p9_the_destination_of_a_failed_pull_is_nobodys(void **state)
 
 /* ---- one writer ---- */
 
-/* Each rank of group B attacks the KV cache of each rank of group A, which B is linked to. Every way is
- * closed, and the texts of both groups are those of a group alone. */
+/* Each rank of group B attacks the KV cache of each rank of group A, which B is linked to. Every
+ * way is closed, and the texts of both groups are those of a group alone. */
 static void g1d_a_rank_of_a_linked_group_cannot_write_kv_blocks(void **state)
 {
     static const int32_t blocks[] = {2, 4, 10, 11, -1};
@@ -824,7 +827,8 @@ static void p9_m11_a_reader_killed_at_any_point_leaves_nothing(void **state)
     (void)state;
     static const struct {
         const char *point;
-        uint32_t times; /* that it is passed in the pull of two blocks */
+        /* that it is passed in the pull of two blocks */
+        uint32_t times;
     } points[] = {{"kv.taken", 2}, {"kv.looked", 2},     {"kv.copied", 2},    {"pull.copied", 2},
                   {"kv.given", 2}, {"link.attached", 1}, {"link.detached", 1}};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
@@ -869,8 +873,9 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
     pair_stop(&pair);
 }
 
-/* A reader that is stopped in the midst of a copy holds up nobody: the other group writes the block at once, and what the reader
- * has copied, before or after, is stale. The rank beside it has its blocks. */
+/* A reader that is stopped in the midst of a copy holds up nobody: the other group writes the block
+ * at once, and what the reader has copied, before or after, is stale. The rank beside it has its
+ * blocks. */
 static void g1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing(void **state)
 {
     static const char *const points[] = {"kv.looked", "kv.copied"};
@@ -886,7 +891,8 @@ static void g1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing(void
         w = (struct waiting){.pair = &pair, .pull = pull_of("r1")};
         assert_int_equal(pthread_create(&w.thread, NULL, waiting_main, &w), 0);
         await_stopped(&pair.b, 0);
-        /* Of another sequence, and then of the same one anew: what is there has the generation that was asked for. */
+        /* Of another sequence, and then of the same one anew: what is there has the generation that
+         * was asked for. */
         kv_sequence(&other, 8, (const int32_t[]){2, 6, -1});
         other.slot = 1;
         kv_step(&pair.a, &other, 0, true, 0);

@@ -1,6 +1,6 @@
 /*
- * Several queues at once, each message with bytes that tell what it is: processes that wait on all of them and sleep
- * through nothing, and processes that are killed at any moment.
+ * Several queues at once, each message with bytes that tell what it is: processes that wait on all
+ * of them and sleep through nothing, and processes that are killed at any moment.
  */
 #include "forks.h"
 #include "testing.h"
@@ -31,11 +31,13 @@
 
 struct shared {
     int queue_fds[QUEUES];
-    int pool_fds[2][2]; /* host, staged */
+    /* host, staged */
+    int pool_fds[2][2];
     bool for_ever;
     _Atomic uint32_t joined;
     _Atomic bool stops;
-    _Atomic uint64_t acknowledged[RANKS_MAX][QUEUES]; /* number of the last message taken */
+    /* number of the last message taken */
+    _Atomic uint64_t acknowledged[RANKS_MAX][QUEUES];
     _Atomic uint64_t progress[RANKS_MAX];
     _Atomic uint64_t taken, skipped, copied, gone;
 };
@@ -83,7 +85,8 @@ static void own_close(struct own *own)
 
 /* ---- who takes ---- */
 
-/* Of one queue: each message is the one behind the last, or those between were skipped, or could not be had. */
+/* Of one queue: each message is the one behind the last, or those between were skipped, or could
+ * not be had. */
 struct taker {
     struct cox_subscriber *subscriber;
     uint64_t number, gone;

@@ -1,6 +1,6 @@
 /*
- * queue_test: a queue between processes that have nothing but its handle: every byte that is taken is the one that was
- * published, and in the end nothing is held.
+ * queue_test: a queue between processes that have nothing but its handle: every byte that is taken
+ * is the one that was published, and in the end nothing is held.
  */
 #include "forks.h"
 #include "ranks.h"
@@ -20,7 +20,8 @@
 
 struct shared {
     struct cox_handle queue;
-    int pool_fds[2][2]; /* host, staged */
+    /* host, staged */
+    int pool_fds[2][2];
     _Atomic uint32_t joined;
     _Atomic uint64_t taken, skipped, copied;
     _Atomic uint32_t done;

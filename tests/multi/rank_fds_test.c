@@ -28,10 +28,14 @@
 
 /* How pidfd_getfd answers in a rank. */
 struct way {
-    int error;           /* 0: as it does */
-    uint32_t ranks;      /* bits: in which */
-    uint32_t file_limit; /* 0: as it is; and a plain user */
-    bool no_pidfds;      /* pidfd_open answers so as well */
+    /* 0: as it does */
+    int error;
+    /* bits: in which */
+    uint32_t ranks;
+    /* 0: as it is; and a plain user */
+    uint32_t file_limit;
+    /* pidfd_open answers so as well */
+    bool no_pidfds;
 };
 
 static const struct way by_handles = {.error = 0};
@@ -261,7 +265,8 @@ static void k12_k14_b8_refused_before_anybody_is_waited_for(void **state)
 
 struct room {
     const struct way *way;
-    uint32_t free; /* fds that the rank has left */
+    /* fds that the rank has left */
+    uint32_t free;
     bool broadcasts;
 };
 
@@ -311,7 +316,8 @@ static void b8_b15_a_rank_without_room_is_told_alone(void **state)
         forks_run(4, full_main, &(struct room){&by_handles, room, false});
 }
 
-/* The same by sockets, where it has none to give its own by, or to be reached at: all are told why, in step. */
+/* The same by sockets, where it has none to give its own by, or to be reached at: all are told why,
+ * in step. */
 static void no_socket_main(const struct forks_self *self)
 {
     const struct room *room = self->context;
@@ -510,7 +516,9 @@ struct odd_tag {
 #define ODD_MEMBER 1
 
 enum oddity {
-    ODD_TAGS, /* of nobody, of others, of another exchange, without an fd, with two, half of one; the right one last */
+    /* of nobody, of others, of another exchange, without an fd, with two, half of one; the right
+     * one last */
+    ODD_TAGS,
     ODD_OBJECT, /* the right tag, with another object than it said */
     ODD_SILENT, /* nothing, and no word why */
     ODD_WORDS,  /* nothing, and no errno either */
@@ -713,7 +721,8 @@ static void flooded_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-/* Every rank sends before it has looked at its own queue, and none finds a place in the next one's. */
+/* Every rank sends before it has looked at its own queue, and none finds a place in the next one's.
+ */
 static void b28_queues_full_of_strangers(void **state)
 {
     (void)state;
@@ -727,8 +736,8 @@ static void b28_queues_full_of_strangers(void **state)
 
 /* ---- the user's scenario ---- */
 
-/* As a kernel library sets up the memory of its devices: 64-byte handles by value, then memory by fds,
- * then one multicast object of rank 0, with a barrier before and after it is bound. */
+/* As a kernel library sets up the memory of its devices: 64-byte handles by value, then memory by
+ * fds, then one multicast object of rank 0, with a barrier before and after it is bound. */
 static void devices_main(const struct forks_self *self)
 {
     way_take(self, self->context);

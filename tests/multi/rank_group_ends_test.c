@@ -1,6 +1,6 @@
-/* How an operation of the rank group ends that cannot be completed: each of them, in the group and in a subgroup, fds
- * by handles and by sockets; at a deadline, aborted, and when a rank leaves. And what does not end one: signals, and
- * wakes for no reason. Every rank a process. */
+/* How an operation of the rank group ends that cannot be completed: each of them, in the group and
+ * in a subgroup, fds by handles and by sockets; at a deadline, aborted, and when a rank leaves. And
+ * what does not end one: signals, and wakes for no reason. Every rank a process. */
 #include "rank_group.h"
 
 #include <fcntl.h>
@@ -43,9 +43,11 @@ enum end {
 struct session {
     int memory_fd;
     bool by_sockets, in_subgroup;
-    enum operation leaves_at; /* the last test of it */
+    /* the last test of it */
+    enum operation leaves_at;
     _Atomic uint64_t met;
-    _Atomic uint32_t ended[END_COUNT][OPERATION_COUNT]; /* ranks that were told that end itself */
+    /* ranks that were told that end itself */
+    _Atomic uint32_t ended[END_COUNT][OPERATION_COUNT];
     _Atomic pid_t pids[RANK_COUNT];
     _Atomic uint32_t done;
 };
@@ -76,7 +78,8 @@ static int memory_new(void)
 
 struct rank {
     struct session *session;
-    struct cox_group *group, *part; /* what it operates in: the group or the subgroup */
+    /* what it operates in: the group or the subgroup */
+    struct cox_group *group, *part;
     struct cox_group_layout *layout;
     bool asked;
     pthread_t thread;
@@ -116,7 +119,8 @@ static void rank_deinit(struct rank *rank)
     munmap(rank->layout, cox_group_memory_size(RANK_COUNT, 8192));
 }
 
-/* The operation, and that it leaves nothing behind unless it succeeds, and what it should if it does. */
+/* The operation, and that it leaves nothing behind unless it succeeds, and what it should if it
+ * does. */
 static int operate(const struct forks_self *self, struct rank *rank, enum operation operation,
                    uint64_t deadline_ns, struct cox_error *err)
 {

@@ -281,7 +281,8 @@ static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
     assert_int_equal(own_names(), 0);
 }
 
-/* Who comes to a file of which a bit says something else is told so, by its deadline, and leaves it as it was. */
+/* Who comes to a file of which a bit says something else is told so, by its deadline, and leaves it
+ * as it was. */
 static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
 {
     (void)state;
@@ -332,7 +333,8 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
     assert_int_equal(own_names(), 0);
 }
 
-/* A deadline that has passed: who is alone, or the last to come, joins; who has to wait is told at once. */
+/* A deadline that has passed: who is alone, or the last to come, joins; who has to wait is told at
+ * once. */
 static void k3_b2_a_deadline_that_has_passed(void **state)
 {
     (void)state;
@@ -398,7 +400,8 @@ static void k26_a_rank_is_one_process(void **state)
 static void life_main(const struct forks_self *self)
 {
     const uint32_t *sizes = self->context; /* of values, in each life */
-    /* Rank 0 of the first life waits for one that never comes; those of the second come meanwhile. */
+    /* Rank 0 of the first life waits for one that never comes; those of the second come meanwhile.
+     */
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     bool first = self->rank == 0;

@@ -689,8 +689,8 @@ static void k6_b6_a_thread_in_each_of_overlapping_subgroups(void **state)
 
 /* ---- at random ---- */
 
-/* Everybody goes through the same operations; now and then one aborts, or is late on purpose, and all
- * align to the next epoch. What a gather gives is right, whatever happened before. */
+/* Everybody goes through the same operations; now and then one aborts, or is late on purpose, and
+ * all align to the next epoch. What a gather gives is right, whatever happened before. */
 static void random_main(const struct forks_self *self)
 {
     _Atomic uint64_t *epochs = self->context; /* the next one to align to */
@@ -738,7 +738,8 @@ static void random_main(const struct forks_self *self)
 static void k7_b2_aborts_timeouts_and_aligns_at_random(void **state)
 {
     (void)state;
-    /* Whoever copies a value while its owner goes on to another epoch throws it away: a race, on purpose. */
+    /* Whoever copies a value while its owner goes on to another epoch throws it away: a race, on
+     * purpose. */
     test_needs_processes();
     forks_run(2, random_main, forks_share(4096));
     forks_run(5, random_main, forks_share(4096));

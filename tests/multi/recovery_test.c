@@ -38,9 +38,11 @@ static void assert_contains(const char *text, const char *part)
 static struct {
     struct cox_executor *executor;
     struct cox_recovery *recovery;
-    pthread_mutex_t lock; /* everything below */
+    /* everything below */
+    pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool hold; /* deaths are told later */
+    /* deaths are told later */
+    bool hold;
     uint32_t held[RANK_COUNT_MAX];
     uint32_t held_count, death_count, failed_count;
     struct cox_error failure;
@@ -450,7 +452,8 @@ static uint32_t pause_of(const char *doing)
     return pause_ms;
 }
 
-/* The first try comes at once; then the pause doubles up to its end. An order does not wait for it. */
+/* The first try comes at once; then the pause doubles up to its end. An order does not wait for it.
+ */
 static void p8_the_pause_between_tries_doubles(void **state)
 {
     (void)state;
@@ -663,8 +666,8 @@ static void p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused(void **state)
 
 /* ---- deadlines, stop ---- */
 
-/* A group whose init blocks, replayed for a replacement: recovery is inside the executor until the pipe is
- * released. */
+/* A group whose init blocks, replayed for a replacement: recovery is inside the executor until the
+ * pipe is released. */
 static struct test_pipe *start_blocked(const struct cox_recovery_options *options)
 {
     struct test_pipe *pipe = test_pipe_new();
@@ -704,7 +707,8 @@ static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **
     expect_echo();
 }
 
-/* Nothing is released before the rank has been replaced: a kill that waited for its turn would never come. */
+/* Nothing is released before the rank has been replaced: a kill that waited for its turn would
+ * never come. */
 static void m12_p8_an_order_to_kill_does_not_wait_for_its_turn(void **state)
 {
     (void)state;
@@ -842,7 +846,8 @@ static void p8_an_order_that_fails_half_way_can_be_given_again(void **state)
     expect_echo();
 }
 
-/* One order waits for a rank which the next one kills: that is no death that the policy knows an answer to. */
+/* One order waits for a rank which the next one kills: that is no death that the policy knows an
+ * answer to. */
 static void p8_a_rank_killed_before_its_orders_turn_is_not_the_end(void **state)
 {
     (void)state;

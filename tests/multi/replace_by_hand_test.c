@@ -170,7 +170,8 @@ static void p8_two_that_are_started_by_hand_at_once(void **state)
     EACH_ATTACH(two_by_hand);
 }
 
-/* What was asked of the old process has its completion before another one can come, and is not for that one. */
+/* What was asked of the old process has its completion before another one can come, and is not for
+ * that one. */
 static void drained(enum cox_attach attach)
 {
     struct hand hand = {0};
@@ -253,7 +254,8 @@ static void m15_a_stop_ends_the_wait_for_a_replacement(void **state)
     EACH_ATTACH(stopped_while_waiting);
 }
 
-/* Logs on as rank 1 and tells what came of it; goes: it leaves its connection. Either way it lives on. */
+/* Logs on as rank 1 and tells what came of it; goes: it leaves its connection. Either way it lives
+ * on. */
 static int visit_main(const char *door, bool goes)
 {
     struct cox_door_session session = {.fd = -1};
@@ -293,8 +295,8 @@ static bool stays_half_way(struct hand *hand, uint64_t timeout_ms, size_t offere
     return result == 0;
 }
 
-/* One that logs on and never attaches is killed at the deadline; one that logs on and goes leaves its place to
- * the next, and is left alone. */
+/* One that logs on and never attaches is killed at the deadline; one that logs on and goes leaves
+ * its place to the next, and is left alone. */
 static void half_way(enum cox_attach attach)
 {
     struct hand hand = {0};
@@ -363,8 +365,9 @@ static void p8_p7_nothing_grows_by_replacements(void **state)
 
 /* ---- old processes that live on ---- */
 
-/* Becomes rank 1 of a sealed group without the library; then, a step for each byte that it is told: says that it has
- * left; logs on again as the life that it had; writes over all the memory that it was given. */
+/* Becomes rank 1 of a sealed group without the library; then, a step for each byte that it is told:
+ * says that it has left; logs on again as the life that it had; writes over all the memory that it
+ * was given. */
 static int late_main(const char *door)
 {
     static struct cox_sealed sealed;
@@ -516,7 +519,8 @@ static void p8_a23_all_that_were_started_by_hand(void **state)
     EACH_ATTACH(all_by_hand);
 }
 
-/* One comes and dies while the others are waited for: nobody is in the group then, and all can be tried again. */
+/* One comes and dies while the others are waited for: nobody is in the group then, and all can be
+ * tried again. */
 static void all_but_one(enum cox_attach attach)
 {
     enum { N = 3 };

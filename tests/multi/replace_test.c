@@ -51,11 +51,12 @@ static int on_execute(void *context, const struct cox_batch *batch,
     return cox_engine_callbacks.execute(context, batch, outputs, err);
 }
 
-/* Writes over all that it has of the group, again and again: of a group with names the rank group's memory alone, since
- * there any process of the user can spoil the rest. */
+/* Writes over all that it has of the group, again and again: of a group with names the rank group's
+ * memory alone, since there any process of the user can spoil the rest. */
 static void scribble(bool sealed)
 {
-    /* Also when the test that ends it has failed; the thread that forked it has all signals blocked. */
+    /* Also when the test that ends it has failed; the thread that forked it has all signals
+     * blocked. */
     sigset_t none;
     sigemptyset(&none);
     pthread_sigmask(SIG_SETMASK, &none, NULL);
@@ -77,7 +78,8 @@ static void scribble(bool sealed)
     }
 }
 
-/* 's': leaves a process behind that scribbles from the death of this one on, and answers with its pid. */
+/* 's': leaves a process behind that scribbles from the death of this one on, and answers with its
+ * pid. */
 static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                      size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
 {
@@ -93,7 +95,8 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
         return -errno;
     const pid_t pid = fork();
     if (pid == 0) {
-        /* Who kills the rank's process group does not reach it. The other end goes with its parent. */
+        /* Who kills the rank's process group does not reach it. The other end goes with its parent.
+         */
         close(lives[1]);
         if (setsid() < 0 || write(ready[1], &byte, 1) != 1 || read(lives[0], &byte, 1) != 0)
             _exit(1);
@@ -256,8 +259,10 @@ static void replace(struct lives *lives, uint64_t ranks)
 struct stream {
     int32_t tokens[PROMPT_LENGTH + STEP_COUNT];
     float logprobs[STEP_COUNT];
-    uint32_t count; /* steps that succeeded */
-    uint64_t base;  /* 0: the sequence has to be announced */
+    /* steps that succeeded */
+    uint32_t count;
+    /* 0: the sequence has to be announced */
+    uint64_t base;
 };
 
 static void stream_init(struct stream *stream)
@@ -394,7 +399,8 @@ static void kill_ranks(struct lives *lives, struct stream *stream, uint64_t rank
                      COX_ENGINE_ABNORMAL);
 }
 
-/* The ranks are killed behind so many steps, replaced, and the stream is the one that nothing disturbed. */
+/* The ranks are killed behind so many steps, replaced, and the stream is the one that nothing
+ * disturbed. */
 static void check_replacement(uint32_t rank_count, uint64_t ranks, uint32_t after)
 {
     struct lives lives;
@@ -463,7 +469,8 @@ static void p8_an_init_that_is_not_said_again_loads_the_model(void **state)
     lives_end(&lives);
 }
 
-/* At each of these the new process ends; the others are told, keep what they have, and the next one makes it. */
+/* At each of these the new process ends; the others are told, keep what they have, and the next one
+ * makes it. */
 static void p8_a_new_rank_that_dies_half_way_is_replaced_again(void **state)
 {
     (void)state;
@@ -525,8 +532,8 @@ static uint64_t group_bytes(void)
     return (uint64_t)st.st_blocks * 512;
 }
 
-/* Who scribbles fills holes again, where nobody reads; in a sealed group what it can write and others read are hints, of which
- * the last byte is nobody's. */
+/* Who scribbles fills holes again, where nobody reads; in a sealed group what it can write and
+ * others read are hints, of which the last byte is nobody's. */
 static void await_scribbles(struct lives *lives, uint64_t bytes)
 {
     const uint64_t deadline_ns = patience();

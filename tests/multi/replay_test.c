@@ -134,8 +134,8 @@ static void expect_step(struct test_group *g)
 
 /* ---- the memory of the rank group ---- */
 
-/* What it takes now; of the one object that this process has of it, or, in a sealed group, of those of all ranks, each
- * counted once. */
+/* What it takes now; of the one object that this process has of it, or, in a sealed group, of those
+ * of all ranks, each counted once. */
 static uint64_t group_bytes(void)
 {
     struct stat st = {0};
@@ -175,8 +175,8 @@ static uint64_t window_of(uint32_t rank_count)
     return cox_geometry_group_size(&geometry);
 }
 
-/* Another life and another window each time, of which only the last takes memory; the ring goes round. A sealed group has
- * no windows: a rank has the same memory in every life. */
+/* Another life and another window each time, of which only the last takes memory; the ring goes
+ * round. A sealed group has no windows: a rank has the same memory in every life. */
 static void k25_every_init_has_memory_of_its_own(void **state)
 {
     (void)state;
@@ -377,7 +377,8 @@ static void p8_another_answer_than_then_is_told(void **state)
 
 struct other_thread {
     struct test_group *group;
-    const char *path; /* NULL: the last init once more */
+    /* NULL: the last init once more */
+    const char *path;
     int result;
     struct cox_error err;
 };
@@ -626,7 +627,8 @@ static void m12_steps_are_refused_while_the_engine_is_paused(void **state)
     static const struct {
         enum cox_recover_command command;
         const char *name;
-        const char *during; /* its state; NULL: steps are let in */
+        /* its state; NULL: steps are let in */
+        const char *during;
         const char *after;
     } rows[] = {
         {COX_RECOVER_CLEAR, "clear", NULL, NULL},

@@ -164,8 +164,8 @@ static void p8_every_channel_works_again(void **state)
     test_group_free(g);
 }
 
-/* The new process does not make it: killed before it attached, or it never does. The group is as before,
- * and the next try can succeed. */
+/* The new process does not make it: killed before it attached, or it never does. The group is as
+ * before, and the next try can succeed. */
 static void p8_a_restart_that_dies_half_way_is_done_again(void **state)
 {
     (void)state;

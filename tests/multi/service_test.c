@@ -1,5 +1,5 @@
-/* The control connections of a group, and what it says of itself, whatever its workers and the handlers
- * of its host are in. */
+/* The control connections of a group, and what it says of itself, whatever its workers and the
+ * handlers of its host are in. */
 #include "testing.h"
 
 #include "channel/socket/closer.h"
@@ -38,7 +38,8 @@ static uint64_t patience(void)
 struct stuck {
     struct cox_executor *executor;
     sem_t entered, go_on;
-    struct cox_executor_status inside; /* as the handler saw it */
+    /* as the handler saw it */
+    struct cox_executor_status inside;
 };
 
 static void stuck_handler(void *context, const struct cox_completion *completion)
@@ -389,8 +390,9 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_contains(text, "(OPAQUE): colours ?[31m\n");
     assert_columns(text);
     text = status_command(door, "--json");
-    assert_contains(text, "\"last_lines\":\"blocked\",\"deaths\":1,\"restarts\":1,\"last_error\":"
-                          "\"rank 1 (pid ");
+    assert_contains(
+        text,
+        "\"last_lines\":\"blocked\",\"deaths\":1,\"restarts\":1,\"last_error\":\"rank 1 (pid ");
     assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
     assert_contains(text, "\"stopped\":false,\"cpu_s\":");
     assert_contains(text, "\"legacy\":false,\"deaths\":1,\"restarts\":1,");
@@ -533,8 +535,8 @@ static void full_of_who_asked_for_the_end(void **state)
         cox_client_close(&clients[i]);
 }
 
-/* A unix socket in whose queue lies a TCP socket that lingers over bytes that nobody reads: until *ret_end is closed, its last
- * close hangs. */
+/* A unix socket in whose queue lies a TCP socket that lingers over bytes that nobody reads: until
+ * *ret_end is closed, its last close hangs. */
 static int trap(int *ret_end)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}};

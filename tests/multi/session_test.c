@@ -1,6 +1,6 @@
 /*
- * What a worker's session with its group consists of, once the handshake is over: the memory it was given, the
- * ring and the slots in it, handles sent through them. The program is its own worker.
+ * What a worker's session with its group consists of, once the handshake is over: the memory it was
+ * given, the ring and the slots in it, handles sent through them. The program is its own worker.
  */
 #include "testing.h"
 
@@ -27,7 +27,8 @@ static struct cox_importer *importer;
 static uint8_t *own_region;
 static uint32_t own_rank;
 
-/* fds whose target starts with text, without the memory of the rank group, which stays open: each init has a part. */
+/* fds whose target starts with text, without the memory of the rank group, which stays open: each
+ * init has a part. */
 static int count_fds(const char *text)
 {
     int count = 0;
@@ -75,8 +76,8 @@ static int answer_handle(uint8_t *reply, size_t *ret_reply_size, struct cox_erro
     return r;
 }
 
-/* The handles of all, one behind the other: the answer is the sum of each region as this rank sees it, and the
- * nanoseconds that copying all of them took. */
+/* The handles of all, one behind the other: the answer is the sum of each region as this rank sees
+ * it, and the nanoseconds that copying all of them took. */
 static int answer_sums(const uint8_t *handles, size_t count, uint8_t *reply, size_t *ret_reply_size,
                        struct cox_error *err)
 {

@@ -211,9 +211,9 @@ static void m8_rows_tables_moves_and_types_reach_every_rank(void **state)
         chats[0].tokens[chats[0].count++] = first;
         test_completion_deinit(&c);
         for (uint32_t rank = 0; rank < n; rank++)
-            expect_batch(g, rank,
-                         "type=0 tables=2 in=1>2,3>4 out=5>6 copy=7>8,9>10,11>12 finished="
-                         "; id=1000 slot=1 at=0+3 emit=1 tokens=0,1,2 t0=10,11 t1=110,111");
+            expect_batch(
+                g, rank,
+                "type=0 tables=2 in=1>2,3>4 out=5>6 copy=7>8,9>10,11>12 finished=; id=1000 slot=1 at=0+3 emit=1 tokens=0,1,2 t0=10,11 t1=110,111");
 
         /* A mixed one: the known chat decodes and gets a block in each table, the new one is
          * announced; no emission. */
@@ -233,11 +233,10 @@ static void m8_rows_tables_moves_and_types_reach_every_rank(void **state)
         assert_int_equal(c.token_count, 2);
         assert_int_equal(c.tokens[1], -1);
         char expected[512];
-        snprintf(expected, sizeof expected,
-                 "type=3 tables=2 in= out= copy= finished="
-                 "; id=1000 slot=1 at=3+1 emit=1 tokens=0,1,2,%d t0=10,11,12 t1=110,111,112"
-                 "; id=1001 slot=8 at=0+4 emit=0 tokens=100,101,102,103 t0=80,81 t1=180,181",
-                 first);
+        snprintf(
+            expected, sizeof expected,
+            "type=3 tables=2 in= out= copy= finished=; id=1000 slot=1 at=3+1 emit=1 tokens=0,1,2,%d t0=10,11,12 t1=110,111,112; id=1001 slot=8 at=0+4 emit=0 tokens=100,101,102,103 t0=80,81 t1=180,181",
+            first);
         test_completion_deinit(&c);
         for (uint32_t rank = 0; rank < n; rank++)
             expect_batch(g, rank, expected);

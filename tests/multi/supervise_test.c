@@ -249,9 +249,7 @@ static void m14_every_rank_gets_environment_and_flags(void **state)
         /* sh is found in PATH; what follows "name" are its arguments. */
         const char *const command[] = {
             "sh", "-c",
-            "echo \"$COXSWAIN_PREFIX $COXSWAIN_RANK $COXSWAIN_WORLD_SIZE $COXSWAIN_DEVICE "
-            "$COXSWAIN_PARENT_PID $COXSWAIN_GENERATION $SUPERVISE_TEST $PPID\"; echo \"$0 $*\"; "
-            "env | grep -c ^COXSWAIN_",
+            "echo \"$COXSWAIN_PREFIX $COXSWAIN_RANK $COXSWAIN_WORLD_SIZE $COXSWAIN_DEVICE $COXSWAIN_PARENT_PID $COXSWAIN_GENERATION $SUPERVISE_TEST $PPID\"; echo \"$0 $*\"; env | grep -c ^COXSWAIN_",
             "name", NULL};
         const int32_t devices[8] = {7, 6, 5, 4, 3, 2, 1, 0};
         struct group g;
@@ -274,8 +272,7 @@ static void m14_every_rank_gets_environment_and_flags(void **state)
             assert_string_equal(group_line(&g, rank, false, 0), expected);
             snprintf(
                 expected, sizeof expected,
-                "name --local_rank %u --local_world_size %u --npu_num_per_dp %u --npu_device_id %d "
-                "--parent_pid %d --shm_name_prefix /pre fix",
+                "name --local_rank %u --local_world_size %u --npu_num_per_dp %u --npu_device_id %d --parent_pid %d --shm_name_prefix /pre fix",
                 rank, n, n, device, getpid());
             assert_string_equal(group_line(&g, rank, false, 1), expected);
             assert_string_equal(group_line(&g, rank, false, 2), "6");
@@ -326,8 +323,7 @@ static void m14_long_and_binary_lines(void **state)
     struct group g;
     group_start(
         &g, 1,
-        "x() { head -c $1 /dev/zero | tr '\\0' x; }; x 10000; echo; x 4000; echo; x 8000; echo; "
-        "printf 'a\\0b\\001\\033\\377\\r\\n\\0'");
+        "x() { head -c $1 /dev/zero | tr '\\0' x; }; x 10000; echo; x 4000; echo; x 8000; echo; printf 'a\\0b\\001\\033\\377\\r\\n\\0'");
     group_await_end(&g);
     const size_t sizes[] = {4000, 4000, 2000, 4000, 4000, 4000};
     for (size_t i = 0; i < 6; i++) {
@@ -411,9 +407,9 @@ static void m14_a_flood_starves_nobody(void **state)
 {
     (void)state;
     struct group g;
-    group_start(&g, 4,
-                "[ $R = 0 ] && exec yes flood; [ $R = 1 ] && exec yes flood >&2; "
-                "echo ready; read x < /dev/null; exec sleep 1000");
+    group_start(
+        &g, 4,
+        "[ $R = 0 ] && exec yes flood; [ $R = 1 ] && exec yes flood >&2; echo ready; read x < /dev/null; exec sleep 1000");
     group_await_seen(&g, 0, 100000);
     group_await_seen(&g, 1, 100000);
     group_await_line(&g, 2, false, "ready");
@@ -434,9 +430,9 @@ static void m14_how_a_worker_ended(void **state)
 {
     (void)state;
     struct group g;
-    group_start(&g, 4,
-                "echo last words; [ $R = 0 ] && exit 3; [ $R = 1 ] && kill -KILL $$; "
-                "[ $R = 2 ] && kill -SEGV $$; exec sleep 1000");
+    group_start(
+        &g, 4,
+        "echo last words; [ $R = 0 ] && exit 3; [ $R = 1 ] && kill -KILL $$; [ $R = 2 ] && kill -SEGV $$; exec sleep 1000");
     char text[200], expected[200];
     for (uint32_t rank = 0; rank < 3; rank++) {
         static const char *const how[] = {"exited with status 3", "was killed by signal 9 (Killed)",
@@ -472,11 +468,9 @@ static void m14_a_grandchild_with_the_pipe_hides_no_death(void **state)
     struct group g;
     /* One writes for ever and one nothing, so neither the end of the file nor an empty pipe can be
      * waited for. Both have left the worker's group before it ends. */
-    group_start(&g, 2,
-                "trap 'printf unfinished; exit 5' USR1; export W=$$; "
-                "[ $R = 1 ] && setsid sh -c 'echo pid $$; kill -USR1 $W; exec sleep 1000' & "
-                "[ $R = 0 ] && setsid sh -c 'echo pid $$; kill -USR1 $W; exec yes grandchild' & "
-                "while :; do wait; done");
+    group_start(
+        &g, 2,
+        "trap 'printf unfinished; exit 5' USR1; export W=$$; [ $R = 1 ] && setsid sh -c 'echo pid $$; kill -USR1 $W; exec sleep 1000' & [ $R = 0 ] && setsid sh -c 'echo pid $$; kill -USR1 $W; exec yes grandchild' & while :; do wait; done");
     const char *flooding = group_await_line(&g, 0, false, "pid ");
     const char *silent = group_await_line(&g, 1, false, "pid ");
     group_await_end(&g);
@@ -495,9 +489,9 @@ static void m15_what_a_worker_leaves_behind_ends_with_it(void **state)
     (void)state;
     struct group g;
     int pidfds[3];
-    group_start(&g, 3,
-                "trap '' TERM; sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 1000; done' & "
-                "[ $R = 0 ] && { trap 'exit 0' USR1; echo go; wait; }; exec sleep 1000");
+    group_start(
+        &g, 3,
+        "trap '' TERM; sh -c 'trap \"\" TERM; echo pid $$; while :; do sleep 1000; done' & [ $R = 0 ] && { trap 'exit 0' USR1; echo go; wait; }; exec sleep 1000");
     for (uint32_t rank = 0; rank < 3; rank++) {
         pid_t pid = atoi(group_await_line(&g, rank, false, "pid ") + 4);
         assert_int_equal(getpgid(pid), cox_supervisor_pid(g.supervisor, rank));
@@ -552,9 +546,11 @@ static void m14_reading_is_bounded(void **state)
 /* The thread of the supervisor is held in the hook while one rank fills its pipe and another writes
  * a line. */
 struct gate {
-    struct group group; /* for its lock and condition */
+    /* for its lock and condition */
+    struct group group;
     bool reached, open;
-    uint64_t bytes_before; /* of rank 0, when rank 1 had its turn */
+    /* of rank 0, when rank 1 had its turn */
+    uint64_t bytes_before;
     uint64_t bytes;
     bool turn_seen;
 };
@@ -591,11 +587,10 @@ static void m14_ranks_take_turns(void **state)
     struct gate gate = {.open = false};
     group_init(&gate.group);
     uint64_t deadline_ns = group_deadline();
-    const char *const command[] = {"sh", "-c",
-                                   "if [ $COXSWAIN_RANK = 0 ]; then echo start; kill -STOP $$; "
-                                   "yes | head -c 60000; kill -STOP $$; "
-                                   "else kill -STOP $$; echo line; kill -STOP $$; fi",
-                                   NULL};
+    const char *const command[] = {
+        "sh", "-c",
+        "if [ $COXSWAIN_RANK = 0 ]; then echo start; kill -STOP $$; yes | head -c 60000; kill -STOP $$; else kill -STOP $$; echo line; kill -STOP $$; fi",
+        NULL};
     const struct cox_supervise_options options = {
         .rank_count = 2,
         .command = command,
@@ -758,8 +753,8 @@ static bool has_standard_fds(struct group *g, uint32_t rank)
 }
 
 #if COX_TESTING
-/* Somebody stops the new process before it has executed anything: the thread that starts it sleeps until it
- * has. */
+/* Somebody stops the new process before it has executed anything: the thread that starts it sleeps
+ * until it has. */
 static void b2_a_process_stopped_before_exec_is_given_up(void **state)
 {
     (void)state;
@@ -857,9 +852,12 @@ static void b15_fd_shortage_undoes_everything(void **state)
 struct wrapped {
     struct group group;
     struct cox_peer peer;
-    bool gone;        /* it was, when the death was told */
-    bool held, hold;  /* the thread of the supervisor, in a line */
-    bool woken, late; /* the last words came after that, and after the death could be seen */
+    /* it was, when the death was told */
+    bool gone;
+    /* the thread of the supervisor, in a line */
+    bool held, hold;
+    /* the last words came after that, and after the death could be seen */
+    bool woken, late;
 };
 
 static void on_wrapped_wake(void *context, uint32_t rank)
@@ -914,7 +912,8 @@ static void wrapped_start(struct wrapped *wrapped, const char *script)
                      0);
 }
 
-/* At SIGUSR1 it writes a line, in which the supervisor is held until the started process has died. */
+/* At SIGUSR1 it writes a line, in which the supervisor is held until the started process has died.
+ */
 static void wrapped_hold(struct wrapped *wrapped)
 {
     uint64_t deadline_ns = group_deadline();
@@ -963,8 +962,9 @@ static void m15_a_wrapped_worker_has_its_grace(void **state)
 {
     (void)state;
     struct wrapped w;
-    wrapped_start(&w, "sh -c 'trap \"sleep 0.2; echo cleaned; exit 0\" TERM; echo pid $$; "
-                      "while :; do sleep 0.01; done'; true");
+    wrapped_start(
+        &w,
+        "sh -c 'trap \"sleep 0.2; echo cleaned; exit 0\" TERM; echo pid $$; while :; do sleep 0.01; done'; true");
     assert_int_equal(cox_supervisor_end(w.group.supervisor, 0, PATIENCE_MS), 1);
     assert_string_equal(group_line(&w.group, 0, false, 1), "cleaned");
     assert_true(w.group.deaths[0].how.known); /* the wrapper waited for it, and ended by itself */
@@ -977,8 +977,8 @@ static void p2_a_wrapper_tells_how_its_worker_ended(void **state)
 {
     (void)state;
     struct wrapped w;
-    wrapped_start(&w, "sh -c 'trap \"echo line\" USR1; echo pid $$; while :; do sleep 0.01; done'; "
-                      "exit $?");
+    wrapped_start(
+        &w, "sh -c 'trap \"echo line\" USR1; echo pid $$; while :; do sleep 0.01; done'; exit $?");
     wrapped_hold(&w);
     kill(w.peer.pid, SIGKILL);
     wrapped_let_go(&w);
@@ -997,8 +997,8 @@ static void p2_a_death_is_seen_before_the_last_words_are_told(void **state)
     (void)state;
     struct wrapped w;
     wrapped_start(
-        &w, "trap 'echo line' USR1; trap 'yes | head -c 50000; echo last words; exit 3' USR2; "
-            "echo pid $$; while :; do sleep 0.01; done");
+        &w,
+        "trap 'echo line' USR1; trap 'yes | head -c 50000; echo last words; exit 3' USR2; echo pid $$; while :; do sleep 0.01; done");
     wrapped_hold(&w);
     kill(w.peer.pid, SIGUSR2);
     wrapped_let_go(&w);
@@ -1102,8 +1102,7 @@ static int helper_orphan(void)
 {
     struct group g;
     group_start(&g, 4,
-                "trap '' HUP INT TERM; [ $R = 3 ] && kill -STOP $$; echo ready; "
-                "exec sleep 1000");
+                "trap '' HUP INT TERM; [ $R = 3 ] && kill -STOP $$; echo ready; exec sleep 1000");
     for (uint32_t rank = 0; rank < 3; rank++)
         group_await_line(&g, rank, false, "ready");
     pid_t pids[4];
@@ -1210,9 +1209,7 @@ static void m15_end_is_bounded_whatever_workers_do(void **state)
      * stopped and ignores it, 5 leaves at SIGTERM with a status of its own. */
     group_start(
         &g, 6,
-        "case $R in 0) echo ready; exit 0;; 2) trap '' TERM HUP INT;; 4) trap '' TERM;; "
-        "5) trap 'kill $!; exit 6' TERM;; esac; echo ready; "
-        "[ $R = 3 -o $R = 4 ] && kill -STOP $$; [ $R != 5 ] && exec sleep 1000; sleep 1000 & wait");
+        "case $R in 0) echo ready; exit 0;; 2) trap '' TERM HUP INT;; 4) trap '' TERM;; 5) trap 'kill $!; exit 6' TERM;; esac; echo ready; [ $R = 3 -o $R = 4 ] && kill -STOP $$; [ $R != 5 ] && exec sleep 1000; sleep 1000 & wait");
     for (uint32_t rank = 0; rank < 6; rank++)
         group_await_line(&g, rank, false, "ready");
     group_await_death(&g, 0);
@@ -1327,9 +1324,9 @@ static void p5_idle_costs_no_wakeup(void **state)
     (void)state;
     struct group g;
     /* One is dead, one has closed its output, one is merely silent. */
-    group_start(&g, 3,
-                "echo ready; [ $R = 0 ] && exit; [ $R = 1 ] && exec sleep 1000 >&- 2>&-; "
-                "exec sleep 1000");
+    group_start(
+        &g, 3,
+        "echo ready; [ $R = 0 ] && exit; [ $R = 1 ] && exec sleep 1000 >&- 2>&-; exec sleep 1000");
     for (uint32_t rank = 0; rank < 3; rank++)
         group_await_line(&g, rank, false, "ready");
     group_await_death(&g, 0);

@@ -1,7 +1,8 @@
 /*
- * Other weights between two steps of real ranks: which step is computed with which, bit by bit the same for any number of ranks, also
- * where one of them dies in the switch, or is hostile. The workers are this program, with the engine of coxswain-worker. One rank cannot
- * mix two versions in a step: its texts are the reference.
+ * Other weights between two steps of real ranks: which step is computed with which, bit by bit the
+ * same for any number of ranks, also where one of them dies in the switch, or is hostile. The
+ * workers are this program, with the engine of coxswain-worker. One rank cannot mix two versions in
+ * a step: its texts are the reference.
  */
 #include "testing.h"
 #include "weights_attack.h"
@@ -26,7 +27,8 @@
 #define PROMPT_LENGTH 5u
 #define NEW_COUNT 14u
 #define LENGTH (PROMPT_LENGTH + NEW_COUNT)
-/* Before so many steps are planned: the prompts are one step, so the sequences have so many tokens less one of their own. */
+/* Before so many steps are planned: the prompts are one step, so the sequences have so many tokens
+ * less one of their own. */
 #define SWITCH_LOOK 6u
 #define NEVER UINT32_MAX
 #define SWITCH_COUNT 200u
@@ -46,7 +48,8 @@ static const struct cox_model_config config = {
 
 /* ---- the worker ---- */
 
-/* Of the hostile rank, in all its lives: what it does before each step, and the file that it tells of it. */
+/* Of the hostile rank, in all its lives: what it does before each step, and the file that it tells
+ * of it. */
 #define HOSTILE 1u
 #define ATTACK "COX_TEST_ATTACK"
 #define REPORT "COX_TEST_REPORT"
@@ -180,14 +183,16 @@ static int teardown(void **state)
 /* ---- texts ---- */
 
 struct texts {
-    uint32_t prompt_count; /* tokens that were given */
+    /* tokens that were given */
+    uint32_t prompt_count;
     int32_t tokens[PROMPT_COUNT][LENGTH];
 };
 
 struct run {
     struct texts *texts;
     uint32_t looks, switch_look;
-    const char *folder; /* of the other weights */
+    /* of the other weights */
+    const char *folder;
     uint32_t done_count;
 };
 
@@ -343,7 +348,8 @@ static void weights_no_step_is_of_two_versions(void **state)
         }
 }
 
-/* The step of the switch is void, and what was computed is computed again: all of it with the other weights. */
+/* The step of the switch is void, and what was computed is computed again: all of it with the other
+ * weights. */
 static void weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_versions(void **state)
 {
     (void)state;
@@ -497,8 +503,8 @@ static void expect_empty(const char *path)
     fclose(report);
 }
 
-/* One attack writes to the weights (g1c). The other one writes to shared words of a pool or a queue,
- * of which there are none (g1a, g1b). Then the rank is replaced (g1e). */
+/* One attack writes to the weights (g1c). The other one writes to shared words of a pool or a
+ * queue, of which there are none (g1a, g1b). Then the rank is replaced (g1e). */
 static void g1a_g1b_g1c_g1e_weights_are_right_whatever_a_hostile_rank_does(void **state)
 {
     static const struct {

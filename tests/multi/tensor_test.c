@@ -1,6 +1,7 @@
 /*
- * The model computed by all numbers of processes that it can be shared out to, which exchange their slices: the same bits, with 1/N of
- * the weights each. The reference of every comparison is one process that owns all slices.
+ * The model computed by all numbers of processes that it can be shared out to, which exchange their
+ * slices: the same bits, with 1/N of the weights each. The reference of every comparison is one
+ * process that owns all slices.
  */
 #include "crew.h"
 #include "tests/unit/model_fixture.h"
@@ -47,8 +48,8 @@
 #define TILE_COUNT 2u
 
 /* Grouped heads with a KV head for two ranks of eight; one KV head for all, columns that fill no
- * vector, tied; six KV heads, where ranks share those at their borders; three for
- * 24 heads, odd rows, tied; one for each head; two; numbers of heads that 8 does not divide, with scaled rotary
+ * vector, tied; six KV heads, where ranks share those at their borders; three for 24 heads, odd
+ * rows, tied; one for each head; two; numbers of heads that 8 does not divide, with scaled rotary
  * positions, and columns that the slices do not divide. */
 static const struct cox_model_config configs[] = {
     {.hidden_size = 64,
@@ -135,7 +136,8 @@ struct step {
     struct row rows[ROW_COUNT_MAX];
 };
 
-/* Sequence 0 in chunks and steps among others, then computed anew elsewhere, then whole and alone. */
+/* Sequence 0 in chunks and steps among others, then computed anew elsewhere, then whole and alone.
+ */
 static const struct step steps[] = {
     {2, {{0, 0, 12, 0}, {1, 0, 5, 16}}},
     {3, {{2, 0, 9, 24}, {0, 12, 1, 0}, {1, 5, 1, 16}}},
@@ -157,12 +159,14 @@ static const struct cox_sampling greedy = {.top_p = 1, .repetition_penalty = 1};
 struct part {
     struct cox_group *group;
     struct cox_tensor_gather *exchange;
-    uint64_t deadline_ns; /* of steps */
+    /* of steps */
+    uint64_t deadline_ns;
     struct cox_model *model;
     struct cox_cache *cache;
-    uint32_t
-        fails_at; /* which of the exchanges to come this rank fails at, counted from 1; 0: none */
-    uint32_t spoils_at; /* and which it gives another number in, in each of its slices */
+    /* which of the exchanges to come this rank fails at, counted from 1; 0: none */
+    uint32_t fails_at;
+    /* and which it gives another number in, in each of its slices */
+    uint32_t spoils_at;
     float spoilt;
 };
 
@@ -212,8 +216,8 @@ static int part_open(struct part *part, const char *directory, struct cox_group 
         r = cox_model_cache_new(part->model, BLOCK_COUNT, BLOCK_SIZE, 0, NULL, &part->cache, err);
     if (r == 0 && group)
         r = cox_tensor_gather_new(group, cox_model_slice_count(part->model),
-                             cox_model_slice_length_max(part->model), COX_DEADLINE_NEVER,
-                             &part->exchange, err);
+                                  cox_model_slice_length_max(part->model), COX_DEADLINE_NEVER,
+                                  &part->exchange, err);
     return r;
 }
 
@@ -495,10 +499,14 @@ static void s5_each_of_n_processes_has_one_nth_of_the_weights(void **state)
 
 struct plan {
     char *directory;
-    uint32_t fails_at;   /* exchange of the step, 1 is the embedding's */
-    const char *arm;     /* a fault in the last rank */
-    bool wait;           /* the last rank does not come, the others wait until they give up */
-    uint64_t timeout_ms; /* of the step that fails; 0: never */
+    /* exchange of the step, 1 is the embedding's */
+    uint32_t fails_at;
+    /* a fault in the last rank */
+    const char *arm;
+    /* the last rank does not come, the others wait until they give up */
+    bool wait;
+    /* of the step that fails; 0: never */
+    uint64_t timeout_ms;
 };
 
 /* A rank in three steps, of which the second fails; the third shows that all are in step again. */
@@ -664,8 +672,8 @@ static int run_with_another_length(struct crew *crew, uint32_t rank, struct crew
 {
     struct cox_group *group = crew_join(crew, rank);
     struct cox_tensor_gather *exchange = NULL;
-    int r = cox_tensor_gather_new(group, 2, rank == crew->rank_count - 1 ? 200 : 100, COX_DEADLINE_NEVER,
-                             &exchange, &self->err);
+    int r = cox_tensor_gather_new(group, 2, rank == crew->rank_count - 1 ? 200 : 100,
+                                  COX_DEADLINE_NEVER, &exchange, &self->err);
 
     (void)context;
     cox_tensor_gather_free(exchange);
@@ -718,8 +726,8 @@ static int make_gift(enum gift gift)
     return fd;
 }
 
-/* The last rank takes part in all that an exchange is made of, gives what it wants, and sees what it
- * can do to the memory of rank 0. */
+/* The last rank takes part in all that an exchange is made of, gives what it wants, and sees what
+ * it can do to the memory of rank 0. */
 static int run_with_a_gift(struct crew *crew, uint32_t rank, struct crew_rank *self, void *context)
 {
     const enum gift *gift = context;
@@ -788,7 +796,8 @@ static void b16_b23_memory_of_another_rank_is_checked_and_can_only_be_read(void 
 
 struct spoil {
     char *directory;
-    uint32_t rank, at; /* as fails_at */
+    /* as fails_at */
+    uint32_t rank, at;
     float number;
 };
 
@@ -837,8 +846,8 @@ static void expect_blamed(struct spoil *spoil, const char *what)
 
 #define NOT_FINITE "a number that is not finite"
 
-/* In a sum of any layer, and in the logits. Whoever adds it up, and whatever it would compute with it, names the rank that gave
- * it. */
+/* In a sum of any layer, and in the logits. Whoever adds it up, and whatever it would compute with
+ * it, names the rank that gave it. */
 static void p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it(void **state)
 {
     char shipped[] = SHIPPED;
@@ -860,8 +869,10 @@ static void p10_b14_a_number_that_is_not_finite_names_the_rank_that_gave_it(void
 
 /* What one rank sees of the slices of a gather. */
 struct sight {
-    uint32_t rank, of; /* who sees it, of whom */
-    float number;      /* in place of the first one */
+    /* who sees it, of whom */
+    uint32_t rank, of;
+    /* in place of the first one */
+    float number;
 };
 
 static int blame_what_is_seen(struct part *part, const struct sight *sight, const float **slices,
@@ -883,7 +894,7 @@ static int run_with_a_sight(struct crew *crew, uint32_t rank, struct crew_rank *
     float own[4 * BLAMED_LENGTH] = {0};
     const float *slices[4];
     int r = cox_tensor_gather_new(part.group, 1, BLAMED_LENGTH, COX_DEADLINE_NEVER, &part.exchange,
-                             &self->err);
+                                  &self->err);
 
     if (r == 0)
         r = cox_tensor_gather_begin(part.exchange, 1, COX_DEADLINE_NEVER, &self->err);
@@ -913,8 +924,8 @@ static void run_sight(struct crew *crew, struct sight *sight)
         expect_ended(crew, rank, rank == sight->rank ? COX_INVALID : COX_ABORTED);
 }
 
-/* Whoever has not seen the number itself hears of one that ended because of it, or of one that followed that one, or of
- * both, each of which names the other; and names the rank that gave it. */
+/* Whoever has not seen the number itself hears of one that ended because of it, or of one that
+ * followed that one, or of both, each of which names the other; and names the rank that gave it. */
 static void p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is(void **state)
 {
     const float numbers[] = {NAN, 3e38f};
@@ -933,8 +944,8 @@ static void p10_b14_who_ends_a_step_because_of_a_number_tells_whose_it_is(void *
     }
 }
 
-/* Numbers that another rank has made good again since they were added up: the largest of those that are left is nobody's
- * fault. */
+/* Numbers that another rank has made good again since they were added up: the largest of those that
+ * are left is nobody's fault. */
 static void p10_b14_numbers_that_explain_nothing_name_nobody(void **state)
 {
     struct sight sight = {1, 2, 7};

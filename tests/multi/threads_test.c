@@ -28,7 +28,8 @@ static uint64_t patience(void)
 struct visitor {
     struct cox_executor *executor;
     int (*ask)(struct cox_executor *executor);
-    bool again; /* until it is closed */
+    /* until it is closed */
+    bool again;
     _Atomic uint32_t answers;
     int result;
 };
@@ -293,8 +294,8 @@ static bool is_among(pid_t task, const pid_t *tasks, size_t count)
     return among;
 }
 
-/* Of the threads that are there beside those of before: they are deaf, except that urged_count of them take SIGURG,
- * by which a callback that hangs is interrupted. */
+/* Of the threads that are there beside those of before: they are deaf, except that urged_count of
+ * them take SIGURG, by which a callback that hangs is interrupted. */
 static void expect_deaf(pid_t pid, const pid_t *before, size_t before_count, size_t count_min,
                         size_t urged_count)
 {

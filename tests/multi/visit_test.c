@@ -35,9 +35,12 @@ struct script {
     enum cox_door_role role;
     uint8_t bytes[512];
     size_t size;
-    uint32_t fd_count;   /* with the first byte */
-    uint32_t late_count; /* with the last byte */
-    bool stays;          /* the connection is open until the visitor has gone */
+    /* with the first byte */
+    uint32_t fd_count;
+    /* with the last byte */
+    uint32_t late_count;
+    /* the connection is open until the visitor has gone */
+    bool stays;
     int expected;
 };
 
@@ -165,7 +168,8 @@ static void *odd_doors(void *argument)
     return NULL;
 }
 
-/* Of an answer that is sent over a socket: whatever comes, it is a welcome or an error, and nothing stays. */
+/* Of an answer that is sent over a socket: whatever comes, it is a welcome or an error, and nothing
+ * stays. */
 static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
 {
     (void)state;
@@ -211,7 +215,8 @@ static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
     }
     pthread_join(thread, NULL);
     assert_int_equal(fd_count(), before);
-    /* Of attach one bit, of a rank among four two, of how many ranks some, generation, and epoch. */
+    /* Of attach one bit, of a rank among four two, of how many ranks some, generation, and epoch.
+     */
     assert_in_range(welcomes, 1 + 2 + 64, 1 + 2 + 64 + 8);
     free(scripts);
     cox_close_fd(&listener);
@@ -252,8 +257,9 @@ static void short_of_fds(void *context)
     CHECK(err.code == -EMFILE && strstr(err.text, "open files"));
 }
 
-/* Time, a door that is not there, that is dead, that is another's, that talks nonsense, that refuses for a
- * reason of its own, and the system: whoever comes can tell them apart, and none is another's in disguise. */
+/* Time, a door that is not there, that is dead, that is another's, that talks nonsense, that
+ * refuses for a reason of its own, and the system: whoever comes can tell them apart, and none is
+ * another's in disguise. */
 static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
 {
     (void)state;

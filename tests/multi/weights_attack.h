@@ -1,6 +1,7 @@
 /*
- * weights_attack: what a hostile rank does to the weights that its coordinator shares: it finds their memory in its own address space, and
- * tries every way to change them that a process of the same user has.
+ * weights_attack: what a hostile rank does to the weights that its coordinator shares: it finds
+ * their memory in its own address space, and tries every way to change them that a process of the
+ * same user has.
  *
  * Process: a rank. Thread: that of the execute channel, between two steps.
  * Ownership: report_fd is the caller's, open for appending.
@@ -22,9 +23,11 @@
     X("grow")                                                                                      \
     X("seal")
 
-/* On every mapping that begins with a model's head, and every fd of that memory that this process or its coordinator has. */
+/* On every mapping that begins with a model's head, and every fd of that memory that this process
+ * or its coordinator has. */
 void weights_attack_memory(int report_fd);
-/* Fills with zeros the words of pools and queues that both this process and its coordinator have: "words: done". */
+/* Fills with zeros the words of pools and queues that both this process and its coordinator have:
+ * "words: done". */
 void weights_attack_words(int report_fd);
 
 #endif

@@ -3,8 +3,9 @@
  *
  * Usage: without CALL=ERRNO[,CALL=ERRNO...] COMMAND [ARGUMENT...]
  *
- * ERRNO: ENOSYS, as an older kernel says; EPERM, as a seccomp profile says; EINVAL. `CALL<SIZE=ERRNO` fails only
- * where the second argument is less. Exit status 77: filters are not allowed here.
+ * ERRNO: ENOSYS, as an older kernel says; EPERM, as a seccomp profile says; EINVAL.
+ * `CALL<SIZE=ERRNO` fails only where the second argument is less. Exit status 77: filters are not
+ * allowed here.
  */
 #include <errno.h>
 #include <linux/audit.h>

@@ -163,7 +163,8 @@ static int worker_main(int argc, char **argv)
     return r;
 }
 
-/* In place of the C library's: the kernel lets a worker that is told so sleep no more. It reads arguments that were not given. */
+/* In place of the C library's: the kernel lets a worker that is told so sleep no more. It reads
+ * arguments that were not given. */
 __attribute__((no_sanitize("address"))) long syscall(long number, ...)
 {
     long a[6];
@@ -207,10 +208,10 @@ static int run_second(struct test_group *g, char *output, size_t output_size)
     char name[72], coordinator[16], line[4400];
     snprintf(name, sizeof name, "/%s", cox_executor_name(test_group_executor(g)));
     snprintf(coordinator, sizeof coordinator, "%d", getpid());
-    snprintf(line, sizeof line,
-             "exec %s worker --shm_name_prefix %s --local_rank 0 --local_world_size %u "
-             "--parent_pid %s",
-             program, name, cox_executor_rank_count(test_group_executor(g)), coordinator);
+    snprintf(
+        line, sizeof line,
+        "exec %s worker --shm_name_prefix %s --local_rank 0 --local_world_size %u --parent_pid %s",
+        program, name, cox_executor_rank_count(test_group_executor(g)), coordinator);
     FILE *pipe = popen(line, "re");
     assert_non_null(pipe);
     size_t length = fread(output, 1, output_size - 1, pipe);
@@ -438,8 +439,7 @@ static void a_lane_that_fails_is_what_run_returns(void **state)
     test_call(g, NULL, "break"); /* answered, or the process is faster than the answer */
     snprintf(
         text, sizeof text,
-        "run: %d rank 0, waiting for a request on the semaphore of the channel execute: Invalid "
-        "argument",
+        "run: %d rank 0, waiting for a request on the semaphore of the channel execute: Invalid argument",
         -EINVAL);
     test_await_lines(g, 0, text, 1);
     test_group_free(g);
@@ -542,7 +542,8 @@ static void p10_a_frame_that_is_written_again_is_not_served(void **state)
 
 /* ---- orphans ---- */
 
-/* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says `text`. */
+/* On the supervisor's thread: the coordinator tells who its worker is, and dies when it says
+ * `text`. */
 static void die_at_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     const char *last = context;

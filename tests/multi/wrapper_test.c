@@ -215,23 +215,25 @@ static void m15_no_worker_outlives_a_start_that_failed(void **state)
 {
     (void)state;
     struct said said;
-    int r = fail_to_start("[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; "
-                          "sh -c 'echo pid $$; exec " COX_TEST_BIN_DIR "/scripted_worker'; true",
-                          &said);
+    int r = fail_to_start(
+        "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; sh -c 'echo pid $$; exec " COX_TEST_BIN_DIR
+        "/scripted_worker'; true",
+        &said);
     assert_int_equal(r, COX_TIMEOUT);
     assert_true(peer_ends(&said.peer));
     cox_peer_close(&said.peer);
 }
 
-/* It has left its wrapper and the wrapper's group, is refused for it, and only the group's memory tells it so. */
+/* It has left its wrapper and the wrapper's group, is refused for it, and only the group's memory
+ * tells it so. */
 static void m15_a_stranger_that_attached_leaves(void **state)
 {
     (void)state;
     struct said said;
-    int r = fail_to_start("[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; "
-                          "(setsid sh -c 'echo pid $$; exec " COX_TEST_BIN_DIR
-                          "/scripted_worker' &); exec sleep 1000",
-                          &said);
+    int r = fail_to_start(
+        "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; (setsid sh -c 'echo pid $$; exec " COX_TEST_BIN_DIR
+        "/scripted_worker' &); exec sleep 1000",
+        &said);
     assert_int_equal(r, COX_DENIED);
     assert_true(peer_ends(&said.peer));
     cox_peer_close(&said.peer);

@@ -4,3 +4,6 @@ cox_command_test(NAME tree/includes LABEL tree TIER quick
 # Where the shared words are loaded and stored.
 cox_command_test(NAME tree/atomics LABEL tree TIER quick
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/atomics.py)
+# How wide the lines of C are, and where the comments of fields stand.
+cox_command_test(NAME tree/columns LABEL tree TIER quick
+    COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/columns.py)

@@ -1,5 +1,6 @@
 /*
- * The adapters of a rank, by name: found by the thread that computes steps while another one loads and removes.
+ * The adapters of a rank, by name: found by the thread that computes steps while another one loads
+ * and removes.
  */
 #include "model_fixture.h"
 #include "engine/rank/adapter_cache.h"
@@ -46,7 +47,8 @@ struct finder {
     _Atomic uint64_t count, wrong;
 };
 
-/* The thread of the steps: an adapter that sequences have, and a name that nobody has loaded, so that all are looked at. */
+/* The thread of the steps: an adapter that sequences have, and a name that nobody has loaded, so
+ * that all are looked at. */
 static void *find_main(void *context)
 {
     struct finder *finder = context;
@@ -67,7 +69,8 @@ static void load(struct cox_adapter_cache *adapters, const char *name, const cha
         fail_msg("%s", err.text);
 }
 
-/* The name of one that goes is looked at by who looks for another one (a sanitizer sees it where it is gone too early). */
+/* The name of one that goes is looked at by who looks for another one (a sanitizer sees it where it
+ * is gone too early). */
 static void m13_adapters_go_while_others_are_looked_for(void **state)
 {
     (void)state;
@@ -90,7 +93,8 @@ static void m13_adapters_go_while_others_are_looked_for(void **state)
         ;
     for (int i = 0; i < ROUND_COUNT; i++) {
         assert_int_equal(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", &err), 0);
-        assert_int_equal(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", NULL), COX_NOT_FOUND);
+        assert_int_equal(cox_adapter_cache_remove(finder.adapters, ALIKE "goes", NULL),
+                         COX_NOT_FOUND);
         load(finder.adapters, ALIKE "goes", directory);
     }
     atomic_store(&finder.ends, true);

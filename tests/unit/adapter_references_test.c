@@ -1,6 +1,6 @@
 /*
- * adapter_references: names are counted by the sequences that have them, from their announcement until nothing can bring them back;
- * alone, and in the table.
+ * adapter_references: names are counted by the sequences that have them, from their announcement
+ * until nothing can bring them back; alone, and in the table.
  */
 #include "table_request.h"
 
@@ -90,10 +90,12 @@ static void m13_a_close_that_is_given_up_opens_the_name_again(void **state)
     assert_int_equal(cox_adapter_references_new(&uses), 0);
     assert_int_equal(cox_adapter_references_take(uses, "a", &use), 0);
     assert_ptr_equal(cox_adapter_references_again(uses, use), use);
-    assert_int_equal(cox_adapter_references_close(uses, "a", cox_now_ns(), NULL, NULL, &count), COX_BUSY);
+    assert_int_equal(cox_adapter_references_close(uses, "a", cox_now_ns(), NULL, NULL, &count),
+                     COX_BUSY);
     assert_int_equal(count, 2);
     count = 0;
-    assert_int_equal(cox_adapter_references_close(uses, "a", patience(), at_once, NULL, &count), COX_BUSY);
+    assert_int_equal(cox_adapter_references_close(uses, "a", patience(), at_once, NULL, &count),
+                     COX_BUSY);
     assert_int_equal(count, 2);
     assert_ptr_equal(cox_adapter_references_again(uses, use), use);
     assert_int_equal(cox_adapter_references_take(uses, "a", &use), 0);
@@ -110,7 +112,8 @@ static void *close_main(void *context)
 {
     struct closing *closing = context;
     uint32_t count;
-    closing->result = cox_adapter_references_close(closing->uses, "a", patience(), NULL, NULL, &count);
+    closing->result =
+        cox_adapter_references_close(closing->uses, "a", patience(), NULL, NULL, &count);
     atomic_store(&closing->over, true);
     return NULL;
 }
@@ -248,7 +251,8 @@ static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void 
     announce(request, 0, 10, "a");
     assert_int_equal(apply(request), 0);
     cox_table_commit(table);
-    /* Closed for good is only what has none; so that it stays closed, one is closed that nobody has. */
+    /* Closed for good is only what has none; so that it stays closed, one is closed that nobody
+     * has. */
     assert_int_equal(cox_adapter_references_close(table_uses, "b", 0, NULL, NULL, &count), 0);
     request = packed_new(COX_FORWARD_PREFILL, sequence);
     announce(request, 1, 11, "b");
@@ -269,7 +273,8 @@ static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void 
     assert_non_null(strstr(err.text, "lora_id of 129 bytes"));
 }
 
-/* All is announced anew while the adapter is waited for: what lives goes on, with the same or it is a new use. */
+/* All is announced anew while the adapter is waited for: what lives goes on, with the same or it is
+ * a new use. */
 static void m13_what_lives_is_announced_again_under_a_closed_name(void **state)
 {
     (void)state;

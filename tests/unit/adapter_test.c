@@ -1,6 +1,7 @@
 /*
- * LoRA adapters: what is loaded of a folder, what is refused, and what they add to rows of a step. The reference for every
- * comparison of bits is the sequence computed alone, in one prefill, by one rank.
+ * LoRA adapters: what is loaded of a folder, what is refused, and what they add to rows of a step.
+ * The reference for every comparison of bits is the sequence computed alone, in one prefill, by one
+ * rank.
  */
 #include "model_fixture.h"
 #include "engine/compute/adapter.h"
@@ -204,8 +205,8 @@ static void m13_what_says_nothing_is_no_reason(void **state)
     static const struct fixture_adapter kind = {
         .rank = 4,
         .modules = "q",
-        .config = CONFIG_OF(",\"peft_type\":\"LORA\",\"bias\":null,\"use_dora\":null,"
-                            "\"lora_bias\":false,\"use_rslora\":null,\"rank_pattern\":{}")};
+        .config = CONFIG_OF(
+            ",\"peft_type\":\"LORA\",\"bias\":null,\"use_dora\":null,\"lora_bias\":false,\"use_rslora\":null,\"rank_pattern\":{}")};
     const struct cox_share all = {0};
     char directory[FIXTURE_PATH_SIZE];
 
@@ -345,7 +346,8 @@ struct bench {
     struct cox_adapter *adapters[ADAPTER_COUNT];
     uint32_t vocab_size;
     int32_t tokens[LENGTH];
-    float *logits; /* [ROW_COUNT_MAX][vocab_size] */
+    /* [ROW_COUNT_MAX][vocab_size] */
+    float *logits;
     struct cox_batch_row rows[ROW_COUNT_MAX];
     struct cox_block_table tables[ROW_COUNT_MAX];
     int32_t blocks[ROW_COUNT_MAX][TABLE_LENGTH];
@@ -562,7 +564,8 @@ struct rank {
     struct bench bench;
     struct group *group;
     struct cox_share share;
-    uint32_t slice_count; /* of the model */
+    /* of the model */
+    uint32_t slice_count;
     struct cox_slices own;
     int result;
 };

@@ -207,7 +207,8 @@ static void change_byte(const char *name, off_t offset)
     close(fd);
 }
 
-/* Wherever the folder is, and however often it is asked; and another one as soon as a number is another one. */
+/* Wherever the folder is, and however often it is asked; and another one as soon as a number is
+ * another one. */
 static void weights_digest_is_of_configuration_and_weights(void **state)
 {
     const uint64_t first = digest_of(directory);

@@ -376,7 +376,8 @@ static void p9_moved_blocks_are_their_sequences(void **state)
     cox_cache_free(cache);
 }
 
-/* Every way to write a block goes on at once, whoever reads it, and nobody can have it any more under its former generation. */
+/* Every way to write a block goes on at once, whoever reads it, and nobody can have it any more
+ * under its former generation. */
 static void p9_a_block_that_is_written_is_nobodys_whoever_reads_it(void **state)
 {
     const struct cox_block_pair in = {0, 0}, copy = {5, 0};
@@ -415,7 +416,8 @@ static void p9_a_block_that_is_written_is_nobodys_whoever_reads_it(void **state)
     cox_cache_free(cache);
 }
 
-/* Takes of a block so far, as a reader's own word shows them: what a copy that has begun is stale by. */
+/* Takes of a block so far, as a reader's own word shows them: what a copy that has begun is stale
+ * by. */
 static uint64_t changes_of(struct cox_cache *cache, uint32_t block)
 {
     const struct cox_kv_words *words = (const void *)((const char *)cox_cache_block(cache, 0) -
@@ -445,8 +447,9 @@ static void p9_the_owner_writes_on_behind_what_is_read(void **state)
     cox_cache_free(cache);
 }
 
-/* A pull that has failed elsewhere and is tried again with other blocks leaves its first ones the sequence's, and unused: the
- * sequence may get one of them later, for other positions. What is copied of it then is stale. */
+/* A pull that has failed elsewhere and is tried again with other blocks leaves its first ones the
+ * sequence's, and unused: the sequence may get one of them later, for other positions. What is
+ * copied of it then is stale. */
 static void p9_a_former_block_of_the_sequence_is_begun_by_a_take(void **state)
 {
     struct cox_cache *cache = open_cache();

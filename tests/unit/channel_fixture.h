@@ -34,8 +34,8 @@
 #define LEAK_TEST(function) cmocka_unit_test_setup_teardown(function, leak_setup, leak_teardown)
 
 /* Where permitted, gives this program a /dev/shm of its own, so that leak_teardown sees every
- * leftover. With COX_TEST_USER=UID in the environment a program of root's becomes that user's first, with 1,024 fds at
- * most; without the right to do so it ends as skipped. */
+ * leftover. With COX_TEST_USER=UID in the environment a program of root's becomes that user's
+ * first, with 1,024 fds at most; without the right to do so it ends as skipped. */
 void fixture_begin(void);
 
 /* Before and after every test: no fd more, no child more, no file of this program in /dev/shm. */
@@ -47,7 +47,8 @@ int leak_teardown(void **state);
 int shm_count(const char *part);
 int fd_count(void);
 struct cox_door;
-/* The same, once the door has closed what it was sent: it has threads for that, whatever it answered before. */
+/* The same, once the door has closed what it was sent: it has threads for that, whatever it
+ * answered before. */
 int fd_count_at(const struct cox_door *door);
 
 /* "coxt<pid>_<time>_<what>", static storage of one slot per call, four slots. */
@@ -76,8 +77,8 @@ bool heard(int fd); /* blocks; false: end of file, or a minute passed */
  * the right to mount is missing. False: not permitted. */
 bool private_shm(const char *size);
 bool private_shm_possible(void);
-/* In a child of root: a /proc of its own that shows to other users their own processes alone, and of these not who is
- * not dumpable. False: not permitted. */
+/* In a child of root: a /proc of its own that shows to other users their own processes alone, and
+ * of these not who is not dumpable. False: not permitted. */
 bool proc_hide(void);
 
 /* Puts one thing after the other under path that looks like the object but must not be taken for

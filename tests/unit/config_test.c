@@ -189,8 +189,7 @@ static void g4b_llama3_is_read_in_every_spelling(void **state)
          "{\"rope_type\":\"llama3\"," LLAMA3 "},\"original_max_position_embeddings\":32", 10000,
          32},
         {"rope_scaling",
-         "{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,"
-         "\"high_freq_factor\":4.0}",
+         "{\"rope_type\":\"llama3\",\"factor\":8.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0}",
          10000, 2048},
     };
 
@@ -237,8 +236,7 @@ static void g4a_other_rotary_positions_are_refused_by_name(void **state)
         {"{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":4,\"high_freq_factor\":4}",
          "high_freq_factor is 4"},
         {"{\"rope_type\":\"llama3\",\"attention_factor\":2," LLAMA3 "}", "attention_factor is 2"},
-        {"{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,"
-         "\"high_freq_factor\":4,\"original_max_position_embeddings\":null}",
+        {"{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":null}",
          "original_max_position_embeddings is null"},
         {"{\"rope_type\":\"llama3\"," LLAMA3 "},\"original_max_position_embeddings\":0",
          "original_max_position_embeddings is 0"},
@@ -317,8 +315,7 @@ static void refuses_absurd_values_by_name(void **state)
         {"eos_token_id", "{}", "eos_token_id is {}"},
         {"bos_token_id", "99", "bos_token_id is 99"},
         {"rms_norm_eps",
-         "\"a value that is much longer than what fits into the text of an error "
-         "message, and that is for this reason not repeated in it as a whole\"",
+         "\"a value that is much longer than what fits into the text of an error message, and that is for this reason not repeated in it as a whole\"",
          "a long value"},
     };
 

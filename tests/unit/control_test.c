@@ -370,7 +370,8 @@ static void a_process_does_not_take_its_own_name_twice(void **state)
 
 struct crash {
     uint32_t rank_count;
-    const char *fault; /* NULL: after everything was made */
+    /* NULL: after everything was made */
+    const char *fault;
     int channels;
 };
 
@@ -651,7 +652,8 @@ static void create_late(void *context)
     CHECK(cox_control_create(&control, GROUP, &geometry, NULL) == COX_TAKEN);
 }
 
-/* Who was stopped with the leftovers open wins their lock later, when the name is somebody else's. */
+/* Who was stopped with the leftovers open wins their lock later, when the name is somebody else's.
+ */
 static void b54_a_late_sweeper_spares_the_next_group(void **state)
 {
     int status;
@@ -842,7 +844,8 @@ static int create_group(const struct cox_geometry *geometry)
 
 struct tmpfs {
     const char *size;
-    uint64_t files; /* 0: as many as wanted */
+    /* 0: as many as wanted */
+    uint64_t files;
     bool fits;
 };
 

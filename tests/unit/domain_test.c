@@ -88,7 +88,8 @@ int __wrap_posix_fallocate(int fd, off_t offset, off_t size)
     return __real_posix_fallocate(fd, offset, size);
 }
 
-/* Cut short and sealed then, between two looks of whoever attaches: by the file's maker, who is not to be trusted. */
+/* Cut short and sealed then, between two looks of whoever attaches: by the file's maker, who is not
+ * to be trusted. */
 static bool cuts;
 int __real_fcntl(int fd, int command, ...);
 int __wrap_fcntl(int fd, int command, ...);

@@ -100,7 +100,8 @@ static const struct cox_model_config configs[] = {
 };
 #define CONFIG_COUNT (sizeof(configs) / sizeof(configs[0]))
 
-/* The linker sends the model's calls through here: once the digest is taken, other weights come into the folder. */
+/* The linker sends the model's calls through here: once the digest is taken, other weights come
+ * into the folder. */
 static bool rewrites;
 
 int __real_cox_model_digest_folder(const char *directory, uint64_t *ret_digest,
@@ -127,9 +128,12 @@ struct bench {
     struct cox_cache *cache;
     uint32_t vocab_size;
     int32_t sequence[SEQUENCE_LENGTH];
-    int32_t noise[SEQUENCE_LENGTH]; /* another sequence */
-    float *reference;               /* logits after the whole sequence, alone */
-    float *logits;                  /* [ROW_COUNT_MAX][vocab_size] */
+    /* another sequence */
+    int32_t noise[SEQUENCE_LENGTH];
+    /* logits after the whole sequence, alone */
+    float *reference;
+    /* [ROW_COUNT_MAX][vocab_size] */
+    float *logits;
     struct cox_batch_row rows[ROW_COUNT_MAX];
     struct cox_block_table tables[ROW_COUNT_MAX];
     int32_t blocks[ROW_COUNT_MAX][TABLE_LENGTH];
@@ -350,7 +354,8 @@ struct rank {
     struct cox_model *model;
     struct cox_cache *cache;
     float *logits;
-    uint32_t slice_count; /* of the model */
+    /* of the model */
+    uint32_t slice_count;
     struct cox_slices own;
     struct cox_batch_output output;
     int result;
@@ -548,7 +553,8 @@ static void s5_weights_of_a_share_are_one_nth(void **state)
                 kv = 2 * (uint64_t)config->layer_count * layout.kv_heads.count * all.kv_stride;
                 assert_int_equal(layout.length,
                                  (all.length - all_norms - all_kv) / n + all_norms + kv);
-                /* Divided, or one that others have as well; else the ranks at a border share one. */
+                /* Divided, or one that others have as well; else the ranks at a border share one.
+                 */
                 if (config->kv_head_count % n == 0 || n % config->kv_head_count == 0)
                     assert_int_equal(layout.kv_heads.count, (config->kv_head_count + n - 1) / n);
                 else

@@ -23,7 +23,8 @@
 struct shared {
     struct cox_layout_ring ring;
     struct cox_layout_wake_channel wake;
-    _Atomic uint64_t events[RANK_COUNT]; /* of the tests */
+    /* of the tests */
+    _Atomic uint64_t events[RANK_COUNT];
     _Atomic uint64_t published;
 };
 
@@ -229,7 +230,8 @@ static void a_wake_up_after_the_ticket_is_not_slept_through(void **state)
 
 /* ---- time and signals ---- */
 
-/* With a monotonic clock ahead of the calendar: read as CLOCK_REALTIME, the deadline would be decades away. */
+/* With a monotonic clock ahead of the calendar: read as CLOCK_REALTIME, the deadline would be
+ * decades away. */
 static void wait_in_another_time(void *context)
 {
     static const enum cox_bell bells[] = {COX_BELL_REQUEST_CONSUME, COX_BELL_RESPONSE_CONSUME};
@@ -354,7 +356,8 @@ static void p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody(void
     }
 }
 
-/* Else the first ring, by the count, would be for nobody while one rank sleeps, and that for good. */
+/* Else the first ring, by the count, would be for nobody while one rank sleeps, and that for good.
+ */
 static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void **state)
 {
     uint32_t which = 0;
@@ -369,7 +372,8 @@ static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void
     child_join(pid);
     assert_int_equal(shared->ring.asleep, 0);
     wakes_made();
-    /* As when another one, woken with it, has found nothing and is about to put that right: what each took it gives. */
+    /* As when another one, woken with it, has found nothing and is about to put that right: what
+     * each took it gives. */
     pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
     shared->ring.asleep = UINT32_MAX;

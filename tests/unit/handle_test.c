@@ -305,8 +305,8 @@ static void l20_b30_legacy_bytes_are_no_handle(void **state)
 {
     struct cox_handle legacy;
     (void)state;
-    /* An opaque device handle of 64 bytes, as others put into the same kind of field; and zeros, as of
-     * a field that announces an fd in the message. */
+    /* An opaque device handle of 64 bytes, as others put into the same kind of field; and zeros, as
+     * of a field that announces an fd in the message. */
     for (size_t i = 0; i < sizeof legacy.bytes; i++)
         legacy.bytes[i] = (uint8_t)(0x80 + i);
     refused(&legacy, COX_CORRUPT, "no handle");
@@ -611,14 +611,16 @@ static void l17_b29_a_handle_that_differs_in_a_byte_is_never_served_from_the_cac
             assert_ptr_not_equal(other, import);
             cox_importer_close(importer, other);
         } else {
-            /* The pid may be that of a neighbour, started in the same tick, perhaps by another user. */
+            /* The pid may be that of a neighbour, started in the same tick, perhaps by another
+             * user. */
             bool pid = at >= PID && at < START;
             if (r != COX_CORRUPT && r != COX_NOT_FOUND && r != COX_PEER_DEAD &&
                 !(pid && r == COX_DENIED))
                 fail_msg("byte %zu: %d", at, r);
         }
     }
-    /* Another generation whose crc ends in the same byte: a neighbour, if there is any order in it. */
+    /* Another generation whose crc ends in the same byte: a neighbour, if there is any order in it.
+     */
     struct cox_handle neighbour = handle;
     for (uint64_t i = 0; memcmp(&neighbour, &handle, sizeof handle) == 0 ||
                          neighbour.bytes[CRC + 3] != handle.bytes[CRC + 3];
@@ -896,7 +898,8 @@ static void asks_nobody(void *context)
     const struct cox_import *import;
     CHECK(cox_importer_new(NULL, &importer, NULL) == 0);
     CHECK(cox_importer_open(importer, &copy, COX_IMPORT_FD, &import, NULL) == COX_NOT_FOUND);
-    /* Where it is the importer knows by now: from here on it looks into no file of /proc, nor for any process. */
+    /* Where it is the importer knows by now: from here on it looks into no file of /proc, nor for
+     * any process. */
     call_deny(SYS_openat, ANY_ARGUMENT, 0);
     call_deny(SYS_readlinkat, ANY_ARGUMENT, 0);
     call_deny(SYS_newfstatat, ANY_ARGUMENT, 0);
@@ -958,7 +961,8 @@ static void l14_b26_nobody_consents_unless_asked(void **state)
     assert_int_equal(WTERMSIG(status), SIGSYS);
 }
 
-/* The kernel's answer is the filter's, which tells to whom: EDOM, to process 4711; ERANGE, to everybody. */
+/* The kernel's answer is the filter's, which tells to whom: EDOM, to process 4711; ERANGE, to
+ * everybody. */
 static void consents_as_asked(void *context)
 {
     struct cox_exporter *own = NULL;

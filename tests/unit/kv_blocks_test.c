@@ -1,4 +1,5 @@
-/* KV blocks (channel/memory/pool/kv_blocks.h): who may write, what a view believes, and the order of take, give and copy. */
+/* KV blocks (channel/memory/pool/kv_blocks.h): who may write, what a view believes, and the order
+ * of take, give and copy. */
 #include "channel/memory/pool/kv_blocks.h"
 
 #include "channel/base/fault.h"
@@ -160,7 +161,8 @@ static void expect_no_writing(int fd)
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
 }
 
-/* Also who opens the memory anew has no right to it; the owner itself can still write, by its one mapping. */
+/* Also who opens the memory anew has no right to it; the owner itself can still write, by its one
+ * mapping. */
 static void g1d_nobody_but_the_owner_can_ever_write(void **state)
 {
     struct both both;

@@ -301,7 +301,8 @@ static void expect_mappings(uint32_t count)
     assert_int_equal(mapping_count(), count);
 }
 
-/* What the dead had is memory of nobody's but ours: it goes although nobody looks at the links; but not under who reads it. */
+/* What the dead had is memory of nobody's but ours: it goes although nobody looks at the links; but
+ * not under who reads it. */
 static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
 {
     struct remote remote;
@@ -347,7 +348,8 @@ static void m10_the_memory_of_the_dead_is_let_go_of_unasked(void **state)
     remote_close(&remote);
 }
 
-/* 64 links live: one more is refused, of the refused the oldest are forgotten, and there is room once one is gone. */
+/* 64 links live: one more is refused, of the refused the oldest are forgotten, and there is room
+ * once one is gone. */
 static void m10_there_are_64_links_and_no_more(void **state)
 {
     struct remote remotes[3];
@@ -525,8 +527,10 @@ struct whole {
     struct side *side;
     struct cox_pull_pair pairs[80];
     struct cox_pull pull;
-    uint64_t cancel_at; /* bytes; 0: never */
-    uint64_t clear_at;  /* the same */
+    /* bytes; 0: never */
+    uint64_t cancel_at;
+    /* the same */
+    uint64_t clear_at;
 };
 
 static bool whole_look(void *context)

@@ -27,7 +27,8 @@ struct shard {
 struct writer {
     struct shard *shards;
     uint32_t shard_count;
-    uint32_t next; /* tensors go round the shards */
+    /* tensors go round the shards */
+    uint32_t next;
     char *index;
     size_t index_size;
     uint32_t noise;
@@ -155,20 +156,17 @@ static void write_config(const char *directory, const struct cox_model_config *c
     int size;
 
     if (config->rope_type == COX_ROPE_LLAMA3)
-        snprintf(rope, sizeof(rope),
-                 "{\"rope_type\":\"llama3\",\"factor\":%g,\"low_freq_factor\":%g,"
-                 "\"high_freq_factor\":%g,\"original_max_position_embeddings\":%u}",
-                 config->rope_factor, config->rope_low_freq_factor, config->rope_high_freq_factor,
-                 config->rope_original_position_count);
-    size =
-        snprintf(text, sizeof(text),
-                 "{\"model_type\":\"llama\",\"hidden_size\":%u,\"intermediate_size\":%u,"
-                 "\"num_hidden_layers\":%u,\"num_attention_heads\":%u,\"num_key_value_heads\":%u,"
-                 "\"head_dim\":%u,\"vocab_size\":%u,\"max_position_embeddings\":%u,"
-                 "\"tie_word_embeddings\":%s,\"rope_parameters\":%s}",
-                 config->hidden_size, config->intermediate_size, config->layer_count,
-                 config->head_count, config->kv_head_count, config->head_dim, config->vocab_size,
-                 config->position_count_max, config->tied_embeddings ? "true" : "false", rope);
+        snprintf(
+            rope, sizeof(rope),
+            "{\"rope_type\":\"llama3\",\"factor\":%g,\"low_freq_factor\":%g,\"high_freq_factor\":%g,\"original_max_position_embeddings\":%u}",
+            config->rope_factor, config->rope_low_freq_factor, config->rope_high_freq_factor,
+            config->rope_original_position_count);
+    size = snprintf(
+        text, sizeof(text),
+        "{\"model_type\":\"llama\",\"hidden_size\":%u,\"intermediate_size\":%u,\"num_hidden_layers\":%u,\"num_attention_heads\":%u,\"num_key_value_heads\":%u,\"head_dim\":%u,\"vocab_size\":%u,\"max_position_embeddings\":%u,\"tie_word_embeddings\":%s,\"rope_parameters\":%s}",
+        config->hidden_size, config->intermediate_size, config->layer_count, config->head_count,
+        config->kv_head_count, config->head_dim, config->vocab_size, config->position_count_max,
+        config->tied_embeddings ? "true" : "false", rope);
 
     fixture_write(directory, "config.json", text, (size_t)size);
 }

@@ -32,17 +32,26 @@ struct fixture_adapter {
     uint32_t rank;
     uint32_t alpha;
     uint32_t seed;
-    const char *modules; /* letters of q, k, v, o; NULL: all */
+    /* letters of q, k, v, o; NULL: all */
+    const char *modules;
     bool zero_b;
     /* What may be wrong. */
-    const char *config;      /* whole text of adapter_config.json */
-    uint32_t b_rank;         /* of every B */
-    uint32_t a_more_columns; /* of every A */
-    uint32_t b_more_rows;    /* of every B */
-    const char *skip;        /* a tensor whose name has this is left out */
-    bool extra;              /* a tensor of another module */
-    bool not_finite;         /* the last number of the last tensor */
-    bool vector;             /* the last A has one dimension */
+    /* whole text of adapter_config.json */
+    const char *config;
+    /* of every B */
+    uint32_t b_rank;
+    /* of every A */
+    uint32_t a_more_columns;
+    /* of every B */
+    uint32_t b_more_rows;
+    /* a tensor whose name has this is left out */
+    const char *skip;
+    /* a tensor of another module */
+    bool extra;
+    /* the last number of the last tensor */
+    bool not_finite;
+    /* the last A has one dimension */
+    bool vector;
 };
 
 /* adapter_config.json and adapter_model.safetensors, of a noise. */

@@ -1,5 +1,6 @@
 /*
- * plan, with several steps in flight: what is planned on tokens that nobody knows, and what becomes of it.
+ * plan, with several steps in flight: what is planned on tokens that nobody knows, and what becomes
+ * of it.
  */
 #include "engine/batching/plan.h"
 
@@ -167,7 +168,8 @@ static void chunks_of_a_prompt_follow_each_other(void **state)
     cox_plan_free(plan);
 }
 
-/* It waits, the pool and the slots are full, and whoever is next would take what a row may still write to. */
+/* It waits, the pool and the slots are full, and whoever is next would take what a row may still
+ * write to. */
 static void what_an_end_leaves_is_nobodys_while_a_row_is_in_flight(void **state)
 {
     (void)state;
@@ -324,7 +326,8 @@ static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
     cox_plan_free(plan);
 }
 
-/* Who is preempted would be announced again with a token that nobody knows, and its blocks be written to by two. */
+/* Who is preempted would be announced again with a token that nobody knows, and its blocks be
+ * written to by two. */
 static void a_dry_pool_preempts_when_nothing_is_in_flight(void **state)
 {
     (void)state;
@@ -484,8 +487,8 @@ static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
     cox_plan_free(plan);
 }
 
-/* A step in flight tells of a slot and has its next owner, who leaves it, too: both are to be told when that step comes to nothing,
- * as often as it does. */
+/* A step in flight tells of a slot and has its next owner, who leaves it, too: both are to be told
+ * when that step comes to nothing, as often as it does. */
 static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
 {
     (void)state;
@@ -572,8 +575,10 @@ struct ranks {
     int32_t tokens[IN_FLIGHT_MAX][8];
     uint32_t first, count;
     uint64_t sequence;
-    int64_t owner[BLOCK_COUNT];  /* who writes to a block in steps in flight; 0: nobody */
-    uint32_t until[BLOCK_COUNT]; /* so many steps from now on */
+    /* who writes to a block in steps in flight; 0: nobody */
+    int64_t owner[BLOCK_COUNT];
+    /* so many steps from now on */
+    uint32_t until[BLOCK_COUNT];
 };
 
 static void ranks_take(struct ranks *ranks, const struct cox_step *step)

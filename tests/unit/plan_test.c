@@ -267,7 +267,8 @@ static void what_can_never_run_is_refused_with_numbers(void **state)
     struct cox_plan *plan = plan_new(options);
     static const struct {
         uint32_t token_count, new_count_max;
-        const char *part; /* NULL: it fits */
+        /* NULL: it fits */
+        const char *part;
     } cases[] = {
         {0, 1, "empty"},
         {1, 0, "no token"},
@@ -744,7 +745,8 @@ static void m11_sources_that_do_not_fit_are_refused(void **state)
     struct cox_sequence *done = cox_plan_done(plan);
     assert_int_equal(done->error.code, COX_INVALID);
     cox_sequence_free(done);
-    /* The last position that there is was generated elsewhere: nothing is left to do, and that is no error. */
+    /* The last position that there is was generated elsewhere: nothing is left to do, and that is
+     * no error. */
     struct cox_plan_options options = defaults;
     options.position_count_max = 5;
     cox_plan_free(plan);

@@ -87,7 +87,8 @@ static void h18_h21_h22_allocated_and_given_back(void **state)
     for (uint32_t i = 0; i < BLOCK_COUNT; i++)
         assert_true(block_is(cox_pool_pointer(pool, &refs[i]), BLOCK_SIZE, refs[i].block, i));
     assert_int_equal(pool_stats(pool).used_size, BLOCK_SIZE * BLOCK_COUNT);
-    /* Out of order; the one that was given back is the one that is had next, with another generation. */
+    /* Out of order; the one that was given back is the one that is had next, with another
+     * generation. */
     for (uint32_t i = 0; i < BLOCK_COUNT; i++) {
         const uint32_t at = (i * 37 + 11) % BLOCK_COUNT;
         assert_int_equal(cox_pool_unref(pool, &refs[at], NULL), 0);
@@ -195,7 +196,8 @@ static void p9_references_that_are_none_are_told_apart(void **state)
     cox_pool_free(other);
 }
 
-/* Generations have 48 bits: behind the last one comes the first, never 0, and what was of the last one stays so. */
+/* Generations have 48 bits: behind the last one comes the first, never 0, and what was of the last
+ * one stays so. */
 static void b24_p9_generations_go_round(void **state)
 {
     (void)state;
@@ -392,7 +394,8 @@ static void h19_b23_words_that_contradict_themselves_are_refused(void **state)
     (void)state;
     static const struct {
         size_t offset, size;
-        int other; /* also possible */
+        /* also possible */
+        int other;
     } fields[] = {
         {offsetof(struct cox_pool_layout_header, strategy), 4, 0},
         {offsetof(struct cox_pool_layout_header, system), 8, COX_DENIED},

@@ -1,9 +1,9 @@
 /*
- * queue_fixture: what tests of queues share: pools of known blocks, and short ways to publish and take.
+ * queue_fixture: what tests of queues share: pools of known blocks, and short ways to publish and
+ * take.
  *
- * Threads and processes: any; what goes wrong ends the process by COX_ASSERT, so that forked processes may use it, too.
- * Ownership: what is returned is the caller's.
- * Blocks: nothing.
+ * Threads and processes: any; what goes wrong ends the process by COX_ASSERT, so that forked
+ * processes may use it, too. Ownership: what is returned is the caller's. Blocks: nothing.
  */
 #ifndef COX_TESTS_UNIT_QUEUE_FIXTURE_H
 #define COX_TESTS_UNIT_QUEUE_FIXTURE_H
@@ -27,8 +27,8 @@ struct cox_subscriber *fixture_subscriber(struct cox_queue *queue, struct cox_po
 /* Bytes that follow from the note, so that whoever reads can tell. */
 void fixture_fill(void *bytes, uint64_t length, uint64_t note);
 bool fixture_is_filled(const void *bytes, uint64_t length, uint64_t note);
-/* Allocates, fills with what follows from note, publishes, and lets go of its own reference. Returns what publish (or
- * allocate) returns. */
+/* Allocates, fills with what follows from note, publishes, and lets go of its own reference.
+ * Returns what publish (or allocate) returns. */
 int fixture_publish(struct cox_publisher *publisher, struct cox_pool *pool, uint64_t length,
                     uint64_t note, uint64_t *ret_number);
 /* The message's bytes are those of its note, wherever they are. */

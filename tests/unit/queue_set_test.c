@@ -248,7 +248,8 @@ static void h14_a_kernel_that_sleeps_on_one_word_does_as_well(void **state)
 }
 #endif
 
-/* Each sleeper has its own word: one that is woken wakes nobody else, and takes nothing from anybody. */
+/* Each sleeper has its own word: one that is woken wakes nobody else, and takes nothing from
+ * anybody. */
 static void b36_two_sleepers_of_one_queue_are_both_woken(void **state)
 {
     (void)state;
@@ -367,8 +368,8 @@ static void b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words(void
     take(subscribers[0], 1);
 }
 
-/* Stopped in the midst of a publish, with the lock: that delays its own queue, not the deadline, nor another queue, nor a
- * trigger. */
+/* Stopped in the midst of a publish, with the lock: that delays its own queue, not the deadline,
+ * nor another queue, nor a trigger. */
 static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
 {
     (void)state;
@@ -401,7 +402,8 @@ static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
 
 struct counter {
     struct cox_queue_layout_lock *lock;
-    uint64_t value; /* plain: under the lock alone */
+    /* plain: under the lock alone */
+    uint64_t value;
 };
 
 static void *thread_count(void *argument)

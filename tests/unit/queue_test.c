@@ -1,4 +1,5 @@
-/* A queue within one process: what is copied and what is not, who sees what, and what is let go when. */
+/* A queue within one process: what is copied and what is not, who sees what, and what is let go
+ * when. */
 #include "queue_fixture.h"
 
 #include <dirent.h>
@@ -561,8 +562,8 @@ static void *thread_join_stuck(void *argument)
     return (void *)(intptr_t)r;
 }
 
-/* A process is stopped as it changes the holders of one pool: who wants to join there waits for it, others of the queue do
- * not. */
+/* A process is stopped as it changes the holders of one pool: who wants to join there waits for it,
+ * others of the queue do not. */
 static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
 {
     (void)state;
@@ -592,7 +593,8 @@ static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
     cox_pool_free(pool);
 }
 
-/* Of huge pages there may be none where somebody made a hole: reading there would end this process. */
+/* Of huge pages there may be none where somebody made a hole: reading there would end this process.
+ */
 static void b14_memory_of_huge_pages_is_refused(void **state)
 {
     (void)state;

@@ -198,7 +198,8 @@ static void m3_an_impossible_length_is_corrupt(void **state)
     struct cox_request request = {0};
     (void)state;
     group_create(&group, 2);
-    struct cox_layout_channel_state *shared = cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_channel_state *shared =
+        cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
     for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
         uint32_t prefix = htole32(lengths[i]);
         cox_request_publish(&group.channel, 1, 1, 100, &asked);
@@ -229,7 +230,8 @@ static void serve_rank_1(void *context)
     uint64_t served = 0;
     (void)context;
     group_attach(&group, 1);
-    struct cox_layout_channel_state *shared = cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
+    struct cox_layout_channel_state *shared =
+        cox_state_channel(&group.control, COX_CHANNEL_EXECUTE);
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (cox_state_published(shared) < s)

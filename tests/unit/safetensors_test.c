@@ -59,11 +59,7 @@ static void reads_three_dtypes_as_f32(void **state)
 {
     /* The halves stand first, so that the file also has a tensor at an odd place of memory. */
     static const char header[] =
-        "{\"__metadata__\":{\"format\":\"pt\"},"
-        "\"half\":{\"dtype\":\"F16\",\"shape\":[6],\"data_offsets\":[0,12]},"
-        "\"brain\":{\"dtype\":\"BF16\",\"shape\":[1,2],\"data_offsets\":[12,16]},"
-        "\"full\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[16,24]},"
-        "\"none\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[24,24]}} ";
+        "{\"__metadata__\":{\"format\":\"pt\"},\"half\":{\"dtype\":\"F16\",\"shape\":[6],\"data_offsets\":[0,12]},\"brain\":{\"dtype\":\"BF16\",\"shape\":[1,2],\"data_offsets\":[12,16]},\"full\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[16,24]},\"none\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[24,24]}} ";
     struct {
         uint16_t half[6], brain[2];
         float full[2];

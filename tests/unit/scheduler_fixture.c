@@ -195,8 +195,8 @@ static void *rank_main(void *context)
 
 /* ---- pulls: the test completes them, or they are done at once ---- */
 
-/* The cells of the blocks pulled: as if the first tokens of the sequence had been computed into them. The tokens
- * are those that the test says the other group had. */
+/* The cells of the blocks pulled: as if the first tokens of the sequence had been computed into
+ * them. The tokens are those that the test says the other group had. */
 static void pull_copy(struct cox_executor *executor,
                       const ModelExecuteData__PullKVRequest__PullKVInfo *info)
 {

@@ -1,6 +1,6 @@
 /*
- * scheduler_fixture: an executor whose one rank is a thread of this process. Its sequence table is the
- * workers' own; its model is a hash of all tokens of a sequence, read through a KV cache that
+ * scheduler_fixture: an executor whose one rank is a thread of this process. Its sequence table is
+ * the workers' own; its model is a hash of all tokens of a sequence, read through a KV cache that
  * remembers what was written where, so that a wrong block, a position left out or a sequence taken
  * for another one changes the text or stops the test.
  */
@@ -28,17 +28,25 @@ struct cell {
 
 /* What the rank, or the executor, does with the n-th submit. */
 struct script {
-    int (*submit)(uint64_t number); /* what submit returns; NULL: 0 */
-    int (*status)(uint64_t number); /* how the step ends; NULL: 0 */
-    int (*cleanup)(void); /* what a cleanup returns, which is not done unless 0; NULL: 0 */
-    void (*taken)(struct cox_executor *executor,
-                  uint64_t number); /* the rank is about to run it; may await executor_published */
-    bool loses_table;               /* a step that failed was applied by this rank all the same */
+    /* what submit returns; NULL: 0 */
+    int (*submit)(uint64_t number);
+    /* how the step ends; NULL: 0 */
+    int (*status)(uint64_t number);
+    /* what a cleanup returns, which is not done unless 0; NULL: 0 */
+    int (*cleanup)(void);
+    /* the rank is about to run it; may await executor_published */
+    void (*taken)(struct cox_executor *executor, uint64_t number);
+    /* a step that failed was applied by this rank all the same */
+    bool loses_table;
     bool bad_reply;
-    bool silent;                           /* never completes */
-    int (*pull_submit)(uint64_t number);   /* what the n-th submit of pulls returns; NULL: 0 */
-    int32_t (*pull_code)(uint64_t number); /* PDErrorCode of all of it; NULL: 0 */
-    bool pulls_held;                       /* the test completes them (executor_await_pull) */
+    /* never completes */
+    bool silent;
+    /* what the n-th submit of pulls returns; NULL: 0 */
+    int (*pull_submit)(uint64_t number);
+    /* PDErrorCode of all of it; NULL: 0 */
+    int32_t (*pull_code)(uint64_t number);
+    /* the test completes them (executor_await_pull) */
+    bool pulls_held;
 };
 
 /* A submit of pulls that is under way. */
@@ -77,33 +85,47 @@ struct cox_executor {
     struct fixture_pull held[FIXTURE_PULLS_MAX];
     uint32_t held_count;
     uint64_t pull_count;
-    uint32_t leave_count; /* pulls that the rank was told to leave */
-    bool late;            /* the rank owes an answer on the transfer channel */
+    /* pulls that the rank was told to leave */
+    uint32_t leave_count;
+    /* the rank owes an answer on the transfer channel */
+    bool late;
     bool stop;
-    struct fixture_request requests[FIXTURE_DEPTH]; /* at their number modulo this */
+    /* at their number modulo this */
+    struct fixture_request requests[FIXTURE_DEPTH];
     uint64_t published;
-    uint64_t sequence; /* the last one taken */
+    /* the last one taken */
+    uint64_t sequence;
     uint64_t void_through;
-    bool lost; /* since a step failed; until everything is announced again */
+    /* since a step failed; until everything is announced again */
+    bool lost;
 
     /* Only the test's thread touches these while the rank is idle. */
     uint64_t submit_count;
     uint64_t row_count;
-    uint64_t lora_row_count; /* with an adapter */
+    /* with an adapter */
+    uint64_t lora_row_count;
     uint64_t row_count_max;
     uint64_t token_count_max;
     uint64_t cleanup_count;
-    uint64_t empty_count;                    /* steps without rows */
-    uint64_t weights_sent[FIXTURE_SENT_MAX]; /* by submits that were taken, at their numbers */
-    uint64_t deadlines_ns[FIXTURE_SENT_MAX]; /* the same */
-    uint64_t waiting_max;                    /* requests that were published and not taken */
+    /* steps without rows */
+    uint64_t empty_count;
+    /* by submits that were taken, at their numbers */
+    uint64_t weights_sent[FIXTURE_SENT_MAX];
+    /* the same */
+    uint64_t deadlines_ns[FIXTURE_SENT_MAX];
+    /* requests that were published and not taken */
+    uint64_t waiting_max;
 
-    _Atomic uint64_t life; /* what cox_executor_life says; starts at 1 */
-    _Atomic uint64_t kv_digest,
-        kv_changes;                   /* of cox_executor_renew_kv: the last one, and how many */
-    _Atomic uint64_t weights_version; /* of the last step */
-    struct cox_weights_told offered;  /* of the last step that offered any; under lock */
-    void (*tell)(void *context, struct cox_weights_told *ret_told); /* what an init would call */
+    /* what cox_executor_life says; starts at 1 */
+    _Atomic uint64_t life;
+    /* of cox_executor_renew_kv: the last one, and how many */
+    _Atomic uint64_t kv_digest, kv_changes;
+    /* of the last step */
+    _Atomic uint64_t weights_version;
+    /* of the last step that offered any; under lock */
+    struct cox_weights_told offered;
+    /* what an init would call */
+    void (*tell)(void *context, struct cox_weights_told *ret_told);
     void *tell_context;
 };
 

@@ -57,7 +57,8 @@ struct expectation {
     uint32_t prompt_count;
     uint32_t new_max;
     uint32_t done_count;
-    int code; /* expected */
+    /* expected */
+    int code;
     bool unstoppable;
 };
 
@@ -442,8 +443,10 @@ static void a_death_and_nonsense_end_all(void **state)
 
 struct recoveries {
     uint32_t count;
-    int result; /* 1: recovered */
-    int seen;   /* statuses, one bit each */
+    /* 1: recovered */
+    int result;
+    /* statuses, one bit each */
+    int seen;
 };
 
 static int on_recover(void *context, struct cox_error *err)
@@ -507,7 +510,8 @@ static void p8_a_recovered_group_is_told_everything_again(void **state)
     }
 }
 
-/* Nothing was wrong with the group: the limit stands. It cannot be recovered: that is what is told. */
+/* Nothing was wrong with the group: the limit stands. It cannot be recovered: that is what is told.
+ */
 static void p8_what_is_not_recovered_ends_the_run(void **state)
 {
     (void)state;
@@ -546,11 +550,16 @@ static void p8_what_is_not_recovered_ends_the_run(void **state)
 
 struct feeder {
     struct cox_scheduler *scheduler;
-    int next;          /* of the expectations */
-    int idle_count;    /* times that it had nothing to do */
-    int cancel_at;     /* this one is cancelled once it runs; -1: none */
-    uint32_t free_min; /* blocks */
-    bool told;         /* at every idle time the ranks had forgotten all */
+    /* of the expectations */
+    int next;
+    /* times that it had nothing to do */
+    int idle_count;
+    /* this one is cancelled once it runs; -1: none */
+    int cancel_at;
+    /* blocks */
+    uint32_t free_min;
+    /* at every idle time the ranks had forgotten all */
+    bool told;
     struct cox_executor *executor;
 };
 

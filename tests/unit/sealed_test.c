@@ -259,7 +259,8 @@ static void b16_p10_a_rank_cannot_write_the_request_memory(void **state)
     requests_stay(false);
 }
 
-/* Also what a rank may write has its size for ever, so that nobody who has mapped it ends by SIGBUS. */
+/* Also what a rank may write has its size for ever, so that nobody who has mapped it ends by
+ * SIGBUS. */
 static void attack_own(void *context)
 {
     (void)context;
@@ -539,11 +540,12 @@ static void p10_a_rank_that_changes_modes_keeps_nobody_out(void **state)
 /* ---- both sides ---- */
 
 struct ghost {
-    int begin[2], end[2]; /* pipes */
+    /* pipes */
+    int begin[2], end[2];
 };
 
-/* The others cannot write what a rank writes in the rank group: neither those who get it, nor the coordinator, nor another
- * part of the rank. */
+/* The others cannot write what a rank writes in the rank group: neither those who get it, nor the
+ * coordinator, nor another part of the rank. */
 static void attack_group(int fd, uint64_t size)
 {
     refuse_writes(fd);
@@ -794,8 +796,8 @@ static void a20_sizes_are_whole_pages(void **state)
     }
 }
 
-/* Words of different writers, and words slept on, have a line each; the request memory has none that a
- * rank writes. */
+/* Words of different writers, and words slept on, have a line each; the request memory has none
+ * that a rank writes. */
 static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
 {
     (void)state;

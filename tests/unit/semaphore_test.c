@@ -457,7 +457,8 @@ static void exchange_for_ever(void *context)
     _exit(1);
 }
 
-/* While the name changes hands, an attach is denied or maps the very file that passed the checks. */
+/* While the name changes hands, an attach is denied or maps the very file that passed the checks.
+ */
 static void b44_what_was_checked_is_what_is_mapped(void **state)
 {
     struct cox_semaphore good = created(7), evil = {0};

@@ -224,7 +224,8 @@ static void a_client_with_many_prompts_does_not_delay_another_by_all_of_them(voi
         count++;
     assert_int_equal(count, COX_SERVING_PROMPT_COUNT_MAX);
     assert_int_equal(submit(&one, 1000, 3, false), 0);
-    /* Eight run at a time, 40 steps each, and eight more are ahead: all of them take 2,560 steps. */
+    /* Eight run at a time, 40 steps each, and eight more are ahead: all of them take 2,560 steps.
+     */
     limit_set(200);
     struct cox_serving_result result = take(&one);
     expect_text(&result, 3);

@@ -1,4 +1,5 @@
-/* shared_weights: one version after the other, with the rank of scheduler_fixture.h, and offers opened as ranks open them. */
+/* shared_weights: one version after the other, with the rank of scheduler_fixture.h, and offers
+ * opened as ranks open them. */
 #include "engine/batching/shared_weights.h"
 #include "channel/shm/region.h"
 #include "engine/batching/serving.h"
@@ -34,7 +35,8 @@ static const struct cox_model_config small = {
 };
 
 struct fixture {
-    char folders[2][FIXTURE_PATH_SIZE]; /* of two models with the same shapes */
+    /* of two models with the same shapes */
+    char folders[2][FIXTURE_PATH_SIZE];
     struct cox_executor *executor;
     struct cox_shared_weights *weights;
 };
@@ -112,7 +114,8 @@ static void expect_gone(const struct cox_weights_told *told)
         COX_NOT_FOUND);
 }
 
-/* What other groups are told: so many other lives since the beginning, and the model of the folder. */
+/* What other groups are told: so many other lives since the beginning, and the model of the folder.
+ */
 static void expect_told(uint64_t changes, const char *folder)
 {
     assert_int_equal(f.executor->kv_changes, changes);
@@ -415,12 +418,16 @@ struct prompt {
 
 struct schedule {
     struct cox_scheduler *scheduler;
-    uint32_t looks;       /* times that there was something to run */
-    struct prompt behind; /* comes with the next weights */
+    /* times that there was something to run */
+    uint32_t looks;
+    /* comes with the next weights */
+    struct prompt behind;
     uint32_t done_count;
-    bool held[4]; /* when it was done, by its id */
+    /* when it was done, by its id */
+    bool held[4];
     uint32_t hold_count;
-    int64_t hold_id; /* in the end, of one */
+    /* in the end, of one */
+    int64_t hold_id;
 };
 
 static void prompt_add(const struct schedule *schedule, const struct prompt *prompt)

@@ -62,8 +62,10 @@ static void two_that_may_use_one_processor_do_not_fit(void **state)
 }
 
 struct look {
-    uint64_t count; /* looks so far */
-    uint64_t there; /* the look that finds it; 0: none does */
+    /* looks so far */
+    uint64_t count;
+    /* the look that finds it; 0: none does */
+    uint64_t there;
 };
 
 static bool look(const void *context)

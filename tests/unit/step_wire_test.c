@@ -1,5 +1,6 @@
 /*
- * step_wire: what is packed by hand is what protobuf-c packs, and what is unpacked by hand is what protobuf-c unpacks.
+ * step_wire: what is packed by hand is what protobuf-c packs, and what is unpacked by hand is what
+ * protobuf-c unpacks.
  */
 #include "proto/step_wire.h"
 
@@ -82,7 +83,8 @@ static void response_init(struct response_parts *p)
     p->model.step = &p->result;
 }
 
-/* Numbers of one width for the most part, so that whole words of them are met, of all widths otherwise. */
+/* Numbers of one width for the most part, so that whole words of them are met, of all widths
+ * otherwise. */
 static size_t random_column(uint32_t *column)
 {
     static const uint32_t counts[] = {0, 1, 3, 7, 8, 9, 16, 25, 64, 127, 128, 256, 1024};
@@ -193,7 +195,8 @@ static bool check_pack(const ProtobufCMessage *message)
     return true;
 }
 
-/* Unpacked by hand as by protobuf-c, unless it is left to it; true: by hand. The bytes lie in memory of their size. */
+/* Unpacked by hand as by protobuf-c, unless it is left to it; true: by hand. The bytes lie in
+ * memory of their size. */
 static bool check_unpack(const ProtobufCMessageDescriptor *descriptor, struct cox_arena *arena,
                          const uint8_t *bytes, size_t size)
 {
@@ -295,8 +298,8 @@ static void field_set(ProtobufCMessage *message, const ProtobufCFieldDescriptor 
         *(protobuf_c_boolean *)quantifier = 1;
 }
 
-/* Each field there is, alone on top of the smallest step and answer: also those that the protocol has yet to get. Returns how many
- * were packed by hand. */
+/* Each field there is, alone on top of the smallest step and answer: also those that the protocol
+ * has yet to get. Returns how many were packed by hand. */
 static unsigned each_field(ProtobufCMessage *outer, ProtobufCMessage *message, size_t size,
                            struct cox_arena *arena)
 {
@@ -330,7 +333,8 @@ static void no_field_is_lost(void **state)
     static struct response_parts a;
     request_init(&q);
     response_init(&a);
-    /* execute_type, deadline_ns, trace_id and weights_version; forward_type and step; all but announced */
+    /* execute_type, deadline_ns, trace_id and weights_version; forward_type and step; all but
+     * announced */
     assert_int_equal(each_field(&q.request.base, &q.request.base, sizeof q.request, *state), 4);
     assert_int_equal(each_field(&q.request.base, &q.model.base, sizeof q.model, *state), 2);
     assert_int_equal(each_field(&q.request.base, &q.step.base, sizeof q.step, *state), 12);
@@ -426,7 +430,8 @@ static void broken_bytes(void **state)
     }
 }
 
-/* Each byte that ends a number, a length or a tag in a longer form of the same: protobuf-c takes some of them. */
+/* Each byte that ends a number, a length or a tag in a longer form of the same: protobuf-c takes
+ * some of them. */
 static void longer_forms(void **state)
 {
     struct cox_arena *arena = *state;
@@ -447,7 +452,8 @@ static void longer_forms(void **state)
             memcpy(longer + at + more + 1, bytes + at + 1, size - at - 1);
             by_hand += check_unpack(q.request.base.descriptor, arena, longer, size + more);
         }
-    /* execute_type in up to ten bytes, the length of the step's message in up to five, deadline_ns, which has two, in up to ten */
+    /* execute_type in up to ten bytes, the length of the step's message in up to five, deadline_ns,
+     * which has two, in up to ten */
     assert_int_equal(by_hand, 9 + 4 + 8);
 }
 

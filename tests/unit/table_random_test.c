@@ -25,7 +25,8 @@ struct fixture {
     const struct cox_batch *batch;
     struct cox_batch_output *outputs;
     struct cox_error err;
-    uint64_t sequence; /* of the last step tried */
+    /* of the last step tried */
+    uint64_t sequence;
 };
 
 static struct fixture f;

@@ -135,9 +135,8 @@ static void unknown_character_is_named_with_its_position(void **state)
 static void characters_of_all_lengths(void **state)
 {
     (void)state;
-    struct cox_tokenizer *tokenizer =
-        loaded("{\"model\":{\"type\":\"WordLevel\",\"vocab\":"
-               "{\"a\":4,\"\u00e4\":0,\"\u20ac\":7,\"\U0001f6a3\":2,\"<\":9}}}");
+    struct cox_tokenizer *tokenizer = loaded(
+        "{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"a\":4,\"\u00e4\":0,\"\u20ac\":7,\"\U0001f6a3\":2,\"<\":9}}}");
     int32_t *tokens = NULL;
     uint32_t count = 0;
     const char *text = "\U0001f6a3<a\u20ac\u00e4";
@@ -187,8 +186,8 @@ static void odd_files_are_refused(void **state)
     refused("{\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"the\":0}}}", COX_UNSUPPORTED,
             "\"the\"");
     /* A word that added_tokens declares special is fine. */
-    cox_tokenizer_free(loaded("{\"added_tokens\":[{\"content\":\"END\",\"special\":true}],"
-                              "\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"END\":0,\"a\":1}}}"));
+    cox_tokenizer_free(loaded(
+        "{\"added_tokens\":[{\"content\":\"END\",\"special\":true}],\"model\":{\"type\":\"WordLevel\",\"vocab\":{\"END\":0,\"a\":1}}}"));
 
     char path[256];
     snprintf(path, sizeof path, "%s/tokenizer.json", folder);

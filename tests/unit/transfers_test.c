@@ -1,6 +1,6 @@
 /*
- * transfers: the states of a pull, one end each, blocks in quarantine, on the executor of scheduler_fixture.h, whose pulls the
- * test completes.
+ * transfers: the states of a pull, one end each, blocks in quarantine, on the executor of
+ * scheduler_fixture.h, whose pulls the test completes.
  */
 #include "engine/batching/transfers.h"
 
@@ -477,13 +477,15 @@ static void p9_what_becomes_quiet_before_the_look_is_not_given_back_after_it(voi
 /* What has become of each pull, at the number of its sequence. */
 struct fate {
     bool cancelled;
-    bool awaited; /* its blocks are still written, as quarantine tells */
+    /* its blocks are still written, as quarantine tells */
+    bool awaited;
     uint8_t ended, returned;
 };
 
 struct chance {
     struct fixture *f;
-    uint64_t seed; /* of the test's thread */
+    /* of the test's thread */
+    uint64_t seed;
     struct fate fates[RANDOM_COUNT + 1];
     int64_t started;
     uint32_t returned_count;
@@ -653,7 +655,8 @@ static void do_something(struct chance *chance)
     }
 }
 
-/* Whatever comes in between, each pull ends once, and its blocks are given back once, when nobody writes to them. */
+/* Whatever comes in between, each pull ends once, and its blocks are given back once, when nobody
+ * writes to them. */
 static void p9_m11_at_random_each_pull_ends_once_and_gives_its_blocks_back_once(void **state)
 {
     (void)state;

@@ -18,7 +18,8 @@ static void what_is_no_utf8_is_found(void **state)
     (void)state;
     static const struct {
         const char *text;
-        int at; /* of the first bad byte; -1: there is none */
+        /* of the first bad byte; -1: there is none */
+        int at;
     } cases[] = {
         {"", -1},
         {"plain text, longer than a word of it", -1},

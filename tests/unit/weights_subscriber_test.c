@@ -1,4 +1,5 @@
-/* Images of the model's weights (channel/shm/region.h), which nobody can change, and how a rank takes one after the other. */
+/* Images of the model's weights (channel/shm/region.h), which nobody can change, and how a rank
+ * takes one after the other. */
 #include "worker/sequences/weights_subscriber.h"
 #include "channel/shm/region.h"
 #include "proto/executor.pb-c.h"
@@ -176,7 +177,7 @@ static int take(uint64_t version, const struct cox_weights_offer *offer, uint8_t
     uint64_t size = 0;
     error = (struct cox_error){0};
     int r = cox_weights_subscriber_take(weights, version, offer, cox_deadline_after_ms(PATIENCE_MS),
-                                  &bytes, &size, &error);
+                                        &bytes, &size, &error);
     if (r == 0) {
         assert_int_equal(size, SIZE);
         *ret_value = *(const uint8_t *)bytes;

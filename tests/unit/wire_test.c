@@ -84,137 +84,90 @@ struct message_fields {
 
 /* Number, name and type of every field below 1000, as MindIE-LLM has them; "packed" is a
  * repeated scalar. Which of the others are optional is not told by the bytes. */
-static const struct message_fields contract_messages[] = {
-    {&model_execute_data__lora_operation_request__descriptor,
-     "1 master_model string; 2 lora_name string; 3 lora_path string; 4 lora_op_type "
-     "LoraOperationType"},
-    {&model_execute_data__lora_operation_response__descriptor,
-     "1 lora_name string; 2 lora_op_status LoraOperationStatus"},
-    {&model_execute_data__sequence_data__descriptor,
-     "1 prompt_token_ids packed int64; 2 output_token_ids packed int64"},
-    {&model_execute_data__sampling_params__descriptor,
-     "1 repetition_penalty float; 2 frequency_penalty float; 3 presence_penalty float; 4 "
-     "temperature float; 5 top_k int32; 6 top_p float; 7 top_logprobs float; 8 n uint32; 9 "
-     "seed int32; 10 max_output_len int32; 11 use_beam_search bool; 12 logprobs bool; 13 "
-     "best_of uint32"},
-    {&model_execute_data__int_list__descriptor, "1 values packed int32"},
-    {&model_execute_data__prompt_adapter_request__descriptor,
-     "1 prompt_adapter_name string; 2 prompt_adapter_id int32; 3 prompt_adapter_local_path "
-     "string; 4 prompt_adapter_num_virtual_tokens int32"},
-    {&model_execute_data__dpbatch_seq_len__descriptor, "1 seq_lens packed int32"},
-    {&model_execute_data__lwd_cloud_metadata__descriptor,
-     "1 lwd_cloud_sp_rank_id int32; 2 lwd_cloud_append_block_rank_id int32; 3 "
-     "lwd_cloud_sp_rank_token_num packed int32; 4 lwd_cloud_sp_rank_block_num packed "
-     "int32; 5 lwd_cloud_block_tables bytes"},
-    {&model_execute_data__sequence_group_metadata__descriptor,
-     "1 request_id string; 2 is_prompt bool; 3 seqIds bytes; 4 prompt_lens bytes; 5 "
-     "prompt_token_ids bytes; 6 do_sample bool; 7 sampling_params SamplingParams; 8 "
-     "block_tables repeated bytes; 9 computed_block_lens bytes; 10 token_chunk_size int32; "
-     "11 num_speculative_tokens int32; 12 stop repeated string; 13 stop_token_ids packed "
-     "int32; 14 include_stop_str_in_output bool; 15 ignore_eos bool; 16 "
-     "skip_special_tokens bool; 17 is_req_prefill packed bool; 18 is_req_last_chunk packed "
-     "bool; 19 split_start_pos packed int32; 20 split_end_pos packed int32; 21 lora_id "
-     "string; 22 sp_rank_token_num packed int32; 23 sp_rank_block_num packed int32; 24 "
-     "sp_rank_id int32; 25 reserved_seq_ids packed int64; 26 dp_rank_id int32; 27 "
-     "remote_computed_block_lens bytes; 28 is_append_block bool; 29 prefill_block_rank_id "
-     "packed int32; 30 server_id string; 31 append_block_rank_id int32; 32 request_gap "
-     "int32; 33 lwd_cloud_metadata LwdCloudMetadata; 34 response_format string; 35 "
-     "predicted_token_ids packed int64"},
-    {&model_execute_data__int_pair__descriptor, "1 num1 int32; 2 num2 int32"},
-    {&model_execute_data__execute_model_request__descriptor,
-     "1 seq_group_metadata_list repeated SequenceGroupMetadata; 2 blocks_to_swap_in "
-     "repeated IntPair; 3 blocks_to_swap_out repeated IntPair; 4 blocks_to_copy repeated "
-     "IntPair; 5 virtual_engine int32; 6 num_lookahead_slots int32; 7 running_queue_size "
-     "int32; 8 num_steps int32; 9 spec_step_idx int32; 10 finished_requests_ids repeated "
-     "string; 11 last_sampled_token_ids packed int32; 12 forward_type ForwardType; 13 "
-     "all_dp_batches_seq_lens repeated DPBatchSeqLen; 14 wait_queue_len int32"},
-    {&model_execute_data__host_info__descriptor,
-     "1 host_ip string; 2 cluster_id string; 3 super_pod_id int64"},
-    {&model_execute_data__device_info__descriptor,
-     "1 device_ip string; 2 physical_id int32; 3 super_device_id int64"},
-    {&model_execute_data__remote_info__descriptor,
-     "1 host_info repeated HostInfo; 2 device_info repeated DeviceInfo"},
-    {&model_execute_data__pdlink_request__pdlink_info__descriptor,
-     "1 pd_role PDRole; 2 change_role bool; 3 link_num int64; 4 unlink_num int64; 5 "
-     "link_info repeated RemoteInfo; 6 unlink_info repeated RemoteInfo; 7 instance2sp "
-     "map<uint32,int64>; 8 instance2cp map<uint32,int64>; 9 host_ip_num int64; 10 "
-     "super_id_num int64; 11 contains_dp_instance_ids int64"},
-    {&model_execute_data__pdlink_request__descriptor, "1 pd_link_info repeated PDLinkInfo"},
-    {&model_execute_data__pdlink_status_request__descriptor, "1 placeholder bool"},
-    {&model_execute_data__publish_kvrequest__publish_kvinfo__descriptor,
-     "1 src_block_tables bytes; 2 cluster_id string"},
-    {&model_execute_data__publish_kvrequest__descriptor,
-     "1 publish_kv_infos repeated PublishKVInfo"},
-    {&model_execute_data__pull_kvrequest__pull_kvinfo__descriptor,
-     "1 src_block_tables repeated bytes; 2 dst_block_tables repeated bytes; 3 cluster_id "
-     "string; 4 seq_group_metadata SequenceGroupMetadata"},
-    {&model_execute_data__pull_kvrequest__descriptor, "1 pull_kv_infos repeated PullKVInfo"},
-    {&model_execute_data__tgcleanup_request__descriptor, "1 seq_ids packed int64"},
-    {&model_execute_data__remote_model_init_request__descriptor, "1 pd_info map<string,string>"},
-    {&model_execute_data__recover_command_request__descriptor, "1 command string"},
-    {&model_execute_data__execute_request__descriptor,
-     "1 execute_type ExecuteType; 2 config map<string,string>; 3 execute_model_request "
-     "ExecuteModelRequest (oneof); 4 pd_link_request PDLinkRequest (oneof); 5 "
-     "publish_kv_request PublishKVRequest (oneof); 6 pull_kv_request PullKVRequest "
-     "(oneof); 7 text_generator_cleanup_request TGCleanupRequest (oneof); 8 "
-     "lora_operation_request LoraOperationRequest (oneof); 9 remote_model_init_request "
-     "RemoteModelInitRequest (oneof); 10 recover_command_request RecoverCommandRequest "
-     "(oneof); 11 pd_link_status_request PDLinkStatusRequest (oneof)"},
-    {&model_execute_data__sequence_output__descriptor,
-     "1 seq_id int64; 2 parent_seq_id int64; 3 output_token packed int64; 4 logprob packed "
-     "float; 5 finish_reason int32; 6 truncation_index int32; 7 num_speculative_tokens "
-     "int64; 8 cumulative_logprobs float; 9 top_token_ids packed int64; 10 top_logprobs "
-     "packed float; 11 num_parallel_tokens int32"},
-    {&model_execute_data__sequence_group_logprob__logprob__descriptor,
-     "1 token_id int32; 2 logprob float; 3 rank int32; 4 decoded_token string"},
-    {&model_execute_data__sequence_group_logprob__descriptor, "1 logprobs repeated Logprob"},
-    {&model_execute_data__prompt_logprobs__descriptor,
-     "1 prompt_logprobs repeated SequenceGroupLogprob"},
-    {&model_execute_data__completion_sequence_group_output__descriptor,
-     "1 samples repeated SequenceOutput; 2 prompt_logprobs PromptLogprobs; 3 step_index "
-     "int32"},
-    {&model_execute_data__execute_model_response__descriptor,
-     "1 outputs repeated CompletionSequenceGroupOutput; 2 model_forward_time float; 3 "
-     "model_execute_time float; 4 layerwise_is_prefill bool; 5 err_msg string"},
-    {&model_execute_data__pdlink_status_response__failed_link_info__descriptor,
-     "1 cluster_id string; 2 pd_error_code PDErrorCode"},
-    {&model_execute_data__pdlink_status_response__descriptor,
-     "1 failed_link_info repeated FailedLinkInfo; 2 success_link_info repeated string; 3 "
-     "running_link_info repeated string; 4 waiting_link_info repeated string"},
-    {&model_execute_data__publish_kvresponse__publish_kvresult__descriptor,
-     "1 src_block_tables packed int64; 2 cluster_id string"},
-    {&model_execute_data__publish_kvresponse__descriptor,
-     "1 publish_kv_results repeated PublishKVResult"},
-    {&model_execute_data__pull_kvresponse__pull_kvresult__descriptor,
-     "1 request_id string; 2 pd_error_code PDErrorCode"},
-    {&model_execute_data__pull_kvresponse__descriptor, "1 pull_kv_results repeated PullKVResult"},
-    {&model_execute_data__kvcache_desc__descriptor,
-     "1 npu_block_num int32; 2 block_size int32; 3 compression_ratio uint32; 4 cache_type "
-     "int32"},
-    {&model_execute_data__remote_model_init_results__descriptor,
-     "1 cpu_block_num int32; 2 max_position_embeddings int32; 3 kv_cache_descs repeated "
-     "KVCacheDesc"},
-    {&model_execute_data__recover_command_response__descriptor,
-     "1 npu_device_id int32; 2 command_result int32; 3 error_msg string"},
-    {&model_execute_data__execute_response__init_results__descriptor,
-     "1 init_result_map map<string,string>; 2 kv_cache_descs repeated KVCacheDesc"},
-    {&model_execute_data__execute_response__descriptor,
-     "1 msg_type int32; 2 rank int32; 3 status int32; 4 execute_model_response "
-     "ExecuteModelResponse (oneof); 5 init_results InitResults (oneof); 6 "
-     "pd_link_status_response PDLinkStatusResponse (oneof); 7 publish_kv_response "
-     "PublishKVResponse (oneof); 8 pull_kv_response PullKVResponse (oneof); 9 "
-     "lora_operation_response LoraOperationResponse (oneof); 10 remote_model_init_results "
-     "RemoteModelInitResults (oneof); 11 recover_command_response RecoverCommandResponse "
-     "(oneof)"},
-    {&model_execute_data__register_request_msg__descriptor, "1 slave_ip string"},
-    {&model_execute_data__npu_utilization_report__descriptor,
-     "1 max_aicore_utilization_percent uint32"},
-    {&model_execute_data__master_to_slave_msg__descriptor,
-     "1 source_dp_rank int32; 2 target_dp_rank int32; 3 execute_request ExecuteRequest"},
-    {&model_execute_data__slave_to_master_msg__descriptor,
-     "1 source_dp_rank int32; 2 target_dp_rank int32; 3 register_request "
-     "RegisterRequestMsg (oneof); 4 execute_response ExecuteResponse (oneof); 5 "
-     "npu_util_report NpuUtilizationReport (oneof)"},
+static const struct message_fields contract_messages[] =
+    {
+        {&model_execute_data__lora_operation_request__descriptor,
+         "1 master_model string; 2 lora_name string; 3 lora_path string; 4 lora_op_type LoraOperationType"},
+        {&model_execute_data__lora_operation_response__descriptor,
+         "1 lora_name string; 2 lora_op_status LoraOperationStatus"},
+        {&model_execute_data__sequence_data__descriptor,
+         "1 prompt_token_ids packed int64; 2 output_token_ids packed int64"},
+        {&model_execute_data__sampling_params__descriptor,
+         "1 repetition_penalty float; 2 frequency_penalty float; 3 presence_penalty float; 4 temperature float; 5 top_k int32; 6 top_p float; 7 top_logprobs float; 8 n uint32; 9 seed int32; 10 max_output_len int32; 11 use_beam_search bool; 12 logprobs bool; 13 best_of uint32"},
+        {&model_execute_data__int_list__descriptor, "1 values packed int32"},
+        {&model_execute_data__prompt_adapter_request__descriptor,
+         "1 prompt_adapter_name string; 2 prompt_adapter_id int32; 3 prompt_adapter_local_path string; 4 prompt_adapter_num_virtual_tokens int32"},
+        {&model_execute_data__dpbatch_seq_len__descriptor, "1 seq_lens packed int32"},
+        {&model_execute_data__lwd_cloud_metadata__descriptor,
+         "1 lwd_cloud_sp_rank_id int32; 2 lwd_cloud_append_block_rank_id int32; 3 lwd_cloud_sp_rank_token_num packed int32; 4 lwd_cloud_sp_rank_block_num packed int32; 5 lwd_cloud_block_tables bytes"},
+        {&model_execute_data__sequence_group_metadata__descriptor,
+         "1 request_id string; 2 is_prompt bool; 3 seqIds bytes; 4 prompt_lens bytes; 5 prompt_token_ids bytes; 6 do_sample bool; 7 sampling_params SamplingParams; 8 block_tables repeated bytes; 9 computed_block_lens bytes; 10 token_chunk_size int32; 11 num_speculative_tokens int32; 12 stop repeated string; 13 stop_token_ids packed int32; 14 include_stop_str_in_output bool; 15 ignore_eos bool; 16 skip_special_tokens bool; 17 is_req_prefill packed bool; 18 is_req_last_chunk packed bool; 19 split_start_pos packed int32; 20 split_end_pos packed int32; 21 lora_id string; 22 sp_rank_token_num packed int32; 23 sp_rank_block_num packed int32; 24 sp_rank_id int32; 25 reserved_seq_ids packed int64; 26 dp_rank_id int32; 27 remote_computed_block_lens bytes; 28 is_append_block bool; 29 prefill_block_rank_id packed int32; 30 server_id string; 31 append_block_rank_id int32; 32 request_gap int32; 33 lwd_cloud_metadata LwdCloudMetadata; 34 response_format string; 35 predicted_token_ids packed int64"},
+        {&model_execute_data__int_pair__descriptor, "1 num1 int32; 2 num2 int32"},
+        {&model_execute_data__execute_model_request__descriptor,
+         "1 seq_group_metadata_list repeated SequenceGroupMetadata; 2 blocks_to_swap_in repeated IntPair; 3 blocks_to_swap_out repeated IntPair; 4 blocks_to_copy repeated IntPair; 5 virtual_engine int32; 6 num_lookahead_slots int32; 7 running_queue_size int32; 8 num_steps int32; 9 spec_step_idx int32; 10 finished_requests_ids repeated string; 11 last_sampled_token_ids packed int32; 12 forward_type ForwardType; 13 all_dp_batches_seq_lens repeated DPBatchSeqLen; 14 wait_queue_len int32"},
+        {&model_execute_data__host_info__descriptor,
+         "1 host_ip string; 2 cluster_id string; 3 super_pod_id int64"},
+        {&model_execute_data__device_info__descriptor,
+         "1 device_ip string; 2 physical_id int32; 3 super_device_id int64"},
+        {&model_execute_data__remote_info__descriptor,
+         "1 host_info repeated HostInfo; 2 device_info repeated DeviceInfo"},
+        {&model_execute_data__pdlink_request__pdlink_info__descriptor,
+         "1 pd_role PDRole; 2 change_role bool; 3 link_num int64; 4 unlink_num int64; 5 link_info repeated RemoteInfo; 6 unlink_info repeated RemoteInfo; 7 instance2sp map<uint32,int64>; 8 instance2cp map<uint32,int64>; 9 host_ip_num int64; 10 super_id_num int64; 11 contains_dp_instance_ids int64"},
+        {&model_execute_data__pdlink_request__descriptor, "1 pd_link_info repeated PDLinkInfo"},
+        {&model_execute_data__pdlink_status_request__descriptor, "1 placeholder bool"},
+        {&model_execute_data__publish_kvrequest__publish_kvinfo__descriptor,
+         "1 src_block_tables bytes; 2 cluster_id string"},
+        {&model_execute_data__publish_kvrequest__descriptor,
+         "1 publish_kv_infos repeated PublishKVInfo"},
+        {&model_execute_data__pull_kvrequest__pull_kvinfo__descriptor,
+         "1 src_block_tables repeated bytes; 2 dst_block_tables repeated bytes; 3 cluster_id string; 4 seq_group_metadata SequenceGroupMetadata"},
+        {&model_execute_data__pull_kvrequest__descriptor, "1 pull_kv_infos repeated PullKVInfo"},
+        {&model_execute_data__tgcleanup_request__descriptor, "1 seq_ids packed int64"},
+        {&model_execute_data__remote_model_init_request__descriptor,
+         "1 pd_info map<string,string>"},
+        {&model_execute_data__recover_command_request__descriptor, "1 command string"},
+        {&model_execute_data__execute_request__descriptor,
+         "1 execute_type ExecuteType; 2 config map<string,string>; 3 execute_model_request ExecuteModelRequest (oneof); 4 pd_link_request PDLinkRequest (oneof); 5 publish_kv_request PublishKVRequest (oneof); 6 pull_kv_request PullKVRequest (oneof); 7 text_generator_cleanup_request TGCleanupRequest (oneof); 8 lora_operation_request LoraOperationRequest (oneof); 9 remote_model_init_request RemoteModelInitRequest (oneof); 10 recover_command_request RecoverCommandRequest (oneof); 11 pd_link_status_request PDLinkStatusRequest (oneof)"},
+        {&model_execute_data__sequence_output__descriptor,
+         "1 seq_id int64; 2 parent_seq_id int64; 3 output_token packed int64; 4 logprob packed float; 5 finish_reason int32; 6 truncation_index int32; 7 num_speculative_tokens int64; 8 cumulative_logprobs float; 9 top_token_ids packed int64; 10 top_logprobs packed float; 11 num_parallel_tokens int32"},
+        {&model_execute_data__sequence_group_logprob__logprob__descriptor,
+         "1 token_id int32; 2 logprob float; 3 rank int32; 4 decoded_token string"},
+        {&model_execute_data__sequence_group_logprob__descriptor, "1 logprobs repeated Logprob"},
+        {&model_execute_data__prompt_logprobs__descriptor,
+         "1 prompt_logprobs repeated SequenceGroupLogprob"},
+        {&model_execute_data__completion_sequence_group_output__descriptor,
+         "1 samples repeated SequenceOutput; 2 prompt_logprobs PromptLogprobs; 3 step_index int32"},
+        {&model_execute_data__execute_model_response__descriptor,
+         "1 outputs repeated CompletionSequenceGroupOutput; 2 model_forward_time float; 3 model_execute_time float; 4 layerwise_is_prefill bool; 5 err_msg string"},
+        {&model_execute_data__pdlink_status_response__failed_link_info__descriptor,
+         "1 cluster_id string; 2 pd_error_code PDErrorCode"},
+        {&model_execute_data__pdlink_status_response__descriptor,
+         "1 failed_link_info repeated FailedLinkInfo; 2 success_link_info repeated string; 3 running_link_info repeated string; 4 waiting_link_info repeated string"},
+        {&model_execute_data__publish_kvresponse__publish_kvresult__descriptor,
+         "1 src_block_tables packed int64; 2 cluster_id string"},
+        {&model_execute_data__publish_kvresponse__descriptor,
+         "1 publish_kv_results repeated PublishKVResult"},
+        {&model_execute_data__pull_kvresponse__pull_kvresult__descriptor,
+         "1 request_id string; 2 pd_error_code PDErrorCode"},
+        {&model_execute_data__pull_kvresponse__descriptor,
+         "1 pull_kv_results repeated PullKVResult"},
+        {&model_execute_data__kvcache_desc__descriptor,
+         "1 npu_block_num int32; 2 block_size int32; 3 compression_ratio uint32; 4 cache_type int32"},
+        {&model_execute_data__remote_model_init_results__descriptor,
+         "1 cpu_block_num int32; 2 max_position_embeddings int32; 3 kv_cache_descs repeated KVCacheDesc"},
+        {&model_execute_data__recover_command_response__descriptor,
+         "1 npu_device_id int32; 2 command_result int32; 3 error_msg string"},
+        {&model_execute_data__execute_response__init_results__descriptor,
+         "1 init_result_map map<string,string>; 2 kv_cache_descs repeated KVCacheDesc"},
+        {&model_execute_data__execute_response__descriptor,
+         "1 msg_type int32; 2 rank int32; 3 status int32; 4 execute_model_response ExecuteModelResponse (oneof); 5 init_results InitResults (oneof); 6 pd_link_status_response PDLinkStatusResponse (oneof); 7 publish_kv_response PublishKVResponse (oneof); 8 pull_kv_response PullKVResponse (oneof); 9 lora_operation_response LoraOperationResponse (oneof); 10 remote_model_init_results RemoteModelInitResults (oneof); 11 recover_command_response RecoverCommandResponse (oneof)"},
+        {&model_execute_data__register_request_msg__descriptor, "1 slave_ip string"},
+        {&model_execute_data__npu_utilization_report__descriptor,
+         "1 max_aicore_utilization_percent uint32"},
+        {&model_execute_data__master_to_slave_msg__descriptor,
+         "1 source_dp_rank int32; 2 target_dp_rank int32; 3 execute_request ExecuteRequest"},
+        {&model_execute_data__slave_to_master_msg__descriptor,
+         "1 source_dp_rank int32; 2 target_dp_rank int32; 3 register_request RegisterRequestMsg (oneof); 4 execute_response ExecuteResponse (oneof); 5 npu_util_report NpuUtilizationReport (oneof)"},
 };
 
 struct enum_values {
@@ -224,11 +177,7 @@ struct enum_values {
 
 static const struct enum_values contract_enums[] = {
     {&model_execute_data__execute_type__descriptor,
-     "MODEL_INIT 0; MODEL_INFER 1; MODEL_FINALIZE 2; MODEL_INFER_SECOND 3; PD_LINK 4; "
-     "KV_TRANSFER 5; TEXT_GENERATOR_CLEANUP 6; LORA_OPERATION 7; REMOTE_MODEL_INIT 8; "
-     "EOS_CLEANUP 9; PAUSE_COMMAND_EXEC 10; CLEAR_COMMAND_EXEC 11; RECOVER_COMMAND_EXEC "
-     "12; START_COMMAND_EXEC 13; PD_LINK_STATUS_QUERY 14; EXECUTE_ERROR 15; "
-     "PAUSE_COMMAND_EXEC_ROCE 16"},
+     "MODEL_INIT 0; MODEL_INFER 1; MODEL_FINALIZE 2; MODEL_INFER_SECOND 3; PD_LINK 4; KV_TRANSFER 5; TEXT_GENERATOR_CLEANUP 6; LORA_OPERATION 7; REMOTE_MODEL_INIT 8; EOS_CLEANUP 9; PAUSE_COMMAND_EXEC 10; CLEAR_COMMAND_EXEC 11; RECOVER_COMMAND_EXEC 12; START_COMMAND_EXEC 13; PD_LINK_STATUS_QUERY 14; EXECUTE_ERROR 15; PAUSE_COMMAND_EXEC_ROCE 16"},
     {&model_execute_data__forward_type__descriptor,
      "PREFILL 0; DECODE 1; EXTEND 2; MIXED 3; CLEAR 4; DUMMY 5"},
     {&model_execute_data__pdoperation_type__descriptor,
@@ -236,13 +185,10 @@ static const struct enum_values contract_enums[] = {
     {&model_execute_data__pdrole__descriptor,
      "UNKNOWN_ROLE 0; PREFILL_ROLE 1; DECODE_ROLE 2; STANDARD_ROLE 3"},
     {&model_execute_data__pderror_code__descriptor,
-     "SUCCESS 0; PD_UNLINK_ERROR 2000; PD_LINK_ERROR 2001; PD_SWITCH_ROLE_ERROR 2002; "
-     "PD_PULL_KV_ERROR 2003; PD_PULL_KV_UNKNOWN_ERROR 2004; PD_UNKNOWN_ERROR 2005; "
-     "TRANSFER_KV_ERROR 2006; CLEAR_KV_ERROR 2007"},
+     "SUCCESS 0; PD_UNLINK_ERROR 2000; PD_LINK_ERROR 2001; PD_SWITCH_ROLE_ERROR 2002; PD_PULL_KV_ERROR 2003; PD_PULL_KV_UNKNOWN_ERROR 2004; PD_UNKNOWN_ERROR 2005; TRANSFER_KV_ERROR 2006; CLEAR_KV_ERROR 2007"},
     {&model_execute_data__lora_operation_type__descriptor, "LOAD 0; UNLOAD 1"},
     {&model_execute_data__lora_operation_status__descriptor,
-     "LORA_CMD_SUCCESS 0; SLOTS_FULL 1; DUPLICATED_LORA_ID 2; INVALID_LORA_ID 3; "
-     "INVALID_LORA_PATH 4; INVALID_LORA_RANK 5; UNSUPPORT_CMD 6"},
+     "LORA_CMD_SUCCESS 0; SLOTS_FULL 1; DUPLICATED_LORA_ID 2; INVALID_LORA_ID 3; INVALID_LORA_PATH 4; INVALID_LORA_RANK 5; UNSUPPORT_CMD 6"},
 };
 
 static const char *type_text(const ProtobufCFieldDescriptor *field)
@@ -676,7 +622,8 @@ static void golden_link_request(void **state)
                          0x01, 0x2a, 0x08, 0x0a, 0x06, 0x0a, 0x01, 'h', 0x12, 0x01, '9', 0x3a, 0x04,
                          0x08, 0x03, 0x10, 0x05, 0x58, 0x01);
 
-    /* Handles by value, in fields of our own: 1000 * 8 + 2 is 0x1f42, c2 3e as a varint; of 1090, 92 44. */
+    /* Handles by value, in fields of our own: 1000 * 8 + 2 is 0x1f42, c2 3e as a varint; of 1090,
+     * 92 44. */
     uint8_t handle[] = {0xaa, 0xbb};
     ModelExecuteData__KvPool pool = MODEL_EXECUTE_DATA__KV_POOL__INIT;
     pool.has_blocks = 1;
@@ -739,7 +686,9 @@ static void golden_model_request(void **state)
                          0x1a, 0x08, 0x02, 0x01, 0, 0, 0, 0, 0, 0,
                          0x6a, 0x03, 0x01, 0xac, 0x02, /* 13, packed */
                          0x8a, 0x01, 0x02, 0x01, 0x00, /* 17, packed */
-                         0x9a, 0x02, 0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01, /* 35 */
+                         /* 35 */
+                         0x9a, 0x02, 0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+                         0x01,
                          0x60, 0x01);
     /* clang-format on */
 }
@@ -1378,7 +1327,8 @@ static void token_digest(void **state)
         for (size_t other = 0; other < count; other++)
             assert_true(seen[count] != seen[other]);
     }
-    /* Every bit of every token, alone and with the same bit of the token that follows or comes two later. */
+    /* Every bit of every token, alone and with the same bit of the token that follows or comes two
+     * later. */
     for (size_t count = 1; count <= LENGTH(tokens); count++)
         for (size_t i = 0; i < count; i++)
             for (unsigned bit = 0; bit < 32; bit++)

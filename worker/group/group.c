@@ -12,7 +12,8 @@
 
 /* The group, with what its subgroups share. */
 struct group_whole {
-    struct cox_group group; /* first: it is what the caller has */
+    /* first: it is what the caller has */
+    struct cox_group group;
     struct cox_group_base base;
 };
 
@@ -92,7 +93,8 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     return whole;
 }
 
-/* It is told in a part of /proc that a service may not have (systemd: ProcSubset=pid): who exchanges no fds needs none. */
+/* It is told in a part of /proc that a service may not have (systemd: ProcSubset=pid): who
+ * exchanges no fds needs none. */
 static int find_system(struct cox_group_base *base, struct cox_error *err)
 {
     struct cox_error why = {0};
@@ -188,9 +190,9 @@ static void part_align(struct cox_group *group, uint64_t epoch)
     /* relaxed: until both are there the word counts as not arrived. */
     atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
                           memory_order_relaxed);
-    /* Whatever this rank writes in the new epoch comes after it: the load stays behind the store, as both
-     * are seq_cst, and acquire keeps what follows behind the load. Partner is the second look in
-     * epoch_verify. */
+    /* Whatever this rank writes in the new epoch comes after it: the load stays behind the store,
+     * as both are seq_cst, and acquire keeps what follows behind the load. Partner is the second
+     * look in epoch_verify. */
     atomic_store_explicit(&part->arrived, word, memory_order_seq_cst);
     (void)atomic_load_explicit(&part->arrived, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_GROUP_ALIGNED);

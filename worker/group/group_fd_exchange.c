@@ -1,12 +1,12 @@
 /*
- * fds go by value: each rank gathers a handle of its fd, and takes the others' out of their processes
- * with pidfd_getfd, through the pidfds that it has since it joined. A second round, in which every rank
- * says how that went, ends the exchange: before it nobody closes a consumed fd. If somebody was not
- * allowed to take an fd, all do it again by sockets (group_sockets.c); that is found out anew in every
- * exchange.
+ * fds go by value: each rank gathers a handle of its fd, and takes the others' out of their
+ * processes with pidfd_getfd, through the pidfds that it has since it joined. A second round, in
+ * which every rank says how that went, ends the exchange: before it nobody closes a consumed fd. If
+ * somebody was not allowed to take an fd, all do it again by sockets (group_sockets.c); that is
+ * found out anew in every exchange.
  *
- * What went wrong on one rank alone (its table of fds is full) is returned there, after the last round, so
- * that it is in step with the others, who have what they wanted.
+ * What went wrong on one rank alone (its table of fds is full) is returned there, after the last
+ * round, so that it is in step with the others, who have what they wanted.
  */
 #include "group_private.h"
 
@@ -88,8 +88,8 @@ int cox_group_fd_verify(const struct cox_group_exchange *exchange, uint32_t plac
                     exchange->group->ranks[place], (uintmax_t)st.st_ino, offer->ino);
 }
 
-/* Returns 0, or an -errno for which cox_handle_way_closed is true, without a text; otherwise what is
- * wrong with this fd. */
+/* Returns 0, or an -errno for which cox_handle_way_closed is true, without a text; otherwise what
+ * is wrong with this fd. */
 static int fd_take(struct cox_group_exchange *exchange, uint32_t place, struct cox_error *err)
 {
     const struct cox_handle_info *offer = &exchange->offers[place];
@@ -177,8 +177,8 @@ static bool any_is(const struct cox_group *group, const uint32_t *hows, enum how
 static int exchange_fail(struct cox_group_exchange *exchange, int how_r, const char *text,
                          struct cox_error *err)
 {
-    /* Those who took that rank's fd before it died learn of it in their next operation, from this one, which
-     * may have seen the death before a pidfd tells of it. */
+    /* Those who took that rank's fd before it died learn of it in their next operation, from this
+     * one, which may have seen the death before a pidfd tells of it. */
     if (how_r == COX_PEER_DEAD) {
         exchange->group->dead = exchange->dead;
         cox_group_give_up(exchange->group, true);

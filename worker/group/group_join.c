@@ -1,18 +1,19 @@
 /*
  * Under a name. A file that is locked belongs to somebody alive: its maker locks it before it has a
- * name, who joins locks it before it looks at it, all of them shared, and the kernel drops the locks of
- * the dead. So whoever wins the file exclusively has a leftover, and removes it.
+ * name, who joins locks it before it looks at it, all of them shared, and the kernel drops the
+ * locks of the dead. So whoever wins the file exclusively has a leftover, and removes it.
  *
- * A name is removed only by a process that has the file locked and sees, with a second lock that one
- * process has at a time, that the name means that file. Nobody else removes it in between: those
- * with the file locked are kept out by the second lock, all others by the first. So nobody removes the
- * name of the next group. (The second lock is one of an open file description, on the first byte:
- * the kernel drops it with the process, too.)
+ * A name is removed only by a process that has the file locked and sees, with a second lock that
+ * one process has at a time, that the name means that file. Nobody else removes it in between:
+ * those with the file locked are kept out by the second lock, all others by the first. So nobody
+ * removes the name of the next group. (The second lock is one of an open file description, on the
+ * first byte: the kernel drops it with the process, too.)
  *
  * A file that can be locked may be one of before: the name removed, or every rank joined and the
- * name about to be removed, or given up by some and the others about to notice. Or it is of another life, which its
- * maker has said in it before it had a name, so that nobody becomes a rank of a life that is not its own. Then who
- * comes waits, a millisecond at a time, until the name is free or means another file.
+ * name about to be removed, or given up by some and the others about to notice. Or it is of another
+ * life, which its maker has said in it before it had a name, so that nobody becomes a rank of a
+ * life that is not its own. Then who comes waits, a millisecond at a time, until the name is free
+ * or means another file.
  */
 #include "group_private.h"
 
@@ -40,8 +41,9 @@ static bool name_is(const struct cox_group_name *name)
            st.st_ino == name->inode;
 }
 
-/* Also the caller's word that the name is gone: it waits for somebody else who removes it at this moment, and does it
- * in that one's place if that one dies. Until the deadline, for that one may be stopped. */
+/* Also the caller's word that the name is gone: it waits for somebody else who removes it at this
+ * moment, and does it in that one's place if that one dies. Until the deadline, for that one may be
+ * stopped. */
 static void name_remove(const struct cox_group_name *name, uint64_t deadline_ns)
 {
     struct flock only = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
@@ -102,8 +104,8 @@ static int name_fill(const struct cox_group_base *base, struct cox_group_name *n
     return 0;
 }
 
-/* Made, mapped and named, in this order: what can fail fails before there is a name. Returns 0; COX_BUSY:
- * somebody else was faster. */
+/* Made, mapped and named, in this order: what can fail fails before there is a name. Returns 0;
+ * COX_BUSY: somebody else was faster. */
 static int name_make(struct cox_group_base *base, struct cox_group_name *name,
                      struct cox_error *err)
 {
@@ -140,7 +142,8 @@ static int name_sweep(const struct cox_group_name *name, struct cox_error *err)
     return COX_BUSY;
 }
 
-/* Returns 0: locked, and the name means it; COX_BUSY: try again; COX_NOT_FOUND; otherwise as join. */
+/* Returns 0: locked, and the name means it; COX_BUSY: try again; COX_NOT_FOUND; otherwise as join.
+ */
 static int name_open(struct cox_group_name *name, struct cox_error *err)
 {
     struct stat st;
@@ -240,8 +243,9 @@ static bool identity_agrees(const struct cox_group_base *base, uint32_t rank)
            atomic_load_explicit(&identity->life, memory_order_relaxed) == base->life;
 }
 
-/* Is this, under a name, a group that is about to be gone? For who was told another one than `made` says, one that
- * failed for having been told the same does not count: it found what is found now. */
+/* Is this, under a name, a group that is about to be gone? For who was told another one than `made`
+ * says, one that failed for having been told the same does not count: it found what is found now.
+ */
 static bool group_is_over(const struct cox_group_base *base,
                           const struct cox_group_layout_made *made)
 {
@@ -281,11 +285,12 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
 {
     if (identity_agrees(base, rank))
         return 0;
-    if (base->memory) /* unless it has gone on to another life, what it was told is what all were told */
+    /* Unless it has gone on to another life, what it was told is what all were told. */
+    if (base->memory)
         return cox_group_holder_of(base, rank)
                    ? cox_fail(err, COX_CORRUPT,
-                              "rank %" PRIu32 " says in its memory that it was told another group "
-                              "than it was",
+                              "rank %" PRIu32
+                              " says in its memory that it was told another group than it was",
                               rank)
                    : 0;
     const struct cox_group_layout_identity *identity = identity_of(base, rank);
@@ -297,7 +302,8 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
 
 /* ---- the memory ---- */
 
-/* Under the name is a group of another size: says so to those who are there, if this rank is one of theirs. */
+/* Under the name is a group of another size: says so to those who are there, if this rank is one of
+ * theirs. */
 static int told_otherwise(struct cox_group_base *base, const struct cox_group_layout_made *made,
                           struct cox_error *err)
 {
@@ -320,7 +326,8 @@ static void memory_drop(struct cox_group_base *base)
     base->layout = NULL;
 }
 
-/* The named form: all in one region. The words of rank r are where they are, however many ranks it is for. */
+/* The named form: all in one region. The words of rank r are where they are, however many ranks it
+ * is for. */
 static void memory_place(struct cox_group_base *base)
 {
     uint8_t *bytes = base->region.base;
@@ -475,8 +482,8 @@ int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_op
 struct meeting {
     struct cox_rank_set missing;
     bool any_missing;
-    uint32_t
-        failed; /* 1 + a rank that has given up, rather one that says because of whom; 0: none */
+    /* 1 + a rank that has given up, rather one that says because of whom; 0: none */
+    uint32_t failed;
 };
 
 static int joining_died(struct cox_group_base *base, uint32_t rank, uint64_t holder,
@@ -537,7 +544,8 @@ static int rank_failed(const struct cox_group_base *base, uint32_t rank, struct 
     return identity_verify(base, rank, err);
 }
 
-/* Returns 0; COX_PEER_DEAD; -errno. Who died in a group that was whole is found dead by operations. */
+/* Returns 0; COX_PEER_DEAD; -errno. Who died in a group that was whole is found dead by operations.
+ */
 static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder,
                      struct meeting *meeting, struct cox_error *err)
 {
@@ -550,10 +558,12 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
                         "rank %" PRIu32 " is process %jd, in its memory it says process %jd", rank,
                         (intmax_t)base->told_pids[rank], (intmax_t)cox_group_holder_pid(holder));
     int r = cox_group_peer_meet(base, rank, holder);
-    /* Looked at after the death: it may have been the last to join, and the first to have seen everybody. */
+    /* Looked at after the death: it may have been the last to join, and the first to have seen
+     * everybody. */
     if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;
-    /* Looked at after the death as well: it may have given up, and ended, since its word was read. */
+    /* Looked at after the death as well: it may have given up, and ended, since its word was read.
+     */
     if (r == COX_PEER_DEAD &&
         cox_group_holder_state(cox_group_holder_of(base, rank)) == COX_GROUP_FAILED)
         return rank_failed(base, rank, meeting, err);
@@ -563,8 +573,8 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
                     (intmax_t)cox_group_holder_pid(holder), cox_status_text(r));
 }
 
-/* Who is dead, without those who gave up before: they may have given up because of it; and without those who
- * have seen everybody: that is no longer about joining. */
+/* Who is dead, without those who gave up before: they may have given up because of it; and without
+ * those who have seen everybody: that is no longer about joining. */
 static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++) {
@@ -578,7 +588,8 @@ static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
     return 0;
 }
 
-/* Who dies in the memory of a sealed group before it is in this life of it has left no word of who it is. */
+/* Who dies in the memory of a sealed group before it is in this life of it has left no word of who
+ * it is. */
 static int missing_deaths(struct cox_group_base *base, const struct meeting *meeting,
                           struct cox_error *err)
 {

@@ -1,30 +1,34 @@
 /*
  * group_layout: the shared memory of a rank group. Private to the library.
  *
- * All zero is the start. Lines of 128 bytes; each but the bells is written by one rank alone. The named form, one region
- * under a name or at an fd, which every rank may write: for processes that trust each other.
+ * All zero is the start. Lines of 128 bytes; each but the bells is written by one rank alone. The
+ * named form, one region under a name or at an fd, which every rank may write: for processes that
+ * trust each other.
  *
  *   offset 0     bell of the group   anybody: hints
- *          128   ranks[0]            rank 0: identity line, a line for the group and for each of its
+ *          128   ranks[0]            rank 0: identity line, a line for the group and for each of
+ *                its
  *                                    subgroups
  *          128 + 1280 * r            rank r
- *          ...                       bells of subgroups, 8 for each rank that is the first member of some:
- *                                    anybody: hints
+ *          ...                       bells of subgroups, 8 for each rank that is the first member
+ *                                    of some: anybody: hints
  *          ...   (to a page)
- *          values[0]                 rank 0: two slots of value_size, rounded up to a line, then two of
- *                                    1024 bytes for each subgroup
+ *          values[0]                 rank 0: two slots of value_size, rounded up to a line, then
+ *                                    two of 1024 bytes for each subgroup
  *          ...                       rank r
  *
- * The sealed form: ranks[r] and values[r] are an object each, `cox_group` and `cox_payload_group`, of which rank r has the
- * only mapping that can be written, and all other ranks one for reading. The bells, that of the group first, are in the
- * wake memory (channel/shm/layout.h), where everybody writes: several processes must sleep on one futex. The worst that
- * anybody does there is a wait that takes a slice of 50 ms more, or wake-ups for nothing, which cost processor time. A rank has the same memory in every life of the group, and
- * sets its words back to zero before it joins the next one (group_round.c says why nobody takes a word of one life for
- * one of another). Whatever is read in memory of another rank is read once, and checked; what makes no
- * sense is that rank's fault, and so is what it says of a third one that this rank does not see itself.
+ * The sealed form: ranks[r] and values[r] are an object each, `cox_group` and `cox_payload_group`,
+ * of which rank r has the only mapping that can be written, and all other ranks one for reading.
+ * The bells, that of the group first, are in the wake memory (channel/shm/layout.h), where
+ * everybody writes: several processes must sleep on one futex. The worst that anybody does there is
+ * a wait that takes a slice of 50 ms more, or wake-ups for nothing, which cost processor time. A
+ * rank has the same memory in every life of the group, and sets its words back to zero before it
+ * joins the next one (group_round.c says why nobody takes a word of one life for one of another).
+ * Whatever is read in memory of another rank is read once, and checked; what makes no sense is that
+ * rank's fault, and so is what it says of a third one that this rank does not see itself.
  *
- * Which slot of its own a subgroup has, each member chooses by itself; others find it by what it says
- * there of name and members.
+ * Which slot of its own a subgroup has, each member chooses by itself; others find it by what it
+ * says there of name and members.
  */
 #ifndef COX_WORKER_GROUP_LAYOUT_H
 #define COX_WORKER_GROUP_LAYOUT_H
@@ -41,22 +45,29 @@
 /* A larger value goes through a subgroup in pieces. */
 #define COX_SUBGROUP_SLOT_SIZE 1024
 
-/* What a file is for that has a name. Written before it has one, by who makes it, and never again. */
+/* What a file is for that has a name. Written before it has one, by who makes it, and never again.
+ */
 struct cox_group_layout_made {
-    uint64_t magic; /* tells a leftover from a stranger's file */
+    /* tells a leftover from a stranger's file */
+    uint64_t magic;
     uint64_t life;
     uint32_t rank_count;
     uint32_t value_size;
-    uint32_t rank; /* who made it */
+    /* who made it */
+    uint32_t rank;
     uint32_t reserved;
 };
 
 /* Hints: whatever stands here, a waiter looks at the ranks' own words every 50 ms. */
 struct cox_group_layout_bell {
-    _Atomic uint32_t ring;    /* the futex: {another value at every ring:31, somebody sleeps:1} */
-    _Atomic uint32_t news;    /* rings that are about something else than that all have arrived */
-    _Atomic uint64_t counted; /* {life:8, epoch:24, index:24, how many have arrived:8} */
-    struct cox_group_layout_made made; /* of the group alone, and only under a name */
+    /* the futex: {another value at every ring:31, somebody sleeps:1} */
+    _Atomic uint32_t ring;
+    /* rings that are about something else than that all have arrived */
+    _Atomic uint32_t news;
+    /* {life:8, epoch:24, index:24, how many have arrived:8} */
+    _Atomic uint64_t counted;
+    /* of the group alone, and only under a name */
+    struct cox_group_layout_made made;
     uint8_t padding[COX_GROUP_LINE_SIZE - 48];
 };
 
@@ -79,27 +90,34 @@ enum cox_group_state {
  * CLAIMED, JOINED -> FAILED              when it cannot join
  * A word that all are sure of for good: WHOLE and LEFT say that every rank has been JOINED. */
 struct cox_group_layout_identity {
-    _Atomic uint64_t holder; /* {state:8, pid:24, start:32}; JOINED: release, after the fields */
+    /* {state:8, pid:24, start:32}; JOINED: release, after the fields */
+    _Atomic uint64_t holder;
     _Atomic uint64_t life;
-    _Atomic uint32_t said_count; /* rank_count, as this rank was told */
-    _Atomic uint32_t said_size;  /* value_size */
-    /* cox_group_said_dead of the rank whose end is why this one has given up for good, FAILED or LEFT; 0:
-     * nobody's. Stored before it says so: whoever sees that sees this. */
+    /* rank_count, as this rank was told */
+    _Atomic uint32_t said_count;
+    /* value_size */
+    _Atomic uint32_t said_size;
+    /* cox_group_said_dead of the rank whose end is why this one has given up for good, FAILED or
+     * LEFT; 0: nobody's. Stored before it says so: whoever sees that sees this. */
     _Atomic uint32_t said_dead;
     uint8_t padding[COX_GROUP_LINE_SIZE - 28];
 };
 
 /* One rank in the group or in one subgroup. */
 struct cox_group_layout_part {
-    _Atomic uint64_t arrived; /* {epoch:40, index:24}; release, after value, `what` and mirror */
-    _Atomic uint64_t
-        mirror; /* cox_group_mirror of it: a flipped bit of either is no arrival, nor is
-                                 * another life's */
-    _Atomic uint64_t given_up;  /* cox_group_given_up of the epoch that is over for this rank */
-    _Atomic uint64_t what[2];   /* by parity of index: {index:24, size or source:32, operation:8} */
-    _Atomic uint64_t name_hash; /* of a subgroup: not 0, release, after members_hash */
+    /* {epoch:40, index:24}; release, after value, `what` and mirror */
+    _Atomic uint64_t arrived;
+    /* cox_group_mirror of it: a flipped bit of either is no arrival, nor is another life's */
+    _Atomic uint64_t mirror;
+    /* cox_group_given_up of the epoch that is over for this rank */
+    _Atomic uint64_t given_up;
+    /* by parity of index: {index:24, size or source:32, operation:8} */
+    _Atomic uint64_t what[2];
+    /* of a subgroup: not 0, release, after members_hash */
+    _Atomic uint64_t name_hash;
     _Atomic uint64_t members_hash;
-    /* cox_group_said_dead of the rank that given_up is about, or that it followed; 0: none. Stored before it. */
+    /* cox_group_said_dead of the rank that given_up is about, or that it followed; 0: none. Stored
+     * before it. */
     _Atomic uint32_t because;
     uint8_t padding[COX_GROUP_LINE_SIZE - 60];
 };
@@ -111,7 +129,8 @@ struct cox_group_layout_rank {
 
 struct cox_group_layout {
     struct cox_group_layout_bell bell;
-    struct cox_group_layout_rank ranks[]; /* rank_count of them */
+    /* rank_count of them */
+    struct cox_group_layout_rank ranks[];
 };
 
 #define COX_GROUP_AT(type, member, offset)                                                         \

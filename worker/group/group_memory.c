@@ -16,15 +16,18 @@ enum part { WORDS, VALUES };
 /* Another rank's, as it was told last. */
 struct other {
     struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
-    struct cox_region regions[COX_SEALED_GROUP_FD_COUNT]; /* base NULL: not mapped */
+    /* base NULL: not mapped */
+    struct cox_region regions[COX_SEALED_GROUP_FD_COUNT];
 };
 
 struct cox_group_memory {
     _Atomic uint32_t users;
     uint32_t rank, rank_count;
     struct cox_region own[COX_SEALED_GROUP_FD_COUNT], hints;
-    const struct cox_group_base *holder; /* who writes; NULL: nobody */
-    uint64_t life;                       /* of the last group that did; 0: there was none */
+    /* who writes; NULL: nobody */
+    const struct cox_group_base *holder;
+    /* of the last group that did; 0: there was none */
+    uint64_t life;
     struct other others[COX_RANK_COUNT_MAX];
 };
 
@@ -92,10 +95,11 @@ static int other_open(struct other *other, const struct cox_group_told *told, ui
     struct cox_error why = {0};
     int r = 0;
     if (!told->given)
-        return cox_fail(err, COX_DENIED,
-                        "rank %" PRIu32 " has not sealed its memory of the rank group: its worker "
-                        "has to attach as cox_worker_new does",
-                        rank);
+        return cox_fail(
+            err, COX_DENIED,
+            "rank %" PRIu32
+            " has not sealed its memory of the rank group: its worker has to attach as cox_worker_new does",
+            rank);
     for (int part = 0; r == 0 && part < COX_SEALED_GROUP_FD_COUNT; part++) {
         const struct cox_handle *handle = &told->handles[part];
         if (other->regions[part].base && memcmp(&other->handles[part], handle, sizeof *handle) == 0)
@@ -152,8 +156,8 @@ static int take_check(const struct cox_group_memory *memory, const struct cox_gr
 static void words_reset(struct cox_group_base *base)
 {
     struct cox_group_layout_rank *own = base->ranks[base->rank];
-    /* Whatever this rank writes in the new life, values too, comes after it: as in part_align of group.c. Partner is the
-     * second look in epoch_verify. */
+    /* Whatever this rank writes in the new life, values too, comes after it: as in part_align of
+     * group.c. Partner is the second look in epoch_verify. */
     atomic_store_explicit(&own->identity.holder,
                           cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start),
                           memory_order_seq_cst);

@@ -1,9 +1,11 @@
 /*
- * group_memory: what a rank of a sealed group has of the rank group's memory: its own words and values, which nobody
- * else can write, the hints, and those of the other ranks, which it can only read. Private to the library.
+ * group_memory: what a rank of a sealed group has of the rank group's memory: its own words and
+ * values, which nobody else can write, the hints, and those of the other ranks, which it can only
+ * read. Private to the library.
  *
- * It outlives the groups that a rank forms one after the other, each in another life, and the worker: who uses it has a
- * reference. What another rank has is opened once, and again when that rank is another process.
+ * It outlives the groups that a rank forms one after the other, each in another life, and the
+ * worker: who uses it has a reference. What another rank has is opened once, and again when that
+ * rank is another process.
  *
  * Threads: the one that joins and leaves groups; ref and unref from any.
  * Ownership: new takes the regions; what is told is lent.
@@ -22,27 +24,31 @@ struct cox_group_memory;
 /* What an init tells of the memory of one rank. */
 struct cox_group_told {
     bool given;
-    pid_t pid; /* of its process, as the coordinator sees it; 0: not told */
+    /* of its process, as the coordinator sees it; 0: not told */
+    pid_t pid;
     struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
 };
 
 /* What options.sealed points to; all of it is lent until the join returns. */
 struct cox_group_sealed {
     struct cox_group_memory *memory;
-    const char *door; /* where fds are that cannot be taken directly; NULL: nowhere */
+    /* where fds are that cannot be taken directly; NULL: nowhere */
+    const char *door;
     uint32_t rank_count;
     struct cox_group_told ranks[COX_RANK_COUNT_MAX];
 };
 
-/* Takes the regions of the rank group out of what the rank has attached. Returns NULL: no memory; nothing is taken. */
+/* Takes the regions of the rank group out of what the rank has attached. Returns NULL: no memory;
+ * nothing is taken. */
 struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_t rank,
                                               uint32_t rank_count);
 struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory); /* NULL-safe */
 
-/* Fills in memory, ranks, values, bell and bells of base, with a reference, and sets the words of this rank to zero, for the
- * life of base. Returns 0; COX_STATE: the group of before is to be left first; COX_TAKEN: this process was in that
- * life, or in a later one, already; COX_INVALID: the options do not fit this memory; COX_DENIED,
- * COX_CORRUPT: a rank's memory is not as it should be, err says whose; what cox_handle_open returns. */
+/* Fills in memory, ranks, values, bell and bells of base, with a reference, and sets the words of
+ * this rank to zero, for the life of base. Returns 0; COX_STATE: the group of before is to be left
+ * first; COX_TAKEN: this process was in that life, or in a later one, already; COX_INVALID: the
+ * options do not fit this memory; COX_DENIED, COX_CORRUPT: a rank's memory is not as it should be,
+ * err says whose; what cox_handle_open returns. */
 int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_group_base *base,
                           struct cox_error *err);
 /* This group writes no more. Idempotent. */

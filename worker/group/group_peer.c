@@ -1,7 +1,8 @@
 /*
- * Whether the processes of the ranks live. Their pidfds say so; where pidfd_open is missing (Linux before 5.3,
- * valgrind) or denied, /proc does: a pid with another start time is another process. That is looked up as
- * often, so that a death is seen as soon, but costs a few files for each rank that is missing.
+ * Whether the processes of the ranks live. Their pidfds say so; where pidfd_open is missing (Linux
+ * before 5.3, valgrind) or denied, /proc does: a pid with another start time is another process.
+ * That is looked up as often, so that a death is seen as soon, but costs a few files for each rank
+ * that is missing.
  */
 #include "group_private.h"
 
@@ -21,9 +22,10 @@ uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank)
     uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire), again;
     if (!base->memory)
         return holder;
-    /* A rank is in one life after the other with the same words. Who goes on says so in `holder` before it changes the
-     * life, so that the two belong together where `holder` is the same before and after: acquire keeps the
-     * second load behind that of the life. One that changes it all the time is in none. */
+    /* A rank is in one life after the other with the same words. Who goes on says so in `holder`
+     * before it changes the life, so that the two belong together where `holder` is the same before
+     * and after: acquire keeps the second load behind that of the life. One that changes it all the
+     * time is in none. */
     for (int tries = 0; tries < 8; tries++, holder = again) {
         uint64_t life = atomic_load_explicit(&identity->life, memory_order_acquire);
         again = atomic_load_explicit(&identity->holder, memory_order_acquire);
@@ -103,8 +105,9 @@ bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank)
 bool cox_group_told_is_dead(const struct cox_group_base *base, uint32_t rank)
 {
     const pid_t pid = base->told_pids[rank];
-    /* Cheap, for every rank may ask it of every other; gone for one is gone for all. What the coordinator tells is in its
-     * pid namespace, which is this one's where this process has its own pid there. */
+    /* Cheap, for every rank may ask it of every other; gone for one is gone for all. What the
+     * coordinator tells is in its pid namespace, which is this one's where this process has its own
+     * pid there. */
     return pid > 0 && base->told_pids[base->rank] == base->pid && kill(pid, 0) < 0 &&
            errno == ESRCH;
 }
@@ -123,7 +126,8 @@ static bool has_ended(const struct cox_group_base *base, uint32_t rank)
     return ended;
 }
 
-/* Dead as this rank sees it; who has just been seen dead by another has some time for it to show here as well. */
+/* Dead as this rank sees it; who has just been seen dead by another has some time for it to show
+ * here as well. */
 static bool is_seen_dead(const struct cox_group_base *base, uint32_t rank)
 {
     struct cox_peer met = COX_PEER_NONE;
@@ -145,8 +149,8 @@ static bool is_seen_dead(const struct cox_group_base *base, uint32_t rank)
 
 int32_t cox_group_said_cause(const struct cox_group_base *base, uint32_t rank)
 {
-    /* relaxed: stored before what made this rank ask, which was seen by acquire; or by a dead process.
-     * Partners are cox_group_say and cox_group_give_up. */
+    /* relaxed: stored before what made this rank ask, which was seen by acquire; or by a dead
+     * process. Partners are cox_group_say and cox_group_give_up. */
     int32_t cause = cox_group_said_rank(
         base, atomic_load_explicit(&base->ranks[rank]->identity.said_dead, memory_order_relaxed));
     /* Who is said dead by another and asks lives, and nobody dies of itself. */

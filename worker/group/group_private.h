@@ -2,8 +2,9 @@
  * group_private: what the files of the rank group share. Private to the library.
  *
  * group.c: joining is put together there, leaving, epochs, subgroups. group_join.c: the memory and
- * its name, identities. group_memory.c: the memory of a sealed group. group_peer.c: whether the ranks live. group_round.c: one round, which is what
- * every operation is made of, barrier and gather. group_fd_exchange.c: fds, by handles. group_sockets.c: fds, by sockets.
+ * its name, identities. group_memory.c: the memory of a sealed group. group_peer.c: whether the
+ * ranks live. group_round.c: one round, which is what every operation is made of, barrier and
+ * gather. group_fd_exchange.c: fds, by handles. group_sockets.c: fds, by sockets.
  */
 #ifndef COX_WORKER_GROUP_PRIVATE_H
 #define COX_WORKER_GROUP_PRIVATE_H
@@ -19,8 +20,8 @@
 
 /* How long somebody sleeps who is owed something, at most. */
 #define COX_GROUP_SLICE_NS (50 * COX_NSEC_PER_MSEC)
-/* Who waits for others in a round looks this often whether they live and whether the round is given up: nobody
- * wakes it for that, and how soon a group goes on after a death depends on it. */
+/* Who waits for others in a round looks this often whether they live and whether the round is given
+ * up: nobody wakes it for that, and how soon a group goes on after a death depends on it. */
 #define COX_GROUP_LOOK_NS (4 * COX_NSEC_PER_MSEC)
 
 enum cox_group_operation {
@@ -33,59 +34,80 @@ enum cox_group_operation {
 
 /* What the group and its subgroups share. */
 struct cox_group_base {
-    struct cox_region region;            /* of the named form */
-    struct cox_group_layout *layout;     /* the same; NULL in the sealed form */
-    struct cox_group_memory *memory;     /* of the sealed form; NULL in the named one */
-    pid_t told_pids[COX_RANK_COUNT_MAX]; /* as the coordinator sees the ranks; 0: not told */
+    /* of the named form */
+    struct cox_region region;
+    /* the same; NULL in the sealed form */
+    struct cox_group_layout *layout;
+    /* of the sealed form; NULL in the named one */
+    struct cox_group_memory *memory;
+    /* as the coordinator sees the ranks; 0: not told */
+    pid_t told_pids[COX_RANK_COUNT_MAX];
     /* By rank; in the sealed form all but its own are mapped for reading. */
     struct cox_group_layout_rank *ranks[COX_RANK_COUNT_MAX];
     uint8_t *values[COX_RANK_COUNT_MAX];
-    struct cox_group_layout_bell *bell, *bells; /* of the group; of subgroups, 8 a rank */
+    /* of the group; of subgroups, 8 a rank */
+    struct cox_group_layout_bell *bell, *bells;
     uint32_t rank;
     uint32_t rank_count;
     uint32_t value_size;
     uint64_t life;
-    uint64_t start;           /* of this process */
-    pid_t pid;                /* who joined; a child of a fork is somebody else */
-    _Atomic uint64_t present; /* epoch; written by align, read by an abort on any thread */
-    /* Of handles; 0: /proc does not tell it here, for this reason. Found out before all have joined: it takes an fd,
-     * which an operation may not have. */
+    /* of this process */
+    uint64_t start;
+    /* who joined; a child of a fork is somebody else */
+    pid_t pid;
+    /* epoch; written by align, read by an abort on any thread */
+    _Atomic uint64_t present;
+    /* Of handles; 0: /proc does not tell it here, for this reason. Found out before all have
+     * joined: it takes an fd, which an operation may not have. */
     uint64_t system;
     int no_system;
     bool (*aborted)(void *context);
     void *context;
-    struct cox_peer peers[COX_RANK_COUNT_MAX]; /* neither a pidfd nor by_start: it died before this
-                                                * rank could see it */
-    struct cox_rank_set by_start;              /* who has no pidfd because there are none here */
-    /* 1 + the rank whose end ended the joining or an operation first; 0: none. What others are told, too. Set once, by
-     * whichever thread operates in the group or a subgroup. */
+    /* neither a pidfd nor by_start: it died before this rank could see it */
+    struct cox_peer peers[COX_RANK_COUNT_MAX];
+    /* who has no pidfd because there are none here */
+    struct cox_rank_set by_start;
+    /* 1 + the rank whose end ended the joining or an operation first; 0: none. What others are
+     * told, too. Set once, by whichever thread operates in the group or a subgroup. */
     _Atomic uint32_t dead;
-    _Atomic uint32_t subgroup_count; /* release, after the pointer; partner: abort */
+    /* release, after the pointer; partner: abort */
+    _Atomic uint32_t subgroup_count;
     struct cox_group *subgroups[COX_SUBGROUP_COUNT_MAX];
 };
 
 /* The group, or a subgroup. */
 struct cox_group {
     struct cox_group_base *base;
-    uint32_t slot;      /* of this rank's parts; 0: the group */
-    uint32_t count;     /* members */
-    uint32_t self;      /* place of this rank among them */
-    uint32_t index;     /* of the last operation begun */
-    uint32_t dead;      /* 1 + a rank whose death has ended an operation; 0: none */
-    uint32_t slot_size; /* of a value, at once */
-    uint64_t name_hash; /* 0: the group */
+    /* of this rank's parts; 0: the group */
+    uint32_t slot;
+    /* members */
+    uint32_t count;
+    /* place of this rank among them */
+    uint32_t self;
+    /* of the last operation begun */
+    uint32_t index;
+    /* 1 + a rank whose death has ended an operation; 0: none */
+    uint32_t dead;
+    /* of a value, at once */
+    uint32_t slot_size;
+    /* 0: the group */
+    uint64_t name_hash;
     uint64_t members_hash;
-    uint64_t said_what; /* of the last operation */
-    struct cox_spinner
-        spinner;   /* of the thread that operates here; another one may do so in a subgroup */
-    uint32_t news; /* of the bell, before a look for trouble that found none */
+    /* of the last operation */
+    uint64_t said_what;
+    /* of the thread that operates here; another one may do so in a subgroup */
+    struct cox_spinner spinner;
+    /* of the bell, before a look for trouble that found none */
+    uint32_t news;
     bool news_known;
-    _Atomic uint64_t gone; /* cox_group_given_up of the last epoch that was; any thread raises it */
+    /* cox_group_given_up of the last epoch that was; any thread raises it */
+    _Atomic uint64_t gone;
     /* 1 + the rank that the last error of an operation is about; 0: none, or several. */
     _Atomic uint32_t blamed;
-    uint8_t ranks[COX_RANK_COUNT_MAX]; /* by place */
-    _Atomic uint8_t
-        slots[COX_RANK_COUNT_MAX]; /* by place, of that rank's parts; 0: not known yet */
+    /* by place */
+    uint8_t ranks[COX_RANK_COUNT_MAX];
+    /* by place, of that rank's parts; 0: not known yet */
+    _Atomic uint8_t slots[COX_RANK_COUNT_MAX];
     char name[COX_SUBGROUP_NAME_MAX + 1];
 };
 
@@ -93,8 +115,10 @@ struct cox_group {
 
 /* The memory under a name. */
 struct cox_group_name {
-    int fd;       /* flock'ed while others may come; -1: an fd that came another way */
-    dev_t device; /* of the file */
+    /* flock'ed while others may come; -1: an fd that came another way */
+    int fd;
+    /* of the file */
+    dev_t device;
     ino_t inode;
     char path[256];
 };
@@ -109,14 +133,16 @@ int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_op
 /* Waits until every rank has joined, and knows their processes. */
 int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *options,
                    struct cox_error *err);
-/* Removes the name if it still means this file; only_if_last: and nobody else has it locked. Closes. */
+/* Removes the name if it still means this file; only_if_last: and nobody else has it locked.
+ * Closes. */
 void cox_group_name_end(struct cox_group_name *name, bool only_if_last, uint64_t deadline_ns);
 /* Says that this rank is at another state; and why, if a death is. */
 void cox_group_say(struct cox_group_base *base, enum cox_group_state state);
 
 /* ---- group_peer.c ---- */
 
-/* The process that the word names, with a pidfd where there are any. Returns 0; COX_PEER_DEAD; -errno. */
+/* The process that the word names, with a pidfd where there are any. Returns 0; COX_PEER_DEAD;
+ * -errno. */
 int cox_group_process_meet(uint64_t holder, struct cox_peer *ret_peer);
 /* The same, as this rank; its pid is kept in any case. */
 int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder);
@@ -126,19 +152,20 @@ bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
 bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
 /* {state, pid, start} of the rank in this life; 0: it is not in this life, or no longer. */
 uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank);
-/* The process of which the init tells that it is this rank is gone, and reaped. False where the init does not tell, or in
- * another pid namespace. */
+/* The process of which the init tells that it is this rank is gone, and reaped. False where the
+ * init does not tell, or in another pid namespace. */
 bool cox_group_told_is_dead(const struct cox_group_base *base, uint32_t rank);
-/* The rank has said that it has left, or could not join; or is in no state that it could be in once all have joined. */
+/* The rank has said that it has left, or could not join; or is in no state that it could be in once
+ * all have joined. */
 bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank);
-/* Whose end the rank says is why it has ended itself, or given up for good: another one than both. -1: it
- * does not say, or makes no sense; or, in the sealed form, this rank sees that one live: then it is the word of one
- * against that of another. */
+/* Whose end the rank says is why it has ended itself, or given up for good: another one than both.
+ * -1: it does not say, or makes no sense; or, in the sealed form, this rank sees that one live:
+ * then it is the word of one against that of another. */
 int32_t cox_group_cause(const struct cox_group_base *base, uint32_t rank);
 /* The same, whatever this rank sees of that one. */
 int32_t cox_group_said_cause(const struct cox_group_base *base, uint32_t rank);
-/* The first of the set that is dead, without those who left before: they may have left because of it.
- * -1: none. */
+/* The first of the set that is dead, without those who left before: they may have left because of
+ * it. -1: none. */
 int32_t cox_group_dead_among(const struct cox_group_base *base, const struct cox_rank_set *set);
 
 /* ---- group_round.c ---- */
@@ -178,8 +205,8 @@ int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t 
 struct cox_group_layout_bell *cox_group_bell(struct cox_group *group);
 /* All that this rank says in the group or subgroup, once more. */
 void cox_group_say_again(struct cox_group *group);
-/* The present epoch is over for this rank: says so, and rings. Any thread. Or (for_good, on the thread that
- * operates) every epoch is, because of a death: says also whose, if that is known. */
+/* The present epoch is over for this rank: says so, and rings. Any thread. Or (for_good, on the
+ * thread that operates) every epoch is, because of a death: says also whose, if that is known. */
 void cox_group_give_up(struct cox_group *group, bool for_good);
 /* It has: no operation of this rank succeeds until it aligns. */
 bool cox_group_is_over(const struct cox_group *group);
@@ -193,8 +220,8 @@ int cox_group_round(struct cox_group *group, enum cox_group_operation operation,
 int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
                            uint32_t detail, const void *value, uint32_t size, uint8_t *values,
                            size_t stride, uint64_t deadline_ns, struct cox_error *err);
-/* Of an operation that waits elsewhere: who of the missing is dead, has given up or is elsewhere; has
- * somebody aborted. Returns 0, COX_PEER_DEAD, COX_ABORTED, COX_CORRUPT. */
+/* Of an operation that waits elsewhere: who of the missing is dead, has given up or is elsewhere;
+ * has somebody aborted. Returns 0, COX_PEER_DEAD, COX_ABORTED, COX_CORRUPT. */
 int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missing, bool due,
                       struct cox_error *err);
 
@@ -204,12 +231,16 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
 struct cox_group_exchange {
     struct cox_group *group;
     enum cox_group_operation operation;
-    uint32_t source; /* COX_GROUP_EVERYBODY, or whose fd it is */
-    int fd;          /* what this rank gives; -1: nothing */
+    /* COX_GROUP_EVERYBODY, or whose fd it is */
+    uint32_t source;
+    /* what this rank gives; -1: nothing */
+    int fd;
     uint64_t deadline_ns;
     struct cox_handle_info offers[COX_RANK_COUNT_MAX];
-    int fds[COX_RANK_COUNT_MAX]; /* received; -1 */
-    uint32_t dead;               /* 1 + a rank that was found dead when its fd was taken; 0: none */
+    /* received; -1 */
+    int fds[COX_RANK_COUNT_MAX];
+    /* 1 + a rank that was found dead when its fd was taken; 0: none */
+    uint32_t dead;
 };
 #define COX_GROUP_EVERYBODY UINT32_C(0xffff)
 
@@ -231,8 +262,8 @@ int cox_group_stage(struct cox_group_exchange *exchange, enum cox_group_stage st
 /* Is it the object that was offered? Returns 0; COX_CORRUPT; -errno. */
 int cox_group_fd_verify(const struct cox_group_exchange *exchange, uint32_t place, int fd,
                         struct cox_error *err);
-/* Sends and receives all by sockets. Returns as the operations; *ret_how: 0, or what went wrong on this
- * rank alone, told in how_err. */
+/* Sends and receives all by sockets. Returns as the operations; *ret_how: 0, or what went wrong on
+ * this rank alone, told in how_err. */
 int cox_group_exchange_sockets(struct cox_group_exchange *exchange, int *ret_how,
                                struct cox_error *how_err, struct cox_error *err);
 

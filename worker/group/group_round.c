@@ -1,58 +1,63 @@
 /*
  * One round: a rank stores what it is at, then that it has arrived, and waits until every member's
- * word says the same. The words are the shared state; a bell, with a count of those who arrived, only says
- * when to look.
+ * word says the same. The words are the shared state; a bell, with a count of those who arrived,
+ * only says when to look.
  *
  * Why a value slot is free again two rounds later. A rank arrives at round i + 1 only after it has
  * returned from round i, values copied. So when round i + 1 is complete, everybody has finished
- * reading round i, and what goes into the slots of i's parity in round i + 2 overwrites nothing that is
- * read. The same holds for `what`. Two members of one epoch are therefore at most one round apart, and
- * an index of 24 bits may go round.
+ * reading round i, and what goes into the slots of i's parity in round i + 2 overwrites nothing
+ * that is read. The same holds for `what`. Two members of one epoch are therefore at most one round
+ * apart, and an index of 24 bits may go round.
  *
- * Why epochs do not mix. align replaces a rank's word by one of the new epoch, and reads it back, before
- * it writes anything else in that epoch. Let A wait at round 3 of epoch e, and B align to e + 1: A
- * sees B's word in a later epoch. B may have arrived at round 3 before or not, A cannot tell; it ends
- * with ABORTED. If A had seen B at round 3 and is copying its value when B aligns, gives a new value and
- * thereby overwrites what A copies, A's second look at B's word, after the copy, sees the later epoch:
- * the word is ordered before the new value. Seen from B, A's word is of an older epoch: not arrived;
- * B waits until A has aligned as well. A word of an older epoch is never completed by anybody: align is
- * monotone, so A cannot arrive at e + 1 before it has left e. Should C never align, B ends at its
- * deadline, and gives up e + 1.
+ * Why epochs do not mix. align replaces a rank's word by one of the new epoch, and reads it back,
+ * before it writes anything else in that epoch. Let A wait at round 3 of epoch e, and B align to e
+ * + 1: A sees B's word in a later epoch. B may have arrived at round 3 before or not, A cannot
+ * tell; it ends with ABORTED. If A had seen B at round 3 and is copying its value when B aligns,
+ * gives a new value and thereby overwrites what A copies, A's second look at B's word, after the
+ * copy, sees the later epoch: the word is ordered before the new value. Seen from B, A's word is of
+ * an older epoch: not arrived; B waits until A has aligned as well. A word of an older epoch is
+ * never completed by anybody: align is monotone, so A cannot arrive at e + 1 before it has left e.
+ * Should C never align, B ends at its deadline, and gives up e + 1.
  *
- * Why lives do not mix where a rank has the same words in each (the sealed form). Let B join life L + 1 while A still waits or
- * reads in L. Before B changes any word it says in `holder` that it is in no life, and turns the mirror of each part
- * over, so that the word beside it is no arrival; then it sets its words to zero, says L + 1, and arrives there with mirrors that
- * are those of L + 1. So what A sees of B is an arrival of L, from before, or none. If A had seen B arrive in L and copies its
- * value when B gives a new one in L + 1, A's second look finds a mirror that is not of L: the turned mirror is ordered before
- * the new value as the word of an align is. B waits in L + 1 for A before its first round can be complete, since each rank
- * has to say that it is in L + 1 first. How B's subgroups are made, and where in a round it is, A does not hold against B
- * once `holder` and the life beside it say that B has gone on, for those are changed first; what B has given up in whatever
- * life is over for A as well. And A does not hold what B left there in L against it in L + 1: B had set it to zero
- * when it said that it is there. A rank that has died has nothing to do with this: its successor has other memory.
+ * Why lives do not mix where a rank has the same words in each (the sealed form). Let B join life L
+ * + 1 while A still waits or reads in L. Before B changes any word it says in `holder` that it is
+ * in no life, and turns the mirror of each part over, so that the word beside it is no arrival;
+ * then it sets its words to zero, says L + 1, and arrives there with mirrors that are those of L +
+ * 1. So what A sees of B is an arrival of L, from before, or none. If A had seen B arrive in L and
+ * copies its value when B gives a new one in L + 1, A's second look finds a mirror that is not of
+ * L: the turned mirror is ordered before the new value as the word of an align is. B waits in L + 1
+ * for A before its first round can be complete, since each rank has to say that it is in L + 1
+ * first. How B's subgroups are made, and where in a round it is, A does not hold against B once
+ * `holder` and the life beside it say that B has gone on, for those are changed first; what B has
+ * given up in whatever life is over for A as well. And A does not hold what B left there in L
+ * against it in L + 1: B had set it to zero when it said that it is there. A rank that has died has
+ * nothing to do with this: its successor has other memory.
  *
- * Why a failure reaches all. Whoever fails gives up the epoch: it stores that in its own line, and rings.
- * A member that is not complete looks, at every ring and every 50 ms, at the lines of all, and ends
- * with ABORTED if one has given up its epoch. A member that is complete ends with 0, and finds the
- * word in its next round, because who has given up never arrives in that epoch again. A death is looked
- * for before ABORTED is said: who saw the death has given up because of it, for good, and it is a death
- * for all, in whatever epoch they are. Whose death it is goes with the news: who gives up for good says it
- * first, and who learns of it from there says the same, so that all name the one that died and not the one
- * that left because of it, even where they cannot see the death themselves.
- * Otherwise a member that has arrived is not looked at: whether it lives makes no difference to this round.
+ * Why a failure reaches all. Whoever fails gives up the epoch: it stores that in its own line, and
+ * rings. A member that is not complete looks, at every ring and every 50 ms, at the lines of all,
+ * and ends with ABORTED if one has given up its epoch. A member that is complete ends with 0, and
+ * finds the word in its next round, because who has given up never arrives in that epoch again. A
+ * death is looked for before ABORTED is said: who saw the death has given up because of it, for
+ * good, and it is a death for all, in whatever epoch they are. Whose death it is goes with the
+ * news: who gives up for good says it first, and who learns of it from there says the same, so that
+ * all name the one that died and not the one that left because of it, even where they cannot see
+ * the death themselves. Otherwise a member that has arrived is not looked at: whether it lives
+ * makes no difference to this round.
  *
- * Who has been counted, and is not the last, sleeps without a look at the others: the last one rings. Whatever else
- * may end a round is rung for as `news`, which a waiter reads before it sleeps; if there are any it looks at the words
- * of all. News are done with when a look at them has found nothing, not when the round is complete: who has given up
- * may have arrived at this round, and not at the next one.
+ * Who has been counted, and is not the last, sleeps without a look at the others: the last one
+ * rings. Whatever else may end a round is rung for as `news`, which a waiter reads before it
+ * sleeps; if there are any it looks at the words of all. News are done with when a look at them has
+ * found nothing, not when the round is complete: who has given up may have arrived at this round,
+ * and not at the next one.
  *
- * Why no wake-up is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and looks;
- * who counts last rings after that, so that the waiter, if it did not see everybody, does not fall
- * asleep on the old value. Who is overtaken between its arrival and its count finds a later round
- * counted, leaves that, and rings for its own. A count that was spoilt (by a flipped bit, by somebody of an older epoch)
- * makes nobody ring; then all look after a slice.
+ * Why no wake-up is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and
+ * looks; who counts last rings after that, so that the waiter, if it did not see everybody, does
+ * not fall asleep on the old value. Who is overtaken between its arrival and its count finds a
+ * later round counted, leaves that, and rings for its own. A count that was spoilt (by a flipped
+ * bit, by somebody of an older epoch) makes nobody ring; then all look after a slice.
  *
- * Why a flipped bit is no arrival. Each arrival is there twice, as it is and as its complement. Owners
- * say everything again at every slice.
+ * Why a flipped bit is no arrival. Each arrival is there twice, as it is and as its complement.
+ * Owners say everything again at every slice.
  */
 #include "group_private.h"
 
@@ -69,9 +74,10 @@
 static void bell_ring(struct cox_group_layout_bell *bell)
 {
     uint32_t seen = atomic_load_explicit(&bell->ring, memory_order_relaxed), next;
-    /* Whoever sleeps has marked the word itself, so that no order between two words decides who is woken: the mark
-     * came before this change, or the sleeper finds another value. A mark of one that was killed costs a wake.
-     * release: what was stored before is seen by who sees this; partner is the load before a look. */
+    /* Whoever sleeps has marked the word itself, so that no order between two words decides who is
+     * woken: the mark came before this change, or the sleeper finds another value. A mark of one
+     * that was killed costs a wake. release: what was stored before is seen by who sees this;
+     * partner is the load before a look. */
     do
         next = (seen & ~COX_GROUP_RING_SLEEPS) + COX_GROUP_RING_STEP;
     while (!atomic_compare_exchange_weak_explicit(&bell->ring, &seen, next, memory_order_release,
@@ -84,7 +90,8 @@ static void bell_ring(struct cox_group_layout_bell *bell)
 
 void cox_group_ring(struct cox_group_layout_bell *bell)
 {
-    /* release: what it is about; partner is the acquire in round_wait. Before the ring: whoever hears that sees this. */
+    /* release: what it is about; partner is the acquire in round_wait. Before the ring: whoever
+     * hears that sees this. */
     atomic_fetch_add_explicit(&bell->news, 1, memory_order_release);
     bell_ring(bell);
 }
@@ -108,7 +115,8 @@ int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t 
     return r == COX_TIMEOUT ? 0 : r;
 }
 
-/* Where its parts are: by name. Returns 0: not formed yet. *ret_other: formed with other members. */
+/* Where its parts are: by name. Returns 0: not formed yet. *ret_other: formed with other members.
+ */
 static uint32_t member_slot(struct cox_group *group, uint32_t place, bool *ret_other)
 {
     *ret_other = false;
@@ -152,9 +160,9 @@ static bool count_is_later(uint64_t seen, uint64_t tag)
     return epochs > 0 || (epochs == 0 && rounds == 1);
 }
 
-/* True: ring. Everybody has been counted, this rank as the last; or others are counted in a later round
- * already, having seen this rank arrive before it was counted: their count stays, and who sleeps in this
- * round, which is complete, is woken. */
+/* True: ring. Everybody has been counted, this rank as the last; or others are counted in a later
+ * round already, having seen this rank arrive before it was counted: their count stays, and who
+ * sleeps in this round, which is complete, is woken. */
 static bool bell_count(struct cox_group_layout_bell *bell, uint64_t life, uint64_t word,
                        uint32_t count)
 {
@@ -193,7 +201,8 @@ static void part_arrive(struct cox_group *group, enum cox_group_operation operat
     atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
     atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
                           memory_order_relaxed);
-    /* release: what this rank wrote before, here and anywhere; partner is the acquire in member_look. */
+    /* release: what this rank wrote before, here and anywhere; partner is the acquire in
+     * member_look. */
     atomic_store_explicit(&part->arrived, word, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_ARRIVED);
 }
@@ -206,9 +215,9 @@ static void part_say_gone(struct cox_group *group)
     uint64_t gone;
     atomic_store_explicit(&part->because, because ? cox_group_said_dead(because - 1) : 0,
                           memory_order_relaxed);
-    /* Two threads may do so at once: the later epoch stays. seq_cst, all, and where gone is raised: whoever
-     * stores the earlier one looks at gone when its store is done, not before, and sees that it was raised
-     * if the other's store came first. release: partner is words_trouble. */
+    /* Two threads may do so at once: the later epoch stays. seq_cst, all, and where gone is raised:
+     * whoever stores the earlier one looks at gone when its store is done, not before, and sees
+     * that it was raised if the other's store came first. release: partner is words_trouble. */
     do {
         gone = atomic_load_explicit(&group->gone, memory_order_seq_cst);
         atomic_store_explicit(&part->given_up, gone, memory_order_seq_cst);
@@ -235,7 +244,8 @@ static void say_dead(struct cox_group *group)
 {
     struct cox_group_base *base = group->base;
     uint32_t none = 0;
-    /* relaxed, all: the number is all there is to it. Partner is the same on a thread that operates in a subgroup. */
+    /* relaxed, all: the number is all there is to it. Partner is the same on a thread that operates
+     * in a subgroup. */
     if (group->dead)
         atomic_compare_exchange_strong_explicit(&base->dead, &none, group->dead,
                                                 memory_order_relaxed, memory_order_relaxed);
@@ -313,8 +323,8 @@ static enum look member_look(struct cox_group *group, uint32_t place)
     const uint64_t life = group->base->life;
     uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
     enum look look = word_look(group, word);
-    /* It may have been here, and be about to arrive at the next one. Anything else that differs is about to
-     * become something else, or was written over. */
+    /* It may have been here, and be about to arrive at the next one. Anything else that differs is
+     * about to become something else, or was written over. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
     return mirror == cox_group_mirror(life, word) ||
                    (mirror == cox_group_mirror(life, next) && look == LOOK_HERE)
@@ -353,7 +363,8 @@ static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_miss
 
 /* ---- deaths, and the rest that ends a wait ---- */
 
-/* It lives, and says that it is over: whether because of the one that it names nobody else can tell. */
+/* It lives, and says that it is over: whether because of the one that it names nobody else can
+ * tell. */
 static int fail_for_good(const struct cox_group_base *base, uint32_t rank, struct cox_error *err)
 {
     int32_t cause = cox_group_said_cause(base, rank);
@@ -425,8 +436,8 @@ static int32_t member_told_dead(struct cox_group *group)
     return told;
 }
 
-/* Who is to be named: of one that was seen dead, one that left and one that tells of a death, each -1 if there
- * is none. Who ended because of another one names that one. -1: nobody is known. */
+/* Who is to be named: of one that was seen dead, one that left and one that tells of a death, each
+ * -1 if there is none. Who ended because of another one names that one. -1: nobody is known. */
 static int32_t dead_choose(const struct cox_group_base *base, int32_t dead, int32_t left,
                            int32_t told)
 {
@@ -444,7 +455,8 @@ static bool has_given_up(struct cox_group *group, uint32_t place)
            given_up == cox_group_given_up(COX_GROUP_EPOCH_NONE);
 }
 
-/* The rank that a member's giving up is about, or that it followed, as it says. -1: it does not say. */
+/* The rank that a member's giving up is about, or that it followed, as it says. -1: it does not
+ * say. */
 static int32_t member_because(const struct cox_group *group, uint32_t place)
 {
     const struct cox_group_layout_part *part =
@@ -458,7 +470,8 @@ static int32_t member_because(const struct cox_group *group, uint32_t place)
 /* Who of the members has given up this epoch, and because of whom, as each says. Read once. */
 struct reasons {
     struct cox_rank_set gave_up;
-    int16_t because[COX_RANK_COUNT_MAX]; /* of who has: another rank; -1: it does not say */
+    /* of who has: another rank; -1: it does not say */
+    int16_t because[COX_RANK_COUNT_MAX];
 };
 
 /* Returns the first rank that has given up; -1: none has. */
@@ -484,8 +497,9 @@ static bool reasons_follow(const struct reasons *reasons, uint32_t rank)
     return because >= 0 && cox_rank_set_has(&reasons->gave_up, (uint32_t)because);
 }
 
-/* From this rank on: one that did not follow another one that has given up. Where they go round in a circle (one ended because
- * of numbers that the other gave, and that one followed it), one of the circle. */
+/* From this rank on: one that did not follow another one that has given up. Where they go round in
+ * a circle (one ended because of numbers that the other gave, and that one followed it), one of the
+ * circle. */
 static uint32_t reasons_root(const struct reasons *reasons, uint32_t rank)
 {
     struct cox_rank_set seen = {{0}};
@@ -496,8 +510,8 @@ static uint32_t reasons_root(const struct reasons *reasons, uint32_t rank)
     return rank;
 }
 
-/* Its own word, and in it perhaps the name of another: which of the two is to blame nobody else can tell. Of a circle
- * all are named. */
+/* Its own word, and in it perhaps the name of another: which of the two is to blame nobody else can
+ * tell. Of a circle all are named. */
 static int fail_given_up(struct cox_group *group, const struct reasons *reasons, uint32_t root,
                          struct cox_error *err)
 {
@@ -530,7 +544,8 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
         enum look look = member_look(group, place);
         if (look == LOOK_MISSING || look == LOOK_HERE)
             continue;
-        /* Of one that is in another life by now, which it says before anything of that, these words say nothing here. */
+        /* Of one that is in another life by now, which it says before anything of that, these words
+         * say nothing here. */
         if (base->memory && cox_group_has_left(base, rank))
             continue;
         cox_group_blame(group, rank);
@@ -570,7 +585,8 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
     }
     int32_t left = left_among(base, missing), dead = -1;
     if (r || left >= 0) {
-        /* It ends in any case. Who died after it arrived is why others have gone on without this rank. */
+        /* It ends in any case. Who died after it arrived is why others have gone on without this
+         * rank. */
         struct cox_rank_set others = {{0}};
         for (uint32_t place = 0; place < group->count; place++)
             if (place != group->self)
@@ -672,7 +688,8 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             say_ns = now + COX_GROUP_SLICE_NS;
         }
         bool late = now >= deadline_ns, due = late || now >= look_ns;
-        /* acquire: partner is the release in cox_group_ring. Read before the words that it may be about. */
+        /* acquire: partner is the release in cox_group_ring. Read before the words that it may be
+         * about. */
         uint32_t news = atomic_load_explicit(&door->news, memory_order_acquire);
         int r = 0;
         if (due || !bell || news != group->news || !group->news_known) {
@@ -687,7 +704,8 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             }
             if (r)
                 return cox_fail(err, r, "%s", why.text);
-            /* Only now: of what ends the epoch the next round wants to hear as well, if this one is complete. */
+            /* Only now: of what ends the epoch the next round wants to hear as well, if this one is
+             * complete. */
             group->news = news;
             group->news_known = bell != NULL;
         }
@@ -726,9 +744,9 @@ static const char *operation_name(uint64_t what)
 static int epoch_verify(struct cox_group *group, struct cox_error *err)
 {
     uint64_t present = cox_group_present(group->base);
-    /* seq_cst, on a word of our own and on theirs: release keeps the copies in front of it, and a later
-     * load that is seq_cst as well stays behind it. Acquire alone would not do on machines where a
-     * change is a load and a store, between which others' loads can be. */
+    /* seq_cst, on a word of our own and on theirs: release keeps the copies in front of it, and a
+     * later load that is seq_cst as well stays behind it. Acquire alone would not do on machines
+     * where a change is a load and a store, between which others' loads can be. */
     atomic_fetch_or_explicit(&group->gone, 0, memory_order_seq_cst);
     for (uint32_t place = 0; place < group->count; place++) {
         const struct cox_group_layout_part *part =
@@ -736,7 +754,8 @@ static int epoch_verify(struct cox_group *group, struct cox_error *err)
         /* Partner is part_align. */
         uint64_t word = atomic_load_explicit(&part->arrived, memory_order_seq_cst);
         bool stayed = word >> COX_GROUP_INDEX_BITS == present;
-        /* In another life a word may be the same, but not with this mirror. Partner is words_reset. */
+        /* In another life a word may be the same, but not with this mirror. Partner is words_reset.
+         */
         if (stayed && group->base->memory && place != group->self) {
             const uint64_t life = group->base->life;
             uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_seq_cst);
@@ -835,7 +854,8 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
                 memcpy(values + place * stride, value_slot(group, place, group->index), size);
         r = epoch_verify(group, err);
     }
-    /* A death is for every epoch, also for who waits in a later one for a rank that stays in this one. */
+    /* A death is for every epoch, also for who waits in a later one for a rank that stays in this
+     * one. */
     if (r == COX_INVALID) /* all are in step: this is about no epoch */
         atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
     else if (r)

@@ -1,18 +1,20 @@
 /*
- * fds by sockets, where pidfd_getfd is denied or missing. For the time of one exchange every rank listens
- * at an abstract address that the kernel chose, and says it in a round. To every member that is to get its fd
- * it connects, sends a tag with the fd, and closes. Who may connect to an abstract address is not restricted:
- * what counts is what the kernel says of who did (pid and user), the tag, and the object.
+ * fds by sockets, where pidfd_getfd is denied or missing. For the time of one exchange every rank
+ * listens at an abstract address that the kernel chose, and says it in a round. To every member
+ * that is to get its fd it connects, sends a tag with the fd, and closes. Who may connect to an
+ * abstract address is not restricted: what counts is what the kernel says of who did (pid and
+ * user), the tag, and the object.
  *
- * At most one fd per rank is on its way that its sender did not match with one it received, 128 in all, far
- * below what the kernel allows a user to have in flight: to the k-th member after itself a rank sends only
- * when it has received k - 1. Nobody waits for ever by that: as long as all wait for their next one, there
- * are as many fds on their way as ranks that wait, and each is at the socket of a rank that still
- * waits, since nobody gets more than it waits for.
+ * At most one fd per rank is on its way that its sender did not match with one it received, 128 in
+ * all, far below what the kernel allows a user to have in flight: to the k-th member after itself a
+ * rank sends only when it has received k - 1. Nobody waits for ever by that: as long as all wait
+ * for their next one, there are as many fds on their way as ranks that wait, and each is at the
+ * socket of a rank that still waits, since nobody gets more than it waits for.
  *
- * A rank that cannot give its fd, for want of one for a socket, goes on to the last round and says there why. Who has
- * arrived there sends nothing any more, and what it sent is in the queues by then: so whoever finds nothing in its own
- * after that waits for it no longer, and fails for the same reason, in step with all.
+ * A rank that cannot give its fd, for want of one for a socket, goes on to the last round and says
+ * there why. Who has arrived there sends nothing any more, and what it sent is in the queues by
+ * then: so whoever finds nothing in its own after that waits for it no longer, and fails for the
+ * same reason, in step with all.
  */
 #include "group_private.h"
 
@@ -39,7 +41,8 @@ struct address {
 };
 
 struct tag {
-    uint64_t round; /* {epoch, index} of the addresses */
+    /* {epoch, index} of the addresses */
+    uint64_t round;
     uint32_t rank;
     uint32_t reserved;
 };
@@ -49,11 +52,15 @@ struct post {
     int listen_fd;
     uint64_t round;
     uint64_t look_ns;
-    struct cox_rank_set owed; /* ranks whose fd is not here yet */
+    /* ranks whose fd is not here yet */
+    struct cox_rank_set owed;
     uint32_t owed_count;
-    struct cox_rank_set lost; /* those of them who have gone on without giving it */
-    int how;                  /* what went wrong on this rank alone */
-    int unsent;               /* -errno that kept it from giving its own; 0 */
+    /* those of them who have gone on without giving it */
+    struct cox_rank_set lost;
+    /* what went wrong on this rank alone */
+    int how;
+    /* -errno that kept it from giving its own; 0 */
+    int unsent;
     struct cox_error *how_err;
     struct address addresses[COX_RANK_COUNT_MAX];
 };
@@ -148,8 +155,8 @@ static int post_hear(struct post *post, int fd, struct cox_error *err)
     }
 }
 
-/* One connection, whoever it is of. Strangers are let go without a word, and so is a member that died
- * before it said anything. */
+/* One connection, whoever it is of. Strangers are let go without a word, and so is a member that
+ * died before it said anything. */
 static int post_receive(struct post *post, int fd, struct cox_error *err)
 {
     struct cox_group_exchange *exchange = post->exchange;
@@ -195,8 +202,8 @@ static int post_accept(struct post *post, int *ret_fd)
     return r;
 }
 
-/* What has come in so far. Whoever is to be sent to may wait for a place in this rank's queue, which
- * strangers can have filled: who only sent would wait for ever. */
+/* What has come in so far. Whoever is to be sent to may wait for a place in this rank's queue,
+ * which strangers can have filled: who only sent would wait for ever. */
 static int post_clear(struct post *post, struct cox_error *err)
 {
     for (int i = 0; i <= COX_RANK_COUNT_MAX && post->listen_fd >= 0; i++) {

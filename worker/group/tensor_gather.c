@@ -24,14 +24,22 @@
 struct cox_tensor_gather {
     struct cox_group *group;
     uint32_t rank, rank_count;
-    uint32_t slice_count;            /* of each rank */
-    size_t slice_length_max;         /* floats */
-    size_t buffer_length;            /* floats */
-    uint64_t epoch;                  /* 0: of no step yet */
-    uint32_t index;                  /* of the next exchange in its epoch */
-    uint64_t deadline_ns;            /* of the step */
-    struct cox_tensor_gather_times times; /* of the step */
-    struct cox_region *ranks;        /* by rank: its buffers; written here for this rank alone */
+    /* of each rank */
+    uint32_t slice_count;
+    /* floats */
+    size_t slice_length_max;
+    /* floats */
+    size_t buffer_length;
+    /* 0: of no step yet */
+    uint64_t epoch;
+    /* of the next exchange in its epoch */
+    uint32_t index;
+    /* of the step */
+    uint64_t deadline_ns;
+    /* of the step */
+    struct cox_tensor_gather_times times;
+    /* by rank: its buffers; written here for this rank alone */
+    struct cox_region *ranks;
 };
 
 /* What ranks must agree on, as each tells the others. */
@@ -40,7 +48,8 @@ struct facts {
     uint64_t slice_length_max;
 };
 
-const struct cox_tensor_gather_times *cox_tensor_gather_times(const struct cox_tensor_gather *exchange)
+const struct cox_tensor_gather_times *cox_tensor_gather_times(
+    const struct cox_tensor_gather *exchange)
 {
     return &exchange->times;
 }
@@ -86,7 +95,8 @@ static int make_memory(struct cox_tensor_gather *exchange, int *ret_fd, struct c
 }
 
 /* Before any memory is looked at: whoever has loaded another model is told so. */
-static int compare_facts(struct cox_tensor_gather *exchange, uint64_t deadline_ns, struct cox_error *err)
+static int compare_facts(struct cox_tensor_gather *exchange, uint64_t deadline_ns,
+                         struct cox_error *err)
 {
     const struct facts own = {exchange->slice_count, exchange->slice_length_max};
     struct facts all[COX_RANK_COUNT_MAX];
@@ -103,7 +113,8 @@ static int compare_facts(struct cox_tensor_gather *exchange, uint64_t deadline_n
     return r;
 }
 
-static int map_rank(struct cox_tensor_gather *exchange, uint32_t rank, int fd, struct cox_error *err)
+static int map_rank(struct cox_tensor_gather *exchange, uint32_t rank, int fd,
+                    struct cox_error *err)
 {
     char name[NAME_SIZE];
     struct stat st;
@@ -122,12 +133,12 @@ static int map_rank(struct cox_tensor_gather *exchange, uint32_t rank, int fd, s
         return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected %" PRIu64, name,
                         (intmax_t)st.st_size, cox_tensor_gather_size(exchange));
     if ((seals & SEALS) != SEALS)
-        return cox_fail(err, COX_DENIED,
-                        "region %s has the seals %#x, expected %#x: others than its rank could "
-                        "write it",
-                        name, (unsigned)seals, (unsigned)SEALS);
-    return cox_region_map(&exchange->ranks[rank], fd, cox_tensor_gather_size(exchange), COX_REGION_READ,
-                          name, err);
+        return cox_fail(
+            err, COX_DENIED,
+            "region %s has the seals %#x, expected %#x: others than its rank could write it", name,
+            (unsigned)seals, (unsigned)SEALS);
+    return cox_region_map(&exchange->ranks[rank], fd, cox_tensor_gather_size(exchange),
+                          COX_REGION_READ, name, err);
 }
 
 static int map_ranks(struct cox_tensor_gather *exchange, int own_fd, uint64_t deadline_ns,
@@ -149,10 +160,11 @@ static int map_ranks(struct cox_tensor_gather *exchange, int own_fd, uint64_t de
 }
 
 int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
-                     uint64_t deadline_ns, struct cox_tensor_gather **ret_exchange,
-                     struct cox_error *err)
+                          uint64_t deadline_ns, struct cox_tensor_gather **ret_exchange,
+                          struct cox_error *err)
 {
-    _cox_cleanup_(cox_tensor_gather_freep) struct cox_tensor_gather *exchange = calloc(1, sizeof *exchange);
+    _cox_cleanup_(cox_tensor_gather_freep) struct cox_tensor_gather *exchange =
+        calloc(1, sizeof *exchange);
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r;
 
@@ -197,8 +209,8 @@ void cox_tensor_gather_freep(struct cox_tensor_gather **exchange)
     cox_tensor_gather_free(*exchange);
 }
 
-int cox_tensor_gather_begin(struct cox_tensor_gather *exchange, uint64_t epoch, uint64_t deadline_ns,
-                       struct cox_error *err)
+int cox_tensor_gather_begin(struct cox_tensor_gather *exchange, uint64_t epoch,
+                            uint64_t deadline_ns, struct cox_error *err)
 {
     exchange->deadline_ns = deadline_ns;
     exchange->times = (struct cox_tensor_gather_times){0};
@@ -215,7 +227,7 @@ int cox_tensor_gather_begin(struct cox_tensor_gather *exchange, uint64_t epoch, 
 }
 
 int cox_tensor_gather_all(struct cox_tensor_gather *exchange, const float *slices, size_t stride,
-                        size_t slice_length, const float **ret_slices, struct cox_error *err)
+                          size_t slice_length, const float **ret_slices, struct cox_error *err)
 {
     const uint32_t buffer = exchange->index % BUFFER_COUNT;
     const uint32_t slice_count = exchange->slice_count, first = exchange->rank * slice_count;
@@ -252,7 +264,7 @@ static bool overflows(float number, uint32_t count)
 }
 
 int cox_tensor_gather_blame(const struct cox_tensor_gather *exchange, const float *const *slices,
-                       size_t slice_length, struct cox_error *err)
+                            size_t slice_length, struct cox_error *err)
 {
     /* Of all ranks, and what they are added to. */
     const uint32_t number_count = exchange->rank_count * exchange->slice_count + 1;
@@ -265,11 +277,11 @@ int cox_tensor_gather_blame(const struct cox_tensor_gather *exchange, const floa
                 const float number = fabsf(slice[j]);
                 if (!isfinite(number)) {
                     cox_group_blame(exchange->group, rank);
-                    return cox_fail(err, COX_INVALID,
-                                    "rank %" PRIu32
-                                    " gave a number that is not finite: the weights "
-                                    "or its KV cache do not fit the model, or it made it up",
-                                    rank);
+                    return cox_fail(
+                        err, COX_INVALID,
+                        "rank %" PRIu32
+                        " gave a number that is not finite: the weights or its KV cache do not fit the model, or it made it up",
+                        rank);
                 }
                 if (number > largest) {
                     largest = number;
@@ -278,9 +290,9 @@ int cox_tensor_gather_blame(const struct cox_tensor_gather *exchange, const floa
             }
         }
     if (!overflows(largest, number_count))
-        return cox_fail(err, COX_INVALID,
-                        "a sum is not finite, and none of the numbers that were given for it "
-                        "explains that: an earlier sum was as large, or one has changed since");
+        return cox_fail(
+            err, COX_INVALID,
+            "a sum is not finite, and none of the numbers that were given for it explains that: an earlier sum was as large, or one has changed since");
     cox_group_blame(exchange->group, largest_rank);
     return cox_fail(err, COX_INVALID,
                     "rank %" PRIu32 " gave the number %g, with which a sum is not finite",

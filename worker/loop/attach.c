@@ -1,4 +1,5 @@
-/* attach: how a worker process becomes a rank: finds the group's memory, checks it, claims its place. */
+/* attach: how a worker process becomes a rank: finds the group's memory, checks it, claims its
+ * place. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -115,7 +116,7 @@ static int worker_attach_control(struct cox_worker *worker, struct cox_error *er
     if (r != COX_NOT_FOUND || !options->parent_pid)
         return r ? cox_fail(err, r, "%s", why.text) : 0;
     r = cox_legacy_shim_create(&worker->control, options->prefix + 1, options->rank_count,
-                            options->parent_pid, &why_legacy);
+                               options->parent_pid, &why_legacy);
     worker->is_legacy_shim = r == 0;
     return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
 }
@@ -148,7 +149,8 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
                         ", this worker was told %" PRId32,
                         options->prefix, pid, options->parent_pid);
     int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
-    /* Its pid means nothing in this namespace, or /proc hides whose it is: the connection tells of its end. */
+    /* Its pid means nothing in this namespace, or /proc hides whose it is: the connection tells of
+     * its end. */
     if ((r == COX_PEER_DEAD || r == -EACCES) && worker->door_fd >= 0)
         return 0;
     if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
@@ -196,10 +198,10 @@ static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
                            &worker->group_fd, err);
 }
 
-/* A wrapper (sh -c, timeout) is killed by the kernel with the coordinator that started it; its child
- * is not, and while that is stopped it cannot look at the coordinator's pidfd either. So it goes
- * with its wrapper, whose death is the death of the rank anyhow. Only where the wrapper has one
- * thread: the signal comes when the thread that forked ends. */
+/* A wrapper (sh -c, timeout) is killed by the kernel with the coordinator that started it; its
+ * child is not, and while that is stopped it cannot look at the coordinator's pidfd either. So it
+ * goes with its wrapper, whose death is the death of the rank anyhow. Only where the wrapper has
+ * one thread: the signal comes when the thread that forked ends. */
 static int worker_follow_wrapper(struct cox_worker *worker, struct cox_error *err)
 {
     pid_t parent = getppid(), coordinator = worker->coordinator.pid;
@@ -254,12 +256,12 @@ int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity
     if (worker->claimed)
         return 0;
     const struct cox_identity holder = cox_state_identity(identity);
-    return cox_fail(err, COX_TAKEN,
-                    "rank %" PRIu32 " of %s %s process %" PRIu32
-                    ": one process serves a rank, and another only after the coordinator started "
-                    "it again",
-                    worker->options.rank, worker->options.prefix,
-                    holder.state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder.pid);
+    return cox_fail(
+        err, COX_TAKEN,
+        "rank %" PRIu32 " of %s %s process %" PRIu32
+        ": one process serves a rank, and another only after the coordinator started it again",
+        worker->options.rank, worker->options.prefix,
+        holder.state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder.pid);
 }
 
 /* Where the rank stands on this channel: at the start, or where the coordinator has put the line of

@@ -1,8 +1,9 @@
 /*
- * kv_layout: struct cox_kv_pool (worker.h) as a message, and back; and whether two layouts are the same.
+ * kv_layout: struct cox_kv_pool (worker.h) as a message, and back; and whether two layouts are the
+ * same.
  *
- * Threads: any; values. Ownership: the caller's memory. Nothing blocks. A message is input: what it lacks or
- * cannot be is COX_CORRUPT. If the process dies nothing is left.
+ * Threads: any; values. Ownership: the caller's memory. Nothing blocks. A message is input: what it
+ * lacks or cannot be is COX_CORRUPT. If the process dies nothing is left.
  */
 #ifndef COX_WORKER_KV_LAYOUT_H
 #define COX_WORKER_KV_LAYOUT_H

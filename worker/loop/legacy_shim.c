@@ -35,7 +35,7 @@ static int find_geometry(const char *name, uint32_t rank_count, struct cox_geome
 }
 
 int cox_legacy_shim_create(struct cox_control *control, const char *name, uint32_t rank_count,
-                        pid_t coordinator_pid, struct cox_error *err)
+                           pid_t coordinator_pid, struct cox_error *err)
 {
     struct cox_geometry geometry;
     uint64_t start;

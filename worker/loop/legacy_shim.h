@@ -22,7 +22,7 @@
  * regions; COX_DENIED; COX_INVALID: rank_count ranks do not fit them, with the numbers;
  * COX_PEER_DEAD: there is no process coordinator_pid; -errno. */
 int cox_legacy_shim_create(struct cox_control *control, const char *name, uint32_t rank_count,
-                        pid_t coordinator_pid, struct cox_error *err);
+                           pid_t coordinator_pid, struct cox_error *err);
 /* A token was taken: what the frame of this one-frame channel holds is request `sequence`. Its type
  * is not known, only the message tells. */
 void cox_legacy_shim_publish(const struct cox_channel *channel, uint64_t sequence);

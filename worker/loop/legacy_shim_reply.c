@@ -68,8 +68,8 @@ static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_lane *lane
     told->pulls.pull_kv_results = pointers;
 }
 
-static void fill_command(struct cox_legacy_shim_reply *told, const struct cox_lane *lane, int status,
-                         char *text)
+static void fill_command(struct cox_legacy_shim_reply *told, const struct cox_lane *lane,
+                         int status, char *text)
 {
     model_execute_data__recover_command_response__init(&told->command);
     told->command.has_npu_device_id = told->command.has_command_result = 1;
@@ -79,7 +79,7 @@ static void fill_command(struct cox_legacy_shim_reply *told, const struct cox_la
 }
 
 void cox_legacy_shim_reply(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
-                         struct cox_legacy_shim_reply *ret_told)
+                           struct cox_legacy_shim_reply *ret_told)
 {
     const int status = response->status;
     if (!lane->error.text[0]) { /* there may be a code already, without words */

@@ -37,6 +37,6 @@ struct cox_legacy_shim_reply {
 /* response has failed (its status is not 0) with the lane's error; afterwards it says so with
  * status 0. type: of the request; any other number: the request could not be read. */
 void cox_legacy_shim_reply(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
-                         struct cox_legacy_shim_reply *ret_told);
+                           struct cox_legacy_shim_reply *ret_told);
 
 #endif

@@ -170,8 +170,7 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
     if ((found & FIELD_ALL) != FIELD_ALL)
         return cox_fail(
             err, COX_INVALID,
-            "not told%s%s%s; a worker is started by a coordinator (coxswain run -- COMMAND), or "
-            "needs --door, or --shm_name_prefix, --local_rank and --local_world_size",
+            "not told%s%s%s; a worker is started by a coordinator (coxswain run -- COMMAND), or needs --door, or --shm_name_prefix, --local_rank and --local_world_size",
             found & FIELD_PREFIX ? "" : ", which group", found & FIELD_RANK ? "" : ", which rank",
             found & FIELD_RANK_COUNT ? "" : ", how many ranks");
     int kept = *argc > 0; /* argv[0] is the program */
@@ -187,7 +186,8 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         parsed.rank %= group_size;
         parsed.rank_count = group_size;
     }
-    /* They are there once: what this process starts would take its own fds of these numbers for them. */
+    /* They are there once: what this process starts would take its own fds of these numbers for
+     * them. */
     if (parsed.fd_count)
         unsetenv("COXSWAIN_FDS");
     argv[kept] = NULL;

@@ -1,37 +1,43 @@
 /*
  * pause: a callback is asked, then urged with signals, then left.
  *
- * Why nothing begins once it is paused. A lane stores `inside`, then reads `paused`; a pause stores `paused`, then reads
- * `inside`, all seq_cst: at least one of them sees the other. If the lane does, the request is refused; if the pause
- * does, it waits. Both may: then the pause waits for a visit that ends at once.
+ * Why nothing begins once it is paused. A lane stores `inside`, then reads `paused`; a pause stores
+ * `paused`, then reads `inside`, all seq_cst: at least one of them sees the other. If the lane
+ * does, the request is refused; if the pause does, it waits. Both may: then the pause waits for a
+ * visit that ends at once.
  *
- * Why a jump never goes wrong. A visit is left by siglongjmp out of the handler of SIGURG, to the sigsetjmp in
- * cox_lane_call. The handler runs on the lane's own thread, between two of its instructions, so what it reads of `inside`
- * is what the lane itself has stored last, and cannot change before it has jumped. It jumps only if `inside` is not 0.
- * That is stored after sigsetjmp and cleared before cox_lane_call returns: so the frame it jumps to is filled, and is
- * still on the stack below the handler. Three moments are worth a look:
- *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: an answer is lost that was there,
- *     and the request is answered with COX_ABORTED, as if it had been a moment earlier. Nothing was committed: the lane
- *     does that after cox_lane_call.
+ * Why a jump never goes wrong. A visit is left by siglongjmp out of the handler of SIGURG, to the
+ * sigsetjmp in cox_lane_call. The handler runs on the lane's own thread, between two of its
+ * instructions, so what it reads of `inside` is what the lane itself has stored last, and cannot
+ * change before it has jumped. It jumps only if `inside` is not 0. That is stored after sigsetjmp
+ * and cleared before cox_lane_call returns: so the frame it jumps to is filled, and is still on the
+ * stack below the handler. Three moments are worth a look:
+ *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: an answer
+ *     is lost that was there, and the request is answered with COX_ABORTED, as if it had been a
+ *     moment earlier. Nothing was committed: the lane does that after cox_lane_call.
  *   - `inside` is cleared. A signal that was meant for it, however late, finds 0 and returns.
- *   - The next visit is inside when the signal arrives. It is meant for `leave`, which is the number of the one before;
- *     numbers do not come again, so it returns.
- * A pause never stores a number in `leave` of a visit that may not be left, as it reads `leavable` after `inside`, which
- * is stored after it, and a visit that has ended meanwhile is one of the three above.
+ *   - The next visit is inside when the signal arrives. It is meant for `leave`, which is the
+ *     number of the one before; numbers do not come again, so it returns.
+ * A pause never stores a number in `leave` of a visit that may not be left, as it reads `leavable`
+ * after `inside`, which is stored after it, and a visit that has ended meanwhile is one of the
+ * three above.
  *
- * Why signals reach nobody else. They go to the thread, by pthread_kill, under the lock, and only while it is
- * `reachable`; the lane takes that back under the same lock before its thread ends. Lanes with visits alone have SIGURG
- * unblocked. A signal that finds the lane outside of a visit interrupts at most a sleep of the library's, which goes on.
+ * Why signals reach nobody else. They go to the thread, by pthread_kill, under the lock, and only
+ * while it is `reachable`; the lane takes that back under the same lock before its thread ends.
+ * Lanes with visits alone have SIGURG unblocked. A signal that finds the lane outside of a visit
+ * interrupts at most a sleep of the library's, which goes on.
  *
- * What is in order after a jump. What a callback has of the library is the arena that it was lent, the outputs and the error, and a
- * fault report that it may be in, which has locks and is held over (`held`: a signal that comes then does nothing, the
- * next one will): the arena may be in the middle of an allocation, so it is given up as it is, and a
- * new one begun (its memory, with the request in it, stays, and leaks); outputs are not looked at; the error is written anew.
- * The mask of the thread is set again, as the handler's end would have done. Else the lane does what it does after a
- * callback that returned COX_ABORTED.
+ * What is in order after a jump. What a callback has of the library is the arena that it was lent,
+ * the outputs and the error, and a fault report that it may be in, which has locks and is held over
+ * (`held`: a signal that comes then does nothing, the next one will): the arena may be in the
+ * middle of an allocation, so it is given up as it is, and a new one begun (its memory, with the
+ * request in it, stays, and leaks); outputs are not looked at; the error is written anew. The mask
+ * of the thread is set again, as the handler's end would have done. Else the lane does what it does
+ * after a callback that returned COX_ABORTED.
  *
- * Why no end of a visit is slept through. A pause announces itself in `awaiting` before it looks at `inside`; the lane clears
- * `inside` before it looks at `awaiting`, all seq_cst; and rings under the lock, which the pause gives up only by sleeping.
+ * Why no end of a visit is slept through. A pause announces itself in `awaiting` before it looks at
+ * `inside`; the lane clears `inside` before it looks at `awaiting`, all seq_cst; and rings under
+ * the lock, which the pause gives up only by sleeping.
  */
 #include "pause.h"
 
@@ -65,7 +71,8 @@ static bool has_visits(const struct cox_lane *lane)
 
 /* ---- signals ---- */
 
-/* Whoever had the signal before us, such as another language's runtime, still has it on all other threads. */
+/* Whoever had the signal before us, such as another language's runtime, still has it on all other
+ * threads. */
 static void urge_forward(int number, siginfo_t *info, void *context)
 {
     if (urge.before.sa_flags & SA_SIGINFO)
@@ -92,7 +99,8 @@ static void on_urge(int number, siginfo_t *info, void *context)
 
 void cox_pause_listen(void)
 {
-    /* No SA_RESTART: what blocks is to end. SA_ONSTACK for threads of runtimes with small stacks. */
+    /* No SA_RESTART: what blocks is to end. SA_ONSTACK for threads of runtimes with small stacks.
+     */
     struct sigaction action = {.sa_sigaction = on_urge, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigemptyset(&action.sa_mask);
     pthread_mutex_lock(&urge.lock);
@@ -274,8 +282,8 @@ static void wait_tell(struct wait *wait)
     for (size_t i = 0; i < VISITED_COUNT; i++) {
         struct cox_visit *visit = visit_of(wait, i);
         wait->numbers[i] = atomic_load_explicit(&visit->inside, memory_order_seq_cst);
-        /* relaxed load: stored under the lock alone. release; partner: the acquire of the callback's question, which
-         * then sees that it is paused. */
+        /* relaxed load: stored under the lock alone. release; partner: the acquire of the
+         * callback's question, which then sees that it is paused. */
         if (wait->numbers[i] > atomic_load_explicit(&visit->told, memory_order_relaxed))
             atomic_store_explicit(&visit->told, wait->numbers[i], memory_order_release);
     }
@@ -377,7 +385,8 @@ bool cox_worker_paused(const struct cox_worker *worker)
     return atomic_load_explicit(&worker->pause.paused, memory_order_seq_cst);
 }
 
-/* Requests are answered in the order of their numbers: nothing before this one is outstanding here. */
+/* Requests are answered in the order of their numbers: nothing before this one is outstanding here.
+ */
 bool cox_worker_pull_aborted(const struct cox_worker *worker)
 {
     const struct cox_visit *visit = &worker->lanes[COX_CHANNEL_TRANSFER].visit;

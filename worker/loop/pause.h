@@ -1,13 +1,14 @@
 /*
- * pause: the gate in front of the callbacks that a pause stops, and what it takes to get one out that is inside.
+ * pause: the gate in front of the callbacks that a pause stops, and what it takes to get one out
+ * that is inside.
  *
- * A visit is one callback on a lane: from the moment the request was let in until the callback has returned or was
- * left. Its number is that of its request, which no other request of the lane has. Only the lanes of the execute and
- * the transfer channel have visits.
+ * A visit is one callback on a lane: from the moment the request was let in until the callback has
+ * returned or was left. Its number is that of its request, which no other request of the lane has.
+ * Only the lanes of the execute and the transfer channel have visits.
  *
- * Threads: begin, call and end on the lane's thread; pause, resume and the questions (worker.h) on any but those.
- * Blocks: call as long as the callback; pause as worker.h says; nothing else.
- * If the process dies: private memory; nothing is left.
+ * Threads: begin, call and end on the lane's thread; pause, resume and the questions (worker.h) on
+ * any but those. Blocks: call as long as the callback; pause as worker.h says; nothing else. If the
+ * process dies: private memory; nothing is left.
  */
 #ifndef COX_WORKER_PAUSE_H
 #define COX_WORKER_PAUSE_H
@@ -24,35 +25,49 @@ struct cox_request;
 struct cox_worker;
 
 struct cox_visit {
-    /* The visit under way; 0: none. seq_cst; partner is `paused`: either the lane sees that, or the pause sees this. */
+    /* The visit under way; 0: none. seq_cst; partner is `paused`: either the lane sees that, or the
+     * pause sees this. */
     _Atomic uint64_t inside;
-    _Atomic uint64_t told;     /* visits up to this one are asked to come out; only grows */
-    _Atomic uint64_t leave;    /* this one is left by the next SIGURG */
-    _Atomic bool leavable;     /* the one inside */
-    _Atomic uint32_t kind;     /* type of its request; this and the next for words alone */
-    _Atomic uint64_t since_ns; /* it was let in */
-    sigjmp_buf frame;          /* where it is left to; the lane's own */
-    volatile sig_atomic_t
-        held;      /* not to be left now; the lane's own, and read by the handler on its thread */
-    sigset_t mask; /* of the lane's thread; the lane's own */
-    pthread_t thread; /* under lock; while reachable */
-    bool reachable;   /* under lock: the thread can be sent signals */
+    /* visits up to this one are asked to come out; only grows */
+    _Atomic uint64_t told;
+    /* this one is left by the next SIGURG */
+    _Atomic uint64_t leave;
+    /* the one inside */
+    _Atomic bool leavable;
+    /* type of its request; this and the next for words alone */
+    _Atomic uint32_t kind;
+    /* it was let in */
+    _Atomic uint64_t since_ns;
+    /* where it is left to; the lane's own */
+    sigjmp_buf frame;
+    /* not to be left now; the lane's own, and read by the handler on its thread */
+    volatile sig_atomic_t held;
+    /* of the lane's thread; the lane's own */
+    sigset_t mask;
+    /* under lock; while reachable */
+    pthread_t thread;
+    /* under lock: the thread can be sent signals */
+    bool reachable;
 };
 
 /* One for a worker. */
 struct cox_pause {
     pthread_mutex_t lock;
-    pthread_cond_t out;        /* on CLOCK_MONOTONIC; a visit has ended while somebody waited */
-    _Atomic bool paused;       /* seq_cst; partner is `inside` */
-    _Atomic uint32_t awaiting; /* threads inside a pause. seq_cst; partner is `inside` */
-    _Atomic bool
-        forget; /* release, by a reinit; partner: the execute lane, before it looks at its table */
+    /* on CLOCK_MONOTONIC; a visit has ended while somebody waited */
+    pthread_cond_t out;
+    /* seq_cst; partner is `inside` */
+    _Atomic bool paused;
+    /* threads inside a pause. seq_cst; partner is `inside` */
+    _Atomic uint32_t awaiting;
+    /* release, by a reinit; partner: the execute lane, before it looks at its table */
+    _Atomic bool forget;
 };
 
 void cox_pause_init(struct cox_pause *pause);
 void cox_pause_deinit(struct cox_pause *pause);
 
-/* Around cox_worker_run: SIGURG has a handler, whoever asked for it first, until the last one is gone. */
+/* Around cox_worker_run: SIGURG has a handler, whoever asked for it first, until the last one is
+ * gone. */
 void cox_pause_listen(void);
 void cox_pause_unlisten(void);
 
@@ -65,13 +80,14 @@ enum cox_visit_way {
     COX_VISIT_LET,     /* begins all the same, and is never left: init, cleanup */
 };
 
-/* Calls back for this request. Returns what the callback did; COX_ABORTED, with the lane's error telling why: paused, or
- * left. After the latter the lane's arena is another one: what it gave out before is never freed. */
+/* Calls back for this request. Returns what the callback did; COX_ABORTED, with the lane's error
+ * telling why: paused, or left. After the latter the lane's arena is another one: what it gave out
+ * before is never freed. */
 int cox_lane_call(struct cox_lane *lane, const struct cox_request *request, enum cox_visit_way way,
                   int (*callback)(void *argument), void *argument);
 
-/* In between the callback that this thread may be inside of is not left: for what the library does on its behalf. No
- * nesting; nothing on other threads. */
+/* In between the callback that this thread may be inside of is not left: for what the library does
+ * on its behalf. No nesting; nothing on other threads. */
 void cox_visit_hold(void);
 void cox_visit_release(void);
 

@@ -61,7 +61,8 @@ static bool step_fill_nested(struct cox_lane *lane, const struct cox_batch *batc
     return true;
 }
 
-/* A reinit makes the rank forget what it knew of sequences; only this thread may touch the table. */
+/* A reinit makes the rank forget what it knew of sequences; only this thread may touch the table.
+ */
 static void lane_forget(struct cox_lane *lane)
 {
     struct cox_pause *pause = &lane->worker->pause;
@@ -276,8 +277,8 @@ int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struc
     struct cox_lane *lane = &worker->lanes[COX_CHANNEL_LINK];
     uint32_t count = 0;
     uint64_t deadline_ns = lora_deadline(lane->deadline_ns);
-    int r = cox_adapter_references_close(cox_table_adapter_references(worker->table), lora_id, deadline_ns,
-                                lora_given_up, lane, &count);
+    int r = cox_adapter_references_close(cox_table_adapter_references(worker->table), lora_id,
+                                         deadline_ns, lora_given_up, lane, &count);
     if (r == COX_BUSY)
         return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
                         COX_LORA_NAME_LENGTH_MAX, lora_id, count, count == 1 ? "" : "s");

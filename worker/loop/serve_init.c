@@ -15,7 +15,8 @@ struct cox_init_request {
     uint64_t sequence;
     const struct cox_layout_channel_state *shared;
     const struct cox_visit *visit;
-    struct cox_group_sealed sealed; /* of a sealed group */
+    /* of a sealed group */
+    struct cox_group_sealed sealed;
     char door[COX_DOOR_PATH_SIZE];
 };
 
@@ -87,7 +88,8 @@ static void sealed_read(struct cox_init_request *init)
     }
 }
 
-/* It is no step, and void_through says nothing of it; but it has ended without this rank's answer. */
+/* It is no step, and void_through says nothing of it; but it has ended without this rank's answer.
+ */
 bool cox_init_request_aborted(const struct cox_init_request *request)
 {
     return cox_state_ended(request->shared) >= request->sequence ||
@@ -199,11 +201,10 @@ static int init_without_callback(const ExecuteRequest *message, struct cox_error
 {
     if (message->n_config == 0)
         return 0;
-    return cox_fail(err, COX_UNSUPPORTED,
-                    "this worker has no init callback, and so cannot be told '%.100s': give it "
-                    "one, or start the group "
-                    "without configuration (no --init, --init-file, --model), or with --no-init",
-                    message->config[0]->key ? message->config[0]->key : "");
+    return cox_fail(
+        err, COX_UNSUPPORTED,
+        "this worker has no init callback, and so cannot be told '%.100s': give it one, or start the group without configuration (no --init, --init-file, --model), or with --no-init",
+        message->config[0]->key ? message->config[0]->key : "");
 }
 
 void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_request *request,

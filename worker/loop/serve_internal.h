@@ -1,6 +1,6 @@
 /*
- * What the files that serve a lane's requests share: serve.c (which request it is, and what is called), serve_init.c,
- * answer.c (what goes back, and in what). For no one else.
+ * What the files that serve a lane's requests share: serve.c (which request it is, and what is
+ * called), serve_init.c, answer.c (what goes back, and in what). For no one else.
  *
  * Threads: the lane's.
  */
@@ -29,7 +29,8 @@ void cox_lane_send_block(struct cox_lane *lane, uint64_t sequence, uint32_t type
 void cox_lane_done(struct cox_lane *lane, uint64_t sequence, bool post);
 /* Makes the response an error with the lane's text. */
 void cox_lane_fail(struct cox_lane *lane, ExecuteResponse *response, int status);
-/* Sends the response, in a block if it does not fit the slot, and as an error if it fits neither. */
+/* Sends the response, in a block if it does not fit the slot, and as an error if it fits neither.
+ */
 void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
                      ExecuteResponse *response);
 

@@ -120,8 +120,8 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
     }
 }
 
-/* Somebody wrote over `published`: the request is still to come, and with it a token. True: so it was, and a
- * token has come. */
+/* Somebody wrote over `published`: the request is still to come, and with it a token. True: so it
+ * was, and a token has come. */
 static bool lane_is_misled(struct cox_lane *lane, uint64_t next)
 {
     const struct cox_worker *worker = lane->worker;
@@ -284,8 +284,8 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
     int r = worker_enter_fault(worker, deadline_ns);
     if (r)
         return r; /* another report of this process waits for the slot */
-    /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator looks
-     * for the token of whoever dies with it in its hand (coordinator/collector/faults.h). */
+    /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator
+     * looks for the token of whoever dies with it in its hand (coordinator/collector/faults.h). */
     cox_state_set_rank(line, COX_RANK_TAKEN, sequence, cox_now_ns());
     do { /* once also when the deadline has passed */
         r = worker_stopping(worker)
@@ -330,7 +330,8 @@ int cox_worker_report_fault(struct cox_worker *worker, const char *text, uint64_
 
 /* ---- life ---- */
 
-/* ---- the guard: the end of an orphan, from new to free, whatever the host's own threads do ---- */
+/* ---- the guard: the end of an orphan, from new to free, whatever the host's own threads do ----
+ */
 
 static void *guard_main(void *argument)
 {
@@ -449,8 +450,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
                           &worker->table);
         if (r == COX_INVALID)
             cox_fail(err, r,
-                     "room for %" PRIu32 " sequences of %" PRIu32 " tokens was asked for: allowed "
-                     "are up to %" PRIu32 " of up to %" PRIu32,
+                     "room for %" PRIu32 " sequences of %" PRIu32
+                     " tokens was asked for: allowed are up to %" PRIu32 " of up to %" PRIu32,
                      worker->options.sequence_count_max, worker->options.token_count_max,
                      COX_TABLE_SEQUENCE_COUNT_LIMIT, COX_TABLE_TOKEN_COUNT_LIMIT);
         else if (r)
@@ -484,8 +485,8 @@ int cox_worker_new(const struct cox_worker_options *options,
     return cox_worker_new_as(&self, options, callbacks, context, ret_worker, err);
 }
 
-/* Nobody needs to wait for this rank any more, though the process may live on. The coordinator looks
- * by itself, once a slice. */
+/* Nobody needs to wait for this rank any more, though the process may live on. The coordinator
+ * looks by itself, once a slice. */
 static void worker_leave(struct cox_worker *worker)
 {
     if (worker->claimed)
@@ -508,7 +509,8 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
 {
     if (!worker)
         return NULL;
-    /* The child of a fork has none of the threads, and is not the rank: it only lets go of memory. */
+    /* The child of a fork has none of the threads, and is not the rank: it only lets go of memory.
+     */
     if (worker->own_pid == getpid()) {
         worker_await_tellers(worker);
         worker_leave(worker);
@@ -569,8 +571,8 @@ static void worker_ring_lanes(struct cox_worker *worker)
 }
 
 /* Waits until all lanes have ended; watches the coordinator where the guard does not, and passes a
- * stop on to lanes that sleep: again and again, since one of them may be about to fall asleep, on a word
- * that is not this process's to change, or that somebody has written over. */
+ * stop on to lanes that sleep: again and again, since one of them may be about to fall asleep, on a
+ * word that is not this process's to change, or that somebody has written over. */
 static int worker_watch(struct cox_worker *worker)
 {
     /* Where somebody counts the tokens there may be no more of them. */

@@ -1,5 +1,5 @@
-/* The worker's own memory, shared by worker.c (life), attach.c, pause.c, bulk.c (blocks), and by serve.c and its files (one
- * request: serve_internal.h). */
+/* The worker's own memory, shared by worker.c (life), attach.c, pause.c, bulk.c (blocks), and by
+ * serve.c and its files (one request: serve_internal.h). */
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 
@@ -24,7 +24,8 @@ struct ModelExecuteData__ExecuteRequest;
 /* The block of an answer that does not fit its slot. */
 struct cox_lane_answer {
     struct cox_bulk_block block;
-    uint64_t sequence; /* whose answer is in it, and the coordinator may read it; 0: of none */
+    /* whose answer is in it, and the coordinator may read it; 0: of none */
+    uint64_t sequence;
 };
 
 /* What an opaque callback writes to. */
@@ -33,7 +34,8 @@ struct cox_opaque_answer {
     uint64_t sequence;
     uint8_t *slot;
     size_t slot_capacity;
-    uint8_t *bytes; /* the slot, or the block */
+    /* the slot, or the block */
+    uint8_t *bytes;
     size_t capacity;
 };
 
@@ -41,71 +43,104 @@ struct cox_opaque_answer {
 struct cox_lane {
     struct cox_worker *worker;
     struct cox_channel channel;
-    struct cox_layout_rank_line *line; /* this rank's, in the control region */
+    /* this rank's, in the control region */
+    struct cox_layout_rank_line *line;
     struct cox_spinner spinner;
-    uint64_t
-        stamp_ns; /* for the state of the request at hand: when it was published, or a clock that was read since */
+    /* for the state of the request at hand: when it was published, or a clock that was read since
+     */
+    uint64_t stamp_ns;
     /* What was last stored in the line, whatever somebody else has written there since. */
     uint64_t taken, returned, done;
     pthread_t thread;
-    pthread_t self; /* the same, of the lane's own */
-    int failed;     /* what ended it, which ends the worker; read once it is joined */
-    uint8_t *copy;  /* private copy of a request, grown to what was needed */
+    /* the same, of the lane's own */
+    pthread_t self;
+    /* what ended it, which ends the worker; read once it is joined */
+    int failed;
+    /* private copy of a request, grown to what was needed */
+    uint8_t *copy;
     size_t copy_size;
-    struct cox_arena arena; /* the request at hand and the answer to it */
-    struct cox_error error; /* of the request at hand */
+    /* the request at hand and the answer to it */
+    struct cox_arena arena;
+    /* of the request at hand */
+    struct cox_error error;
     /* The request at hand, in the arena; NULL: it cannot be read. */
     const struct ModelExecuteData__ExecuteRequest *message;
-    struct cox_visit visit;           /* the callback under way */
-    uint64_t deadline_ns;             /* of a LoRA request at hand; 0: not told */
-    struct cox_opaque_answer *opaque; /* of the opaque callback under way; NULL: there is none */
-    struct cox_bulk_view views[COX_DEPTH_MAX];     /* the blocks behind the frames */
-    struct cox_lane_answer answers[COX_DEPTH_MAX]; /* and those behind the slots */
-    uint32_t answer_count;                         /* of these with a sequence */
+    /* the callback under way */
+    struct cox_visit visit;
+    /* of a LoRA request at hand; 0: not told */
+    uint64_t deadline_ns;
+    /* of the opaque callback under way; NULL: there is none */
+    struct cox_opaque_answer *opaque;
+    /* the blocks behind the frames */
+    struct cox_bulk_view views[COX_DEPTH_MAX];
+    /* and those behind the slots */
+    struct cox_lane_answer answers[COX_DEPTH_MAX];
+    /* of these with a sequence */
+    uint32_t answer_count;
 };
 
 struct cox_worker {
     struct cox_worker_options options;
     const struct cox_worker_callbacks *callbacks;
     void *context;
-    struct cox_inherit inherit;            /* while new runs */
-    struct cox_sealed sealed;              /* of a sealed group */
-    int door_fd;                           /* the connection, where it came by the door; -1 */
-    int group_fd;                          /* memory of the rank group; -1: legacy or sealed */
-    struct cox_group_memory *group_memory; /* of a sealed group; NULL */
+    /* while new runs */
+    struct cox_inherit inherit;
+    /* of a sealed group */
+    struct cox_sealed sealed;
+    /* the connection, where it came by the door; -1 */
+    int door_fd;
+    /* memory of the rank group; -1: legacy or sealed */
+    int group_fd;
+    /* of a sealed group; NULL */
+    struct cox_group_memory *group_memory;
     struct cox_control control;
-    bool is_legacy_shim; /* control is a legacy shim, tokens tell: see legacy_shim.h */
+    /* control is a legacy shim, tokens tell: see legacy_shim.h */
+    bool is_legacy_shim;
     struct cox_peer coordinator;
-    bool follows_wrapper; /* new armed PDEATHSIG of its thread, free disarms it */
-    pid_t own_pid;        /* who called new; not a child of its fork */
-    bool claimed;         /* this process is the rank, and has not left */
+    /* new armed PDEATHSIG of its thread, free disarms it */
+    bool follows_wrapper;
+    /* who called new; not a child of its fork */
+    pid_t own_pid;
+    /* this process is the rank, and has not left */
+    bool claimed;
     struct cox_lane lanes[COX_TWO_WAY_COUNT];
     struct cox_channel error_channel;
     pthread_mutex_t error_lock;
-    pthread_cond_t error_cond; /* on CLOCK_MONOTONIC; reporting became false */
-    uint64_t report_count;     /* reports of a rank of a sealed group; while reporting */
-    bool reporting;            /* one report at a time from this process */
-    _Atomic uint32_t tellers;  /* threads inside a report; free waits for them */
-    struct cox_table *table;   /* the execute lane's */
+    /* on CLOCK_MONOTONIC; reporting became false */
+    pthread_cond_t error_cond;
+    /* reports of a rank of a sealed group; while reporting */
+    uint64_t report_count;
+    /* one report at a time from this process */
+    bool reporting;
+    /* threads inside a report; free waits for them */
+    _Atomic uint32_t tellers;
+    /* the execute lane's */
+    struct cox_table *table;
     /* Of the step under way; the execute lane's. */
     bool group_time_told;
     uint64_t group_ns, group_wait_ns;
     struct cox_bulk_sender bulk;
-    bool request_size_default; /* request_size_max was not chosen */
+    /* request_size_max was not chosen */
+    bool request_size_default;
     struct cox_pause pause;
-    int wake_fd;  /* eventfd: stop was called, or a lane ended */
-    int guard_fd; /* eventfd: free wants the guard */
+    /* eventfd: stop was called, or a lane ended */
+    int wake_fd;
+    /* eventfd: free wants the guard */
+    int guard_fd;
     pthread_t guard;
-    bool guarded; /* a thread ends the process with its coordinator */
+    /* a thread ends the process with its coordinator */
+    bool guarded;
     _Atomic bool stopping;
     _Atomic bool finalized;
-    _Atomic uint32_t running; /* lanes that serve */
+    /* lanes that serve */
+    _Atomic uint32_t running;
 };
 
 /* Who a rank is to its coordinator. */
 struct cox_worker_identity {
     pid_t pid;
-    uint64_t start; /* /proc/<pid>/stat field 22 */
+    /* /proc/<pid>/stat field 22 */
+    uint64_t start;
 };
 
 /* cox_worker_new under the identity of another process, whose death is the rank's: for tests that
@@ -153,7 +188,8 @@ void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, i
 /* ---- bulk.c: requests and answers in blocks ---- */
 
 bool cox_lane_has_blocks(const struct cox_lane *lane);
-/* The bytes of a request, in place, lent until close. Returns 0, or what cox_bulk_view_map returns, in the lane's error. */
+/* The bytes of a request, in place, lent until close. Returns 0, or what cox_bulk_view_map returns,
+ * in the lane's error. */
 int cox_lane_open_block(struct cox_lane *lane, uint64_t sequence,
                         const struct ModelExecuteData__BulkRef *message, const uint8_t **ret_bytes,
                         size_t *ret_size);

@@ -9,7 +9,8 @@
 
 struct cox_adapter_references {
     pthread_mutex_t lock;
-    pthread_cond_t given; /* on CLOCK_MONOTONIC; a count has become 0 */
+    /* on CLOCK_MONOTONIC; a count has become 0 */
+    pthread_cond_t given;
     struct cox_lora_use *first;
 };
 
@@ -83,7 +84,8 @@ static void drop_if_idle(struct cox_adapter_references *uses, struct cox_lora_us
 
 /* ---- sequences ---- */
 
-int cox_adapter_references_take(struct cox_adapter_references *uses, const char *name, struct cox_lora_use **ret_use)
+int cox_adapter_references_take(struct cox_adapter_references *uses, const char *name,
+                                struct cox_lora_use **ret_use)
 {
     if (strlen(name) > COX_LORA_NAME_LENGTH_MAX)
         return COX_TOO_LARGE;
@@ -98,7 +100,8 @@ int cox_adapter_references_take(struct cox_adapter_references *uses, const char 
     return r;
 }
 
-struct cox_lora_use *cox_adapter_references_again(struct cox_adapter_references *uses, struct cox_lora_use *use)
+struct cox_lora_use *cox_adapter_references_again(struct cox_adapter_references *uses,
+                                                  struct cox_lora_use *use)
 {
     if (use) {
         pthread_mutex_lock(&uses->lock);
@@ -122,8 +125,9 @@ void cox_adapter_references_give(struct cox_adapter_references *uses, struct cox
 
 /* ---- who wants it to be unused ---- */
 
-int cox_adapter_references_close(struct cox_adapter_references *uses, const char *name, uint64_t deadline_ns,
-                        bool (*given_up)(void *context), void *context, uint32_t *ret_count)
+int cox_adapter_references_close(struct cox_adapter_references *uses, const char *name,
+                                 uint64_t deadline_ns, bool (*given_up)(void *context),
+                                 void *context, uint32_t *ret_count)
 {
     int r = 0;
     pthread_mutex_lock(&uses->lock);

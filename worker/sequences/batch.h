@@ -34,31 +34,43 @@ enum cox_forward_type { /* values of ForwardType in executor.proto */
 };
 
 struct cox_sampling {
-    float temperature;        /* 0: greedy */
-    float top_p;              /* 1: off */
-    int32_t top_k;            /* 0: off */
-    float repetition_penalty; /* 1: off */
-    uint64_t seed; /* the draw at position p is a function of (seed, p) alone, so a recomputation
-                      repeats it */
+    /* 0: greedy */
+    float temperature;
+    /* 1: off */
+    float top_p;
+    /* 0: off */
+    int32_t top_k;
+    /* 1: off */
+    float repetition_penalty;
+    /* the draw at position p is a function of (seed, p) alone, so a recomputation repeats it */
+    uint64_t seed;
 };
 
 struct cox_block_table {
-    const int32_t *blocks; /* ids of KV blocks, in order of position */
+    /* ids of KV blocks, in order of position */
+    const int32_t *blocks;
     uint32_t count;
 };
 
 /* One sequence of the step. */
 struct cox_batch_row {
-    int64_t id;           /* the coordinator's sequence id */
-    uint32_t slot;        /* index in the sequence table, stable while the sequence lives */
-    uint32_t position;    /* of the first token to compute; 0-based */
-    uint32_t token_count; /* tokens to compute: positions [position, position + token_count) */
-    bool emit;            /* sample the token that follows the last one computed */
-    const int32_t
-        *tokens; /* all tokens of the sequence from position 0; position + token_count of them */
-    const struct cox_block_table *tables; /* cox_batch.table_count of them; [0] is the main one */
+    /* the coordinator's sequence id */
+    int64_t id;
+    /* index in the sequence table, stable while the sequence lives */
+    uint32_t slot;
+    /* of the first token to compute; 0-based */
+    uint32_t position;
+    /* tokens to compute: positions [position, position + token_count) */
+    uint32_t token_count;
+    /* sample the token that follows the last one computed */
+    bool emit;
+    /* all tokens of the sequence from position 0; position + token_count of them */
+    const int32_t *tokens;
+    /* cox_batch.table_count of them; [0] is the main one */
+    const struct cox_block_table *tables;
     const struct cox_sampling *sampling;
-    const char *lora_id; /* the adapter it is computed with; NULL: none */
+    /* the adapter it is computed with; NULL: none */
+    const char *lora_id;
 };
 
 struct cox_weights_offer;
@@ -69,11 +81,13 @@ struct cox_block_pair {
 };
 
 struct cox_batch {
-    uint64_t sequence; /* sequence number of the request on its channel */
+    /* sequence number of the request on its channel */
+    uint64_t sequence;
     enum cox_forward_type forward_type;
     uint32_t row_count;
     const struct cox_batch_row *rows;
-    uint32_t table_count; /* block tables per row, 1 to COX_BLOCK_TABLE_COUNT_MAX */
+    /* block tables per row, 1 to COX_BLOCK_TABLE_COUNT_MAX */
+    uint32_t table_count;
     /* Block moves to do before the rows, in this order: swap_out (device to host), swap_in (host to
      * device), copy (device to device). */
     const struct cox_block_pair *swap_in;
@@ -85,29 +99,35 @@ struct cox_batch {
     /* Sequences that ended since the last step: forget what is kept for these slots. */
     const uint32_t *finished_slots;
     uint32_t finished_count;
-    /* Of the model's weights, with which all ranks compute this step; 0: the coordinator publishes none. */
+    /* Of the model's weights, with which all ranks compute this step; 0: the coordinator publishes
+     * none. */
     uint64_t weights_version;
-    /* Where that version is, while a rank may not have it; NULL otherwise. The worker library's own (worker/sequences/weights_subscriber.h). */
+    /* Where that version is, while a rank may not have it; NULL otherwise. The worker library's own
+     * (worker/sequences/weights_subscriber.h). */
     const struct cox_weights_offer *weights;
-    const void *void_word; /* private to the worker library */
-    const void *told_word; /* the same; NULL: never paused */
+    /* private to the worker library */
+    const void *void_word;
+    /* the same; NULL: never paused */
+    const void *told_word;
 };
 
 /* What the callback fills, one per row. */
 struct cox_batch_output {
-    int32_t token; /* the sampled token; -1 where emit is false */
-    float logprob; /* of that token under the unscaled distribution, 0 where not computed */
+    /* the sampled token; -1 where emit is false */
+    int32_t token;
+    /* of that token under the unscaled distribution, 0 where not computed */
+    float logprob;
 };
 
-/* True once the coordinator has given this step up (timeout, another rank's failure), and once the worker is to
- * pause (cox_worker_pause): a long callback may ask between layers and return COX_ABORTED early. Lock-free, callable from the
- * callback's thread. */
+/* True once the coordinator has given this step up (timeout, another rank's failure), and once the
+ * worker is to pause (cox_worker_pause): a long callback may ask between layers and return
+ * COX_ABORTED early. Lock-free, callable from the callback's thread. */
 COX_PUBLIC bool cox_batch_aborted(const struct cox_batch *batch);
 
 /* Steps up to this number have been given up; 0: none. Of a step that is not given up itself all
- * ranks are told the same, from its beginning to its end, and another number than before if any step
- * in between failed anywhere: so ranks that wait for each other know together when to begin anew.
- * As cox_batch_aborted otherwise. */
+ * ranks are told the same, from its beginning to its end, and another number than before if any
+ * step in between failed anywhere: so ranks that wait for each other know together when to begin
+ * anew. As cox_batch_aborted otherwise. */
 COX_PUBLIC uint64_t cox_batch_void_through(const struct cox_batch *batch);
 
 #ifdef __cplusplus

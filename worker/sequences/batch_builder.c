@@ -39,7 +39,8 @@ void cox_batch_builder_deinit(struct cox_batch_builder *builder)
     *builder = (struct cox_batch_builder){0};
 }
 
-void cox_batch_builder_begin(struct cox_batch_builder *builder, uint64_t sequence, const void *void_word)
+void cox_batch_builder_begin(struct cox_batch_builder *builder, uint64_t sequence,
+                             const void *void_word)
 {
     builder->batch = (struct cox_batch){
         .sequence = sequence,
@@ -63,8 +64,8 @@ static int pairs_fill(struct cox_block_pair *to, ModelExecuteData__IntPair *cons
 }
 
 int cox_batch_builder_moves(struct cox_batch_builder *builder,
-                      const struct ModelExecuteData__ExecuteModelRequest *request,
-                      struct cox_error *err)
+                            const struct ModelExecuteData__ExecuteModelRequest *request,
+                            struct cox_error *err)
 {
     struct cox_batch *batch = &builder->batch;
     if ((unsigned)request->forward_type > COX_FORWARD_DUMMY)
@@ -97,7 +98,8 @@ int cox_batch_builder_moves(struct cox_batch_builder *builder,
     return r;
 }
 
-void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_sequence_store *store, uint32_t slot)
+void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_sequence_store *store,
+                              uint32_t slot)
 {
     cox_sequence_store_drop(store, slot);
     builder->finished[builder->batch.finished_count++] = slot;
@@ -120,9 +122,9 @@ static int row_refuse(const struct cox_sequence_store *store, uint32_t index, ui
     return cox_fail(err, COX_CORRUPT, "row %u: a dummy step has no rows", index);
 }
 
-int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequence_store *store, const uint32_t *slots,
-                     const uint32_t *positions, const uint32_t *token_counts, size_t count,
-                     struct cox_error *err)
+int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequence_store *store,
+                           const uint32_t *slots, const uint32_t *positions,
+                           const uint32_t *token_counts, size_t count, struct cox_error *err)
 {
     if (count == 0)
         return 0;
@@ -141,7 +143,8 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequenc
     for (size_t i = 0; i < count; i++, row++) {
         const uint32_t slot = slots[i], position = positions[i];
         const uint32_t token_count = token_counts ? token_counts[i] : 1;
-        const struct cox_sequence *sequence = slot < slot_count ? sequence_store_slots[slot].now : NULL;
+        const struct cox_sequence *sequence =
+            slot < slot_count ? sequence_store_slots[slot].now : NULL;
         if (!sequence || sequence_store_slots[slot].row_step == step || token_count == 0 ||
             (uint64_t)position + token_count > sequence->tokens.count ||
             sequence->tables[0].count == 0 || dummy)
@@ -159,8 +162,9 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequenc
     return 0;
 }
 
-int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_sequence_store *store, uint32_t slot,
-                    uint32_t position, uint32_t token_count, bool emit, struct cox_error *err)
+int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_sequence_store *store,
+                          uint32_t slot, uint32_t position, uint32_t token_count, bool emit,
+                          struct cox_error *err)
 {
     int r = cox_batch_builder_rows(builder, store, &slot, &position, &token_count, 1, err);
     if (r == 0)
@@ -168,7 +172,8 @@ int cox_batch_builder_row(struct cox_batch_builder *builder, struct cox_sequence
     return r;
 }
 
-int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_sequence_store *store, struct cox_error *err)
+int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_sequence_store *store,
+                           struct cox_error *err)
 {
     uint32_t row_count = builder->batch.row_count;
     uint32_t table_count = builder->batch.table_count;

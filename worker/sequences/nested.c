@@ -14,8 +14,10 @@ typedef ModelExecuteData__SequenceGroupMetadata Metadata;
 /* What of one SequenceGroupMetadata is the same for all its ids. */
 struct group {
     const Metadata *metadata;
-    size_t index;      /* in the list */
-    uint32_t id_count; /* at least 1 */
+    /* in the list */
+    size_t index;
+    /* at least 1 */
+    uint32_t id_count;
 };
 
 /* Elements of a byte field, each of which must fit into a non-negative int32. */
@@ -115,8 +117,8 @@ static int tables_extend(const struct group *group, const struct cox_sequence *s
 
 /* Almost always a block or none is new, and the sequence grows in place. Anything else is a
  * sequence of this step's own, since what a revert needs must not be overwritten. */
-static int tables_replace(struct cox_sequence_store *store, const struct group *group, uint32_t slot,
-                          struct cox_error *err)
+static int tables_replace(struct cox_sequence_store *store, const struct group *group,
+                          uint32_t slot, struct cox_error *err)
 {
     struct cox_sequence *sequence = cox_sequence_store_get(store, slot);
     bool extend;
@@ -165,9 +167,11 @@ static bool is_prefill(const Metadata *metadata, uint32_t k)
  * be computed. */
 struct prompt {
     size_t from, count;
-    uint32_t known; /* tokens before, which an earlier chunk has told */
+    /* tokens before, which an earlier chunk has told */
+    uint32_t known;
     uint32_t position;
-    uint32_t end; /* behind the last one; 0: behind the last one there is */
+    /* behind the last one; 0: behind the last one there is */
+    uint32_t end;
 };
 
 /* The tokens of sequence k: each has its own where prompt_lens counts them, else all have the
@@ -294,8 +298,7 @@ static int prompt_read(struct cox_sequence_store *store, struct cox_batch_builde
     if (prompt.known > (sequence ? sequence->tokens.count : 0))
         return cox_fail(
             err, COX_STALE,
-            "metadata %zu: a chunk from position %u of sequence %lld, of which %u tokens "
-            "are known",
+            "metadata %zu: a chunk from position %u of sequence %lld, of which %u tokens are known",
             group->index, prompt.known, (long long)id, sequence ? sequence->tokens.count : 0);
     if (!sequence && !cox_sequence_store_lowest_free(store, &slot))
         return cox_fail(err, COX_TOO_LARGE, "metadata %zu: more than %u sequences", group->index,
@@ -309,7 +312,7 @@ static int prompt_read(struct cox_sequence_store *store, struct cox_batch_builde
     bool emit = metadata->n_is_req_last_chunk == 0 ||
                 metadata->is_req_last_chunk[entry_of(metadata->n_is_req_last_chunk, k)];
     return cox_batch_builder_row(builder, store, slot, prompt.position, end - prompt.position, emit,
-                           err);
+                                 err);
 }
 
 /* Puts the coordinator's word for the last token in place of ours. Announced tokens are its word

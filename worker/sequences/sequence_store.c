@@ -142,7 +142,8 @@ static struct cox_sequence *spare_take(struct cox_sequence_store *store)
 }
 
 /* What the slot held before the step is kept for a revert; what came in the same step goes. */
-static void slot_replace(struct cox_sequence_store *store, uint32_t slot, struct cox_sequence *sequence)
+static void slot_replace(struct cox_sequence_store *store, uint32_t slot,
+                         struct cox_sequence *sequence)
 {
     cox_sequence_store_touch(store, slot);
     struct cox_sequence *old = store->slots[slot].now;
@@ -152,7 +153,7 @@ static void slot_replace(struct cox_sequence_store *store, uint32_t slot, struct
 }
 
 int cox_sequence_store_init(struct cox_sequence_store *store, uint32_t sequence_count_max,
-                    uint32_t token_count_max)
+                            uint32_t token_count_max)
 {
     /* Two entries per slot, half full at most: a search always meets an empty cell. */
     size_t cell_count = 4;
@@ -198,7 +199,8 @@ void cox_sequence_store_deinit(struct cox_sequence_store *store)
 
 /* A cell's hash is a hint, the sequence decides; so it does not matter which of a slot's two cells
  * is met. */
-bool cox_sequence_store_find_id(const struct cox_sequence_store *store, int64_t id, uint32_t *ret_slot)
+bool cox_sequence_store_find_id(const struct cox_sequence_store *store, int64_t id,
+                                uint32_t *ret_slot)
 {
     uint32_t hash = hash_id(id);
     for (uint32_t i = hash & store->cell_mask; store->cells[i].slot_plus_one;
@@ -213,7 +215,7 @@ bool cox_sequence_store_find_id(const struct cox_sequence_store *store, int64_t 
 }
 
 bool cox_sequence_store_find_request(const struct cox_sequence_store *store, const char *request_id,
-                             uint32_t *ret_slot)
+                                     uint32_t *ret_slot)
 {
     if (!request_id[0])
         return false;
@@ -274,7 +276,7 @@ void cox_sequence_store_touch(struct cox_sequence_store *store, uint32_t slot)
 }
 
 int cox_sequence_store_announce(struct cox_sequence_store *store, uint32_t slot, int64_t id,
-                        const char *request_id, struct cox_sequence **ret_sequence)
+                                const char *request_id, struct cox_sequence **ret_sequence)
 {
     struct cox_sequence *sequence = spare_take(store);
     if (!sequence)
@@ -303,7 +305,8 @@ int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot,
     return cox_adapter_references_take(store->adapter_references, name, &sequence->lora);
 }
 
-int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot, struct cox_sequence **ret_sequence)
+int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot,
+                           struct cox_sequence **ret_sequence)
 {
     cox_sequence_store_touch(store, slot);
     struct cox_sequence *old = store->slots[slot].now;

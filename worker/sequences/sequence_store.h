@@ -7,8 +7,8 @@
  * and lengths back.
  *
  * Threads: one; no locks.
- * Ownership: the sequence store owns every sequence. A pointer to one is lent until the next call that
- *   changes its slot. Objects out of use are kept with their arrays, so that a steady load
+ * Ownership: the sequence store owns every sequence. A pointer to one is lent until the next call
+ *   that changes its slot. Objects out of use are kept with their arrays, so that a steady load
  *   allocates nothing.
  * Blocks: nothing.
  * If the process dies: private memory; nothing is left.
@@ -36,41 +36,51 @@ struct cox_sequence {
     int64_t id;
     struct cox_numbers tokens;
     struct cox_numbers tables[COX_BLOCK_TABLE_COUNT_MAX];
-    uint32_t table_count;     /* tables it was announced with */
-    uint32_t announced_count; /* tokens it was announced with; those that follow were generated or
-                                 forced */
+    /* tables it was announced with */
+    uint32_t table_count;
+    /* tokens it was announced with; those that follow were generated or forced */
+    uint32_t announced_count;
     struct cox_sampling sampling;
-    struct cox_lora_use *lora; /* the adapter it is computed with; NULL: none */
+    /* the adapter it is computed with; NULL: none */
+    struct cox_lora_use *lora;
     struct cox_sequence *next_spare;
-    char request_id[COX_REQUEST_ID_LENGTH_MAX +
-                    1]; /* "": has none, the packed form knows no requests */
+    /* "": has none, the packed form knows no requests */
+    char request_id[COX_REQUEST_ID_LENGTH_MAX + 1];
 };
 
 struct cox_slot {
     struct cox_sequence *now;
-    struct cox_sequence *before; /* what it held when the step touched it first */
-    uint64_t touched_step;       /* the fields called before are of this step */
-    uint64_t row_step;           /* the last step with a row of this slot */
+    /* what it held when the step touched it first */
+    struct cox_sequence *before;
+    /* the fields called before are of this step */
+    uint64_t touched_step;
+    /* the last step with a row of this slot */
+    uint64_t row_step;
     uint32_t token_count_before;
     uint32_t block_counts_before[COX_BLOCK_TABLE_COUNT_MAX];
 };
 
 struct cox_sequence_store_cell {
     uint32_t hash;
-    uint32_t slot_plus_one; /* 0: empty */
+    /* 0: empty */
+    uint32_t slot_plus_one;
 };
 
 struct cox_sequence_store {
     uint32_t sequence_count_max;
     uint32_t token_count_max;
     uint32_t live_count;
-    uint64_t step;          /* counts the calls of begin, so that no stamp needs clearing */
-    struct cox_slot *slots; /* sequence_count_max of them */
-    uint64_t *live_words;   /* one bit per slot: now is not NULL */
-    uint32_t *touched;      /* slots touched in this step, each once */
+    /* counts the calls of begin, so that no stamp needs clearing */
+    uint64_t step;
+    /* sequence_count_max of them */
+    struct cox_slot *slots;
+    /* one bit per slot: now is not NULL */
+    uint64_t *live_words;
+    /* slots touched in this step, each once */
+    uint32_t *touched;
     uint32_t touched_count;
-    struct cox_sequence_store_cell
-        *cells; /* open addressing; two cells per live slot: by id and by request id */
+    /* open addressing; two cells per live slot: by id and by request id */
+    struct cox_sequence_store_cell *cells;
     uint32_t cell_mask;
     struct cox_sequence *spares;
     struct cox_adapter_references *adapter_references;
@@ -78,19 +88,21 @@ struct cox_sequence_store {
 
 /* Returns 0 or -ENOMEM. */
 int cox_sequence_store_init(struct cox_sequence_store *store, uint32_t sequence_count_max,
-                    uint32_t token_count_max);
+                            uint32_t token_count_max);
 void cox_sequence_store_deinit(struct cox_sequence_store *store); /* a zeroed store is fine */
 
 /* The sequence in a slot; NULL where there is none or no such slot. */
-static inline struct cox_sequence *cox_sequence_store_get(const struct cox_sequence_store *store, uint32_t slot)
+static inline struct cox_sequence *cox_sequence_store_get(const struct cox_sequence_store *store,
+                                                          uint32_t slot)
 {
     return slot < store->sequence_count_max ? store->slots[slot].now : NULL;
 }
 
-bool cox_sequence_store_find_id(const struct cox_sequence_store *store, int64_t id, uint32_t *ret_slot);
+bool cox_sequence_store_find_id(const struct cox_sequence_store *store, int64_t id,
+                                uint32_t *ret_slot);
 /* Any one sequence of the request. */
 bool cox_sequence_store_find_request(const struct cox_sequence_store *store, const char *request_id,
-                             uint32_t *ret_slot);
+                                     uint32_t *ret_slot);
 /* The lowest slot with a sequence. */
 bool cox_sequence_store_lowest_live(const struct cox_sequence_store *store, uint32_t *ret_slot);
 /* The lowest slot without a sequence. */
@@ -103,13 +115,15 @@ void cox_sequence_store_touch(struct cox_sequence_store *store, uint32_t slot);
 /* Puts an empty sequence into the slot, in place of what is there. request_id is NULL or at most
  * COX_REQUEST_ID_LENGTH_MAX long. Returns 0 or -ENOMEM. */
 int cox_sequence_store_announce(struct cox_sequence_store *store, uint32_t slot, int64_t id,
-                        const char *request_id, struct cox_sequence **ret_sequence);
-/* The sequence that was announced into the slot in this step is computed with an adapter. One that was there before, with the same,
- * keeps it also when it is closed: it is no new use. Returns what cox_adapter_references_take does. */
+                                const char *request_id, struct cox_sequence **ret_sequence);
+/* The sequence that was announced into the slot in this step is computed with an adapter. One that
+ * was there before, with the same, keeps it also when it is closed: it is no new use. Returns what
+ * cox_adapter_references_take does. */
 int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot, const char *name);
 /* The sequence of a live slot as one that this step may overwrite: what it holds if that is new in
  * this step, or a copy in its place. Returns 0 or -ENOMEM. */
-int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot, struct cox_sequence **ret_sequence);
+int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot,
+                           struct cox_sequence **ret_sequence);
 void cox_sequence_store_drop(struct cox_sequence_store *store, uint32_t slot); /* a live one */
 void cox_sequence_store_commit(struct cox_sequence_store *store);
 void cox_sequence_store_revert(struct cox_sequence_store *store);

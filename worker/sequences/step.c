@@ -24,8 +24,8 @@ struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingPar
     return sampling;
 }
 
-int cox_step_lora(struct cox_sequence_store *store, uint32_t slot, const char *name, const char *where,
-                  size_t index, struct cox_error *err)
+int cox_step_lora(struct cox_sequence_store *store, uint32_t slot, const char *name,
+                  const char *where, size_t index, struct cox_error *err)
 {
     if (!name || !*name)
         return 0;
@@ -121,8 +121,7 @@ static int announced_read(struct cox_sequence_store *store, uint32_t table_count
     struct cox_sequence *sequence;
     int r = cox_sequence_store_announce(store, slot, from->seq_id, NULL, &sequence);
     if (!r)
-        r = numbers_append(&sequence->tokens, from->tokens, from->n_tokens,
-                           store->token_count_max);
+        r = numbers_append(&sequence->tokens, from->tokens, from->n_tokens, store->token_count_max);
     if (r)
         return cox_fail(err, r, "announced[%zu]: %zu tokens (at most %u): %s", index,
                         from->n_tokens, store->token_count_max, cox_status_text(r));
@@ -153,8 +152,8 @@ static int appends_read(struct cox_sequence_store *store, uint32_t table_count,
             return cox_fail(err, COX_CORRUPT, "append_table[%zu]: table %u of %u", i, t,
                             table_count);
         cox_sequence_store_touch(store, slot);
-        int r = numbers_append(&sequence->tables[t], &step->append_block[i], 1,
-                               store->token_count_max);
+        int r =
+            numbers_append(&sequence->tables[t], &step->append_block[i], 1, store->token_count_max);
         if (r)
             return cox_fail(err, r, "append_block[%zu]: block %d of slot %u: %s", i,
                             step->append_block[i], slot, cox_status_text(r));
@@ -183,8 +182,8 @@ static int rows_read(struct cox_sequence_store *store, struct cox_batch_builder 
                      const ModelExecuteData__StepDelta *step, struct cox_error *err)
 {
     int r = cox_batch_builder_rows(builder, store, step->row_slot, step->row_position,
-                             step->n_row_token_count ? step->row_token_count : NULL,
-                             step->n_row_slot, err);
+                                   step->n_row_token_count ? step->row_token_count : NULL,
+                                   step->n_row_slot, err);
     if (r)
         return r;
     for (size_t i = 0; i < step->n_row_silent; i++) {

@@ -2,8 +2,8 @@
  * step: the two forms of a step on the wire, read into a sequence store and a builder.
  *
  * Bytes of a request are hostile input: every index and length is checked here, and no memory is
- * taken beyond what the request itself is long. A failure leaves the sequence store half changed; the
- * caller reverts it.
+ * taken beyond what the request itself is long. A failure leaves the sequence store half changed;
+ * the caller reverts it.
  *
  * Threads: one.
  * Ownership: the request is only read, nothing keeps a pointer into it.
@@ -18,8 +18,8 @@ struct ModelExecuteData__ExecuteModelRequest;
 struct ModelExecuteData__SamplingParams;
 struct ModelExecuteData__StepDelta;
 
-/* Columns against the store. The base was checked by the caller; 0 empties the sequence store first, and
- * what `finished` names is gone with the rest. */
+/* Columns against the store. The base was checked by the caller; 0 empties the sequence store
+ * first, and what `finished` names is gone with the rest. */
 int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                     const struct ModelExecuteData__StepDelta *step, struct cox_error *err);
 
@@ -40,9 +40,10 @@ int cox_step_nested(struct cox_sequence_store *store, struct cox_batch_builder *
                     const struct ModelExecuteData__ExecuteModelRequest *request,
                     struct cox_error *err);
 
-/* The adapter of the sequence that was announced into a slot in this step; where: for the text. An empty name is none. */
-int cox_step_lora(struct cox_sequence_store *store, uint32_t slot, const char *name, const char *where,
-                  size_t index, struct cox_error *err);
+/* The adapter of the sequence that was announced into a slot in this step; where: for the text. An
+ * empty name is none. */
+int cox_step_lora(struct cox_sequence_store *store, uint32_t slot, const char *name,
+                  const char *where, size_t index, struct cox_error *err);
 
 /* NULL, absent, not finite or out of range: greedy, and no filter. */
 struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingParams *params);

@@ -37,7 +37,8 @@ struct cox_table *cox_table_free(struct cox_table *table);
  * implemented here. */
 void cox_table_watch(struct cox_table *table, const void *void_word);
 
-/* The word (an _Atomic uint64_t) that says the same of a pause (pause.h): who computes steps up to it is to come out. */
+/* The word (an _Atomic uint64_t) that says the same of a pause (pause.h): who computes steps up to
+ * it is to come out. */
 void cox_table_watch_pause(struct cox_table *table, const void *told_word);
 
 /* Prepares the step `sequence`. The request must stay until commit or revert. Nothing is changed
@@ -51,8 +52,8 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
                     const struct ModelExecuteData__ExecuteModelRequest *request,
                     const struct cox_batch **ret_batch, struct cox_batch_output **ret_outputs,
                     struct cox_error *err);
-/* What cox_batch.weights_version and .weights of the step just prepared say; 0 and NULL, unless this is called. offer is lent until commit
- * or revert. */
+/* What cox_batch.weights_version and .weights of the step just prepared say; 0 and NULL, unless
+ * this is called. offer is lent until commit or revert. */
 void cox_table_weights(struct cox_table *table, uint64_t version,
                        const struct cox_weights_offer *offer);
 /* The step succeeded: sampled tokens are appended, finished sequences go, and base becomes its
@@ -70,7 +71,8 @@ void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t i
                        const uint32_t **ret_slots, uint32_t *ret_count);
 /* Drops everything; base is 0. */
 void cox_table_clear(struct cox_table *table);
-/* The adapters of its sequences; lent until free. For other threads than the table's, as adapter_references.h says. */
+/* The adapters of its sequences; lent until free. For other threads than the table's, as
+ * adapter_references.h says. */
 struct cox_adapter_references *cox_table_adapter_references(const struct cox_table *table);
 uint32_t cox_table_count(const struct cox_table *table);
 

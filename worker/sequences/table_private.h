@@ -7,12 +7,15 @@
 #include "table.h"
 
 struct cox_table {
-    struct cox_sequence_store store;   /* the sequences */
-    struct cox_batch_builder builder; /* the view of the step under way */
+    /* the sequences */
+    struct cox_sequence_store store;
+    /* the view of the step under way */
+    struct cox_batch_builder builder;
     const void *void_word;
     const void *told_word;
     uint64_t base;
-    bool pending; /* between apply and its commit or revert */
+    /* between apply and its commit or revert */
+    bool pending;
 };
 
 #endif

@@ -18,7 +18,8 @@ struct held {
 };
 
 struct cox_weights_subscriber {
-    char *door; /* NULL: none */
+    /* NULL: none */
+    char *door;
     struct held present, next;
 };
 
@@ -80,8 +81,9 @@ uint64_t cox_weights_subscriber_version(const struct cox_weights_subscriber *wei
     return weights->present.version;
 }
 
-static int held_open(const struct cox_weights_subscriber *weights, const struct cox_weights_offer *offer,
-                     uint64_t deadline_ns, struct held *ret_held, struct cox_error *err)
+static int held_open(const struct cox_weights_subscriber *weights,
+                     const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                     struct held *ret_held, struct cox_error *err)
 {
     struct held held = {.version = offer->version, .handle = offer->handle};
     _cox_cleanup_(cox_close_fd) int fd = -1;
@@ -125,8 +127,8 @@ static int weights_open(struct cox_weights_subscriber *weights, uint64_t version
 }
 
 int cox_weights_subscriber_take(struct cox_weights_subscriber *weights, uint64_t version,
-                          const struct cox_weights_offer *offer, uint64_t deadline_ns,
-                          const void **ret_bytes, uint64_t *ret_size, struct cox_error *err)
+                                const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                                const void **ret_bytes, uint64_t *ret_size, struct cox_error *err)
 {
     const struct held *held;
     int r;

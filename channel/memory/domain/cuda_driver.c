@@ -23,7 +23,8 @@ static int driver_find(struct cox_cuda_driver *driver, void *ret_function, const
 int cox_cuda_driver_open(struct cox_cuda_driver *driver, const char *library, struct cox_error *err)
 {
     struct cox_cuda_driver opened = {0};
-    /* It stays, though it is closed: unloading the code of running threads would end the process. */
+    /* It stays, though it is closed: unloading the code of running threads would end the process.
+     */
     opened.library = dlopen(library, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!opened.library) {
         const char *why = dlerror();

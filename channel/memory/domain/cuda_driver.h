@@ -1,13 +1,12 @@
 /*
  * cuda_driver: the few functions of the CUDA driver API that domain_cuda needs, found at run time.
  *
- * Types and numbers are facts of that API (from version 11.0 on), declared here so that nothing of it is needed to
- * build.
+ * Types and numbers are facts of that API (from version 11.0 on), declared here so that nothing of
+ * it is needed to build.
  *
  * Threads: open and close from one thread; the driver's functions from any.
- * Ownership: the caller owns struct cox_cuda_driver. Closing does not unload a driver: its threads go on.
- * Blocks: as the driver does.
- * If the process dies: the driver cleans up.
+ * Ownership: the caller owns struct cox_cuda_driver. Closing does not unload a driver: its threads
+ * go on. Blocks: as the driver does. If the process dies: the driver cleans up.
  */
 #ifndef COX_CHANNEL_MEMORY_CUDA_DRIVER_H
 #define COX_CHANNEL_MEMORY_CUDA_DRIVER_H
@@ -104,20 +103,21 @@ struct cox_cuda_access {
     X(copy_in_device, "cuMemcpyDtoD_v2", (cox_cuda_pointer to, cox_cuda_pointer from, size_t size))
 
 struct cox_cuda_driver {
-    void *library; /* NULL: closed */
+    /* NULL: closed */
+    void *library;
 #define COX_CUDA_FIELD(field, symbol, parameters) cox_cuda_result(*field) parameters;
     COX_CUDA_FUNCTIONS(COX_CUDA_FIELD)
 #undef COX_CUDA_FIELD
 };
 
-/* Opens and initializes it. Returns 0; COX_UNSUPPORTED, and err says why; COX_NO_SPACE, COX_DENIED: it
- * does not start. */
+/* Opens and initializes it. Returns 0; COX_UNSUPPORTED, and err says why; COX_NO_SPACE, COX_DENIED:
+ * it does not start. */
 int cox_cuda_driver_open(struct cox_cuda_driver *driver, const char *library,
                          struct cox_error *err);
 void cox_cuda_driver_close(struct cox_cuda_driver *driver); /* idempotent */
 
-/* Tells what was tried, and what came of it. Returns COX_NO_SPACE, COX_DENIED or COX_UNSUPPORTED where the result says
- * so, else code. */
+/* Tells what was tried, and what came of it. Returns COX_NO_SPACE, COX_DENIED or COX_UNSUPPORTED
+ * where the result says so, else code. */
 int cox_cuda_fail(const struct cox_cuda_driver *driver, cox_cuda_result result, int code,
                   const char *what, struct cox_error *err);
 

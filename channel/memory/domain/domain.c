@@ -6,8 +6,8 @@
 
 #include "domain_table.h"
 
-/* What goes through the host at a time: large enough that a device's latency does not count, small enough to
- * stay in a cache. */
+/* What goes through the host at a time: large enough that a device's latency does not count, small
+ * enough to stay in a cache. */
 #define PIECE ((size_t)256 << 10)
 
 struct domain {
@@ -20,7 +20,8 @@ struct domain {
 
 struct cox_domains {
     uint32_t kind_count;
-    uint32_t domain_count; /* devices of all kinds */
+    /* devices of all kinds */
+    uint32_t domain_count;
     struct domain kinds[COX_DOMAIN_COUNT_MAX];
 };
 

@@ -22,10 +22,14 @@ struct cuda {
 struct cuda_memory {
     struct cox_domain_memory memory;
     const struct cuda *cuda;
-    uint32_t device;          /* number in cuda->devices */
-    cox_cuda_context context; /* retained; NULL: not yet */
-    size_t rounded;           /* size in whole units of the device */
-    cox_cuda_pointer base;    /* reserved addresses; 0: none */
+    /* number in cuda->devices */
+    uint32_t device;
+    /* retained; NULL: not yet */
+    cox_cuda_context context;
+    /* size in whole units of the device */
+    size_t rounded;
+    /* reserved addresses; 0: none */
+    cox_cuda_pointer base;
     bool mapped;
     int fd;
 };
@@ -105,7 +109,8 @@ static struct cox_cuda_properties properties_of(const struct cuda_memory *memory
         .location = {COX_CUDA_LOCATION_DEVICE, memory->cuda->devices[memory->device]}};
 }
 
-/* The memory with its context, and the size that is to be mapped; create and attach must agree on it. */
+/* The memory with its context, and the size that is to be mapped; create and attach must agree on
+ * it. */
 static int cuda_begin(const struct cuda *cuda, uint32_t device, uint64_t size,
                       struct cuda_memory **ret_memory, struct cox_error *err)
 {
@@ -146,7 +151,8 @@ static int set_access(const struct cuda_memory *memory, bool writable)
     return memory->cuda->driver.set_access(memory->base, memory->rounded, &access, 1);
 }
 
-/* The context is current. The mapping keeps the allocation; destroy undoes what was done of this. */
+/* The context is current. The mapping keeps the allocation; destroy undoes what was done of this.
+ */
 static int cuda_map(struct cuda_memory *memory, cox_cuda_allocation allocation, bool writable,
                     struct cox_error *err)
 {

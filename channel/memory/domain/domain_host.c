@@ -40,7 +40,8 @@ static uint64_t meminfo_value(const char *text, const char *name)
     return line ? strtoull(line + strlen(name), NULL, 10) * 1024 : 0;
 }
 
-/* What can be had without killing anybody, by the kernel's own estimate; UINT64_MAX: it does not tell. */
+/* What can be had without killing anybody, by the kernel's own estimate; UINT64_MAX: it does not
+ * tell. */
 static int available(uint64_t *ret_size, struct cox_error *err)
 {
     char text[4096];

@@ -1,10 +1,10 @@
 /*
  * domain_staged: host memory that nobody maps, reached by copies alone.
  *
- * The template for a domain of your own. What yours needs: an object that struct cox_domain_memory comes first
- * in; create and attach, which fill it in; destroy; copy_to and copy_from. The rest may be left out:
- * without copy, copies within the domain go through the host; without commit and decommit, everything
- * is reserved by create, and on_demand may be passed over.
+ * The template for a domain of your own. What yours needs: an object that struct cox_domain_memory
+ * comes first in; create and attach, which fill it in; destroy; copy_to and copy_from. The rest may
+ * be left out: without copy, copies within the domain go through the host; without commit and
+ * decommit, everything is reserved by create, and on_demand may be passed over.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -93,7 +93,8 @@ static int staged_attach(void *context, uint32_t device, int fd, uint64_t size, 
 static int staged_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
                           size_t size, struct cox_error *err)
 {
-    /* Writing beyond the limit ends a process by a signal; it is another one's than the creator's. */
+    /* Writing beyond the limit ends a process by a signal; it is another one's than the creator's.
+     */
     int r = cox_domain_check_host_size(offset + size, true, err);
     for (size_t done = 0; r == 0 && done < size;) {
         ssize_t n =

@@ -1,4 +1,5 @@
-/* kv_blocks: the owner's side. kv_blocks_layout.h has the argument for each order; its numbers are here. */
+/* kv_blocks: the owner's side. kv_blocks_layout.h has the argument for each order; its numbers are
+ * here. */
 #include "kv_blocks.h"
 
 #include <fcntl.h>
@@ -18,7 +19,8 @@
 
 struct cox_kv_blocks {
     struct cox_region region;
-    int fd; /* for reading only; what could write is closed */
+    /* for reading only; what could write is closed */
+    int fd;
     uint32_t count;
     uint64_t size;
     struct cox_kv_words *words;
@@ -72,7 +74,8 @@ int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_b
     if (!blocks)
         return cox_fail(err, -ENOMEM, "no memory for KV blocks");
     blocks->fd = -1;
-    /* Mapped first, then sealed: this mapping is the last that can write. Never on huge pages, which a check of the fd refuses. */
+    /* Mapped first, then sealed: this mapping is the last that can write. Never on huge pages,
+     * which a check of the fd refuses. */
     r = cox_region_create_unnamed(&blocks->region, LABEL, size,
                                   F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE, false, &fd,
                                   err);
@@ -144,8 +147,8 @@ int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t ge
     if (block >= blocks->count || generation == COX_KV_NOBODY)
         return COX_INVALID;
     uint64_t nobody = COX_KV_NOBODY;
-    /* (5) release; partner: (b) in cox_kv_view_copy, which then sees what was written. relaxed where it fails: nothing
-     * follows from it. */
+    /* (5) release; partner: (b) in cox_kv_view_copy, which then sees what was written. relaxed
+     * where it fails: nothing follows from it. */
     if (!atomic_compare_exchange_strong_explicit(&blocks->words[block].kv_generation, &nobody,
                                                  generation, memory_order_release,
                                                  memory_order_relaxed))

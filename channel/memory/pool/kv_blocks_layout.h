@@ -1,14 +1,17 @@
 /*
- * kv_blocks_layout: the one piece of memory that lent KV blocks are (kv_blocks.h): a header, two words per block, the blocks.
+ * kv_blocks_layout: the one piece of memory that lent KV blocks are (kv_blocks.h): a header, two
+ * words per block, the blocks.
  *
  *   0               header        one line; constants, kv_magic stored last
  *   128             words         16 bytes per block: {kv_change, kv_generation}
  *   blocks_offset   blocks        block b at blocks_offset + b * block_size; a multiple of a page
  *
- * The owner alone writes, all of it. Readers map it for reading only, and no seal lets them do more. What they read is input:
- * the header is copied once and checked, the words may be any numbers.
+ * The owner alone writes, all of it. Readers map it for reading only, and no seal lets them do
+ * more. What they read is input: the header is copied once and checked, the words may be any
+ * numbers.
  *
- * The words of a block are a seqlock. Why the order of each operation is enough, E being the number of takes so far:
+ * The words of a block are a seqlock. Why the order of each operation is enough, E being the number
+ * of takes so far:
  *
  *   take   (1) kv_generation = NOBODY  relaxed     copy   (a) change = kv_change          acquire
  *          (2) kv_change += 1 (to E)   release            (b) generation = kv_generation  acquire
@@ -16,21 +19,23 @@
  *          (4) the block's bytes                          (d) fence                       acquire
  *   give   (5) kv_generation = G       release            (e) kv_change == change?        relaxed
  *
- * A copy is good when (b) read the generation that was asked for and (e) holds. Let it be so, with change C and generation
- * G, which a give (5) has stored after take E.
- *   - Its bytes are those of take E, or of a later one: (b) is acquire, its partner (5) release; the bytes (4) are before.
- *   - E is not below C: (a) is acquire, its partner (2) release; so (1) of take C is before (b), which reads NOBODY, or what a give
- *     after that take stored.
+ * A copy is good when (b) read the generation that was asked for and (e) holds. Let it be so, with
+ * change C and generation G, which a give (5) has stored after take E.
+ *   - Its bytes are those of take E, or of a later one: (b) is acquire, its partner (5) release;
+ *   the bytes (4) are before.
+ *   - E is not below C: (a) is acquire, its partner (2) release; so (1) of take C is before (b),
+ *     which reads NOBODY, or what a give after that take stored.
  *   - E is not above C: (b) is acquire; so (2) of take E is before (e), which reads E or more.
- *   - No byte is of a take above C: had (c) read what (4) of take C + 1 wrote, then the fences (3) and (d) would order (2) of that
- *     take before (e), which would have read C + 1.
- * So all bytes are of take C alone, which is E. What the sequence that has the block writes behind the positions it holds is
- * of the same take, and disturbs no copy.
+ *   - No byte is of a take above C: had (c) read what (4) of take C + 1 wrote, then the fences (3)
+ *     and (d) would order (2) of that take before (e), which would have read C + 1.
+ * So all bytes are of take C alone, which is E. What the sequence that has the block writes behind
+ * the positions it holds is of the same take, and disturbs no copy.
  *
- * (c) and (4) are plain copies at the same time: a race, as C11 has it, for which it would want the bytes to be atomic. It
- * harms nobody: the bytes go to memory of the reader's own, nothing is decided by them, and they are dropped unless (e)
- * holds. That needs the two fences, which no order on an operation can replace: (d) has to keep plain loads before a load,
- * and a reader has no word that it could exchange instead (Boehm, Can seqlocks get along with programming language memory
+ * (c) and (4) are plain copies at the same time: a race, as C11 has it, for which it would want the
+ * bytes to be atomic. It harms nobody: the bytes go to memory of the reader's own, nothing is
+ * decided by them, and they are dropped unless (e) holds. That needs the two fences, which no order
+ * on an operation can replace: (d) has to keep plain loads before a load, and a reader has no word
+ * that it could exchange instead (Boehm, Can seqlocks get along with programming language memory
  * models?, 2012). On x86-64 they are no instructions, and keep the compiler in order.
  */
 #ifndef COX_CHANNEL_MEMORY_KV_BLOCKS_LAYOUT_H
@@ -49,7 +54,8 @@
 #define COX_KV_PAGE_SIZE UINT64_C(4096)
 
 struct cox_kv_header {
-    _Atomic uint64_t kv_magic; /* release, last; partner: kv_view_load */
+    /* release, last; partner: kv_view_load */
+    _Atomic uint64_t kv_magic;
     uint32_t version;
     uint32_t block_count;
     uint64_t block_size;
@@ -62,13 +68,14 @@ static_assert(offsetof(struct cox_kv_header, block_size) == 16, "layout");
 static_assert(offsetof(struct cox_kv_header, blocks_offset) == 24, "layout");
 
 struct cox_kv_words {
-    _Atomic uint64_t kv_change; /* takes so far: 64 bits do not go round */
+    /* takes so far: 64 bits do not go round */
+    _Atomic uint64_t kv_change;
     _Atomic uint64_t kv_generation;
 };
 static_assert(sizeof(struct cox_kv_words) == 16, "layout");
 
-/* (3) and (d). gcc refuses thread fences for ThreadSanitizer, which does not know them. It runs on x86-64 alone here,
- * whose stores, and whose loads, stay in order anyway. */
+/* (3) and (d). gcc refuses thread fences for ThreadSanitizer, which does not know them. It runs on
+ * x86-64 alone here, whose stores, and whose loads, stay in order anyway. */
 static inline void cox_kv_fence(memory_order order)
 {
 #ifdef COX_TSAN

@@ -1,4 +1,5 @@
-/* kv_view: a reader's side of kv_blocks.h. Everything that is read here is the owner's word, and is checked. */
+/* kv_view: a reader's side of kv_blocks.h. Everything that is read here is the owner's word, and is
+ * checked. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,7 +18,8 @@
 #define LABEL "cox_payload_kv"
 
 struct cox_kv_view {
-    struct cox_region region; /* for reading */
+    /* for reading */
+    struct cox_region region;
     uint32_t count;
     uint64_t size;
     const struct cox_kv_words *words;
@@ -52,7 +54,8 @@ static int view_load(struct cox_kv_view *view, struct cox_error *err)
     return 0;
 }
 
-/* Its size; and that nobody but the owner, which has mapped it before it was sealed, can change it. */
+/* Its size; and that nobody but the owner, which has mapped it before it was sealed, can change it.
+ */
 static int view_check_fd(int fd, uint64_t *ret_size, struct cox_error *err)
 {
     struct stat st;
@@ -63,10 +66,10 @@ static int view_check_fd(int fd, uint64_t *ret_size, struct cox_error *err)
     if (seals < 0)
         return cox_fail(err, -errno, "KV blocks: their seals: %s", cox_status_text(-errno));
     if (!(seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)))
-        return cox_fail(err, COX_DENIED,
-                        "KV blocks that others than their owner could write: their memory has the "
-                        "seals %#x, expected %#x among them",
-                        (unsigned)seals, (unsigned)F_SEAL_FUTURE_WRITE);
+        return cox_fail(
+            err, COX_DENIED,
+            "KV blocks that others than their owner could write: their memory has the seals %#x, expected %#x among them",
+            (unsigned)seals, (unsigned)F_SEAL_FUTURE_WRITE);
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "KV blocks: fstat: %s", cox_status_text(-errno));
     *ret_size = (uint64_t)st.st_size;

@@ -118,8 +118,8 @@ static int pool_join(struct cox_pool *pool, uint32_t generation, struct cox_erro
     return 0;
 }
 
-/* The file that the blocks are in, where they are in one: so that nobody attaches the words of one pool with the blocks of
- * another. */
+/* The file that the blocks are in, where they are in one: so that nobody attaches the words of one
+ * pool with the blocks of another. */
 static int blocks_file(int fd, uint64_t *ret_dev, uint64_t *ret_ino, struct cox_error *err)
 {
     struct stat st = {0};
@@ -244,9 +244,9 @@ static int pool_load(struct cox_pool *pool, struct cox_pool_layout_header *heade
     if (r == 0)
         r = pool_identify(pool, &system, err);
     if (r == 0 && system != header->system)
-        r = cox_fail(err, COX_DENIED,
-                     "the pool was made in another pid or time namespace: who is alive there "
-                     "cannot be told here");
+        r = cox_fail(
+            err, COX_DENIED,
+            "the pool was made in another pid or time namespace: who is alive there cannot be told here");
     pool->id = header->id;
     return r;
 }

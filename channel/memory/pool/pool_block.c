@@ -1,20 +1,20 @@
 /*
  * pool_block: the word of a block, and the counts.
  *
- * Why a block is freed exactly when nobody counts it. All of these words are seq_cst, so that there is one order of all
- * steps.
+ * Why a block is freed exactly when nobody counts it. All of these words are seq_cst, so that there
+ * is one order of all steps.
  *
- *   1. Whoever stops counting looks afterwards whether somebody still counts; if so, it goes away: the last one
- *      to stop, in that order, sees nobody.
- *   2. That one says CLOSING, and looks once more. Who begins to count does so before it looks at the word: either
- *      the last look sees its count, or it sees CLOSING (or what came of it).
- *   3. Who counts and finds its generation in CLOSING says USED again: it counts, so that is true. The other's
- *      word to FREE then fails, since it is a compare-and-swap.
- *   4. Who sees a count in its last look says USED again and goes away: that count's owner looks by rule 1, and where
- *      it finds CLOSING it takes that over.
+ *   1. Whoever stops counting looks afterwards whether somebody still counts; if so, it goes away:
+ *      the last one to stop, in that order, sees nobody.
+ *   2. That one says CLOSING, and looks once more. Who begins to count does so before it looks at
+ *      the word: either the last look sees its count, or it sees CLOSING (or what came of it).
+ *   3. Who counts and finds its generation in CLOSING says USED again: it counts, so that is true.
+ *      The other's word to FREE then fails, since it is a compare-and-swap.
+ *   4. Who sees a count in its last look says USED again and goes away: that count's owner looks by
+ *      rule 1, and where it finds CLOSING it takes that over.
  *
- * Between CLOSING and FREE of one owner nobody else can say CLOSING of that owner, or rule 3 would not hold for it: so
- * the threads of a process close a block one after the other.
+ * Between CLOSING and FREE of one owner nobody else can say CLOSING of that owner, or rule 3 would
+ * not hold for it: so the threads of a process close a block one after the other.
  */
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"

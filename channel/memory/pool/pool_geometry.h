@@ -1,6 +1,6 @@
 /*
- * pool_geometry: how large a pool is and where in its words each area is: computed from the options, and again by whoever
- * attaches from what the header says, in private memory.
+ * pool_geometry: how large a pool is and where in its words each area is: computed from the
+ * options, and again by whoever attaches from what the header says, in private memory.
  *
  * Threads: any; nothing is kept.
  * Blocks: nothing.
@@ -16,12 +16,17 @@ struct cox_pool_geometry {
     enum cox_pool_strategy strategy;
     bool on_demand;
     uint32_t owner_count;
-    uint32_t block_count; /* slab: units */
-    uint32_t slab_count;  /* fixed: 0 */
-    uint32_t slab_units;  /* units of a slab, a power of two; fixed: 1 */
-    uint32_t page_count;  /* bytes of the pages' area: slabs, or blocks; 0 unless on_demand */
+    /* slab: units */
+    uint32_t block_count;
+    /* fixed: 0 */
+    uint32_t slab_count;
+    /* units of a slab, a power of two; fixed: 1 */
+    uint32_t slab_units;
+    /* bytes of the pages' area: slabs, or blocks; 0 unless on_demand */
+    uint32_t page_count;
     uint64_t block_size;
-    uint64_t slab_size; /* fixed: 0 */
+    /* fixed: 0 */
+    uint64_t slab_size;
     uint64_t retain_size;
     uint64_t memory_size;
     /* Offsets in the words. */
@@ -33,7 +38,8 @@ struct cox_pool_geometry {
 /* Options are filled in and checked. Returns 0 or COX_INVALID. */
 int cox_pool_geometry_resolve(const struct cox_pool_options *options,
                               struct cox_pool_geometry *ret_geometry, struct cox_error *err);
-/* header: a private copy of what stands there; size: of the words' file. Returns 0; COX_VERSION; COX_CORRUPT. */
+/* header: a private copy of what stands there; size: of the words' file. Returns 0; COX_VERSION;
+ * COX_CORRUPT. */
 int cox_pool_geometry_load(const struct cox_pool_layout_header *header, uint64_t size,
                            struct cox_pool_geometry *ret_geometry, struct cox_error *err);
 /* Of a header's constants. */

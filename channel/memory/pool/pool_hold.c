@@ -1,9 +1,10 @@
 /*
  * pool_hold: holders, and the blocks that are held for them.
  *
- * The table of holders changes under a lock in shared memory that names its process: of a dead one it is taken over.
- * Each change is one word, so nothing is ever half done. Holds themselves need no lock: they are set by who has
- * joined, so that the holder's place is not given away meanwhile, and cleared by the very word that was set.
+ * The table of holders changes under a lock in shared memory that names its process: of a dead one
+ * it is taken over. Each change is one word, so nothing is ever half done. Holds themselves need no
+ * lock: they are set by who has joined, so that the holder's place is not given away meanwhile, and
+ * cleared by the very word that was set.
  */
 #include <inttypes.h>
 
@@ -12,7 +13,8 @@
 
 #include <sched.h>
 
-/* Whoever has the lock has it for microseconds, or for one pass over the blocks; longer only if it is stopped. */
+/* Whoever has the lock has it for microseconds, or for one pass over the blocks; longer only if it
+ * is stopped. */
 #define LOCK_PATIENCE_NS COX_NSEC_PER_SEC
 #define PLACE_NONE UINT32_MAX
 
@@ -67,7 +69,8 @@ static uint64_t joined_by_all(const struct cox_pool *pool)
     return joined;
 }
 
-/* Under the lock. What is not held for somebody who is there is dropped: also what nobody can have set. */
+/* Under the lock. What is not held for somebody who is there is dropped: also what nobody can have
+ * set. */
 static uint64_t holds_drop(struct cox_pool *pool, uint64_t places, uint32_t as)
 {
     uint64_t dropped = 0;
@@ -182,7 +185,8 @@ static int hold_word_of(const struct cox_pool *pool, uint64_t holder, uint64_t t
     if (place == PLACE_NONE)
         return COX_NOT_FOUND;
     const uint64_t epoch = atomic_load(&pool->header->holders[place].holder_epoch);
-    /* Who has not joined may find the place given to another one meanwhile, whose messages have the same tags. */
+    /* Who has not joined may find the place given to another one meanwhile, whose messages have the
+     * same tags. */
     if (atomic_load(&pool->header->holders[place].holder_id) != holder)
         return COX_NOT_FOUND;
     *ret_place = place;

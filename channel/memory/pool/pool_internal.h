@@ -14,7 +14,8 @@
  *   pool_sweep.c      what the dead left
  *   pool_display.c    stats, dump
  *
- * `as` is the owner in whose name a step is done: this process, or a dead one whose row this thread sweeps.
+ * `as` is the owner in whose name a step is done: this process, or a dead one whose row this thread
+ * sweeps.
  */
 #ifndef COX_CHANNEL_MEMORY_POOL_INTERNAL_H
 #define COX_CHANNEL_MEMORY_POOL_INTERNAL_H
@@ -24,7 +25,8 @@
 
 #include <pthread.h>
 
-/* Last looks at one block, by threads of one process, are one after the other; at different ones seldom. */
+/* Last looks at one block, by threads of one process, are one after the other; at different ones
+ * seldom. */
 #define COX_POOL_LOCK_COUNT 16
 /* Classes of a slab pool: 64 bytes << 24 at most. */
 #define COX_POOL_CLASS_COUNT 32
@@ -38,11 +40,14 @@ struct cox_pool {
     uint64_t id;
     struct cox_region words;
     int words_fd;
-    struct cox_domains *own_domains; /* where the caller gave none */
+    /* where the caller gave none */
+    struct cox_domains *own_domains;
     struct cox_domain_memory *memory;
     bool read_only;
-    _Atomic bool took_all; /* this process gives out the blocks by number */
-    uint32_t owner;        /* row of this process; UINT32_MAX: none */
+    /* this process gives out the blocks by number */
+    _Atomic bool took_all;
+    /* row of this process; UINT32_MAX: none */
+    uint32_t owner;
     int32_t pid;
     uint64_t start;
 
@@ -57,10 +62,14 @@ struct cox_pool {
     struct cox_pool_ledger *ledger;
     pthread_mutex_t locks[COX_POOL_LOCK_COUNT];
     pthread_mutex_t settle_lock;
-    uint32_t settle_count;                             /* threads that settle */
-    pthread_mutex_t joined_lock;                       /* of the next, and of this process's bits */
-    uint32_t joined_counts[COX_POOL_HOLDER_COUNT_MAX]; /* by place: joins that no leave undid */
-    _Atomic uint32_t cursors[COX_POOL_CLASS_COUNT]; /* where the next block is looked for first */
+    /* threads that settle */
+    uint32_t settle_count;
+    /* of the next, and of this process's bits */
+    pthread_mutex_t joined_lock;
+    /* by place: joins that no leave undid */
+    uint32_t joined_counts[COX_POOL_HOLDER_COUNT_MAX];
+    /* where the next block is looked for first */
+    _Atomic uint32_t cursors[COX_POOL_CLASS_COUNT];
 };
 
 static inline _Atomic uint64_t *cox_pool_block_word_of(const struct cox_pool *pool, uint32_t block)
@@ -111,12 +120,13 @@ bool cox_pool_block_claim(struct cox_pool *pool, uint32_t block, uint32_t as,
 /* CLAIMED -> FREE with the same generation: nobody was told of it. */
 void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t generation,
                             uint32_t as);
-/* CLAIMED -> USED with this generation, counted by this process. Returns 0; COX_FULL: a count at its limit. */
+/* CLAIMED -> USED with this generation, counted by this process. Returns 0; COX_FULL: a count at
+ * its limit. */
 int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t generation);
 /* One more in this process's row. Returns 0 or COX_FULL. */
 int cox_pool_count_add(struct cox_pool *pool, uint32_t block);
-/* One less; who looks for it is woken, and the block is freed if that was the last one of all. False: there was
- * none. */
+/* One less; who looks for it is woken, and the block is freed if that was the last one of all.
+ * False: there was none. */
 bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block);
 /* Somebody counts or holds it. */
 bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block);
@@ -125,13 +135,15 @@ void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as);
 /* Whoever sleeps in settle looks again. */
 void cox_pool_ring(struct cox_pool *pool);
 void cox_pool_hint(struct cox_pool *pool, uint32_t block);
-/* A block of a fixed pool, CLAIMED. Returns 0 or COX_FULL; only_pages: one whose pages are there. */
+/* A block of a fixed pool, CLAIMED. Returns 0 or COX_FULL; only_pages: one whose pages are there.
+ */
 int cox_pool_block_find(struct cox_pool *pool, bool only_pages, uint32_t *ret_block,
                         uint64_t *ret_generation);
 
 /* ---- pool_pages.c: a page is the memory of a block; in a slab pool, of a slab ---- */
 
-/* Of what this process has in CLAIMED. Returns 0, or what the domain says, with nothing reserved. */
+/* Of what this process has in CLAIMED. Returns 0, or what the domain says, with nothing reserved.
+ */
 int cox_pool_pages_commit(struct cox_pool *pool, uint32_t page, struct cox_error *err);
 /* Of what `as` has in CLAIMED, or that was in it when it died. */
 void cox_pool_pages_decommit(struct cox_pool *pool, uint32_t page);
@@ -139,7 +151,8 @@ bool cox_pool_pages_are_there(const struct cox_pool *pool, uint32_t page);
 /* It is free from now on, and no more: they count what is retained. */
 void cox_pool_pages_retain(struct cox_pool *pool, uint32_t page);
 void cox_pool_pages_release(struct cox_pool *pool, uint32_t page);
-/* One that is free: if more is retained than should be, it is claimed, and its pages are given back. */
+/* One that is free: if more is retained than should be, it is claimed, and its pages are given
+ * back. */
 void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as);
 /* Counts anew what is retained, and trims all: after a death. */
 void cox_pool_pages_sweep(struct cox_pool *pool, uint32_t as);
@@ -186,16 +199,18 @@ bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref);
 
 /* ---- pool_hold.c ---- */
 
-/* Holds of holders that nobody alive has joined are dropped, in the name of `as`. Returns how many. */
+/* Holds of holders that nobody alive has joined are dropped, in the name of `as`. Returns how many.
+ */
 uint64_t cox_pool_holders_sweep(struct cox_pool *pool, uint32_t as);
 
 /* ---- pool_sweep.c ---- */
 
-/* As cox_pool_sweep. Returns whether there was anything to do: the dead also leave blocks that they do not count. */
+/* As cox_pool_sweep. Returns whether there was anything to do: the dead also leave blocks that they
+ * do not count. */
 bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back);
 
-/* Wins the row of a dead owner and gives back what it held; then it is EMPTY, or taken by `next` (0: none).
- * Returns whether it won. */
+/* Wins the row of a dead owner and gives back what it held; then it is EMPTY, or taken by `next`
+ * (0: none). Returns whether it won. */
 bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, uint64_t next,
                           uint64_t *given_back);
 

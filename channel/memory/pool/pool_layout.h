@@ -1,21 +1,23 @@
 /*
  * pool_layout: the words of a pool in shared memory. Private to the library.
  *
- * All zero is the start of everything but block words (FREE, generation 1) and the header. Areas follow
- * one another, each from a line of 128 bytes on (struct cox_pool_geometry has the offsets):
+ * All zero is the start of everything but block words (FREE, generation 1) and the header. Areas
+ * follow one another, each from a line of 128 bytes on (struct cox_pool_geometry has the offsets):
  *
  *   offset 0     header     constants, written before magic; the settle bell; holders. 4096 bytes
  *          4096  owners[]   one line per process: who it is, and its own counters
- *          ...   blocks[]   a word per block: {generation, phase, owner}. Slab: per unit of block_size
+ *          ...   blocks[]   a word per block: {generation, phase, owner}. Slab: per unit of
+ *                block_size
  *                holds[]    four per block: which message holds it
- *                hints[]    a bit per block: may be free. Only a hint; the block's word is authoritative
+ *                hints[]    a bit per block: may be free. Only a hint; the block's word is
+ *                           authoritative
  *                slabs[]    slab: what each slab is cut into
  *                pages[]    on_demand: whether a block's (slab's) pages are there; a byte each
- *                rows[]     one per owner: counts, u16 per block, written by that process alone, and by
- *                           who sweeps it when it is dead
+ *                rows[]     one per owner: counts, u16 per block, written by that process alone,
+ *                           and by who sweeps it when it is dead
  *
- * Every word is seq_cst where nothing else is said: the protocol (pool.h) is that two processes each
- * write one word and then read the other's.
+ * Every word is seq_cst where nothing else is said: the protocol (pool.h) is that two processes
+ * each write one word and then read the other's.
  */
 #ifndef COX_CHANNEL_MEMORY_POOL_LAYOUT_H
 #define COX_CHANNEL_MEMORY_POOL_LAYOUT_H
@@ -32,48 +34,62 @@
 
 /* A holder is there while an owner's `joined` has its bit. Changed under `holders_lock`. */
 struct cox_pool_layout_holder {
-    _Atomic uint64_t holder_id;    /* 0: none */
-    _Atomic uint64_t holder_epoch; /* another one each time that the place is taken */
+    /* 0: none */
+    _Atomic uint64_t holder_id;
+    /* another one each time that the place is taken */
+    _Atomic uint64_t holder_epoch;
 };
 
 struct cox_pool_layout_header {
-    _Atomic uint64_t pool_magic; /* release, last */
+    /* release, last */
+    _Atomic uint64_t pool_magic;
     uint32_t version;
     uint32_t strategy;
     uint64_t id;
-    uint64_t system; /* the machine's boot and the namespaces that pids and start times are of */
+    /* the machine's boot and the namespaces that pids and start times are of */
+    uint64_t system;
     uint32_t domain_kind;
     uint32_t domain_device;
     uint64_t block_size;
-    uint32_t block_count; /* slab: units of block_size */
+    /* slab: units of block_size */
+    uint32_t block_count;
     uint32_t owner_count;
-    uint64_t slab_size; /* fixed: 0 */
+    /* fixed: 0 */
+    uint64_t slab_size;
     uint32_t slab_count;
     uint32_t flags;
     uint64_t retain_size;
-    uint64_t memory_size; /* bytes of the blocks */
-    uint64_t words_size;  /* bytes of all this */
-    uint64_t blocks_ino;  /* of the blocks' file; 0: it is no file */
+    /* bytes of the blocks */
+    uint64_t memory_size;
+    /* bytes of all this */
+    uint64_t words_size;
+    /* of the blocks' file; 0: it is no file */
+    uint64_t blocks_ino;
     uint64_t blocks_dev;
-    uint32_t constants_crc; /* cox_handle_crc of the bytes from version to here */
+    /* cox_handle_crc of the bytes from version to here */
+    uint32_t constants_crc;
     uint8_t padding[COX_POOL_LINE_SIZE - 116];
     /* Written by many: a line each. */
-    _Atomic uint32_t owner_high; /* no row from here on was ever used; only grows */
+    /* no row from here on was ever used; only grows */
+    _Atomic uint32_t owner_high;
     uint8_t padding_0[COX_POOL_LINE_SIZE - 4];
-    _Atomic uint32_t settle_bell; /* futex: a count went to 0 while somebody settles */
+    /* futex: a count went to 0 while somebody settles */
+    _Atomic uint32_t settle_bell;
     uint8_t padding_1[COX_POOL_LINE_SIZE - 4];
     _Atomic uint64_t settling[COX_POOL_OWNER_COUNT_MAX / 64]; /* by owner: sleeps on the bell */
-    _Atomic uint64_t holders_lock; /* 0, or cox_pool_life of who has it */
+    /* 0, or cox_pool_life of who has it */
+    _Atomic uint64_t holders_lock;
     uint8_t padding_2[COX_POOL_LINE_SIZE - 8];
-    _Atomic int64_t retained; /* bytes of free blocks whose pages are there; about */
+    /* bytes of free blocks whose pages are there; about */
+    _Atomic int64_t retained;
     uint8_t padding_3[COX_POOL_LINE_SIZE - 8];
     struct cox_pool_layout_holder holders[COX_POOL_HOLDER_COUNT_MAX];
     uint8_t padding_4[COX_POOL_PAGE_SIZE - 6 * COX_POOL_LINE_SIZE - 16 * COX_POOL_HOLDER_COUNT_MAX];
 };
 
 /* EMPTY -> LIVE                  by compare-and-swap: the process that is now the owner
- * LIVE, SWEEPING -> SWEEPING     by compare-and-swap, when who stands there is dead, or by itself as it leaves:
- *                                whoever wins has the row, and finishes or dies
+ * LIVE, SWEEPING -> SWEEPING     by compare-and-swap, when who stands there is dead, or by itself
+ *                                as it leaves: whoever wins has the row, and finishes or dies
  * SWEEPING -> EMPTY, LIVE        by who sweeps, when the row is all zero
  */
 enum cox_pool_owner_state {
@@ -83,9 +99,12 @@ enum cox_pool_owner_state {
 };
 
 struct cox_pool_layout_owner {
-    _Atomic uint64_t owner_life;       /* cox_pool_life */
-    _Atomic uint64_t owner_joined;     /* a bit per holder */
-    _Atomic uint32_t owner_generation; /* for display */
+    /* cox_pool_life */
+    _Atomic uint64_t owner_life;
+    /* a bit per holder */
+    _Atomic uint64_t owner_joined;
+    /* for display */
+    _Atomic uint32_t owner_generation;
     uint32_t reserved;
     /* For display; never set back, whoever the row is of. */
     _Atomic uint64_t owner_allocated;
@@ -95,11 +114,13 @@ struct cox_pool_layout_owner {
 };
 
 struct cox_pool_layout_block {
-    _Atomic uint64_t block_word; /* cox_pool_word */
+    /* cox_pool_word */
+    _Atomic uint64_t block_word;
 };
 
 struct cox_pool_layout_holds {
-    _Atomic uint64_t hold_word[COX_POOL_HOLD_COUNT_MAX]; /* cox_pool_hold_word; 0: none */
+    /* cox_pool_hold_word; 0: none */
+    _Atomic uint64_t hold_word[COX_POOL_HOLD_COUNT_MAX];
 };
 
 struct cox_pool_layout_hints {
@@ -107,8 +128,10 @@ struct cox_pool_layout_hints {
 };
 
 struct cox_pool_layout_slab {
-    _Atomic uint64_t slab_word; /* cox_pool_slab_word */
-    _Atomic uint32_t slab_used; /* blocks; a hint */
+    /* cox_pool_slab_word */
+    _Atomic uint64_t slab_word;
+    /* blocks; a hint */
+    _Atomic uint32_t slab_used;
     uint32_t reserved;
 };
 
@@ -207,8 +230,8 @@ static inline uint64_t cox_pool_generation_next(uint64_t generation)
     return generation >= COX_POOL_GENERATION_MAX ? 1 : generation + 1;
 }
 
-/* Of an owner, and of the holders' lock: {state:4, pid:22, start:38}. pids have 22 bits (PID_MAX_LIMIT), 38 bits
- * of clock ticks last 87 years. */
+/* Of an owner, and of the holders' lock: {state:4, pid:22, start:38}. pids have 22 bits
+ * (PID_MAX_LIMIT), 38 bits of clock ticks last 87 years. */
 static inline uint64_t cox_pool_life(enum cox_pool_owner_state state, int32_t pid, uint64_t start)
 {
     return (uint64_t)state << 60 | ((uint64_t)pid & 0x3fffff) << 38 |
@@ -230,20 +253,21 @@ static inline uint64_t cox_pool_life_start(uint64_t life)
     return life & ((UINT64_C(1) << 38) - 1);
 }
 
-/* {tag:48, epoch of the holder's place:10, place:6}: what was held for a holder that is gone is never taken for
- * what the next one in its place holds. */
+/* {tag:48, epoch of the holder's place:10, place:6}: what was held for a holder that is gone is
+ * never taken for what the next one in its place holds. */
 static inline uint64_t cox_pool_hold_word(uint64_t tag, uint64_t epoch, uint32_t place)
 {
     return tag << 16 | (epoch & 0x3ff) << 6 | place;
 }
 
-/* Of a slab: {turn:24, value:24, phase:4, owner:12}. turn: another one each time that it stops being
- * EMPTY, so that who looked long ago changes nothing.
+/* Of a slab: {turn:24, value:24, phase:4, owner:12}. turn: another one each time that it stops
+ * being EMPTY, so that who looked long ago changes nothing.
  *
  *   EMPTY -> CLAIMED(owner)           -> CUT(class)     it is blocks of block_size << class
  *            CUT -> LEAVING(owner)    -> EMPTY          all of them are free, and stay so
  *                                     -> CUT            they are not
- *   EMPTY -> CLAIMED(owner)           -> RUN(length)    one block of as many slabs; the others are TAIL(first)
+ *   EMPTY -> CLAIMED(owner)           -> RUN(length)    one block of as many slabs; the others are
+ *                                     TAIL(first)
  *            RUN -> CLAIMED(owner)    -> EMPTY          the block is free
  *   EMPTY -> TAIL(first)              -> EMPTY          by who has the first one in CLAIMED
  */

@@ -1,9 +1,11 @@
 /*
- * pool_ledger: what this process holds, block by block and by generation, in private memory: a reference that it does not
- * have cannot be given back, also when it has another one of the same block.
+ * pool_ledger: what this process holds, block by block and by generation, in private memory: a
+ * reference that it does not have cannot be given back, also when it has another one of the same
+ * block.
  *
- * One word per block, {generation:48, count:16}, and a list for what does not fit there: references of an
- * older generation of a block that was renewed. In the child of a fork all of it reads as zeros.
+ * One word per block, {generation:48, count:16}, and a list for what does not fit there: references
+ * of an older generation of a block that was renewed. In the child of a fork all of it reads as
+ * zeros.
  */
 #include "pool_internal.h"
 
@@ -18,10 +20,13 @@ struct older {
 };
 
 struct cox_pool_ledger {
-    pthread_mutex_t lock; /* of olders */
+    /* of olders */
+    pthread_mutex_t lock;
     struct older *olders;
-    _Atomic uint32_t older_count; /* so that the lock is seldom asked for */
-    _Atomic uint64_t *words;      /* words[0]: 1; then one per block */
+    /* so that the lock is seldom asked for */
+    _Atomic uint32_t older_count;
+    /* words[0]: 1; then one per block */
+    _Atomic uint64_t *words;
 };
 
 static size_t ledger_size(uint32_t block_count)
@@ -43,7 +48,8 @@ int cox_pool_ledger_new(uint32_t block_count, struct cox_pool_ledger **ret_ledge
         return cox_fail(err, r, "the pool's ledger of %zu bytes: %s", ledger_size(block_count),
                         cox_status_text(r));
     }
-    /* A kernel that cannot is older than any with pidfds; the child is then trusted not to use it. */
+    /* A kernel that cannot is older than any with pidfds; the child is then trusted not to use it.
+     */
     madvise(map, ledger_size(block_count), MADV_WIPEONFORK);
     ledger->words = map;
     atomic_store_explicit(&ledger->words[0], 1, memory_order_relaxed); /* nobody else has it yet */
@@ -118,7 +124,8 @@ static bool older_drop(struct cox_pool_ledger *ledger, uint32_t block, uint64_t 
 
 /* ---- references ---- */
 
-/* The words are relaxed: what orders threads is whatever passes a reference from one to the other. */
+/* The words are relaxed: what orders threads is whatever passes a reference from one to the other.
+ */
 int cox_pool_ledger_add(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation)
 {
     _Atomic uint64_t *record = &ledger->words[block + 1];

@@ -19,8 +19,8 @@ bool cox_pool_life_is_dead(const struct cox_pool *pool, uint64_t life)
     cox_peer_close(&peer);
     if (r == 0 || r == COX_PEER_DEAD)
         return r == COX_PEER_DEAD;
-    /* No pidfds here, or no fd is free: whoever has the pid now may be another one. A zombie counts as alive, for
-     * its other threads may not have ended. */
+    /* No pidfds here, or no fd is free: whoever has the pid now may be another one. A zombie counts
+     * as alive, for its other threads may not have ended. */
     r = cox_peer_start_time(pid, &start);
     return r == COX_PEER_DEAD ||
            (r == 0 && cox_pool_life_start(start) != cox_pool_life_start(life));

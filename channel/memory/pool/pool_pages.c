@@ -1,11 +1,13 @@
 /*
  * pool_pages: the pages of a pool that is made on demand.
  *
- * The state of a page says no less than is there: SOME before pages are reserved or given back, ALL and NONE after
- * it. It changes only while one process has the block (slab) in CLAIMED, never in CLOSING, out of which a reference may
- * still come; so nobody's bytes go. What a dead process had in CLAIMED is given back by sweep.
+ * The state of a page says no less than is there: SOME before pages are reserved or given back, ALL
+ * and NONE after it. It changes only while one process has the block (slab) in CLAIMED, never in
+ * CLOSING, out of which a reference may still come; so nobody's bytes go. What a dead process had
+ * in CLAIMED is given back by sweep.
  *
- * What is retained is a number for policy, off by what processes were at when they died until the next sweep.
+ * What is retained is a number for policy, off by what processes were at when they died until the
+ * next sweep.
  */
 #include "channel/base/fault.h"
 #include "pool_internal.h"

@@ -115,8 +115,8 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
 
 /* ---- references ---- */
 
-/* Counted by this process: has it this generation? What is about to be freed is used again, since somebody counts
- * it. Returns 0; COX_STALE; COX_CORRUPT. */
+/* Counted by this process: has it this generation? What is about to be freed is used again, since
+ * somebody counts it. Returns 0; COX_STALE; COX_CORRUPT. */
 static int word_confirm(struct cox_pool *pool, const struct cox_block_ref *ref)
 {
     _Atomic uint64_t *block_word = cox_pool_block_word_of(pool, ref->block);

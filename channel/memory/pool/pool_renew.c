@@ -74,7 +74,8 @@ uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block)
 
 /* ---- renew ---- */
 
-/* Whoever looks whether the block can be freed finds it renewed: it does not change it then, and it is counted. */
+/* Whoever looks whether the block can be freed finds it renewed: it does not change it then, and it
+ * is counted. */
 int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation)
 {
     int r = cox_pool_check_here(pool, NULL);

@@ -1,9 +1,10 @@
 /*
  * pool_slab: slabs, cut into blocks of one power of two each, and runs of whole slabs.
  *
- * A block of a slab is claimed by its own word, and then the slab is looked at; a slab stops being cut by its
- * own word first, and then all its blocks are looked at (both seq_cst): one of the two sees the other. An empty slab stays as
- * it was cut until some other size needs it, or, on demand, at once: its pages are to go.
+ * A block of a slab is claimed by its own word, and then the slab is looked at; a slab stops being
+ * cut by its own word first, and then all its blocks are looked at (both seq_cst): one of the two
+ * sees the other. An empty slab stays as it was cut until some other size needs it, or, on demand,
+ * at once: its pages are to go.
  *
  * How many blocks of a slab are used is a hint; who finds nothing by hints looks at the words.
  */
@@ -81,7 +82,8 @@ uint32_t cox_pool_slab_block_of(const struct cox_pool *pool, uint32_t unit)
 
 /* ---- one slab ---- */
 
-/* length: how many slabs after it may be its TAILs, itself included; kept while it is CLAIMED, for sweep. */
+/* length: how many slabs after it may be its TAILs, itself included; kept while it is CLAIMED, for
+ * sweep. */
 static bool slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t length, uint32_t as)
 {
     const struct cox_pool_slab_word word = slab_look(pool, slab);
@@ -162,8 +164,8 @@ static void run_dissolve(struct cox_pool *pool, uint32_t first, uint32_t as)
     slab_emptied(pool, first, as);
 }
 
-/* A RUN whose block is free. The slab is looked at first: a block was free before it was a run's, but
- * that was another turn. */
+/* A RUN whose block is free. The slab is looked at first: a block was free before it was a run's,
+ * but that was another turn. */
 static void run_leave(struct cox_pool *pool, uint32_t first, uint32_t as)
 {
     const struct cox_pool_slab_word word = slab_look(pool, first);
@@ -325,7 +327,8 @@ static bool class_find(struct cox_pool *pool, uint32_t class, bool by_hints, uin
     return false;
 }
 
-/* An EMPTY slab is cut into blocks of this class. Returns 0; COX_FULL: there is none; what the domain says. */
+/* An EMPTY slab is cut into blocks of this class. Returns 0; COX_FULL: there is none; what the
+ * domain says. */
 static int class_cut(struct cox_pool *pool, uint32_t class, bool only_pages, struct cox_error *err)
 {
     for (uint32_t slab = 0; slab < pool->geometry.slab_count; slab++) {

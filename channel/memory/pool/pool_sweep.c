@@ -1,8 +1,9 @@
 /*
  * pool_sweep: what a dead owner left is given back.
  *
- * One thread sweeps a row: whoever wins its word. If it dies, the next one begins anew; each step may be done
- * twice. All blocks are looked at, since the dead may have stopped counting one without having had its last look.
+ * One thread sweeps a row: whoever wins its word. If it dies, the next one begins anew; each step
+ * may be done twice. All blocks are looked at, since the dead may have stopped counting one without
+ * having had its last look.
  */
 #include "channel/base/fault.h"
 #include "pool_internal.h"

@@ -150,8 +150,8 @@ static bool evicted_unknown(struct cox_publisher *publisher, uint64_t number, ui
     return false;
 }
 
-/* Enters with every pool known that the messages which make room for so many lie in, as far as they can be
- * opened. */
+/* Enters with every pool known that the messages which make room for so many lie in, as far as they
+ * can be opened. */
 static int enter_prepared(struct cox_publisher *publisher, uint32_t count, struct cox_error *err)
 {
     struct cox_queue *queue = publisher->queue;
@@ -209,7 +209,8 @@ static void row_fill(struct cox_publisher *publisher, struct cox_queue_layout_ro
     cox_fault_point(COX_FAULT_QUEUE_ROW_FILLED);
 }
 
-/* Under the lock. Killed anywhere here, the message was not published, unless its number is the head. */
+/* Under the lock. Killed anywhere here, the message was not published, unless its number is the
+ * head. */
 static int publish(struct cox_publisher *publisher, const struct cox_block_ref *ref,
                    struct cox_queue_message *message, struct cox_error *err)
 {

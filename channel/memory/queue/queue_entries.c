@@ -1,5 +1,5 @@
-/* Domains and pools that a queue's messages lie in, under the lock. They are looked through when room is needed, and kept until
- * then: nobody counts who refers to them. */
+/* Domains and pools that a queue's messages lie in, under the lock. They are looked through when
+ * room is needed, and kept until then: nobody counts who refers to them. */
 #include "queue_internal.h"
 
 #include <inttypes.h>
@@ -34,7 +34,8 @@ bool cox_queue_entry_read(struct cox_queue *queue, uint32_t index,
 
 struct entries_used {
     bool pools[COX_QUEUE_POOL_COUNT_MAX];
-    uint32_t domains; /* bits */
+    /* bits */
+    uint32_t domains;
 };
 
 static void used_pool(struct entries_used *used, uint32_t index)
@@ -84,8 +85,8 @@ static void used_by_deferred(struct cox_queue *queue, struct entries_used *used)
     }
 }
 
-/* Entries that nothing refers to become free. What was only deferred goes, too, when nobody is left who takes or
- * publishes there: its last process gives all of it back. */
+/* Entries that nothing refers to become free. What was only deferred goes, too, when nobody is left
+ * who takes or publishes there: its last process gives all of it back. */
 static void reclaim_pools(struct cox_queue *queue)
 {
     struct entries_used used = {0}, deferred = {0};

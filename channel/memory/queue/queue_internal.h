@@ -1,14 +1,15 @@
 /*
- * queue_internal: what queue, publisher, subscriber and set share of a queue beyond its contract (queue.h).
+ * queue_internal: what queue, publisher, subscriber and set share of a queue beyond its contract
+ * (queue.h).
  *
- * Three parts: the queue's memory (queue.c), the pools that this process knows (queue_pools.c), and the
- * bookkeeping of messages under the lock (queue_rows.c).
+ * Three parts: the queue's memory (queue.c), the pools that this process knows (queue_pools.c), and
+ * the bookkeeping of messages under the lock (queue_rows.c).
  *
- * Threads: the pools have a mutex of their own, which is taken behind the queue's lock and never held while waiting. What is
- *   marked "under the lock" is called between enter and leave.
- * Ownership: endpoints hold a use of each pool they may take from; a pool that was opened here is freed with its last use.
- * Blocks: enter, as queue_lock.h; reach_open, at a door, never under the lock.
- * If the process dies: as queue.h.
+ * Threads: the pools have a mutex of their own, which is taken behind the queue's lock and never
+ *   held while waiting. What is marked "under the lock" is called between enter and leave.
+ * Ownership: endpoints hold a use of each pool they may take from; a pool that was opened here is
+ * freed with its last use. Blocks: enter, as queue_lock.h; reach_open, at a door, never under the
+ * lock. If the process dies: as queue.h.
  */
 #ifndef COX_CHANNEL_MEMORY_QUEUE_INTERNAL_H
 #define COX_CHANNEL_MEMORY_QUEUE_INTERNAL_H
@@ -29,13 +30,15 @@
 /* For a visit at a door. */
 #define COX_QUEUE_DOOR_MS 1000
 
-/* relaxed: under the lock, or a hint, where nothing else is said. Each word is loaded once and then checked. */
+/* relaxed: under the lock, or a hint, where nothing else is said. Each word is loaded once and then
+ * checked. */
 #define COX_QUEUE_LOAD(word) atomic_load_explicit(&(word), memory_order_relaxed)
 
 struct cox_queue_geometry {
     uint32_t depth, domain_count_max, publisher_count_max, subscriber_count_max, pool_count_max,
         deferred_count_max;
-    uint64_t publishers, subscribers, deferred, rows; /* offsets */
+    /* offsets */
+    uint64_t publishers, subscribers, deferred, rows;
     uint64_t row_size, size;
 };
 
@@ -43,28 +46,39 @@ struct cox_queue_geometry {
 struct cox_queue_pool {
     struct cox_pool *pool;
     uint64_t id;
-    uint32_t users; /* endpoints */
-    bool owned;     /* opened here */
+    /* endpoints */
+    uint32_t users;
+    /* opened here */
+    bool owned;
 };
 
 struct cox_queue {
     struct cox_region region;
-    struct cox_queue_layout *layout; /* region.base */
+    /* region.base */
+    struct cox_queue_layout *layout;
     struct cox_queue_geometry geometry;
     uint64_t id;
-    uint64_t identity; /* of this process */
-    pid_t pid;         /* the child of a fork is another one */
+    /* of this process */
+    uint64_t identity;
+    /* the child of a fork is another one */
+    pid_t pid;
     int fd;
     _Atomic uint32_t endpoint_count;
-    _Atomic uint64_t looked_ns; /* when somebody last looked for the dead among the slow */
-    pthread_mutex_t mutex;      /* pools */
+    /* when somebody last looked for the dead among the slow */
+    _Atomic uint64_t looked_ns;
+    /* pools */
+    pthread_mutex_t mutex;
     struct cox_queue_pool *pools;
     uint32_t pool_count, pool_capacity;
     /* Under the lock. */
-    uint32_t *counts;    /* depth + 1, for the count of interest */
-    uint64_t drained;    /* deferred_turn at which nothing was left that this process can let go */
-    uint32_t pool_turn;  /* changes with the pools, under the mutex */
-    uint32_t drained_at; /* pool_turn then */
+    /* depth + 1, for the count of interest */
+    uint32_t *counts;
+    /* deferred_turn at which nothing was left that this process can let go */
+    uint64_t drained;
+    /* changes with the pools, under the mutex */
+    uint32_t pool_turn;
+    /* pool_turn then */
+    uint32_t drained_at;
 };
 
 /* ---- the memory ---- */
@@ -109,13 +123,14 @@ static inline uint32_t cox_queue_bound(uint32_t end, uint32_t count_max)
     return end < count_max ? end : count_max;
 }
 
-/* Takes the lock, and repairs what a dead owner left. Returns 0; COX_STATE: in the child of a fork; COX_TIMEOUT; COX_CORRUPT: the
- * head makes no sense; -errno. */
+/* Takes the lock, and repairs what a dead owner left. Returns 0; COX_STATE: in the child of a fork;
+ * COX_TIMEOUT; COX_CORRUPT: the head makes no sense; -errno. */
 int cox_queue_enter(struct cox_queue *queue, struct cox_error *err);
 /* The same, until the deadline at most. */
 int cox_queue_enter_until(struct cox_queue *queue, uint64_t deadline_ns, struct cox_error *err);
 void cox_queue_leave(struct cox_queue *queue);
-/* Takes out dead subscribers that are behind (all: any dead endpoint). Without the lock. Returns how many endpoints. */
+/* Takes out dead subscribers that are behind (all: any dead endpoint). Without the lock. Returns
+ * how many endpoints. */
 uint32_t cox_queue_look(struct cox_queue *queue, bool all);
 
 /* ---- entries of pools and domains, under the lock ---- */
@@ -129,7 +144,8 @@ struct cox_queue_entry {
 /* False: there is none, or it makes no sense. */
 bool cox_queue_entry_read(struct cox_queue *queue, uint32_t index,
                           struct cox_queue_entry *ret_entry);
-/* handle NULL: of those that cannot be opened one does for all. Returns 0; COX_FULL: domains or pools, with the limit. */
+/* handle NULL: of those that cannot be opened one does for all. Returns 0; COX_FULL: domains or
+ * pools, with the limit. */
 int cox_queue_entry_add(struct cox_queue *queue, uint64_t id, struct cox_domain_id domain,
                         const struct cox_pool_handle *handle, bool read_only, uint32_t *ret_index,
                         struct cox_error *err);
@@ -145,10 +161,11 @@ struct cox_queue_reach {
     struct cox_queue *queue;
     const struct cox_domains *domains;
     char *door_path;
-    struct cox_pool **pools; /* each with a use */
+    /* each with a use */
+    struct cox_pool **pools;
     uint32_t count, capacity;
-    struct
-        cox_queue_failed { /* per entry: what opening it gave, so that it is not tried with every message */
+    /* per entry: what opening it gave, so that it is not tried with every message */
+    struct cox_queue_failed {
         uint64_t stamp;
         int code;
         uint64_t until_ns;
@@ -166,7 +183,8 @@ struct cox_pool *cox_queue_reach_find(const struct cox_queue_reach *reach, uint6
 /* 0, or what opening it gave. */
 int cox_queue_reach_failed(const struct cox_queue_reach *reach, uint32_t index,
                            const struct cox_queue_entry *entry);
-/* Opens what is not known. Not under the lock. Returns 0; COX_PEER_DEAD: no handle; as cox_pool_open; COX_CORRUPT. */
+/* Opens what is not known. Not under the lock. Returns 0; COX_PEER_DEAD: no handle; as
+ * cox_pool_open; COX_CORRUPT. */
 int cox_queue_reach_open(struct cox_queue_reach *reach, uint32_t index,
                          const struct cox_queue_entry *entry, struct cox_error *err);
 /* Opens what it can of all pools. Not under the lock. */
@@ -191,8 +209,8 @@ struct cox_queue_message {
 };
 void cox_queue_row_read(struct cox_queue *queue, uint64_t number,
                         struct cox_queue_message *ret_message);
-/* Holds the block as the copy of the message in that domain; until settle, what to undo is written down. Returns as
- * cox_pool_hold; *ret_copy is for copy_fill. */
+/* Holds the block as the copy of the message in that domain; until settle, what to undo is written
+ * down. Returns as cox_pool_hold; *ret_copy is for copy_fill. */
 int cox_queue_hold(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_index,
                    const struct cox_block_ref *ref, uint64_t number, uint32_t domain,
                    struct cox_queue_copy *ret_copy, struct cox_error *err);
@@ -226,19 +244,23 @@ struct cox_queue_set;
 struct cox_subscriber {
     struct cox_queue *queue;
     struct cox_queue_reach reach;
-    struct cox_pool *pool; /* NULL: none of its own */
+    /* NULL: none of its own */
+    struct cox_pool *pool;
     struct cox_exporter *exporter;
     struct cox_pool_handle handle;
     bool exported;
     uint32_t slot, pool_index, domain;
-    uint64_t next;    /* authoritative; the shared one is what others count with */
-    uint64_t skipped; /* since the last message */
+    /* authoritative; the shared one is what others count with */
+    uint64_t next;
+    /* since the last message */
+    uint64_t skipped;
     uint64_t deferred_seen;
-    struct cox_queue_set *set; /* NULL: in none */
+    /* NULL: in none */
+    struct cox_queue_set *set;
 };
 /* Its line in the queue. */
-static inline struct cox_queue_layout_subscriber *
-cox_subscriber_line(const struct cox_subscriber *subscriber)
+static inline struct cox_queue_layout_subscriber *cox_subscriber_line(
+    const struct cox_subscriber *subscriber)
 {
     return cox_queue_subscriber_at(subscriber->queue, subscriber->slot);
 }

@@ -12,9 +12,9 @@
  *
  * Everything from 256 on is written by who has the lock; what is looked at without it says so. What
  * anybody reads is read once, checked, and used: the processes that have the memory may write
- * anything. A process is one word, its identity: pid in 22 bits (the most that Linux has), start time
- * in 42; 0: none. So whom a word belongs to, and whether that one is dead, is known from the word alone, in
- * every state.
+ * anything. A process is one word, its identity: pid in 22 bits (the most that Linux has), start
+ * time in 42; 0: none. So whom a word belongs to, and whether that one is dead, is known from the
+ * word alone, in every state.
  */
 #ifndef COX_CHANNEL_MEMORY_QUEUE_LAYOUT_H
 #define COX_CHANNEL_MEMORY_QUEUE_LAYOUT_H
@@ -29,14 +29,16 @@
 #define COX_QUEUE_ABI 0x01020304u /* read back swapped by a machine of the other byte order */
 
 struct cox_queue_layout_header {
-    _Atomic uint64_t
-        queue_magic; /* stored last with release; partner: the acquire load of attach */
+    /* stored last with release; partner: the acquire load of attach */
+    _Atomic uint64_t queue_magic;
     uint32_t version;
     uint32_t abi;
-    uint64_t size; /* of all */
-    uint64_t id;   /* random, not 0; the holder of the pools' holds */
-    uint64_t
-        system; /* boot, pid and time namespace (handle.h): identities mean nothing elsewhere */
+    /* of all */
+    uint64_t size;
+    /* random, not 0; the holder of the pools' holds */
+    uint64_t id;
+    /* boot, pid and time namespace (handle.h): identities mean nothing elsewhere */
+    uint64_t system;
     uint32_t depth;
     uint32_t domain_count_max;
     uint32_t publisher_count_max;
@@ -47,28 +49,38 @@ struct cox_queue_layout_header {
 };
 
 struct cox_queue_layout_lock {
-    _Atomic uint64_t lock_owner;   /* identity; 0: free */
-    _Atomic uint64_t lock_turns;   /* by each owner, one more: who waits sees that it moves */
-    _Atomic uint32_t lock_wake;    /* what those sleep on who wait for it */
-    _Atomic uint32_t lock_waiting; /* 1: somebody does */
+    /* identity; 0: free */
+    _Atomic uint64_t lock_owner;
+    /* by each owner, one more: who waits sees that it moves */
+    _Atomic uint64_t lock_turns;
+    /* what those sleep on who wait for it */
+    _Atomic uint32_t lock_wake;
+    /* 1: somebody does */
+    _Atomic uint32_t lock_waiting;
     uint8_t padding[128 - 24];
 };
 
 struct cox_queue_layout_state {
-    _Atomic uint64_t
-        queue_head; /* number of the last message; seq_cst, looked at without the lock */
-    /* The number of a message that is being published, 0: none. Stored before sleepers are woken, and
-     * cleared after the head was stored: who sees it goes through the lock before it sleeps. Looked at
-     * without the lock. */
+    /* number of the last message; seq_cst, looked at without the lock */
+    _Atomic uint64_t queue_head;
+    /* The number of a message that is being published, 0: none. Stored before sleepers are woken,
+     * and cleared after the head was stored: who sees it goes through the lock before it sleeps.
+     * Looked at without the lock. */
     _Atomic uint64_t queue_publishing;
-    _Atomic uint32_t queue_copied;    /* moves on when a copy is done or given up; slept on */
-    _Atomic uint32_t queue_copy_wait; /* 1: somebody does */
-    _Atomic uint32_t publisher_end;   /* no used one from here on */
+    /* moves on when a copy is done or given up; slept on */
+    _Atomic uint32_t queue_copied;
+    /* 1: somebody does */
+    _Atomic uint32_t queue_copy_wait;
+    /* no used one from here on */
+    _Atomic uint32_t publisher_end;
     _Atomic uint32_t subscriber_end;
     _Atomic uint32_t deferred_end;
-    _Atomic uint32_t deferred_lost; /* not kept for want of room */
-    _Atomic uint64_t deferred_turn; /* one more with each that is kept */
-    _Atomic uint64_t pool_turn;     /* one more with each pool that is entered */
+    /* not kept for want of room */
+    _Atomic uint32_t deferred_lost;
+    /* one more with each that is kept */
+    _Atomic uint64_t deferred_turn;
+    /* one more with each pool that is entered */
+    _Atomic uint64_t pool_turn;
     uint8_t padding[128 - 56];
 };
 
@@ -77,10 +89,11 @@ enum cox_queue_intent {
     COX_QUEUE_INTENT_HOLD = 1, /* the block is about to be held as a copy of the message, or is */
 };
 
-/* Written before a block is held, cleared when a row says the same. Of a dead owner it says what to let go unless
- * the row has it: a hold that was never made is let go without harm. */
+/* Written before a block is held, cleared when a row says the same. Of a dead owner it says what to
+ * let go unless the row has it: a hold that was never made is let go without harm. */
 struct cox_queue_layout_intent {
-    _Atomic uint32_t intent_step; /* enum cox_queue_intent; release, after the rest */
+    /* enum cox_queue_intent; release, after the rest */
+    _Atomic uint32_t intent_step;
     _Atomic uint32_t intent_pool;
     _Atomic uint32_t intent_block;
     _Atomic uint32_t intent_domain;
@@ -95,41 +108,57 @@ enum cox_queue_pool_flags {
     COX_QUEUE_POOL_READ_ONLY = 2, /* and is to be opened so */
 };
 
-/* Of one publisher or subscriber, or of all that have none to tell how to open it. It stays while an endpoint, a message or
- * a deferred release refers to it. */
+/* Of one publisher or subscriber, or of all that have none to tell how to open it. It stays while
+ * an endpoint, a message or a deferred release refers to it. */
 struct cox_queue_layout_pool {
-    _Atomic uint64_t pool_id;     /* 0: free; after the rest */
-    _Atomic uint64_t pool_stamp;  /* of no other entry, ever */
-    _Atomic uint32_t pool_domain; /* index */
+    /* 0: free; after the rest */
+    _Atomic uint64_t pool_id;
+    /* of no other entry, ever */
+    _Atomic uint64_t pool_stamp;
+    /* index */
+    _Atomic uint32_t pool_domain;
     _Atomic uint32_t pool_flags;
-    _Atomic uint64_t pool_handle[16]; /* struct cox_pool_handle */
+    /* struct cox_pool_handle */
+    _Atomic uint64_t pool_handle[16];
     uint8_t padding[192 - 152];
 };
 
 struct cox_queue_layout_publisher {
-    _Atomic uint64_t publisher_process; /* identity; 0: free; after the rest */
-    _Atomic uint32_t publisher_pool;    /* index */
+    /* identity; 0: free; after the rest */
+    _Atomic uint64_t publisher_process;
+    /* index */
+    _Atomic uint32_t publisher_pool;
     uint32_t reserved;
-    _Atomic uint64_t publisher_count; /* messages; for display */
+    /* messages; for display */
+    _Atomic uint64_t publisher_count;
     uint64_t reserved2;
 };
 
 struct cox_queue_layout_subscriber {
-    _Atomic uint64_t subscriber_process; /* identity; 0: free; after the rest */
-    _Atomic uint64_t subscriber_next;    /* number of the message it takes next */
-    _Atomic uint32_t subscriber_domain;  /* index */
-    _Atomic uint32_t subscriber_pool;    /* index; UINT32_MAX: none of its own */
-    /* Its own word to sleep on, so that nobody sleeps through another's wake. Written without the lock, as the next. */
+    /* identity; 0: free; after the rest */
+    _Atomic uint64_t subscriber_process;
+    /* number of the message it takes next */
+    _Atomic uint64_t subscriber_next;
+    /* index */
+    _Atomic uint32_t subscriber_domain;
+    /* index; UINT32_MAX: none of its own */
+    _Atomic uint32_t subscriber_pool;
+    /* Its own word to sleep on, so that nobody sleeps through another's wake. Written without the
+     * lock, as the next. */
     _Atomic uint32_t subscriber_wake;
-    _Atomic uint32_t subscriber_sleeping; /* 1: about to sleep, or asleep; seq_cst */
+    /* 1: about to sleep, or asleep; seq_cst */
+    _Atomic uint32_t subscriber_sleeping;
     uint8_t padding[64 - 32];
 };
 
 /* A copy to be let go, by whoever has its pool: who let the message go has not. */
 struct cox_queue_layout_deferred {
-    _Atomic uint64_t deferred_tag;   /* 0: free; after the rest */
-    _Atomic uint64_t deferred_stamp; /* of the pool's entry */
-    _Atomic uint32_t deferred_pool;  /* index */
+    /* 0: free; after the rest */
+    _Atomic uint64_t deferred_tag;
+    /* of the pool's entry */
+    _Atomic uint64_t deferred_stamp;
+    /* index */
+    _Atomic uint32_t deferred_pool;
     _Atomic uint32_t deferred_block;
     _Atomic uint64_t deferred_generation;
     _Atomic uint64_t deferred_size;
@@ -138,25 +167,29 @@ struct cox_queue_layout_deferred {
 
 /* A message in one domain. */
 struct cox_queue_layout_copy {
-    _Atomic uint64_t copy_copier; /* identity of who is making it; 0: nobody */
+    /* identity of who is making it; 0: nobody */
+    _Atomic uint64_t copy_copier;
     _Atomic uint64_t copy_generation;
     _Atomic uint64_t copy_size;
-    _Atomic uint32_t copy_pool; /* index */
+    /* index */
+    _Atomic uint32_t copy_pool;
     _Atomic uint32_t copy_block;
 };
 
-/* In row_number: nobody takes the message any more, whoever has not yet. A death in between leaves it set, and no copy counts
- * that may be gone. */
+/* In row_number: nobody takes the message any more, whoever has not yet. A death in between leaves
+ * it set, and no copy counts that may be gone. */
 #define COX_QUEUE_ROW_ENDING (UINT64_C(1) << 63)
 
 struct cox_queue_layout_row {
-    _Atomic uint64_t
-        row_number; /* of the message; 0: none; after the rest, and cleared after its copies, which
-                     * are let go with COX_QUEUE_ROW_ENDING set here */
+    /* of the message; 0: none; after the rest, and cleared after its copies, which are let go with
+     * COX_QUEUE_ROW_ENDING set here */
+    _Atomic uint64_t row_number;
     _Atomic uint64_t row_note;
     _Atomic uint64_t row_length;
-    _Atomic uint32_t row_mask; /* bit d: there is a copy in domain d, and the message holds it */
-    _Atomic uint32_t row_interest; /* subscribers whose next is not beyond it */
+    /* bit d: there is a copy in domain d, and the message holds it */
+    _Atomic uint32_t row_mask;
+    /* subscribers whose next is not beyond it */
+    _Atomic uint32_t row_interest;
     uint64_t reserved[4];
     struct cox_queue_layout_copy copies[];
 };
@@ -234,8 +267,8 @@ struct cox_queue_layout {
     struct cox_queue_layout_lock lock;
     struct cox_queue_layout_state state;
     struct cox_queue_layout_intent intent;
-    _Atomic uint64_t
-        queue_domains[COX_DOMAIN_COUNT_MAX]; /* kind in bits 32-63, device below; 0: free */
+    /* kind in bits 32-63, device below; 0: free */
+    _Atomic uint64_t queue_domains[COX_DOMAIN_COUNT_MAX];
     struct cox_queue_layout_pool pools[];
 };
 static_assert(offsetof(struct cox_queue_layout, lock) == 128, "layout");

@@ -11,8 +11,8 @@
 #define START_MAX ((UINT64_C(1) << START_BITS) - 1)
 #define PID_MAX ((UINT64_C(1) << 22) - 1) /* PID_MAX_LIMIT of the kernel */
 
-/* The lock is held for less than a switch to another process takes: looking a few times more is often
- * cheaper than sleeping. */
+/* The lock is held for less than a switch to another process takes: looking a few times more is
+ * often cheaper than sleeping. */
 #define LOOKS 100
 /* The first sleep is short: a word that names nobody is found out soon. */
 #define FIRST_SLICE_NS COX_NSEC_PER_MSEC
@@ -45,13 +45,13 @@ bool cox_queue_identity_alive(uint64_t identity)
     cox_peer_close(&peer);
     if (r == 0 || r == COX_PEER_DEAD)
         return r == 0;
-    /* No fd is free, or the number is that of a thread, which is no process: /proc tells by the start time. Who
-     * cannot be asked has not died. */
+    /* No fd is free, or the number is that of a thread, which is no process: /proc tells by the
+     * start time. Who cannot be asked has not died. */
     return cox_peer_start_time(pid, &seen) != COX_PEER_DEAD && seen == start;
 }
 
-/* seq_cst, here and in unlock: either who gives the lock back sees that somebody waits, or who waits
- * sees that it is free. acquire: what the last owner did. */
+/* seq_cst, here and in unlock: either who gives the lock back sees that somebody waits, or who
+ * waits sees that it is free. acquire: what the last owner did. */
 static bool lock_try(struct cox_queue_layout_lock *lock, uint64_t owner, uint64_t identity)
 {
     if (!atomic_compare_exchange_strong(&lock->lock_owner, &owner, identity))
@@ -75,10 +75,11 @@ static int lock_watch(struct lock_watch *watch, uint64_t owner, uint64_t turns,
             (struct lock_watch){owner, turns, cox_deadline_after_ms(COX_QUEUE_LOCK_PATIENCE_MS)};
     if (cox_now_ns() < watch->until_ns)
         return 0;
-    return cox_fail(err, COX_TIMEOUT,
-                    "process %" PRIu32 " keeps the queue's lock for %d ms: it is stopped, or the "
-                    "queue's memory was spoilt",
-                    cox_queue_identity_pid(owner), COX_QUEUE_LOCK_PATIENCE_MS);
+    return cox_fail(
+        err, COX_TIMEOUT,
+        "process %" PRIu32
+        " keeps the queue's lock for %d ms: it is stopped, or the queue's memory was spoilt",
+        cox_queue_identity_pid(owner), COX_QUEUE_LOCK_PATIENCE_MS);
 }
 
 int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
@@ -107,8 +108,8 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
         if (owner == 0)
             continue;
         if (!cox_queue_identity_alive(owner)) {
-            /* That process never comes back, and no other one has its identity: whoever wins this is
-             * alone. */
+            /* That process never comes back, and no other one has its identity: whoever wins this
+             * is alone. */
             if (lock_try(lock, owner, identity)) {
                 *ret_repair = true;
                 return 0;

@@ -4,12 +4,13 @@
  *     free -take (CAS)-> owned by P -give back-> free
  *                           '-- P is dead: CAS to the one who found that out, who repairs first
  *
- * The word is the owner's identity, so that there is no moment at which the lock is taken and nobody is known to have it.
- * Whoever waits sleeps in slices, and looks in each whether the owner lives.
+ * The word is the owner's identity, so that there is no moment at which the lock is taken and
+ * nobody is known to have it. Whoever waits sleeps in slices, and looks in each whether the owner
+ * lives.
  *
- * Threads, processes: any; threads of one process have one identity, and wait for each other like others.
- * Ownership: the words belong to whoever has the memory.
- * Blocks: take, until the lock is free or its owner dead; while one live owner keeps it, at most
+ * Threads, processes: any; threads of one process have one identity, and wait for each other like
+ * others. Ownership: the words belong to whoever has the memory. Blocks: take, until the lock is
+ * free or its owner dead; while one live owner keeps it, at most
  *   COX_QUEUE_LOCK_PATIENCE_MS: it is stopped, or somebody wrote into the word.
  * Bytes: the words are input. A word that names no live process is taken over.
  * If the process dies: the next one who wants the lock gets it, and is told.

@@ -58,8 +58,9 @@ static bool pools_use_known(struct cox_queue *queue, const struct cox_pool *pool
     return found != NULL;
 }
 
-/* One use more. The first one joins: from then on messages in it stay while this process lives. Not within the mutex,
- * which whoever has the queue's lock asks for: joining waits for others, who may be stopped. */
+/* One use more. The first one joins: from then on messages in it stay while this process lives. Not
+ * within the mutex, which whoever has the queue's lock asks for: joining waits for others, who may
+ * be stopped. */
 static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
                      struct cox_error *err)
 {
@@ -95,7 +96,8 @@ static void pools_unuse(struct cox_queue *queue, struct cox_pool *pool)
 {
     bool over = false, owned = false;
     const bool here = queue->pid == getpid();
-    /* In the child of a fork a thread of its parent's may have the mutex, and nobody ever gives it back. */
+    /* In the child of a fork a thread of its parent's may have the mutex, and nobody ever gives it
+     * back. */
     if (here)
         pthread_mutex_lock(&queue->mutex);
     struct cox_queue_pool *found = pools_find(queue, pool);
@@ -127,7 +129,8 @@ bool cox_queue_pools_unhold(struct cox_queue *queue, const struct cox_block_ref 
     return found;
 }
 
-/* Within the mutex: whoever lent a pool may free it once its endpoint is gone. It waits for nobody. */
+/* Within the mutex: whoever lent a pool may free it once its endpoint is gone. It waits for nobody.
+ */
 void cox_queue_pools_sweep(struct cox_queue *queue)
 {
     pthread_mutex_lock(&queue->mutex);
@@ -273,8 +276,9 @@ static bool entries_have(struct cox_queue *queue, uint64_t id)
     return false;
 }
 
-/* Where publishers come and go, their pools would pile up in who stays. One that was opened here, that no message can lie
- * in any more, and of which nobody in this process has a reference, is let go before another one is opened. */
+/* Where publishers come and go, their pools would pile up in who stays. One that was opened here,
+ * that no message can lie in any more, and of which nobody in this process has a reference, is let
+ * go before another one is opened. */
 static void reach_trim(struct cox_queue_reach *reach)
 {
     uint32_t kept = 0;
@@ -305,8 +309,8 @@ int cox_queue_reach_open(struct cox_queue_reach *reach, uint32_t index,
         if (r)
             pools_unuse(reach->queue, pool);
     }
-    /* Not tried again with every message. What the importer or the pool lacks may be there later; an
-     * exporter that is gone does not come back. */
+    /* Not tried again with every message. What the importer or the pool lacks may be there later;
+     * an exporter that is gone does not come back. */
     if (r)
         reach->failed[index] = (struct cox_queue_failed){
             entry->stamp, r,

@@ -1,4 +1,5 @@
-/* Messages, under the lock: what they hold, who waits for them, and what a dead owner of the lock left half done. */
+/* Messages, under the lock: what they hold, who waits for them, and what a dead owner of the lock
+ * left half done. */
 #include "queue_internal.h"
 
 #include <string.h>
@@ -6,7 +7,8 @@
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 
-/* A hold's name: message and domain. Numbers go round in 43 bits; by then the message is long over. */
+/* A hold's name: message and domain. Numbers go round in 43 bits; by then the message is long over.
+ */
 #define TAG_DOMAIN_BITS 5
 #define TAG_NUMBER_MAX ((UINT64_C(1) << (48 - TAG_DOMAIN_BITS)) - 1)
 static_assert(COX_DOMAIN_COUNT_MAX <= 1 << TAG_DOMAIN_BITS, "tags");
@@ -26,8 +28,8 @@ static void subscriber_wake(struct cox_queue_layout_subscriber *subscriber)
 
 void cox_queue_ring(struct cox_queue_layout_subscriber *subscriber)
 {
-    /* seq_cst: either this sees that the subscriber is about to sleep, or that one sees what was stored
-     * before this call (queue_set.c). */
+    /* seq_cst: either this sees that the subscriber is about to sleep, or that one sees what was
+     * stored before this call (queue_set.c). */
     if (!atomic_load(&subscriber->subscriber_sleeping) ||
         !atomic_exchange(&subscriber->subscriber_sleeping, 0))
         return;
@@ -35,7 +37,8 @@ void cox_queue_ring(struct cox_queue_layout_subscriber *subscriber)
     subscriber_wake(subscriber);
 }
 
-/* Whoever died as it rang may have said that nobody sleeps there, and not woken who does: nobody would ring again. */
+/* Whoever died as it rang may have said that nobody sleeps there, and not woken who does: nobody
+ * would ring again. */
 static void repair_sleepers(struct cox_queue *queue)
 {
     for (uint32_t i = 0; i < queue->geometry.subscriber_count_max; i++) {
@@ -316,8 +319,8 @@ void cox_queue_repair(struct cox_queue *queue)
     atomic_store_explicit(&state->deferred_end, geometry->deferred_count_max, memory_order_relaxed);
     cox_fault_point(COX_FAULT_QUEUE_REPAIRING);
     repair_intent(queue);
-    /* Of a message that did not come to be published nobody has heard; who was woken for it waits for the
-     * lock. */
+    /* Of a message that did not come to be published nobody has heard; who was woken for it waits
+     * for the lock. */
     cox_queue_recount(queue);
     for (uint32_t i = 0; i < geometry->depth; i++) {
         struct cox_queue_layout_row *row = cox_queue_row_at(queue, i);

@@ -1,4 +1,5 @@
-/* Waiting on several queues: on the word of each subscriber, and on one of the set's own that triggers move. */
+/* Waiting on several queues: on the word of each subscriber, and on one of the set's own that
+ * triggers move. */
 #include "queue_internal.h"
 
 #include <stdlib.h>
@@ -14,7 +15,8 @@
 #define WAITER_SIZE_U32 2 /* FUTEX_32 */
 /* Where the kernel can sleep on one word only. */
 #define FALLBACK_SLICE_NS (10 * COX_NSEC_PER_MSEC)
-/* For the lock of one queue: who has it may be stopped, and the other queues, triggers and the deadline go on. */
+/* For the lock of one queue: who has it may be stopped, and the other queues, triggers and the
+ * deadline go on. */
 #define LOCK_SLICE_NS (10 * COX_NSEC_PER_MSEC)
 
 /* As the kernel has it (struct futex_waitv): its headers may be older than it is. */
@@ -26,9 +28,11 @@ struct waiter {
 struct cox_queue_set {
     struct cox_subscriber *subscribers[SET_MAX];
     uint32_t count, turn;
-    _Atomic uint32_t triggers; /* so many, and so many were told of */
+    /* so many, and so many were told of */
+    _Atomic uint32_t triggers;
     uint32_t told;
-    bool one_word; /* the kernel has no futex_waitv */
+    /* the kernel has no futex_waitv */
+    bool one_word;
 };
 
 int cox_queue_set_new(struct cox_queue_set **ret_set)
@@ -86,7 +90,8 @@ void cox_queue_set_remove(struct cox_queue_set *set, struct cox_subscriber *subs
 void cox_queue_set_trigger(struct cox_queue_set *set)
 {
     int kept = errno; /* of whoever this signal interrupted */
-    /* release: partner is the acquire load of wait; what the caller did before is seen behind it. */
+    /* release: partner is the acquire load of wait; what the caller did before is seen behind it.
+     */
     atomic_fetch_add_explicit(&set->triggers, 1, memory_order_release);
     cox_futex_wake(&set->triggers);
     errno = kept;
@@ -111,7 +116,8 @@ static int set_enter(struct cox_queue *queue, uint64_t deadline_ns)
         queue, cox_deadline_min(cox_deadline_after_ns(LOCK_SLICE_NS), deadline_ns), NULL);
 }
 
-/* What others left to this process since it last looked. seq_cst: partner is deferred_add (queue_rows.c). */
+/* What others left to this process since it last looked. seq_cst: partner is deferred_add
+ * (queue_rows.c). */
 static bool is_behind(const struct cox_subscriber *subscriber, uint64_t *ret_turn)
 {
     *ret_turn = atomic_load(&subscriber->queue->layout->state.deferred_turn);
@@ -171,7 +177,8 @@ static void set_disarm(struct cox_queue_set *set)
     }
 }
 
-/* A message is being published somewhere: whether it comes is known once the lock is free. *ret_waited: one was, or is still. */
+/* A message is being published somewhere: whether it comes is known once the lock is free.
+ * *ret_waited: one was, or is still. */
 static int set_await_publishers(struct cox_queue_set *set, uint64_t deadline_ns, bool *ret_waited)
 {
     *ret_waited = false;
@@ -187,7 +194,8 @@ static int set_await_publishers(struct cox_queue_set *set, uint64_t deadline_ns,
             continue;
         if (r)
             return r;
-        /* Whoever has the lock does not publish: if the word still says so, somebody else wrote it. */
+        /* Whoever has the lock does not publish: if the word still says so, somebody else wrote it.
+         */
         atomic_store(&state->queue_publishing, 0);
         cox_fault_point(COX_FAULT_QUEUE_PUBLISHER_AWAITED);
         cox_queue_leave(queue);

@@ -171,14 +171,20 @@ uint64_t cox_subscriber_pending(const struct cox_subscriber *subscriber)
 struct taking {
     struct cox_queue_message message;
     struct cox_queue_entry entry;
-    uint32_t pool_index; /* of entry */
-    uint32_t source;     /* domain that is copied from */
+    /* of entry */
+    uint32_t pool_index;
+    /* domain that is copied from */
+    uint32_t source;
     struct cox_pool *source_pool;
-    bool alone;           /* makes a copy for itself and nobody else */
-    uint64_t dead_copier; /* identity; 0: none */
-    uint64_t copier;      /* that is waited for, until */
+    /* makes a copy for itself and nobody else */
+    bool alone;
+    /* identity; 0: none */
+    uint64_t dead_copier;
+    /* that is waited for, until */
+    uint64_t copier;
     uint64_t patience_ns;
-    int failed; /* why a copy that is there cannot be had */
+    /* why a copy that is there cannot be had */
+    int failed;
 };
 
 /* To the next message that is there. COX_EMPTY: none. */

@@ -1,10 +1,10 @@
-/* bench-iceoryx: Eclipse iceoryx: the request is published to all workers, who publish their replies to one subscriber
- * of the coordinator; everybody waits with a WaitSet. Chunks are loaned, so what is copied is the request into its
- * chunk, once for all.
+/* bench-iceoryx: Eclipse iceoryx: the request is published to all workers, who publish their
+ * replies to one subscriber of the coordinator; everybody waits with a WaitSet. Chunks are loaned,
+ * so what is copied is the request into its chunk, once for all.
  *
- * Its broker, RouDi, is started for the request at hand, without watching the processes (no heartbeat). Names of
- * iceoryx are global: one at a time, and none beside somebody else's RouDi. What all of them leave when they are killed
- * a guard removes. */
+ * Its broker, RouDi, is started for the request at hand, without watching the processes (no
+ * heartbeat). Names of iceoryx are global: one at a time, and none beside somebody else's RouDi.
+ * What all of them leave when they are killed a guard removes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -48,7 +48,8 @@
 struct names {
     uint32_t rank_count;
     pid_t pid;
-    char segment[80]; /* in /dev/shm, by the user's group */
+    /* in /dev/shm, by the user's group */
+    char segment[80];
     char config[64];
 };
 
@@ -66,11 +67,13 @@ struct system {
     struct workers workers;
     struct names names;
     struct side side;
-    int taken_fd; /* the name that only one can have; the guard has it as long as there is something to remove */
+    /* the name that only one can have; the guard has it as long as there is something to remove */
+    int taken_fd;
     int guard_fd;
     pid_t guard_pid;
     pid_t roudi_pid;
-    int roudi_fd; /* what it prints; open as long as it is there */
+    /* what it prints; open as long as it is there */
+    int roudi_fd;
 };
 
 /* ---- both sides ---- */
@@ -177,7 +180,8 @@ static void remove_names(const void *context)
     }
 }
 
-/* Nobody else measures iceoryx, and no other RouDi runs. Returns 0, COX_UNSUPPORTED or another error. */
+/* Nobody else measures iceoryx, and no other RouDi runs. Returns 0, COX_UNSUPPORTED or another
+ * error. */
 static int take_names(struct system *system, struct cox_error *err)
 {
     static const char taken[] = "coxswain-bench-iceoryx";
@@ -275,8 +279,9 @@ static void system_stop(void *subject)
     free(system);
 }
 
-/* Everybody finds everybody through RouDi, in its time; until then greetings, or their echoes, are lost. Greeted
- * until all have answered the same one: then nothing of an older one is still under way. */
+/* Everybody finds everybody through RouDi, in its time; until then greetings, or their echoes, are
+ * lost. Greeted until all have answered the same one: then nothing of an older one is still under
+ * way. */
 static int greet(struct system *system, struct cox_error *err)
 {
     uint32_t answered = 0;

@@ -1,9 +1,10 @@
 /* bench-mpi: Open MPI over shared memory: a request is a Bcast, the replies are a Gather.
  *
- * Started by itself it becomes mpirun of one process more than there are ranks. Process 0 is the coordinator; mpirun
- * passes its stdin and stdout through, byte by byte. Waiting is polling in Open MPI: by its own choice it gives the
- * CPU away between polls only where processes are more than cores; with the word `yield` always, `busy` never.
- * mpirun binds no process to a core of its own, as no other subject does: all stay where the conductor has placed them. */
+ * Started by itself it becomes mpirun of one process more than there are ranks. Process 0 is the
+ * coordinator; mpirun passes its stdin and stdout through, byte by byte. Waiting is polling in Open
+ * MPI: by its own choice it gives the CPU away between polls only where processes are more than
+ * cores; with the word `yield` always, `busy` never. mpirun binds no process to a core of its own,
+ * as no other subject does: all stay where the conductor has placed them. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -27,7 +28,8 @@
 
 struct world {
     struct subject_options options;
-    uint8_t *replies; /* owned: the coordinator's own place first */
+    /* owned: the coordinator's own place first */
+    uint8_t *replies;
 };
 
 /* ---- becoming mpirun ---- */
@@ -37,7 +39,8 @@ static void remove_folder(const void *folder)
     leftovers_remove_tree(folder);
 }
 
-/* Takes a word for this program out of the arguments. Returns what mpi_yield_when_idle is to be; NULL: not said. */
+/* Takes a word for this program out of the arguments. Returns what mpi_yield_when_idle is to be;
+ * NULL: not said. */
 static const char *take_word(int *argc, char **argv)
 {
     static const char *const words[2] = {"busy", "yield"};
@@ -95,7 +98,8 @@ static int become_mpirun(int argc, char **argv, const char *yield, unsigned rank
     set_parameter("btl", "self,vader");
     set_parameter("oob_tcp_if_include", "lo");
     set_parameter("plm", "isolated");
-    /* Processes are started by mpirun's main thread: they are killed when the thread that started them ends. */
+    /* Processes are started by mpirun's main thread: they are killed when the thread that started
+     * them ends. */
     set_parameter("orte_odls_base_num_threads", "0");
     if (yield)
         set_parameter("mpi_yield_when_idle", yield);

@@ -1,8 +1,9 @@
-/* bench-nng: nng's SURVEYOR/RESPONDENT over ipc: a survey is a request to all, its responses are the replies.
+/* bench-nng: nng's SURVEYOR/RESPONDENT over ipc: a survey is a request to all, its responses are
+ * the replies.
  *
- * Messages are nng's own throughout (nng_sendmsg, nng_recvmsg), so nothing is copied but the request into one, once for
- * all. No limit on sizes; a survey never ends before its last response. Endpoints are abstract, so nothing has a name
- * in the file system. */
+ * Messages are nng's own throughout (nng_sendmsg, nng_recvmsg), so nothing is copied but the
+ * request into one, once for all. No limit on sizes; a survey never ends before its last response.
+ * Endpoints are abstract, so nothing has a name in the file system. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,11 +28,13 @@ struct survey {
     struct subject_options options;
     struct workers workers;
     char url[64];
-    nng_socket socket; /* owned, once opened */
+    /* owned, once opened */
+    nng_socket socket;
     bool opened;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    uint32_t pipes; /* under mutex: respondents that surveys go to */
+    /* under mutex: respondents that surveys go to */
+    uint32_t pipes;
 };
 
 static int fail(struct cox_error *err, const char *what, int r)

@@ -1,6 +1,7 @@
-/* bench-seqpacket: Unix sockets, a pair per worker: SOCK_SEQPACKET, one datagram a message, the send buffers raised to
- * hold it. The kernel allows that up to net.core.wmem_max; above, SOCK_STREAM with messages of known size, written to
- * all workers as they take it in, so that one that reads slowly does not keep the others waiting. */
+/* bench-seqpacket: Unix sockets, a pair per worker: SOCK_SEQPACKET, one datagram a message, the
+ * send buffers raised to hold it. The kernel allows that up to net.core.wmem_max; above,
+ * SOCK_STREAM with messages of known size, written to all workers as they take it in, so that one
+ * that reads slowly does not keep the others waiting. */
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
@@ -15,21 +16,27 @@
 
 /* What the kernel charges a datagram beyond its bytes, generously. */
 #define DATAGRAM_OVERHEAD 4096
-/* Linux wants all of a datagram but the last 64 KiB as one piece of memory, of at most 4 MiB, and does not find those
- * for ever. Measured at 1 MiB and four workers: 0.5 to 0.7 of what a stream takes. */
+/* Linux wants all of a datagram but the last 64 KiB as one piece of memory, of at most 4 MiB, and
+ * does not find those for ever. Measured at 1 MiB and four workers: 0.5 to 0.7 of what a stream
+ * takes. */
 #define DATAGRAM_SIZE_MAX (2 * 1024 * 1024)
 
-/* Of a stream, read at once: about what a core's own cache holds. A multiple of eight, for the sum. */
+/* Of a stream, read at once: about what a core's own cache holds. A multiple of eight, for the sum.
+ */
 #define PIECE_SIZE (256 * 1024)
 
 struct pairs {
     struct subject_options options;
     struct workers workers;
     bool is_stream;
-    int (*fds)[2];        /* owned; [0] the coordinator's */
-    struct pollfd *polls; /* owned */
-    size_t *sent_sizes;   /* owned: of the request, to each */
-    uint8_t *reply;       /* owned */
+    /* owned; [0] the coordinator's */
+    int (*fds)[2];
+    /* owned */
+    struct pollfd *polls;
+    /* owned: of the request, to each */
+    size_t *sent_sizes;
+    /* owned */
+    uint8_t *reply;
 };
 
 /* A whole message. Returns 0 or -errno; -EPIPE: the other side is gone. */

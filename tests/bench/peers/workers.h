@@ -1,8 +1,10 @@
 /*
- * workers: the processes of a peer that has no launcher of its own: forked, killed with who started them.
+ * workers: the processes of a peer that has no launcher of its own: forked, killed with who started
+ * them.
  *
- * The coordinator's main thread, before a library of the peer starts threads; it owns the struct. Stopping blocks until
- * the workers are reaped. If the coordinator dies: the kernel kills them (PR_SET_PDEATHSIG).
+ * The coordinator's main thread, before a library of the peer starts threads; it owns the struct.
+ * Stopping blocks until the workers are reaped. If the coordinator dies: the kernel kills them
+ * (PR_SET_PDEATHSIG).
  */
 #ifndef BENCH_PEERS_WORKERS_H
 #define BENCH_PEERS_WORKERS_H
@@ -13,11 +15,13 @@
 #include "channel/base/base.h"
 
 struct workers {
-    pid_t *pids; /* owned */
+    /* owned */
+    pid_t *pids;
     uint32_t started;
 };
 
-/* What a worker does for ever; it returns when it cannot go on, what it says is printed, and the subject ends. */
+/* What a worker does for ever; it returns when it cannot go on, what it says is printed, and the
+ * subject ends. */
 typedef const char *(*workers_main_fn)(const void *context, uint32_t rank);
 
 /* Forks `count` of them. Returns 0 or an error, after which none is there. */

@@ -1,8 +1,9 @@
 /* bench-zmq: ZeroMQ over ipc, requests by PUB/SUB, replies by PUSH/PULL.
  *
- * Nothing may be lost: no high-water marks, and a subscription is known to be there by a greeting that came back. The
- * request is published from where it is (zmq_msg_init_data), once for all subscribers; requests and replies are read
- * where ZeroMQ received them. Endpoints are abstract, so nothing has a name in the file system. */
+ * Nothing may be lost: no high-water marks, and a subscription is known to be there by a greeting
+ * that came back. The request is published from where it is (zmq_msg_init_data), once for all
+ * subscribers; requests and replies are read where ZeroMQ received them. Endpoints are abstract, so
+ * nothing has a name in the file system. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,8 @@ struct broker {
     struct workers workers;
     char requests[64];
     char replies[64];
-    void *context; /* owned, as the sockets */
+    /* owned, as the sockets */
+    void *context;
     void *publisher;
     void *puller;
 };
@@ -105,7 +107,8 @@ static void broker_stop(void *subject)
     free(broker);
 }
 
-/* A subscription is under way for a while after the worker asked for it: what is published before is not for it. */
+/* A subscription is under way for a while after the worker asked for it: what is published before
+ * is not for it. */
 static int greet(struct broker *broker, struct cox_error *err)
 {
     static const uint32_t greeting = 0;
