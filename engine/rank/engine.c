@@ -56,7 +56,7 @@ struct cox_engine {
     /* NULL: this rank computes everything */
     struct cox_group *group;
     uint64_t group_life;
-    struct cox_tensor_gather *exchange;
+    struct cox_tensor_gather *gather;
     /* the last init succeeded: there is all that a step needs */
     bool ready;
     /* of the last init */
@@ -124,7 +124,7 @@ struct cox_engine *cox_engine_free(struct cox_engine *engine)
 {
     if (!engine)
         return NULL;
-    cox_tensor_gather_free(engine->exchange);
+    cox_tensor_gather_free(engine->gather);
     engine_unload(engine);
     cox_exporter_free(engine->exporter);
     cox_transfer_free(engine->transfer);
@@ -232,7 +232,7 @@ static int engine_gather(void *context, float *slices, size_t stride, size_t sli
 {
     struct cox_engine *engine = context;
 
-    return cox_tensor_gather_all(engine->exchange, slices, stride, slice_length, ret_slices, err);
+    return cox_tensor_gather_all(engine->gather, slices, stride, slice_length, ret_slices, err);
 }
 
 static int engine_blame(void *context, const float *const *slices, size_t slice_length,
@@ -240,7 +240,7 @@ static int engine_blame(void *context, const float *const *slices, size_t slice_
 {
     struct cox_engine *engine = context;
 
-    return cox_tensor_gather_blame(engine->exchange, slices, slice_length, err);
+    return cox_tensor_gather_blame(engine->gather, slices, slice_length, err);
 }
 
 static struct engine_source engine_source(const struct cox_engine *engine, const char *directory,
@@ -506,8 +506,8 @@ static void engine_describe(const struct cox_engine *engine, struct cox_init_res
     }
 }
 
-/* The exchange comes last: all that can fail on this rank alone has not, and nobody waits for it
- * in vain. */
+/* The tensor gather comes last: all that can fail on this rank alone has not, and nobody waits
+ * for it in vain. */
 static int engine_form(struct cox_engine *engine, const struct cox_group_options *options,
                        const struct engine_source *source, const struct cox_share *share,
                        const struct cox_weights_offer *offer, struct cox_error *err)
@@ -526,7 +526,7 @@ static int engine_form(struct cox_engine *engine, const struct cox_group_options
     if (r == 0 && share->rank_count)
         r = cox_tensor_gather_new(engine->group, cox_model_slice_count(engine->model),
                                   cox_model_slice_length_max(engine->model), options->deadline_ns,
-                                  &engine->exchange, err);
+                                  &engine->gather, err);
     return r;
 }
 
@@ -600,7 +600,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
     /* Nor does anybody know what a cache that stays holds: all sequences are forgotten. */
     if (engine->cache)
         cox_cache_forget_all(engine->cache);
-    engine->exchange = cox_tensor_gather_free(engine->exchange);
+    engine->gather = cox_tensor_gather_free(engine->gather);
     if (engine->group && engine->group_life != options.life)
         engine->group = cox_group_leave(engine->group);
     engine->init_sequence = cox_init_request_sequence(request);
@@ -637,7 +637,7 @@ static int engine_begin(struct cox_engine *engine, const struct cox_batch *batch
 
     if (batch->void_word && void_through >= batch->sequence)
         return cox_fail(err, COX_ABORTED, "the step was given up before it began");
-    return cox_tensor_gather_begin(engine->exchange, epoch, cox_deadline_after_ms(WAIT_MS), err);
+    return cox_tensor_gather_begin(engine->gather, epoch, cox_deadline_after_ms(WAIT_MS), err);
 }
 
 static int engine_execute(void *context, const struct cox_batch *batch,
@@ -652,15 +652,15 @@ static int engine_execute(void *context, const struct cox_batch *batch,
         return engine_step_weights(engine, batch, err);
     engine->batch = batch;
     /* Before anything can fail: what is told to the others is about this step. */
-    if (engine->exchange)
+    if (engine->gather)
         r = engine_begin(engine, batch, err);
     if (r == 0)
         r = engine_step_weights(engine, batch, err);
     if (r == 0)
         r = cox_model_step(engine->model, engine->cache, batch, outputs, NULL, err);
     engine->batch = NULL;
-    if (r == 0 && engine->exchange) {
-        const struct cox_tensor_gather_times *times = cox_tensor_gather_times(engine->exchange);
+    if (r == 0 && engine->gather) {
+        const struct cox_tensor_gather_times *times = cox_tensor_gather_times(engine->gather);
         cox_worker_tell_group_time(engine->worker, times->total_ns, times->wait_ns);
     }
     if (r && engine->group)

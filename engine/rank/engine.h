@@ -11,15 +11,15 @@
  *   by itself. A step that names another version of them is computed with that one: the switch
  *   comes after the ranks are in step and before the first row.
  *
- * Recovery: pause and pause_net stop at the next layer or exchange, or leave the step wherever it
+ * Recovery: pause and pause_net stop at the next layer or gather, or leave the step wherever it
  *   is (cox_worker_pause, with half a second for each way: a rank that is stuck answers after one).
  *   A step that was left has locks of the C library only if it was inside of one, and it neither
  *   allocates nor prints; what it may keep is one of OpenBLAS's buffers, of which there are dozens.
  *   clear ends the pulls under way. A pull is never left, but looks at each block, and each 50 ms,
  *   whether it is to end. reinit makes the KV cache anew, all zero, in the pool that others know
- *   of; model, group and exchange stay, and the next step after one that was given up begins a new
- *   epoch of the group, which needs nothing of what the rank was in before. start goes on. All may
- *   be repeated, also on a rank that has loaded nothing yet.
+ *   of; model, group and tensor gather stay, and the next step after one that was given up begins a
+ *   new epoch of the group, which needs nothing of what the rank was in before. start goes on. All
+ *   may be repeated, also on a rank that has loaded nothing yet.
  *
  * LoRA adapters (adapter_cache.h) are loaded and taken away on the link thread while steps run.
  * They belong to the model: an init that loads one begins without any; an init that is replayed on

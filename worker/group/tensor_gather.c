@@ -32,7 +32,7 @@ struct cox_tensor_gather {
     size_t buffer_length;
     /* 0: of no step yet */
     uint64_t epoch;
-    /* of the next exchange in its epoch */
+    /* of the next gather in its epoch */
     uint32_t index;
     /* of the step */
     uint64_t deadline_ns;
@@ -49,23 +49,23 @@ struct facts {
 };
 
 const struct cox_tensor_gather_times *cox_tensor_gather_times(
-    const struct cox_tensor_gather *exchange)
+    const struct cox_tensor_gather *gather)
 {
-    return &exchange->times;
+    return &gather->times;
 }
 
-uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *exchange)
+uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *gather)
 {
-    return exchange->buffer_length * BUFFER_COUNT * sizeof(float);
+    return gather->buffer_length * BUFFER_COUNT * sizeof(float);
 }
 
-static float *buffer_of(const struct cox_tensor_gather *exchange, uint32_t rank, uint32_t buffer)
+static float *buffer_of(const struct cox_tensor_gather *gather, uint32_t rank, uint32_t buffer)
 {
-    return (float *)exchange->ranks[rank].base + buffer * exchange->buffer_length;
+    return (float *)gather->ranks[rank].base + buffer * gather->buffer_length;
 }
 
 /* The memory of this rank, mapped for writing before the seal that keeps all others from it. */
-static int make_memory(struct cox_tensor_gather *exchange, int *ret_fd, struct cox_error *err)
+static int make_memory(struct cox_tensor_gather *gather, int *ret_fd, struct cox_error *err)
 {
     static const char name[] = "of slices";
     _cox_cleanup_(cox_close_fd) int fd =
@@ -73,21 +73,21 @@ static int make_memory(struct cox_tensor_gather *exchange, int *ret_fd, struct c
     int r;
 
     if (fd < 0)
-        return cox_fail(err, -errno, "memory for the exchange of slices: memfd_create: %s",
+        return cox_fail(err, -errno, "memory for the gather of slices: memfd_create: %s",
                         cox_status_text(-errno));
     r = cox_fd_raise(&fd);
     if (r == 0 && fchmod(fd, 0600) < 0)
         r = -errno;
     if (r)
-        return cox_fail(err, r, "memory for the exchange of slices: %s", cox_status_text(r));
-    r = cox_region_reserve(fd, cox_tensor_gather_size(exchange), name, err);
+        return cox_fail(err, r, "memory for the gather of slices: %s", cox_status_text(r));
+    r = cox_region_reserve(fd, cox_tensor_gather_size(gather), name, err);
     if (r == 0)
-        r = cox_region_map(&exchange->ranks[exchange->rank], fd, cox_tensor_gather_size(exchange),
+        r = cox_region_map(&gather->ranks[gather->rank], fd, cox_tensor_gather_size(gather),
                            COX_REGION_WRITE, name, err);
     if (r)
         return r;
     if (fcntl(fd, F_ADD_SEALS, SEALS) < 0)
-        return cox_fail(err, -errno, "memory for the exchange of slices: seals: %s",
+        return cox_fail(err, -errno, "memory for the gather of slices: seals: %s",
                         cox_status_text(-errno));
     cox_fault_point(COX_FAULT_EXCHANGE_MADE);
     *ret_fd = cox_steal_fd(&fd);
@@ -95,17 +95,17 @@ static int make_memory(struct cox_tensor_gather *exchange, int *ret_fd, struct c
 }
 
 /* Before any memory is looked at: whoever has loaded another model is told so. */
-static int compare_facts(struct cox_tensor_gather *exchange, uint64_t deadline_ns,
+static int compare_facts(struct cox_tensor_gather *gather, uint64_t deadline_ns,
                          struct cox_error *err)
 {
-    const struct facts own = {exchange->slice_count, exchange->slice_length_max};
+    const struct facts own = {gather->slice_count, gather->slice_length_max};
     struct facts all[COX_RANK_COUNT_MAX];
-    int r = cox_group_gather(exchange->group, &own, sizeof own, all, deadline_ns, err);
+    int r = cox_group_gather(gather->group, &own, sizeof own, all, deadline_ns, err);
 
-    for (uint32_t rank = 0; r == 0 && rank < exchange->rank_count; rank++)
+    for (uint32_t rank = 0; r == 0 && rank < gather->rank_count; rank++)
         if (memcmp(&all[rank], &own, sizeof own) != 0)
             r = cox_fail(err, COX_INVALID,
-                         "rank %" PRIu32 " exchanges %" PRIu64 " slices of at most %" PRIu64
+                         "rank %" PRIu32 " gathers %" PRIu64 " slices of at most %" PRIu64
                          " numbers, this rank %" PRIu64 " of %" PRIu64
                          ": they have not loaded the same model",
                          rank, all[rank].slice_count, all[rank].slice_length_max, own.slice_count,
@@ -113,8 +113,7 @@ static int compare_facts(struct cox_tensor_gather *exchange, uint64_t deadline_n
     return r;
 }
 
-static int map_rank(struct cox_tensor_gather *exchange, uint32_t rank, int fd,
-                    struct cox_error *err)
+static int map_rank(struct cox_tensor_gather *gather, uint32_t rank, int fd, struct cox_error *err)
 {
     char name[NAME_SIZE];
     struct stat st;
@@ -129,130 +128,130 @@ static int map_rank(struct cox_tensor_gather *exchange, uint32_t rank, int fd,
         return cox_fail(err, COX_DENIED, "region %s could become shorter: it is not sealed", name);
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
-    if ((uint64_t)st.st_size != cox_tensor_gather_size(exchange))
+    if ((uint64_t)st.st_size != cox_tensor_gather_size(gather))
         return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected %" PRIu64, name,
-                        (intmax_t)st.st_size, cox_tensor_gather_size(exchange));
+                        (intmax_t)st.st_size, cox_tensor_gather_size(gather));
     if ((seals & SEALS) != SEALS)
         return cox_fail(
             err, COX_DENIED,
             "region %s has the seals %#x, expected %#x: others than its rank could write it", name,
             (unsigned)seals, (unsigned)SEALS);
-    return cox_region_map(&exchange->ranks[rank], fd, cox_tensor_gather_size(exchange),
-                          COX_REGION_READ, name, err);
+    return cox_region_map(&gather->ranks[rank], fd, cox_tensor_gather_size(gather), COX_REGION_READ,
+                          name, err);
 }
 
-static int map_ranks(struct cox_tensor_gather *exchange, int own_fd, uint64_t deadline_ns,
+static int map_ranks(struct cox_tensor_gather *gather, int own_fd, uint64_t deadline_ns,
                      struct cox_error *err)
 {
     int fds[COX_RANK_COUNT_MAX];
-    int r = cox_group_gather_fds(exchange->group, own_fd, COX_GROUP_FD_KEEP, fds, deadline_ns, err);
+    int r = cox_group_gather_fds(gather->group, own_fd, COX_GROUP_FD_KEEP, fds, deadline_ns, err);
 
     if (r)
         return r;
-    for (uint32_t rank = 0; rank < exchange->rank_count; rank++) {
-        if (rank == exchange->rank)
+    for (uint32_t rank = 0; rank < gather->rank_count; rank++) {
+        if (rank == gather->rank)
             continue;
         if (r == 0)
-            r = map_rank(exchange, rank, fds[rank], err);
+            r = map_rank(gather, rank, fds[rank], err);
         cox_close_fd(&fds[rank]);
     }
     return r;
 }
 
 int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
-                          uint64_t deadline_ns, struct cox_tensor_gather **ret_exchange,
+                          uint64_t deadline_ns, struct cox_tensor_gather **ret_gather,
                           struct cox_error *err)
 {
-    _cox_cleanup_(cox_tensor_gather_freep) struct cox_tensor_gather *exchange =
-        calloc(1, sizeof *exchange);
+    _cox_cleanup_(cox_tensor_gather_freep) struct cox_tensor_gather *gather =
+        calloc(1, sizeof *gather);
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r;
 
     COX_ASSERT(slice_count > 0 && slice_length_max > 0);
-    if (!exchange)
-        return cox_fail(err, -ENOMEM, "no memory for the exchange of slices");
-    exchange->group = group;
-    exchange->rank = cox_group_rank(group);
-    exchange->rank_count = cox_group_rank_count(group);
-    exchange->slice_count = slice_count;
-    exchange->slice_length_max = slice_length_max;
-    exchange->buffer_length = (slice_count * slice_length_max + ALIGNMENT_FLOATS - 1) /
-                              ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
-    exchange->ranks = calloc(exchange->rank_count, sizeof exchange->ranks[0]);
-    if (!exchange->ranks)
-        return cox_fail(err, -ENOMEM, "no memory for the exchange of slices");
-    r = make_memory(exchange, &fd, err);
+    if (!gather)
+        return cox_fail(err, -ENOMEM, "no memory for the gather of slices");
+    gather->group = group;
+    gather->rank = cox_group_rank(group);
+    gather->rank_count = cox_group_rank_count(group);
+    gather->slice_count = slice_count;
+    gather->slice_length_max = slice_length_max;
+    gather->buffer_length = (slice_count * slice_length_max + ALIGNMENT_FLOATS - 1) /
+                            ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
+    gather->ranks = calloc(gather->rank_count, sizeof gather->ranks[0]);
+    if (!gather->ranks)
+        return cox_fail(err, -ENOMEM, "no memory for the gather of slices");
+    r = make_memory(gather, &fd, err);
     if (r == 0)
-        r = compare_facts(exchange, deadline_ns, err);
+        r = compare_facts(gather, deadline_ns, err);
     if (r == 0)
-        r = map_ranks(exchange, fd, deadline_ns, err);
+        r = map_ranks(gather, fd, deadline_ns, err);
     if (r)
         return cox_fail(err, r, "the ranks could not share memory: %s", cox_status_text(r));
-    *ret_exchange = cox_steal_ptr(&exchange);
+    *ret_gather = cox_steal_ptr(&gather);
     return 0;
 }
 
-struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *exchange)
+struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *gather)
 {
-    if (!exchange)
+    if (!gather)
         return NULL;
-    if (exchange->ranks)
-        for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
-            cox_region_detach(&exchange->ranks[rank]);
-    free(exchange->ranks);
-    free(exchange);
+    if (gather->ranks)
+        for (uint32_t rank = 0; rank < gather->rank_count; rank++)
+            cox_region_detach(&gather->ranks[rank]);
+    free(gather->ranks);
+    free(gather);
     return NULL;
 }
 
-void cox_tensor_gather_freep(struct cox_tensor_gather **exchange)
+void cox_tensor_gather_freep(struct cox_tensor_gather **gather)
 {
-    cox_tensor_gather_free(*exchange);
+    cox_tensor_gather_free(*gather);
 }
 
-int cox_tensor_gather_begin(struct cox_tensor_gather *exchange, uint64_t epoch,
-                            uint64_t deadline_ns, struct cox_error *err)
+int cox_tensor_gather_begin(struct cox_tensor_gather *gather, uint64_t epoch, uint64_t deadline_ns,
+                            struct cox_error *err)
 {
-    exchange->deadline_ns = deadline_ns;
-    exchange->times = (struct cox_tensor_gather_times){0};
-    /* Ranks in one epoch have made the same exchanges in it: they agree whose turn a buffer is. */
-    if (epoch == exchange->epoch)
+    gather->deadline_ns = deadline_ns;
+    gather->times = (struct cox_tensor_gather_times){0};
+    /* Ranks in one epoch have made the same gathers in it: they agree whose turn a buffer is. */
+    if (epoch == gather->epoch)
         return 0;
-    int r = cox_group_align(exchange->group, epoch);
+    int r = cox_group_align(gather->group, epoch);
     if (r)
         return cox_fail(err, r, "the ranks cannot begin epoch %" PRIu64 ": %s", epoch,
                         cox_status_text(r));
-    exchange->epoch = epoch;
-    exchange->index = 0;
+    gather->epoch = epoch;
+    gather->index = 0;
     return 0;
 }
 
-int cox_tensor_gather_all(struct cox_tensor_gather *exchange, const float *slices, size_t stride,
+int cox_tensor_gather_all(struct cox_tensor_gather *gather, const float *slices, size_t stride,
                           size_t slice_length, const float **ret_slices, struct cox_error *err)
 {
-    const uint32_t buffer = exchange->index % BUFFER_COUNT;
-    const uint32_t slice_count = exchange->slice_count, first = exchange->rank * slice_count;
+    const uint32_t buffer = gather->index % BUFFER_COUNT;
+    const uint32_t slice_count = gather->slice_count, first = gather->rank * slice_count;
     const uint64_t begin_ns = cox_now_ns();
     uint64_t arrived_ns, end_ns;
     int r;
 
-    COX_ASSERT(slice_length <= exchange->slice_length_max);
-    exchange->index++;
+    COX_ASSERT(slice_length <= gather->slice_length_max);
+    gather->index++;
     for (uint32_t slice = 0; slice < slice_count; slice++)
-        memcpy(buffer_of(exchange, exchange->rank, buffer) + slice * slice_length,
+        memcpy(buffer_of(gather, gather->rank, buffer) + slice * slice_length,
                slices + (first + slice) * stride, slice_length * sizeof(float));
     cox_fault_point(COX_FAULT_EXCHANGE_WRITTEN);
     arrived_ns = cox_now_ns();
-    r = cox_group_barrier(exchange->group, exchange->deadline_ns, err);
+    r = cox_group_barrier(gather->group, gather->deadline_ns, err);
     if (r)
-        return cox_fail(err, r, "the exchange of slices: %s", cox_status_text(r));
-    for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
+        return cox_fail(err, r, "the gather of slices: %s", cox_status_text(r));
+    for (uint32_t rank = 0; rank < gather->rank_count; rank++)
         for (uint32_t slice = 0; slice < slice_count; slice++)
             ret_slices[rank * slice_count + slice] =
-                rank == exchange->rank ? slices + (first + slice) * stride
-                                       : buffer_of(exchange, rank, buffer) + slice * slice_length;
+                rank == gather->rank ? slices + (first + slice) * stride
+                                     : buffer_of(gather, rank, buffer) + slice * slice_length;
     end_ns = cox_now_ns();
-    exchange->times.total_ns += end_ns - begin_ns;
-    exchange->times.wait_ns += end_ns - arrived_ns;
+    gather->times.total_ns += end_ns - begin_ns;
+    gather->times.wait_ns += end_ns - arrived_ns;
     cox_fault_point(COX_FAULT_EXCHANGE_READ);
     return 0;
 }
@@ -263,20 +262,20 @@ static bool overflows(float number, uint32_t count)
     return (double)number * count >= FLT_MAX;
 }
 
-int cox_tensor_gather_blame(const struct cox_tensor_gather *exchange, const float *const *slices,
+int cox_tensor_gather_blame(const struct cox_tensor_gather *gather, const float *const *slices,
                             size_t slice_length, struct cox_error *err)
 {
     /* Of all ranks, and what they are added to. */
-    const uint32_t number_count = exchange->rank_count * exchange->slice_count + 1;
+    const uint32_t number_count = gather->rank_count * gather->slice_count + 1;
     uint32_t largest_rank = 0;
     float largest = -1;
-    for (uint32_t rank = 0; rank < exchange->rank_count; rank++)
-        for (uint32_t i = 0; i < exchange->slice_count; i++) {
-            const float *slice = slices[rank * exchange->slice_count + i];
+    for (uint32_t rank = 0; rank < gather->rank_count; rank++)
+        for (uint32_t i = 0; i < gather->slice_count; i++) {
+            const float *slice = slices[rank * gather->slice_count + i];
             for (size_t j = 0; j < slice_length; j++) {
                 const float number = fabsf(slice[j]);
                 if (!isfinite(number)) {
-                    cox_group_blame(exchange->group, rank);
+                    cox_group_blame(gather->group, rank);
                     return cox_fail(
                         err, COX_INVALID,
                         "rank %" PRIu32
@@ -293,7 +292,7 @@ int cox_tensor_gather_blame(const struct cox_tensor_gather *exchange, const floa
         return cox_fail(
             err, COX_INVALID,
             "a sum is not finite, and none of the numbers that were given for it explains that: an earlier sum was as large, or one has changed since");
-    cox_group_blame(exchange->group, largest_rank);
+    cox_group_blame(gather->group, largest_rank);
     return cox_fail(err, COX_INVALID,
                     "rank %" PRIu32 " gave the number %g, with which a sum is not finite",
                     largest_rank, (double)largest);

@@ -7,9 +7,9 @@
  * slices can be read where their owners wrote them. Bits are copied, never added: who adds does so
  * in the order of the slices.
  *
- * Each rank has two buffers, used in turn, so that one barrier an exchange is enough: who writes
- * one has passed the barrier of the exchange before, where everybody arrived with the one before
- * that already read. Nothing is copied out: until a rank arrives at the next exchange, it reads the
+ * Each rank has two buffers, used in turn, so that one barrier per gather is enough: who writes
+ * one has passed the barrier of the gather before, where everybody arrived with the one before
+ * that already read. Nothing is copied out: until a rank arrives at the next gather, it reads the
  * others' slices where they are.
  *
  * The memory is `cox_payload_exchange`: sealed, so that its owner alone can write it, and what that
@@ -44,15 +44,15 @@ struct cox_tensor_gather;
  * which; COX_NO_SPACE; what cox_group_gather and cox_group_gather_fds return. Nothing is left
  * unless 0. */
 int cox_tensor_gather_new(struct cox_group *group, uint32_t slice_count, size_t slice_length_max,
-                          uint64_t deadline_ns, struct cox_tensor_gather **ret_exchange,
+                          uint64_t deadline_ns, struct cox_tensor_gather **ret_gather,
                           struct cox_error *err);
-struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *exchange);
-void cox_tensor_gather_freep(struct cox_tensor_gather **exchange); /* for _cox_cleanup_ */
+struct cox_tensor_gather *cox_tensor_gather_free(struct cox_tensor_gather *gather);
+void cox_tensor_gather_freep(struct cox_tensor_gather **gather); /* for _cox_cleanup_ */
 
 /* Bytes that this rank shares. */
-uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *exchange);
+uint64_t cox_tensor_gather_size(const struct cox_tensor_gather *gather);
 
-/* What the exchanges of a step have taken this rank, without reading what it was lent. */
+/* What the gathers of a step have taken this rank, without reading what it was lent. */
 struct cox_tensor_gather_times {
     uint64_t total_ns;
     /* of these from its arrival until all others had arrived and it was running again */
@@ -60,25 +60,25 @@ struct cox_tensor_gather_times {
 };
 /* Since begin; lent until free. */
 const struct cox_tensor_gather_times *cox_tensor_gather_times(
-    const struct cox_tensor_gather *exchange);
+    const struct cox_tensor_gather *gather);
 
 /* A step begins, in this epoch of the group: the one before or a larger one, the same on every
- * rank. Its exchanges must end by the deadline. Returns 0; COX_INVALID: a smaller epoch. */
-int cox_tensor_gather_begin(struct cox_tensor_gather *exchange, uint64_t epoch,
-                            uint64_t deadline_ns, struct cox_error *err);
+ * rank. Its gathers must end by the deadline. Returns 0; COX_INVALID: a smaller epoch. */
+int cox_tensor_gather_begin(struct cox_tensor_gather *gather, uint64_t epoch, uint64_t deadline_ns,
+                            struct cox_error *err);
 /* slices has room for those of all ranks, stride floats apart, of which this rank has filled the
  * first slice_length floats of its own. On return 0 ret_slices says where each of all is, lent
  * until the next gather: own ones in slices, the others' where their owners wrote them. Every rank
  * calls it equally often in a step, with the same slice_length, at most slice_length_max; the
  * stride is its own affair. */
-int cox_tensor_gather_all(struct cox_tensor_gather *exchange, const float *slices, size_t stride,
+int cox_tensor_gather_all(struct cox_tensor_gather *gather, const float *slices, size_t stride,
                           size_t slice_length, const float **ret_slices, struct cox_error *err);
 /* What comes of the slices of the last gather is not finite. A rank can give what it likes, and
  * what others compute with it they give in their own name: so this is to be asked before. Returns
  * COX_INVALID: err names the rank one of whose slices has a number that is not finite or, if there
  * is none, the largest, if that is large enough; otherwise nobody. Never 0. The cox_group_abort
  * that follows tells the other ranks who it is. */
-int cox_tensor_gather_blame(const struct cox_tensor_gather *exchange, const float *const *slices,
+int cox_tensor_gather_blame(const struct cox_tensor_gather *gather, const float *const *slices,
                             size_t slice_length, struct cox_error *err);
 
 #endif
