@@ -75,6 +75,11 @@ def step_test():
     return run_tests("test", "test", [])
 
 
+def step_anywhere():
+    """The unit tests as an ordinary user, in containers, and beside other programs."""
+    return build("test") or run(["sh", "tests/anywhere.sh", "all"])
+
+
 def step_soaks():
     """What fault/chaos and the like do for some seconds, for longer."""
     status = build("test")
@@ -95,6 +100,7 @@ STEPS = {
     "tsan": lambda: run_tests("tsan", "tsan", OF_ONE_BUILD),
     "fuzz": lambda: run(["sh", "tools/fuzz"], FUZZ_SECONDS=os.environ.get("FUZZ_SECONDS", "30")),
     "soaks": step_soaks,
+    "anywhere": step_anywhere,
     "demo": lambda: run(["sh", "tools/demo"]),
     "debian": lambda: run(["sh", "tools/fresh"]),
 }
