@@ -5,7 +5,7 @@
  * the state words. Every token that is posted is meant to be taken once: a side that slept took it,
  * a side that found the shared state without sleeping settles it, so that counts do not drift.
  * Surplus tokens cost one check of the shared state each and are forgotten. With legacy ranks there
- * are no truth words and the token itself is the news: take and wait count.
+ * are no state words and the token itself is the news: take and wait count.
  *
  * The produce bells tell of room. Only legacy ranks, and the error channel, sleep on them;
  * elsewhere room is read from the shared state alone, and they stay at their starting values:

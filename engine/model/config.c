@@ -9,11 +9,11 @@
 #define TOKEN_NONE (-1)
 #define NUMBER_REQUIRED INT64_MIN
 
-/* The object being read, and where complaints go. */
+/* The object being read, and where errors go. */
 struct reader {
     const json_t *root;
     const char *path;
-    /* of its keys in complaints */
+    /* of its keys in errors */
     const char *prefix;
     struct cox_error *err;
 };
