@@ -17,6 +17,9 @@
 /* The first sleep is short: a word that names nobody is found out soon. */
 #define FIRST_SLICE_NS COX_NSEC_PER_MSEC
 #define SLICE_NS (50 * COX_NSEC_PER_MSEC)
+/* A dead owner's lock goes to one of those that wait for it, and each loser sees a live owner next.
+ * Whoever loses so often waits for a word that somebody keeps writing over. */
+#define LOST_MAX 20
 
 int cox_queue_identity(uint64_t *ret_identity, struct cox_error *err)
 {
@@ -86,6 +89,7 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
                          uint64_t deadline_ns, bool *ret_repair, struct cox_error *err)
 {
     struct lock_watch watch = {0};
+    int lost = 0;
     *ret_repair = false;
     for (int look = 0; look < LOOKS; look++)
         if (atomic_load_explicit(&lock->lock_owner, memory_order_relaxed) == 0 &&
@@ -114,6 +118,10 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
                 *ret_repair = true;
                 return 0;
             }
+            if (++lost == LOST_MAX)
+                return cox_fail(
+                    err, COX_TIMEOUT,
+                    "the queue's lock names one dead process after the other: the queue's memory is being written over");
             continue;
         }
         r = lock_watch(&watch, owner, turns, err);

@@ -11,7 +11,8 @@
  * Threads, processes: any; threads of one process have one identity, and wait for each other like
  * others. Ownership: the words belong to whoever has the memory. Blocks: take, until the lock is
  * free or its owner dead; while one live owner keeps it, at most
- *   COX_QUEUE_LOCK_PATIENCE_MS: it is stopped, or somebody wrote into the word.
+ *   COX_QUEUE_LOCK_PATIENCE_MS: it is stopped, or somebody wrote into the word. While somebody
+ *   keeps writing into the word, about a second.
  * Bytes: the words are input. A word that names no live process is taken over.
  * If the process dies: the next one who wants the lock gets it, and is told.
  */
