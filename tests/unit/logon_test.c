@@ -179,7 +179,9 @@ static void p10_a11_any_bit_of_the_welcome_may_be_another(void **state)
     cox_welcome_format(&welcome, 4, good);
     assert_int_equal(good[0], 1);
     assert_int_equal(cox_welcome_parse(good, &worker, 4, &read, NULL), 0);
-    assert_memory_equal(&read, &welcome, sizeof read);
+    /* As bytes: the struct has padding, which clang leaves as it is. */
+    cox_welcome_format(&read, 4, again);
+    assert_memory_equal(again, good, sizeof good);
     for (size_t bit = 8; bit < COX_WELCOME_SIZE * 8; bit++) {
         struct cox_error err = {0};
         memcpy(bytes, good, sizeof bytes);
