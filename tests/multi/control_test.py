@@ -913,15 +913,17 @@ def test_connections_have_a_bound_and_status_has_its_place():
             one_more.send(complete(LONG[:1]))
             number, error = one_more.reply()
             check(number == 4 and b"too many clients" in dict(error)[2], "not refused: %s" % error)
-        # Whoever says nothing goes for whoever asks.
+        # Whoever says nothing goes for whoever asks: most often the first of them, which was quiet for longest. Of the
+        # connections that were closed before, some may hold their places still: more than one has to go then.
         others = [Stranger(group.door) for _ in range(8)]
         expect(run(["status", "--name", group.name]), 0)
-        # Most often the first of them, which was quiet for longest, if its thread has come as far as waiting by then.
         told = [other for other in others if other.socket in select.select([o.socket for o in others], [], [], TIMEOUT)[0]]
-        check(len(told) == 1, "%d of them were told" % len(told))
-        number, error = told[0].reply()
-        check(number == 4 and b"asked for nothing" in dict(error)[2], "not told: %s" % error)
-        check(told[0].ended(), "its connection lives on")
+        check(1 <= len(told) < len(others), "%d of them were told" % len(told))
+        for other in told:
+            number, error = other.reply()
+            check(number == 4 and b"asked for nothing" in dict(error)[2], "not told: %s" % error)
+            check(other.ended(), "its connection lives on")
+        check(group.status()["serving"]["clients"] == 24, "a client had to go")
         for client in clients + others:
             client.close()
         wait_until(lambda: group.status()["serving"]["clients"] == 0, "nobody")
