@@ -109,8 +109,8 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
                     length ? lines : "");
 }
 
-/* A process that cannot be adopted may have lost its wrapper at this moment: then the supervisor is
- * about to know how that ended. */
+/* A process that cannot be adopted may have lost its wrapper at this moment, and one that the
+ * kernel calls dead is about to be: then the supervisor soon knows how that ended. */
 static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
 {
     for (int attempt = 0; attempt < DEATH_ATTEMPTS; attempt++) {
@@ -204,6 +204,21 @@ static bool executor_ask_host(struct cox_executor *executor, const struct cox_ra
     return options->cancelled && options->cancelled(options->hook_context);
 }
 
+/* All have attached. One that has died meanwhile may be known to the kernel only, as the supervisor
+ * has had no processor since: it is found here, and not by the first request. */
+static int executor_check_alive(struct cox_executor *executor, struct cox_error *err)
+{
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        if (cox_supervisor_dying(executor->supervisor, rank))
+            return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
+                                                 executor_sees_death(executor, rank)
+                                                     ? "before the group was complete"
+                                                     : "but its end had begun before the group was "
+                                                       "complete",
+                                                 err);
+    return 0;
+}
+
 static int executor_await_attach(struct cox_executor *executor, uint64_t deadline_ns,
                                  struct cox_error *err)
 {
@@ -237,7 +252,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
                                 cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     }
     pthread_mutex_unlock(&collector->lock);
-    return r;
+    return r ? r : executor_check_alive(executor, err);
 }
 
 /* What a dead group left under this name holds the space that is needed now; and what is unlinked

@@ -2,6 +2,7 @@
  * waits for them goes on waiting, or ends and says which rank it was. */
 #include "testing.h"
 
+#include "channel/base/fault.h"
 #include "channel/socket/door.h"
 
 #include <errno.h>
@@ -32,6 +33,10 @@ static const char *const points[] = {
 /* From here on the coordinator knows the process as rank 1. */
 #define FIRST_KNOWN 2
 #define LAST_UNKNOWN 0
+/* From here on it has said that it is there. */
+#define FIRST_ANNOUNCED 7
+/* How long a start may take to look at the last rank. */
+#define HELD_MS 300
 
 struct hand {
     char name[64], path[COX_DOOR_PATH_SIZE];
@@ -133,6 +138,37 @@ static void p1_b53_a_worker_killed_on_its_way_in(void **state)
     }
 }
 
+/* The supervisor has no processor from the death until long after the last rank has attached. */
+static void p1_b53_a_death_that_the_supervisor_has_not_seen_yet_ends_the_start(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    for (size_t p = FIRST_ANNOUNCED; p < POINT_COUNT; p++) {
+        struct hand hand;
+        char plan[64];
+        int status = 0;
+        snprintf(plan, sizeof plan, "%s:kill:1", points[p]);
+        cox_fault_arm("death.seen:hold:coordinator");
+        hand_start(&hand, 0);
+        pid_t dead = worker_start(&hand, "1", plan);
+        worker_gone(dead);
+        pid_t other = worker_start(&hand, "0", "attached:stop:0");
+        assert_int_equal(waitpid(other, &status, WUNTRACED), other);
+        assert_true(WIFSTOPPED(status));
+        const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(HELD_MS));
+        bool ended = pthread_clockjoin_np(hand.thread, NULL, CLOCK_MONOTONIC, &until) == 0;
+        cox_fault_arm(NULL);
+        kill(other, SIGCONT);
+        if (!ended)
+            pthread_join(hand.thread, NULL);
+        char named[32];
+        snprintf(named, sizeof named, "rank 1 (pid %d)", dead);
+        if (hand.status != COX_PEER_DEAD || !strstr(hand.err.text, named))
+            fail_msg("%s: %d: %s", plan, hand.status, hand.err.text);
+        worker_gone(other);
+    }
+}
+
 static void p3_b52_a_worker_stopped_on_its_way_in_is_waited_for(void **state)
 {
     (void)state;
@@ -194,6 +230,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(p1_b53_a_worker_killed_on_its_way_in),
+        TEST(p1_b53_a_death_that_the_supervisor_has_not_seen_yet_ends_the_start),
         TEST(p3_b52_a_worker_stopped_on_its_way_in_is_waited_for),
         TEST(p3_b2_a_start_with_a_deadline_names_the_worker_that_is_stopped),
     };
