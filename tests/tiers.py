@@ -96,6 +96,22 @@ def passed_times(log):
     return {name: float(seconds) for name, seconds in rows}
 
 
+def failures(log, line_count):
+    """What the tests that failed printed last, by name, from the output of ctest."""
+    found, name = {}, None
+    with open(log, errors="replace") as file:
+        for line in file.read().splitlines():
+            result = re.match(r" *\d+/\d+ Test +#\d+: (\S+) \.*(.*)", line)
+            if result:
+                failed = result[2].startswith("***") and "Skipped" not in result[2]
+                name = result[1] if failed else None
+            elif re.match(r" +Start +\d+: ", line):
+                name = None
+            if name:
+                found.setdefault(name, []).append(line)
+    return {name: lines[:1] + lines[1:][-line_count:] for name, lines in found.items()}
+
+
 def renew(ctest, build):
     names = [test.name for test in tests_of(ctest, build)]
     times = {name: seconds for name, seconds in record().items() if name in names}

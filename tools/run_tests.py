@@ -13,6 +13,8 @@ PRESETS = ("test", "gcc", "clang", "asan", "tsan")
 # A build of another kind changes nothing about these.
 OF_ONE_BUILD = ["-LE", "^(model|transformers)$"]
 SKIPPED = 77
+# Of a test that failed, shown once more at the end.
+LINE_COUNT = 40
 # Of tests/fault.
 SOAKS = (
     ("chaos.py", "--kills", "1000"),
@@ -61,6 +63,9 @@ def run_tests(preset, title, options):
         print("That is more than the %d minutes of this tier on 2 idle cores. The longest tests:"
               % limit)
         print("\n".join(tiers.longest([test for test in tests if test.name in times], times, 10)))
+    if os.path.exists(log_of(preset)):
+        for name, lines in tiers.failures(log_of(preset), LINE_COUNT).items():
+            print("\n---- %s failed; its last lines:\n%s" % (name, "\n".join(lines)))
     print(verdict_of(preset), flush=True)
     return status
 

@@ -209,12 +209,11 @@ static bool executor_ask_host(struct cox_executor *executor, const struct cox_ra
 static int executor_check_alive(struct cox_executor *executor, struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (cox_supervisor_dying(executor->supervisor, rank))
+        if (cox_supervisor_ended(executor->supervisor, rank))
             return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
                                                  executor_sees_death(executor, rank)
                                                      ? "before the group was complete"
-                                                     : "but its end had begun before the group was "
-                                                       "complete",
+                                                     : "but its process has ended",
                                                  err);
     return 0;
 }

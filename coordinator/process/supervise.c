@@ -207,17 +207,31 @@ bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exi
     return true;
 }
 
+/* With the lock held. */
+static bool watched_has_ended(struct cox_watched *w)
+{
+    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
+    return cox_watched_is_dead(w) || (w->pidfd >= 0 && !cox_peer_alive(&peer));
+}
+
+bool cox_supervisor_ended(struct cox_supervisor *s, uint32_t rank)
+{
+    struct cox_watched *w = watched_of(s, rank);
+    pthread_mutex_lock(&s->lock);
+    bool ended = watched_has_ended(w);
+    pthread_mutex_unlock(&s->lock);
+    return ended;
+}
+
 bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
 {
     struct cox_watched *w = watched_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
-    bool dead = cox_watched_is_dead(w);
-    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->life->pid;
-    bool there = w->pidfd >= 0, ended = there && !cox_peer_alive(&peer);
-    pthread_mutex_unlock(&s->lock);
     /* Also when it is known as dead by now: whoever asks looked for that a moment ago. */
-    return dead || ended || (there && cox_peer_exiting(pid));
+    bool ended = watched_has_ended(w), there = w->pidfd >= 0;
+    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->life->pid;
+    pthread_mutex_unlock(&s->lock);
+    return ended || (there && cox_peer_exiting(pid));
 }
 
 size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,

@@ -128,6 +128,9 @@ int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
  * when alive. */
 bool cox_supervisor_dead(struct cox_supervisor *supervisor, uint32_t rank,
                          struct cox_exit *ret_how);
+/* True when a rank is dead, or its process has ended and the supervisor thread will know it in a
+ * moment. */
+bool cox_supervisor_ended(struct cox_supervisor *supervisor, uint32_t rank);
 /* True when a rank is dead, or its death has begun and the supervisor thread will know it in a
  * moment. */
 bool cox_supervisor_dying(struct cox_supervisor *supervisor, uint32_t rank);
