@@ -125,10 +125,14 @@ def weights_a_group_that_ends_meanwhile_is_told_by_its_name():
 
 
 def private_kib(pid):
-    """Proportional set size, and how much of it nobody shares."""
+    """Proportional set size without files, and how much of it nobody shares.
+
+    Pages of files, the libraries, are shared with whatever else runs on the machine.
+    """
     with open("/proc/%d/smaps_rollup" % pid, encoding="ascii") as file:
         values = dict(line.split(":", 1) for line in file if ":" in line)
-    return int(values["Pss"].split()[0]), int(values["Private_Dirty"].split()[0])
+    kib = {name: int(values[name].split()[0]) for name in ("Pss_Anon", "Pss_Shmem", "Private_Dirty")}
+    return kib["Pss_Anon"] + kib["Pss_Shmem"], kib["Private_Dirty"]
 
 
 def memory(arguments):
