@@ -429,7 +429,7 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         .depth = options->depth,
         .legacy = options->legacy_workers,
         .sealed = options->attach == COX_ATTACH_SEALED,
-        /* A rank has one lane at work at a time, and so has the coordinator. */
+        /* A rank has one channel thread at work at a time, and so has the coordinator. */
         .spin_ns = cox_spin_budget_ns(options->spin, options->rank_count + 1),
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);

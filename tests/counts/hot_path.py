@@ -30,7 +30,7 @@ LIMIT = 0.10
 # The parts of a process's output, each written at a mark; the second and fourth are what is between two.
 PARTS = {"opaque": 2, "step": 4}
 SUBMIT = {"opaque": "cox_executor_submit_opaque", "step": "cox_executor_submit"}
-SERVE = ("cox_request_read", "cox_lane_serve")
+SERVE = ("cox_request_read", "cox_channel_thread_serve")
 # Where the last rank to answer rings for all: which one that is depends on who runs when.
 RING = {"named": [], "sealed": ["cox_gate_reply"]}
 # Of hot_path.c itself: with all that they call, and without.

@@ -528,7 +528,7 @@ top:        skip;
 #endif
 #ifdef LEAVE
             if
-            :: atomic { leaving[r] -> killed[r] = true; } /* the lane ends, and its process */
+            :: atomic { leaving[r] -> killed[r] = true; } /* the channel thread ends, and its process */
             :: !leaving[r]
             fi;
 #endif
@@ -854,7 +854,7 @@ proctype stopper()
     report()
 }
 
-/* Rank 1 is told to stop by its own process, which cannot move the word that its lane sleeps on. A wake that wakes nobody
+/* Rank 1 is told to stop by its own process, which cannot move the word that its channel thread sleeps on. A wake that wakes nobody
  * is left out. */
 proctype leaver()
 {

@@ -684,7 +684,7 @@ sleep:  sleeping = owing;
     od
 }
 
-/* ---- a rank: lane_main, cox_lane_serve ---- */
+/* ---- a rank: thread_main, cox_channel_thread_serve ---- */
 
 /* Everything else has ended: also what comes behind, unless it is refused because this request is late. */
 #ifdef HANG
@@ -738,7 +738,7 @@ top:    do
             fi;
            }
 #ifdef LAPS
-            /* lane_await: what is older than the ring was for others, unless the number is not that of its frame. */
+            /* thread_await: what is older than the ring was for others, unless the number is not that of its frame. */
             if
             :: seen == 0
             :: atomic {
@@ -791,7 +791,7 @@ top:    do
                 taken[r] = next;
                }
             fi;
-            /* lane_copy: the bytes are this request's from the first to the last. */
+            /* thread_copy: the bytes are this request's from the first to the last. */
             assert(frame[i] == next);
             atomic { assert(frame[i] == next); replies = frame_replies[i]; returned[r] = next; }
             if

@@ -299,16 +299,16 @@ static int answer_forged(const struct call *c, const char *words)
 {
     char how[16] = "";
     sscanf(words, "forge %15s", how);
-    struct cox_lane *lane = &worker->lanes[COX_CHANNEL_EXECUTE];
+    struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE);
-    const uint64_t sequence = lane->taken;
+    const uint64_t sequence = thread->taken;
     uint8_t *block;
-    int r = cox_lane_reserve_block(lane, sequence, 1 << 20, &block, c->err);
+    int r = cox_channel_thread_reserve_block(thread, sequence, 1 << 20, &block, c->err);
     if (r)
         return r;
     memset(block, 0xff, 1 << 20);
-    struct cox_bulk_ref ref = cox_lane_refer_block(lane, sequence, 1 << 20);
+    struct cox_bulk_ref ref = cox_channel_thread_refer_block(thread, sequence, 1 << 20);
     const size_t told = forge(how, &ref);
     ModelExecuteData__BulkRef bulk;
     ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
@@ -317,12 +317,12 @@ static int answer_forged(const struct call *c, const char *words)
     bulk.has_handle = told > 0;
     response.bulk = &bulk;
     size_t capacity, length;
-    uint8_t *slot = cox_reply_slot(&lane->channel, options.rank, sequence, false, &capacity);
+    uint8_t *slot = cox_reply_slot(&thread->channel, options.rank, sequence, false, &capacity);
     if (cox_wire_response_pack(&response, slot, capacity, &length))
         abort();
-    cox_reply_commit(&lane->channel, options.rank, sequence, length, true);
-    cox_state_set_done(lane->line, sequence);
-    cox_gate_reply(&lane->channel.gate, options.rank, sequence, false);
+    cox_reply_commit(&thread->channel, options.rank, sequence, length, true);
+    cox_state_set_done(thread->line, sequence);
+    cox_gate_reply(&thread->channel.gate, options.rank, sequence, false);
     while (cox_state_ended(shared) < sequence && !cox_state_aborted(&worker->control))
         sched_yield();
     return answer_text(c, "forged");

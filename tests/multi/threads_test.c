@@ -344,7 +344,7 @@ static void m5_threads_of_the_library_take_no_signals(void **state)
         assert_int_equal(sigismember(&mask_before, number), sigismember(&mask_after, number));
     /* The supervisor, the error thread, two that gather. */
     expect_deaf(getpid(), before, before_count, 4, 0);
-    /* A lane per channel; those of execute and transfer can be interrupted. */
+    /* A channel thread per channel; those of execute and transfer can be interrupted. */
     for (uint32_t rank = 0; rank < 2; rank++)
         expect_deaf(cox_executor_pid(test_group_executor(g), rank), NULL, 0, COX_TWO_WAY_COUNT, 2);
     test_group_free(g);

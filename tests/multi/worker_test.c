@@ -33,7 +33,7 @@
 /* ---- the worker ---- */
 
 static struct cox_worker *self;
-static _Thread_local bool broken; /* the lane that was told so */
+static _Thread_local bool broken; /* the channel thread that was told so */
 
 /* Until the worker leaves. */
 static void *report_main(void *argument)
@@ -428,7 +428,7 @@ static void a_report_is_cut_between_characters(void **state)
     test_group_free(g);
 }
 
-static void a_lane_that_fails_is_what_run_returns(void **state)
+static void a_channel_thread_that_fails_is_what_run_returns(void **state)
 {
     (void)state;
     test_needs_names();
@@ -638,7 +638,7 @@ int main(int argc, char **argv)
         TEST(b16_p10_a_coordinator_cannot_write_what_a_rank_says),
         TEST(limits_that_cannot_be_are_told_as_such),
         TEST(a_report_is_cut_between_characters),
-        TEST(a_lane_that_fails_is_what_run_returns),
+        TEST(a_channel_thread_that_fails_is_what_run_returns),
         TEST(m5_a_callback_has_the_fault_handlers_of_its_host),
         TEST(p1_an_orphan_ends_before_and_after_it_serves),
     };

@@ -11,59 +11,61 @@
 /* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
 #define SLICE_MS 50
 
-COX_HOT void cox_lane_return(struct cox_lane *lane, uint64_t sequence)
+COX_HOT void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    cox_lane_set_returned(lane, sequence);
-    cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
+    cox_channel_thread_set_returned(thread, sequence);
+    cox_gate_post(&thread->channel.gate, thread->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
 }
 
-COX_HOT void cox_lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool message,
-                           bool failed)
+COX_HOT void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence,
+                                     size_t length, bool message, bool failed)
 {
-    cox_reply_commit(&lane->channel, lane->worker->options.rank, sequence, length, message);
-    cox_lane_set_done(lane, sequence);
-    cox_gate_reply(&lane->channel.gate, lane->worker->options.rank, sequence, failed);
+    cox_reply_commit(&thread->channel, thread->worker->options.rank, sequence, length, message);
+    cox_channel_thread_set_done(thread, sequence);
+    cox_gate_reply(&thread->channel.gate, thread->worker->options.rank, sequence, failed);
 }
 
-void cox_lane_done(struct cox_lane *lane, uint64_t sequence, bool post)
+void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post)
 {
-    cox_lane_set_done(lane, sequence);
+    cox_channel_thread_set_done(thread, sequence);
     if (post)
-        cox_gate_post(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(&thread->channel.gate, thread->worker->options.rank,
+                      COX_BELL_RESPONSE_CONSUME);
 }
 
 /* A legacy coordinator may send the next request before it has read the answer to the last one. */
-static bool lane_await_slot(struct cox_lane *lane)
+static bool thread_await_slot(struct cox_channel_thread *thread)
 {
-    struct cox_worker *worker = lane->worker;
+    struct cox_worker *worker = thread->worker;
     int r;
     do
-        r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE, 0,
+        r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE, 0,
                           cox_deadline_after_ms(SLICE_MS));
     while ((r == COX_TIMEOUT || r == COX_EMPTY) &&
            !atomic_load_explicit(&worker->stopping, memory_order_acquire));
     return r == 0;
 }
 
-COX_HOT uint8_t *cox_lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole,
-                               size_t *ret_capacity)
+COX_HOT uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence,
+                                         bool whole, size_t *ret_capacity)
 {
-    if (lane->worker->is_legacy_shim && !lane_await_slot(lane))
+    if (thread->worker->is_legacy_shim && !thread_await_slot(thread))
         return NULL;
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
-    cox_gate_settle(&lane->channel.gate, lane->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
-    cox_state_set_rank(lane->line, COX_RANK_REPLYING, sequence, lane->stamp_ns);
-    return cox_reply_slot(&lane->channel, lane->worker->options.rank, sequence, whole,
+    cox_gate_settle(&thread->channel.gate, thread->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
+    cox_state_set_rank(thread->line, COX_RANK_REPLYING, sequence, thread->stamp_ns);
+    return cox_reply_slot(&thread->channel, thread->worker->options.rank, sequence, whole,
                           ret_capacity);
 }
 
-void cox_lane_fail(struct cox_lane *lane, ExecuteResponse *response, int status)
+void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse *response,
+                             int status)
 {
     response->status = status;
     response->has_status = 1;
     response->error_text =
-        lane->error.text[0] ? lane->error.text : (char *)(uintptr_t)cox_status_text(status);
+        thread->error.text[0] ? thread->error.text : (char *)(uintptr_t)cox_status_text(status);
     response->result_case = RESULT(_NOT_SET);
     response->execute_model_response = NULL;
 }
@@ -71,87 +73,88 @@ void cox_lane_fail(struct cox_lane *lane, ExecuteResponse *response, int status)
 /* In a legacy group: is this answered by rank 0 alone, whose payload may fill the region? What is
  * of no type that belongs here gets slots where there is room for them, so that every rank can tell
  * of it. */
-static bool lane_whole(const struct cox_lane *lane, uint32_t type)
+static bool thread_whole(const struct cox_channel_thread *thread, uint32_t type)
 {
-    if (!lane->worker->control.geometry.legacy)
+    if (!thread->worker->control.geometry.legacy)
         return false;
-    if (lane->channel.id == COX_CHANNEL_LINK)
+    if (thread->channel.id == COX_CHANNEL_LINK)
         return true;
     const struct cox_operation *operation = cox_operation_find(type);
-    return operation && operation->channel == lane->channel.id && !operation->legacy_slotted;
+    return operation && operation->channel == thread->channel.id && !operation->legacy_slotted;
 }
 
-void cox_lane_send_block(struct cox_lane *lane, uint64_t sequence, uint32_t type, uint64_t size)
+void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                   uint32_t type, uint64_t size)
 {
-    struct cox_bulk_ref ref = cox_lane_refer_block(lane, sequence, size);
+    struct cox_bulk_ref ref = cox_channel_thread_refer_block(thread, sequence, size);
     ModelExecuteData__BulkRef bulk;
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     cox_bulk_ref_fill(&bulk, &ref);
     response.bulk = &bulk;
     response.has_msg_type = response.has_rank = response.has_status = 1;
     response.msg_type = (int32_t)type;
-    response.rank = (int32_t)lane->worker->options.rank;
+    response.rank = (int32_t)thread->worker->options.rank;
     size_t capacity, length;
-    uint8_t *slot = cox_lane_slot(lane, sequence, false, &capacity);
+    uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
     int r = cox_wire_response_pack(&response, slot, capacity, &length);
     COX_ASSERT(r == 0); /* the smallest slot has room for it */
-    cox_lane_send(lane, sequence, length, type == COX_TYPE_OPAQUE, false);
+    cox_channel_thread_send(thread, sequence, length, type == COX_TYPE_OPAQUE, false);
 }
 
-/* What does not fit the slot. Returns 0: it is sent; or why not, in the lane's error. */
-static int lane_answer_in_block(struct cox_lane *lane, uint64_t sequence, uint32_t type,
-                                const ExecuteResponse *response, size_t capacity)
+/* What does not fit the slot. Returns 0: it is sent; or why not, in the channel thread's error. */
+static int thread_answer_in_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                  uint32_t type, const ExecuteResponse *response, size_t capacity)
 {
     const size_t size = cox_wire_response_size(response);
     uint8_t *block;
     size_t length;
-    lane->error.code = 0;
-    if (!cox_lane_has_blocks(lane))
-        return cox_fail(&lane->error, COX_TOO_LARGE,
+    thread->error.code = 0;
+    if (!cox_channel_thread_has_blocks(thread))
+        return cox_fail(&thread->error, COX_TOO_LARGE,
                         "the answer has %zu bytes, a slot holds %zu: use a larger response region",
                         size, capacity);
-    int r = cox_lane_reserve_block(lane, sequence, size, &block, &lane->error);
+    int r = cox_channel_thread_reserve_block(thread, sequence, size, &block, &thread->error);
     if (r)
         return r;
     r = cox_wire_response_pack(response, block, size, &length);
     COX_ASSERT(r == 0);
-    cox_lane_send_block(lane, sequence, type, length);
+    cox_channel_thread_send_block(thread, sequence, type, length);
     return 0;
 }
 
 /* What failed first stays what the reply says, in fewer words where they do not fit. */
-static void lane_send_failure(struct cox_lane *lane, uint64_t sequence, uint32_t type,
-                              ExecuteResponse *response, uint8_t *slot, size_t capacity)
+static void thread_send_failure(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
+                                ExecuteResponse *response, uint8_t *slot, size_t capacity)
 {
     struct cox_legacy_shim_reply told;
     size_t length = 0;
-    if (lane->worker->is_legacy_shim)
-        cox_legacy_shim_reply(lane, type, response, &told);
+    if (thread->worker->is_legacy_shim)
+        cox_legacy_shim_reply(thread, type, response, &told);
     int r = cox_wire_response_pack(response, slot, capacity, &length);
-    while (r == COX_TOO_LARGE && lane->error.text[0]) {
-        lane->error.text[strlen(lane->error.text) / 2] = '\0';
-        cox_text_trim(lane->error.text);
-        response->error_text = lane->error.text;
+    while (r == COX_TOO_LARGE && thread->error.text[0]) {
+        thread->error.text[strlen(thread->error.text) / 2] = '\0';
+        cox_text_trim(thread->error.text);
+        response->error_text = thread->error.text;
         r = cox_wire_response_pack(response, slot, capacity, &length);
     }
     response->result_case = RESULT(_NOT_SET); /* its parts were this function's */
     response->execute_model_response = NULL;
-    cox_lane_send(lane, sequence, length, true, true);
+    cox_channel_thread_send(thread, sequence, length, true, true);
 }
 
-COX_HOT void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
-                             ExecuteResponse *response)
+COX_HOT void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64_t sequence,
+                                       uint32_t type, ExecuteResponse *response)
 {
-    struct cox_worker *worker = lane->worker;
-    bool whole = lane_whole(lane, type);
+    struct cox_worker *worker = thread->worker;
+    bool whole = thread_whole(thread, type);
     bool silent = whole && worker->options.rank > 0;
     size_t capacity, length = 0;
-    uint8_t *slot = cox_lane_slot(lane, sequence, whole, &capacity);
+    uint8_t *slot = cox_channel_thread_slot(thread, sequence, whole, &capacity);
     if (!slot)
         return;
     bool failed = response->status != 0;
     if (silent) {
-        cox_lane_done(lane, sequence, true);
+        cox_channel_thread_done(thread, sequence, true);
     } else {
         response->has_msg_type = 1;
         response->msg_type = (int32_t)type;
@@ -160,21 +163,21 @@ COX_HOT void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t 
         response->has_status = 1;
         int r = failed ? 0 : cox_wire_response_pack(response, slot, capacity, &length);
         if (r == COX_TOO_LARGE) {
-            r = lane_answer_in_block(lane, sequence, type, response, capacity);
+            r = thread_answer_in_block(thread, sequence, type, response, capacity);
             if (r == 0)
                 return;
-            cox_lane_fail(lane, response, r);
+            cox_channel_thread_fail(thread, response, r);
             failed = true;
         }
         if (failed)
-            lane_send_failure(lane, sequence, type, response, slot, capacity);
+            thread_send_failure(thread, sequence, type, response, slot, capacity);
         else
-            cox_lane_send(lane, sequence, length, false, false);
+            cox_channel_thread_send(thread, sequence, length, false, false);
     }
     /* Where the rank has no answer of its own, the report is all there is: then it is about no
      * request. Where all ranks share a bell, the failed answer itself has rung it. */
-    if (failed && (silent || !cox_gate_shared(&lane->channel.gate)))
-        cox_worker_tell(worker, silent ? -1 : (int)lane->channel.id, sequence,
+    if (failed && (silent || !cox_gate_shared(&thread->channel.gate)))
+        cox_worker_tell(worker, silent ? -1 : (int)thread->channel.id, sequence,
                         response->error_text ? response->error_text : "",
                         cox_deadline_after_ms(NOTICE_MS));
 }

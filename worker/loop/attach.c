@@ -266,19 +266,19 @@ int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity
 
 /* Where the rank stands on this channel: at the start, or where the coordinator has put the line of
  * one that is started again. Read once. */
-static int worker_attach_line(struct cox_lane *lane, struct cox_error *err)
+static int worker_attach_line(struct cox_channel_thread *thread, struct cox_error *err)
 {
     /* In this order: a request may be published meanwhile. */
-    uint64_t taken = cox_state_taken(lane->line);
+    uint64_t taken = cox_state_taken(thread->line);
     uint64_t published =
-        cox_state_published(cox_state_channel(&lane->worker->control, lane->channel.id));
+        cox_state_published(cox_state_channel(&thread->worker->control, thread->channel.id));
     if (taken > published)
         return cox_fail(err, COX_CORRUPT,
                         "the %s channel of rank %" PRIu32 " stands at sequence %" PRIu64
                         ", but only %" PRIu64 " were published",
-                        cox_channel_name(lane->channel.id), lane->worker->options.rank, taken,
+                        cox_channel_name(thread->channel.id), thread->worker->options.rank, taken,
                         published);
-    lane->taken = lane->returned = lane->done = taken;
+    thread->taken = thread->returned = thread->done = taken;
     return 0;
 }
 
@@ -286,17 +286,17 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        struct cox_lane *lane = &worker->lanes[c];
-        lane->worker = worker;
-        int r = worker_attach_channel(worker, &lane->channel, (enum cox_channel_id)c, err);
+        struct cox_channel_thread *thread = &worker->threads[c];
+        thread->worker = worker;
+        int r = worker_attach_channel(worker, &thread->channel, (enum cox_channel_id)c, err);
         if (r)
             return r;
-        lane->line = cox_state_line(&worker->control, options->rank, (enum cox_channel_id)c);
-        cox_state_set_life(lane->line, worker->control.epoch, options->generation);
-        r = worker_attach_line(lane, err);
+        thread->line = cox_state_line(&worker->control, options->rank, (enum cox_channel_id)c);
+        cox_state_set_life(thread->line, worker->control.epoch, options->generation);
+        r = worker_attach_line(thread, err);
         if (r)
             return r;
-        r = cox_arena_init(&lane->arena, ARENA_FIRST_SIZE, options->request_size_max);
+        r = cox_arena_init(&thread->arena, ARENA_FIRST_SIZE, options->request_size_max);
         if (r)
             return cox_fail(err, r, "no memory for requests");
         cox_fault_point(COX_FAULT_ATTACH_CHANNEL);
@@ -311,7 +311,7 @@ void cox_worker_announce(struct cox_worker *worker)
     cox_state_announce_identity(cox_worker_identity(worker), worker->control.epoch,
                                 worker->options.generation);
     if (!worker->control.geometry.legacy)
-        cox_gate_post(&worker->lanes[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
+        cox_gate_post(&worker->threads[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
                       COX_BELL_RESPONSE_CONSUME);
     cox_fault_point(COX_FAULT_ATTACHED);
 }

@@ -1,4 +1,4 @@
-/* bulk: what of a lane's requests and answers is in blocks (channel/memory/bulk.h). */
+/* bulk: what of a channel thread's requests and answers is in blocks (channel/memory/bulk.h). */
 #include <inttypes.h>
 #include <string.h>
 
@@ -13,23 +13,23 @@ static const char *worker_depot(const struct cox_worker *worker)
     return options->door[0] ? options->door : options->depot[0] ? options->depot : NULL;
 }
 
-COX_HOT bool cox_lane_has_blocks(const struct cox_lane *lane)
+COX_HOT bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread)
 {
-    return !lane->worker->is_legacy_shim && !lane->worker->control.geometry.legacy;
+    return !thread->worker->is_legacy_shim && !thread->worker->control.geometry.legacy;
 }
 
 /* ---- requests ---- */
 
-static struct cox_bulk_view *lane_view(struct cox_lane *lane, uint64_t sequence)
+static struct cox_bulk_view *thread_view(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    return &lane->views[cox_geometry_frame(sequence, lane->worker->control.geometry.depth)];
+    return &thread->views[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
 }
 
-int cox_lane_open_block(struct cox_lane *lane, uint64_t sequence,
-                        const struct ModelExecuteData__BulkRef *message, const uint8_t **ret_bytes,
-                        size_t *ret_size)
+int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                  const struct ModelExecuteData__BulkRef *message,
+                                  const uint8_t **ret_bytes, size_t *ret_size)
 {
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     const struct cox_bulk_peer peer = {
         .pid = worker->coordinator.pid,
         .start = worker->coordinator.start,
@@ -39,88 +39,91 @@ int cox_lane_open_block(struct cox_lane *lane, uint64_t sequence,
     struct cox_error why = {0};
     int r = cox_bulk_ref_read(message, &ref, &why);
     if (r == 0)
-        r = cox_bulk_view_map(lane_view(lane, sequence), &ref, &peer, ret_bytes, &why);
+        r = cox_bulk_view_map(thread_view(thread, sequence), &ref, &peer, ret_bytes, &why);
     if (r)
-        return cox_fail(&lane->error, r, "the block that the request is in: %s", why.text);
+        return cox_fail(&thread->error, r, "the block that the request is in: %s", why.text);
     *ret_size = ref.size;
     return 0;
 }
 
-void cox_lane_close_block(struct cox_lane *lane, uint64_t sequence)
+void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    cox_bulk_view_let_go(lane_view(lane, sequence));
+    cox_bulk_view_let_go(thread_view(thread, sequence));
 }
 
 /* ---- answers ---- */
 
-static struct cox_lane_answer *lane_answer_block(struct cox_lane *lane, uint64_t sequence)
+static struct cox_channel_thread_answer *thread_answer_block(struct cox_channel_thread *thread,
+                                                             uint64_t sequence)
 {
-    return &lane->answers[cox_geometry_frame(sequence, lane->worker->control.geometry.depth)];
+    return &thread->answers[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
 }
 
-static void answer_release(struct cox_lane *lane, struct cox_lane_answer *answer)
+static void answer_release(struct cox_channel_thread *thread,
+                           struct cox_channel_thread_answer *answer)
 {
-    lane->answer_count -= answer->sequence != 0;
+    thread->answer_count -= answer->sequence != 0;
     answer->sequence = 0;
     if (cox_bulk_is_large(&answer->block))
-        cox_bulk_drop(&lane->worker->bulk, &answer->block);
+        cox_bulk_drop(&thread->worker->bulk, &answer->block);
 }
 
-int cox_lane_reserve_block(struct cox_lane *lane, uint64_t sequence, uint64_t size,
-                           uint8_t **ret_bytes, struct cox_error *err)
+int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                     uint64_t size, uint8_t **ret_bytes, struct cox_error *err)
 {
-    struct cox_lane_answer *answer = lane_answer_block(lane, sequence);
+    struct cox_channel_thread_answer *answer = thread_answer_block(thread, sequence);
     struct cox_error why = {0};
     /* What it held belongs to a request that has ended: this one is in the same frame. */
-    lane->answer_count -= answer->sequence != 0;
+    thread->answer_count -= answer->sequence != 0;
     answer->sequence = 0;
-    int r = cox_bulk_reserve(&lane->worker->bulk, worker_depot(lane->worker), size, &answer->block,
-                             &why);
+    int r = cox_bulk_reserve(&thread->worker->bulk, worker_depot(thread->worker), size,
+                             &answer->block, &why);
     if (r)
         return cox_fail(err, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
     answer->sequence = sequence;
-    lane->answer_count++;
+    thread->answer_count++;
     *ret_bytes = answer->block.region.base;
     return 0;
 }
 
-struct cox_bulk_ref cox_lane_refer_block(struct cox_lane *lane, uint64_t sequence, uint64_t size)
+struct cox_bulk_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
+                                                   uint64_t sequence, uint64_t size)
 {
     cox_fault_point(COX_FAULT_BULK_WRITTEN);
-    return cox_bulk_refer(&lane_answer_block(lane, sequence)->block, size);
+    return cox_bulk_refer(&thread_answer_block(thread, sequence)->block, size);
 }
 
-void cox_lane_release_block(struct cox_lane *lane, uint64_t sequence)
+void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    answer_release(lane, lane_answer_block(lane, sequence));
+    answer_release(thread, thread_answer_block(thread, sequence));
 }
 
-COX_HOT void cox_lane_release_blocks(struct cox_lane *lane)
+COX_HOT void cox_channel_thread_release_blocks(struct cox_channel_thread *thread)
 {
-    if (lane->answer_count == 0)
+    if (thread->answer_count == 0)
         return;
     const uint64_t ended =
-        cox_state_ended(cox_state_channel(&lane->worker->control, lane->channel.id));
+        cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id));
     for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++)
-        if (lane->answers[slot].sequence && lane->answers[slot].sequence <= ended)
-            answer_release(lane, &lane->answers[slot]);
+        if (thread->answers[slot].sequence && thread->answers[slot].sequence <= ended)
+            answer_release(thread, &thread->answers[slot]);
 }
 
-void cox_lane_drop_blocks(struct cox_lane *lane)
+void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread)
 {
     for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++) {
-        cox_bulk_view_drop(&lane->views[slot]);
-        cox_bulk_drop(&lane->worker->bulk, &lane->answers[slot].block);
-        lane->answers[slot].sequence = 0;
+        cox_bulk_view_drop(&thread->views[slot]);
+        cox_bulk_drop(&thread->worker->bulk, &thread->answers[slot].block);
+        thread->answers[slot].sequence = 0;
     }
-    lane->answer_count = 0;
+    thread->answer_count = 0;
 }
 
 int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
                           struct cox_error *err)
 {
-    struct cox_lane *lane = &worker->lanes[COX_CHANNEL_EXECUTE];
-    struct cox_opaque_answer *answer = lane->opaque;
+    struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
+    struct cox_opaque_answer *answer = thread->opaque;
     if (!answer || !pthread_equal(answer->thread, pthread_self()))
         return cox_fail(err, COX_STATE, "no opaque request is being answered on this thread");
     if (size <= answer->slot_capacity) {
@@ -129,11 +132,11 @@ int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_
         *ret_reply = answer->slot;
         return 0;
     }
-    if (!cox_lane_has_blocks(lane))
+    if (!cox_channel_thread_has_blocks(thread))
         return cox_fail(err, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu", size,
                         answer->slot_capacity);
     cox_visit_hold(); /* left in between, it would leave its locks behind */
-    int r = cox_lane_reserve_block(lane, answer->sequence, size, ret_reply, err);
+    int r = cox_channel_thread_reserve_block(thread, answer->sequence, size, ret_reply, err);
     cox_visit_release();
     if (r)
         return r;

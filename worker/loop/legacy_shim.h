@@ -6,7 +6,7 @@
  * yours". The legacy shim is a control layout in private memory. The worker writes into it what the
  * tokens tell, and everything behind that reads state words as ever.
  *
- * Threads: create from one; publish on the lane's thread.
+ * Threads: create from one; publish on the channel thread.
  * Ownership: control is the caller's, closed with cox_control_close.
  * Blocks: nothing.
  * If the process dies: private memory; the coordinator's names are its own.

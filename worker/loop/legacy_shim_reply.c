@@ -7,7 +7,7 @@
 #define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
 
 /* What is answered in place of a request that makes no sense. */
-static uint32_t answered_type(const struct cox_lane *lane, uint32_t type)
+static uint32_t answered_type(const struct cox_channel_thread *thread, uint32_t type)
 {
     static const uint32_t usual[COX_TWO_WAY_COUNT] = {
         [COX_CHANNEL_EXECUTE] = TYPE(MODEL_INFER),
@@ -17,8 +17,8 @@ static uint32_t answered_type(const struct cox_lane *lane, uint32_t type)
     };
     const struct cox_operation *operation = cox_operation_find(type);
     bool known = type != COX_TYPE_OPAQUE && operation && operation->replies &&
-                 operation->channel == lane->channel.id;
-    return known ? type : usual[lane->channel.id];
+                 operation->channel == thread->channel.id;
+    return known ? type : usual[thread->channel.id];
 }
 
 static void fill_init(struct cox_legacy_shim_reply *told, char *text)
@@ -44,17 +44,18 @@ static void fill_lora(struct cox_legacy_shim_reply *told, const ExecuteRequest *
 
 /* Of a pull that is not mentioned the coordinator thinks nothing: each gets its code, where
  * there is memory for it. */
-static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_lane *lane)
+static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_channel_thread *thread)
 {
     typedef ModelExecuteData__PullKVResponse__PullKVResult Result;
-    const ExecuteRequest *message = lane->message;
+    const ExecuteRequest *message = thread->message;
     model_execute_data__pull_kvresponse__init(&told->pulls);
     if (!message || message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
         return;
     const ModelExecuteData__PullKVRequest *pulls = message->pull_kv_request;
     Result **pointers =
-        cox_arena_alloc(&lane->arena, (pulls->n_pull_kv_infos + 1) * sizeof(Result *));
-    Result *results = cox_arena_alloc(&lane->arena, (pulls->n_pull_kv_infos + 1) * sizeof *results);
+        cox_arena_alloc(&thread->arena, (pulls->n_pull_kv_infos + 1) * sizeof(Result *));
+    Result *results =
+        cox_arena_alloc(&thread->arena, (pulls->n_pull_kv_infos + 1) * sizeof *results);
     for (size_t i = 0; pointers && results && i < pulls->n_pull_kv_infos; i++) {
         const ModelExecuteData__SequenceGroupMetadata *metadata =
             pulls->pull_kv_infos[i]->seq_group_metadata;
@@ -68,27 +69,27 @@ static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_lane *lane
     told->pulls.pull_kv_results = pointers;
 }
 
-static void fill_command(struct cox_legacy_shim_reply *told, const struct cox_lane *lane,
-                         int status, char *text)
+static void fill_command(struct cox_legacy_shim_reply *told,
+                         const struct cox_channel_thread *thread, int status, char *text)
 {
     model_execute_data__recover_command_response__init(&told->command);
     told->command.has_npu_device_id = told->command.has_command_result = 1;
-    told->command.npu_device_id = lane->worker->options.device;
+    told->command.npu_device_id = thread->worker->options.device;
     told->command.command_result = status;
     told->command.error_msg = text;
 }
 
-void cox_legacy_shim_reply(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
-                           struct cox_legacy_shim_reply *ret_told)
+void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
+                           ExecuteResponse *response, struct cox_legacy_shim_reply *ret_told)
 {
     const int status = response->status;
-    if (!lane->error.text[0]) { /* there may be a code already, without words */
-        cox_error_clear(&lane->error);
-        cox_fail(&lane->error, status, "%s", cox_status_text(status));
+    if (!thread->error.text[0]) { /* there may be a code already, without words */
+        cox_error_clear(&thread->error);
+        cox_fail(&thread->error, status, "%s", cox_status_text(status));
     }
-    cox_utf8_mend(lane->error.text);
-    char *text = response->error_text = lane->error.text;
-    type = answered_type(lane, type);
+    cox_utf8_mend(thread->error.text);
+    char *text = response->error_text = thread->error.text;
+    type = answered_type(thread, type);
     response->status = 0;
     response->msg_type = (int32_t)type;
     switch (type) {
@@ -103,12 +104,12 @@ void cox_legacy_shim_reply(struct cox_lane *lane, uint32_t type, ExecuteResponse
         response->pd_link_status_response = &ret_told->links;
         return;
     case TYPE(LORA_OPERATION):
-        fill_lora(ret_told, lane->message);
+        fill_lora(ret_told, thread->message);
         response->result_case = RESULT(LORA_OPERATION_RESPONSE);
         response->lora_operation_response = &ret_told->lora;
         return;
     case TYPE(KV_TRANSFER):
-        fill_pulls(ret_told, lane);
+        fill_pulls(ret_told, thread);
         response->result_case = RESULT(PULL_KV_RESPONSE);
         response->pull_kv_response = &ret_told->pulls;
         return;
@@ -120,7 +121,7 @@ void cox_legacy_shim_reply(struct cox_lane *lane, uint32_t type, ExecuteResponse
         response->execute_model_response = &ret_told->step;
         return;
     default:
-        fill_command(ret_told, lane, status, text);
+        fill_command(ret_told, thread, status, text);
         response->result_case = RESULT(RECOVER_COMMAND_RESPONSE);
         response->recover_command_response = &ret_told->command;
         return;

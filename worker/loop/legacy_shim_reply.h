@@ -3,7 +3,7 @@
  *
  * That coordinator drops every answer whose status is not 0, and its engine waits for ever. So the
  * status is 0, and the failure stands where the protocol has a place for it. The fault report
- * beside the answer (cox_lane_answer) has the words in any case.
+ * beside the answer (cox_channel_thread_answer) has the words in any case.
  *
  *   MODEL_INIT                init_result_map has nothing but `status`, which is the text
  *   MODEL_INFER, ..._SECOND   err_msg, and no outputs
@@ -13,8 +13,9 @@
  *   pause, ..., start         command_result and error_msg
  *   unreadable                as the request that the channel mostly has
  *
- * Threads: the lane's.
- * Ownership: the response points into ret_told, the lane's error text and the lane's arena.
+ * Threads: the channel thread's.
+ * Ownership: the response points into ret_told, the channel thread's error text and the channel
+ * thread's arena.
  * Blocks: nothing.
  * If the process dies: private memory.
  */
@@ -34,9 +35,9 @@ struct cox_legacy_shim_reply {
     ModelExecuteData__RecoverCommandResponse command;
 };
 
-/* response has failed (its status is not 0) with the lane's error; afterwards it says so with
- * status 0. type: of the request; any other number: the request could not be read. */
-void cox_legacy_shim_reply(struct cox_lane *lane, uint32_t type, ExecuteResponse *response,
-                           struct cox_legacy_shim_reply *ret_told);
+/* response has failed (its status is not 0) with the channel thread's error; afterwards it says so
+ * with status 0. type: of the request; any other number: the request could not be read. */
+void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
+                           ExecuteResponse *response, struct cox_legacy_shim_reply *ret_told);
 
 #endif

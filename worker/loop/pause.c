@@ -1,20 +1,21 @@
 /*
  * pause: a callback is asked, then urged with signals, then left.
  *
- * Why nothing begins once it is paused. A lane stores `inside`, then reads `paused`; a pause stores
- * `paused`, then reads `inside`, all seq_cst: at least one of them sees the other. If the lane
- * does, the request is refused; if the pause does, it waits. Both may: then the pause waits for a
- * visit that ends at once.
+ * Why nothing begins once it is paused. A channel thread stores `inside`, then reads `paused`; a
+ * pause stores `paused`, then reads `inside`, all seq_cst: at least one of them sees the other. If
+ * the channel thread does, the request is refused; if the pause does, it waits. Both may: then the
+ * pause waits for a visit that ends at once.
  *
  * Why a jump never goes wrong. A visit is left by siglongjmp out of the handler of SIGURG, to the
- * sigsetjmp in cox_lane_call. The handler runs on the lane's own thread, between two of its
- * instructions, so what it reads of `inside` is what the lane itself has stored last, and cannot
- * change before it has jumped. It jumps only if `inside` is not 0. That is stored after sigsetjmp
- * and cleared before cox_lane_call returns: so the frame it jumps to is filled, and is still on the
- * stack below the handler. Three moments are worth a look:
+ * sigsetjmp in cox_channel_thread_call. The handler runs on the channel thread, between two of its
+ * instructions, so what it reads of `inside` is what the channel thread itself has stored last, and
+ * cannot change before it has jumped. It jumps only if `inside` is not 0. That is stored after
+ * sigsetjmp and cleared before cox_channel_thread_call returns: so the frame it jumps to is filled,
+ * and is still on the stack below the handler. Three moments are worth a look:
  *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: an answer
  *     is lost that was there, and the request is answered with COX_ABORTED, as if it had been a
- *     moment earlier. Nothing was committed: the lane does that after cox_lane_call.
+ *     moment earlier. Nothing was committed: the channel thread does that after
+ *     cox_channel_thread_call.
  *   - `inside` is cleared. A signal that was meant for it, however late, finds 0 and returns.
  *   - The next visit is inside when the signal arrives. It is meant for `leave`, which is the
  *     number of the one before; numbers do not come again, so it returns.
@@ -23,21 +24,21 @@
  * three above.
  *
  * Why signals reach nobody else. They go to the thread, by pthread_kill, under the lock, and only
- * while it is `reachable`; the lane takes that back under the same lock before its thread ends.
- * Lanes with visits alone have SIGURG unblocked. A signal that finds the lane outside of a visit
- * interrupts at most a sleep of the library's, which goes on.
+ * while it is `reachable`; the channel thread takes that back under the same lock before it ends.
+ * Channel threads with visits alone have SIGURG unblocked. A signal that finds the channel thread
+ * outside of a visit interrupts at most a sleep of the library's, which goes on.
  *
  * What is in order after a jump. What a callback has of the library is the arena that it was lent,
  * the outputs and the error, and a fault report that it may be in, which has locks and is held over
  * (`held`: a signal that comes then does nothing, the next one will): the arena may be in the
  * middle of an allocation, so it is given up as it is, and a new one begun (its memory, with the
  * request in it, stays, and leaks); outputs are not looked at; the error is written anew. The mask
- * of the thread is set again, as the handler's end would have done. Else the lane does what it does
- * after a callback that returned COX_ABORTED.
+ * of the thread is set again, as the handler's end would have done. Else the channel thread does
+ * what it does after a callback that returned COX_ABORTED.
  *
  * Why no end of a visit is slept through. A pause announces itself in `awaiting` before it looks at
- * `inside`; the lane clears `inside` before it looks at `awaiting`, all seq_cst; and rings under
- * the lock, which the pause gives up only by sleeping.
+ * `inside`; the channel thread clears `inside` before it looks at `awaiting`, all seq_cst; and
+ * rings under the lock, which the pause gives up only by sleeping.
  */
 #include "pause.h"
 
@@ -55,8 +56,9 @@
 static const enum cox_channel_id channels[] = {COX_CHANNEL_EXECUTE, COX_CHANNEL_TRANSFER};
 #define VISITED_COUNT (sizeof channels / sizeof channels[0])
 
-/* The lane whose thread this is; for the handler, which is told nothing else. */
-static _Thread_local struct cox_lane *own_lane;
+/* The channel thread that runs; NULL on any other thread. For the handler, which is told nothing
+ * else. */
+static _Thread_local struct cox_channel_thread *own_thread;
 
 static struct {
     pthread_mutex_t lock;
@@ -64,9 +66,9 @@ static struct {
     struct sigaction before;
 } urge = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static bool has_visits(const struct cox_lane *lane)
+static bool has_visits(const struct cox_channel_thread *thread)
 {
-    return lane->channel.id == COX_CHANNEL_EXECUTE || lane->channel.id == COX_CHANNEL_TRANSFER;
+    return thread->channel.id == COX_CHANNEL_EXECUTE || thread->channel.id == COX_CHANNEL_TRANSFER;
 }
 
 /* ---- signals ---- */
@@ -83,18 +85,18 @@ static void urge_forward(int number, siginfo_t *info, void *context)
 
 static void on_urge(int number, siginfo_t *info, void *context)
 {
-    struct cox_lane *lane = own_lane;
-    if (!lane) {
+    struct cox_channel_thread *thread = own_thread;
+    if (!thread) {
         urge_forward(number, info, context);
         return;
     }
-    if (lane->visit.held)
+    if (thread->visit.held)
         return;
     /* relaxed: this thread's own. */
-    uint64_t inside = atomic_load_explicit(&lane->visit.inside, memory_order_relaxed);
+    uint64_t inside = atomic_load_explicit(&thread->visit.inside, memory_order_relaxed);
     /* acquire; partner: visit_urge. */
-    if (inside && atomic_load_explicit(&lane->visit.leave, memory_order_acquire) == inside)
-        siglongjmp(lane->visit.frame, 1);
+    if (inside && atomic_load_explicit(&thread->visit.leave, memory_order_acquire) == inside)
+        siglongjmp(thread->visit.frame, 1);
 }
 
 void cox_pause_listen(void)
@@ -123,7 +125,7 @@ void cox_pause_unlisten(void)
     pthread_mutex_unlock(&urge.lock);
 }
 
-/* ---- a lane ---- */
+/* ---- a channel thread ---- */
 
 void cox_pause_init(struct cox_pause *pause)
 {
@@ -141,60 +143,60 @@ void cox_pause_deinit(struct cox_pause *pause)
     pthread_mutex_destroy(&pause->lock);
 }
 
-void cox_lane_begin(struct cox_lane *lane)
+void cox_channel_thread_begin(struct cox_channel_thread *thread)
 {
-    if (!has_visits(lane))
+    if (!has_visits(thread))
         return;
-    struct cox_pause *pause = &lane->worker->pause;
+    struct cox_pause *pause = &thread->worker->pause;
     sigset_t urged;
-    own_lane = lane;
+    own_thread = thread;
     sigemptyset(&urged);
     sigaddset(&urged, SIGURG);
     pthread_sigmask(SIG_UNBLOCK, &urged, NULL);
-    pthread_sigmask(SIG_SETMASK, NULL, &lane->visit.mask);
+    pthread_sigmask(SIG_SETMASK, NULL, &thread->visit.mask);
     pthread_mutex_lock(&pause->lock);
-    lane->visit.thread = pthread_self();
-    lane->visit.reachable = true;
+    thread->visit.thread = pthread_self();
+    thread->visit.reachable = true;
     pthread_mutex_unlock(&pause->lock);
 }
 
-void cox_lane_end(struct cox_lane *lane)
+void cox_channel_thread_end(struct cox_channel_thread *thread)
 {
-    if (!has_visits(lane))
+    if (!has_visits(thread))
         return;
-    pthread_mutex_lock(&lane->worker->pause.lock);
-    lane->visit.reachable = false;
-    pthread_mutex_unlock(&lane->worker->pause.lock);
-    own_lane = NULL;
+    pthread_mutex_lock(&thread->worker->pause.lock);
+    thread->visit.reachable = false;
+    pthread_mutex_unlock(&thread->worker->pause.lock);
+    own_thread = NULL;
 }
 
 void cox_visit_hold(void)
 {
-    if (own_lane)
-        own_lane->visit.held = 1;
+    if (own_thread)
+        own_thread->visit.held = 1;
 }
 
 void cox_visit_release(void)
 {
-    if (own_lane)
-        own_lane->visit.held = 0;
+    if (own_thread)
+        own_thread->visit.held = 0;
 }
 
-COX_HOT static void visit_begin(struct cox_lane *lane, const struct cox_request *request,
-                                bool leavable)
+COX_HOT static void visit_begin(struct cox_channel_thread *thread,
+                                const struct cox_request *request, bool leavable)
 {
-    struct cox_visit *visit = &lane->visit;
+    struct cox_visit *visit = &thread->visit;
     /* relaxed: before `inside`, which is stored seq_cst. */
     atomic_store_explicit(&visit->leavable, leavable, memory_order_relaxed);
     atomic_store_explicit(&visit->kind, request->type, memory_order_relaxed);
-    atomic_store_explicit(&visit->since_ns, lane->stamp_ns, memory_order_relaxed);
+    atomic_store_explicit(&visit->since_ns, thread->stamp_ns, memory_order_relaxed);
     atomic_store_explicit(&visit->inside, request->sequence, memory_order_seq_cst);
 }
 
-COX_HOT static void visit_end(struct cox_lane *lane)
+COX_HOT static void visit_end(struct cox_channel_thread *thread)
 {
-    struct cox_pause *pause = &lane->worker->pause;
-    atomic_store_explicit(&lane->visit.inside, 0, memory_order_seq_cst);
+    struct cox_pause *pause = &thread->worker->pause;
+    atomic_store_explicit(&thread->visit.inside, 0, memory_order_seq_cst);
     if (atomic_load_explicit(&pause->awaiting, memory_order_seq_cst) == 0)
         return;
     pthread_mutex_lock(&pause->lock);
@@ -208,42 +210,43 @@ static const char *kind_name(uint32_t kind)
 }
 
 /* After the jump. */
-static int visit_left(struct cox_lane *lane, const struct cox_request *request)
+static int visit_left(struct cox_channel_thread *thread, const struct cox_request *request)
 {
-    const uint64_t since_ns = atomic_load_explicit(&lane->visit.since_ns, memory_order_relaxed);
-    const size_t size_max = lane->arena.size_max;
-    visit_end(lane);
-    pthread_sigmask(SIG_SETMASK, &lane->visit.mask, NULL);
-    cox_arena_init(&lane->arena, 0, size_max);
-    lane->error = (struct cox_error){0};
-    return cox_fail(&lane->error, COX_ABORTED,
+    const uint64_t since_ns = atomic_load_explicit(&thread->visit.since_ns, memory_order_relaxed);
+    const size_t size_max = thread->arena.size_max;
+    visit_end(thread);
+    pthread_sigmask(SIG_SETMASK, &thread->visit.mask, NULL);
+    cox_arena_init(&thread->arena, 0, size_max);
+    thread->error = (struct cox_error){0};
+    return cox_fail(&thread->error, COX_ABORTED,
                     "%s, number %" PRIu64 ", was left after %" PRIu64
                     " ms in the worker's callback, which did not come out when it was paused",
                     kind_name(request->type), request->sequence,
                     (cox_now_ns() - since_ns) / COX_NSEC_PER_MSEC);
 }
 
-int cox_lane_fail_paused(struct cox_lane *lane)
+int cox_channel_thread_fail_paused(struct cox_channel_thread *thread)
 {
-    return cox_fail(&lane->error, COX_ABORTED,
+    return cox_fail(&thread->error, COX_ABORTED,
                     "paused: this rank begins nothing until it is told to start");
 }
 
-COX_HOT int cox_lane_call(struct cox_lane *lane, const struct cox_request *request,
-                          enum cox_visit_way way, int (*callback)(void *argument), void *argument)
+COX_HOT int cox_channel_thread_call(struct cox_channel_thread *thread,
+                                    const struct cox_request *request, enum cox_visit_way way,
+                                    int (*callback)(void *argument), void *argument)
 {
-    const bool leavable = way == COX_VISIT_STOPPED && lane->worker->options.leave_stuck;
+    const bool leavable = way == COX_VISIT_STOPPED && thread->worker->options.leave_stuck;
     int r;
     if (leavable) /* without the mask, which is a system call */
-        if (sigsetjmp(lane->visit.frame, 0) != 0)
-            return visit_left(lane, request);
-    visit_begin(lane, request, leavable);
+        if (sigsetjmp(thread->visit.frame, 0) != 0)
+            return visit_left(thread, request);
+    visit_begin(thread, request, leavable);
     if (way == COX_VISIT_STOPPED &&
-        atomic_load_explicit(&lane->worker->pause.paused, memory_order_seq_cst))
-        r = cox_lane_fail_paused(lane);
+        atomic_load_explicit(&thread->worker->pause.paused, memory_order_seq_cst))
+        r = cox_channel_thread_fail_paused(thread);
     else
         r = callback(argument);
-    visit_end(lane);
+    visit_end(thread);
     return r;
 }
 
@@ -259,7 +262,7 @@ struct wait {
 
 static struct cox_visit *visit_of(const struct wait *wait, size_t i)
 {
-    return &wait->worker->lanes[channels[i]].visit;
+    return &wait->worker->threads[channels[i]].visit;
 }
 
 static bool visit_is_inside(const struct wait *wait, size_t i)
@@ -357,7 +360,7 @@ int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms, struct cox_er
 {
     struct cox_pause *pause = &worker->pause;
     struct wait wait = {.worker = worker};
-    COX_ASSERT(!own_lane || own_lane->worker != worker);
+    COX_ASSERT(!own_thread || own_thread->worker != worker);
     if (grace_ms == 0)
         grace_ms = GRACE_MS_DEFAULT;
     if (grace_ms > GRACE_MS_MAX)
@@ -389,7 +392,7 @@ bool cox_worker_paused(const struct cox_worker *worker)
  */
 bool cox_worker_pull_aborted(const struct cox_worker *worker)
 {
-    const struct cox_visit *visit = &worker->lanes[COX_CHANNEL_TRANSFER].visit;
+    const struct cox_visit *visit = &worker->threads[COX_CHANNEL_TRANSFER].visit;
     /* relaxed: this thread's own. */
     const uint64_t sequence = atomic_load_explicit(&visit->inside, memory_order_relaxed);
     return cox_state_ended(cox_state_channel(&worker->control, COX_CHANNEL_TRANSFER)) >= sequence ||
@@ -401,7 +404,7 @@ bool cox_worker_busy(const struct cox_worker *worker)
 {
     bool busy = false;
     for (size_t i = 0; i < VISITED_COUNT; i++)
-        busy = busy || atomic_load_explicit(&worker->lanes[channels[i]].visit.inside,
+        busy = busy || atomic_load_explicit(&worker->threads[channels[i]].visit.inside,
                                             memory_order_seq_cst) != 0;
     return busy;
 }

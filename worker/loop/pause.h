@@ -2,11 +2,12 @@
  * pause: the gate in front of the callbacks that a pause stops, and what it takes to get one out
  * that is inside.
  *
- * A visit is one callback on a lane: from the moment the request was let in until the callback has
- * returned or was left. Its number is that of its request, which no other request of the lane has.
- * Only the lanes of the execute and the transfer channel have visits.
+ * A visit is one callback on a channel thread: from the moment the request was let in until the
+ * callback has returned or was left. Its number is that of its request, which no other request of
+ * the channel thread has. Only the channel threads of the execute and the transfer channel have
+ * visits.
  *
- * Threads: begin, call and end on the lane's thread; pause, resume and the questions (worker.h) on
+ * Threads: begin, call and end on the channel thread; pause, resume and the questions (worker.h) on
  * any but those. Blocks: call as long as the callback; pause as worker.h says; nothing else. If the
  * process dies: private memory; nothing is left.
  */
@@ -20,13 +21,13 @@
 #include <signal.h>
 #include <stdatomic.h>
 
-struct cox_lane;
+struct cox_channel_thread;
 struct cox_request;
 struct cox_worker;
 
 struct cox_visit {
-    /* The visit under way; 0: none. seq_cst; partner is `paused`: either the lane sees that, or the
-     * pause sees this. */
+    /* The visit under way; 0: none. seq_cst; partner is `paused`: either the channel thread sees
+     * that, or the pause sees this. */
     _Atomic uint64_t inside;
     /* visits up to this one are asked to come out; only grows */
     _Atomic uint64_t told;
@@ -38,11 +39,11 @@ struct cox_visit {
     _Atomic uint32_t kind;
     /* it was let in */
     _Atomic uint64_t since_ns;
-    /* where it is left to; the lane's own */
+    /* where it is left to; the channel thread's own */
     sigjmp_buf frame;
-    /* not to be left now; the lane's own, and read by the handler on its thread */
+    /* not to be left now; the channel thread's own, and read by the handler on its thread */
     volatile sig_atomic_t held;
-    /* of the lane's thread; the lane's own */
+    /* the channel thread's own */
     sigset_t mask;
     /* under lock; while reachable */
     pthread_t thread;
@@ -59,7 +60,7 @@ struct cox_pause {
     _Atomic bool paused;
     /* threads inside a pause. seq_cst; partner is `inside` */
     _Atomic uint32_t awaiting;
-    /* release, by a reinit; partner: the execute lane, before it looks at its table */
+    /* release, by a reinit; partner: the execute channel thread, before it looks at its table */
     _Atomic bool forget;
 };
 
@@ -71,27 +72,28 @@ void cox_pause_deinit(struct cox_pause *pause);
 void cox_pause_listen(void);
 void cox_pause_unlisten(void);
 
-/* The lane's thread begins and ends. Nothing, for lanes without visits. */
-void cox_lane_begin(struct cox_lane *lane);
-void cox_lane_end(struct cox_lane *lane);
+/* The channel thread begins and ends. Nothing, for channel threads without visits. */
+void cox_channel_thread_begin(struct cox_channel_thread *thread);
+void cox_channel_thread_end(struct cox_channel_thread *thread);
 
 enum cox_visit_way {
     COX_VISIT_STOPPED, /* does not begin while paused, and may be left */
     COX_VISIT_LET,     /* begins all the same, and is never left: init, cleanup */
 };
 
-/* Calls back for this request. Returns what the callback did; COX_ABORTED, with the lane's error
- * telling why: paused, or left. After the latter the lane's arena is another one: what it gave out
- * before is never freed. */
-int cox_lane_call(struct cox_lane *lane, const struct cox_request *request, enum cox_visit_way way,
-                  int (*callback)(void *argument), void *argument);
+/* Calls back for this request. Returns what the callback did; COX_ABORTED, with the channel
+ * thread's error telling why: paused, or left. After the latter the channel thread's arena is
+ * another one: what it gave out before is never freed. */
+int cox_channel_thread_call(struct cox_channel_thread *thread, const struct cox_request *request,
+                            enum cox_visit_way way, int (*callback)(void *argument),
+                            void *argument);
 
 /* In between the callback that this thread may be inside of is not left: for what the library does
  * on its behalf. No nesting; nothing on other threads. */
 void cox_visit_hold(void);
 void cox_visit_release(void);
 
-/* The lane's error for a request that is not begun. Returns COX_ABORTED. */
-int cox_lane_fail_paused(struct cox_lane *lane);
+/* The channel thread's error for a request that is not begun. Returns COX_ABORTED. */
+int cox_channel_thread_fail_paused(struct cox_channel_thread *thread);
 
 #endif

@@ -1,4 +1,4 @@
-/* serve: one request of one lane: unpack, call back, answer. */
+/* serve: one request of one channel thread: unpack, call back, answer. */
 #include "serve_internal.h"
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@
 /* ---- steps ---- */
 
 /* The answer in the form the request had. false: no memory. */
-static bool step_fill_nested(struct cox_lane *lane, const struct cox_batch *batch,
+static bool step_fill_nested(struct cox_channel_thread *thread, const struct cox_batch *batch,
                              const struct cox_batch_output *outputs,
                              ModelExecuteData__ExecuteModelResponse *body)
 {
@@ -33,9 +33,10 @@ static bool step_fill_nested(struct cox_lane *lane, const struct cox_batch *batc
         int64_t token;
         float logprob;
     };
-    struct nested_row *rows = cox_arena_alloc(&lane->arena, (batch->row_count + 1) * sizeof *rows);
+    struct nested_row *rows =
+        cox_arena_alloc(&thread->arena, (batch->row_count + 1) * sizeof *rows);
     ModelExecuteData__CompletionSequenceGroupOutput **pointers =
-        cox_arena_alloc(&lane->arena, (batch->row_count + 1) * sizeof *pointers);
+        cox_arena_alloc(&thread->arena, (batch->row_count + 1) * sizeof *pointers);
     if (!rows || !pointers)
         return false;
     for (uint32_t i = 0; i < batch->row_count; i++) {
@@ -63,13 +64,13 @@ static bool step_fill_nested(struct cox_lane *lane, const struct cox_batch *batc
 
 /* A reinit makes the rank forget what it knew of sequences; only this thread may touch the table.
  */
-static void lane_forget(struct cox_lane *lane)
+static void thread_forget(struct cox_channel_thread *thread)
 {
-    struct cox_pause *pause = &lane->worker->pause;
+    struct cox_pause *pause = &thread->worker->pause;
     /* acquire; partner: serve_recover. The plain load spares every step the exchange. */
     if (atomic_load_explicit(&pause->forget, memory_order_acquire) &&
         atomic_exchange_explicit(&pause->forget, false, memory_order_acquire))
-        cox_table_clear(lane->worker->table);
+        cox_table_clear(thread->worker->table);
 }
 
 void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns, uint64_t wait_ns)
@@ -93,10 +94,10 @@ COX_HOT static int call_step(void *argument)
                                             call->err);
 }
 
-COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *request,
+COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct cox_request *request,
                                const ExecuteRequest *message)
 {
-    struct cox_worker *worker = lane->worker;
+    struct cox_worker *worker = thread->worker;
     struct cox_table *table = worker->table;
     const ModelExecuteData__ExecuteModelRequest *step =
         message->request_case == REQUEST(EXECUTE_MODEL_REQUEST) ? message->execute_model_request
@@ -110,32 +111,32 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
     int32_t *tokens = NULL;
     float *logprobs = NULL;
     int r = 0;
-    lane_forget(lane);
-    if (cox_state_void_through(cox_state_channel(&worker->control, lane->channel.id)) >=
+    thread_forget(thread);
+    if (cox_state_void_through(cox_state_channel(&worker->control, thread->channel.id)) >=
         request->sequence)
-        r = cox_fail(&lane->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
+        r = cox_fail(&thread->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
     else if (!step)
-        r = cox_fail(&lane->error, COX_CORRUPT, "a step without an execute_model_request");
+        r = cox_fail(&thread->error, COX_CORRUPT, "a step without an execute_model_request");
     else if (!worker->callbacks->execute)
-        r = cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no execute callback");
+        r = cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no execute callback");
     else if (cox_worker_paused(worker)) /* before anything of the step is looked at */
-        r = cox_lane_fail_paused(lane);
+        r = cox_channel_thread_fail_paused(thread);
     if (r == 0 && message->weights)
-        r = cox_weights_offer_read(message, &offer, &lane->error);
+        r = cox_weights_offer_read(message, &offer, &thread->error);
     if (r == 0)
-        r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &lane->error);
+        r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &thread->error);
     if (r == 0) {
         uint64_t begin = cox_now_ns();
         cox_table_weights(table, message->weights_version, message->weights ? &offer : NULL);
-        cox_state_set_rank(lane->line, COX_RANK_RUNNING, request->sequence, begin);
+        cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, begin);
         cox_fault_point(COX_FAULT_EXECUTE);
-        struct step_call call = {worker, batch, outputs, &lane->error};
+        struct step_call call = {worker, batch, outputs, &thread->error};
         worker->group_time_told = false;
-        r = cox_lane_call(lane, request, COX_VISIT_STOPPED, call_step, &call);
+        r = cox_channel_thread_call(thread, request, COX_VISIT_STOPPED, call_step, &call);
         cox_fault_point(COX_FAULT_EXECUTED);
         body.has_model_execute_time = 1;
-        lane->stamp_ns = cox_now_ns();
-        body.model_execute_time = (float)((double)(lane->stamp_ns - begin) / 1e6);
+        thread->stamp_ns = cox_now_ns();
+        body.model_execute_time = (float)((double)(thread->stamp_ns - begin) / 1e6);
         if (worker->group_time_told && request->lowest) {
             body.has_group_ns = body.has_group_wait_ns = 1;
             body.group_ns = worker->group_ns;
@@ -143,12 +144,12 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
         }
         /* The view is gone after commit: take what the answer needs first. */
         size_t count = batch->row_count;
-        tokens = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *tokens);
-        logprobs = cox_arena_alloc(&lane->arena, (count + 1) * sizeof *logprobs);
+        tokens = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *tokens);
+        logprobs = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *logprobs);
         if (r == 0 &&
             (!tokens || !logprobs ||
-             (!step->step && request->lowest && !step_fill_nested(lane, batch, outputs, &body))))
-            r = cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer of %zu rows",
+             (!step->step && request->lowest && !step_fill_nested(thread, batch, outputs, &body))))
+            r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer of %zu rows",
                          count);
         for (size_t i = 0; r == 0 && i < count; i++) {
             tokens[i] = outputs[i].token;
@@ -158,7 +159,7 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
             cox_table_commit(table);
         else
             cox_table_revert(table);
-        cox_state_set_base(lane->line, cox_table_base(table));
+        cox_state_set_base(thread->line, cox_table_base(table));
         if (r == 0) {
             result.has_digest = 1;
             result.digest = cox_wire_token_digest(tokens, count);
@@ -172,13 +173,13 @@ COX_HOT static void serve_step(struct cox_lane *lane, const struct cox_request *
         }
     }
     if (r) {
-        cox_lane_fail(lane, &response, r);
+        cox_channel_thread_fail(thread, &response, r);
     } else {
         body.step = &result;
         response.result_case = RESULT(EXECUTE_MODEL_RESPONSE);
         response.execute_model_response = &body;
     }
-    cox_lane_answer(lane, request->sequence, request->type, &response);
+    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
 }
 
 struct cleanup_call {
@@ -194,53 +195,53 @@ static int call_cleanup(void *argument)
     return 0;
 }
 
-static void serve_cleanup(struct cox_lane *lane, const struct cox_request *request,
+static void serve_cleanup(struct cox_channel_thread *thread, const struct cox_request *request,
                           const ExecuteRequest *message)
 {
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     if (message->request_case == REQUEST(TEXT_GENERATOR_CLEANUP_REQUEST) &&
         message->text_generator_cleanup_request) {
         const ModelExecuteData__TGCleanupRequest *cleanup = message->text_generator_cleanup_request;
         struct cleanup_call call = {.worker = worker};
-        lane_forget(lane);
+        thread_forget(thread);
         cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &call.slots,
                           &call.count);
         if (call.count && worker->callbacks->cleanup)
-            cox_lane_call(lane, request, COX_VISIT_LET, call_cleanup, &call);
+            cox_channel_thread_call(thread, request, COX_VISIT_LET, call_cleanup, &call);
     }
-    cox_lane_done(lane, request->sequence, false);
+    cox_channel_thread_done(thread, request->sequence, false);
 }
 
 /* ---- the other channels ---- */
 
-static int serve_link_status(struct cox_lane *lane, const struct cox_request *request,
+static int serve_link_status(struct cox_channel_thread *thread, const struct cox_request *request,
                              const ExecuteRequest *message, ExecuteResponse *response)
 {
     (void)request;
     (void)message;
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     if (!worker->callbacks->link_status)
-        return cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no link_status callback");
-    ModelExecuteData__PDLinkStatusResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+        return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no link_status callback");
+    ModelExecuteData__PDLinkStatusResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
     model_execute_data__pdlink_status_response__init(body);
     response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
     response->pd_link_status_response = body;
-    return worker->callbacks->link_status(worker->context, &lane->arena, body, &lane->error);
+    return worker->callbacks->link_status(worker->context, &thread->arena, body, &thread->error);
 }
 
-static int serve_lora(struct cox_lane *lane, const struct cox_request *request,
+static int serve_lora(struct cox_channel_thread *thread, const struct cox_request *request,
                       const ExecuteRequest *message, ExecuteResponse *response)
 {
     (void)request;
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     if (message->request_case != REQUEST(LORA_OPERATION_REQUEST) ||
         !message->lora_operation_request)
-        return cox_fail(&lane->error, COX_CORRUPT, "a LoRA operation without its request");
-    ModelExecuteData__LoraOperationResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+        return cox_fail(&thread->error, COX_CORRUPT, "a LoRA operation without its request");
+    ModelExecuteData__LoraOperationResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
     model_execute_data__lora_operation_response__init(body);
     body->lora_name = message->lora_operation_request->lora_name;
     body->has_lora_op_status = 1;
@@ -249,17 +250,18 @@ static int serve_lora(struct cox_lane *lane, const struct cox_request *request,
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
         return 0; /* the protocol has a status for this */
-    lane->deadline_ns = message->deadline_ns;
-    return worker->callbacks->lora(worker->context, message->lora_operation_request, &lane->arena,
-                                   body, &lane->error);
+    thread->deadline_ns = message->deadline_ns;
+    return worker->callbacks->lora(worker->context, message->lora_operation_request, &thread->arena,
+                                   body, &thread->error);
 }
 
 static bool lora_given_up(void *context)
 {
-    const struct cox_lane *lane = context;
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_channel_thread *thread = context;
+    const struct cox_worker *worker = thread->worker;
     return atomic_load_explicit(&worker->stopping, memory_order_acquire) ||
-           cox_state_ended(cox_state_channel(&worker->control, lane->channel.id)) >= lane->taken;
+           cox_state_ended(cox_state_channel(&worker->control, thread->channel.id)) >=
+               thread->taken;
 }
 
 /* A little before the coordinator gives up: the answer takes its time. */
@@ -274,11 +276,11 @@ static uint64_t lora_deadline(uint64_t deadline_ns)
 
 int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struct cox_error *err)
 {
-    struct cox_lane *lane = &worker->lanes[COX_CHANNEL_LINK];
+    struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_LINK];
     uint32_t count = 0;
-    uint64_t deadline_ns = lora_deadline(lane->deadline_ns);
+    uint64_t deadline_ns = lora_deadline(thread->deadline_ns);
     int r = cox_adapter_references_close(cox_table_adapter_references(worker->table), lora_id,
-                                         deadline_ns, lora_given_up, lane, &count);
+                                         deadline_ns, lora_given_up, thread, &count);
     if (r == COX_BUSY)
         return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
                         COX_LORA_NAME_LENGTH_MAX, lora_id, count, count == 1 ? "" : "s");
@@ -291,7 +293,7 @@ void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
 }
 
 struct pull_call {
-    struct cox_lane *lane;
+    struct cox_channel_thread *thread;
     const struct ModelExecuteData__PullKVRequest *request;
     struct ModelExecuteData__PullKVResponse *response;
 };
@@ -299,36 +301,36 @@ struct pull_call {
 static int call_pull(void *argument)
 {
     const struct pull_call *call = argument;
-    const struct cox_worker *worker = call->lane->worker;
-    return worker->callbacks->pull_kv(worker->context, call->request, &call->lane->arena,
-                                      call->response, &call->lane->error);
+    const struct cox_worker *worker = call->thread->worker;
+    return worker->callbacks->pull_kv(worker->context, call->request, &call->thread->arena,
+                                      call->response, &call->thread->error);
 }
 
-static int serve_pull(struct cox_lane *lane, const struct cox_request *request,
+static int serve_pull(struct cox_channel_thread *thread, const struct cox_request *request,
                       const ExecuteRequest *message, ExecuteResponse *response)
 {
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     if (message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
-        return cox_fail(&lane->error, COX_CORRUPT, "a KV transfer without its request");
+        return cox_fail(&thread->error, COX_CORRUPT, "a KV transfer without its request");
     if (!worker->callbacks->pull_kv)
-        return cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no pull_kv callback");
-    ModelExecuteData__PullKVResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+        return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no pull_kv callback");
+    ModelExecuteData__PullKVResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
     model_execute_data__pull_kvresponse__init(body);
     response->result_case = RESULT(PULL_KV_RESPONSE);
     response->pull_kv_response = body;
-    struct pull_call call = {lane, message->pull_kv_request, body};
-    return cox_lane_call(lane, request, COX_VISIT_STOPPED, call_pull, &call);
+    struct pull_call call = {thread, message->pull_kv_request, body};
+    return cox_channel_thread_call(thread, request, COX_VISIT_STOPPED, call_pull, &call);
 }
 
 /* A command's failure is a result (command_result), not a failed request: every rank's is wanted.
  */
-static int serve_recover(struct cox_lane *lane, const struct cox_request *request,
+static int serve_recover(struct cox_channel_thread *thread, const struct cox_request *request,
                          const ExecuteRequest *message, ExecuteResponse *response)
 {
     (void)request;
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     const struct cox_worker_callbacks *callbacks = worker->callbacks;
     int (*command)(void *, struct cox_error *) = NULL;
     switch (message->execute_type) {
@@ -350,44 +352,44 @@ static int serve_recover(struct cox_lane *lane, const struct cox_request *reques
     default:
         break;
     }
-    ModelExecuteData__RecoverCommandResponse *body = cox_arena_alloc(&lane->arena, sizeof *body);
+    ModelExecuteData__RecoverCommandResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&lane->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
     model_execute_data__recover_command_response__init(body);
     body->has_npu_device_id = body->has_command_result = 1;
     body->npu_device_id = worker->options.device;
-    body->command_result = command ? command(worker->context, &lane->error)
-                                   : cox_fail(&lane->error, COX_UNSUPPORTED,
+    body->command_result = command ? command(worker->context, &thread->error)
+                                   : cox_fail(&thread->error, COX_UNSUPPORTED,
                                               "this worker has no callback for this command");
-    /* release; partner: lane_forget. */
+    /* release; partner: thread_forget. */
     if (message->execute_type == TYPE(RECOVER_COMMAND_EXEC) && body->command_result == 0)
-        atomic_store_explicit(&lane->worker->pause.forget, true, memory_order_release);
+        atomic_store_explicit(&thread->worker->pause.forget, true, memory_order_release);
     if (body->command_result)
-        body->error_msg = lane->error.text;
+        body->error_msg = thread->error.text;
     response->result_case = RESULT(RECOVER_COMMAND_RESPONSE);
     response->recover_command_response = body;
     return 0;
 }
 
-COX_HOT static void serve_with(struct cox_lane *lane, const struct cox_request *request,
+COX_HOT static void serve_with(struct cox_channel_thread *thread, const struct cox_request *request,
                                const ExecuteRequest *message,
-                               int (*serve)(struct cox_lane *, const struct cox_request *,
+                               int (*serve)(struct cox_channel_thread *, const struct cox_request *,
                                             const ExecuteRequest *, ExecuteResponse *))
 {
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    lane->stamp_ns = cox_now_coarse_ns();
-    cox_state_set_rank(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
-    int r = serve(lane, request, message, &response);
+    thread->stamp_ns = cox_now_coarse_ns();
+    cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
+    int r = serve(thread, request, message, &response);
     if (r)
-        cox_lane_fail(lane, &response, r);
-    lane->stamp_ns = cox_now_coarse_ns();
-    cox_lane_answer(lane, request->sequence, request->type, &response);
+        cox_channel_thread_fail(thread, &response, r);
+    thread->stamp_ns = cox_now_coarse_ns();
+    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
 }
 
 /* ---- opaque ---- */
 
 struct opaque_call {
-    struct cox_lane *lane;
+    struct cox_channel_thread *thread;
     const struct cox_request *request;
     struct cox_opaque_answer answer;
     size_t length;
@@ -396,248 +398,255 @@ struct opaque_call {
 COX_HOT static int call_opaque(void *argument)
 {
     struct opaque_call *call = argument;
-    const struct cox_worker *worker = call->lane->worker;
+    const struct cox_worker *worker = call->thread->worker;
     return worker->callbacks->opaque(worker->context, call->request->bytes, call->request->size,
                                      call->answer.slot, call->answer.slot_capacity, &call->length,
-                                     &call->lane->error);
+                                     &call->thread->error);
 }
 
-COX_HOT static void serve_opaque(struct cox_lane *lane, const struct cox_request *request)
+COX_HOT static void serve_opaque(struct cox_channel_thread *thread,
+                                 const struct cox_request *request)
 {
-    const struct cox_worker *worker = lane->worker;
-    struct opaque_call call = {.lane = lane, .request = request};
-    cox_state_set_rank(lane->line, COX_RANK_RUNNING, request->sequence, lane->stamp_ns);
+    const struct cox_worker *worker = thread->worker;
+    struct opaque_call call = {.thread = thread, .request = request};
+    cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
     struct cox_opaque_answer *answer = &call.answer;
-    answer->thread = lane->self;
+    answer->thread = thread->self;
     answer->sequence = request->sequence;
-    answer->slot = answer->bytes = cox_reply_slot(&lane->channel, worker->options.rank,
+    answer->slot = answer->bytes = cox_reply_slot(&thread->channel, worker->options.rank,
                                                   request->sequence, false, &answer->slot_capacity);
     answer->capacity = answer->slot_capacity;
-    lane->opaque = answer;
+    thread->opaque = answer;
     cox_fault_point(COX_FAULT_EXECUTE);
     int r = worker->callbacks->opaque
-                ? cox_lane_call(lane, request, COX_VISIT_STOPPED, call_opaque, &call)
-                : cox_fail(&lane->error, COX_UNSUPPORTED, "this worker has no opaque callback");
-    lane->opaque = NULL;
-    cox_lane_return(lane, request->sequence);
+                ? cox_channel_thread_call(thread, request, COX_VISIT_STOPPED, call_opaque, &call)
+                : cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no opaque callback");
+    thread->opaque = NULL;
+    cox_channel_thread_return(thread, request->sequence);
     if (r == 0 && call.length > answer->capacity)
-        r = cox_fail(&lane->error, COX_TOO_LARGE, "the answer has %zu bytes, there is room for %zu",
-                     call.length, answer->capacity);
+        r = cox_fail(&thread->error, COX_TOO_LARGE,
+                     "the answer has %zu bytes, there is room for %zu", call.length,
+                     answer->capacity);
     if (r == 0 && call.length > answer->slot_capacity) {
-        cox_lane_send_block(lane, request->sequence, COX_TYPE_OPAQUE, call.length);
+        cox_channel_thread_send_block(thread, request->sequence, COX_TYPE_OPAQUE, call.length);
         return;
     }
     if (r == 0) {
-        uint8_t *slot = cox_lane_slot(lane, request->sequence, false, &answer->slot_capacity);
+        uint8_t *slot =
+            cox_channel_thread_slot(thread, request->sequence, false, &answer->slot_capacity);
         if (answer->bytes != answer->slot) { /* it was to be longer */
             memcpy(slot, answer->bytes, call.length);
-            cox_lane_release_block(lane, request->sequence);
+            cox_channel_thread_release_block(thread, request->sequence);
         }
-        cox_lane_send(lane, request->sequence, call.length, false, false);
+        cox_channel_thread_send(thread, request->sequence, call.length, false, false);
         return;
     }
     if (answer->bytes != answer->slot)
-        cox_lane_release_block(lane, request->sequence);
+        cox_channel_thread_release_block(thread, request->sequence);
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    cox_lane_fail(lane, &response, r);
-    cox_lane_answer(lane, request->sequence, request->type, &response);
+    cox_channel_thread_fail(thread, &response, r);
+    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
 }
 
 /* ---- dispatch ---- */
 
 /* A private copy: other ranks of a named group could write the frame while it is unpacked. */
-COX_HOT static int lane_copy(struct cox_lane *lane, const struct cox_request *request)
+COX_HOT static int thread_copy(struct cox_channel_thread *thread, const struct cox_request *request)
 {
-    if (lane->copy_size < request->size) {
-        uint8_t *grown = realloc(lane->copy, request->size);
+    if (thread->copy_size < request->size) {
+        uint8_t *grown = realloc(thread->copy, request->size);
         if (!grown)
-            return cox_fail(&lane->error, -ENOMEM, "no memory for a request of %zu bytes",
+            return cox_fail(&thread->error, -ENOMEM, "no memory for a request of %zu bytes",
                             request->size);
-        lane->copy = grown;
-        lane->copy_size = request->size;
+        thread->copy = grown;
+        thread->copy_size = request->size;
     }
     if (request->size > 0) /* a message of zeroes only has no bytes, and copy may still be NULL */
-        memcpy(lane->copy, request->bytes, request->size);
+        memcpy(thread->copy, request->bytes, request->size);
     return 0;
 }
 
-COX_HOT static void lane_dispatch(struct cox_lane *lane, const struct cox_request *request,
-                                  const ExecuteRequest *message)
+COX_HOT static void thread_dispatch(struct cox_channel_thread *thread,
+                                    const struct cox_request *request,
+                                    const ExecuteRequest *message)
 {
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     switch (message->execute_type) {
     case TYPE(MODEL_INIT):
-        cox_lane_answer_init_request(lane, request, message);
+        cox_channel_thread_answer_init_request(thread, request, message);
         return;
     case TYPE(MODEL_INFER):
     case TYPE(MODEL_INFER_SECOND):
-        serve_step(lane, request, message);
+        serve_step(thread, request, message);
         return;
     case TYPE(TEXT_GENERATOR_CLEANUP):
     case TYPE(EOS_CLEANUP):
-        serve_cleanup(lane, request, message);
+        serve_cleanup(thread, request, message);
         return;
     case TYPE(PD_LINK):
         if (message->request_case == REQUEST(PD_LINK_REQUEST) && message->pd_link_request &&
             worker->callbacks->link)
             worker->callbacks->link(worker->context, message->pd_link_request);
-        cox_lane_done(lane, request->sequence, false);
+        cox_channel_thread_done(thread, request->sequence, false);
         /* A legacy coordinator waits for links that nobody makes. */
         if (worker->is_legacy_shim && !worker->callbacks->link)
-            cox_worker_tell(lane->worker, -1, request->sequence, "this worker has no link callback",
-                            cox_deadline_after_ms(NOTICE_MS));
+            cox_worker_tell(thread->worker, -1, request->sequence,
+                            "this worker has no link callback", cox_deadline_after_ms(NOTICE_MS));
         return;
     case TYPE(PD_LINK_STATUS_QUERY):
-        serve_with(lane, request, message, serve_link_status);
+        serve_with(thread, request, message, serve_link_status);
         return;
     case TYPE(LORA_OPERATION):
-        serve_with(lane, request, message, serve_lora);
+        serve_with(thread, request, message, serve_lora);
         return;
     case TYPE(KV_TRANSFER):
-        serve_with(lane, request, message, serve_pull);
+        serve_with(thread, request, message, serve_pull);
         return;
     case TYPE(PAUSE_COMMAND_EXEC):
     case TYPE(PAUSE_COMMAND_EXEC_ROCE):
     case TYPE(CLEAR_COMMAND_EXEC):
     case TYPE(RECOVER_COMMAND_EXEC):
     case TYPE(START_COMMAND_EXEC):
-        serve_with(lane, request, message, serve_recover);
+        serve_with(thread, request, message, serve_recover);
         return;
     default: {
         ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-        cox_fail(&lane->error, COX_UNSUPPORTED, "a worker has no operation %s",
+        cox_fail(&thread->error, COX_UNSUPPORTED, "a worker has no operation %s",
                  cox_wire_type_name((uint32_t)message->execute_type));
-        cox_lane_fail(lane, &response, COX_UNSUPPORTED);
-        cox_lane_answer(lane, request->sequence, request->type, &response);
+        cox_channel_thread_fail(thread, &response, COX_UNSUPPORTED);
+        cox_channel_thread_answer(thread, request->sequence, request->type, &response);
     }
     }
 }
 
 /* The request is not served. What nobody waits for is not answered: a legacy coordinator would take
  * the token of such an answer for the one of its next request. */
-static void lane_reject(struct cox_lane *lane, const struct cox_request *request, int status)
+static void thread_reject(struct cox_channel_thread *thread, const struct cox_request *request,
+                          int status)
 {
     const struct cox_operation *operation = cox_operation_find(request->type);
     if (operation && !operation->replies) {
-        cox_lane_done(lane, request->sequence, false);
-        cox_worker_tell(lane->worker, -1, request->sequence, lane->error.text,
+        cox_channel_thread_done(thread, request->sequence, false);
+        cox_worker_tell(thread->worker, -1, request->sequence, thread->error.text,
                         cox_deadline_after_ms(NOTICE_MS));
         return;
     }
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    cox_lane_fail(lane, &response, status);
-    cox_lane_answer(lane, request->sequence, request->type, &response);
+    cox_channel_thread_fail(thread, &response, status);
+    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
 }
 
-void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
-                     const char *text)
+void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
+                               int status, const char *text)
 {
     struct cox_request typed = *request;
     /* The record of a legacy shim has no type, and the message that has one cannot be read. */
-    if (lane->worker->is_legacy_shim || typed.type == COX_TYPE_OPAQUE_BLOCK)
+    if (thread->worker->is_legacy_shim || typed.type == COX_TYPE_OPAQUE_BLOCK)
         typed.type = COX_TYPE_OPAQUE;
-    lane->error = (struct cox_error){0};
-    lane->message = NULL;
-    cox_fail(&lane->error, status, "%s", text);
-    cox_lane_return(lane, request->sequence);
-    lane_reject(lane, &typed, status);
+    thread->error = (struct cox_error){0};
+    thread->message = NULL;
+    cox_fail(&thread->error, status, "%s", text);
+    cox_channel_thread_return(thread, request->sequence);
+    thread_reject(thread, &typed, status);
 }
 
-static void lane_serve_opaque_block(struct cox_lane *lane, const struct cox_request *typed,
-                                    bool in_block, int r)
+static void thread_serve_opaque_block(struct cox_channel_thread *thread,
+                                      const struct cox_request *typed, bool in_block, int r)
 {
     if (r == 0 && !in_block)
-        r = cox_fail(&lane->error, COX_CORRUPT, "opaque bytes in a block that is not told");
+        r = cox_fail(&thread->error, COX_CORRUPT, "opaque bytes in a block that is not told");
     if (r) {
-        cox_lane_return(lane, typed->sequence);
-        lane_reject(lane, typed, r);
+        cox_channel_thread_return(thread, typed->sequence);
+        thread_reject(thread, typed, r);
     } else {
-        serve_opaque(lane, typed);
+        serve_opaque(thread, typed);
     }
-    cox_lane_close_block(lane, typed->sequence);
+    cox_channel_thread_close_block(thread, typed->sequence);
 }
 
 /* The message itself is in the block that this one tells of. */
-static int lane_unpack_block(struct cox_lane *lane, const struct cox_request *block,
-                             ExecuteRequest **message)
+static int thread_unpack_block(struct cox_channel_thread *thread, const struct cox_request *block,
+                               ExecuteRequest **message)
 {
-    if (lane->worker->request_size_default)
-        lane->arena.size_max += 2 * block->size;
-    int r = cox_wire_request_unpack(&lane->arena, block->bytes, block->size, message);
-    return r ? cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
+    if (thread->worker->request_size_default)
+        thread->arena.size_max += 2 * block->size;
+    int r = cox_wire_request_unpack(&thread->arena, block->bytes, block->size, message);
+    return r ? cox_fail(&thread->error, r, "a request of %zu bytes that is no ExecuteRequest",
                         block->size)
              : 0;
 }
 
 /* An arena that has grown for one large request is not kept. */
-static void lane_trim(struct cox_lane *lane)
+static void thread_trim(struct cox_channel_thread *thread)
 {
-    cox_arena_deinit(&lane->arena);
-    cox_arena_init(&lane->arena, 0, lane->worker->options.request_size_max); /* cannot fail */
+    cox_arena_deinit(&thread->arena);
+    cox_arena_init(&thread->arena, 0, thread->worker->options.request_size_max); /* cannot fail */
 }
 
-COX_HOT bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request)
+COX_HOT bool cox_channel_thread_serve(struct cox_channel_thread *thread,
+                                      const struct cox_request *request)
 {
-    cox_error_clear(&lane->error);
-    lane->message = NULL;
+    cox_error_clear(&thread->error);
+    thread->message = NULL;
     if (request->type == COX_TYPE_OPAQUE) {
-        serve_opaque(lane, request);
+        serve_opaque(thread, request);
         return false;
     }
-    cox_arena_reset(&lane->arena);
-    int r = lane_copy(lane, request);
+    cox_arena_reset(&thread->arena);
+    int r = thread_copy(thread, request);
     const struct cox_layout_channel_state *shared =
-        cox_state_channel(&lane->worker->control, lane->channel.id);
+        cox_state_channel(&thread->worker->control, thread->channel.id);
     /* Who has written over our words may have made the coordinator believe that the frame is free;
      * what was copied is then partly the next request. */
     if (r == 0 &&
-        !cox_state_frame_holds(shared, lane->worker->control.geometry.depth, request->sequence))
-        r = cox_fail(&lane->error, COX_CORRUPT, "the frame was written again while it was read");
+        !cox_state_frame_holds(shared, thread->worker->control.geometry.depth, request->sequence))
+        r = cox_fail(&thread->error, COX_CORRUPT, "the frame was written again while it was read");
     ExecuteRequest *message = NULL;
     struct cox_request typed = *request;
     if (r == 0) {
-        r = cox_wire_request_unpack(&lane->arena, lane->copy, request->size, &message);
+        r = cox_wire_request_unpack(&thread->arena, thread->copy, request->size, &message);
         if (r)
-            cox_fail(&lane->error, r, "a request of %zu bytes that is no ExecuteRequest",
+            cox_fail(&thread->error, r, "a request of %zu bytes that is no ExecuteRequest",
                      request->size);
-        if (r && lane->worker->is_legacy_shim)
-            typed.type = COX_TYPE_OPAQUE; /* as in cox_lane_refuse */
+        if (r && thread->worker->is_legacy_shim)
+            typed.type = COX_TYPE_OPAQUE; /* as in cox_channel_thread_refuse */
     }
-    const bool in_block = r == 0 && message->bulk && cox_lane_has_blocks(lane);
+    const bool in_block = r == 0 && message->bulk && cox_channel_thread_has_blocks(thread);
     if (in_block)
-        r = cox_lane_open_block(lane, request->sequence, message->bulk, &typed.bytes, &typed.size);
+        r = cox_channel_thread_open_block(thread, request->sequence, message->bulk, &typed.bytes,
+                                          &typed.size);
     if (request->type == COX_TYPE_OPAQUE_BLOCK) {
         typed.type = COX_TYPE_OPAQUE;
-        lane_serve_opaque_block(lane, &typed, in_block, r);
+        thread_serve_opaque_block(thread, &typed, in_block, r);
         return false;
     }
     if (in_block && r == 0)
-        r = lane_unpack_block(lane, &typed, &message);
-    cox_lane_return(lane, request->sequence);
+        r = thread_unpack_block(thread, &typed, &message);
+    cox_channel_thread_return(thread, request->sequence);
     if (in_block)
-        cox_lane_close_block(lane, request->sequence);
+        cox_channel_thread_close_block(thread, request->sequence);
     const struct cox_operation *operation =
         r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
-    if (r == 0 && lane->worker->is_legacy_shim)
+    if (r == 0 && thread->worker->is_legacy_shim)
         typed.type = (uint32_t)message->execute_type;
     /* The record says it as well: bytes written over in a frame end nobody. */
     if (operation && message->execute_type == TYPE(MODEL_FINALIZE) &&
         typed.type == TYPE(MODEL_FINALIZE)) {
-        cox_lane_done(lane, request->sequence, false);
+        cox_channel_thread_done(thread, request->sequence, false);
         cox_fault_point(COX_FAULT_GOODBYE_HEARD);
         return true;
     }
-    if (r == 0 && (!operation || operation->channel != lane->channel.id ||
+    if (r == 0 && (!operation || operation->channel != thread->channel.id ||
                    (uint32_t)message->execute_type != typed.type))
-        r = cox_fail(&lane->error, COX_CORRUPT, "%s does not belong on the %s channel",
+        r = cox_fail(&thread->error, COX_CORRUPT, "%s does not belong on the %s channel",
                      cox_wire_type_name((uint32_t)message->execute_type),
-                     cox_channel_name(lane->channel.id));
-    lane->message = message;
+                     cox_channel_name(thread->channel.id));
+    thread->message = message;
     if (r)
-        lane_reject(lane, &typed, r);
+        thread_reject(thread, &typed, r);
     else
-        lane_dispatch(lane, &typed, message);
+        thread_dispatch(thread, &typed, message);
     if (in_block)
-        lane_trim(lane);
+        thread_trim(thread);
     return false;
 }

@@ -207,10 +207,11 @@ static int init_without_callback(const ExecuteRequest *message, struct cox_error
         message->config[0]->key ? message->config[0]->key : "");
 }
 
-void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_request *request,
-                                  const ExecuteRequest *message)
+void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
+                                            const struct cox_request *request,
+                                            const ExecuteRequest *message)
 {
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
     struct init_answer answer = {0};
     struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
@@ -218,26 +219,28 @@ void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_reques
         .worker = worker,
         .request = message,
         .sequence = request->sequence,
-        .shared = cox_state_channel(&worker->control, lane->channel.id),
-        .visit = &lane->visit,
+        .shared = cox_state_channel(&worker->control, thread->channel.id),
+        .visit = &thread->visit,
     };
     if (worker->group_memory)
         sealed_read(&init);
-    struct init_call call = {worker, &init, &result, &lane->error};
-    int r = worker->callbacks->init ? cox_lane_call(lane, request, COX_VISIT_LET, call_init, &call)
-                                    : init_without_callback(message, &lane->error);
+    struct init_call call = {worker, &init, &result, &thread->error};
+    int r = worker->callbacks->init
+                ? cox_channel_thread_call(thread, request, COX_VISIT_LET, call_init, &call)
+                : init_without_callback(message, &thread->error);
     if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
-        r = cox_fail(&lane->error, COX_TOO_LARGE, "init tells of %" PRIu32 " KV caches: at most %d",
-                     result.kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
+        r = cox_fail(&thread->error, COX_TOO_LARGE,
+                     "init tells of %" PRIu32 " KV caches: at most %d", result.kv_cache_count,
+                     COX_KV_CACHE_DESC_COUNT_MAX);
     if (r == 0) {
         if (worker->is_legacy_shim)
             init_tell_legacy(&result);
         init_fill(&answer, &result);
         response.result_case = RESULT(INIT_RESULTS);
         response.init_results = &answer.results;
-        cox_table_clear(lane->worker->table);
+        cox_table_clear(thread->worker->table);
     } else {
-        cox_lane_fail(lane, &response, r);
+        cox_channel_thread_fail(thread, &response, r);
     }
-    cox_lane_answer(lane, request->sequence, request->type, &response);
+    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
 }

@@ -1,8 +1,8 @@
 /*
- * What the files that serve a lane's requests share: serve.c (which request it is, and what is
- * called), serve_init.c, answer.c (what goes back, and in what). For no one else.
+ * What the files that serve a channel thread's requests share: serve.c (which request it is, and
+ * what is called), serve_init.c, answer.c (what goes back, and in what). For no one else.
  *
- * Threads: the lane's.
+ * Threads: the channel thread's.
  */
 #ifndef COX_WORKER_SERVE_INTERNAL_H
 #define COX_WORKER_SERVE_INTERNAL_H
@@ -17,24 +17,28 @@ typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
 #define NOTICE_MS 100
 #define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
 
-void cox_lane_return(struct cox_lane *lane, uint64_t sequence);
+void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence);
 /* Where the answer goes. NULL: the worker leaves before the slot is free. */
-uint8_t *cox_lane_slot(struct cox_lane *lane, uint64_t sequence, bool whole, size_t *ret_capacity);
+uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence, bool whole,
+                                 size_t *ret_capacity);
 /* The bytes are in the slot. message: an ExecuteResponse, also where answers are opaque. */
-void cox_lane_send(struct cox_lane *lane, uint64_t sequence, size_t length, bool message,
-                   bool failed);
+void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence, size_t length,
+                             bool message, bool failed);
 /* The answer is in the block: says so in the slot. */
-void cox_lane_send_block(struct cox_lane *lane, uint64_t sequence, uint32_t type, uint64_t size);
+void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                   uint32_t type, uint64_t size);
 /* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
-void cox_lane_done(struct cox_lane *lane, uint64_t sequence, bool post);
-/* Makes the response an error with the lane's text. */
-void cox_lane_fail(struct cox_lane *lane, ExecuteResponse *response, int status);
+void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post);
+/* Makes the response an error with the channel thread's text. */
+void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse *response,
+                             int status);
 /* Sends the response, in a block if it does not fit the slot, and as an error if it fits neither.
  */
-void cox_lane_answer(struct cox_lane *lane, uint64_t sequence, uint32_t type,
-                     ExecuteResponse *response);
+void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
+                               ExecuteResponse *response);
 
-void cox_lane_answer_init_request(struct cox_lane *lane, const struct cox_request *request,
-                                  const ExecuteRequest *message);
+void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
+                                            const struct cox_request *request,
+                                            const ExecuteRequest *message);
 
 #endif

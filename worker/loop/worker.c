@@ -29,59 +29,59 @@
 #define ORPHAN_EXIT_STATUS 70
 #define RING_AGAIN_MS 1
 
-/* ---- one lane: the thread of one channel ---- */
+/* ---- one channel thread ---- */
 
 /* A rank that is not asked passes the frame without touching a bell. */
-static void lane_pass(struct cox_lane *lane, uint64_t sequence)
+static void thread_pass(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    cox_lane_set_taken(lane, sequence);
-    cox_lane_set_returned(lane, sequence);
-    cox_lane_set_done(lane, sequence);
+    cox_channel_thread_set_taken(thread, sequence);
+    cox_channel_thread_set_returned(thread, sequence);
+    cox_channel_thread_set_done(thread, sequence);
 }
 
 /* Somebody rang and there is no news: the coordinator does not see what this rank has said. Who is
  * asleep owes nothing, so all of it can be said again, as it was. */
-static void lane_repeat(struct cox_lane *lane)
+static void thread_repeat(struct cox_channel_thread *thread)
 {
-    cox_lane_set_taken(lane, lane->taken);
-    cox_lane_set_returned(lane, lane->returned);
-    cox_lane_set_done(lane, lane->done);
+    cox_channel_thread_set_taken(thread, thread->taken);
+    cox_channel_thread_set_returned(thread, thread->returned);
+    cox_channel_thread_set_done(thread, thread->done);
 }
 
-COX_HOT static bool lane_leaving(const struct cox_lane *lane)
+COX_HOT static bool thread_leaving(const struct cox_channel_thread *thread)
 {
-    return atomic_load_explicit(&lane->worker->stopping, memory_order_acquire) ||
-           cox_state_aborted(&lane->worker->control);
+    return atomic_load_explicit(&thread->worker->stopping, memory_order_acquire) ||
+           cox_state_aborted(&thread->worker->control);
 }
 
-struct lane_look {
-    const struct cox_lane *lane;
+struct thread_look {
+    const struct cox_channel_thread *thread;
     const struct cox_layout_channel_state *shared;
     uint64_t published;
 };
 
-COX_HOT static bool lane_has_news(const void *context)
+COX_HOT static bool thread_has_news(const void *context)
 {
-    const struct lane_look *look = context;
-    return cox_state_published(look->shared) != look->published || lane_leaving(look->lane);
+    const struct thread_look *look = context;
+    return cox_state_published(look->shared) != look->published || thread_leaving(look->thread);
 }
 
 /* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
  * ring. A number below what was published is said again by the coordinator, which rings for it.
  * False: the worker leaves. */
-COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
+COX_HOT static bool thread_await(struct cox_channel_thread *thread, uint64_t *next)
 {
-    struct cox_worker *worker = lane->worker;
+    struct cox_worker *worker = thread->worker;
     const struct cox_layout_channel_state *shared =
-        cox_state_channel(&worker->control, lane->channel.id);
+        cox_state_channel(&worker->control, thread->channel.id);
     uint32_t depth = worker->control.geometry.depth;
     bool rung = false;
     for (;;) {
         /* Before the looks: what comes after them is not slept through. */
-        uint32_t ticket = cox_gate_ticket(&lane->channel.gate, COX_BELL_REQUEST_CONSUME);
-        if (lane_leaving(lane))
+        uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_BELL_REQUEST_CONSUME);
+        if (thread_leaving(thread))
             return false;
-        cox_lane_release_blocks(lane);
+        cox_channel_thread_release_blocks(thread);
         const uint64_t said = cox_state_published(shared);
         uint64_t published = said;
         /* A frame that names this rank is not reused before it is returned: what is older than the
@@ -99,76 +99,76 @@ COX_HOT static bool lane_await(struct cox_lane *lane, uint64_t *next)
         if (published >= *next)
             return true;
         if (rung)
-            lane_repeat(lane);
+            thread_repeat(thread);
         /* What is said there, not what is believed of it: who looks for another number sleeps. */
-        const struct lane_look look = {lane, shared, said};
-        if (!rung && cox_spin_until(&lane->spinner, lane_has_news, &look, COX_DEADLINE_NEVER))
+        const struct thread_look look = {thread, shared, said};
+        if (!rung && cox_spin_until(&thread->spinner, thread_has_news, &look, COX_DEADLINE_NEVER))
             continue;
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
-        int r = cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
+        int r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
                               ticket, COX_DEADLINE_NEVER);
         if (r < 0) {
-            lane->failed = r;
+            thread->failed = r;
             return false;
         }
         rung = true;
         /* Without a control region the token is the news, unless it is the one that stop rings
          * with. */
-        if (r == 0 && worker->is_legacy_shim && !lane_leaving(lane))
-            cox_legacy_shim_publish(&lane->channel, *next);
+        if (r == 0 && worker->is_legacy_shim && !thread_leaving(thread))
+            cox_legacy_shim_publish(&thread->channel, *next);
     }
 }
 
 /* Somebody wrote over `published`: the request is still to come, and with it a token. True: so it
  * was, and a token has come. */
-static bool lane_is_misled(struct cox_lane *lane, uint64_t next)
+static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next)
 {
-    const struct cox_worker *worker = lane->worker;
+    const struct cox_worker *worker = thread->worker;
     const struct cox_layout_channel_state *shared =
-        cox_state_channel(&worker->control, lane->channel.id);
-    uint32_t ticket = cox_gate_ticket(&lane->channel.gate, COX_BELL_REQUEST_CONSUME);
+        cox_state_channel(&worker->control, thread->channel.id);
+    uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_BELL_REQUEST_CONSUME);
     if (!cox_state_frame_behind(shared, worker->control.geometry.depth, next))
         return false;
-    cox_gate_wait(&lane->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME, ticket,
+    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME, ticket,
                   COX_DEADLINE_NEVER);
     return true;
 }
 
-COX_HOT static void *lane_main(void *argument)
+COX_HOT static void *thread_main(void *argument)
 {
-    struct cox_lane *lane = argument;
-    struct cox_worker *worker = lane->worker;
-    struct cox_gate *gate = &lane->channel.gate;
+    struct cox_channel_thread *thread = argument;
+    struct cox_worker *worker = thread->worker;
+    struct cox_gate *gate = &thread->channel.gate;
     uint32_t rank = worker->options.rank;
-    uint64_t next = lane->taken + 1;
+    uint64_t next = thread->taken + 1;
     bool goodbye = false;
-    lane->self = pthread_self();
-    lane->spinner.budget_ns = worker->control.geometry.spin_ns;
-    cox_lane_begin(lane);
-    while (!goodbye && lane_await(lane, &next)) {
+    thread->self = pthread_self();
+    thread->spinner.budget_ns = worker->control.geometry.spin_ns;
+    cox_channel_thread_begin(thread);
+    while (!goodbye && thread_await(thread, &next)) {
         struct cox_request request;
-        int r = cox_request_read(&lane->channel, next, rank, &request);
-        if (r == COX_EMPTY && !lane_is_misled(lane, next))
-            lane_pass(lane, next++);
+        int r = cox_request_read(&thread->channel, next, rank, &request);
+        if (r == COX_EMPTY && !thread_is_misled(thread, next))
+            thread_pass(thread, next++);
         if (r == COX_EMPTY)
             continue;
         cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
         /* Again for every request: an answer from another life is refused. */
-        cox_state_set_life(lane->line, worker->control.epoch, worker->options.generation);
-        cox_lane_set_taken(lane, next);
-        lane->stamp_ns = cox_state_stamp(cox_state_channel(&worker->control, lane->channel.id));
-        if (lane->stamp_ns == 0)
-            lane->stamp_ns = cox_now_coarse_ns();
-        cox_state_set_rank(lane->line, COX_RANK_TAKEN, next, lane->stamp_ns);
+        cox_state_set_life(thread->line, worker->control.epoch, worker->options.generation);
+        cox_channel_thread_set_taken(thread, next);
+        thread->stamp_ns = cox_state_stamp(cox_state_channel(&worker->control, thread->channel.id));
+        if (thread->stamp_ns == 0)
+            thread->stamp_ns = cox_now_coarse_ns();
+        cox_state_set_rank(thread->line, COX_RANK_TAKEN, next, thread->stamp_ns);
         if (r)
-            cox_lane_refuse(lane, &request, r, "the frame has an impossible length");
+            cox_channel_thread_refuse(thread, &request, r, "the frame has an impossible length");
         else
-            goodbye = cox_lane_serve(lane, &request);
-        cox_state_set_rank(lane->line, COX_RANK_IDLE, next, lane->stamp_ns);
+            goodbye = cox_channel_thread_serve(thread, &request);
+        cox_state_set_rank(thread->line, COX_RANK_IDLE, next, thread->stamp_ns);
         next++;
     }
-    cox_lane_end(lane);
+    cox_channel_thread_end(thread);
     if (goodbye) {
         atomic_store_explicit(&worker->finalized, true, memory_order_release);
         atomic_store_explicit(&worker->stopping, true, memory_order_release);
@@ -460,7 +460,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0) {
         cox_table_watch(worker->table,
                         &cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
-        cox_table_watch_pause(worker->table, &worker->lanes[COX_CHANNEL_EXECUTE].visit.told);
+        cox_table_watch_pause(worker->table, &worker->threads[COX_CHANNEL_EXECUTE].visit.told);
     }
     if (r) {
         if (worker->claimed)
@@ -520,11 +520,11 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     }
     cox_table_free(worker->table);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        if (worker->lanes[c].worker)
-            cox_lane_drop_blocks(&worker->lanes[c]);
-        cox_channel_close(&worker->lanes[c].channel);
-        cox_arena_deinit(&worker->lanes[c].arena);
-        free(worker->lanes[c].copy);
+        if (worker->threads[c].worker)
+            cox_channel_thread_drop_blocks(&worker->threads[c]);
+        cox_channel_close(&worker->threads[c].channel);
+        cox_arena_deinit(&worker->threads[c].arena);
+        free(worker->threads[c].copy);
     }
     cox_bulk_sender_deinit(&worker->bulk);
     cox_channel_close(&worker->error_channel);
@@ -563,23 +563,24 @@ void cox_worker_stop(struct cox_worker *worker)
     errno = saved;
 }
 
-static void worker_ring_lanes(struct cox_worker *worker)
+static void worker_ring_threads(struct cox_worker *worker)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_gate_wake(&worker->lanes[c].channel.gate, worker->options.rank,
+        cox_gate_wake(&worker->threads[c].channel.gate, worker->options.rank,
                       COX_BELL_REQUEST_CONSUME);
 }
 
-/* Waits until all lanes have ended; watches the coordinator where the guard does not, and passes a
- * stop on to lanes that sleep: again and again, since one of them may be about to fall asleep, on a
- * word that is not this process's to change, or that somebody has written over. */
+/* Waits until all channel threads have ended; watches the coordinator where the guard does not, and
+ * passes a stop on to channel threads that sleep: again and again, since one of them may be about
+ * to fall asleep, on a word that is not this process's to change, or that somebody has written
+ * over. */
 static int worker_watch(struct cox_worker *worker)
 {
     /* Where somebody counts the tokens there may be no more of them. */
     const bool again = !worker->is_legacy_shim && !worker->control.geometry.legacy;
     bool ringing = false, orphaned = false;
     int failed = 0;
-    /* acquire: partner is the release of each lane's end. */
+    /* acquire: partner is the release of each channel thread's end. */
     while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
         bool watches = !orphaned && !worker->guarded;
         struct pollfd fds[3] = {
@@ -602,7 +603,7 @@ static int worker_watch(struct cox_worker *worker)
         (void)got;
         bool stopping = atomic_load_explicit(&worker->stopping, memory_order_acquire);
         if (stopping && (!ringing || again))
-            worker_ring_lanes(worker);
+            worker_ring_threads(worker);
         ringing = stopping;
     }
     return orphaned ? COX_PEER_DEAD : failed;
@@ -614,7 +615,7 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     cox_pause_listen();
     atomic_store_explicit(&worker->running, COX_TWO_WAY_COUNT, memory_order_relaxed);
     for (; started < COX_TWO_WAY_COUNT; started++) {
-        r = cox_thread_start(&worker->lanes[started].thread, lane_main, &worker->lanes[started]);
+        r = cox_thread_start(&worker->threads[started].id, thread_main, &worker->threads[started]);
         if (r) {
             cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
             atomic_fetch_sub_explicit(&worker->running, (uint32_t)(COX_TWO_WAY_COUNT - started),
@@ -625,19 +626,20 @@ int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
     }
     int watched = worker_watch(worker);
     for (int c = 0; c < started; c++)
-        pthread_join(worker->lanes[c].thread, NULL);
+        pthread_join(worker->threads[c].id, NULL);
     cox_pause_unlisten();
     worker_leave(worker);
     if (r == 0 && watched)
         r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
                      (intmax_t)worker->coordinator.pid, cox_status_text(watched));
     for (int c = 0; r == 0 && c < started; c++)
-        if (worker->lanes[c].failed)
-            r = cox_fail(
-                err, worker->lanes[c].failed,
-                "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
-                worker->options.rank, worker->control.geometry.sealed ? "futex" : "semaphore",
-                cox_channel_name((enum cox_channel_id)c), cox_status_text(worker->lanes[c].failed));
+        if (worker->threads[c].failed)
+            r = cox_fail(err, worker->threads[c].failed,
+                         "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
+                         worker->options.rank,
+                         worker->control.geometry.sealed ? "futex" : "semaphore",
+                         cox_channel_name((enum cox_channel_id)c),
+                         cox_status_text(worker->threads[c].failed));
     if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
         worker->callbacks->finalize)
         worker->callbacks->finalize(worker->context);

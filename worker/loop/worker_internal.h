@@ -22,7 +22,7 @@ struct ModelExecuteData__BulkRef;
 struct ModelExecuteData__ExecuteRequest;
 
 /* The block of an answer that does not fit its slot. */
-struct cox_lane_answer {
+struct cox_channel_thread_answer {
     struct cox_bulk_block block;
     /* whose answer is in it, and the coordinator may read it; 0: of none */
     uint64_t sequence;
@@ -39,8 +39,8 @@ struct cox_opaque_answer {
     size_t capacity;
 };
 
-/* One two-way channel and the thread that serves it. */
-struct cox_lane {
+/* The thread that serves one two-way channel. */
+struct cox_channel_thread {
     struct cox_worker *worker;
     struct cox_channel channel;
     /* this rank's, in the control region */
@@ -51,8 +51,8 @@ struct cox_lane {
     uint64_t stamp_ns;
     /* What was last stored in the line, whatever somebody else has written there since. */
     uint64_t taken, returned, done;
-    pthread_t thread;
-    /* the same, of the lane's own */
+    pthread_t id;
+    /* the same, of the channel thread's own */
     pthread_t self;
     /* what ended it, which ends the worker; read once it is joined */
     int failed;
@@ -74,7 +74,7 @@ struct cox_lane {
     /* the blocks behind the frames */
     struct cox_bulk_view views[COX_DEPTH_MAX];
     /* and those behind the slots */
-    struct cox_lane_answer answers[COX_DEPTH_MAX];
+    struct cox_channel_thread_answer answers[COX_DEPTH_MAX];
     /* of these with a sequence */
     uint32_t answer_count;
 };
@@ -103,7 +103,7 @@ struct cox_worker {
     pid_t own_pid;
     /* this process is the rank, and has not left */
     bool claimed;
-    struct cox_lane lanes[COX_TWO_WAY_COUNT];
+    struct cox_channel_thread threads[COX_TWO_WAY_COUNT];
     struct cox_channel error_channel;
     pthread_mutex_t error_lock;
     /* on CLOCK_MONOTONIC; reporting became false */
@@ -114,16 +114,16 @@ struct cox_worker {
     bool reporting;
     /* threads inside a report; free waits for them */
     _Atomic uint32_t tellers;
-    /* the execute lane's */
+    /* the execute channel thread's */
     struct cox_table *table;
-    /* Of the step under way; the execute lane's. */
+    /* Of the step under way; the execute channel thread's. */
     bool group_time_told;
     uint64_t group_ns, group_wait_ns;
     struct cox_bulk_sender bulk;
     /* request_size_max was not chosen */
     bool request_size_default;
     struct cox_pause pause;
-    /* eventfd: stop was called, or a lane ended */
+    /* eventfd: stop was called, or a channel thread ended */
     int wake_fd;
     /* eventfd: free wants the guard */
     int guard_fd;
@@ -132,7 +132,7 @@ struct cox_worker {
     bool guarded;
     _Atomic bool stopping;
     _Atomic bool finalized;
-    /* lanes that serve */
+    /* channel threads that serve */
     _Atomic uint32_t running;
 };
 
@@ -150,22 +150,24 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_callbacks *callbacks, void *context,
                       struct cox_worker **ret_worker, struct cox_error *err);
 
-static inline void cox_lane_set_taken(struct cox_lane *lane, uint64_t sequence)
+static inline void cox_channel_thread_set_taken(struct cox_channel_thread *thread,
+                                                uint64_t sequence)
 {
-    lane->taken = sequence;
-    cox_state_set_taken(lane->line, sequence);
+    thread->taken = sequence;
+    cox_state_set_taken(thread->line, sequence);
 }
 
-static inline void cox_lane_set_returned(struct cox_lane *lane, uint64_t sequence)
+static inline void cox_channel_thread_set_returned(struct cox_channel_thread *thread,
+                                                   uint64_t sequence)
 {
-    lane->returned = sequence;
-    cox_state_set_returned(lane->line, sequence);
+    thread->returned = sequence;
+    cox_state_set_returned(thread->line, sequence);
 }
 
-static inline void cox_lane_set_done(struct cox_lane *lane, uint64_t sequence)
+static inline void cox_channel_thread_set_done(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    lane->done = sequence;
-    cox_state_set_done(lane->line, sequence);
+    thread->done = sequence;
+    cox_state_set_done(thread->line, sequence);
 }
 
 /* ---- attach.c, in the order of cox_worker_new ---- */
@@ -180,30 +182,31 @@ void cox_worker_announce(struct cox_worker *worker);
 struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker);
 
 /* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
-bool cox_lane_serve(struct cox_lane *lane, const struct cox_request *request);
+bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct cox_request *request);
 /* Answers a request whose bytes could not even be read, if it is one that is answered. */
-void cox_lane_refuse(struct cox_lane *lane, const struct cox_request *request, int status,
-                     const char *text);
+void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
+                               int status, const char *text);
 
 /* ---- bulk.c: requests and answers in blocks ---- */
 
-bool cox_lane_has_blocks(const struct cox_lane *lane);
+bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread);
 /* The bytes of a request, in place, lent until close. Returns 0, or what cox_bulk_view_map returns,
- * in the lane's error. */
-int cox_lane_open_block(struct cox_lane *lane, uint64_t sequence,
-                        const struct ModelExecuteData__BulkRef *message, const uint8_t **ret_bytes,
-                        size_t *ret_size);
-void cox_lane_close_block(struct cox_lane *lane, uint64_t sequence);
+ * in the channel thread's error. */
+int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                  const struct ModelExecuteData__BulkRef *message,
+                                  const uint8_t **ret_bytes, size_t *ret_size);
+void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence);
 /* Where the answer to a request goes that does not fit its slot. Returns as cox_bulk_reserve. */
-int cox_lane_reserve_block(struct cox_lane *lane, uint64_t sequence, uint64_t size,
-                           uint8_t **ret_bytes, struct cox_error *err);
+int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                     uint64_t size, uint8_t **ret_bytes, struct cox_error *err);
 /* It is written. */
-struct cox_bulk_ref cox_lane_refer_block(struct cox_lane *lane, uint64_t sequence, uint64_t size);
+struct cox_bulk_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
+                                                   uint64_t sequence, uint64_t size);
 /* Of an answer that is not sent in it. */
-void cox_lane_release_block(struct cox_lane *lane, uint64_t sequence);
+void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence);
 /* Of all requests that have ended. */
-void cox_lane_release_blocks(struct cox_lane *lane);
-void cox_lane_drop_blocks(struct cox_lane *lane); /* idempotent */
+void cox_channel_thread_release_blocks(struct cox_channel_thread *thread);
+void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread); /* idempotent */
 
 /* Tells of a fault; channel < 0: about no request. */
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
