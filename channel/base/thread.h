@@ -20,4 +20,15 @@
 /* Returns 0 or -errno. */
 int cox_thread_start(pthread_t *ret_thread, void *(*main)(void *argument), void *argument);
 
+/* A condition variable whose deadlines are of CLOCK_MONOTONIC, as every deadline here. Of glibc's
+ * initializers none fails. */
+static inline void cox_condition_init(pthread_cond_t *ret_condition)
+{
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(ret_condition, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+}
+
 #endif

@@ -2,6 +2,7 @@
 
 #include "depot.h"
 #include "channel/base/fault.h"
+#include "channel/base/hash.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -133,13 +134,6 @@ int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *re
 
 /* ---- where this is ---- */
 
-static uint64_t hash_add(uint64_t hash, const void *bytes, size_t size)
-{
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3); /* FNV-1a */
-    return hash;
-}
-
 int cox_handle_system(uint64_t *ret_system, struct cox_error *err)
 {
     char boot_id[64];
@@ -165,8 +159,8 @@ int cox_handle_system(uint64_t *ret_system, struct cox_error *err)
         int e = errno;
         return cox_fail(err, -e, "/proc/self/ns/time: %s; handles need /proc", cox_status_text(-e));
     }
-    uint64_t hash = hash_add(UINT64_C(0xcbf29ce484222325), boot_id, (size_t)length);
-    *ret_system = hash_add(hash, namespaces, sizeof namespaces);
+    uint64_t hash = cox_hash_bytes(COX_HASH_START, boot_id, (size_t)length);
+    *ret_system = cox_hash_bytes(hash, namespaces, sizeof namespaces);
     return 0;
 }
 

@@ -216,15 +216,11 @@ static void closer_put(struct cox_closer *closer, int *fd, bool connection)
 int cox_closer_new(struct cox_closer **ret_closer)
 {
     struct cox_closer *closer = calloc(1, sizeof *closer);
-    pthread_condattr_t monotonic;
     if (!closer)
         return -ENOMEM;
     closer->owners = 1;
     pthread_mutex_init(&closer->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&closer->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&closer->changed);
     *ret_closer = closer;
     return 0;
 }

@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 
+#include "channel/base/hash.h"
+
 #define BUCKET_COUNT_MIN 16
 
 /* Where the fields are, see the header. */
@@ -76,9 +78,7 @@ void cox_deposits_init(struct cox_deposits *deposits, uint32_t max, struct cox_c
 
 static uint64_t handle_hash(const struct cox_handle *handle)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-    for (size_t i = 0; i < COX_HANDLE_SIZE; i++)
-        hash = (hash ^ handle->bytes[i]) * UINT64_C(0x100000001b3);
+    uint64_t hash = cox_hash_bytes(COX_HASH_START, handle->bytes, COX_HANDLE_SIZE);
     return hash ^ hash >> 32;
 }
 

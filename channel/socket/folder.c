@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/hash.h"
 #include "socket.h"
 
 #define DOOR_END ".door"
@@ -44,21 +45,13 @@ int cox_folder_default(char buffer[COX_DOOR_PATH_SIZE], struct cox_error *err)
     return 0;
 }
 
-static uint64_t name_hash(const char *name)
-{
-    uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-    for (; *name; name++)
-        hash = (hash ^ (uint8_t)*name) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 void cox_folder_file(const char *name, char buffer[COX_FOLDER_FILE_SIZE])
 {
     if (strlen(name) + sizeof DOOR_END <= COX_FOLDER_FILE_SIZE)
         snprintf(buffer, COX_FOLDER_FILE_SIZE, "%s" DOOR_END, name);
     else
         snprintf(buffer, COX_FOLDER_FILE_SIZE, "%.*s~%016" PRIx64 DOOR_END, NAME_START_SIZE, name,
-                 name_hash(name));
+                 cox_hash_bytes(COX_HASH_START, name, strlen(name)));
 }
 
 void cox_folder_address(int folder_fd, const char *file, struct sockaddr_un *ret_address)

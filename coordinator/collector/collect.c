@@ -422,12 +422,8 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     collector->log = log;
     pthread_mutex_init(&collector->submit_lock, NULL);
     pthread_mutex_init(&collector->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&collector->work, &monotonic);
-    pthread_cond_init(&collector->ended_cond, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&collector->work);
+    cox_condition_init(&collector->ended_cond);
     collector->ranks = calloc(collector->rank_count, sizeof *collector->ranks);
     int r = collector->ranks ? 0 : -ENOMEM;
     for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++)

@@ -128,11 +128,7 @@ static void *writer_main(void *argument)
 
 static void writer_start(void)
 {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&written, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&written);
     pthread_t thread;
     bool started = cox_thread_start(&thread, writer_main, NULL) == 0;
     if (started)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "channel/base/thread.h"
 #include "channel/shm/channel.h"
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
@@ -494,11 +495,7 @@ int cox_executor_start(const struct cox_executor_options *options,
         cox_inherit_init(&executor->next_lives[rank].inherit);
     }
     pthread_mutex_init(&executor->recover_lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&executor->recover_cond, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&executor->recover_cond);
     memcpy(executor->name, name, sizeof name);
     cox_name_objects(executor->objects, name, &geometry);
     executor_choose_blocks(executor);

@@ -55,11 +55,7 @@ static int supervisor_new(const struct cox_supervise_options *options,
     s->hooks = options->hooks;
     s->log = options->log;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cox_condition_init(&s->changed);
 
     s->stop_fd = -1;
     int r = cox_launch_plan_init(&s->plan, options, err);

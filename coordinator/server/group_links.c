@@ -1,5 +1,6 @@
 #include "group_links.h"
 
+#include "channel/base/thread.h"
 #include "channel/shm/geometry.h"
 #include "proto/executor.pb-c.h"
 
@@ -87,11 +88,7 @@ int cox_group_links_new(struct cox_executor *executor, const struct cox_log *log
     links->log = *log;
     links->role = COX_ROLE_STANDARD;
     pthread_mutex_init(&links->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&links->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cox_condition_init(&links->wake);
     *ret_links = links;
     return 0;
 }

@@ -101,11 +101,7 @@ int cox_recovery_start(struct cox_executor *executor, const struct cox_recovery_
     recovery->rank_count = cox_executor_rank_count(executor);
     recovery->whole =
         options->on_death == COX_ON_DEATH_RESTART_ALL || cox_executor_legacy(executor);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&recovery->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cox_condition_init(&recovery->wake);
     pthread_mutex_init(&recovery->lock, NULL);
     recovery->statuses = calloc(recovery->rank_count, sizeof *recovery->statuses);
     recovery->ranks = calloc(recovery->rank_count, sizeof *recovery->ranks);

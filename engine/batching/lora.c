@@ -1,5 +1,6 @@
 #include "lora.h"
 
+#include "channel/base/thread.h"
 #include "proto/executor.pb-c.h"
 
 #include <inttypes.h>
@@ -47,17 +48,13 @@ int cox_lora_new(struct cox_executor *executor, const struct cox_log *log,
                  struct cox_lora **ret_lora)
 {
     struct cox_lora *lora = calloc(1, sizeof *lora);
-    pthread_condattr_t attributes;
     if (!lora)
         return -ENOMEM;
     lora->executor = executor;
     lora->log = *log;
     lora->rank_count = cox_executor_rank_count(executor);
     pthread_mutex_init(&lora->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&lora->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cox_condition_init(&lora->wake);
     *ret_lora = lora;
     return 0;
 }

@@ -1,6 +1,7 @@
 #include "scheduler.h"
 
 #include "message.h"
+#include "channel/base/thread.h"
 #include "proto/executor.pb-c.h"
 #include "shared_weights.h"
 
@@ -310,11 +311,7 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
     scheduler->nested = nested;
     scheduler->life = cox_executor_life(executor);
 
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&scheduler->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cox_condition_init(&scheduler->wake);
     pthread_mutex_init(&scheduler->lock, NULL);
 
     int r = scheduler_init(scheduler, err);

@@ -541,12 +541,8 @@ int cox_serving_start(struct cox_executor *executor, const struct cox_serving_op
     scheduler->pulled_context = serving;
     serving->running_max = scheduler->sequence_count_max * AHEAD_FACTOR;
     serving->status.block_count = serving->status.free_blocks = scheduler->block_count;
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_mutex_init(&serving->lock, NULL);
-    pthread_cond_init(&serving->wake, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cox_condition_init(&serving->wake);
     const struct cox_transfers_options transfer = {
         .log = scheduler->log, .wake = on_transfer_news, .wake_context = serving};
     int r = options->name ? cox_transfers_new(executor, &transfer, &serving->transfer, err) : 0;

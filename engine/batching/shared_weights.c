@@ -1,6 +1,7 @@
 #include "shared_weights.h"
 
 #include "channel/base/fault.h"
+#include "channel/base/thread.h"
 #include "channel/memory/domain/domain_table.h"
 #include "channel/shm/region.h"
 #include "engine/model/block.h"
@@ -163,16 +164,12 @@ int cox_shared_weights_load(const char *directory, bool (*cancelled)(void *conte
 {
     _cox_cleanup_(cox_shared_weights_freep) struct cox_shared_weights *weights =
         calloc(1, sizeof *weights);
-    pthread_condattr_t monotonic;
     if (!weights)
         return cox_fail(err, -ENOMEM, "no memory for the model's weights");
     weights->present = weights->next = (struct version)VERSION_NONE;
     pthread_mutex_init(&weights->lock, NULL);
     pthread_mutex_init(&weights->wake_lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&weights->change, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&weights->change);
     int r = cox_model_folder_config(directory, &weights->config, err);
     if (r)
         return r;

@@ -1,4 +1,5 @@
 #include "adapter.h"
+#include "channel/base/hash.h"
 #include "engine/model/digest.h"
 #include "engine/model/file.h"
 #include "engine/model/safetensors.h"
@@ -359,12 +360,12 @@ static int read_layer(struct cox_adapter *adapter, const struct cox_safetensors 
 static int digest_of(const struct cox_safetensors *file, const struct description *description,
                      uint64_t *ret_digest, struct cox_error *err)
 {
-    uint64_t digest = COX_DIGEST_START;
+    uint64_t digest = COX_HASH_START;
     int r;
 
-    digest = cox_digest_bytes(digest, &description->rank, sizeof(description->rank));
-    digest = cox_digest_bytes(digest, &description->scale, sizeof(description->scale));
-    digest = cox_digest_bytes(digest, description->has, sizeof(description->has));
+    digest = cox_hash_bytes(digest, &description->rank, sizeof(description->rank));
+    digest = cox_hash_bytes(digest, &description->scale, sizeof(description->scale));
+    digest = cox_hash_bytes(digest, description->has, sizeof(description->has));
     r = cox_safetensors_digest(file, &digest, err);
     if (!r)
         *ret_digest = digest ? digest : 1;

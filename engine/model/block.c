@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "channel/base/hash.h"
+
 static_assert(COX_MODEL_BLOCK_HEAD_SIZE % COX_WEIGHTS_ALIGNMENT == 0, "weights follow the head");
 static_assert(COX_EOS_TOKEN_COUNT_MAX == 8, "as many as the head has");
 
@@ -30,7 +32,7 @@ int cox_model_folder_config(const char *directory, struct cox_model_config *ret_
 
 static uint64_t head_check(const struct cox_model_block_head *head)
 {
-    return cox_digest_bytes(COX_DIGEST_START, head, offsetof(struct cox_model_block_head, check));
+    return cox_hash_bytes(COX_HASH_START, head, offsetof(struct cox_model_block_head, check));
 }
 
 static void head_write(const struct cox_model_config *config, uint64_t digest, void *block)

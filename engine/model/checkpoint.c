@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/hash.h"
+
 /* An index is one line per tensor; the largest known ones are a few MB. */
 #define INDEX_SIZE_MAX ((size_t)64 << 20)
 
@@ -209,7 +211,7 @@ int cox_checkpoint_digest(const struct cox_checkpoint *checkpoint, uint64_t *dig
         const struct shard *shard = &checkpoint->shards[i];
         int r;
 
-        sum = cox_digest_bytes(sum, shard->name, strlen(shard->name) + 1);
+        sum = cox_hash_bytes(sum, shard->name, strlen(shard->name) + 1);
         r = cox_safetensors_digest(shard->file, &sum, err);
         if (r)
             return r;

@@ -5,17 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define PRIME UINT64_C(0x100000001b3)
+#include "channel/base/hash.h"
+
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)
-
-uint64_t cox_digest_bytes(uint64_t digest, const void *bytes, size_t size)
-{
-    const unsigned char *byte = bytes;
-
-    for (size_t i = 0; i < size; i++)
-        digest = (digest ^ byte[i]) * PRIME;
-    return digest;
-}
 
 static int digest_config(const char *directory, uint64_t *digest, struct cox_error *err)
 {
@@ -41,14 +33,14 @@ static int digest_config(const char *directory, uint64_t *digest, struct cox_err
     r = cox_file_read(fd, path, 0, text, (size_t)size, err);
     if (r)
         return r;
-    *digest = cox_digest_bytes(*digest, text, (size_t)size);
+    *digest = cox_hash_bytes(*digest, text, (size_t)size);
     return 0;
 }
 
 int cox_model_digest_folder(const char *directory, uint64_t *ret_digest, struct cox_error *err)
 {
     _cox_cleanup_(cox_checkpoint_freep) struct cox_checkpoint *checkpoint = NULL;
-    uint64_t digest = COX_DIGEST_START;
+    uint64_t digest = COX_HASH_START;
     int r = digest_config(directory, &digest, err);
 
     if (!r)

@@ -2,11 +2,12 @@
  * digest: one number for a model: of the same configuration and the same weights the same, in every
  * process and on every machine; of others, in all likelihood, another.
  *
- * It is of the bytes of config.json, of the headers and sizes of the tensor files, and of a sample
- * of their data: all of it where a file has at most COX_DIGEST_SAMPLE_SIZE, else that many bytes,
- * in pieces that lie evenly from its beginning to its end. So it is cheap for a file of any size,
- * and training that went on changes it; what it may miss is a change of a few numbers in a large
- * file. Names of folders and times of files are not in it.
+ * It is a hash (channel/base/hash.h) of the bytes of config.json, of the headers and sizes of the
+ * tensor files, and of a sample of their data: all of it where a file has at most
+ * COX_DIGEST_SAMPLE_SIZE, else that many bytes, in pieces that lie evenly from its beginning to its
+ * end. So it is cheap for a file of any size, and training that went on changes it; what it may
+ * miss is a change of a few numbers in a large file. Names of folders and times of files are not in
+ * it.
  *
  * Any process, any thread; nothing is owned. Blocks only on the files. If the process dies nothing
  * is left.
@@ -17,11 +18,6 @@
 #include "channel/base/base.h"
 
 #define COX_DIGEST_SAMPLE_SIZE (UINT64_C(1) << 20)
-
-#define COX_DIGEST_START UINT64_C(0xcbf29ce484222325)
-
-/* FNV-1a: goes on with a digest, or from COX_DIGEST_START. */
-uint64_t cox_digest_bytes(uint64_t digest, const void *bytes, size_t size);
 
 /* Of the model in a folder; never 0. Returns 0; COX_NOT_FOUND, COX_CORRUPT, COX_INVALID as config.h
  * and checkpoint.h say; COX_TOO_LARGE; a negative errno. */

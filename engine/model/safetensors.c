@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/hash.h"
+
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the numbers of a file are read in place");
 
 /* The limit of the reference implementation; a header of 100 MB would name a million tensors. */
@@ -511,7 +513,7 @@ static int digest_piece(const struct cox_safetensors *file, uint64_t offset, siz
     int r = cox_file_read(file->fd, file->path, offset, piece, size, err);
 
     if (!r)
-        *digest = cox_digest_bytes(*digest, piece, size);
+        *digest = cox_hash_bytes(*digest, piece, size);
     return r;
 }
 
@@ -530,7 +532,7 @@ int cox_safetensors_digest(const struct cox_safetensors *file, uint64_t *digest,
                            struct cox_error *err)
 {
     const uint64_t count = COX_DIGEST_SAMPLE_SIZE / DIGEST_PIECE_SIZE;
-    uint64_t sum = cox_digest_bytes(*digest, &file->data_size, sizeof(file->data_size));
+    uint64_t sum = cox_hash_bytes(*digest, &file->data_size, sizeof(file->data_size));
     int r = 0;
 
     for (uint64_t at = 0; !r && at < file->data_offset; at += DIGEST_PIECE_SIZE)

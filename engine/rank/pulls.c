@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/thread.h"
 #include "channel/memory/pool/kv_blocks.h"
 
 /* How often it is looked whether the other side lives: a system call, which each block would feel.
@@ -43,14 +44,10 @@ struct run {
 int cox_pulls_new(struct cox_pulls **ret_pulls)
 {
     struct cox_pulls *pulls = calloc(1, sizeof *pulls);
-    pthread_condattr_t monotonic;
     if (!pulls)
         return -ENOMEM;
     pthread_mutex_init(&pulls->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&pulls->out, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&pulls->out);
     *ret_pulls = pulls;
     return 0;
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "channel/base/hash.h"
 #include "channel/shm/state.h"
 #include "meddler.h"
 #include "worker/loop/worker.h"
@@ -20,10 +21,7 @@ struct checked {
 
 uint64_t checked_sum(const void *bytes, size_t size)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3);
-    return hash;
+    return cox_hash_bytes(COX_HASH_START, bytes, size);
 }
 
 /* ---- crashes ---- */

@@ -38,7 +38,7 @@
 #define SLOWNESS 1
 #endif
 
-#define SLACK_MS (1000 * SLOWNESS)
+#define SLACK_MS (20000 * SLOWNESS)
 #define DEADLINE_MS (100 * SLOWNESS)
 #define SEED_MS (400 * SLOWNESS)
 #define RANK_COUNT 3

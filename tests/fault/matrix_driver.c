@@ -1,5 +1,6 @@
 #include "matrix.h"
 
+#include "channel/base/thread.h"
 #include "channel/memory/bulk.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/door.h"
@@ -599,11 +600,7 @@ int matrix_driver(int argc, char **argv)
     d.asked = cox_rank_set_first(MATRIX_RANK_COUNT);
     d.token_count = 3;
     the_driver = &d;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&d.changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&d.changed);
     prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test, when that is given up */
     if (d.mode == MATRIX_RENEW)
         return matrix_renew_drive(d.name, d.brief_ms);

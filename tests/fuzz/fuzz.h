@@ -12,6 +12,7 @@
 #define COX_TESTS_FUZZ_FUZZ_H
 
 #include "channel/base/base.h"
+#include "channel/base/hash.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,10 +71,7 @@ static inline bool fuzz_has_long_tag_0(const uint8_t *bytes, size_t size)
  * compiler knows that the hash is not zero. */
 static inline void fuzz_touch(const void *bytes, size_t size)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3);
-    FUZZ_CHECK(hash != 0);
+    FUZZ_CHECK(cox_hash_bytes(COX_HASH_START, bytes, size) != 0);
 }
 
 /* An error text comes with every failure and ends inside its buffer. */

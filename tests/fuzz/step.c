@@ -2,6 +2,7 @@
  */
 #include "fuzz.h"
 
+#include "channel/base/hash.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "worker/sequences/table_private.h"
@@ -44,32 +45,25 @@ static void view_check(const struct cox_batch *batch, struct cox_batch_output *o
     FUZZ_CHECK(batch->row_count <= cox_table_count(table));
 }
 
-static uint64_t hash_add(uint64_t hash, const void *bytes, size_t size)
-{
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ ((const uint8_t *)bytes)[i]) * UINT64_C(0x100000001b3);
-    return hash;
-}
-
 static uint64_t numbers_add(uint64_t hash, const struct cox_numbers *numbers)
 {
-    hash = hash_add(hash, &numbers->count, sizeof numbers->count);
-    return hash_add(hash, numbers->items, numbers->count * sizeof *numbers->items);
+    hash = cox_hash_bytes(hash, &numbers->count, sizeof numbers->count);
+    return cox_hash_bytes(hash, numbers->items, numbers->count * sizeof *numbers->items);
 }
 
 /* All that a later step can see. */
 static uint64_t table_hash(const struct cox_table *table)
 {
-    uint64_t hash = hash_add(UINT64_C(0xcbf29ce484222325), &table->base, sizeof table->base);
+    uint64_t hash = cox_hash_bytes(COX_HASH_START, &table->base, sizeof table->base);
     for (uint32_t slot = 0; slot < SEQUENCE_COUNT_MAX; slot++) {
         const struct cox_sequence *sequence = table->store.slots[slot].now;
-        hash = hash_add(hash, &slot, sizeof slot);
+        hash = cox_hash_bytes(hash, &slot, sizeof slot);
         if (!sequence)
             continue;
-        hash = hash_add(hash, &sequence->id, sizeof sequence->id);
-        hash = hash_add(hash, sequence->request_id, strlen(sequence->request_id));
-        hash = hash_add(hash, &sequence->table_count, sizeof sequence->table_count);
-        hash = hash_add(hash, &sequence->announced_count, sizeof sequence->announced_count);
+        hash = cox_hash_bytes(hash, &sequence->id, sizeof sequence->id);
+        hash = cox_hash_bytes(hash, sequence->request_id, strlen(sequence->request_id));
+        hash = cox_hash_bytes(hash, &sequence->table_count, sizeof sequence->table_count);
+        hash = cox_hash_bytes(hash, &sequence->announced_count, sizeof sequence->announced_count);
         hash = numbers_add(hash, &sequence->tokens);
         for (int t = 0; t < COX_BLOCK_TABLE_COUNT_MAX; t++)
             hash = numbers_add(hash, &sequence->tables[t]);

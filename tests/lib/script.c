@@ -1,5 +1,6 @@
 #include "script.h"
 
+#include "channel/base/hash.h"
 #include "channel/shm/control.h"
 #include "channel/shm/reply.h"
 #include "channel/base/semaphore.h"
@@ -185,10 +186,7 @@ static int command_size(const struct command *c, const char *rest)
 
 static uint64_t digest(const uint8_t *bytes, size_t size)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-    return hash;
+    return cox_hash_bytes(COX_HASH_START, bytes, size);
 }
 
 static int command_sum(const struct command *c)

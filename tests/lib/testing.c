@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "channel/base/thread.h"
 #include "channel/socket/door.h"
 #include "channel/shm/geometry.h"
 #include "proto/executor.pb-c.h"
@@ -320,11 +321,7 @@ int test_group_try(const struct cox_executor_options *options, struct test_group
     struct test_group *group = calloc(1, sizeof *group);
     COX_ASSERT(group);
     pthread_mutex_init(&group->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&group->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&group->changed);
     group->next = groups;
     groups = group;
     struct cox_executor_options used = *options;

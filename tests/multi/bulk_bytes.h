@@ -7,20 +7,20 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "channel/base/hash.h"
+
 /* Any byte that is another one, or elsewhere, gives another digest. */
 static inline uint64_t bulk_digest(const void *bytes, size_t size)
 {
     const uint8_t *at = bytes;
-    uint64_t hash = UINT64_C(0xcbf29ce484222325) ^ size;
+    uint64_t hash = COX_HASH_START ^ size;
     for (; size >= 8; size -= 8, at += 8) {
         uint64_t word;
         memcpy(&word, at, 8);
         hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
         hash ^= hash >> 29;
     }
-    for (; size > 0; size--, at++)
-        hash = (hash ^ *at) * UINT64_C(0x100000001b3);
-    return hash;
+    return cox_hash_bytes(hash, at, size);
 }
 
 /* Never 0, and no '\n'. */

@@ -452,7 +452,7 @@ def nobody_reads_standard_error_and_the_group_ends_all_the_same():
         took = time.monotonic() - begin
         process.communicate()
         check(status == (3 if killed else 0), "exit status %d" % status)
-        check(took < 6, "it took %.1f s to end" % took)
+        check(took < 20, "it took %.1f s to end" % took)
 
 
 @test

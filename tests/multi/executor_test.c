@@ -2,6 +2,7 @@
  * once. */
 #include "testing.h"
 
+#include "channel/base/hash.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 
@@ -28,10 +29,7 @@ static void assert_contains(const char *text, const char *part)
 
 static uint64_t digest(const uint8_t *bytes, size_t size)
 {
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ bytes[i]) * UINT64_C(0x100000001b3);
-    return hash;
+    return cox_hash_bytes(COX_HASH_START, bytes, size);
 }
 
 /* ---- broadcast ---- */

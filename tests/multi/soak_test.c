@@ -2,6 +2,7 @@
  * grows is a leak. The argument is how many requests; a tenth of it are calls. */
 #include "testing.h"
 
+#include "channel/base/thread.h"
 #include "channel/base/tsan.h"
 
 #include <dirent.h>
@@ -136,11 +137,7 @@ static void m5_b29_nothing_grows_in_a_long_run(void **state)
     (void)state;
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct soak soak = {.executor = test_group_executor(g), .lock = PTHREAD_MUTEX_INITIALIZER};
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&soak.done, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&soak.done);
     assert_int_equal(cox_executor_register(soak.executor, COX_CHANNEL_EXECUTE, soak_handler, &soak),
                      0);
     struct usage before[1 + RANK_COUNT], after[1 + RANK_COUNT];

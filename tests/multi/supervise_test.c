@@ -3,6 +3,7 @@
  * before, and no children. */
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
+#include "channel/base/thread.h"
 #include "coordinator/process/output.h"
 #include "coordinator/process/supervise.h"
 
@@ -91,11 +92,7 @@ static void group_init(struct group *g)
 {
     *g = (struct group){0};
     pthread_mutex_init(&g->lock, NULL);
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&g->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cox_condition_init(&g->changed);
 }
 
 static int group_try(struct group *g, uint32_t rank_count, const char *const *command,

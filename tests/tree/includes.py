@@ -39,7 +39,7 @@ FOLDERS = {
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory proto "
                            "coordinator/collector coordinator/executor coordinator/server engine/batching engine/model",
     "engine/model": "channel/base",
-    "engine/compute": "channel/memory/pool worker/sequences engine/model",
+    "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
                    "engine/model engine/compute",
     "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/collector "

@@ -1,6 +1,7 @@
 /*
  * block: a model in one block of memory, and its digest.
  */
+#include "channel/base/hash.h"
 #include "engine/model/block.h"
 #include "engine/model/block_layout.h"
 #include "engine/model/digest.h"
@@ -173,15 +174,14 @@ static void weights_block_impossible_configurations_are_refused(void **state)
         bad = good;
         memcpy((unsigned char *)&bad + rows[i].offset, &rows[i].value, sizeof rows[i].value);
         bad.check =
-            cox_digest_bytes(COX_DIGEST_START, &bad, offsetof(struct cox_model_block_head, check));
+            cox_hash_bytes(COX_HASH_START, &bad, offsetof(struct cox_model_block_head, check));
         memcpy(block, &bad, sizeof bad);
         if (cox_model_block_read(block, size, &found, NULL) != COX_CORRUPT)
             fail_msg("row %zu was taken", i);
     }
     bad = good;
     bad.version++;
-    bad.check =
-        cox_digest_bytes(COX_DIGEST_START, &bad, offsetof(struct cox_model_block_head, check));
+    bad.check = cox_hash_bytes(COX_HASH_START, &bad, offsetof(struct cox_model_block_head, check));
     memcpy(block, &bad, sizeof bad);
     assert_int_equal(cox_model_block_read(block, size, &found, NULL), COX_VERSION);
     free(block);

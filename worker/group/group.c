@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/hash.h"
 #include "channel/shm/geometry.h"
 #include "channel/handle/handle_internal.h"
 #include "group_memory.h"
@@ -237,13 +238,10 @@ void cox_group_abort(struct cox_group *group)
 
 /* ---- subgroups ---- */
 
-/* FNV-1a; never 0. */
+/* Never 0. */
 static uint64_t hash_bytes(const void *bytes, size_t size)
 {
-    const uint8_t *byte = bytes;
-    uint64_t hash = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < size; i++)
-        hash = (hash ^ byte[i]) * UINT64_C(0x100000001b3);
+    uint64_t hash = cox_hash_bytes(COX_HASH_START, bytes, size);
     return hash ? hash : 1;
 }
 

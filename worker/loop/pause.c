@@ -45,6 +45,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "channel/base/thread.h"
 #include "proto/operation.h"
 #include "worker_internal.h"
 
@@ -129,12 +130,8 @@ void cox_pause_unlisten(void)
 
 void cox_pause_init(struct cox_pause *pause)
 {
-    pthread_condattr_t monotonic;
     pthread_mutex_init(&pause->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&pause->out, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&pause->out);
 }
 
 void cox_pause_deinit(struct cox_pause *pause)

@@ -417,11 +417,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     cox_inherit_init(&worker->inherit);
     cox_sealed_init(&worker->sealed);
     pthread_mutex_init(&worker->error_lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&worker->error_cond, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    cox_condition_init(&worker->error_cond);
     cox_pause_init(&worker->pause);
     worker->guard_fd = -1;
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

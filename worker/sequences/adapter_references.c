@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/thread.h"
+
 /* How soon a wait notices that it was given up. */
 #define SLICE_MS 50
 
@@ -17,14 +19,10 @@ struct cox_adapter_references {
 int cox_adapter_references_new(struct cox_adapter_references **ret_uses)
 {
     struct cox_adapter_references *uses = calloc(1, sizeof *uses);
-    pthread_condattr_t attributes;
     if (!uses)
         return -ENOMEM;
     pthread_mutex_init(&uses->lock, NULL);
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&uses->given, &attributes);
-    pthread_condattr_destroy(&attributes);
+    cox_condition_init(&uses->given);
     *ret_uses = uses;
     return 0;
 }

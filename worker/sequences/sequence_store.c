@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/hash.h"
+
 /* Items of the first allocation of an array: one cache line. */
 #define NUMBERS_CAPACITY_MIN 16
 
@@ -59,13 +61,10 @@ static uint32_t hash_id(int64_t id)
     return (uint32_t)(x ^ (x >> 31));
 }
 
-/* FNV-1a. */
 static uint32_t hash_text(const char *text)
 {
-    uint32_t hash = UINT32_C(2166136261);
-    for (; *text; text++)
-        hash = (hash ^ (unsigned char)*text) * UINT32_C(16777619);
-    return hash;
+    uint64_t hash = cox_hash_bytes(COX_HASH_START, text, strlen(text));
+    return (uint32_t)(hash ^ hash >> 32);
 }
 
 static void index_insert(struct cox_sequence_store *store, uint32_t hash, uint32_t slot)
