@@ -1,3 +1,4 @@
+#include "await_token.h"
 #include "channel/shm/gate.h"
 
 #include <pthread.h>
@@ -318,8 +319,7 @@ static void *play_rank(void *context)
     for (uint64_t i = 0; i < duet->rounds; i++) {
         atomic_fetch_add_explicit(&duet->events, 1, memory_order_release);
         cox_gate_post(&duet->rank, 0, COX_BELL_RESPONSE_CONSUME);
-        if (cox_gate_wait(&duet->rank, 0, COX_BELL_REQUEST_CONSUME, 0,
-                          cox_deadline_after_ms(20000)))
+        if (await_token(&duet->rank, 0, COX_BELL_REQUEST_CONSUME))
             return (void *)1;
     }
     return NULL;
@@ -338,9 +338,7 @@ static void no_wake_up_is_lost_between_state_and_sleep(void **state)
     assert_int_equal(pthread_create(&thread, NULL, play_rank, &duet), 0);
     while (seen < duet.rounds) {
         if (atomic_load_explicit(&duet.events, memory_order_acquire) == seen) {
-            assert_int_equal(cox_gate_wait(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME, 0,
-                                           cox_deadline_after_ms(20000)),
-                             0);
+            assert_int_equal(await_token(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME), 0);
             continue;
         }
         seen++;

@@ -1,3 +1,4 @@
+#include "await_token.h"
 #include "channel/shm/reply.h"
 
 #include <endian.h>
@@ -295,16 +296,15 @@ static void answer_as_rank_1(void *context)
     group.channel.gate.rooms = true;
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
-        CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE, 0,
-                            cox_deadline_after_ms(20000)) == 0); /* a free slot each */
+        /* a free slot each */
+        CHECK(await_token(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE) == 0);
         reply_with(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
         cox_state_set_done(line, s);
         cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME);
     }
     /* The next one it writes, and dies. */
     size_t capacity;
-    CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE, 0,
-                        cox_deadline_after_ms(20000)) == 0);
+    CHECK(await_token(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE) == 0);
     uint8_t *slot = cox_reply_slot(&group.channel, 1, REPLIES + 1, false, &capacity);
     memset(slot, 0xdd, capacity);
     kill(getpid(), SIGKILL);
@@ -319,9 +319,7 @@ static void replies_of_another_process_arrive_until_it_dies(void **state)
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         while (cox_state_done(line) < s)
-            assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME, 0,
-                                           cox_deadline_after_ms(20000)),
-                             0);
+            assert_int_equal(await_token(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME), 0);
         must_hold(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
         cox_gate_settle(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME);
         cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE);

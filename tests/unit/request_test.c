@@ -1,3 +1,4 @@
+#include "await_token.h"
 #include "channel/shm/request.h"
 
 #include <endian.h>
@@ -235,8 +236,7 @@ static void serve_rank_1(void *context)
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (cox_state_published(shared) < s)
-            CHECK(cox_gate_wait(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME, 0,
-                                cox_deadline_after_ms(20000)) == 0);
+            CHECK(await_token(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME) == 0);
         cox_gate_settle(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME);
         struct cox_request request;
         int r = cox_request_read(&group.channel, s, 1, &request);
@@ -261,9 +261,7 @@ static void a_rank_in_another_process_reads_them_all(void **state)
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (s > 3 && cox_state_returned(line) < s - 3)
-            assert_int_equal(cox_gate_wait(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE, 0,
-                                           cox_deadline_after_ms(20000)),
-                             0);
+            assert_int_equal(await_token(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE), 0);
         struct cox_rank_set asked = only(2), rung = only(1);
         if (s % 3)
             cox_rank_set_add(&asked, 1);
