@@ -192,7 +192,7 @@ static int limit_read(const struct resource *resource, const struct place *place
 static void resource_read(const struct resource *resource, const char *root,
                           struct cox_cgroup_limit *ret_limit)
 {
-    struct cox_cgroup_limit found = {.state = COX_CGROUP_UNTOLD};
+    struct cox_cgroup_limit found = {.state = COX_CGROUP_UNKNOWN};
     struct place place;
     bool all = place_find(root, resource->controller, &place), more = all;
     while (more) {
@@ -213,7 +213,7 @@ static void resource_read(const struct resource *resource, const char *root,
         if (more)
             *strrchr(place.group, '/') = '\0';
     }
-    if (all && found.state == COX_CGROUP_UNTOLD)
+    if (all && found.state == COX_CGROUP_UNKNOWN)
         found.state = COX_CGROUP_NONE;
     *ret_limit = found;
 }

@@ -15,8 +15,8 @@
 #include "base.h"
 
 enum cox_cgroup_state {
-    COX_CGROUP_UNTOLD, /* not everything could be read */
-    COX_CGROUP_NONE,   /* everything was read, and there is no limit */
+    COX_CGROUP_UNKNOWN, /* not everything could be read */
+    COX_CGROUP_NONE,    /* everything was read, and there is no limit */
     COX_CGROUP_LIMITED,
 };
 

@@ -18,7 +18,7 @@ void cox_last_errors_deinit(struct cox_last_errors *last_errors)
 void cox_last_errors_add(struct cox_last_errors *last_errors, uint32_t rank, const char *format,
                          ...)
 {
-    char text[COX_COMPLAINT_SIZE];
+    char text[COX_LAST_ERROR_SIZE];
     va_list args;
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);

@@ -14,17 +14,17 @@
 
 #include <pthread.h>
 
-#define COX_COMPLAINT_SIZE 512
+#define COX_LAST_ERROR_SIZE 512
 /* In place of a rank: some rank said it, and did not say which it is. */
-#define COX_COMPLAINT_UNKNOWN COX_RANK_COUNT_MAX
+#define COX_LAST_ERROR_UNKNOWN COX_RANK_COUNT_MAX
 
 struct cox_last_errors {
     pthread_mutex_t lock;
     struct {
         /* 0: none */
         uint64_t when_ns;
-        char text[COX_COMPLAINT_SIZE];
-    } ranks[COX_RANK_COUNT_MAX + 1]; /* the last: COX_COMPLAINT_UNKNOWN */
+        char text[COX_LAST_ERROR_SIZE];
+    } ranks[COX_RANK_COUNT_MAX + 1]; /* the last: COX_LAST_ERROR_UNKNOWN */
 };
 
 void cox_last_errors_init(struct cox_last_errors *last_errors);

@@ -42,7 +42,7 @@ static void executor_on_fault(void *context, int rank, const char *text)
     char name[16] = "unknown";
     if (rank >= 0)
         snprintf(name, sizeof name, "%d", rank);
-    cox_last_errors_add(&executor->last_errors, rank >= 0 ? (uint32_t)rank : COX_COMPLAINT_UNKNOWN,
+    cox_last_errors_add(&executor->last_errors, rank >= 0 ? (uint32_t)rank : COX_LAST_ERROR_UNKNOWN,
                         "it reported: %s", text);
     cox_inside_enter(&inside, executor);
     if (executor->options.fault)
@@ -65,7 +65,7 @@ static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const
 /* Once per rank: by the supervisor, or by start for who died while it finished. */
 static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
 {
-    if (atomic_exchange_explicit(&executor->death_told[rank], true, memory_order_acq_rel))
+    if (atomic_exchange_explicit(&executor->death_reported[rank], true, memory_order_acq_rel))
         return;
     char text[COX_RANK_TEXT_SIZE];
     cox_report_death(executor->supervisor, rank, text, sizeof text);

@@ -68,7 +68,7 @@ struct cox_executor {
     _Atomic bool stopping;
 
     struct cox_faults faults;
-    _Atomic bool death_told[COX_RANK_COUNT_MAX];
+    _Atomic bool death_reported[COX_RANK_COUNT_MAX];
     /* The life of each rank; written under restarting. */
     _Atomic uint32_t generations[COX_RANK_COUNT_MAX];
     _Atomic bool restarting[COX_RANK_COUNT_MAX];

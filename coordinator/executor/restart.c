@@ -105,7 +105,7 @@ static void restart_offer(struct cox_executor *executor, uint32_t rank)
 static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                           struct cox_error *err)
 {
-    atomic_store_explicit(&executor->death_told[rank], false, memory_order_release);
+    atomic_store_explicit(&executor->death_reported[rank], false, memory_order_release);
     if (executor->options.external_workers) {
         restart_offer(executor, rank);
         return 0;

@@ -155,7 +155,7 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
     };
     cox_peer_cpu_time(getpid(), &ret_status->cpu_ns);
     const uint64_t unknown_ns =
-        cox_last_errors_get(&executor->last_errors, COX_COMPLAINT_UNKNOWN,
+        cox_last_errors_get(&executor->last_errors, COX_LAST_ERROR_UNKNOWN,
                             ret_status->unknown_error, sizeof ret_status->unknown_error);
     ret_status->unknown_error_age_ns = unknown_ns && unknown_ns < now ? now - unknown_ns : 0;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)

@@ -74,7 +74,7 @@ static int supervisor_new(const struct cox_supervise_options *options,
         w->supervisor = s;
         w->rank = rank;
         w->life = &s->lives[rank];
-        w->ended = w->told = s->external;
+        w->ended = w->reported = s->external;
         w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = w->grave_fd = -1;
         atomic_init(&w->launched.pidfd, -1);
     }
@@ -299,12 +299,12 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
     pthread_mutex_lock(&s->lock);
     if (cox_watched_is_dead(w)) {
         r = COX_STATE; /* its lines and its memory are the dead one's until the place is vacated */
-    } else if (!w->told) {
+    } else if (!w->reported) {
         r = COX_TAKEN;
     } else {
         w->pidfd = cox_steal_fd(&peer.pidfd);
         w->life->pid = pid;
-        w->ended = w->told = w->let_go = false;
+        w->ended = w->reported = w->let_go = false;
         s->alive++;
     }
     pthread_mutex_unlock(&s->lock);
@@ -324,7 +324,7 @@ void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_se
         if (!has_served) {
             cox_close_fd(&w->pidfd);
             w->life->pid = 0;
-            w->ended = w->told = true;
+            w->ended = w->reported = true;
         }
         s->alive--;
         pthread_cond_broadcast(&s->changed);
@@ -343,9 +343,9 @@ int cox_supervisor_vacate(struct cox_supervisor *s, uint32_t rank, uint64_t dead
     int e = 0;
     pthread_mutex_lock(&s->lock);
     /* Its end has begun: the thread is about to tell of it, without the lock. */
-    while (w->ended && !w->told && e != ETIMEDOUT)
+    while (w->ended && !w->reported && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
-    bool vacated = !w->ended || w->told;
+    bool vacated = !w->ended || w->reported;
     if (vacated && w->life->pid) {
         if (!w->ended) {
             s->alive -= !w->released;
@@ -355,7 +355,7 @@ int cox_supervisor_vacate(struct cox_supervisor *s, uint32_t rank, uint64_t dead
         w->life->pid = 0;
         cox_close_fd(&w->pidfd);
         w->released = false;
-        w->ended = w->told = true;
+        w->ended = w->reported = true;
         atomic_store_explicit(&w->life->dead, false, memory_order_release);
         pthread_cond_broadcast(&s->changed);
     }
@@ -403,14 +403,14 @@ int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t d
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
     int e = 0;
     pthread_mutex_lock(&s->lock);
-    while (!w->told && e != ETIMEDOUT)
+    while (!w->reported && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
-    bool told = w->told;
+    bool reported = w->reported;
     pthread_mutex_unlock(&s->lock);
-    return told ? 0
-                : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->life->pid,
-                           cox_watched_is_dead(w) ? "is dead, but a hook did not return in time"
-                                                  : "is alive still");
+    return reported ? 0
+                    : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->life->pid,
+                               cox_watched_is_dead(w) ? "is dead, but a hook did not return in time"
+                                                      : "is alive still");
 }
 
 void cox_supervisor_cancel(struct cox_supervisor *s)

@@ -50,7 +50,7 @@ struct cox_watched {
     /* of a life before, too */
     struct cox_last_death last_death;
     /* dead, and the death hook has returned */
-    bool told;
+    bool reported;
     /* external: it has left the group; watched, but neither awaited nor signalled */
     bool released;
     /* external: who was the rank before its place was vacated */

@@ -75,7 +75,7 @@ static void watch_relaunch(struct cox_supervisor *s)
     cox_watched_be_born(w);
     int r = cox_watched_begin(w, relaunch->life, relaunch->err);
     pthread_mutex_lock(&s->lock);
-    w->told = w->ended = r != 0;
+    w->reported = w->ended = r != 0;
     s->alive += r == 0;
     /* release: as where it is set. */
     if (r == 0)

@@ -245,7 +245,7 @@ void cox_watched_bury(struct cox_watched *w)
     cox_fault_point(COX_FAULT_DEATH_TOLD);
     pthread_mutex_lock(&s->lock);
     s->alive -= !w->released;
-    w->told = true;
+    w->reported = true;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
@@ -322,7 +322,7 @@ void cox_watched_be_born(struct cox_watched *w)
     w->adopted.pid = 0;
     atomic_store_explicit(&w->life->adopted_pid, 0, memory_order_relaxed);
     w->reap_until_ns = 0;
-    w->ended = w->adopted_ended = w->wrapper_killed = w->told = false;
+    w->ended = w->adopted_ended = w->wrapper_killed = w->reported = false;
     w->last_lines = (struct cox_last_lines){0};
     pthread_mutex_unlock(&s->lock);
 }

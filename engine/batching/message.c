@@ -190,7 +190,7 @@ static void packed_fill(struct cox_message *message, const struct cox_step *step
         const struct cox_sequence *sequence = row->sequence;
         if (row->announce)
             packed_announce(&message->announcements[delta->n_announced++], sequence);
-        for (uint32_t b = row->announce ? sequence->block_count : sequence->told_count;
+        for (uint32_t b = row->announce ? sequence->block_count : sequence->sent_block_count;
              b < sequence->block_count; b++) {
             /* A known sequence got the blocks of its prompt when it was announced: one more at a
              * time. */

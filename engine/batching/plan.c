@@ -38,7 +38,7 @@ struct flight {
     struct parting *partings;
     uint32_t parting_count;
     /* it tells of so many */
-    uint32_t told_count;
+    uint32_t reported_count;
     /* its number */
     uint64_t sequence;
 };
@@ -59,10 +59,10 @@ struct cox_plan {
     uint32_t *slots;
     uint32_t slot_count;
     /* Ended, and known to the ranks: first those that steps in flight tell of, oldest step first;
-     * told_count of them. */
-    uint32_t *untold_slots;
-    int64_t *untold_ids;
-    uint32_t untold_count, told_count;
+     * reported_count of them. */
+    uint32_t *unreported_slots;
+    int64_t *unreported_ids;
+    uint32_t unreported_count, reported_count;
     /* a ring of step_count_max: flight_count in flight, oldest at flight_first */
     struct flight *flights;
     uint32_t flight_first, flight_count;
@@ -212,9 +212,9 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
     uint32_t count = options->sequence_count_max, slot_count = slot_count_max(options);
     plan->running = calloc(count, sizeof *plan->running);
     plan->slots = calloc(slot_count, sizeof *plan->slots);
-    plan->untold_slots = calloc(slot_count, sizeof *plan->untold_slots);
-    plan->untold_ids = calloc(slot_count, sizeof *plan->untold_ids);
-    if (!plan->running || !plan->slots || !plan->untold_slots || !plan->untold_ids ||
+    plan->unreported_slots = calloc(slot_count, sizeof *plan->unreported_slots);
+    plan->unreported_ids = calloc(slot_count, sizeof *plan->unreported_ids);
+    if (!plan->running || !plan->slots || !plan->unreported_slots || !plan->unreported_ids ||
         flights_init(plan) || cox_blocks_init(&plan->blocks, options->block_count)) {
         cox_plan_free(plan);
         return cox_fail(err, -ENOMEM, "no memory for a schedule of %u sequences and %u blocks",
@@ -242,8 +242,8 @@ struct cox_plan *cox_plan_free(struct cox_plan *plan)
     cox_blocks_deinit(&plan->blocks);
     free(plan->running);
     free(plan->slots);
-    free(plan->untold_slots);
-    free(plan->untold_ids);
+    free(plan->unreported_slots);
+    free(plan->unreported_ids);
     flights_deinit(plan);
     free(plan);
     return NULL;
@@ -367,28 +367,28 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
 /* ---- the next step ---- */
 
 /* Nobody is told of the first so many any more. */
-static void untold_drop(struct cox_plan *plan, uint32_t count)
+static void unreported_drop(struct cox_plan *plan, uint32_t count)
 {
-    plan->untold_count -= count;
-    memmove(plan->untold_slots, plan->untold_slots + count,
-            plan->untold_count * sizeof *plan->untold_slots);
-    memmove(plan->untold_ids, plan->untold_ids + count,
-            plan->untold_count * sizeof *plan->untold_ids);
+    plan->unreported_count -= count;
+    memmove(plan->unreported_slots, plan->unreported_slots + count,
+            plan->unreported_count * sizeof *plan->unreported_slots);
+    memmove(plan->unreported_ids, plan->unreported_ids + count,
+            plan->unreported_count * sizeof *plan->unreported_ids);
 }
 
 /* The slot and the blocks of a sequence that the ranks knew are free, the slot as soon as they were
  * told. */
 static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
 {
-    if (plan->untold_count == slot_count_max(&plan->options)) {
+    if (plan->unreported_count == slot_count_max(&plan->options)) {
         /* Slots are there more than once: a step that told of them had their next owners, too, and
          * came to nothing. The next step's base tells of the oldest ones. */
-        COX_ASSERT(!plan->told_count);
-        untold_drop(plan, 1);
+        COX_ASSERT(!plan->reported_count);
+        unreported_drop(plan, 1);
     }
     plan->slots[plan->slot_count++] = slot;
-    plan->untold_slots[plan->untold_count] = slot;
-    plan->untold_ids[plan->untold_count++] = id;
+    plan->unreported_slots[plan->unreported_count] = slot;
+    plan->unreported_ids[plan->unreported_count++] = id;
 }
 
 /* The i-th step in flight, oldest first. */
@@ -440,7 +440,7 @@ static void running_remove(struct cox_plan *plan, uint32_t index)
         plan->slots[plan->slot_count++] = sequence->slot;
     if (!sequence->hold && sequence->blocks)
         cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
-    sequence->block_count = sequence->told_count = sequence->computed = 0;
+    sequence->block_count = sequence->sent_block_count = sequence->computed = 0;
     sequence->known = false;
 }
 
@@ -586,10 +586,10 @@ static void step_begin(struct cox_plan *plan)
 static void step_give(struct cox_plan *plan, const struct cox_step **ret_step)
 {
     struct cox_step *step = &plan->next->step;
-    step->finished_slots = plan->untold_slots + plan->told_count;
-    /* The nested form has no place for them: cox_plan_untold. */
+    step->finished_slots = plan->unreported_slots + plan->reported_count;
+    /* The nested form has no place for them: cox_plan_unreported. */
     step->finished_count =
-        plan->options.nested || !plan->base ? 0 : plan->untold_count - plan->told_count;
+        plan->options.nested || !plan->base ? 0 : plan->unreported_count - plan->reported_count;
     step->running_count = plan->running_count;
     step->waiting_count = plan->waiting.count;
     plan->given = true;
@@ -652,13 +652,14 @@ void cox_plan_publish(struct cox_plan *plan, uint64_t sequence)
     plan->flight_count++;
     flight->sequence = plan->base = sequence;
     /* The step tells, by its base where that is 0. */
-    flight->told_count = plan->options.nested ? 0 : plan->untold_count - plan->told_count;
-    plan->told_count += flight->told_count;
+    flight->reported_count =
+        plan->options.nested ? 0 : plan->unreported_count - plan->reported_count;
+    plan->reported_count += flight->reported_count;
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct cox_step_row *row = &flight->rows[i];
         struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the plan's own */
         s->known = true;
-        s->told_count = s->block_count;
+        s->sent_block_count = s->block_count;
         if (!s->computed)
             s->since = sequence;
         s->computed += row->count;
@@ -724,8 +725,8 @@ int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t 
                             i, (unsigned long long)flight->sequence, tokens[i]);
     plan->flight_first = (plan->flight_first + 1) % plan->options.step_count_max;
     plan->flight_count--;
-    plan->told_count -= flight->told_count;
-    untold_drop(plan, flight->told_count);
+    plan->reported_count -= flight->reported_count;
+    unreported_drop(plan, flight->reported_count);
     flight_part(plan, flight);
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct cox_step_row *row = &flight->rows[i];
@@ -773,14 +774,14 @@ static void flights_drop(struct cox_plan *plan)
 {
     plan->given = false;
     plan->base = plan->renewed = 0;
-    plan->told_count = 0;
+    plan->reported_count = 0;
     while (plan->flight_count)
         flight_part(plan, flight_at(plan, --plan->flight_count));
     for (uint32_t i = 0; i < plan->running_count; i++) {
         struct cox_sequence *s = plan->running[i];
         s->token_count -= s->pending_count;
         s->known = false;
-        s->computed = s->told_count = s->row_count = s->pending_count = 0;
+        s->computed = s->sent_block_count = s->row_count = s->pending_count = 0;
     }
 }
 
@@ -987,15 +988,15 @@ int64_t cox_plan_last_id(const struct cox_plan *plan)
 
 /* ---- what was not told ---- */
 
-uint32_t cox_plan_untold(const struct cox_plan *plan, const int64_t **ret_ids)
+uint32_t cox_plan_unreported(const struct cox_plan *plan, const int64_t **ret_ids)
 {
-    *ret_ids = plan->untold_ids + plan->told_count;
-    return plan->untold_count - plan->told_count;
+    *ret_ids = plan->unreported_ids + plan->reported_count;
+    return plan->unreported_count - plan->reported_count;
 }
 
-void cox_plan_told(struct cox_plan *plan)
+void cox_plan_reported(struct cox_plan *plan)
 {
-    plan->untold_count = plan->told_count;
+    plan->unreported_count = plan->reported_count;
 }
 
 void cox_plan_stats(const struct cox_plan *plan, struct cox_plan_stats *ret_stats)

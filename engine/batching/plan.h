@@ -154,7 +154,7 @@ struct cox_sequence {
     /* number of the step with its first positions */
     uint64_t since;
     /* blocks the ranks know of */
-    uint32_t told_count;
+    uint32_t sent_block_count;
     /* while running */
     uint32_t slot;
     /* the ranks' tables hold it */
@@ -299,8 +299,8 @@ int64_t cox_plan_last_id(const struct cox_plan *plan);
 /* Sequences that ended and of which no step has told (nested: none ever does; otherwise the next
  * one does, by its base where that is 0); *ret_ids is lent until the next call. told forgets them,
  * when the ranks have heard otherwise. With the nested form that has to be before every next. */
-uint32_t cox_plan_untold(const struct cox_plan *plan, const int64_t **ret_ids);
-void cox_plan_told(struct cox_plan *plan);
+uint32_t cox_plan_unreported(const struct cox_plan *plan, const int64_t **ret_ids);
+void cox_plan_reported(struct cox_plan *plan);
 
 void cox_plan_stats(const struct cox_plan *plan, struct cox_plan_stats *ret_stats);
 /* Blocks not taken; for tests of leaks. */

@@ -746,7 +746,7 @@ static void done_report(struct cox_scheduler *scheduler)
 static int tell(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const int64_t *ids;
-    uint32_t count = cox_plan_untold(scheduler->plan, &ids);
+    uint32_t count = cox_plan_unreported(scheduler->plan, &ids);
     if (count == 0)
         return 0;
     uint64_t deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms);
@@ -754,7 +754,7 @@ static int tell(struct cox_scheduler *scheduler, struct cox_error *err)
     /* A failure reverts the plan, and the base of the next step tells; it is not tried for ever
      * where there is none. */
     if (!r || !scheduler->nested)
-        cox_plan_told(scheduler->plan);
+        cox_plan_reported(scheduler->plan);
     return r;
 }
 

@@ -36,7 +36,7 @@ struct pull {
     /* no rank writes to the blocks */
     bool quiet;
     /* its result was taken, or nobody wants it */
-    bool told;
+    bool reported;
     /* ranks were told to leave it */
     bool leave_asked;
     bool own_death;
@@ -97,7 +97,7 @@ static void pull_check(const struct pull *pull)
     COX_ASSERT(pull->state != COX_PULL_QUEUED || pull->flight == 0);
     COX_ASSERT(pull->state != COX_PULL_SENT || (pull->flight && !pull->quiet));
     COX_ASSERT(pull->state != COX_PULL_SUCCESS || pull->quiet);
-    COX_ASSERT(!pull->told || cox_pull_has_ended(pull->state));
+    COX_ASSERT(!pull->reported || cox_pull_has_ended(pull->state));
 }
 
 static void pull_move(struct cox_transfers *transfer, struct pull *pull, enum cox_pull_state to)
@@ -156,7 +156,7 @@ static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull
     pull->quiet = true;
     if (cox_pull_has_ended(pull->state))
         transfer->status.quarantined_blocks -= pull->source->block_count;
-    if (!pull->told)
+    if (!pull->reported)
         return;
     struct quiet *quiet = malloc(sizeof *quiet);
     if (!quiet) { /* another time */
@@ -325,7 +325,7 @@ static bool pull_cancel(struct cox_transfers *transfer, struct pull *pull)
     if (!cox_pull_has_ended(pull->state))
         pull_fail(transfer, pull, COX_PULL_CANCELLED, COX_CLOSED, "cancelled");
     bool quiet = pull->quiet;
-    pull->told = true;
+    pull->reported = true;
     if (quiet)
         pull_remove(transfer, pull);
     return quiet;
@@ -336,7 +336,7 @@ bool cox_transfers_cancel(struct cox_transfers *transfer, int64_t sequence)
     bool quiet = true;
     pthread_mutex_lock(&transfer->lock);
     struct pull *pull = transfer->pulls;
-    while (pull && (pull->sequence != sequence || pull->told))
+    while (pull && (pull->sequence != sequence || pull->reported))
         pull = pull->next;
     if (pull)
         quiet = pull_cancel(transfer, pull);
@@ -349,7 +349,7 @@ void cox_transfers_abandon(struct cox_transfers *transfer)
     pthread_mutex_lock(&transfer->lock);
     for (struct pull *pull = transfer->pulls, *next; pull; pull = next) {
         next = pull->next;
-        if (!pull->told)
+        if (!pull->reported)
             pull_cancel(transfer, pull);
     }
     quiets_forget(transfer);
@@ -585,10 +585,10 @@ int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *
 {
     pthread_mutex_lock(&transfer->lock);
     struct pull *pull = transfer->pulls;
-    while (pull && (pull->told || !cox_pull_has_ended(pull->state)))
+    while (pull && (pull->reported || !cox_pull_has_ended(pull->state)))
         pull = pull->next;
     if (pull) {
-        pull->told = true;
+        pull->reported = true;
         *ret_result = (struct cox_pull_outcome){
             .sequence = pull->sequence,
             .quiet = pull->quiet,

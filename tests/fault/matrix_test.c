@@ -69,7 +69,7 @@ static void case_print(const struct matrix_case *death, char *text, size_t size)
              matrix_process_name(death->process), death->passage);
 }
 
-/* In a process of its own. Complaints and journal go to fd. */
+/* In a process of its own. Error messages and journal go to fd. */
 static _Noreturn void runner_main(const struct matrix_case *death, size_t number, uint64_t brief_ms,
                                   int fd, bool talkative)
 {

@@ -34,7 +34,7 @@ static bool sem_await(sem_t *sem)
 /* ---- what is said ---- */
 
 /* Rank 0 fails, with these words, because rank 2 has died. Every time. */
-static void expect_death_told(uint32_t rank_count, const char *words)
+static void expect_death_reported(uint32_t rank_count, const char *words)
 {
     char folder[] = "/tmp/coxswain_test_XXXXXX", pipe[sizeof folder + 8];
     assert_non_null(mkdtemp(folder));
@@ -65,7 +65,7 @@ static void expect_death_told(uint32_t rank_count, const char *words)
 static void p1_the_death_that_made_the_others_fail_is_what_is_told(void **state)
 {
     (void)state;
-    expect_death_told(3, "the peer closed the connection");
+    expect_death_reported(3, "the peer closed the connection");
 }
 
 static void p3_a_death_is_told_before_a_long_story(void **state)
@@ -74,7 +74,7 @@ static void p3_a_death_is_told_before_a_long_story(void **state)
     char story[1000];
     memset(story, 'x', sizeof story - 1);
     story[sizeof story - 1] = '\0';
-    expect_death_told(3, story);
+    expect_death_reported(3, story);
 }
 
 static void p3_many_late_ranks_are_told_as_ranges(void **state)

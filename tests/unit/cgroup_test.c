@@ -82,20 +82,20 @@ static void what_is_not_mounted_cannot_be_told(void **state)
 {
     (void)state;
     struct cox_cgroup cgroup = seen(); /* no /proc at all */
-    assert_int_equal(cgroup.cpu.state, COX_CGROUP_UNTOLD);
+    assert_int_equal(cgroup.cpu.state, COX_CGROUP_UNKNOWN);
     put("/proc/self/cgroup", "0::/\n");
     put("/proc/self/mountinfo", "24 1 0:22 / /proc rw - proc proc rw\n");
     cgroup = seen();
-    assert_int_equal(cgroup.cpu.state, COX_CGROUP_UNTOLD);
-    assert_int_equal(cgroup.memory.state, COX_CGROUP_UNTOLD);
-    assert_int_equal(cgroup.pids.state, COX_CGROUP_UNTOLD);
+    assert_int_equal(cgroup.cpu.state, COX_CGROUP_UNKNOWN);
+    assert_int_equal(cgroup.memory.state, COX_CGROUP_UNKNOWN);
+    assert_int_equal(cgroup.pids.state, COX_CGROUP_UNKNOWN);
     /* Mounted, it is said, but nothing is there. */
     put("/proc/self/mountinfo", V2_MOUNT);
-    assert_int_equal(seen().cpu.state, COX_CGROUP_UNTOLD);
+    assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
     /* Lines that make no sense. */
     put("/proc/self/cgroup", "\n:\n0\n0:\n");
     put("/proc/self/mountinfo", "\n - \n1 2 3\n - cgroup2 x y\n1 2 3 4 - cgroup2\n");
-    assert_int_equal(seen().cpu.state, COX_CGROUP_UNTOLD);
+    assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
 }
 
 static void version_2_without_limits(void **state)
@@ -149,7 +149,7 @@ static void version_2_in_a_namespace_of_its_own(void **state)
     assert_int_equal(cgroup.memory.state, COX_CGROUP_NONE);
     /* A group outside of it cannot be seen. */
     put("/proc/self/cgroup", "0::/../x\n");
-    assert_int_equal(seen().cpu.state, COX_CGROUP_UNTOLD);
+    assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
 }
 
 #define V1_MOUNTS                                                                                  \
@@ -214,9 +214,9 @@ static void version_1_mounted_from_the_own_group_on(void **state)
     limited(&cgroup.cpu, 500000, 0, "/sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us");
     limited(&cgroup.memory, 67108864, 0, "/sys/fs/cgroup/my memory/memory.limit_in_bytes");
     /* The controller is at version 1, and not mounted: version 2 knows nothing of it. */
-    assert_int_equal(cgroup.pids.state, COX_CGROUP_UNTOLD);
+    assert_int_equal(cgroup.pids.state, COX_CGROUP_UNKNOWN);
     put_v1("/docker/abc"); /* somebody else's, whose name only begins like that */
-    assert_int_equal(seen().cpu.state, COX_CGROUP_UNTOLD);
+    assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
 }
 
 static void what_makes_no_sense_cannot_be_told(void **state)
@@ -229,7 +229,7 @@ static void what_makes_no_sense_cannot_be_told(void **state)
     put_group("/sys/fs/cgroup/a", "cpu.max", "max 100000\n");
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         put_group("/sys/fs/cgroup/a/b", "cpu.max", texts[i]);
-        assert_int_equal(seen().cpu.state, COX_CGROUP_UNTOLD);
+        assert_int_equal(seen().cpu.state, COX_CGROUP_UNKNOWN);
     }
     /* A limit that is known stays one. */
     put_group("/sys/fs/cgroup/a", "cpu.max", "200000 100000\n");
@@ -242,7 +242,7 @@ static void this_machine_s_are_read(void **state)
     struct cox_cgroup cgroup;
     (void)state;
     cox_cgroup_read("", &cgroup);
-    assert_in_range(cgroup.cpu.state, COX_CGROUP_UNTOLD, COX_CGROUP_LIMITED);
+    assert_in_range(cgroup.cpu.state, COX_CGROUP_UNKNOWN, COX_CGROUP_LIMITED);
     if (cgroup.cpu.state == COX_CGROUP_LIMITED)
         assert_int_equal(access(cgroup.cpu.file, F_OK), 0);
 }

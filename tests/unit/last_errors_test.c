@@ -12,7 +12,7 @@ static struct cox_last_errors last_errors;
 static void p3_the_last_complaint_of_each_rank_is_kept(void **state)
 {
     (void)state;
-    char text[COX_COMPLAINT_SIZE] = "what was there";
+    char text[COX_LAST_ERROR_SIZE] = "what was there";
     cox_last_errors_init(&last_errors);
     assert_int_equal(cox_last_errors_get(&last_errors, 5, text, sizeof text), 0);
     assert_string_equal(text, "");
@@ -33,7 +33,7 @@ static void p3_the_last_complaint_of_each_rank_is_kept(void **state)
 static void p3_a_complaint_is_cut_off_at_a_character(void **state)
 {
     (void)state;
-    char long_text[2 * COX_COMPLAINT_SIZE], text[COX_COMPLAINT_SIZE];
+    char long_text[2 * COX_LAST_ERROR_SIZE], text[COX_LAST_ERROR_SIZE];
     cox_last_errors_init(&last_errors);
     /* Two bytes each, after one: the last one that begins inside does not end there. */
     for (size_t i = 0; i + 1 < sizeof long_text; i++)
@@ -44,7 +44,7 @@ static void p3_a_complaint_is_cut_off_at_a_character(void **state)
         cox_last_errors_add(&last_errors, 0, "%s%s", shift ? "y" : "", long_text);
         cox_last_errors_get(&last_errors, 0, text, sizeof text);
         size_t length = strlen(text);
-        assert_int_equal(length, COX_COMPLAINT_SIZE - 1 - shift);
+        assert_int_equal(length, COX_LAST_ERROR_SIZE - 1 - shift);
         assert_int_equal((unsigned char)text[length - 1], 0xa4);
     }
     cox_last_errors_deinit(&last_errors);

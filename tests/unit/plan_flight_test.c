@@ -129,7 +129,7 @@ static void a_step_follows_before_the_token_is_known(void **state)
     assert_int_equal(cox_plan_next(plan, &three), 0);
     expect_row(three, 0, 1, 4, 1, false, true);
     assert_int_equal(three->rows[0].sequence->block_count, 2);
-    assert_int_equal(three->rows[0].sequence->told_count, 1);
+    assert_int_equal(three->rows[0].sequence->sent_block_count, 1);
     cox_plan_publish(plan, 9);
     commit(plan, 51, 0);
     /* It ends by length, which is known beforehand. */
@@ -187,13 +187,13 @@ static void what_an_end_leaves_is_nobodys_while_a_row_is_in_flight(void **state)
     assert_null(step->rows[0].sequence);
     assert_int_equal(cox_plan_free_blocks(plan), 0);
     const int64_t *ids;
-    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
     expect_nothing(plan, COX_BUSY);
     commit(plan, 7, 0);
     assert_null(cox_plan_done(plan));
     assert_int_equal(stats(plan).generated_tokens, 1); /* what it gave counts nowhere */
     assert_int_equal(cox_plan_free_blocks(plan), 2);
-    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
     step = publish(plan, 3);
     expect_row(step, 0, 2, 0, 5, true, true);
     assert_int_equal(step->finished_count, 1);
@@ -239,7 +239,7 @@ static void nothing_left_to_run_is_not_empty_while_a_row_is_in_flight(void **sta
     commit(plan, 7, 0);
     expect_nothing(plan, COX_EMPTY);
     const int64_t *ids;
-    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
     assert_int_equal(cox_plan_free_blocks(plan), 16);
     cox_plan_free(plan);
 }
@@ -306,7 +306,7 @@ static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
     cox_plan_revert(plan);
     expect_nothing(plan, COX_EMPTY);
     const int64_t *ids;
-    assert_int_equal(cox_plan_untold(plan, &ids), 2);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 2);
     assert_int_equal(ids[0] + ids[1], 3);
     assert_int_equal(cox_plan_free_blocks(plan), 16);
     cox_plan_free(plan);
@@ -319,9 +319,9 @@ static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
     commit(plan, 50, 50);
     assert_int_equal(publish(plan, 2)->finished_count, 1);
     assert_int_equal(publish(plan, 3)->finished_count, 0);
-    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
     cox_plan_revert(plan);
-    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
     assert_int_equal(ids[0], 1);
     cox_plan_free(plan);
 }
@@ -401,7 +401,7 @@ static void who_is_cancelled_leaves_its_rows(void **state)
     assert_int_equal(cox_plan_free_blocks(plan), 16);
     assert_int_equal(stats(plan).generated_tokens, 1);
     const int64_t *ids;
-    assert_int_equal(cox_plan_untold(plan, &ids), 2);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 2);
     cox_plan_free(plan);
 }
 
@@ -517,7 +517,7 @@ static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
         expect_done(plan, id + 1, COX_FINISH_ERROR, 3);
         expect_nothing(plan, COX_EMPTY);
         /* Who left last, if there is no room for all. */
-        assert_int_equal(cox_plan_untold(plan, &ids), 2);
+        assert_int_equal(cox_plan_unreported(plan, &ids), 2);
         assert_int_equal(ids[0] + ids[1], 2 * id + 1);
     }
     assert_int_equal(cox_plan_free_blocks(plan), 16);

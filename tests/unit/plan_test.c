@@ -115,7 +115,7 @@ static void a_sequence_is_announced_once_and_decodes(void **state)
     step = next(plan);
     expect_row(step, 0, 1, 4, 1, false, true);
     assert_int_equal(step->rows[0].sequence->block_count, 2);
-    assert_int_equal(step->rows[0].sequence->told_count, 1);
+    assert_int_equal(step->rows[0].sequence->sent_block_count, 1);
     commit(plan, 9, 52);
 
     struct cox_sequence *done = cox_plan_done(plan);
@@ -130,10 +130,10 @@ static void a_sequence_is_announced_once_and_decodes(void **state)
 
     /* No step will tell: it has to be cleaned up. */
     const int64_t *ids;
-    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
     assert_int_equal(ids[0], 1);
-    cox_plan_told(plan);
-    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    cox_plan_reported(plan);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
     cox_plan_free(plan);
 }
 
@@ -371,7 +371,7 @@ static void nested_steps_are_all_prefill_or_all_decode(void **state)
     assert_int_equal(step->finished_count, 0);
     commit(plan, 4, 5);
     const int64_t *ids;
-    assert_int_equal(cox_plan_untold(plan, &ids), 3);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 3);
     cox_plan_free(plan);
 }
 
@@ -502,7 +502,7 @@ static void m10_a_held_sequence_keeps_its_blocks_until_it_is_released(void **sta
     assert_int_equal(cox_plan_free_blocks(plan), 14);
     assert_int_equal(cox_plan_kv_leases(plan)->count, 1);
     /* The ranks still know it, so that nobody else gets its blocks. */
-    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
     const struct cox_step *step;
     assert_int_equal(cox_plan_next(plan, &step), COX_EMPTY);
     cox_plan_release(plan, 8, id); /* another one's */
@@ -512,14 +512,14 @@ static void m10_a_held_sequence_keeps_its_blocks_until_it_is_released(void **sta
     cox_plan_release(plan, 7, id);
     cox_plan_release(plan, 7, id);
     assert_int_equal(cox_plan_free_blocks(plan), 16);
-    assert_int_equal(cox_plan_untold(plan, &ids), 1);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
     assert_int_equal(ids[0], id);
     /* The next step tells. */
     add(plan, 3, 2);
     step = next(plan);
     assert_int_equal(step->finished_count, 1);
     commit(plan, 2, 50);
-    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
     cox_plan_free(plan);
 }
 
@@ -553,7 +553,7 @@ static void m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed(void
     assert_int_equal(step->finished_count, 0);
     commit(plan, 2, 50);
     const int64_t *ids;
-    assert_int_equal(cox_plan_untold(plan, &ids), 0);
+    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
     cox_plan_free(plan);
 }
 

@@ -316,9 +316,9 @@ int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, c
 {
     cox_visit_hold(); /* left in between, it would leave its locks behind */
     /* acq_rel: partner is the acquire in free; who went has let go of everything. */
-    atomic_fetch_add_explicit(&worker->tellers, 1, memory_order_acq_rel);
+    atomic_fetch_add_explicit(&worker->reporters, 1, memory_order_acq_rel);
     int r = worker_tell(worker, channel, sequence, text, deadline_ns);
-    atomic_fetch_sub_explicit(&worker->tellers, 1, memory_order_acq_rel);
+    atomic_fetch_sub_explicit(&worker->reporters, 1, memory_order_acq_rel);
     cox_visit_release();
     return r;
 }
@@ -491,13 +491,13 @@ static void worker_leave(struct cox_worker *worker)
 }
 
 /* Whoever is inside a report comes out with COX_CLOSED, within a slice. */
-static void worker_await_tellers(struct cox_worker *worker)
+static void worker_await_reporters(struct cox_worker *worker)
 {
     atomic_store_explicit(&worker->stopping, true, memory_order_release);
     pthread_mutex_lock(&worker->error_lock);
     pthread_cond_broadcast(&worker->error_cond);
     pthread_mutex_unlock(&worker->error_lock);
-    while (atomic_load_explicit(&worker->tellers, memory_order_acquire) > 0)
+    while (atomic_load_explicit(&worker->reporters, memory_order_acquire) > 0)
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
 }
 
@@ -508,7 +508,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     /* The child of a fork has none of the threads, and is not the rank: it only lets go of memory.
      */
     if (worker->own_pid == getpid()) {
-        worker_await_tellers(worker);
+        worker_await_reporters(worker);
         worker_leave(worker);
         guard_stop(worker);
         if (worker->follows_wrapper)

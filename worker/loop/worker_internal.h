@@ -113,7 +113,7 @@ struct cox_worker {
     /* one report at a time from this process */
     bool reporting;
     /* threads inside a report; free waits for them */
-    _Atomic uint32_t tellers;
+    _Atomic uint32_t reporters;
     /* the execute channel thread's */
     struct cox_table *table;
     /* Of the step under way; the execute channel thread's. */
