@@ -87,7 +87,7 @@ static void p3_many_late_ranks_are_told_as_ranges(void **state)
     const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
     assert_int_equal(test_call_how(g, &c, &how, "echo x"), COX_TIMEOUT);
     assert_contains(test_error_text(g), "1 of 8 ranks answered");
-    assert_contains(test_error_text(g), "ranks 0-6 never took it, silent for up to 0.");
+    assert_contains(test_error_text(g), "ranks 0-6 never took it, silent for up to ");
     for (uint32_t rank = 0; rank < 7; rank++)
         assert_contains(c.ranks[rank].text, "alive but stopped by a signal");
     test_completion_deinit(&c);
