@@ -264,6 +264,20 @@ static void load_wait(struct load *load, uint64_t until_ns)
     pthread_mutex_unlock(&load->lock);
 }
 
+/* Until so many have completed. Returns how many have when the time is up. */
+static size_t load_await_count(struct load *load, size_t count)
+{
+    const struct timespec until =
+        cox_deadline_timespec(cox_deadline_after_ms(DEADLINE_MS + SLACK_MS));
+    int e = 0;
+    pthread_mutex_lock(&load->lock);
+    while (load->completed < count && e != ETIMEDOUT)
+        e = pthread_cond_timedwait(&load->changed, &load->lock, &until);
+    size_t completed = load->completed;
+    pthread_mutex_unlock(&load->lock);
+    return completed;
+}
+
 /* Returns what submit said. */
 static int load_submit(struct test_group *group, struct load *load)
 {
@@ -351,16 +365,7 @@ static void load_run(struct test_group *group, struct load *load, uint64_t time_
         if (r)
             load_wait(load, cox_deadline_after_ms(2));
     }
-    uint64_t last_ns = cox_deadline_after_ms(DEADLINE_MS + SLACK_MS);
-    pthread_mutex_lock(&load->lock);
-    bool ended = load->completed >= load->submitted;
-    pthread_mutex_unlock(&load->lock);
-    while (!ended && cox_now_ns() < last_ns) {
-        load_wait(load, last_ns);
-        pthread_mutex_lock(&load->lock);
-        ended = load->completed >= load->submitted;
-        pthread_mutex_unlock(&load->lock);
-    }
+    load_await_count(load, load->submitted);
     pthread_mutex_lock(&load->lock);
     size_t completed = load->completed, late = load->late, twice = load->twice;
     size_t foreign = load->foreign, odd = load->odd;
@@ -650,15 +655,7 @@ static void p10_a_bit_of_the_abort_line_ends_nobody(void **state)
 /* So many have ended in time, each once. */
 static void load_await(struct load *load, size_t count)
 {
-    uint64_t last_ns = cox_deadline_after_ms(DEADLINE_MS + SLACK_MS);
-    size_t completed = 0;
-    while (completed < count && cox_now_ns() < last_ns) {
-        load_wait(load, last_ns);
-        pthread_mutex_lock(&load->lock);
-        completed = load->completed;
-        pthread_mutex_unlock(&load->lock);
-    }
-    assert_int_equal(completed, count);
+    assert_int_equal(load_await_count(load, count), count);
     assert_int_equal(load->late + load->twice + load->foreign + load->odd, 0);
 }
 
