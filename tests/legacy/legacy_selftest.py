@@ -52,7 +52,7 @@ class LegacyTest(unittest.TestCase):
     @staticmethod
     def fresh_prefix():
         LegacyTest.counter += 1
-        return "/%d_selftest%d" % (os.getpid(), LegacyTest.counter)
+        return "/coxselftest.%d_%d" % (os.getpid(), LegacyTest.counter)
 
     def setUp(self):
         self.prefix = self.fresh_prefix()
