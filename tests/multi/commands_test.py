@@ -430,29 +430,36 @@ def waiting(stream):
     return struct.unpack("i", fcntl.ioctl(stream, termios.FIONREAD, b"\0" * 4))[0]
 
 
+def seconds_to_end_unread(killed):
+    """Of a group whose standard error is full, and nobody reads it."""
+    command, done = talkative(3000, "exec %s --model %s" % (program("coxswain-worker"), MODEL))
+    process = start(["run", "-n", "2"] + command)
+    started(process)
+    pids = pids_of(process, 2)
+    wait_until(lambda: waiting(process.stderr) > 60000 and os.path.exists(done), "a full pipe")
+    begin = time.monotonic()
+    if killed:
+        os.kill(pids[1], signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGTERM)
+    try:
+        status = process.wait(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise Failure("it never ends") from None
+    took = time.monotonic() - begin
+    process.communicate()
+    check(status == (3 if killed else 0), "exit status %d" % status)
+    return took
+
+
 @test
 def nobody_reads_standard_error_and_the_group_ends_all_the_same():
-    worker = "exec %s --model %s" % (program("coxswain-worker"), MODEL)
     for killed in (False, True):
-        command, done = talkative(3000, worker)
-        process = start(["run", "-n", "2"] + command)
-        started(process)
-        pids = pids_of(process, 2)
-        wait_until(lambda: waiting(process.stderr) > 60000 and os.path.exists(done), "a full pipe")
-        begin = time.monotonic()
-        if killed:
-            os.kill(pids[1], signal.SIGKILL)
-        else:
-            process.send_signal(signal.SIGTERM)
-        try:
-            status = process.wait(timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise Failure("it never ends") from None
-        took = time.monotonic() - begin
-        process.communicate()
-        check(status == (3 if killed else 0), "exit status %d" % status)
-        check(took < 20, "it took %.1f s to end" % took)
+        tries = []  # one may be slow on a busy machine; a wait of the product is in each
+        while not tries or tries[-1] >= 6 and len(tries) < 3:
+            tries.append(seconds_to_end_unread(killed))
+        check(tries[-1] < 6, "it took %s s to end" % tries)
 
 
 @test

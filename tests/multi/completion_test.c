@@ -85,9 +85,13 @@ static void p3_many_late_ranks_are_told_as_ranges(void **state)
         test_stop_process(cox_executor_pid(test_group_executor(g), rank));
     struct test_completion c;
     const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
+    const uint64_t begin_ns = cox_now_ns();
     assert_int_equal(test_call_how(g, &c, &how, "echo x"), COX_TIMEOUT);
     assert_contains(test_error_text(g), "1 of 8 ranks answered");
-    assert_contains(test_error_text(g), "ranks 0-6 never took it, silent for up to ");
+    static const char silent[] = "ranks 0-6 never took it, silent for up to ";
+    assert_contains(test_error_text(g), silent);
+    const double seconds = strtod(strstr(test_error_text(g), silent) + strlen(silent), NULL);
+    assert_true(seconds >= 0.19 && seconds <= (double)(cox_now_ns() - begin_ns) / 1e9 + 0.01);
     for (uint32_t rank = 0; rank < 7; rank++)
         assert_contains(c.ranks[rank].text, "alive but stopped by a signal");
     test_completion_deinit(&c);
