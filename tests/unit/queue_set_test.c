@@ -21,7 +21,8 @@
 
 #define QUEUE_COUNT 3
 #define PATIENCE_MS 20000
-#define LOCK_PATIENCE_NS (COX_QUEUE_LOCK_PATIENCE_MS * COX_NSEC_PER_MSEC)
+/* One may be slow by the machine. */
+#define TRIES 3
 
 static struct cox_pool *host;
 static struct cox_queue *queues[QUEUE_COUNT];
@@ -342,13 +343,16 @@ static void b31_a_lock_that_names_nobody_is_taken_over(void **state)
     struct cox_queue_layout_lock *lock = lock_share();
     const uint64_t words[] = {1, UINT64_MAX, (uint64_t)getpid() << 42,
                               ((uint64_t)getpid() << 42) + 1, UINT64_C(1) << 63};
-    const uint64_t begin_ns = cox_now_ns();
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
-        atomic_store(&lock->lock_owner, words[i]);
-        lock_once(lock, true);
+    uint64_t took_ns = UINT64_MAX;
+    for (int tries = 0; tries < TRIES && took_ns >= 2000 * COX_NSEC_PER_MSEC; tries++) {
+        const uint64_t begin_ns = cox_now_ns();
+        for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+            atomic_store(&lock->lock_owner, words[i]);
+            lock_once(lock, true);
+        }
+        took_ns = cox_now_ns() - begin_ns;
     }
-    /* For none of them the time that a live owner is given. */
-    assert_true(cox_now_ns() - begin_ns < LOCK_PATIENCE_NS);
+    assert_true(took_ns < 2000 * COX_NSEC_PER_MSEC);
 }
 
 /* Alive and stopped, or a lie: nobody waits for it without end. */
@@ -379,6 +383,7 @@ static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
     struct cox_subscriber *ready = NULL;
     uint64_t identity;
     assert_int_equal(cox_queue_identity(&identity, NULL), 0);
+    int slow = 0;
     for (int round = 0; round < 2; round++) {
         atomic_store(&layout->lock.lock_owner, identity);
         if (round == 0)
@@ -393,7 +398,11 @@ static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
         take(ready, 1);
         cox_queue_set_trigger(set);
         assert_int_equal(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready), COX_ABORTED);
-        assert_true(cox_now_ns() - begin_ns < LOCK_PATIENCE_NS);
+        /* A fifth of the lock's patience. */
+        if (cox_now_ns() - begin_ns >= 1000 * COX_NSEC_PER_MSEC) {
+            assert_true(++slow < TRIES);
+            round--;
+        }
         atomic_store(&layout->lock.lock_owner, 0);
         atomic_store(&layout->state.queue_publishing, 0);
     }
