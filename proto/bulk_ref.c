@@ -4,16 +4,16 @@
 
 #include "proto/executor.pb-c.h"
 
-void cox_bulk_ref_fill(struct ModelExecuteData__BulkRef *message, struct cox_bulk_ref *ref)
+void cox_bulk_ref_fill(struct Coxswain__BulkRef *message, struct cox_bulk_ref *ref)
 {
-    model_execute_data__bulk_ref__init(message);
+    coxswain__bulk_ref__init(message);
     message->has_handle = message->has_size = 1;
     message->handle.data = ref->handle.bytes;
     message->handle.len = sizeof ref->handle.bytes;
     message->size = ref->size;
 }
 
-int cox_bulk_ref_read(const struct ModelExecuteData__BulkRef *message, struct cox_bulk_ref *ret_ref,
+int cox_bulk_ref_read(const struct Coxswain__BulkRef *message, struct cox_bulk_ref *ret_ref,
                       struct cox_error *err)
 {
     if (!message->has_handle || !message->has_size ||

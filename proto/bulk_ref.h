@@ -12,12 +12,12 @@
 
 #include "channel/memory/bulk.h"
 
-struct ModelExecuteData__BulkRef;
+struct Coxswain__BulkRef;
 
 /* The message's handle is ref's, lent. */
-void cox_bulk_ref_fill(struct ModelExecuteData__BulkRef *message, struct cox_bulk_ref *ref);
+void cox_bulk_ref_fill(struct Coxswain__BulkRef *message, struct cox_bulk_ref *ref);
 /* The message is a stranger's. Returns 0 or COX_CORRUPT. */
-int cox_bulk_ref_read(const struct ModelExecuteData__BulkRef *message, struct cox_bulk_ref *ret_ref,
+int cox_bulk_ref_read(const struct Coxswain__BulkRef *message, struct cox_bulk_ref *ret_ref,
                       struct cox_error *err);
 
 #endif

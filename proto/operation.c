@@ -2,7 +2,7 @@
 
 #include "proto/executor.pb-c.h"
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 
 static const struct cox_operation operations[] = {
     [TYPE(MODEL_INIT)] = {"MODEL_INIT", COX_CHANNEL_EXECUTE, true, true, false},

@@ -5,12 +5,12 @@
 
 #include <limits.h>
 
-typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
-typedef ModelExecuteData__ExecuteModelRequest ExecuteModelRequest;
-typedef ModelExecuteData__StepDelta StepDelta;
-typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
-typedef ModelExecuteData__ExecuteModelResponse ExecuteModelResponse;
-typedef ModelExecuteData__StepResult StepResult;
+typedef Coxswain__ExecuteRequest ExecuteRequest;
+typedef Coxswain__ExecuteModelRequest ExecuteModelRequest;
+typedef Coxswain__StepDelta StepDelta;
+typedef Coxswain__ExecuteResponse ExecuteResponse;
+typedef Coxswain__ExecuteModelResponse ExecuteModelResponse;
+typedef Coxswain__StepResult StepResult;
 
 /* What stands in front of a field: its number and how it is written. */
 #define TAG_VARINT(number) ((number) << 3)
@@ -75,8 +75,7 @@ static uint8_t *put_signed_column(uint8_t *end, unsigned number, const int32_t *
 
 static bool request_is_plain(const ExecuteRequest *request)
 {
-    if (request->request_case !=
-            MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST ||
+    if (request->request_case != COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST ||
         !request->execute_model_request || !request->execute_model_request->step)
         return false;
     const ExecuteModelRequest *model = request->execute_model_request;
@@ -149,8 +148,7 @@ bool cox_step_wire_pack_request(const ExecuteRequest *request, uint8_t *buffer, 
 
 static bool response_is_plain(const ExecuteResponse *response)
 {
-    if (response->result_case !=
-            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
+    if (response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
         !response->execute_model_response || !response->execute_model_response->step)
         return false;
     const ExecuteModelResponse *model = response->execute_model_response;
@@ -297,9 +295,9 @@ struct step_request {
 };
 
 static const struct step_request blank_request = {
-    .request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT,
-    .model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT,
-    .step = MODEL_EXECUTE_DATA__STEP_DELTA__INIT,
+    .request = COXSWAIN__EXECUTE_REQUEST__INIT,
+    .model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT,
+    .step = COXSWAIN__STEP_DELTA__INIT,
 };
 
 /* What a message is made of, before there is memory for it. */
@@ -405,17 +403,17 @@ bool cox_step_wire_unpack_request(struct cox_arena *arena, const uint8_t *bytes,
     own->step.has_table_count = plan.has_table_count;
     own->step.table_count = (uint32_t)plan.table_count;
     own->model.has_forward_type = plan.has_forward_type;
-    own->model.forward_type = (ModelExecuteData__ForwardType)plan.forward_type;
+    own->model.forward_type = (Coxswain__ForwardType)plan.forward_type;
     own->model.step = &own->step;
     own->request.has_execute_type = plan.has_execute_type;
-    own->request.execute_type = (ModelExecuteData__ExecuteType)plan.execute_type;
+    own->request.execute_type = (Coxswain__ExecuteType)plan.execute_type;
     own->request.has_deadline_ns = plan.has_deadline_ns;
     own->request.deadline_ns = plan.deadline_ns;
     own->request.has_trace_id = plan.has_trace_id;
     own->request.trace_id = plan.trace_id;
     own->request.has_weights_version = plan.has_weights_version;
     own->request.weights_version = plan.weights_version;
-    own->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    own->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     own->request.execute_model_request = &own->model;
     *ret_request = &own->request;
     return true;
@@ -429,9 +427,9 @@ struct step_response {
 };
 
 static const struct step_response blank_response = {
-    .response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT,
-    .model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT,
-    .result = MODEL_EXECUTE_DATA__STEP_RESULT__INIT,
+    .response = COXSWAIN__EXECUTE_RESPONSE__INIT,
+    .model = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT,
+    .result = COXSWAIN__STEP_RESULT__INIT,
 };
 
 struct response_plan {
@@ -538,7 +536,7 @@ bool cox_step_wire_unpack_response(struct cox_arena *arena, const uint8_t *bytes
     own->response.rank = plan.rank;
     own->response.has_status = plan.has_status;
     own->response.status = plan.status;
-    own->response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    own->response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     own->response.execute_model_response = &own->model;
     *ret_response = &own->response;
     return true;

@@ -18,16 +18,16 @@
 
 /* Packs into buffer. Also false when buffer has no room for the longest numbers there are; all of
  * buffer may be written to. */
-bool cox_step_wire_pack_request(const struct ModelExecuteData__ExecuteRequest *request,
-                                uint8_t *buffer, size_t buffer_size, size_t *ret_size);
-bool cox_step_wire_pack_response(const struct ModelExecuteData__ExecuteResponse *response,
-                                 uint8_t *buffer, size_t buffer_size, size_t *ret_size);
+bool cox_step_wire_pack_request(const struct Coxswain__ExecuteRequest *request, uint8_t *buffer,
+                                size_t buffer_size, size_t *ret_size);
+bool cox_step_wire_pack_response(const struct Coxswain__ExecuteResponse *response, uint8_t *buffer,
+                                 size_t buffer_size, size_t *ret_size);
 
 /* The bytes must not change meanwhile. Also false when the arena is exhausted. Columns take up to
  * four times their packed size. */
 bool cox_step_wire_unpack_request(struct cox_arena *arena, const uint8_t *bytes, size_t size,
-                                  struct ModelExecuteData__ExecuteRequest **ret_request);
+                                  struct Coxswain__ExecuteRequest **ret_request);
 bool cox_step_wire_unpack_response(struct cox_arena *arena, const uint8_t *bytes, size_t size,
-                                   struct ModelExecuteData__ExecuteResponse **ret_response);
+                                   struct Coxswain__ExecuteResponse **ret_response);
 
 #endif

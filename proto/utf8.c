@@ -138,8 +138,7 @@ static int check_message(struct path *path, const ProtobufCMessage *message, str
     return r;
 }
 
-int cox_utf8_check_request(const struct ModelExecuteData__ExecuteRequest *request,
-                           struct cox_error *err)
+int cox_utf8_check_request(const struct Coxswain__ExecuteRequest *request, struct cox_error *err)
 {
     struct path path = {.depth = 0};
     return check_message(&path, &request->base, err);

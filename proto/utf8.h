@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-struct ModelExecuteData__ExecuteRequest;
+struct Coxswain__ExecuteRequest;
 
 /* The first byte that is no part of a character (overlong forms, surrogates and codes above
  * U+10FFFF are none); NULL: text is UTF-8. */
@@ -25,8 +25,7 @@ const char *cox_utf8_find_bad(const char *text);
 void cox_utf8_mend(char *text);
 /* Every string field of the request, whatever it is nested in. Returns 0, or COX_INVALID: err
  * names the field by its path, and the byte with its offset. */
-int cox_utf8_check_request(const struct ModelExecuteData__ExecuteRequest *request,
-                           struct cox_error *err);
+int cox_utf8_check_request(const struct Coxswain__ExecuteRequest *request, struct cox_error *err);
 
 #ifdef __cplusplus
 }

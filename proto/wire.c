@@ -244,17 +244,17 @@ static int message_unpack(struct cox_arena *arena, const ProtobufCMessageDescrip
     return 0;
 }
 
-size_t cox_wire_request_size(const struct ModelExecuteData__ExecuteRequest *request)
+size_t cox_wire_request_size(const struct Coxswain__ExecuteRequest *request)
 {
     return protobuf_c_message_get_packed_size(&request->base);
 }
 
-size_t cox_wire_response_size(const struct ModelExecuteData__ExecuteResponse *response)
+size_t cox_wire_response_size(const struct Coxswain__ExecuteResponse *response)
 {
     return protobuf_c_message_get_packed_size(&response->base);
 }
 
-int cox_wire_request_pack(const struct ModelExecuteData__ExecuteRequest *request, void *buffer,
+int cox_wire_request_pack(const struct Coxswain__ExecuteRequest *request, void *buffer,
                           size_t buffer_size, size_t *ret_size)
 {
     if (cox_step_wire_pack_request(request, buffer, buffer_size, ret_size))
@@ -262,7 +262,7 @@ int cox_wire_request_pack(const struct ModelExecuteData__ExecuteRequest *request
     return message_pack(&request->base, buffer, buffer_size, ret_size);
 }
 
-int cox_wire_response_pack(const struct ModelExecuteData__ExecuteResponse *response, void *buffer,
+int cox_wire_response_pack(const struct Coxswain__ExecuteResponse *response, void *buffer,
                            size_t buffer_size, size_t *ret_size)
 {
     if (cox_step_wire_pack_response(response, buffer, buffer_size, ret_size))
@@ -271,30 +271,28 @@ int cox_wire_response_pack(const struct ModelExecuteData__ExecuteResponse *respo
 }
 
 int cox_wire_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
-                            struct ModelExecuteData__ExecuteRequest **ret_request)
+                            struct Coxswain__ExecuteRequest **ret_request)
 {
     ProtobufCMessage *message = NULL;
     if (size <= WIRE_SIZE_MAX && cox_step_wire_unpack_request(arena, bytes, size, ret_request))
         return 0;
-    int r = message_unpack(arena, &model_execute_data__execute_request__descriptor, bytes, size,
-                           &message);
+    int r = message_unpack(arena, &coxswain__execute_request__descriptor, bytes, size, &message);
     if (r)
         return r;
-    *ret_request = (struct ModelExecuteData__ExecuteRequest *)message;
+    *ret_request = (struct Coxswain__ExecuteRequest *)message;
     return 0;
 }
 
 int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t size,
-                             struct ModelExecuteData__ExecuteResponse **ret_response)
+                             struct Coxswain__ExecuteResponse **ret_response)
 {
     ProtobufCMessage *message = NULL;
     if (size <= WIRE_SIZE_MAX && cox_step_wire_unpack_response(arena, bytes, size, ret_response))
         return 0;
-    int r = message_unpack(arena, &model_execute_data__execute_response__descriptor, bytes, size,
-                           &message);
+    int r = message_unpack(arena, &coxswain__execute_response__descriptor, bytes, size, &message);
     if (r)
         return r;
-    *ret_response = (struct ModelExecuteData__ExecuteResponse *)message;
+    *ret_response = (struct Coxswain__ExecuteResponse *)message;
     return 0;
 }
 
@@ -358,7 +356,7 @@ const char *cox_wire_type_name(uint32_t execute_type)
 {
     const ProtobufCEnumValue *value = NULL;
     if (execute_type <= INT_MAX)
-        value = protobuf_c_enum_descriptor_get_value(&model_execute_data__execute_type__descriptor,
+        value = protobuf_c_enum_descriptor_get_value(&coxswain__execute_type__descriptor,
                                                      (int)execute_type);
     return value ? value->name : "unknown";
 }

@@ -23,8 +23,8 @@
 extern "C" {
 #endif
 
-struct ModelExecuteData__ExecuteRequest;
-struct ModelExecuteData__ExecuteResponse;
+struct Coxswain__ExecuteRequest;
+struct Coxswain__ExecuteResponse;
 struct CoxswainControl__ControlRequest;
 struct CoxswainControl__ControlReply;
 
@@ -55,22 +55,22 @@ void cox_arena_take_back(struct cox_arena *arena, void *memory, size_t size);
 COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
 
 /* Bytes the message will take. */
-COX_PUBLIC size_t cox_wire_request_size(const struct ModelExecuteData__ExecuteRequest *request);
-COX_PUBLIC size_t cox_wire_response_size(const struct ModelExecuteData__ExecuteResponse *response);
+COX_PUBLIC size_t cox_wire_request_size(const struct Coxswain__ExecuteRequest *request);
+COX_PUBLIC size_t cox_wire_response_size(const struct Coxswain__ExecuteResponse *response);
 
 /* Packs into buffer. Nothing is written when it does not fit. Returns 0, or COX_TOO_LARGE with
  * *ret_size untouched. */
-COX_PUBLIC int cox_wire_request_pack(const struct ModelExecuteData__ExecuteRequest *request,
-                                     void *buffer, size_t buffer_size, size_t *ret_size);
-COX_PUBLIC int cox_wire_response_pack(const struct ModelExecuteData__ExecuteResponse *response,
+COX_PUBLIC int cox_wire_request_pack(const struct Coxswain__ExecuteRequest *request, void *buffer,
+                                     size_t buffer_size, size_t *ret_size);
+COX_PUBLIC int cox_wire_response_pack(const struct Coxswain__ExecuteResponse *response,
                                       void *buffer, size_t buffer_size, size_t *ret_size);
 
 /* Unpacks size bytes. The bytes must not change meanwhile: memory that another process can write is
  * copied first. Returns 0, COX_CORRUPT or COX_TOO_LARGE. */
 COX_PUBLIC int cox_wire_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
-                                       struct ModelExecuteData__ExecuteRequest **ret_request);
+                                       struct Coxswain__ExecuteRequest **ret_request);
 COX_PUBLIC int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t size,
-                                        struct ModelExecuteData__ExecuteResponse **ret_response);
+                                        struct Coxswain__ExecuteResponse **ret_response);
 
 /* The same for control.proto. */
 int cox_wire_control_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,

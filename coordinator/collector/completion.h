@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-struct ModelExecuteData__ExecuteResponse;
+struct Coxswain__ExecuteResponse;
 
 /* Whose payload a completion carries. The status of every asked rank is always there, and every
  * policy ends at the first error or death of any asked rank. */
@@ -54,7 +54,7 @@ struct cox_rank_result {
     const void *bytes;
     size_t size;
     /* the same unpacked; NULL for opaque requests */
-    const struct ModelExecuteData__ExecuteResponse *response;
+    const struct Coxswain__ExecuteResponse *response;
 };
 
 struct cox_completion {

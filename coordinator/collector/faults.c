@@ -49,12 +49,11 @@ static size_t faults_fetch(struct cox_faults *faults)
     return length;
 }
 
-static const char *report_text(const ModelExecuteData__ExecuteResponse *report)
+static const char *report_text(const Coxswain__ExecuteResponse *report)
 {
     if (report->error_text)
         return report->error_text;
-    if (report->result_case ==
-            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+    if (report->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
         report->execute_model_response && report->execute_model_response->err_msg)
         return report->execute_model_response->err_msg;
     return "a fault without words";
@@ -66,7 +65,7 @@ static void faults_tell(struct cox_faults *faults, int rank, size_t length)
 {
     if (length == 0)
         return;
-    ModelExecuteData__ExecuteResponse *report = NULL;
+    Coxswain__ExecuteResponse *report = NULL;
     cox_arena_reset(&faults->arena);
     if (cox_wire_response_unpack(&faults->arena, faults->copy, length, &report)) {
         cox_log_write(&faults->log, 3,

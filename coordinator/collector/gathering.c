@@ -95,12 +95,11 @@ static void gathering_error(struct cox_gathering *gathering, uint32_t rank, int3
 }
 
 /* The words a failing rank sent along. */
-static const char *response_text(const ModelExecuteData__ExecuteResponse *response)
+static const char *response_text(const Coxswain__ExecuteResponse *response)
 {
     if (response->error_text && response->error_text[0])
         return response->error_text;
-    if (response->result_case ==
-            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+    if (response->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
         response->execute_model_response && response->execute_model_response->err_msg &&
         response->execute_model_response->err_msg[0])
         return response->execute_model_response->err_msg;
@@ -109,10 +108,9 @@ static const char *response_text(const ModelExecuteData__ExecuteResponse *respon
 
 /* The workers of MindIE-LLM answer a step that failed with status 0 and words in place of
  * outputs. */
-static bool legacy_step_failed(const ModelExecuteData__ExecuteResponse *response)
+static bool legacy_step_failed(const Coxswain__ExecuteResponse *response)
 {
-    return response->result_case ==
-               MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
+    return response->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
            response->execute_model_response && response->execute_model_response->n_outputs == 0 &&
            response->execute_model_response->err_msg &&
            response->execute_model_response->err_msg[0];
@@ -122,7 +120,7 @@ static bool legacy_step_failed(const ModelExecuteData__ExecuteResponse *response
  * a block has twice its size beside. */
 COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes,
                                     size_t length, size_t beside,
-                                    ModelExecuteData__ExecuteResponse **ret_response)
+                                    Coxswain__ExecuteResponse **ret_response)
 {
     struct cox_arena *arena = &gathering->arena;
     size_t size_max = arena->size_max;
@@ -134,7 +132,7 @@ COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8
 
 /* What an unpacked answer says. */
 COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t rank, bool legacy,
-                                     const ModelExecuteData__ExecuteResponse *response,
+                                     const Coxswain__ExecuteResponse *response,
                                      const uint8_t *bytes, size_t length)
 {
     struct cox_rank_result *result = &gathering->results[rank];
@@ -174,7 +172,7 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
                                            size_t length)
 {
     struct cox_gathering_rank *own = &gathering->ranks[rank];
-    ModelExecuteData__ExecuteResponse *response = NULL;
+    Coxswain__ExecuteResponse *response = NULL;
     int r = gathering_unpack(gathering, copy, length, 0, &response);
     if (r == 0 && !legacy && response->status == 0 && response->bulk) {
         struct cox_error why;
@@ -283,7 +281,7 @@ int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_b
         result->size = size;
         return 0;
     }
-    ModelExecuteData__ExecuteResponse *response = NULL;
+    Coxswain__ExecuteResponse *response = NULL;
     r = gathering_unpack(gathering, own->block, size, 2 * size, &response);
     if (r)
         gathering_error_unpack(gathering, rank, r, size);

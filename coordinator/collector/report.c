@@ -80,10 +80,9 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
 
 static bool step_digest(const struct cox_rank_result *result, uint64_t *ret_digest)
 {
-    const ModelExecuteData__ExecuteResponse *response = result->response;
+    const Coxswain__ExecuteResponse *response = result->response;
     if (!response ||
-        response->result_case !=
-            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
+        response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
         !response->execute_model_response || !response->execute_model_response->step ||
         !response->execute_model_response->step->has_digest)
         return false;

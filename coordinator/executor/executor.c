@@ -534,9 +534,9 @@ int cox_executor_start(const struct cox_executor_options *options,
  * now. */
 static bool executor_say_finalize(struct cox_executor *executor, struct cox_collector *collector)
 {
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_FINALIZE;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE;
     struct cox_entry entry = {
         .type = request.execute_type,
         .operation = cox_operation_find(request.execute_type),

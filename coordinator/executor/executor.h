@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 struct cox_executor;
-struct ModelExecuteData__ExecuteRequest;
+struct Coxswain__ExecuteRequest;
 
 /* 0 or NULL everywhere means default. */
 struct cox_executor_options {
@@ -210,7 +210,7 @@ COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
  * COX_INVALID: no such type, or not for submit; or a string of the request is no UTF-8, err names
  * field and byte, and nothing was sent. */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
-                                   const struct ModelExecuteData__ExecuteRequest *request,
+                                   const struct Coxswain__ExecuteRequest *request,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err);
 /* The same for bytes of the caller's own, on the execute channel; workers answer them in their
@@ -227,7 +227,7 @@ COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const v
  * COX_TIMEOUT although the request is under way, and visit is not called. err gets the completion's
  * text. */
 COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
-                                 const struct ModelExecuteData__ExecuteRequest *request,
+                                 const struct Coxswain__ExecuteRequest *request,
                                  const struct cox_submit_options *options, cox_completion_fn visit,
                                  void *visit_context, struct cox_error *err);
 COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes,

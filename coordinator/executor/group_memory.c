@@ -18,8 +18,8 @@ struct cox_group_handles {
      * process. */
     struct cox_exporter *with_door, *without;
     struct exported ranks[COX_RANK_COUNT_MAX];
-    ModelExecuteData__RankGroupMemory messages[COX_RANK_COUNT_MAX];
-    ModelExecuteData__RankGroupMemory *pointers[COX_RANK_COUNT_MAX];
+    Coxswain__RankGroupMemory messages[COX_RANK_COUNT_MAX];
+    Coxswain__RankGroupMemory *pointers[COX_RANK_COUNT_MAX];
 };
 
 struct cox_group_handles *cox_group_handles_free(struct cox_group_handles *handles)
@@ -135,7 +135,7 @@ static ProtobufCBinaryData bytes_of(struct cox_handle *handle)
     return (ProtobufCBinaryData){.data = handle->bytes, .len = sizeof *handle};
 }
 
-int cox_group_handles_fill(struct cox_executor *executor, ModelExecuteData__ExecuteRequest *request,
+int cox_group_handles_fill(struct cox_executor *executor, Coxswain__ExecuteRequest *request,
                            struct cox_error *err)
 {
     struct cox_error why = {0};
@@ -148,8 +148,8 @@ int cox_group_handles_fill(struct cox_executor *executor, ModelExecuteData__Exec
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
         r = rank_export(executor, rank, &why);
         struct exported *exported = &handles->ranks[rank];
-        ModelExecuteData__RankGroupMemory *message = &handles->messages[rank];
-        model_execute_data__rank_group_memory__init(message);
+        Coxswain__RankGroupMemory *message = &handles->messages[rank];
+        coxswain__rank_group_memory__init(message);
         handles->pointers[rank] = message;
         message->has_words = message->has_values = exported->given;
         message->words = bytes_of(&exported->handles[0]);

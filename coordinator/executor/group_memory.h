@@ -21,7 +21,7 @@ struct cox_group_handles; /* executor->group_handles; NULL: nothing was told yet
 
 /* group_memory of the request. Returns 0; -ENOMEM; what cox_exporter_new and cox_exporter_export
  * return. Does nothing where the group is not sealed. */
-int cox_group_handles_fill(struct cox_executor *executor, ModelExecuteData__ExecuteRequest *request,
+int cox_group_handles_fill(struct cox_executor *executor, Coxswain__ExecuteRequest *request,
                            struct cox_error *err);
 /* NULL-safe, returns NULL. */
 struct cox_group_handles *cox_group_handles_free(struct cox_group_handles *handles);

@@ -17,10 +17,10 @@
 #include "coordinator/collector/inside.h"
 #include "proto/executor.pb-c.h"
 
-typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
-typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
-typedef ModelExecuteData__ExecuteRequest__ConfigEntry ConfigEntry;
-#define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
+typedef Coxswain__ExecuteRequest ExecuteRequest;
+typedef Coxswain__ExecuteResponse ExecuteResponse;
+typedef Coxswain__ExecuteRequest__ConfigEntry ConfigEntry;
+#define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
 
 /* ---- the answers ---- */
 
@@ -39,8 +39,7 @@ struct init_visit {
     struct cox_error *err;
 };
 
-static const char *init_find(const ModelExecuteData__ExecuteResponse__InitResults *results,
-                             const char *key)
+static const char *init_find(const Coxswain__ExecuteResponse__InitResults *results, const char *key)
 {
     for (size_t i = 0; i < results->n_init_result_map; i++)
         if (results->init_result_map[i]->key && strcmp(results->init_result_map[i]->key, key) == 0)
@@ -49,8 +48,8 @@ static const char *init_find(const ModelExecuteData__ExecuteResponse__InitResult
 }
 
 static int init_number(struct init_visit *visit, uint32_t rank,
-                       const ModelExecuteData__ExecuteResponse__InitResults *results,
-                       const char *key, bool required, int64_t *ret_value)
+                       const Coxswain__ExecuteResponse__InitResults *results, const char *key,
+                       bool required, int64_t *ret_value)
 {
     const char *text = init_find(results, key);
     if (!text || !*text) {
@@ -91,8 +90,7 @@ static void init_take_min(int64_t *value, int64_t other)
 /* The blocks on the device: MindIE-LLM tells them in the map up to 3.0.0.beta.2, and since March
  * 2026 in the first KV cache's description alone. */
 static int init_blocks(struct init_visit *visit, uint32_t rank,
-                       const ModelExecuteData__ExecuteResponse__InitResults *results,
-                       int64_t *ret_blocks)
+                       const Coxswain__ExecuteResponse__InitResults *results, int64_t *ret_blocks)
 {
     const char *text = init_find(results, "npuBlockNum");
     if (text && *text)
@@ -111,7 +109,7 @@ static int init_blocks(struct init_visit *visit, uint32_t rank,
 /* blocks: of the rank, wherever it told them. Workers that tell them in the map need not
  * describe their caches. */
 static void init_merge_caches(struct init_visit *visit, uint32_t rank, int64_t blocks,
-                              const ModelExecuteData__ExecuteResponse__InitResults *results)
+                              const Coxswain__ExecuteResponse__InitResults *results)
 {
     struct cox_init_summary *summary = &visit->summary;
     if (visit->legacy && results->n_kv_cache_descs == 0) {
@@ -129,7 +127,7 @@ static void init_merge_caches(struct init_visit *visit, uint32_t rank, int64_t b
         init_same(visit, rank, "the number of KV caches", summary->kv_cache_count, count))
         return;
     for (uint32_t i = 0; i < count; i++) {
-        const ModelExecuteData__KVCacheDesc *desc = results->kv_cache_descs[i];
+        const Coxswain__KVCacheDesc *desc = results->kv_cache_descs[i];
         if (visit->described == 0) {
             summary->kv_caches[i].block_size = desc->block_size;
             summary->kv_caches[i].compression_ratio = desc->compression_ratio;
@@ -151,9 +149,9 @@ static void init_merge_caches(struct init_visit *visit, uint32_t rank, int64_t b
 /* Ranks that load the model by themselves may find other files than those before them. Returns
  * whether they may compute together. */
 static bool init_same_model(struct init_visit *visit, uint32_t rank,
-                            const ModelExecuteData__ExecuteResponse__InitResults *results)
+                            const Coxswain__ExecuteResponse__InitResults *results)
 {
-    const ModelExecuteData__KvLayout *layout = results->kv_pool ? results->kv_pool->layout : NULL;
+    const Coxswain__KvLayout *layout = results->kv_pool ? results->kv_pool->layout : NULL;
     const uint64_t digest = layout && layout->has_model_digest ? layout->model_digest : 0;
     if (visit->model_digest && digest && digest != visit->model_digest) {
         visit->status = cox_fail(
@@ -175,7 +173,7 @@ static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteRes
                                  "rank %" PRIu32 ": the answer to init has no init results", rank);
         return;
     }
-    const ModelExecuteData__ExecuteResponse__InitResults *results = response->init_results;
+    const Coxswain__ExecuteResponse__InitResults *results = response->init_results;
     int64_t cpu = 0, npu = 0, positions = 0, start = -1, stop = -1;
     const char *status = init_find(results, "status");
     if (status && strcmp(status, "ok") != 0 && strcmp(status, "0") != 0) {
@@ -363,7 +361,7 @@ static void init_keep_group(struct cox_executor *executor, uint64_t life)
 /* What init tells of the weights; all of it is lent to the request. */
 struct weights_words {
     struct cox_weights_told told;
-    ModelExecuteData__WeightsOffer offer;
+    Coxswain__WeightsOffer offer;
 };
 
 static void weights_fill(const struct cox_executor *executor, struct weights_words *words,
@@ -373,7 +371,7 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
     if (!executor->tell_weights || executor->geometry.legacy)
         return;
     executor->tell_weights(executor->tell_context, told);
-    model_execute_data__weights_offer__init(&words->offer);
+    coxswain__weights_offer__init(&words->offer);
     words->offer.has_handle = words->offer.has_size = 1;
     words->offer.handle =
         (ProtobufCBinaryData){.data = told->handle.bytes, .len = sizeof told->handle.bytes};
@@ -397,20 +395,20 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
                      bool replayed, uint64_t deadline_ns, struct cox_init_summary *ret_summary,
                      struct cox_error *err)
 {
-    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     _cox_cleanup_(cox_free_ptr) ConfigEntry *entries = calloc(record->count + 1, sizeof *entries);
     _cox_cleanup_(cox_free_ptr) ConfigEntry **pointers =
         calloc(record->count + 1, sizeof(ConfigEntry *));
     if (!entries || !pointers)
         return cox_fail(err, -ENOMEM, "no memory for the init request");
     for (size_t i = 0; i < record->count; i++) {
-        model_execute_data__execute_request__config_entry__init(&entries[i]);
+        coxswain__execute_request__config_entry__init(&entries[i]);
         entries[i].key = (char *)(uintptr_t)record->entries[i].key;
         entries[i].value = (char *)(uintptr_t)record->entries[i].value;
         pointers[i] = &entries[i];
     }
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
     request.config = pointers;
     request.n_config = record->count;
     int r = init_renew_group(executor, &request.group_life, err);

@@ -9,14 +9,14 @@
 #include "executor_internal.h"
 #include "proto/executor.pb-c.h"
 
-typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
-typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
-#define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
+typedef Coxswain__ExecuteRequest ExecuteRequest;
+typedef Coxswain__ExecuteResponse ExecuteResponse;
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
+#define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
 
-static ExecuteRequest request_of(ModelExecuteData__ExecuteType type)
+static ExecuteRequest request_of(Coxswain__ExecuteType type)
 {
-    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
     request.execute_type = type;
     return request;
@@ -32,23 +32,22 @@ static struct cox_submit_options submit_all(uint64_t deadline_ns)
 int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, size_t count,
                          uint64_t deadline_ns, struct cox_error *err)
 {
-    ModelExecuteData__TGCleanupRequest cleanup = MODEL_EXECUTE_DATA__TGCLEANUP_REQUEST__INIT;
+    Coxswain__TGCleanupRequest cleanup = COXSWAIN__TGCLEANUP_REQUEST__INIT;
     cleanup.seq_ids = (int64_t *)(uintptr_t)seq_ids;
     cleanup.n_seq_ids = count;
     ExecuteRequest request = request_of(TYPE(TEXT_GENERATOR_CLEANUP));
-    request.request_case =
-        MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_TEXT_GENERATOR_CLEANUP_REQUEST;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_TEXT_GENERATOR_CLEANUP_REQUEST;
     request.text_generator_cleanup_request = &cleanup;
     struct cox_submit_options options = {.gather = COX_GATHER_NONE, .deadline_ns = deadline_ns};
     return cox_executor_call(executor, &request, &options, NULL, NULL, err);
 }
 
-int cox_executor_link(struct cox_executor *executor, const ModelExecuteData__PDLinkRequest *link,
+int cox_executor_link(struct cox_executor *executor, const Coxswain__PDLinkRequest *link,
                       uint64_t deadline_ns, struct cox_error *err)
 {
     ExecuteRequest request = request_of(TYPE(PD_LINK));
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
-    request.pd_link_request = (ModelExecuteData__PDLinkRequest *)(uintptr_t)link;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
+    request.pd_link_request = (Coxswain__PDLinkRequest *)(uintptr_t)link;
     struct cox_submit_options options = {.gather = COX_GATHER_NONE, .deadline_ns = deadline_ns};
     return cox_executor_call(executor, &request, &options, NULL, NULL, err);
 }
@@ -153,7 +152,7 @@ static void link_visit(void *context, const struct cox_completion *completion)
                 "rank %" PRIu32 ": the answer to a link status query has no link status", rank);
             return;
         }
-        const ModelExecuteData__PDLinkStatusResponse *links = response->pd_link_status_response;
+        const Coxswain__PDLinkStatusResponse *links = response->pd_link_status_response;
         visit->answers++;
         for (size_t i = 0; i < links->n_failed_link_info; i++)
             link_add(visit, rank, links->failed_link_info[i]->cluster_id, LINK_FAILED,
@@ -200,9 +199,9 @@ static int link_fill(struct link_visit *visit, struct cox_link_status *status)
 int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns,
                              struct cox_link_status *ret_status, struct cox_error *err)
 {
-    ModelExecuteData__PDLinkStatusRequest query = MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT;
+    Coxswain__PDLinkStatusRequest query = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
     ExecuteRequest request = request_of(TYPE(PD_LINK_STATUS_QUERY));
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
     request.pd_link_status_request = &query;
     struct link_visit visit = {.err = err};
     struct cox_submit_options options = submit_all(deadline_ns);
@@ -254,14 +253,14 @@ struct pull_visit {
     struct cox_error *err;
 };
 
-static int32_t pull_find(const ModelExecuteData__PullKVResponse *response, const char *request_id)
+static int32_t pull_find(const Coxswain__PullKVResponse *response, const char *request_id)
 {
     for (size_t i = 0; i < response->n_pull_kv_results; i++) {
         const char *id = response->pull_kv_results[i]->request_id;
         if (id && strcmp(id, request_id) == 0)
             return (int32_t)response->pull_kv_results[i]->pd_error_code;
     }
-    return MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_UNKNOWN_ERROR;
+    return COXSWAIN__PDERROR_CODE__PD_PULL_KV_UNKNOWN_ERROR;
 }
 
 /* By its id a pull is cancelled, and its result found: of two of one id the second would have the
@@ -295,7 +294,7 @@ static void pull_visit(void *context, const struct cox_completion *completion)
     }
 }
 
-int cox_executor_pull_kv(struct cox_executor *executor, const ModelExecuteData__PullKVRequest *pull,
+int cox_executor_pull_kv(struct cox_executor *executor, const Coxswain__PullKVRequest *pull,
                          uint64_t deadline_ns, struct cox_pull_result **ret_results,
                          size_t *ret_count, struct cox_error *err)
 {
@@ -303,7 +302,7 @@ int cox_executor_pull_kv(struct cox_executor *executor, const ModelExecuteData__
     visit.results = calloc(visit.count + 1, sizeof *visit.results);
     int r = visit.results ? 0 : cox_fail(err, -ENOMEM, "no memory for the pull results");
     for (size_t i = 0; r == 0 && i < visit.count; i++) {
-        const ModelExecuteData__SequenceGroupMetadata *metadata =
+        const Coxswain__SequenceGroupMetadata *metadata =
             pull->pull_kv_infos[i]->seq_group_metadata;
         if (!metadata || !metadata->request_id || !metadata->request_id[0])
             r = cox_fail(err, COX_INVALID, "pull %zu has no request id", i);
@@ -316,8 +315,8 @@ int cox_executor_pull_kv(struct cox_executor *executor, const ModelExecuteData__
     }
     if (r == 0) {
         ExecuteRequest request = request_of(TYPE(KV_TRANSFER));
-        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
-        request.pull_kv_request = (ModelExecuteData__PullKVRequest *)(uintptr_t)pull;
+        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+        request.pull_kv_request = (Coxswain__PullKVRequest *)(uintptr_t)pull;
         struct cox_submit_options options = submit_all(deadline_ns);
         r = cox_executor_call(executor, &request, &options, pull_visit, &visit, err);
     }
@@ -366,7 +365,7 @@ static void lora_visit(void *context, const struct cox_completion *completion)
                 visit->err, COX_CORRUPT,
                 "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
         } else {
-            const ModelExecuteData__LoraOperationResponse *lora = response->lora_operation_response;
+            const Coxswain__LoraOperationResponse *lora = response->lora_operation_response;
             visit->results[rank].status = (int32_t)lora->lora_op_status;
             visit->results[rank].digest = lora->has_digest ? lora->digest : 0;
             snprintf(visit->results[rank].text, sizeof visit->results[rank].text, "%s",
@@ -378,8 +377,8 @@ static void lora_visit(void *context, const struct cox_completion *completion)
 
 const char *cox_lora_status_name(int32_t status)
 {
-    const ProtobufCEnumValue *value = protobuf_c_enum_descriptor_get_value(
-        &model_execute_data__lora_operation_status__descriptor, status);
+    const ProtobufCEnumValue *value =
+        protobuf_c_enum_descriptor_get_value(&coxswain__lora_operation_status__descriptor, status);
     return value ? value->name : status == -1 ? "no answer" : "an unknown status";
 }
 
@@ -393,13 +392,12 @@ static bool lora_said(const struct cox_lora_result *results, uint32_t rank)
 }
 
 int cox_executor_lora_results(struct cox_executor *executor,
-                              const ModelExecuteData__LoraOperationRequest *lora,
-                              uint64_t deadline_ns, struct cox_lora_result *ret_results,
-                              struct cox_error *err)
+                              const Coxswain__LoraOperationRequest *lora, uint64_t deadline_ns,
+                              struct cox_lora_result *ret_results, struct cox_error *err)
 {
     ExecuteRequest request = request_of(TYPE(LORA_OPERATION));
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
-    request.lora_operation_request = (ModelExecuteData__LoraOperationRequest *)(uintptr_t)lora;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
+    request.lora_operation_request = (Coxswain__LoraOperationRequest *)(uintptr_t)lora;
     /* Now: behind the call the executor may be freed. */
     uint32_t rank_count = cox_executor_rank_count(executor);
     request.has_deadline_ns = !cox_executor_legacy(executor);
@@ -416,7 +414,7 @@ int cox_executor_lora_results(struct cox_executor *executor,
     char text[768] = "";
     for (uint32_t rank = 0; rank < rank_count; rank++) {
         const struct cox_lora_result *result = &ret_results[rank];
-        if (result->status == MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS)
+        if (result->status == COXSWAIN__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS)
             continue;
         size_t used = strlen(text);
         snprintf(text + used, sizeof text - used, "%srank %" PRIu32 " says %s%s%s%s",
@@ -431,9 +429,8 @@ int cox_executor_lora_results(struct cox_executor *executor,
                    : 0;
 }
 
-int cox_executor_lora(struct cox_executor *executor,
-                      const ModelExecuteData__LoraOperationRequest *lora, uint64_t deadline_ns,
-                      int32_t *ret_statuses, struct cox_error *err)
+int cox_executor_lora(struct cox_executor *executor, const Coxswain__LoraOperationRequest *lora,
+                      uint64_t deadline_ns, int32_t *ret_statuses, struct cox_error *err)
 {
     uint32_t rank_count = cox_executor_rank_count(executor);
     _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =

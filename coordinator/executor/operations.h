@@ -18,9 +18,9 @@
 extern "C" {
 #endif
 
-struct ModelExecuteData__PDLinkRequest;
-struct ModelExecuteData__PullKVRequest;
-struct ModelExecuteData__LoraOperationRequest;
+struct Coxswain__PDLinkRequest;
+struct Coxswain__PullKVRequest;
+struct Coxswain__LoraOperationRequest;
 
 struct cox_config_entry {
     const char *key;
@@ -112,7 +112,7 @@ COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t
 
 /* PD_LINK: link, unlink, switch role. No answer; ask for the status. */
 COX_PUBLIC int cox_executor_link(struct cox_executor *executor,
-                                 const struct ModelExecuteData__PDLinkRequest *request,
+                                 const struct Coxswain__PDLinkRequest *request,
                                  uint64_t deadline_ns, struct cox_error *err);
 
 struct cox_link_status {
@@ -150,7 +150,7 @@ struct cox_pull_result {
  * *ret_results is freed with cox_pull_results_free. COX_INVALID: one without a request id, or two
  * with the same: nothing was sent. */
 COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
-                                    const struct ModelExecuteData__PullKVRequest *request,
+                                    const struct Coxswain__PullKVRequest *request,
                                     uint64_t deadline_ns, struct cox_pull_result **ret_results,
                                     size_t *ret_count, struct cox_error *err);
 COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t count);
@@ -159,7 +159,7 @@ COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t co
  * all). Returns 0 when every rank says LORA_CMD_SUCCESS; COX_REJECTED otherwise, err names the
  * ranks. ret_statuses is filled also on failure, with -1 for a rank without an answer. */
 COX_PUBLIC int cox_executor_lora(struct cox_executor *executor,
-                                 const struct ModelExecuteData__LoraOperationRequest *request,
+                                 const struct Coxswain__LoraOperationRequest *request,
                                  uint64_t deadline_ns, int32_t *ret_statuses,
                                  struct cox_error *err);
 
@@ -175,9 +175,10 @@ struct cox_lora_result {
     char text[256];
 };
 /* The same with the words of every rank; and the ranks are told until when they are waited for. */
-COX_PUBLIC int cox_executor_lora_results(
-    struct cox_executor *executor, const struct ModelExecuteData__LoraOperationRequest *request,
-    uint64_t deadline_ns, struct cox_lora_result *ret_results, struct cox_error *err);
+COX_PUBLIC int cox_executor_lora_results(struct cox_executor *executor,
+                                         const struct Coxswain__LoraOperationRequest *request,
+                                         uint64_t deadline_ns, struct cox_lora_result *ret_results,
+                                         struct cox_error *err);
 /* "SLOTS_FULL"; "no answer" for -1; "an unknown status". Static storage. */
 COX_PUBLIC const char *cox_lora_status_name(int32_t status);
 

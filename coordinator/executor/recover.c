@@ -21,14 +21,14 @@
 #include "coordinator/collector/inside.h"
 #include "proto/executor.pb-c.h"
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define FROM(state) (1u << COX_ENGINE_##state)
 #define FROM_ANY 0x3fu
 
 static const struct {
     const char *name;
     const char *wire;
-    ModelExecuteData__ExecuteType type;
+    Coxswain__ExecuteType type;
     /* set of states */
     uint32_t from;
     /* -1: stays */
@@ -173,13 +173,11 @@ static void recover_visit(void *context, const struct cox_completion *completion
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         struct cox_recover_result *result = &visit->results[rank];
         const struct cox_rank_result *answer = &completion->ranks[rank];
-        const ModelExecuteData__ExecuteResponse *response = answer->response;
+        const Coxswain__ExecuteResponse *response = answer->response;
         if (response &&
-            response->result_case ==
-                MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE &&
+            response->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE &&
             response->recover_command_response) {
-            const ModelExecuteData__RecoverCommandResponse *said =
-                response->recover_command_response;
+            const Coxswain__RecoverCommandResponse *said = response->recover_command_response;
             result->device = said->npu_device_id;
             /* Present, or it is no result: nothing is taken for success. Except that a legacy
              * rank's protobuf leaves out what is 0; its result is the message itself. */
@@ -256,15 +254,14 @@ static int recover_enter(struct cox_executor *executor, uint64_t deadline_ns, st
 static int recover_call(struct cox_executor *executor, enum cox_recover_command command,
                         uint64_t deadline_ns, struct recover_visit *visit, struct cox_error *err)
 {
-    ModelExecuteData__RecoverCommandRequest body =
-        MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__RecoverCommandRequest body = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     body.command = (char *)(uintptr_t)commands[command].wire;
     request.has_execute_type = 1;
     request.execute_type = commands[command].type;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
     request.recover_command_request = &body;
     return cox_executor_call(executor, &request, &options, recover_visit, visit, err);
 }

@@ -8,8 +8,8 @@
 #include "executor_internal.h"
 #include "proto/executor.pb-c.h"
 
-typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
-typedef ModelExecuteData__KvPool KvPool;
+typedef Coxswain__ExecuteResponse ExecuteResponse;
+typedef Coxswain__KvPool KvPool;
 
 /* Each rank's answer, packed: what a rank wrote is passed on, and not looked at. */
 struct cox_kv_caches {
@@ -32,9 +32,7 @@ struct cox_kv_caches *cox_kv_caches_free(struct cox_kv_caches *caches)
 static const KvPool *pool_of(const struct cox_rank_result *answer)
 {
     const ExecuteResponse *response = answer->response;
-    return response &&
-                   response->result_case ==
-                       MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_INIT_RESULTS &&
+    return response && response->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_INIT_RESULTS &&
                    response->init_results
                ? response->init_results->kv_pool
                : NULL;
@@ -51,12 +49,11 @@ struct cox_kv_caches *cox_kv_caches_new(const struct cox_completion *completion)
         const KvPool *pool = pool_of(&completion->ranks[rank]);
         if (!pool)
             continue;
-        size_t size = model_execute_data__kv_pool__get_packed_size(pool);
+        size_t size = coxswain__kv_pool__get_packed_size(pool);
         caches->ranks[rank].bytes = malloc(size + 1);
         if (!caches->ranks[rank].bytes)
             return cox_kv_caches_free(caches);
-        caches->ranks[rank].size =
-            model_execute_data__kv_pool__pack(pool, caches->ranks[rank].bytes);
+        caches->ranks[rank].size = coxswain__kv_pool__pack(pool, caches->ranks[rank].bytes);
     }
     return caches;
 }
@@ -116,8 +113,8 @@ static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
     /* relaxed: the life was read before, which has acquired it. */
     const uint64_t digest = atomic_load_explicit(&executor->kv_digest, memory_order_relaxed);
     for (uint32_t rank = 0; rank < caches->rank_count; rank++) {
-        pools[rank] = model_execute_data__kv_pool__unpack(NULL, caches->ranks[rank].size,
-                                                          caches->ranks[rank].bytes);
+        pools[rank] =
+            coxswain__kv_pool__unpack(NULL, caches->ranks[rank].size, caches->ranks[rank].bytes);
         if (!pools[rank])
             return -ENOMEM;
         if (digest && pools[rank]->layout) {
@@ -131,8 +128,8 @@ static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
 int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes, size_t *ret_size,
                              struct cox_error *err)
 {
-    ModelExecuteData__RemoteInfo info = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT;
-    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT, *hosts = &host;
+    Coxswain__RemoteInfo info = COXSWAIN__REMOTE_INFO__INIT;
+    Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT, *hosts = &host;
     KvPool *pools[COX_RANK_COUNT_MAX] = {NULL};
     host.cluster_id = executor->name;
     info.host_info = &hosts;
@@ -150,10 +147,10 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
     pthread_mutex_unlock(&executor->recover_lock);
     info.n_kv_pools = executor->geometry.rank_count;
     if (!r) {
-        size_t size = model_execute_data__remote_info__get_packed_size(&info);
+        size_t size = coxswain__remote_info__get_packed_size(&info);
         uint8_t *bytes = malloc(size + 1);
         if (bytes) {
-            *ret_size = model_execute_data__remote_info__pack(&info, bytes);
+            *ret_size = coxswain__remote_info__pack(&info, bytes);
             *ret_bytes = bytes;
         } else {
             r = cox_fail(err, -ENOMEM, "no memory for the group's KV caches");
@@ -161,6 +158,6 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
     }
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
         if (pools[rank])
-            model_execute_data__kv_pool__free_unpacked(pools[rank], NULL);
+            coxswain__kv_pool__free_unpacked(pools[rank], NULL);
     return r;
 }

@@ -24,7 +24,7 @@
 /* What goes into a frame: a message, or bytes. */
 struct payload {
     /* NULL: bytes */
-    const ModelExecuteData__ExecuteRequest *request;
+    const Coxswain__ExecuteRequest *request;
     const void *bytes;
     size_t size;
 };
@@ -78,8 +78,8 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
     COX_ASSERT(r == 0);
     cox_fault_point(COX_FAULT_BULK_WRITTEN);
     struct cox_bulk_ref ref = cox_bulk_refer(block, packed);
-    ModelExecuteData__BulkRef bulk;
-    ModelExecuteData__ExecuteRequest outer = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__BulkRef bulk;
+    Coxswain__ExecuteRequest outer = COXSWAIN__EXECUTE_REQUEST__INIT;
     cox_bulk_ref_fill(&bulk, &ref);
     outer.bulk = &bulk;
     if (payload->request) {
@@ -107,8 +107,7 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
                      cox_channel_name(collector->channel->id));
     else if (entry->operation->step)
         r = cox_executor_admit_step(executor, err);
-    else if (entry->type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT &&
-             cox_collector_in_step(collector))
+    else if (entry->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT && cox_collector_in_step(collector))
         /* The first rank in it leaves the group in which others may not have seen the end of the
          * step. */
         r = cox_fail(err, COX_FULL, "%s: an init waits for the end of the steps in flight",
@@ -130,7 +129,7 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
     }
     if (r == 0)
         cox_collector_publish(collector, entry, length);
-    if (r == 0 && entry->type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT)
+    if (r == 0 && entry->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT)
         cox_executor_note_sent(executor);
     pthread_mutex_unlock(&collector->submit_lock);
     return r;
@@ -143,7 +142,7 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
     const struct cox_operation *operation = cox_operation_find(type);
     if (!operation || operation->channel == COX_CHANNEL_ERROR)
         return cox_fail(err, COX_INVALID, "execute type %" PRIu32 " is no request", type);
-    if (type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_FINALIZE)
+    if (type == COXSWAIN__EXECUTE_TYPE__MODEL_FINALIZE)
         return cox_fail(err, COX_INVALID, "finalize is sent by cox_executor_stop");
     if (type == COX_TYPE_OPAQUE && executor->geometry.legacy)
         return cox_fail(err, COX_UNSUPPORTED, "legacy workers know no opaque requests");
@@ -258,14 +257,14 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
 }
 
 /* A message has a type of the protocol; what stands for bytes is no such type. */
-static uint32_t message_type(const ModelExecuteData__ExecuteRequest *request)
+static uint32_t message_type(const Coxswain__ExecuteRequest *request)
 {
     uint32_t type = (uint32_t)request->execute_type;
     return type == COX_TYPE_OPAQUE ? NO_TYPE : type;
 }
 
 COX_HOT int cox_executor_submit(struct cox_executor *executor,
-                                const ModelExecuteData__ExecuteRequest *request,
+                                const Coxswain__ExecuteRequest *request,
                                 const struct cox_submit_options *options, uint64_t *ret_sequence,
                                 struct cox_error *err)
 {
@@ -281,8 +280,7 @@ COX_HOT int cox_executor_submit_opaque(struct cox_executor *executor, const void
     return executor_submit(executor, COX_TYPE_OPAQUE, &payload, options, ret_sequence, err);
 }
 
-int cox_executor_call(struct cox_executor *executor,
-                      const ModelExecuteData__ExecuteRequest *request,
+int cox_executor_call(struct cox_executor *executor, const Coxswain__ExecuteRequest *request,
                       const struct cox_submit_options *options, cox_completion_fn visit,
                       void *visit_context, struct cox_error *err)
 {

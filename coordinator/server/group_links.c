@@ -15,10 +15,10 @@
 /* Between two looks whether ranks have linked. */
 #define LOOK_NS (2 * COX_NSEC_PER_MSEC)
 
-typedef ModelExecuteData__RemoteInfo RemoteInfo;
-typedef ModelExecuteData__KvLayout KvLayout;
-typedef ModelExecuteData__PDLinkRequest LinkRequest;
-typedef ModelExecuteData__PDLinkRequest__PDLinkInfo LinkInfo;
+typedef Coxswain__RemoteInfo RemoteInfo;
+typedef Coxswain__KvLayout KvLayout;
+typedef Coxswain__PDLinkRequest LinkRequest;
+typedef Coxswain__PDLinkRequest__PDLinkInfo LinkInfo;
 
 struct known {
     /* by name */
@@ -70,7 +70,7 @@ const char *cox_group_link_state_name(uint32_t state)
 static void info_free(RemoteInfo *info)
 {
     if (info)
-        model_execute_data__remote_info__free_unpacked(info, NULL);
+        coxswain__remote_info__free_unpacked(info, NULL);
 }
 
 static void info_freep(RemoteInfo **info)
@@ -203,7 +203,7 @@ static int own_info(const struct cox_group_links *links, RemoteInfo **ret_own,
     int r = cox_executor_remote_info(links->executor, &bytes, &size, err);
     if (r)
         return r;
-    *ret_own = model_execute_data__remote_info__unpack(NULL, size, bytes);
+    *ret_own = coxswain__remote_info__unpack(NULL, size, bytes);
     return *ret_own ? 0 : cox_fail(err, -ENOMEM, "no memory for the links");
 }
 
@@ -234,7 +234,7 @@ static void order_leave(struct cox_group_links *links)
 static int info_send(const struct cox_group_links *links, LinkInfo *info, uint64_t deadline_ns,
                      struct cox_error *err)
 {
-    LinkRequest request = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+    LinkRequest request = COXSWAIN__PDLINK_REQUEST__INIT;
     request.pd_link_info = &info;
     request.n_pd_link_info = 1;
     return cox_executor_link(links->executor, &request, deadline_ns, err);
@@ -243,9 +243,9 @@ static int info_send(const struct cox_group_links *links, LinkInfo *info, uint64
 static int link_send(const struct cox_group_links *links, RemoteInfo *remote, uint64_t deadline_ns,
                      struct cox_error *err)
 {
-    LinkInfo info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    LinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     info.has_pd_role = info.has_link_num = true;
-    info.pd_role = (ModelExecuteData__PDRole)links->role;
+    info.pd_role = (Coxswain__PDRole)links->role;
     info.link_num = 1;
     info.link_info = &remote;
     info.n_link_info = 1;
@@ -255,9 +255,9 @@ static int link_send(const struct cox_group_links *links, RemoteInfo *remote, ui
 static int role_send(const struct cox_group_links *links, uint32_t role, uint64_t deadline_ns,
                      struct cox_error *err)
 {
-    LinkInfo info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    LinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     info.has_pd_role = info.has_change_role = info.change_role = true;
-    info.pd_role = (ModelExecuteData__PDRole)role;
+    info.pd_role = (Coxswain__PDRole)role;
     return info_send(links, &info, deadline_ns, err);
 }
 
@@ -317,8 +317,7 @@ int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_
     if (size > REMOTE_INFO_SIZE_MAX)
         return cox_fail(err, COX_TOO_LARGE, "a RemoteInfo of %zu bytes: at most %zu", size,
                         REMOTE_INFO_SIZE_MAX);
-    _cox_cleanup_(info_freep) RemoteInfo *info =
-        model_execute_data__remote_info__unpack(NULL, size, bytes);
+    _cox_cleanup_(info_freep) RemoteInfo *info = coxswain__remote_info__unpack(NULL, size, bytes);
     if (!info)
         return cox_fail(err, COX_CORRUPT, "the bytes are no RemoteInfo");
     int r = own_info(links, &own, err);
@@ -336,9 +335,9 @@ int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_
 int cox_group_links_unlink(struct cox_group_links *links, const char *cluster_id,
                            uint64_t deadline_ns, struct cox_error *err)
 {
-    RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT, *remotes = &remote;
-    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT, *hosts = &host;
-    LinkInfo info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT, *remotes = &remote;
+    Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT, *hosts = &host;
+    LinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     host.cluster_id = (char *)(uintptr_t)cluster_id;
     remote.host_info = &hosts;
     remote.n_host_info = 1;
@@ -349,7 +348,7 @@ int cox_group_links_unlink(struct cox_group_links *links, const char *cluster_id
     int r = order_enter(links, deadline_ns, err);
     if (r)
         return r;
-    info.pd_role = (ModelExecuteData__PDRole)links->role;
+    info.pd_role = (Coxswain__PDRole)links->role;
     r = is_known(links, cluster_id)
             ? info_send(links, &info, deadline_ns, err)
             : cox_fail(err, COX_NOT_FOUND, "the group '%s' is not linked with '%.128s'",

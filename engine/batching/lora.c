@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STATUS(name) MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__##name
-#define OPERATION(name) MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__##name
+#define STATUS(name) COXSWAIN__LORA_OPERATION_STATUS__##name
+#define OPERATION(name) COXSWAIN__LORA_OPERATION_TYPE__##name
 /* What has to be taken back is, also when the order's own deadline has passed. */
 #define SETTLE_MS 10000
 
@@ -160,12 +160,11 @@ static void order_leave(struct cox_lora *lora)
 }
 
 /* digest: of the only files that a load may find there; 0: any. */
-static int ask(struct cox_lora *lora, ModelExecuteData__LoraOperationType operation,
-               const char *name, const char *path, uint64_t digest, uint64_t deadline_ns,
+static int ask(struct cox_lora *lora, Coxswain__LoraOperationType operation, const char *name,
+               const char *path, uint64_t digest, uint64_t deadline_ns,
                struct cox_lora_result *results, struct cox_error *err)
 {
-    ModelExecuteData__LoraOperationRequest request =
-        MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    Coxswain__LoraOperationRequest request = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     request.lora_name = (char *)(uintptr_t)name;
     request.lora_path = (char *)(uintptr_t)path;
     request.has_lora_op_type = 1;

@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef ModelExecuteData__StepSequence StepSequence;
-typedef ModelExecuteData__StepBlockTable StepBlockTable;
-typedef ModelExecuteData__SamplingParams SamplingParams;
-typedef ModelExecuteData__SequenceGroupMetadata Group;
+typedef Coxswain__StepSequence StepSequence;
+typedef Coxswain__StepBlockTable StepBlockTable;
+typedef Coxswain__SamplingParams SamplingParams;
+typedef Coxswain__SequenceGroupMetadata Group;
 
 /* Digits of an int64, its sign and a 0. */
 #define ID_SIZE 24
@@ -39,12 +39,12 @@ struct announcement {
 struct cox_message {
     bool nested;
     uint32_t row_count_max;
-    ModelExecuteData__ExecuteRequest request;
-    ModelExecuteData__ExecuteModelRequest model;
-    ModelExecuteData__WeightsOffer weights;
+    Coxswain__ExecuteRequest request;
+    Coxswain__ExecuteModelRequest model;
+    Coxswain__WeightsOffer weights;
     uint8_t weights_handle[COX_HANDLE_SIZE];
 
-    ModelExecuteData__StepDelta delta;
+    Coxswain__StepDelta delta;
     struct announcement *announcements;
     StepSequence **announced;
     /* one allocation for all columns of uint32_t */
@@ -61,7 +61,7 @@ struct cox_message {
 static void sampling_fill(SamplingParams *params, const struct cox_sequence *sequence)
 {
     const struct cox_sampling_choice *choice = &sequence->request.sampling;
-    model_execute_data__sampling_params__init(params);
+    coxswain__sampling_params__init(params);
     params->has_temperature = params->has_top_k = params->has_top_p = params->has_seed = true;
     params->temperature = choice->temperature;
     params->top_k = choice->top_k;
@@ -84,8 +84,8 @@ static int packed_init(struct cox_message *message)
     if (!message->announcements || !message->announced || !message->columns ||
         !message->append_block)
         return -ENOMEM;
-    ModelExecuteData__StepDelta *delta = &message->delta;
-    model_execute_data__step_delta__init(delta);
+    Coxswain__StepDelta *delta = &message->delta;
+    coxswain__step_delta__init(delta);
     delta->has_base_sequence = true;
     delta->announced = message->announced;
     delta->append_slot = message->columns;
@@ -97,8 +97,8 @@ static int packed_init(struct cox_message *message)
     message->model.step = delta;
     for (size_t i = 0; i < n; i++) {
         struct announcement *a = &message->announcements[i];
-        model_execute_data__step_sequence__init(&a->sequence);
-        model_execute_data__step_block_table__init(&a->table);
+        coxswain__step_sequence__init(&a->sequence);
+        coxswain__step_block_table__init(&a->table);
         a->tables = &a->table;
         a->sequence.has_seq_id = a->sequence.has_slot = true;
         a->sequence.n_tables = 1;
@@ -129,12 +129,11 @@ int cox_message_new(uint32_t row_count_max, bool nested, struct cox_message **re
         return -ENOMEM;
     message->nested = nested;
     message->row_count_max = row_count_max;
-    model_execute_data__execute_request__init(&message->request);
-    model_execute_data__execute_model_request__init(&message->model);
+    coxswain__execute_request__init(&message->request);
+    coxswain__execute_model_request__init(&message->model);
     message->request.has_execute_type = true;
-    message->request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    message->request.request_case =
-        MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    message->request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    message->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     message->request.execute_model_request = &message->model;
     message->model.has_forward_type = true;
     int r = nested ? nested_init(message) : packed_init(message);
@@ -177,7 +176,7 @@ static void packed_announce(struct announcement *a, const struct cox_sequence *s
 
 static void packed_fill(struct cox_message *message, const struct cox_step *step)
 {
-    ModelExecuteData__StepDelta *delta = &message->delta;
+    Coxswain__StepDelta *delta = &message->delta;
     delta->base_sequence = step->base;
     delta->finished = (uint32_t *)step->finished_slots; /* only read */
     delta->n_finished = step->finished_count;
@@ -211,10 +210,10 @@ static void packed_fill(struct cox_message *message, const struct cox_step *step
 }
 
 static int packed_read(const struct cox_step *step, uint64_t sequence,
-                       const ModelExecuteData__ExecuteModelResponse *response, int32_t *ret_tokens,
+                       const Coxswain__ExecuteModelResponse *response, int32_t *ret_tokens,
                        struct cox_error *err)
 {
-    const ModelExecuteData__StepResult *result = response->step;
+    const Coxswain__StepResult *result = response->step;
     if (!result)
         return cox_fail(err, COX_CORRUPT, "the answer to step %" PRIu64 " has no tokens", sequence);
     if (result->n_tokens != step->row_count)
@@ -259,7 +258,7 @@ static void nested_group(struct group *g, const struct cox_step_row *row, uint8_
 {
     const struct cox_sequence *sequence = row->sequence;
     Group *group = &g->group;
-    model_execute_data__sequence_group_metadata__init(group);
+    coxswain__sequence_group_metadata__init(group);
     snprintf(g->id, sizeof g->id, "%" PRId64, sequence->id);
     group->request_id = g->id;
     group->has_is_prompt = group->has_seqids = true;
@@ -325,16 +324,16 @@ static uint32_t row_find(const struct cox_step *step, uint32_t hint, int64_t id)
 }
 
 static int nested_read(const struct cox_step *step, uint64_t sequence,
-                       const ModelExecuteData__ExecuteModelResponse *response, int32_t *ret_tokens,
+                       const Coxswain__ExecuteModelResponse *response, int32_t *ret_tokens,
                        uint8_t *ret_ended, struct cox_error *err)
 {
     uint32_t seen = 0;
     for (uint32_t i = 0; i < step->row_count; i++)
         ret_tokens[i] = -1;
     for (size_t o = 0; o < response->n_outputs; o++) {
-        const ModelExecuteData__CompletionSequenceGroupOutput *output = response->outputs[o];
+        const Coxswain__CompletionSequenceGroupOutput *output = response->outputs[o];
         for (size_t s = 0; s < output->n_samples; s++) {
-            const ModelExecuteData__SequenceOutput *sample = output->samples[s];
+            const Coxswain__SequenceOutput *sample = output->samples[s];
             uint32_t row = row_find(step, seen, sample->seq_id);
             if (row == step->row_count || ret_tokens[row] >= 0)
                 return cox_fail(err, COX_CORRUPT,
@@ -367,10 +366,10 @@ static int nested_read(const struct cox_step *step, uint64_t sequence,
 /* ---- both ---- */
 
 int cox_message_fill(struct cox_message *message, const struct cox_step *step,
-                     const struct ModelExecuteData__ExecuteRequest **ret_request)
+                     const struct Coxswain__ExecuteRequest **ret_request)
 {
     COX_ASSERT(step->row_count <= message->row_count_max);
-    message->model.forward_type = (ModelExecuteData__ForwardType)step->kind;
+    message->model.forward_type = (Coxswain__ForwardType)step->kind;
     if (message->nested) {
         int r = nested_fill(message, step);
         if (r)
@@ -385,14 +384,14 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
 void cox_message_weights(struct cox_message *message, const struct cox_weights_told *told,
                          bool offered)
 {
-    ModelExecuteData__ExecuteRequest *request = &message->request;
+    Coxswain__ExecuteRequest *request = &message->request;
     request->has_weights_version = told != NULL;
     request->weights_version = told ? told->version : 0;
     request->weights = offered ? &message->weights : NULL;
     if (!offered)
         return;
     memcpy(message->weights_handle, told->handle.bytes, sizeof message->weights_handle);
-    model_execute_data__weights_offer__init(&message->weights);
+    coxswain__weights_offer__init(&message->weights);
     message->weights.has_handle = message->weights.has_size = 1;
     message->weights.handle = (ProtobufCBinaryData){.data = message->weights_handle,
                                                     .len = sizeof message->weights_handle};
@@ -400,11 +399,11 @@ void cox_message_weights(struct cox_message *message, const struct cox_weights_t
 }
 
 int cox_message_read(const struct cox_message *message, const struct cox_step *step,
-                     uint64_t sequence, const struct ModelExecuteData__ExecuteResponse *response,
+                     uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
                      int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err)
 {
-    if (!response || response->result_case !=
-                         MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
+    if (!response ||
+        response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
         return cox_fail(err, COX_CORRUPT, "the answer to step %" PRIu64 " is of another kind",
                         sequence);
     for (uint32_t i = 0; i < step->row_count; i++)

@@ -17,8 +17,8 @@
 
 struct cox_message;
 struct cox_weights_told;
-struct ModelExecuteData__ExecuteRequest;
-struct ModelExecuteData__ExecuteResponse;
+struct Coxswain__ExecuteRequest;
+struct Coxswain__ExecuteResponse;
 
 /* Returns 0 or -ENOMEM. */
 int cox_message_new(uint32_t row_count_max, bool nested, struct cox_message **ret_message);
@@ -26,7 +26,7 @@ struct cox_message *cox_message_free(struct cox_message *message); /* NULL-safe 
 
 /* Returns 0 and lends the request; -ENOMEM. */
 int cox_message_fill(struct cox_message *message, const struct cox_step *step,
-                     const struct ModelExecuteData__ExecuteRequest **ret_request);
+                     const struct Coxswain__ExecuteRequest **ret_request);
 
 /* The version of the weights in every request from now on, and, where offered, where that is; told
  * NULL: none, as at the start. Copied. */
@@ -37,7 +37,7 @@ void cox_message_weights(struct cox_message *message, const struct cox_weights_t
  * where the row emits none, and whether the worker ended the sequence. Returns 0; COX_CORRUPT: not
  * the answer of this step, err says why; COX_UNSUPPORTED: several tokens for one sequence. */
 int cox_message_read(const struct cox_message *message, const struct cox_step *step,
-                     uint64_t sequence, const struct ModelExecuteData__ExecuteResponse *response,
+                     uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
                      int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err);
 
 #endif

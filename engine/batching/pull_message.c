@@ -6,15 +6,15 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
-typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
-typedef ModelExecuteData__PullKVRequest PullRequest;
-typedef ModelExecuteData__PullKVRequest__PullKVInfo PullInfo;
-typedef ModelExecuteData__SequenceGroupMetadata Metadata;
-typedef ModelExecuteData__PullKVResponse__PullKVResult PullResult;
+typedef Coxswain__ExecuteRequest ExecuteRequest;
+typedef Coxswain__ExecuteResponse ExecuteResponse;
+typedef Coxswain__PullKVRequest PullRequest;
+typedef Coxswain__PullKVRequest__PullKVInfo PullInfo;
+typedef Coxswain__SequenceGroupMetadata Metadata;
+typedef Coxswain__PullKVResponse__PullKVResult PullResult;
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
-#define CODE(name) MODEL_EXECUTE_DATA__PDERROR_CODE__##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
+#define CODE(name) COXSWAIN__PDERROR_CODE__##name
 #define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
 
 /* ---- requests ---- */
@@ -36,14 +36,14 @@ static int table_fill(struct cox_arena *arena, const int32_t *blocks, uint32_t c
 static int info_fill(struct cox_arena *arena, const struct cox_pull_item *item, PullInfo *info)
 {
     Metadata *metadata = cox_arena_alloc(arena, sizeof *metadata);
-    model_execute_data__pull_kvrequest__pull_kvinfo__init(info);
+    coxswain__pull_kvrequest__pull_kvinfo__init(info);
     if (!metadata ||
         table_fill(arena, item->source->blocks, item->source->block_count,
                    &info->src_block_tables) ||
         table_fill(arena, item->blocks, item->source->block_count, &info->dst_block_tables))
         return -ENOMEM;
     info->n_src_block_tables = info->n_dst_block_tables = 1;
-    model_execute_data__sequence_group_metadata__init(metadata);
+    coxswain__sequence_group_metadata__init(metadata);
     metadata->request_id = (char *)(uintptr_t)item->id;
     info->seq_group_metadata = metadata;
     info->cluster_id = (char *)(uintptr_t)item->source->cluster_id;
@@ -55,18 +55,18 @@ static int info_fill(struct cox_arena *arena, const struct cox_pull_item *item, 
     return 0;
 }
 
-static ExecuteRequest *request_new(struct cox_arena *arena, ModelExecuteData__ExecuteType type)
+static ExecuteRequest *request_new(struct cox_arena *arena, Coxswain__ExecuteType type)
 {
     ExecuteRequest *request = cox_arena_alloc(arena, sizeof *request);
     if (!request)
         return NULL;
-    model_execute_data__execute_request__init(request);
+    coxswain__execute_request__init(request);
     SET(request, execute_type, type);
     return request;
 }
 
 int cox_pull_message(struct cox_arena *arena, const struct cox_pull_item *items, size_t count,
-                     struct ModelExecuteData__ExecuteRequest **ret_request)
+                     struct Coxswain__ExecuteRequest **ret_request)
 {
     ExecuteRequest *request = request_new(arena, TYPE(KV_TRANSFER));
     PullRequest *pull = cox_arena_alloc(arena, sizeof *pull);
@@ -74,7 +74,7 @@ int cox_pull_message(struct cox_arena *arena, const struct cox_pull_item *items,
     PullInfo **list = cox_arena_alloc(arena, count * sizeof(PullInfo *));
     if (!request || !pull || !infos || !list)
         return -ENOMEM;
-    model_execute_data__pull_kvrequest__init(pull);
+    coxswain__pull_kvrequest__init(pull);
     pull->pull_kv_infos = list;
     pull->n_pull_kv_infos = count;
     for (size_t i = 0; i < count; i++) {
@@ -83,26 +83,26 @@ int cox_pull_message(struct cox_arena *arena, const struct cox_pull_item *items,
         if (r)
             return r;
     }
-    request->request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+    request->request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
     request->pull_kv_request = pull;
     *ret_request = request;
     return 0;
 }
 
 int cox_pull_cancel_message(struct cox_arena *arena, const char *const *ids, size_t count,
-                            struct ModelExecuteData__ExecuteRequest **ret_request)
+                            struct Coxswain__ExecuteRequest **ret_request)
 {
     ExecuteRequest *request = request_new(arena, TYPE(PD_LINK));
-    ModelExecuteData__PDLinkRequest *link = cox_arena_alloc(arena, sizeof *link);
+    Coxswain__PDLinkRequest *link = cox_arena_alloc(arena, sizeof *link);
     char **list = cox_arena_alloc(arena, count * sizeof *list);
     if (!request || !link || !list)
         return -ENOMEM;
-    model_execute_data__pdlink_request__init(link);
+    coxswain__pdlink_request__init(link);
     for (size_t i = 0; i < count; i++)
         list[i] = (char *)(uintptr_t)ids[i];
     link->cancelled_pulls = list;
     link->n_cancelled_pulls = count;
-    request->request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
+    request->request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
     request->pd_link_request = link;
     *ret_request = request;
     return 0;
@@ -112,11 +112,10 @@ int cox_pull_cancel_message(struct cox_arena *arena, const char *const *ids, siz
 
 static const PullResult *result_find(const ExecuteResponse *response, const char *id)
 {
-    if (!response ||
-        response->result_case != MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_PULL_KV_RESPONSE ||
+    if (!response || response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_PULL_KV_RESPONSE ||
         !response->pull_kv_response)
         return NULL;
-    const ModelExecuteData__PullKVResponse *pulls = response->pull_kv_response;
+    const Coxswain__PullKVResponse *pulls = response->pull_kv_response;
     for (size_t i = 0; i < pulls->n_pull_kv_results; i++)
         if (pulls->pull_kv_results[i]->request_id &&
             strcmp(pulls->pull_kv_results[i]->request_id, id) == 0)

@@ -13,7 +13,7 @@
 #include "proto/wire.h"
 #include "transfers.h"
 
-struct ModelExecuteData__ExecuteRequest;
+struct Coxswain__ExecuteRequest;
 
 /* A group's name, two numbers, and what is between. */
 #define COX_PULL_ID_SIZE 192
@@ -29,9 +29,9 @@ struct cox_pull_item {
 
 /* Returns 0 or -ENOMEM. */
 int cox_pull_message(struct cox_arena *arena, const struct cox_pull_item *items, size_t count,
-                     struct ModelExecuteData__ExecuteRequest **ret_request);
+                     struct Coxswain__ExecuteRequest **ret_request);
 int cox_pull_cancel_message(struct cox_arena *arena, const char *const *ids, size_t count,
-                            struct ModelExecuteData__ExecuteRequest **ret_request);
+                            struct Coxswain__ExecuteRequest **ret_request);
 
 /* What one completion says of the pull called id: fills the ranks of the report, whose rank_count
  * is the completion's, and what its end is: SUCCESS, FAILED, TIMEOUT or PEER_DEAD, with error. */

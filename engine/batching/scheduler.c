@@ -139,13 +139,13 @@ static void outcome_fill(const struct cox_scheduler *scheduler, struct flight *f
                  completion->text ? completion->text : cox_status_text(completion->status));
         return;
     }
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     flight->status = cox_message_read(scheduler->message, flight->step, completion->sequence,
                                       response, flight->tokens, flight->ended, &flight->error);
     if (flight->status)
         return;
-    const ModelExecuteData__ExecuteModelResponse *answer = response->execute_model_response;
+    const Coxswain__ExecuteModelResponse *answer = response->execute_model_response;
     if (answer->has_model_execute_time && answer->model_execute_time > 0 &&
         answer->model_execute_time < 1e9f)
         flight->model_ns = (uint64_t)((double)answer->model_execute_time * 1e6);
@@ -381,8 +381,8 @@ static bool is_void(struct cox_scheduler *scheduler)
 /* Submits, again and again while a rank owes the answer of an earlier step or still reads the
  * frame. */
 static int step_submit(struct cox_scheduler *scheduler, struct flight *flight,
-                       const struct ModelExecuteData__ExecuteRequest *request,
-                       uint64_t *ret_sequence, struct cox_error *err)
+                       const struct Coxswain__ExecuteRequest *request, uint64_t *ret_sequence,
+                       struct cox_error *err)
 {
     uint64_t give_up_ns = cox_deadline_after_ms(scheduler->options.step_ms);
     uint64_t pause_ns = SUBMIT_PAUSE_MIN_NS;
@@ -635,7 +635,7 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
     if (r)
         return r;
     struct flight *flight = flight_expect(scheduler, step);
-    const struct ModelExecuteData__ExecuteRequest *request;
+    const struct Coxswain__ExecuteRequest *request;
     uint64_t sequence;
     step_weights(scheduler, flight);
     r = cox_message_fill(scheduler->message, step, &request);

@@ -388,7 +388,7 @@ static int batch_submit(struct cox_transfers *transfer, struct pull *const *batc
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     struct cox_pull_item items[BATCH_COUNT_MAX];
-    struct ModelExecuteData__ExecuteRequest *request;
+    struct Coxswain__ExecuteRequest *request;
     struct cox_submit_options options = {
         .gather = COX_GATHER_ALL,
         .request_context = (void *)(uintptr_t)flight,
@@ -466,7 +466,7 @@ static void leave_send(struct cox_transfers *transfer)
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     const char *ids[BATCH_COUNT_MAX];
     struct pull *pulls[BATCH_COUNT_MAX];
-    struct ModelExecuteData__ExecuteRequest *request;
+    struct Coxswain__ExecuteRequest *request;
     const struct cox_submit_options options = {.gather = COX_GATHER_NONE,
                                                .deadline_ns = COX_DEADLINE_NEVER};
     struct cox_error error = {0};

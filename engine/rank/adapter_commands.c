@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#define STATUS(name) MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__##name
+#define STATUS(name) COXSWAIN__LORA_OPERATION_STATUS__##name
 
 /* The status that says what a load came to; -1: it is no matter of the request. */
 static int status_of(int r)
@@ -39,8 +39,8 @@ static bool is_name(const char *name)
 
 /* Returns a status, or a failure in *ret_failure. */
 static int load(struct cox_adapter_cache *adapters,
-                const struct ModelExecuteData__LoraOperationRequest *request,
-                struct ModelExecuteData__LoraOperationResponse *response, int *ret_failure,
+                const struct Coxswain__LoraOperationRequest *request,
+                struct Coxswain__LoraOperationResponse *response, int *ret_failure,
                 struct cox_error *err)
 {
     const char *path = request->lora_path;
@@ -74,29 +74,29 @@ static int unload(struct cox_adapter_cache *adapters, struct cox_worker *worker,
 }
 
 int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_worker *worker,
-                               const struct ModelExecuteData__LoraOperationRequest *request,
+                               const struct Coxswain__LoraOperationRequest *request,
                                struct cox_arena *arena,
-                               struct ModelExecuteData__LoraOperationResponse *response,
+                               struct Coxswain__LoraOperationResponse *response,
                                struct cox_error *err)
 {
     const char *name = request->lora_name ? request->lora_name : "";
     struct cox_error why = {0};
     int failure = 0, status = STATUS(UNSUPPORT_CMD);
-    if (request->lora_op_type != MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD &&
-        request->lora_op_type != MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD) {
+    if (request->lora_op_type != COXSWAIN__LORA_OPERATION_TYPE__LOAD &&
+        request->lora_op_type != COXSWAIN__LORA_OPERATION_TYPE__UNLOAD) {
         cox_fail(&why, COX_UNSUPPORTED, "no such operation: %d", (int)request->lora_op_type);
     } else if (!is_name(name)) {
         cox_fail(&why, COX_INVALID, "a name has 1 to %d bytes, and no control characters",
                  COX_LORA_NAME_LENGTH_MAX);
         status = STATUS(INVALID_LORA_ID);
-    } else if (request->lora_op_type == MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD) {
+    } else if (request->lora_op_type == COXSWAIN__LORA_OPERATION_TYPE__LOAD) {
         status = load(adapters, request, response, &failure, &why);
     } else {
         status = unload(adapters, worker, name, &failure, &why);
     }
     if (failure)
         return cox_fail(err, failure, "%s", why.text);
-    response->lora_op_status = (ModelExecuteData__LoraOperationStatus)status;
+    response->lora_op_status = (Coxswain__LoraOperationStatus)status;
     if (status != STATUS(LORA_CMD_SUCCESS))
         response->text = cox_arena_strdup(arena, why.text); /* NULL: the status says enough */
     return 0;

@@ -15,9 +15,9 @@
 #include "worker/loop/worker.h"
 
 int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_worker *worker,
-                               const struct ModelExecuteData__LoraOperationRequest *request,
+                               const struct Coxswain__LoraOperationRequest *request,
                                struct cox_arena *arena,
-                               struct ModelExecuteData__LoraOperationResponse *response,
+                               struct Coxswain__LoraOperationResponse *response,
                                struct cox_error *err);
 
 #endif

@@ -709,7 +709,7 @@ static void on_cleanup(void *context, const uint32_t *slots, uint32_t count)
 
 /* ---- KV transfer ---- */
 
-static void on_link(void *context, const ModelExecuteData__PDLinkRequest *request)
+static void on_link(void *context, const Coxswain__PDLinkRequest *request)
 {
     struct cox_engine *engine = context;
 
@@ -717,7 +717,7 @@ static void on_link(void *context, const ModelExecuteData__PDLinkRequest *reques
 }
 
 static int on_link_status(void *context, struct cox_arena *arena,
-                          ModelExecuteData__PDLinkStatusResponse *response, struct cox_error *err)
+                          Coxswain__PDLinkStatusResponse *response, struct cox_error *err)
 {
     struct cox_engine *engine = context;
 
@@ -725,8 +725,8 @@ static int on_link_status(void *context, struct cox_arena *arena,
 }
 
 /* On guard as engine_enter is. It is not left, with its locks; and comes out by itself. */
-static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *request,
-                      struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
+static int on_pull_kv(void *context, const Coxswain__PullKVRequest *request,
+                      struct cox_arena *arena, Coxswain__PullKVResponse *response,
                       struct cox_error *err)
 {
     struct cox_engine *engine = context;
@@ -749,9 +749,9 @@ static int on_pause(void *context, struct cox_error *err)
     return cox_worker_pause(engine->worker, 0, err);
 }
 
-static int on_lora(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
-                   struct cox_arena *arena,
-                   struct ModelExecuteData__LoraOperationResponse *response, struct cox_error *err)
+static int on_lora(void *context, const struct Coxswain__LoraOperationRequest *request,
+                   struct cox_arena *arena, struct Coxswain__LoraOperationResponse *response,
+                   struct cox_error *err)
 {
     struct cox_engine *engine = context;
 

@@ -10,8 +10,8 @@
 #include "links.h"
 #include "pulls.h"
 
-#define ROLE(name) MODEL_EXECUTE_DATA__PDROLE__##name##_ROLE
-#define CODE(name) MODEL_EXECUTE_DATA__PDERROR_CODE__##name
+#define ROLE(name) COXSWAIN__PDROLE__##name##_ROLE
+#define CODE(name) COXSWAIN__PDERROR_CODE__##name
 /* Texts of results, cut to this, so that those of many requests fit a slot. */
 #define TEXT_SIZE_MAX 400
 
@@ -86,7 +86,7 @@ static const char *role_name(int role)
 }
 
 static void transfer_take_role(struct cox_transfer *transfer,
-                               const ModelExecuteData__PDLinkRequest__PDLinkInfo *info)
+                               const Coxswain__PDLinkRequest__PDLinkInfo *info)
 {
     const int before = atomic_load_explicit(&transfer->role, memory_order_relaxed);
     const int role = (int)info->pd_role;
@@ -106,16 +106,15 @@ static void transfer_take_role(struct cox_transfer *transfer,
                   role_name(before));
 }
 
-static const char *cluster_of(const ModelExecuteData__RemoteInfo *info)
+static const char *cluster_of(const Coxswain__RemoteInfo *info)
 {
     const char *cluster = info->n_host_info ? info->host_info[0]->cluster_id : NULL;
     return cluster ? cluster : "";
 }
 
 /* The pool of the rank there that has this one's number. */
-static int remote_read(const struct cox_transfer *transfer,
-                       const ModelExecuteData__RemoteInfo *info, struct cox_kv_pool *ret_pool,
-                       struct cox_error *err)
+static int remote_read(const struct cox_transfer *transfer, const Coxswain__RemoteInfo *info,
+                       struct cox_kv_pool *ret_pool, struct cox_error *err)
 {
     const uint64_t place = atomic_load_explicit(&transfer->place, memory_order_relaxed);
     const uint32_t rank = (uint32_t)place, rank_count = (uint32_t)(place >> 32);
@@ -131,8 +130,7 @@ static int remote_read(const struct cox_transfer *transfer,
     return cox_kv_pool_read(info->kv_pools[rank], ret_pool, err);
 }
 
-static void transfer_link_one(struct cox_transfer *transfer,
-                              const ModelExecuteData__RemoteInfo *info)
+static void transfer_link_one(struct cox_transfer *transfer, const Coxswain__RemoteInfo *info)
 {
     struct cox_kv_pool pool;
     struct cox_error why = {0}, err = {0};
@@ -148,23 +146,21 @@ static void transfer_link_one(struct cox_transfer *transfer,
         cox_log_write(&transfer->options.log, 4, "link to '%.255s': %s", target.cluster, err.text);
 }
 
-static void transfer_unlink_one(struct cox_transfer *transfer,
-                                const ModelExecuteData__RemoteInfo *info)
+static void transfer_unlink_one(struct cox_transfer *transfer, const Coxswain__RemoteInfo *info)
 {
     if (cox_links_remove(transfer->links, cluster_of(info)))
         cox_log_write(&transfer->options.log, 6, "unlink of '%.255s': there is no such link",
                       cluster_of(info));
 }
 
-void cox_transfer_link(struct cox_transfer *transfer,
-                       const ModelExecuteData__PDLinkRequest *request)
+void cox_transfer_link(struct cox_transfer *transfer, const Coxswain__PDLinkRequest *request)
 {
     for (size_t i = 0; i < request->n_cancelled_pulls; i++)
         if (!cox_pulls_cancel(transfer->pulls, request->cancelled_pulls[i]))
             cox_log_write(&transfer->options.log, 4, "the cancel of pull '%.100s' is lost",
                           request->cancelled_pulls[i]);
     for (size_t i = 0; i < request->n_pd_link_info; i++) {
-        const ModelExecuteData__PDLinkRequest__PDLinkInfo *info = request->pd_link_info[i];
+        const Coxswain__PDLinkRequest__PDLinkInfo *info = request->pd_link_info[i];
         transfer_take_role(transfer, info);
         for (size_t k = 0; k < info->n_unlink_info; k++)
             transfer_unlink_one(transfer, info->unlink_info[k]);
@@ -177,20 +173,20 @@ void cox_transfer_link(struct cox_transfer *transfer,
 
 struct listing {
     struct cox_arena *arena;
-    ModelExecuteData__PDLinkStatusResponse *response;
+    Coxswain__PDLinkStatusResponse *response;
     /* no memory */
     bool failed;
 };
 
 static void list_failed(struct listing *listing, char *cluster, const struct cox_link *link)
 {
-    ModelExecuteData__PDLinkStatusResponse__FailedLinkInfo *info =
+    Coxswain__PDLinkStatusResponse__FailedLinkInfo *info =
         cox_arena_alloc(listing->arena, sizeof *info);
     if (!info) {
         listing->failed = true;
         return;
     }
-    model_execute_data__pdlink_status_response__failed_link_info__init(info);
+    coxswain__pdlink_status_response__failed_link_info__init(info);
     info->cluster_id = cluster;
     info->has_pd_error_code = 1;
     info->pd_error_code = CODE(PD_LINK_ERROR);
@@ -201,7 +197,7 @@ static void list_failed(struct listing *listing, char *cluster, const struct cox
 static void list_link(void *context, const struct cox_link *link)
 {
     struct listing *listing = context;
-    ModelExecuteData__PDLinkStatusResponse *response = listing->response;
+    Coxswain__PDLinkStatusResponse *response = listing->response;
     char *cluster = cox_arena_strdup(listing->arena, link->cluster);
     if (!cluster)
         listing->failed = true;
@@ -224,7 +220,7 @@ static void list_link(void *context, const struct cox_link *link)
 }
 
 int cox_transfer_status(struct cox_transfer *transfer, struct cox_arena *arena,
-                        ModelExecuteData__PDLinkStatusResponse *response, struct cox_error *err)
+                        Coxswain__PDLinkStatusResponse *response, struct cox_error *err)
 {
     struct listing listing = {.arena = arena, .response = response};
     const size_t size = 2 * COX_LINK_COUNT_MAX * sizeof(void *);
@@ -257,15 +253,15 @@ static bool pulling_aborted(void *context)
            (transfer->options.aborted && transfer->options.aborted(transfer->options.context));
 }
 
-static const char *id_of(const ModelExecuteData__PullKVRequest__PullKVInfo *info)
+static const char *id_of(const Coxswain__PullKVRequest__PullKVInfo *info)
 {
     const char *id = info->seq_group_metadata ? info->seq_group_metadata->request_id : NULL;
     return id ? id : "";
 }
 
 /* All tables, of all managers: this rank has one cache, so the blocks of all are in it. */
-static int tables_count(const ModelExecuteData__PullKVRequest__PullKVInfo *info,
-                        uint32_t *ret_count, struct cox_error *err)
+static int tables_count(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t *ret_count,
+                        struct cox_error *err)
 {
     uint64_t count = 0;
     if (info->n_src_block_tables != info->n_dst_block_tables || info->n_src_block_tables == 0)
@@ -292,8 +288,8 @@ static int tables_count(const ModelExecuteData__PullKVRequest__PullKVInfo *info,
     return 0;
 }
 
-static int tables_read(const ModelExecuteData__PullKVRequest__PullKVInfo *info,
-                       struct cox_pull_pair *pairs, struct cox_error *err)
+static int tables_read(const Coxswain__PullKVRequest__PullKVInfo *info, struct cox_pull_pair *pairs,
+                       struct cox_error *err)
 {
     for (size_t t = 0; t < info->n_src_block_tables; t++) {
         const int64_t count = cox_wire_int64_count(info->src_block_tables[t].len);
@@ -317,8 +313,7 @@ static uint64_t time_or_never(uint64_t time_ns)
     return time_ns ? time_ns : COX_DEADLINE_NEVER;
 }
 
-static int pull_prepare(struct pulling *pulling,
-                        const ModelExecuteData__PullKVRequest__PullKVInfo *info,
+static int pull_prepare(struct pulling *pulling, const Coxswain__PullKVRequest__PullKVInfo *info,
                         struct cox_pull *pull, struct cox_error *err)
 {
     const int role = atomic_load_explicit(&pulling->transfer->role, memory_order_relaxed);
@@ -346,9 +341,8 @@ static int pull_prepare(struct pulling *pulling,
     return tables_read(info, pairs, err);
 }
 
-static int pull_one(struct pulling *pulling,
-                    const ModelExecuteData__PullKVRequest__PullKVInfo *info, struct cox_pull *pull,
-                    int32_t *ret_code, struct cox_error *err)
+static int pull_one(struct pulling *pulling, const Coxswain__PullKVRequest__PullKVInfo *info,
+                    struct cox_pull *pull, int32_t *ret_code, struct cox_error *err)
 {
     struct cox_links *links = pulling->transfer->links;
     const char *cluster = info->cluster_id ? info->cluster_id : "";
@@ -365,20 +359,18 @@ static int pull_one(struct pulling *pulling,
     return r;
 }
 
-static int result_fill(struct pulling *pulling,
-                       const ModelExecuteData__PullKVRequest__PullKVInfo *info,
-                       ModelExecuteData__PullKVResponse__PullKVResult *result,
-                       struct cox_error *err)
+static int result_fill(struct pulling *pulling, const Coxswain__PullKVRequest__PullKVInfo *info,
+                       Coxswain__PullKVResponse__PullKVResult *result, struct cox_error *err)
 {
     struct cox_pull pull = {0};
     struct cox_error why = {0};
     int32_t code = CODE(PD_PULL_KV_ERROR);
     const int r = pull_one(pulling, info, &pull, &code, &why);
-    model_execute_data__pull_kvresponse__pull_kvresult__init(result);
+    coxswain__pull_kvresponse__pull_kvresult__init(result);
     result->request_id = cox_arena_strdup(pulling->arena, id_of(info));
     result->has_pd_error_code = result->has_status = 1;
     result->has_copied_bytes = result->has_copy_ns = 1;
-    result->pd_error_code = (ModelExecuteData__PDErrorCode)code;
+    result->pd_error_code = (Coxswain__PDErrorCode)code;
     result->status = r;
     result->copied_bytes = pull.copied_bytes;
     result->copy_ns = pull.copy_ns;
@@ -393,8 +385,8 @@ static int result_fill(struct pulling *pulling,
                : cox_fail(err, COX_TOO_LARGE, "no memory for the results");
 }
 
-int cox_transfer_pull(struct cox_transfer *transfer, const ModelExecuteData__PullKVRequest *request,
-                      struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
+int cox_transfer_pull(struct cox_transfer *transfer, const Coxswain__PullKVRequest *request,
+                      struct cox_arena *arena, Coxswain__PullKVResponse *response,
                       struct cox_error *err)
 {
     const size_t count = request->n_pull_kv_infos;
@@ -403,7 +395,7 @@ int cox_transfer_pull(struct cox_transfer *transfer, const ModelExecuteData__Pul
         .arena = arena,
         .clears = atomic_load_explicit(&transfer->clears, memory_order_relaxed),
     };
-    ModelExecuteData__PullKVResponse__PullKVResult *results =
+    Coxswain__PullKVResponse__PullKVResult *results =
         cox_arena_alloc(arena, (count + 1) * sizeof *results);
     response->pull_kv_results =
         cox_arena_alloc(arena, (count + 1) * sizeof *response->pull_kv_results);

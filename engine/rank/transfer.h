@@ -42,14 +42,13 @@ int cox_transfer_close(struct cox_transfer *transfer, uint64_t deadline_ns, stru
  * cox_pulls_close. */
 int cox_transfer_clear(struct cox_transfer *transfer, uint64_t deadline_ns, struct cox_error *err);
 
-void cox_transfer_link(struct cox_transfer *transfer,
-                       const ModelExecuteData__PDLinkRequest *request);
+void cox_transfer_link(struct cox_transfer *transfer, const Coxswain__PDLinkRequest *request);
 /* Returns 0; COX_TOO_LARGE: no memory. */
 int cox_transfer_status(struct cox_transfer *transfer, struct cox_arena *arena,
-                        ModelExecuteData__PDLinkStatusResponse *response, struct cox_error *err);
+                        Coxswain__PDLinkStatusResponse *response, struct cox_error *err);
 /* Returns 0, whatever became of the pulls; COX_TOO_LARGE: no memory. */
-int cox_transfer_pull(struct cox_transfer *transfer, const ModelExecuteData__PullKVRequest *request,
-                      struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
+int cox_transfer_pull(struct cox_transfer *transfer, const Coxswain__PullKVRequest *request,
+                      struct cox_arena *arena, Coxswain__PullKVResponse *response,
                       struct cox_error *err);
 
 #endif

@@ -93,7 +93,7 @@ static int worker_opaque(void *context, const uint8_t *request, size_t request_s
 }
 
 static int worker_link_status(void *context, struct cox_arena *arena,
-                              struct ModelExecuteData__PDLinkStatusResponse *response,
+                              struct Coxswain__PDLinkStatusResponse *response,
                               struct cox_error *err)
 {
     (void)arena, (void)response, (void)err;

@@ -237,11 +237,11 @@ static void on_completion(void *context, const struct cox_completion *completion
     struct group *group = context;
     group->ended_ns = now;
     group->status = completion->status;
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
-    const ModelExecuteData__ExecuteModelResponse *model =
+    const Coxswain__ExecuteModelResponse *model =
         response ? response->execute_model_response : NULL;
-    const ModelExecuteData__StepResult *step = model ? model->step : NULL;
+    const Coxswain__StepResult *step = model ? model->step : NULL;
     group->odd =
         completion->status == 0 &&
         (!step || step->n_tokens != 1 || step->tokens[0] != TOKEN + (int32_t)group->rank_count - 1);
@@ -318,13 +318,13 @@ static int step_submit(struct group *group, struct cox_error *err)
 {
     int32_t tokens[] = {1, 2, 3}, blocks[] = {0};
     uint32_t slot[] = {0}, position[] = {0}, count[] = {3};
-    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
-    ModelExecuteData__StepBlockTable *tables[] = {&table};
-    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
-    ModelExecuteData__StepSequence *announced[] = {&sequence};
-    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
-    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
+    Coxswain__StepBlockTable *tables[] = {&table};
+    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
+    Coxswain__StepSequence *announced[] = {&sequence};
+    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     table.n_blocks = 1;
     table.blocks = blocks;
     sequence.has_seq_id = sequence.has_slot = 1;
@@ -342,10 +342,10 @@ static int step_submit(struct group *group, struct cox_error *err)
     delta.row_token_count = count;
     model.step = &delta;
     model.has_forward_type = 1;
-    model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__PREFILL;
+    model.forward_type = COXSWAIN__FORWARD_TYPE__PREFILL;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
     const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
                                                .deadline_ns = cox_deadline_after_ms(PATIENCE_MS)};

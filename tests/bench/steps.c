@@ -122,7 +122,7 @@ static int check_tokens(const struct steps *s, struct cox_error *err)
 
 static int submit_next(struct steps *s)
 {
-    const struct ModelExecuteData__ExecuteRequest *request;
+    const struct Coxswain__ExecuteRequest *request;
     int r = plan_next(s);
     if (r)
         return cox_fail(s->err, r, "planning a step: %s", cox_status_text(r));

@@ -138,8 +138,8 @@ struct path {
     struct cox_error err;
     sem_t done;
     /* The step, unpacked. */
-    ModelExecuteData__StepSequence sequences[ROW_COUNT];
-    ModelExecuteData__StepSequence *pointers[ROW_COUNT];
+    Coxswain__StepSequence sequences[ROW_COUNT];
+    Coxswain__StepSequence *pointers[ROW_COUNT];
     uint32_t slots[ROW_COUNT], positions[ROW_COUNT];
 };
 
@@ -165,13 +165,13 @@ static int submit_opaque(struct path *path, uint64_t *ret_sequence)
 static int submit_step(struct path *path, uint64_t *ret_sequence)
 {
     int32_t prompt[1] = {1}, block[1] = {0};
-    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
-    ModelExecuteData__StepBlockTable *tables[1] = {&table};
+    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
+    Coxswain__StepBlockTable *tables[1] = {&table};
     table.n_blocks = 1;
     table.blocks = block;
     for (uint32_t i = 0; i < ROW_COUNT; i++) {
         if (path->ended == 0) {
-            model_execute_data__step_sequence__init(&path->sequences[i]);
+            coxswain__step_sequence__init(&path->sequences[i]);
             path->sequences[i].has_seq_id = path->sequences[i].has_slot = 1;
             path->sequences[i].seq_id = 100 + i;
             path->sequences[i].slot = i;
@@ -183,7 +183,7 @@ static int submit_step(struct path *path, uint64_t *ret_sequence)
         }
         path->positions[i] = path->ended;
     }
-    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
     delta.has_base_sequence = 1;
     delta.base_sequence = path->base_sequence;
     delta.n_announced = path->ended == 0 ? ROW_COUNT : 0;
@@ -191,14 +191,14 @@ static int submit_step(struct path *path, uint64_t *ret_sequence)
     delta.n_row_slot = delta.n_row_position = ROW_COUNT;
     delta.row_slot = path->slots;
     delta.row_position = path->positions;
-    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
     model.has_forward_type = 1;
-    model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
+    model.forward_type = COXSWAIN__FORWARD_TYPE__DECODE;
     model.step = &delta;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
     const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
                                                .deadline_ns = cox_deadline_after_ms(PATIENCE_MS)};

@@ -560,19 +560,19 @@ static void arena_deinit(void *object)
 static int request_unpack(void *object, struct cox_error *err)
 {
     (void)err;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
-    ModelExecuteData__ExecuteRequest *unpacked = NULL;
-    ModelExecuteData__ExecuteRequest__ConfigEntry entries[64], *list[64];
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest *unpacked = NULL;
+    Coxswain__ExecuteRequest__ConfigEntry entries[64], *list[64];
     uint8_t bytes[8192];
     size_t size;
     for (size_t i = 0; i < 64; i++) {
         list[i] = &entries[i];
-        model_execute_data__execute_request__config_entry__init(list[i]);
+        coxswain__execute_request__config_entry__init(list[i]);
         entries[i].key = "a key that is as long as this";
         entries[i].value = "a value that is somewhat longer than its key, for the arena to grow";
     }
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
     request.n_config = 64;
     request.config = list;
     struct cox_arena *arena = object;

@@ -119,10 +119,9 @@ static const struct countdown_subject links = {
 
 static int caches_new(void *object, struct cox_error *err)
 {
-    ModelExecuteData__KvPool pool = MODEL_EXECUTE_DATA__KV_POOL__INIT;
-    ModelExecuteData__ExecuteResponse__InitResults init =
-        MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT_RESULTS__INIT;
-    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    Coxswain__KvPool pool = COXSWAIN__KV_POOL__INIT;
+    Coxswain__ExecuteResponse__InitResults init = COXSWAIN__EXECUTE_RESPONSE__INIT_RESULTS__INIT;
+    Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     const struct cox_rank_result ranks[RANK_COUNT] = {{.response = &response},
                                                       {.response = &response}};
     const struct cox_completion completion = {.rank_count = RANK_COUNT, .ranks = ranks};
@@ -131,7 +130,7 @@ static int caches_new(void *object, struct cox_error *err)
     pool.has_block_count = true;
     pool.block_count = 9;
     init.kv_pool = &pool;
-    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_INIT_RESULTS;
+    response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_INIT_RESULTS;
     response.init_results = &init;
     caches = cox_kv_caches_new(&completion);
     if (!caches)

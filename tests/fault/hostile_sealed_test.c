@@ -156,7 +156,7 @@ static void *meddle(void *argument)
 /* A report in its own slot that says to be rank 0's. */
 static int impostor(struct hostile *hostile, const struct cox_geometry *geometry)
 {
-    ModelExecuteData__ExecuteResponse report = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    Coxswain__ExecuteResponse report = COXSWAIN__EXECUTE_RESPONSE__INIT;
     uint8_t *slot =
         hostile->own + cox_geometry_slot_offset(geometry, COX_CHANNEL_ERROR, HOSTILE, 0);
     struct cox_layout_rank *block = (struct cox_layout_rank *)(void *)hostile->own;

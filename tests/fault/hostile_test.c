@@ -304,7 +304,7 @@ static int load_submit(struct test_group *group, struct load *load)
     return r;
 }
 
-static void call_typed(struct test_group *group, const ModelExecuteData__ExecuteRequest *request)
+static void call_typed(struct test_group *group, const Coxswain__ExecuteRequest *request)
 {
     const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(DEADLINE_MS)};
@@ -321,25 +321,23 @@ static void call_typed(struct test_group *group, const ModelExecuteData__Execute
  * channels. */
 static void call_messages(struct test_group *group, unsigned which)
 {
-    static const ModelExecuteData__ExecuteType types[] = {
-        MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER,
-        MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT,
-        MODEL_EXECUTE_DATA__EXECUTE_TYPE__PD_LINK_STATUS_QUERY,
-        MODEL_EXECUTE_DATA__EXECUTE_TYPE__PAUSE_COMMAND_EXEC,
-        MODEL_EXECUTE_DATA__EXECUTE_TYPE__KV_TRANSFER,
+    static const Coxswain__ExecuteType types[] = {
+        COXSWAIN__EXECUTE_TYPE__MODEL_INFER,          COXSWAIN__EXECUTE_TYPE__MODEL_INIT,
+        COXSWAIN__EXECUTE_TYPE__PD_LINK_STATUS_QUERY, COXSWAIN__EXECUTE_TYPE__PAUSE_COMMAND_EXEC,
+        COXSWAIN__EXECUTE_TYPE__KV_TRANSFER,
     };
     int32_t tokens[] = {1, 2, 3}, blocks[] = {0};
     uint32_t row_slot[] = {0}, row_position[] = {0}, row_token_count[] = {3};
-    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
-    ModelExecuteData__StepBlockTable *tables[] = {&table};
-    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
-    ModelExecuteData__StepSequence *sequences[] = {&sequence};
-    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
-    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
+    Coxswain__StepBlockTable *tables[] = {&table};
+    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
+    Coxswain__StepSequence *sequences[] = {&sequence};
+    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
     request.execute_type = types[which % (sizeof types / sizeof types[0])];
-    if (request.execute_type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER) {
+    if (request.execute_type == COXSWAIN__EXECUTE_TYPE__MODEL_INFER) {
         table.n_blocks = 1, table.blocks = blocks;
         sequence.has_seq_id = 1, sequence.seq_id = 7;
         sequence.n_tokens = 3, sequence.tokens = tokens;
@@ -349,7 +347,7 @@ static void call_messages(struct test_group *group, unsigned which)
         delta.row_slot = row_slot, delta.row_position = row_position;
         delta.row_token_count = row_token_count;
         model.step = &delta;
-        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
         request.execute_model_request = &model;
     }
     call_typed(group, &request);
@@ -437,9 +435,9 @@ static void p10_a_frame_turned_into_a_goodbye_ends_nobody(void **state)
     struct cox_executor *executor = test_group_executor(group);
     for (uint32_t rank = 0; rank < 2; rank++)
         test_stop_process(cox_executor_pid(executor, rank));
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = request.has_trace_id = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
     request.trace_id = UINT64_MAX;
     const struct cox_submit_options options = {
         .gather = COX_GATHER_ALL,

@@ -27,7 +27,7 @@
 
 #if COX_TESTING
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 /* Times that an operation is tried in spite of a machine that is slower than BRIEF_MS. */
 #define SLOW_MAX 20
 
@@ -101,7 +101,7 @@ static void record_fill(struct record *record, const struct cox_completion *comp
         snprintf(record->outcomes[rank], sizeof record->outcomes[rank], "%s%.2s",
                  words[result->outcome], number);
     }
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     if (response && response->execute_model_response && response->execute_model_response->step &&
         response->execute_model_response->step->n_tokens)
@@ -204,17 +204,17 @@ static int call_bulk(struct driver *d, const struct operation *operation, struct
 
 static int call_type(struct driver *d, const struct operation *operation, struct cox_error *err)
 {
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
-    ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
-    ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
+    Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     const int type = operation->type;
     request.has_execute_type = 1;
-    request.execute_type = (ModelExecuteData__ExecuteType)type;
+    request.execute_type = (Coxswain__ExecuteType)type;
     if (type == TYPE(PD_LINK)) {
-        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
+        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
         request.pd_link_request = &link;
     } else if (type == TYPE(KV_TRANSFER)) {
-        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
         request.pull_kv_request = &pull;
     }
     const struct cox_submit_options options =
@@ -226,25 +226,25 @@ static int call_type(struct driver *d, const struct operation *operation, struct
 static int call_step(struct driver *d, const struct operation *operation, struct cox_error *err)
 {
     (void)operation;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
-    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
-    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
-    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
-    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
-    ModelExecuteData__StepSequence *announced = &sequence;
-    ModelExecuteData__StepBlockTable *tables = &table;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
+    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
+    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
+    Coxswain__StepSequence *announced = &sequence;
+    Coxswain__StepBlockTable *tables = &table;
     int32_t block = 3;
     const bool announce = d->base == 0;
     uint32_t slot = 1, position = announce ? 0 : d->token_count - 1,
              count = announce ? d->token_count : 1;
     request.has_execute_type = 1;
     request.execute_type = TYPE(MODEL_INFER);
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
     model.step = &delta;
     model.has_forward_type = delta.has_base_sequence = delta.has_table_count = 1;
-    model.forward_type = announce ? MODEL_EXECUTE_DATA__FORWARD_TYPE__PREFILL
-                                  : MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
+    model.forward_type =
+        announce ? COXSWAIN__FORWARD_TYPE__PREFILL : COXSWAIN__FORWARD_TYPE__DECODE;
     delta.base_sequence = d->base;
     delta.table_count = 1;
     delta.n_row_slot = delta.n_row_position = delta.n_row_token_count = 1;

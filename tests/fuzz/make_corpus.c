@@ -133,12 +133,12 @@ static void reply_slot(const char *name, unsigned ranks, unsigned depth, uint32_
 
 static void put_request(struct bytes *bytes, Request *step)
 {
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     static uint8_t packed[4096];
     size_t size;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = step;
     FUZZ_CHECK(cox_wire_request_pack(&request, packed, sizeof packed, &size) == 0);
     put(bytes, packed, size);
@@ -442,7 +442,7 @@ static void steps(void)
     }
 }
 
-static void put_response(const char *name, const ModelExecuteData__ExecuteResponse *response)
+static void put_response(const char *name, const Coxswain__ExecuteResponse *response)
 {
     static uint8_t packed[4096];
     struct bytes bytes = {0};
@@ -457,9 +457,9 @@ static void put_response(const char *name, const ModelExecuteData__ExecuteRespon
 static void responses(void)
 {
     static char key[] = "npuBlockNum", value[] = "1000", text[] = "out of blocks";
-    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    ModelExecuteData__ExecuteModelResponse model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
-    ModelExecuteData__StepResult step = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
+    Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    Coxswain__ExecuteModelResponse model = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__StepResult step = COXSWAIN__STEP_RESULT__INIT;
     int32_t tokens[] = {4, -1, 70000};
     float logprobs[] = {-0.5f, 0, -12.25f};
     response.has_msg_type = response.has_rank = response.has_status = 1;
@@ -471,22 +471,21 @@ static void responses(void)
     step.digest = cox_wire_token_digest(tokens, 3);
     step.base_sequence = 9;
     model.step = &step;
-    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     response.execute_model_response = &model;
     put_response("step", &response);
-    ModelExecuteData__ExecuteResponse__InitResults results =
-        MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT_RESULTS__INIT;
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entry =
-        MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT_RESULTS__INIT_RESULT_MAP_ENTRY__INIT;
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entries[] = {&entry};
+    Coxswain__ExecuteResponse__InitResults results = COXSWAIN__EXECUTE_RESPONSE__INIT_RESULTS__INIT;
+    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry entry =
+        COXSWAIN__EXECUTE_RESPONSE__INIT_RESULTS__INIT_RESULT_MAP_ENTRY__INIT;
+    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry *entries[] = {&entry};
     entry.key = key;
     entry.value = value;
     results.n_init_result_map = 1;
     results.init_result_map = entries;
-    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_INIT_RESULTS;
+    response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_INIT_RESULTS;
     response.init_results = &results;
     put_response("init", &response);
-    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT__NOT_SET;
+    response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT__NOT_SET;
     response.status = 77;
     response.error_text = text;
     response.has_error_channel = response.has_error_sequence = 1;

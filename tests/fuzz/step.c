@@ -72,7 +72,7 @@ static uint64_t table_hash(const struct cox_table *table)
 }
 
 static void step_run(struct cox_table *table, uint64_t sequence, unsigned how,
-                     ModelExecuteData__ExecuteModelRequest *step)
+                     Coxswain__ExecuteModelRequest *step)
 {
     const struct cox_batch *batch = NULL;
     struct cox_batch_output *outputs = NULL;
@@ -107,18 +107,17 @@ static void record_run(struct cox_table *table, uint64_t sequence, unsigned how,
                        const uint8_t *bytes, size_t size)
 {
     struct cox_arena arena;
-    ModelExecuteData__ExecuteRequest *request = NULL;
+    Coxswain__ExecuteRequest *request = NULL;
     FUZZ_CHECK(cox_arena_init(&arena, 0, ARENA_SIZE_MAX) == 0);
     if (how & BARE) { /* the step without its envelope */
         ProtobufCMessage *step = protobuf_c_message_unpack(
-            &model_execute_data__execute_model_request__descriptor, NULL, size, bytes);
+            &coxswain__execute_model_request__descriptor, NULL, size, bytes);
         if (step) {
-            step_run(table, sequence, how, (ModelExecuteData__ExecuteModelRequest *)step);
+            step_run(table, sequence, how, (Coxswain__ExecuteModelRequest *)step);
             protobuf_c_message_free_unpacked(step, NULL);
         }
     } else if (cox_wire_request_unpack(&arena, bytes, size, &request) == 0) {
-        if (request->request_case ==
-                MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST &&
+        if (request->request_case == COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST &&
             request->execute_model_request)
             step_run(table, sequence, how, request->execute_model_request);
     }

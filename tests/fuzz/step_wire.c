@@ -11,18 +11,18 @@ static bool unpack(bool request, struct cox_arena *arena, const uint8_t *bytes, 
                    ProtobufCMessage **ret_message)
 {
     return request ? cox_step_wire_unpack_request(arena, bytes, size,
-                                                  (ModelExecuteData__ExecuteRequest **)ret_message)
-                   : cox_step_wire_unpack_response(
-                         arena, bytes, size, (ModelExecuteData__ExecuteResponse **)ret_message);
+                                                  (Coxswain__ExecuteRequest **)ret_message)
+                   : cox_step_wire_unpack_response(arena, bytes, size,
+                                                   (Coxswain__ExecuteResponse **)ret_message);
 }
 
 static bool pack(bool request, const ProtobufCMessage *message, uint8_t *buffer, size_t size,
                  size_t *ret_size)
 {
-    return request ? cox_step_wire_pack_request((const ModelExecuteData__ExecuteRequest *)message,
-                                                buffer, size, ret_size)
-                   : cox_step_wire_pack_response((const ModelExecuteData__ExecuteResponse *)message,
-                                                 buffer, size, ret_size);
+    return request ? cox_step_wire_pack_request((const Coxswain__ExecuteRequest *)message, buffer,
+                                                size, ret_size)
+                   : cox_step_wire_pack_response((const Coxswain__ExecuteResponse *)message, buffer,
+                                                 size, ret_size);
 }
 
 /* The first byte: which message (its lowest bit), and the cap of the arena. */
@@ -32,8 +32,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const uint8_t how = fuzz_eat_byte(&input);
     const bool request = how & 1;
     const ProtobufCMessageDescriptor *descriptor =
-        request ? &model_execute_data__execute_request__descriptor
-                : &model_execute_data__execute_response__descriptor;
+        request ? &coxswain__execute_request__descriptor : &coxswain__execute_response__descriptor;
     struct cox_arena arena;
     FUZZ_CHECK(cox_arena_init(&arena, 0, ARENA_SIZE_MAX >> (how >> 1) % 12) == 0);
     ProtobufCMessage *message = NULL;

@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct cox_arena arena, again;
     FUZZ_CHECK(cox_arena_init(&arena, 0, size_max) == 0);
     FUZZ_CHECK(cox_arena_init(&again, 0, 4 * ARENA_SIZE_MAX) == 0);
-    ModelExecuteData__ExecuteResponse *message = NULL, *copy = NULL;
+    Coxswain__ExecuteResponse *message = NULL, *copy = NULL;
     int r = cox_wire_response_unpack(&arena, input.bytes, input.size, &message);
     FUZZ_CHECK(arena.used <= size_max);
     if (r) {

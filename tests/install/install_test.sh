@@ -42,7 +42,7 @@ symbols() {
     [ "$soname" = "libcoxswain.so.${VERSION%%.*}" ] || fail "SONAME is $soname"
 
     nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$scratch/exported"
-    if grep -vE '^(cox_|COX_|model_execute_data__)' "$scratch/exported"; then
+    if grep -vE '^(cox_|COX_|coxswain__)' "$scratch/exported"; then
         fail "exported, but not ours by name"
     fi
     # A library ends no process and prints nothing: that is for who uses it. _exit is an orphan's (worker/loop/worker.h),
@@ -51,9 +51,9 @@ symbols() {
         grep -xE 'exit|_Exit|quick_exit|at_quick_exit|v?printf|putchar|puts|__v?printf_chk'; then
         fail "ends the process, or prints"
     fi
-    grep -qx model_execute_data__execute_request__pack "$scratch/exported" ||
+    grep -qx coxswain__execute_request__pack "$scratch/exported" ||
         fail "the generated functions are not exported"
-    grep -qx model_execute_data__execute_request__descriptor "$scratch/exported" ||
+    grep -qx coxswain__execute_request__descriptor "$scratch/exported" ||
         fail "the generated descriptors are not exported"
 
     find "$include/coxswain" -name '*.h' -exec cat {} + | tr '\n' ' ' |

@@ -125,11 +125,11 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     return 0;
 }
 
-static void engine_link(void *context, const ModelExecuteData__PDLinkRequest *request)
+static void engine_link(void *context, const Coxswain__PDLinkRequest *request)
 {
     struct engine *engine = context;
     for (size_t i = 0; i < request->n_pd_link_info; i++) {
-        const ModelExecuteData__PDLinkRequest__PDLinkInfo *info = request->pd_link_info[i];
+        const Coxswain__PDLinkRequest__PDLinkInfo *info = request->pd_link_info[i];
         for (size_t j = 0; j < info->n_unlink_info; j++)
             for (size_t k = 0; k < info->unlink_info[j]->n_host_info; k++)
                 names_remove(&engine->links, info->unlink_info[j]->host_info[k]->cluster_id);
@@ -140,8 +140,7 @@ static void engine_link(void *context, const ModelExecuteData__PDLinkRequest *re
 }
 
 static int engine_link_status(void *context, struct cox_arena *arena,
-                              ModelExecuteData__PDLinkStatusResponse *response,
-                              struct cox_error *err)
+                              Coxswain__PDLinkStatusResponse *response, struct cox_error *err)
 {
     const struct engine *engine = context;
     if (fail_rest(err))
@@ -156,8 +155,8 @@ static int engine_link_status(void *context, struct cox_arena *arena,
     return 0;
 }
 
-static int answer_lora(void *context, const ModelExecuteData__LoraOperationRequest *request,
-                       struct cox_arena *arena, ModelExecuteData__LoraOperationResponse *response,
+static int answer_lora(void *context, const Coxswain__LoraOperationRequest *request,
+                       struct cox_arena *arena, Coxswain__LoraOperationResponse *response,
                        struct cox_error *err)
 {
     struct engine *engine = context;
@@ -165,36 +164,35 @@ static int answer_lora(void *context, const ModelExecuteData__LoraOperationReque
     if (fail_rest(err))
         return err->code;
     bool known = names_find(&engine->adapters, request->lora_name) >= 0;
-    response->lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS;
-    if (request->lora_op_type == MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD) {
+    response->lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__LORA_CMD_SUCCESS;
+    if (request->lora_op_type == COXSWAIN__LORA_OPERATION_TYPE__LOAD) {
         if (known)
-            response->lora_op_status =
-                MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__DUPLICATED_LORA_ID;
+            response->lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__DUPLICATED_LORA_ID;
         names_add(&engine->adapters, request->lora_name);
     } else if (!names_remove(&engine->adapters, request->lora_name)) {
-        response->lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__INVALID_LORA_ID;
+        response->lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__INVALID_LORA_ID;
     }
     return 0;
 }
 
-static int engine_pull(void *context, const ModelExecuteData__PullKVRequest *request,
-                       struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
+static int engine_pull(void *context, const Coxswain__PullKVRequest *request,
+                       struct cox_arena *arena, Coxswain__PullKVResponse *response,
                        struct cox_error *err)
 {
     (void)context;
     if (fail_rest(err))
         return err->code;
     size_t count = request->n_pull_kv_infos;
-    ModelExecuteData__PullKVResponse__PullKVResult **results = cox_arena_alloc(
-        arena, (count + 1) * sizeof(ModelExecuteData__PullKVResponse__PullKVResult *));
+    Coxswain__PullKVResponse__PullKVResult **results =
+        cox_arena_alloc(arena, (count + 1) * sizeof(Coxswain__PullKVResponse__PullKVResult *));
     for (size_t i = 0; results && i < count; i++) {
         results[i] = cox_arena_alloc(arena, sizeof *results[i]);
         if (!results[i])
             return cox_fail(err, COX_TOO_LARGE, "no memory");
-        model_execute_data__pull_kvresponse__pull_kvresult__init(results[i]);
+        coxswain__pull_kvresponse__pull_kvresult__init(results[i]);
         results[i]->request_id = request->pull_kv_infos[i]->seq_group_metadata->request_id;
         results[i]->has_pd_error_code = 1;
-        results[i]->pd_error_code = MODEL_EXECUTE_DATA__PDERROR_CODE__SUCCESS;
+        results[i]->pd_error_code = COXSWAIN__PDERROR_CODE__SUCCESS;
     }
     if (!results)
         return cox_fail(err, COX_TOO_LARGE, "no memory");

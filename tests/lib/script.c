@@ -671,13 +671,13 @@ static void on_cleanup(void *context, const uint32_t *slots, uint32_t count)
 
 /* ---- link, LoRA, pull ---- */
 
-static void on_link(void *context, const ModelExecuteData__PDLinkRequest *request)
+static void on_link(void *context, const Coxswain__PDLinkRequest *request)
 {
     struct script *script = context;
     pthread_mutex_lock(&script->lock);
     script->link_count++;
     for (size_t i = 0; i < request->n_pd_link_info; i++) {
-        const ModelExecuteData__PDLinkRequest__PDLinkInfo *info = request->pd_link_info[i];
+        const Coxswain__PDLinkRequest__PDLinkInfo *info = request->pd_link_info[i];
         text_add(&script->links, "role=%d change=%d link=%zu unlink=%zu;", (int)info->pd_role,
                  info->change_role, info->n_link_info, info->n_unlink_info);
     }
@@ -687,17 +687,17 @@ static void on_link(void *context, const ModelExecuteData__PDLinkRequest *reques
 /* The lists differ by rank: what every rank has linked, what one rank has not yet, what failed on
  * one. */
 static int on_link_status(void *context, struct cox_arena *arena,
-                          ModelExecuteData__PDLinkStatusResponse *response, struct cox_error *err)
+                          Coxswain__PDLinkStatusResponse *response, struct cox_error *err)
 {
     struct script *script = context;
     uint32_t rank = script->options.rank, last = script->options.rank_count - 1;
     char **success = cox_arena_alloc(arena, 8 * sizeof *success);
     char **running = cox_arena_alloc(arena, 8 * sizeof *running);
     char **waiting = cox_arena_alloc(arena, 8 * sizeof *waiting);
-    ModelExecuteData__PDLinkStatusResponse__FailedLinkInfo *failure =
+    Coxswain__PDLinkStatusResponse__FailedLinkInfo *failure =
         cox_arena_alloc(arena, sizeof *failure);
-    ModelExecuteData__PDLinkStatusResponse__FailedLinkInfo **failed =
-        cox_arena_alloc(arena, sizeof(ModelExecuteData__PDLinkStatusResponse__FailedLinkInfo *));
+    Coxswain__PDLinkStatusResponse__FailedLinkInfo **failed =
+        cox_arena_alloc(arena, sizeof(Coxswain__PDLinkStatusResponse__FailedLinkInfo *));
     char *count = cox_arena_alloc(arena, 32);
     if (!success || !running || !waiting || !failure || !failed || !count)
         return cox_fail(err, -ENOMEM, "no memory");
@@ -712,10 +712,10 @@ static int on_link_status(void *context, struct cox_arena *arena,
     waiting[response->n_waiting_link_info++] = cox_arena_strdup(arena, "waits");
     if (rank == last) {
         running[response->n_running_link_info++] = cox_arena_strdup(arena, "slow");
-        model_execute_data__pdlink_status_response__failed_link_info__init(failure);
+        coxswain__pdlink_status_response__failed_link_info__init(failure);
         failure->cluster_id = cox_arena_strdup(arena, "broken");
         failure->has_pd_error_code = 1;
-        failure->pd_error_code = MODEL_EXECUTE_DATA__PDERROR_CODE__PD_LINK_ERROR;
+        failure->pd_error_code = COXSWAIN__PDERROR_CODE__PD_LINK_ERROR;
         failed[response->n_failed_link_info++] = failure;
     } else {
         success[response->n_success_link_info++] = cox_arena_strdup(arena, "slow");
@@ -726,8 +726,8 @@ static int on_link_status(void *context, struct cox_arena *arena,
 }
 
 /* lora_name: "status S", or "rank R status S" where the others succeed, or "fail". */
-static int on_lora(void *context, const ModelExecuteData__LoraOperationRequest *request,
-                   struct cox_arena *arena, ModelExecuteData__LoraOperationResponse *response,
+static int on_lora(void *context, const Coxswain__LoraOperationRequest *request,
+                   struct cox_arena *arena, Coxswain__LoraOperationResponse *response,
                    struct cox_error *err)
 {
     struct script *script = context;
@@ -740,7 +740,7 @@ static int on_lora(void *context, const ModelExecuteData__LoraOperationRequest *
         status = rank == script->options.rank ? status : 0;
     else
         sscanf(name, "status %u", &status);
-    response->lora_op_status = (ModelExecuteData__LoraOperationStatus)status;
+    response->lora_op_status = (Coxswain__LoraOperationStatus)status;
     pthread_mutex_lock(&script->lock);
     text_add(&script->log, "lora %d %s %s;", (int)request->lora_op_type, name,
              request->lora_path ? request->lora_path : "");
@@ -761,8 +761,8 @@ static void tell_tables(struct text *text, const ProtobufCBinaryData *tables, si
 
 /* Request ids: "bad..." fails, "bad@R..." on rank R only, "mute@R..." is not mentioned by rank R.
  */
-static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *request,
-                      struct cox_arena *arena, ModelExecuteData__PullKVResponse *response,
+static int on_pull_kv(void *context, const Coxswain__PullKVRequest *request,
+                      struct cox_arena *arena, Coxswain__PullKVResponse *response,
                       struct cox_error *err)
 {
     struct script *script = context;
@@ -774,7 +774,7 @@ static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *requ
     script->pull_spins = false;
     script->pulls.used = 0;
     for (size_t i = 0; i < request->n_pull_kv_infos; i++) {
-        const ModelExecuteData__PullKVRequest__PullKVInfo *info = request->pull_kv_infos[i];
+        const Coxswain__PullKVRequest__PullKVInfo *info = request->pull_kv_infos[i];
         text_add(&script->pulls, "from %s:", info->cluster_id ? info->cluster_id : "");
         tell_tables(&script->pulls, info->src_block_tables, info->n_src_block_tables);
         text_add(&script->pulls, " to");
@@ -787,15 +787,15 @@ static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *requ
     if (spins)
         spin(script->host);
     size_t count = request->n_pull_kv_infos;
-    ModelExecuteData__PullKVResponse__PullKVResult *results =
+    Coxswain__PullKVResponse__PullKVResult *results =
         cox_arena_alloc(arena, (count + 1) * sizeof *results);
-    ModelExecuteData__PullKVResponse__PullKVResult **pointers = cox_arena_alloc(
-        arena, (count + 1) * sizeof(ModelExecuteData__PullKVResponse__PullKVResult *));
+    Coxswain__PullKVResponse__PullKVResult **pointers =
+        cox_arena_alloc(arena, (count + 1) * sizeof(Coxswain__PullKVResponse__PullKVResult *));
     if (!results || !pointers)
         return cox_fail(err, -ENOMEM, "no memory");
     response->pull_kv_results = pointers;
     for (size_t i = 0; i < count; i++) {
-        const ModelExecuteData__SequenceGroupMetadata *metadata =
+        const Coxswain__SequenceGroupMetadata *metadata =
             request->pull_kv_infos[i]->seq_group_metadata;
         char *id = metadata && metadata->request_id ? metadata->request_id : (char *)(uintptr_t) "";
         unsigned rank = script->options.rank;
@@ -803,13 +803,13 @@ static int on_pull_kv(void *context, const ModelExecuteData__PullKVRequest *requ
         bool meant = rank == script->options.rank;
         if (meant && strncmp(id, "mute", 4) == 0)
             continue;
-        ModelExecuteData__PullKVResponse__PullKVResult *result = &results[i];
-        model_execute_data__pull_kvresponse__pull_kvresult__init(result);
+        Coxswain__PullKVResponse__PullKVResult *result = &results[i];
+        coxswain__pull_kvresponse__pull_kvresult__init(result);
         result->request_id = id;
         result->has_pd_error_code = 1;
         result->pd_error_code = meant && strncmp(id, "bad", 3) == 0
-                                    ? MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_ERROR
-                                    : MODEL_EXECUTE_DATA__PDERROR_CODE__SUCCESS;
+                                    ? COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR
+                                    : COXSWAIN__PDERROR_CODE__SUCCESS;
         pointers[response->n_pull_kv_results++] = result;
     }
     return 0;

@@ -83,14 +83,13 @@ static char *copy_text(const char *text)
 
 static void copy_tokens(struct test_completion *copy, const struct cox_completion *completion)
 {
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     if (!response ||
-        response->result_case !=
-            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
+        response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE ||
         !response->execute_model_response || !response->execute_model_response->step)
         return;
-    const ModelExecuteData__StepResult *step = response->execute_model_response->step;
+    const Coxswain__StepResult *step = response->execute_model_response->step;
     copy->token_count = step->n_tokens;
     copy->tokens = calloc(step->n_tokens + 1, sizeof *copy->tokens);
     COX_ASSERT(copy->tokens);

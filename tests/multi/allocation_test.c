@@ -133,8 +133,8 @@ struct group {
     sem_t ended;
 
     uint8_t payload[PAYLOAD_SIZE];
-    ModelExecuteData__StepSequence sequences[ROW_COUNT_MAX];
-    ModelExecuteData__StepSequence *pointers[ROW_COUNT_MAX];
+    Coxswain__StepSequence sequences[ROW_COUNT_MAX];
+    Coxswain__StepSequence *pointers[ROW_COUNT_MAX];
     uint32_t slots[ROW_COUNT_MAX], positions[ROW_COUNT_MAX];
     int32_t blocks[ROW_COUNT_MAX];
 };
@@ -188,12 +188,12 @@ static int submit_opaque(struct group *group, uint32_t round)
 static int send_step(struct group *group, uint32_t position, bool call)
 {
     int32_t prompt[1] = {1}, block[1] = {0};
-    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
-    ModelExecuteData__StepBlockTable *tables[1] = {&table};
+    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
+    Coxswain__StepBlockTable *tables[1] = {&table};
     table.n_blocks = 1;
     table.blocks = block;
     for (uint32_t i = 0; i < group->row_count; i++) {
-        model_execute_data__step_sequence__init(&group->sequences[i]);
+        coxswain__step_sequence__init(&group->sequences[i]);
         group->sequences[i].has_seq_id = group->sequences[i].has_slot = 1;
         group->sequences[i].seq_id = 100 + i;
         group->sequences[i].slot = i;
@@ -205,7 +205,7 @@ static int send_step(struct group *group, uint32_t position, bool call)
         group->positions[i] = position;
         group->blocks[i] = (int32_t)(position / BLOCK_SIZE);
     }
-    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
     delta.has_base_sequence = 1;
     delta.base_sequence = position == 0 ? 0 : group->base_sequence;
     delta.n_announced = position == 0 ? group->row_count : 0;
@@ -217,14 +217,14 @@ static int send_step(struct group *group, uint32_t position, bool call)
     delta.n_row_slot = delta.n_row_position = group->row_count;
     delta.row_slot = group->slots;
     delta.row_position = group->positions;
-    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
     model.has_forward_type = 1;
-    model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
+    model.forward_type = COXSWAIN__FORWARD_TYPE__DECODE;
     model.step = &delta;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
     const struct cox_submit_options options = how(COX_GATHER_RANK0);
     return call ? cox_executor_call(group->executor, &request, &options, take_answers, group,

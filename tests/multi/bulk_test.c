@@ -183,7 +183,7 @@ struct look {
 };
 
 static void look_at_init(struct look *look, uint32_t rank,
-                         const ModelExecuteData__ExecuteResponse__InitResults *results)
+                         const Coxswain__ExecuteResponse__InitResults *results)
 {
     for (size_t i = 0; i < results->n_init_result_map; i++) {
         const char *key = results->init_result_map[i]->key,
@@ -284,22 +284,22 @@ static void expect_answers(struct test_group *g, uint32_t n, size_t size)
 static int ask_init(struct test_group *g, size_t blob_size, size_t answer_size,
                     struct look *ret_look, uint64_t *ret_digest)
 {
-    typedef ModelExecuteData__ExecuteRequest__ConfigEntry entry;
+    typedef Coxswain__ExecuteRequest__ConfigEntry entry;
     char *blob = malloc(blob_size + 1), number[32];
     assert_non_null(blob);
     bulk_fill((uint8_t *)blob, blob_size, 5);
     blob[blob_size] = '\0';
     *ret_digest = bulk_digest(blob, blob_size);
     snprintf(number, sizeof number, "%zu", answer_size);
-    entry first = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__CONFIG_ENTRY__INIT, second = first;
+    entry first = COXSWAIN__EXECUTE_REQUEST__CONFIG_ENTRY__INIT, second = first;
     first.key = (char[]){"blob"};
     first.value = blob;
     second.key = (char[]){"answer"};
     second.value = number;
     entry *entries[] = {&first, &second};
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
     request.n_config = 2;
     request.config = entries;
     const struct cox_submit_options options = {

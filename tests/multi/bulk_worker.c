@@ -310,8 +310,8 @@ static int answer_forged(const struct call *c, const char *words)
     memset(block, 0xff, 1 << 20);
     struct cox_bulk_ref ref = cox_channel_thread_refer_block(thread, sequence, 1 << 20);
     const size_t told = forge(how, &ref);
-    ModelExecuteData__BulkRef bulk;
-    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    Coxswain__BulkRef bulk;
+    Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_bulk_ref_fill(&bulk, &ref);
     bulk.handle.len = told;
     bulk.has_handle = told > 0;

@@ -122,9 +122,9 @@ static void m3_a_message_of_the_number_of_bytes_is_refused(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(1, NULL);
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = (ModelExecuteData__ExecuteType)-1;
+    request.execute_type = (Coxswain__ExecuteType)-1;
     const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
                                            .deadline_ns = COX_DEADLINE_NEVER};
     assert_int_equal(cox_executor_call(test_group_executor(g), &request, &how, NULL, NULL, NULL),
@@ -245,11 +245,11 @@ static void m5_b2_handlers_that_replace_each_other_are_refused(void **state)
     assert_int_equal(
         cox_executor_register(own.executor, COX_CHANNEL_EXECUTE, replace_the_other, &own), 0);
     assert_int_equal(cox_executor_register(own.executor, COX_CHANNEL_TRANSFER, hold, &transfer), 0);
-    ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__KV_TRANSFER;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__KV_TRANSFER;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
     request.pull_kv_request = &pull;
     const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
                                            .deadline_ns = COX_DEADLINE_NEVER};

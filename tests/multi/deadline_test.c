@@ -141,13 +141,13 @@ static pid_t thread_of(struct test_group *group, enum cox_channel_id channel)
     struct cox_executor *executor = test_group_executor(group);
     const struct cox_submit_options options = {
         .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
-    ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     struct cox_error err = {0};
     pid_t thread = 0;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__KV_TRANSFER;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__KV_TRANSFER;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
     request.pull_kv_request = &pull;
     int r =
         channel == COX_CHANNEL_TRANSFER
@@ -196,7 +196,7 @@ static int ask(struct asked *asked)
         break;
     }
     case PULL: {
-        ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+        Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
         struct cox_pull_result *results = NULL;
         size_t count = 0;
         r = cox_executor_pull_kv(executor, &pull, asked->deadline_ns, &results, &count, &err);
@@ -204,8 +204,7 @@ static int ask(struct asked *asked)
         break;
     }
     case LORA: {
-        ModelExecuteData__LoraOperationRequest lora =
-            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         int32_t statuses[2];
         r = cox_executor_lora(executor, &lora, asked->deadline_ns, statuses, &err);
         break;

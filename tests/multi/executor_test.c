@@ -126,13 +126,12 @@ static void m3_oversize_request_is_refused_with_both_sizes(void **state)
         /* A message, on another channel. */
         max = cox_executor_request_size_max(executor, COX_CHANNEL_LINK);
         bytes[max] = '\0';
-        ModelExecuteData__LoraOperationRequest lora =
-            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         lora.lora_name = bytes;
-        ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+        Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
         request.has_execute_type = 1;
-        request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__LORA_OPERATION;
-        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
+        request.execute_type = COXSWAIN__EXECUTE_TYPE__LORA_OPERATION;
+        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
         request.lora_operation_request = &lora;
         const struct cox_submit_options options = {
             .gather = COX_GATHER_ALL,

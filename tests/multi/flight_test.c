@@ -20,7 +20,7 @@
 #include <string.h>
 #include <time.h>
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 
 static void assert_contains(const char *text, const char *part)
 {
@@ -53,17 +53,17 @@ static bool sem_await(sem_t *sem)
 /* ---- requests without answer ---- */
 
 struct link_request {
-    ModelExecuteData__ExecuteRequest request;
-    ModelExecuteData__PDLinkRequest link;
+    Coxswain__ExecuteRequest request;
+    Coxswain__PDLinkRequest link;
 };
 
 static void link_request_init(struct link_request *r)
 {
-    model_execute_data__execute_request__init(&r->request);
-    model_execute_data__pdlink_request__init(&r->link);
+    coxswain__execute_request__init(&r->request);
+    coxswain__pdlink_request__init(&r->link);
     r->request.has_execute_type = 1;
     r->request.execute_type = TYPE(PD_LINK);
-    r->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
+    r->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
     r->request.pd_link_request = &r->link;
 }
 
@@ -142,12 +142,11 @@ static void m7_links_from_inside_a_visit(void **state)
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
         const struct cox_executor_options options = {.depth = depth};
         struct test_group *g = test_group_start(2, &options);
-        ModelExecuteData__PDLinkStatusRequest body =
-            MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT;
-        ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+        Coxswain__PDLinkStatusRequest body = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
+        Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
         request.has_execute_type = 1;
         request.execute_type = TYPE(PD_LINK_STATUS_QUERY);
-        request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
+        request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
         request.pd_link_status_request = &body;
         uint32_t links = 0;
         for (uint32_t count = 1; count <= 3 * depth; count++) {

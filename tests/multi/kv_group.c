@@ -18,11 +18,11 @@
 #include <unistd.h>
 
 #define SHIPPED COX_TEST_SOURCE_DIR "/models/sums"
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
-#define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
+#define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
 
-typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
-typedef ModelExecuteData__PullKVRequest__PullKVInfo PullInfo;
+typedef Coxswain__ExecuteRequest ExecuteRequest;
+typedef Coxswain__PullKVRequest__PullKVInfo PullInfo;
 
 const int32_t kv_prompt[KV_PROMPT_LENGTH] = {1, 5, 10, 13, 8, 11};
 
@@ -341,12 +341,12 @@ struct stepped {
 static void on_stepped(void *context, const struct cox_completion *completion)
 {
     struct stepped *stepped = context;
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     stepped->sequence = completion->sequence;
     if (completion->status || !response || !response->execute_model_response)
         return;
-    const ModelExecuteData__StepResult *result = response->execute_model_response->step;
+    const Coxswain__StepResult *result = response->execute_model_response->step;
     stepped->done = result && result->n_tokens == 1 && result->n_logprobs == 1;
     stepped->token = stepped->done ? result->tokens[0] : -1;
     stepped->logprob = stepped->done ? result->logprobs[0] : 0;
@@ -355,13 +355,13 @@ static void on_stepped(void *context, const struct cox_completion *completion)
 int kv_try_step(struct kv_group *g, struct kv_sequence *s, uint32_t position, bool announce,
                 int finished, struct cox_error *err)
 {
-    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
-    ModelExecuteData__ExecuteModelRequest body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
-    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
-    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
-    ModelExecuteData__StepSequence *announced = &sequence;
-    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
-    ModelExecuteData__StepBlockTable *tables = &table;
+    ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteModelRequest body = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
+    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
+    Coxswain__StepSequence *announced = &sequence;
+    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
+    Coxswain__StepBlockTable *tables = &table;
     uint32_t finished_slot = (uint32_t)finished;
     uint32_t count = s->token_count - position;
     const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
@@ -388,7 +388,7 @@ int kv_try_step(struct kv_group *g, struct kv_sequence *s, uint32_t position, bo
     delta.row_token_count = &count;
     body.step = &delta;
     body.has_forward_type = 1;
-    body.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__MIXED;
+    body.forward_type = COXSWAIN__FORWARD_TYPE__MIXED;
     request.has_execute_type = 1;
     request.execute_type = TYPE(MODEL_INFER);
     request.request_case = REQUEST(EXECUTE_MODEL_REQUEST);
@@ -423,16 +423,15 @@ void kv_decode(struct kv_group *g, struct kv_sequence *s, uint32_t count)
 
 void kv_link(struct kv_group *g, const struct kv_group *other, const struct kv_link *how)
 {
-    ModelExecuteData__PDLinkRequest request = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
-    ModelExecuteData__PDLinkRequest__PDLinkInfo info =
-        MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
-    ModelExecuteData__PDLinkRequest__PDLinkInfo *infos = &info;
-    ModelExecuteData__RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT;
-    ModelExecuteData__RemoteInfo *remotes = &remote;
-    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT;
-    ModelExecuteData__HostInfo *hosts = &host;
+    Coxswain__PDLinkRequest request = COXSWAIN__PDLINK_REQUEST__INIT;
+    Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    Coxswain__PDLinkRequest__PDLinkInfo *infos = &info;
+    Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
+    Coxswain__RemoteInfo *remotes = &remote;
+    Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT;
+    Coxswain__HostInfo *hosts = &host;
     static struct cox_kv_pool_message messages[KV_RANK_COUNT_MAX];
-    ModelExecuteData__KvPool *pools[KV_RANK_COUNT_MAX];
+    Coxswain__KvPool *pools[KV_RANK_COUNT_MAX];
     char *cancelled = (char *)(uintptr_t)how->cancelled;
     struct cox_error err = {0};
     host.cluster_id = (char *)(uintptr_t)how->cluster;
@@ -459,7 +458,7 @@ void kv_link(struct kv_group *g, const struct kv_group *other, const struct kv_l
     }
     if (how->role >= 0) {
         info.has_pd_role = info.has_change_role = 1;
-        info.pd_role = (ModelExecuteData__PDRole)how->role;
+        info.pd_role = (Coxswain__PDRole)how->role;
         info.change_role = how->change_role;
     }
     request.n_pd_link_info = 1;
@@ -489,9 +488,9 @@ static bool lists(char **list, size_t count, const char *cluster)
 static void on_status(void *context, const struct cox_completion *completion)
 {
     struct asked *asked = context;
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->status == 0 ? completion->ranks[asked->rank].response : NULL;
-    const ModelExecuteData__PDLinkStatusResponse *status =
+    const Coxswain__PDLinkStatusResponse *status =
         response ? response->pd_link_status_response : NULL;
     asked->text[0] = '\0';
     asked->settled =
@@ -509,8 +508,8 @@ static void on_status(void *context, const struct cox_completion *completion)
 const char *kv_link_state(struct kv_group *g, uint32_t rank, const char *cluster)
 {
     static char text[2048];
-    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
-    ModelExecuteData__PDLinkStatusRequest body = MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT;
+    ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    Coxswain__PDLinkStatusRequest body = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
     const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
                                                .deadline_ns = kv_patience()};
     struct asked asked = {.rank = rank, .cluster = cluster, .text = text, .size = sizeof text};
@@ -542,7 +541,7 @@ void kv_link_all(struct kv_group *g, const struct kv_group *other, const char *c
 
 struct packed {
     PullInfo info;
-    ModelExecuteData__SequenceGroupMetadata metadata;
+    Coxswain__SequenceGroupMetadata metadata;
     ProtobufCBinaryData from[TABLES_MAX], to[TABLES_MAX];
     uint8_t from_bytes[8 * KV_BLOCKS_MAX], to_bytes[8 * KV_BLOCKS_MAX];
 };
@@ -562,8 +561,8 @@ static void deal(ProtobufCBinaryData *tables, uint32_t table_count, uint8_t *byt
 static void pack(struct packed *packed, const struct kv_pull *pull)
 {
     const uint32_t tables = pull->table_count ? pull->table_count : 1;
-    model_execute_data__pull_kvrequest__pull_kvinfo__init(&packed->info);
-    model_execute_data__sequence_group_metadata__init(&packed->metadata);
+    coxswain__pull_kvrequest__pull_kvinfo__init(&packed->info);
+    coxswain__sequence_group_metadata__init(&packed->metadata);
     packed->metadata.request_id = (char *)(uintptr_t)pull->id;
     deal(packed->from, tables, packed->from_bytes, pull->from, pull->from_count);
     deal(packed->to, tables, packed->to_bytes, pull->to, pull->to_count);
@@ -588,10 +587,10 @@ static void on_pulled(void *context, const struct cox_completion *completion)
 {
     struct kv_answers *answers = context;
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
-        const ModelExecuteData__ExecuteResponse *response = completion->ranks[rank].response;
-        const ModelExecuteData__PullKVResponse *body = response ? response->pull_kv_response : NULL;
+        const Coxswain__ExecuteResponse *response = completion->ranks[rank].response;
+        const Coxswain__PullKVResponse *body = response ? response->pull_kv_response : NULL;
         for (size_t i = 0; body && i < body->n_pull_kv_results && i < KV_PULLS_MAX; i++) {
-            const ModelExecuteData__PullKVResponse__PullKVResult *from = body->pull_kv_results[i];
+            const Coxswain__PullKVResponse__PullKVResult *from = body->pull_kv_results[i];
             struct kv_answer *to = &answers->ranks[rank][i];
             to->code = (int32_t)from->pd_error_code;
             to->status = from->status;
@@ -604,8 +603,8 @@ static void on_pulled(void *context, const struct cox_completion *completion)
 void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, uint64_t timeout_ms,
              struct kv_answers *ret_answers)
 {
-    ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
-    ModelExecuteData__PullKVRequest body = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+    ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    Coxswain__PullKVRequest body = COXSWAIN__PULL_KVREQUEST__INIT;
     struct packed packed[KV_PULLS_MAX];
     PullInfo *infos[KV_PULLS_MAX];
     const struct cox_submit_options options = {

@@ -195,7 +195,7 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
                                               cox_deadline_after_ms(TEST_PATIENCE_MS), results,
                                               &err),
                          0);
-        ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+        Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
         struct cox_pull_result *pulled = NULL;
         size_t count = 0;
         assert_int_equal(cox_executor_pull_kv(executor, &pull,
@@ -311,10 +311,9 @@ static void s3_a_frame_without_answer_is_kept_until_read(void **state)
         struct test_group *g = test_group_start(2, &options);
         struct cox_executor *executor = test_group_executor(g);
         pid_t pid = cox_executor_pid(executor, 1);
-        ModelExecuteData__PDLinkRequest__PDLinkInfo info =
-            MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
-        ModelExecuteData__PDLinkRequest__PDLinkInfo *infos[] = {&info};
-        ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+        Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
+        Coxswain__PDLinkRequest__PDLinkInfo *infos[] = {&info};
+        Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
         link.n_pd_link_info = 1;
         link.pd_link_info = infos;
         info.has_pd_role = 1;
@@ -323,7 +322,7 @@ static void s3_a_frame_without_answer_is_kept_until_read(void **state)
         test_stop_process(pid);
         for (uint32_t k = 0; k < depth; k++) {
             char entry[64];
-            info.pd_role = (ModelExecuteData__PDRole)(k % 4);
+            info.pd_role = (Coxswain__PDRole)(k % 4);
             assert_int_equal(
                 cox_executor_link(executor, &link, cox_deadline_after_ms(TEST_PATIENCE_MS), &err),
                 0);

@@ -128,20 +128,20 @@ static ProtobufCBinaryData int64_bytes(uint8_t bytes[8], int64_t value)
 
 void step_fill(struct step *step, const struct row *rows, size_t count)
 {
-    model_execute_data__execute_request__init(&step->request);
-    model_execute_data__execute_model_request__init(&step->model);
+    coxswain__execute_request__init(&step->request);
+    coxswain__execute_model_request__init(&step->model);
     step->request.has_execute_type = 1;
-    step->request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    step->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    step->request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    step->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     step->request.execute_model_request = &step->model;
     step->model.has_forward_type = 1;
-    step->model.forward_type = rows[0].prompt ? MODEL_EXECUTE_DATA__FORWARD_TYPE__PREFILL
-                                              : MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
+    step->model.forward_type =
+        rows[0].prompt ? COXSWAIN__FORWARD_TYPE__PREFILL : COXSWAIN__FORWARD_TYPE__DECODE;
     step->model.n_seq_group_metadata_list = count;
     step->model.seq_group_metadata_list = step->list;
     for (size_t i = 0; i < count; i++) {
-        ModelExecuteData__SequenceGroupMetadata *group = step->list[i] = &step->groups[i];
-        model_execute_data__sequence_group_metadata__init(group);
+        Coxswain__SequenceGroupMetadata *group = step->list[i] = &step->groups[i];
+        coxswain__sequence_group_metadata__init(group);
         snprintf(step->names[i], sizeof step->names[i], "request-%" PRId64, rows[i].id);
         group->request_id = step->names[i];
         group->has_is_prompt = group->has_seqids = group->has_computed_block_lens = 1;
@@ -163,12 +163,12 @@ void answer_visit(void *context, const struct cox_completion *completion)
 {
     struct answer *answer = context;
     test_completion_copy(&answer->completion, completion);
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
-    if (!response || response->result_case !=
-                         MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
+    if (!response ||
+        response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
         return;
-    const ModelExecuteData__ExecuteModelResponse *model = response->execute_model_response;
+    const Coxswain__ExecuteModelResponse *model = response->execute_model_response;
     for (size_t i = 0; i < model->n_outputs && i < ROW_COUNT_MAX; i++) {
         if (model->outputs[i]->n_samples != 1 || model->outputs[i]->samples[0]->n_output_token != 1)
             return;
@@ -239,15 +239,12 @@ static void group_cleanup(struct test_group *group)
 
 void link_one(struct test_group *group, const char *cluster, bool unlink_it)
 {
-    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT, *hosts[] = {&host};
-    ModelExecuteData__DeviceInfo device = MODEL_EXECUTE_DATA__DEVICE_INFO__INIT,
-                                 *devices[] = {&device};
-    ModelExecuteData__RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT,
-                                 *remotes[] = {&remote};
-    ModelExecuteData__PDLinkRequest__PDLinkInfo
-        info = MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT,
-        *infos[] = {&info};
-    ModelExecuteData__PDLinkRequest request = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+    Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT, *hosts[] = {&host};
+    Coxswain__DeviceInfo device = COXSWAIN__DEVICE_INFO__INIT, *devices[] = {&device};
+    Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT, *remotes[] = {&remote};
+    Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT,
+                                        *infos[] = {&info};
+    Coxswain__PDLinkRequest request = COXSWAIN__PDLINK_REQUEST__INIT;
     host.host_ip = (char[]){"192.0.2.1"};
     host.cluster_id = (char *)(uintptr_t)cluster;
     device.device_ip = (char[]){"192.0.2.2"};
@@ -291,21 +288,20 @@ static void group_link(struct test_group *group)
 static void group_lora(struct test_group *group)
 {
     static const struct {
-        ModelExecuteData__LoraOperationType type;
+        Coxswain__LoraOperationType type;
         int r;
         int32_t status;
     } operations[] = {
-        {MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD, 0, 0},
-        {MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD, COX_REJECTED,
-         MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__DUPLICATED_LORA_ID},
-        {MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD, 0, 0},
-        {MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD, COX_REJECTED,
-         MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__INVALID_LORA_ID},
+        {COXSWAIN__LORA_OPERATION_TYPE__LOAD, 0, 0},
+        {COXSWAIN__LORA_OPERATION_TYPE__LOAD, COX_REJECTED,
+         COXSWAIN__LORA_OPERATION_STATUS__DUPLICATED_LORA_ID},
+        {COXSWAIN__LORA_OPERATION_TYPE__UNLOAD, 0, 0},
+        {COXSWAIN__LORA_OPERATION_TYPE__UNLOAD, COX_REJECTED,
+         COXSWAIN__LORA_OPERATION_STATUS__INVALID_LORA_ID},
     };
     struct cox_executor *executor = test_group_executor(group);
     for (size_t i = 0; i < sizeof operations / sizeof *operations; i++) {
-        ModelExecuteData__LoraOperationRequest request =
-            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        Coxswain__LoraOperationRequest request = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         request.master_model = (char[]){"base"};
         request.lora_name = (char[]){"adapter"};
         request.lora_path = (char[]){"/adapters/adapter"};
@@ -325,11 +321,11 @@ void group_pull(struct test_group *group)
     struct step step;
     const struct row rows[] = {{21, 5}, {22, 6}};
     step_fill(&step, rows, 2);
-    ModelExecuteData__PullKVRequest__PullKVInfo infos[2], *list[2];
+    Coxswain__PullKVRequest__PullKVInfo infos[2], *list[2];
     char cluster[] = "cluster-1";
-    ModelExecuteData__PullKVRequest request = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
+    Coxswain__PullKVRequest request = COXSWAIN__PULL_KVREQUEST__INIT;
     for (size_t i = 0; i < 2; i++) {
-        model_execute_data__pull_kvrequest__pull_kvinfo__init(list[i] = &infos[i]);
+        coxswain__pull_kvrequest__pull_kvinfo__init(list[i] = &infos[i]);
         infos[i].n_src_block_tables = infos[i].n_dst_block_tables = 1;
         infos[i].src_block_tables = infos[i].dst_block_tables = &step.tables[i];
         infos[i].cluster_id = cluster;

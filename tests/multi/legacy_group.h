@@ -50,9 +50,9 @@ struct row {
 };
 
 struct step {
-    ModelExecuteData__ExecuteRequest request;
-    ModelExecuteData__ExecuteModelRequest model;
-    ModelExecuteData__SequenceGroupMetadata groups[ROW_COUNT_MAX], *list[ROW_COUNT_MAX];
+    Coxswain__ExecuteRequest request;
+    Coxswain__ExecuteModelRequest model;
+    Coxswain__SequenceGroupMetadata groups[ROW_COUNT_MAX], *list[ROW_COUNT_MAX];
     ProtobufCBinaryData tables[ROW_COUNT_MAX];
     uint8_t ids[ROW_COUNT_MAX][8], prompts[ROW_COUNT_MAX][8], lengths[ROW_COUNT_MAX][8];
     uint8_t blocks[ROW_COUNT_MAX][8], computed[ROW_COUNT_MAX][8];

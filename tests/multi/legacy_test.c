@@ -355,7 +355,7 @@ static void m3_strings_that_are_no_utf8_are_refused(void **state)
         assert_non_null(strstr(err.text, configs[i].where));
     }
 
-    ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     int32_t statuses[2];
     lora.lora_name = (char[]){"adapter"};
     lora.lora_path = (char[]){"\xed\xa0\x80"}; /* a surrogate */

@@ -31,9 +31,9 @@
 #define BLOCK_COUNT ((PROMPT_LENGTH + STEP_COUNT) / BLOCK_SIZE + 1)
 #define STREAM_COUNT_MAX 4
 
-#define LOAD MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD
-#define UNLOAD MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD
-#define STATUS(name) MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__##name
+#define LOAD COXSWAIN__LORA_OPERATION_TYPE__LOAD
+#define UNLOAD COXSWAIN__LORA_OPERATION_TYPE__UNLOAD
+#define STATUS(name) COXSWAIN__LORA_OPERATION_STATUS__##name
 
 /* ---- the worker ---- */
 
@@ -154,11 +154,11 @@ static int operate_until(struct test_group *group, int operation, const char *na
                          const char *path, uint64_t deadline_ns, struct cox_lora_result *results,
                          struct cox_error *err)
 {
-    ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     lora.lora_name = (char *)(uintptr_t)name;
     lora.lora_path = (char *)(uintptr_t)path;
     lora.has_lora_op_type = 1;
-    lora.lora_op_type = (ModelExecuteData__LoraOperationType)operation;
+    lora.lora_op_type = (Coxswain__LoraOperationType)operation;
     *err = (struct cox_error){0};
     return cox_executor_lora_results(test_group_executor(group), &lora, deadline_ns, results, err);
 }
@@ -228,12 +228,12 @@ struct answer {
 static void take_answer(void *context, const struct cox_completion *completion)
 {
     struct answer *answer = context;
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     answer->sequence = completion->sequence;
     if (!response || !response->execute_model_response || !response->execute_model_response->step)
         return;
-    const ModelExecuteData__StepResult *result = response->execute_model_response->step;
+    const Coxswain__StepResult *result = response->execute_model_response->step;
     if (result->n_tokens > STREAM_COUNT_MAX || result->n_tokens != result->n_logprobs)
         return;
     answer->count = result->n_tokens;
@@ -248,12 +248,12 @@ static void take_answer(void *context, const struct cox_completion *completion)
 static int step(struct test_group *group, uint64_t *base, int finished, struct stream **streams,
                 uint32_t count, struct cox_error *err)
 {
-    ModelExecuteData__StepBlockTable tables[STREAM_COUNT_MAX], *table_pointers[STREAM_COUNT_MAX];
-    ModelExecuteData__StepSequence sequences[STREAM_COUNT_MAX], *announced[STREAM_COUNT_MAX];
+    Coxswain__StepBlockTable tables[STREAM_COUNT_MAX], *table_pointers[STREAM_COUNT_MAX];
+    Coxswain__StepSequence sequences[STREAM_COUNT_MAX], *announced[STREAM_COUNT_MAX];
     int32_t blocks[STREAM_COUNT_MAX][BLOCK_COUNT];
     uint32_t slots[STREAM_COUNT_MAX], positions[STREAM_COUNT_MAX], counts[STREAM_COUNT_MAX];
     uint32_t finished_slot = (uint32_t)finished;
-    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
     delta.has_base_sequence = 1;
     delta.base_sequence = *base;
     delta.n_finished = finished >= 0;
@@ -271,11 +271,11 @@ static int step(struct test_group *group, uint64_t *base, int finished, struct s
         size_t k = delta.n_announced++;
         for (uint32_t b = 0; b < BLOCK_COUNT; b++)
             blocks[k][b] = (int32_t)(stream->slot * BLOCK_COUNT + b);
-        model_execute_data__step_block_table__init(&tables[k]);
+        coxswain__step_block_table__init(&tables[k]);
         tables[k].n_blocks = BLOCK_COUNT;
         tables[k].blocks = blocks[k];
         table_pointers[k] = &tables[k];
-        model_execute_data__step_sequence__init(&sequences[k]);
+        coxswain__step_sequence__init(&sequences[k]);
         sequences[k].has_seq_id = sequences[k].has_slot = 1;
         sequences[k].seq_id = stream->id;
         sequences[k].slot = stream->slot;
@@ -290,14 +290,14 @@ static int step(struct test_group *group, uint64_t *base, int finished, struct s
     delta.row_slot = slots;
     delta.row_position = positions;
     delta.row_token_count = counts;
-    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
     model.has_forward_type = 1;
-    model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__MIXED;
+    model.forward_type = COXSWAIN__FORWARD_TYPE__MIXED;
     model.step = &delta;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
     const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 
 static void assert_contains(const char *text, const char *part)
 {
@@ -125,35 +125,35 @@ static void m6_init_that_cannot_be_merged_is_refused(void **state)
 
 /* A request of a type with the body it needs. */
 struct any_request {
-    ModelExecuteData__ExecuteRequest request;
-    ModelExecuteData__PDLinkRequest link;
-    ModelExecuteData__PDLinkStatusRequest link_status;
-    ModelExecuteData__PullKVRequest pull;
-    ModelExecuteData__TGCleanupRequest cleanup;
-    ModelExecuteData__LoraOperationRequest lora;
-    ModelExecuteData__RecoverCommandRequest recover;
-    ModelExecuteData__ExecuteModelRequest model;
-    ModelExecuteData__StepDelta step;
+    Coxswain__ExecuteRequest request;
+    Coxswain__PDLinkRequest link;
+    Coxswain__PDLinkStatusRequest link_status;
+    Coxswain__PullKVRequest pull;
+    Coxswain__TGCleanupRequest cleanup;
+    Coxswain__LoraOperationRequest lora;
+    Coxswain__RecoverCommandRequest recover;
+    Coxswain__ExecuteModelRequest model;
+    Coxswain__StepDelta step;
 };
 
-static const ModelExecuteData__ExecuteRequest *any_request(struct any_request *any, int type)
+static const Coxswain__ExecuteRequest *any_request(struct any_request *any, int type)
 {
     *any = (struct any_request){
-        .request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT,
-        .link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT,
-        .link_status = MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT,
-        .pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT,
-        .cleanup = MODEL_EXECUTE_DATA__TGCLEANUP_REQUEST__INIT,
-        .lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT,
-        .recover = MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT,
-        .model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT,
-        .step = MODEL_EXECUTE_DATA__STEP_DELTA__INIT,
+        .request = COXSWAIN__EXECUTE_REQUEST__INIT,
+        .link = COXSWAIN__PDLINK_REQUEST__INIT,
+        .link_status = COXSWAIN__PDLINK_STATUS_REQUEST__INIT,
+        .pull = COXSWAIN__PULL_KVREQUEST__INIT,
+        .cleanup = COXSWAIN__TGCLEANUP_REQUEST__INIT,
+        .lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT,
+        .recover = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT,
+        .model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT,
+        .step = COXSWAIN__STEP_DELTA__INIT,
     };
-    ModelExecuteData__ExecuteRequest *request = &any->request;
+    Coxswain__ExecuteRequest *request = &any->request;
     request->has_execute_type = 1;
-    request->execute_type = (ModelExecuteData__ExecuteType)type;
+    request->execute_type = (Coxswain__ExecuteType)type;
 #define BODY(name, field, from)                                                                    \
-    request->request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name;                   \
+    request->request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_##name;                             \
     request->field = &any->from
     switch (type) {
     case TYPE(MODEL_INFER):
@@ -247,7 +247,7 @@ static void m7_every_type_is_called_as_it_is_meant(void **state)
         if (type > 17 && type != 99)
             continue;
         struct any_request any;
-        const ModelExecuteData__ExecuteRequest *request = any_request(&any, (int)type);
+        const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
         struct cox_submit_options options = {
             .gather = types[type].meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
             .deadline_ns = patience(),
@@ -279,7 +279,7 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
     for (size_t type = 0; type < 18; type++) {
         struct any_request any;
         struct cox_error err = {0};
-        const ModelExecuteData__ExecuteRequest *request = any_request(&any, (int)type);
+        const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
         const struct cox_submit_options options = {.deadline_ns = patience()};
         uint64_t sequence = 0;
         int r;
@@ -304,7 +304,7 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
         struct cox_error err = {0};
         const int64_t ids[] = {1, 2, 3};
         assert_int_equal(cox_executor_cleanup(executor, ids, 3, patience(), &err), 0);
-        ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+        Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
         assert_int_equal(cox_executor_link(executor, &link, patience(), &err), 0);
     }
     test_expect_echo(g, "behind all that");
@@ -320,7 +320,7 @@ static void m7_a_worker_without_callbacks_answers_unsupported(void **state)
     struct test_group *g = test_group_start(2, &options);
     for (size_t type = 0; type < 17; type++) {
         struct any_request any;
-        const ModelExecuteData__ExecuteRequest *request = any_request(&any, (int)type);
+        const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
         const struct cox_submit_options submit = {
             .gather = types[type].meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
             .deadline_ns = patience(),
@@ -336,10 +336,10 @@ static void m7_a_worker_without_callbacks_answers_unsupported(void **state)
     assert_int_equal(test_call(g, NULL, "echo x"), COX_REJECTED);
     assert_contains(test_error_text(g), "opaque");
     int32_t statuses[2];
-    ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     assert_int_equal(cox_executor_lora(test_group_executor(g), &lora, patience(), statuses, NULL),
                      COX_REJECTED);
-    assert_int_equal(statuses[1], MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__UNSUPPORT_CMD);
+    assert_int_equal(statuses[1], COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD);
     struct cox_recover_result results[2];
     struct cox_error err = {0};
     assert_int_equal(
@@ -364,13 +364,12 @@ static void m7_strings_that_are_no_utf8_are_refused_in_any_group(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
-    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT, *hosts[] = {&host};
-    ModelExecuteData__RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT;
-    ModelExecuteData__RemoteInfo *remotes[] = {&remote};
-    ModelExecuteData__PDLinkRequest__PDLinkInfo info =
-        MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
-    ModelExecuteData__PDLinkRequest__PDLinkInfo *infos[] = {&info};
-    ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+    Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT, *hosts[] = {&host};
+    Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
+    Coxswain__RemoteInfo *remotes[] = {&remote};
+    Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    Coxswain__PDLinkRequest__PDLinkInfo *infos[] = {&info};
+    Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
     struct cox_error err = {0};
     host.cluster_id = (char[]){"cluster-\xc0\xaf"};
     remote.n_host_info = info.n_link_info = link.n_pd_link_info = 1;
@@ -447,17 +446,16 @@ static void m10_link_status_merges_the_lists_of_every_rank(void **state)
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
         struct cox_executor *executor = test_group_executor(g);
-        ModelExecuteData__PDLinkRequest__PDLinkInfo info =
-            MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
-        ModelExecuteData__PDLinkRequest__PDLinkInfo *infos[] = {&info};
-        ModelExecuteData__RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT;
-        ModelExecuteData__RemoteInfo *remotes[] = {&remote};
-        ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+        Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
+        Coxswain__PDLinkRequest__PDLinkInfo *infos[] = {&info};
+        Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
+        Coxswain__RemoteInfo *remotes[] = {&remote};
+        Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
         struct cox_error err = {0};
         link.n_pd_link_info = 1;
         link.pd_link_info = infos;
         info.has_pd_role = info.has_change_role = 1;
-        info.pd_role = MODEL_EXECUTE_DATA__PDROLE__PREFILL_ROLE;
+        info.pd_role = COXSWAIN__PDROLE__PREFILL_ROLE;
         info.n_link_info = 1;
         info.link_info = remotes;
         assert_int_equal(cox_executor_link(executor, &link, patience(), &err), 0); /* link */
@@ -467,7 +465,7 @@ static void m10_link_status_merges_the_lists_of_every_rank(void **state)
         assert_int_equal(cox_executor_link(executor, &link, patience(), &err), 0); /* unlink */
         info.n_unlink_info = 0;
         info.change_role = 1;
-        info.pd_role = MODEL_EXECUTE_DATA__PDROLE__DECODE_ROLE;
+        info.pd_role = COXSWAIN__PDROLE__DECODE_ROLE;
         assert_int_equal(cox_executor_link(executor, &link, patience(), &err),
                          0); /* another role */
         struct cox_link_status s;
@@ -496,9 +494,9 @@ static void m10_link_status_merges_the_lists_of_every_rank(void **state)
 
 #define PULL_COUNT_MAX 8
 struct pull {
-    ModelExecuteData__PullKVRequest request;
-    ModelExecuteData__PullKVRequest__PullKVInfo infos[PULL_COUNT_MAX], *pointers[PULL_COUNT_MAX];
-    ModelExecuteData__SequenceGroupMetadata metadata[PULL_COUNT_MAX];
+    Coxswain__PullKVRequest request;
+    Coxswain__PullKVRequest__PullKVInfo infos[PULL_COUNT_MAX], *pointers[PULL_COUNT_MAX];
+    Coxswain__SequenceGroupMetadata metadata[PULL_COUNT_MAX];
     ProtobufCBinaryData tables[PULL_COUNT_MAX][2];
     uint8_t numbers[PULL_COUNT_MAX][16];
 };
@@ -506,13 +504,13 @@ struct pull {
 /* Each pull moves blocks i and i + 10, of two managers, to the other one's. */
 static void pull_fill(struct pull *pull, const char *const *ids, size_t count)
 {
-    model_execute_data__pull_kvrequest__init(&pull->request);
+    coxswain__pull_kvrequest__init(&pull->request);
     pull->request.n_pull_kv_infos = count;
     pull->request.pull_kv_infos = pull->pointers;
     for (size_t i = 0; i < count; i++) {
-        ModelExecuteData__PullKVRequest__PullKVInfo *info = &pull->infos[i];
-        model_execute_data__pull_kvrequest__pull_kvinfo__init(info);
-        model_execute_data__sequence_group_metadata__init(&pull->metadata[i]);
+        Coxswain__PullKVRequest__PullKVInfo *info = &pull->infos[i];
+        coxswain__pull_kvrequest__pull_kvinfo__init(info);
+        coxswain__sequence_group_metadata__init(&pull->metadata[i]);
         pull->pointers[i] = info;
         pull->metadata[i].request_id = (char *)(uintptr_t)ids[i];
         info->seq_group_metadata = &pull->metadata[i];
@@ -835,12 +833,11 @@ static void m13_every_rank_status_is_seen(void **state)
                     snprintf(name, sizeof name, "rank %" PRIu32 " status %d", bad, status);
                 else
                     snprintf(name, sizeof name, "status %d", status);
-                ModelExecuteData__LoraOperationRequest lora =
-                    MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+                Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
                 lora.lora_name = name;
                 lora.has_lora_op_type = 1;
-                lora.lora_op_type = one ? MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD
-                                        : MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__LOAD;
+                lora.lora_op_type = one ? COXSWAIN__LORA_OPERATION_TYPE__UNLOAD
+                                        : COXSWAIN__LORA_OPERATION_TYPE__LOAD;
                 int32_t statuses[8];
                 struct cox_error err = {0};
                 int r =
@@ -854,8 +851,7 @@ static void m13_every_rank_status_is_seen(void **state)
                 if (status && one && n > 1)
                     assert_null(strstr(err.text, "rank 0 says"));
             }
-        ModelExecuteData__LoraOperationRequest lora =
-            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         lora.lora_name = (char *)(uintptr_t) "fail";
         int32_t statuses[8];
         struct cox_error err = {0};
@@ -875,8 +871,7 @@ static void m13_without_an_answer_there_is_no_status(void **state)
     enum { FAILED, TOO_LATE, DEAD, CASE_COUNT };
     static const int codes[] = {COX_REJECTED, COX_TIMEOUT, COX_PEER_DEAD};
     for (int k = 0; k < CASE_COUNT; k++) {
-        ModelExecuteData__LoraOperationRequest lora =
-            MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+        Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
         lora.lora_name = (char *)(uintptr_t)(k == FAILED ? "fail" : "status 0");
         int32_t statuses[5] = {0, 0, 0, 0, 77};
         struct cox_error err = {0};

@@ -21,7 +21,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define RANK_COUNT 4u
 #define CHAT_TOKEN_MAX 4096
 
@@ -91,10 +91,10 @@ static void visit_told(void *context, const struct cox_completion *completion)
 {
     struct told *told = context;
     for (uint32_t rank = 0; rank < completion->rank_count && rank < RANK_COUNT; rank++) {
-        const ModelExecuteData__ExecuteResponse *response = completion->ranks[rank].response;
-        const ModelExecuteData__RecoverCommandResponse *body =
+        const Coxswain__ExecuteResponse *response = completion->ranks[rank].response;
+        const Coxswain__RecoverCommandResponse *body =
             response && response->result_case ==
-                            MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE
+                            COXSWAIN__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE
                 ? response->recover_command_response
                 : NULL;
         told->results[rank] = body && body->has_command_result ? body->command_result : -1;
@@ -106,15 +106,14 @@ static void visit_told(void *context, const struct cox_completion *completion)
 /* The same past the coordinator's gate: the workers' part alone. */
 static struct told tell(struct test_group *g, int type)
 {
-    ModelExecuteData__RecoverCommandRequest body =
-        MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__RecoverCommandRequest body = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
     struct told told = {.results = {0}};
     struct cox_error err = {0};
     request.has_execute_type = 1;
-    request.execute_type = (ModelExecuteData__ExecuteType)type;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
+    request.execute_type = (Coxswain__ExecuteType)type;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
     request.recover_command_request = &body;
     if (cox_executor_call(test_group_executor(g), &request, &options, visit_told, &told, &err))
         fail_msg("a recovery command: %s", err.text);
@@ -149,11 +148,11 @@ static void chat_begin(struct chat *chat)
 }
 
 struct step {
-    ModelExecuteData__ExecuteRequest request;
-    ModelExecuteData__ExecuteModelRequest model;
-    ModelExecuteData__StepDelta delta;
-    ModelExecuteData__StepSequence sequence, *sequences[1];
-    ModelExecuteData__StepBlockTable table, *tables[1];
+    Coxswain__ExecuteRequest request;
+    Coxswain__ExecuteModelRequest model;
+    Coxswain__StepDelta delta;
+    Coxswain__StepSequence sequence, *sequences[1];
+    Coxswain__StepBlockTable table, *tables[1];
     int32_t blocks[2];
     uint32_t slot, position, count;
 };
@@ -161,11 +160,11 @@ struct step {
 static void step_fill(struct step *s, const struct chat *chat)
 {
     *s = (struct step){
-        .request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT,
-        .model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT,
-        .delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT,
-        .sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT,
-        .table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT,
+        .request = COXSWAIN__EXECUTE_REQUEST__INIT,
+        .model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT,
+        .delta = COXSWAIN__STEP_DELTA__INIT,
+        .sequence = COXSWAIN__STEP_SEQUENCE__INIT,
+        .table = COXSWAIN__STEP_BLOCK_TABLE__INIT,
         .blocks = {1, 2},
         .slot = 3,
         .position = chat->base ? chat->count - 1 : 0,
@@ -173,10 +172,10 @@ static void step_fill(struct step *s, const struct chat *chat)
     };
     s->request.has_execute_type = s->model.has_forward_type = 1;
     s->request.execute_type = TYPE(MODEL_INFER);
-    s->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    s->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     s->request.execute_model_request = &s->model;
     s->model.step = &s->delta;
-    s->model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__MIXED;
+    s->model.forward_type = COXSWAIN__FORWARD_TYPE__MIXED;
     s->delta.has_base_sequence = s->delta.has_table_count = 1;
     s->delta.base_sequence = chat->base;
     s->delta.table_count = 1;
@@ -273,13 +272,13 @@ static void submit_step(struct test_group *g, const struct chat *chat)
 
 static void submit_pull(struct test_group *g)
 {
-    ModelExecuteData__PullKVRequest pull = MODEL_EXECUTE_DATA__PULL_KVREQUEST__INIT;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
     struct cox_error err = {0};
     request.has_execute_type = 1;
     request.execute_type = TYPE(KV_TRANSFER);
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
     request.pull_kv_request = &pull;
     if (cox_executor_submit(test_group_executor(g), &request, &options, NULL, &err))
         fail_msg("submit of a pull: %s", err.text);

@@ -15,8 +15,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CODE(name) MODEL_EXECUTE_DATA__PDERROR_CODE__##name
-#define ROLE(name) MODEL_EXECUTE_DATA__PDROLE__##name##_ROLE
+#define CODE(name) COXSWAIN__PDERROR_CODE__##name
+#define ROLE(name) COXSWAIN__PDROLE__##name##_ROLE
 #define STEP_COUNT 8u
 
 static const int32_t prompt_blocks[] = {2, 4, -1};

@@ -282,12 +282,12 @@ struct answer {
 static void take_answer(void *context, const struct cox_completion *completion)
 {
     struct answer *answer = context;
-    const ModelExecuteData__ExecuteResponse *response =
+    const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     answer->sequence = completion->sequence;
     if (!response || !response->execute_model_response || !response->execute_model_response->step)
         return;
-    const ModelExecuteData__StepResult *result = response->execute_model_response->step;
+    const Coxswain__StepResult *result = response->execute_model_response->step;
     answer->count = result->n_tokens == 1 && result->n_logprobs == 1;
     if (answer->count) {
         answer->token = result->tokens[0];
@@ -304,19 +304,19 @@ static int stream_step(struct lives *lives, struct stream *stream, struct cox_er
     int32_t blocks[BLOCK_COUNT];
     for (uint32_t i = 0; i < BLOCK_COUNT; i++)
         blocks[i] = (int32_t)(2 * i + 1);
-    ModelExecuteData__StepBlockTable table = MODEL_EXECUTE_DATA__STEP_BLOCK_TABLE__INIT;
-    ModelExecuteData__StepBlockTable *tables[] = {&table};
+    Coxswain__StepBlockTable table = COXSWAIN__STEP_BLOCK_TABLE__INIT;
+    Coxswain__StepBlockTable *tables[] = {&table};
     table.n_blocks = BLOCK_COUNT;
     table.blocks = blocks;
-    ModelExecuteData__StepSequence sequence = MODEL_EXECUTE_DATA__STEP_SEQUENCE__INIT;
-    ModelExecuteData__StepSequence *announced[] = {&sequence};
+    Coxswain__StepSequence sequence = COXSWAIN__STEP_SEQUENCE__INIT;
+    Coxswain__StepSequence *announced[] = {&sequence};
     sequence.has_seq_id = sequence.has_slot = 1;
     sequence.seq_id = 7;
     sequence.n_tokens = length;
     sequence.tokens = stream->tokens;
     sequence.n_tables = 1;
     sequence.tables = tables;
-    ModelExecuteData__StepDelta delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT;
+    Coxswain__StepDelta delta = COXSWAIN__STEP_DELTA__INIT;
     delta.has_base_sequence = delta.has_table_count = 1;
     delta.base_sequence = stream->base;
     delta.table_count = 1;
@@ -326,15 +326,15 @@ static int stream_step(struct lives *lives, struct stream *stream, struct cox_er
     delta.row_slot = &slot;
     delta.row_position = &position;
     delta.row_token_count = &row;
-    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
     model.has_forward_type = 1;
-    model.forward_type = announce ? MODEL_EXECUTE_DATA__FORWARD_TYPE__PREFILL
-                                  : MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
+    model.forward_type =
+        announce ? COXSWAIN__FORWARD_TYPE__PREFILL : COXSWAIN__FORWARD_TYPE__DECODE;
     model.step = &delta;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
     const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};

@@ -94,21 +94,21 @@ static void restart(struct test_group *g, uint32_t rank)
 
 /* A step without rows. */
 struct step {
-    ModelExecuteData__ExecuteRequest request;
-    ModelExecuteData__ExecuteModelRequest model;
-    ModelExecuteData__StepDelta delta;
+    Coxswain__ExecuteRequest request;
+    Coxswain__ExecuteModelRequest model;
+    Coxswain__StepDelta delta;
 };
 
-static const ModelExecuteData__ExecuteRequest *step_empty(struct step *s)
+static const Coxswain__ExecuteRequest *step_empty(struct step *s)
 {
     *s = (struct step){
-        .request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT,
-        .model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT,
-        .delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT,
+        .request = COXSWAIN__EXECUTE_REQUEST__INIT,
+        .model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT,
+        .delta = COXSWAIN__STEP_DELTA__INIT,
     };
     s->request.has_execute_type = 1;
-    s->request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    s->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    s->request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    s->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     s->request.execute_model_request = &s->model;
     s->model.step = &s->delta;
     s->delta.has_base_sequence = 1;

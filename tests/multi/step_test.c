@@ -40,30 +40,30 @@ static void chats_init(struct chat *chats)
 }
 
 struct step {
-    ModelExecuteData__ExecuteRequest request;
-    ModelExecuteData__ExecuteModelRequest model;
-    ModelExecuteData__StepDelta delta;
-    ModelExecuteData__StepSequence sequences[CHAT_COUNT], *announced[CHAT_COUNT];
-    ModelExecuteData__StepBlockTable tables[CHAT_COUNT][2], *table_pointers[CHAT_COUNT][2];
+    Coxswain__ExecuteRequest request;
+    Coxswain__ExecuteModelRequest model;
+    Coxswain__StepDelta delta;
+    Coxswain__StepSequence sequences[CHAT_COUNT], *announced[CHAT_COUNT];
+    Coxswain__StepBlockTable tables[CHAT_COUNT][2], *table_pointers[CHAT_COUNT][2];
     int32_t blocks[CHAT_COUNT][4];
     uint32_t row_slot[CHAT_COUNT], row_position[CHAT_COUNT], row_count[CHAT_COUNT];
-    ModelExecuteData__IntPair pairs[3][PAIR_MAX], *pair_pointers[3][PAIR_MAX];
+    Coxswain__IntPair pairs[3][PAIR_MAX], *pair_pointers[3][PAIR_MAX];
 };
 
 static void step_init(struct step *s, uint64_t base, int forward_type)
 {
     *s = (struct step){
-        .request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT,
-        .model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT,
-        .delta = MODEL_EXECUTE_DATA__STEP_DELTA__INIT,
+        .request = COXSWAIN__EXECUTE_REQUEST__INIT,
+        .model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT,
+        .delta = COXSWAIN__STEP_DELTA__INIT,
     };
     s->request.has_execute_type = 1;
-    s->request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
-    s->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    s->request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
+    s->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     s->request.execute_model_request = &s->model;
     s->model.step = &s->delta;
     s->model.has_forward_type = 1;
-    s->model.forward_type = (ModelExecuteData__ForwardType)forward_type;
+    s->model.forward_type = (Coxswain__ForwardType)forward_type;
     s->delta.has_base_sequence = 1;
     s->delta.base_sequence = base;
     s->delta.has_table_count = 1;
@@ -85,8 +85,8 @@ static void step_row(struct step *s, const struct chat *chat, bool announce)
     if (!announce)
         return;
     size_t i = s->delta.n_announced++;
-    ModelExecuteData__StepSequence *sequence = &s->sequences[i];
-    model_execute_data__step_sequence__init(sequence);
+    Coxswain__StepSequence *sequence = &s->sequences[i];
+    coxswain__step_sequence__init(sequence);
     s->announced[i] = sequence;
     sequence->has_seq_id = sequence->has_slot = 1;
     sequence->seq_id = chat->id;
@@ -96,7 +96,7 @@ static void step_row(struct step *s, const struct chat *chat, bool announce)
     sequence->n_tables = 2;
     sequence->tables = s->table_pointers[i];
     for (int t = 0; t < 2; t++) {
-        model_execute_data__step_block_table__init(&s->tables[i][t]);
+        coxswain__step_block_table__init(&s->tables[i][t]);
         s->table_pointers[i][t] = &s->tables[i][t];
         s->tables[i][t].n_blocks = 2;
         s->tables[i][t].blocks = &s->blocks[i][2 * t];
@@ -105,11 +105,11 @@ static void step_row(struct step *s, const struct chat *chat, bool announce)
     }
 }
 
-static void step_pairs(struct step *s, int list, ModelExecuteData__IntPair ***ret_pairs,
-                       size_t *ret_count, const int32_t *numbers, size_t count)
+static void step_pairs(struct step *s, int list, Coxswain__IntPair ***ret_pairs, size_t *ret_count,
+                       const int32_t *numbers, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        model_execute_data__int_pair__init(&s->pairs[list][i]);
+        coxswain__int_pair__init(&s->pairs[list][i]);
         s->pair_pointers[list][i] = &s->pairs[list][i];
         s->pairs[list][i].has_num1 = s->pairs[list][i].has_num2 = 1;
         s->pairs[list][i].num1 = numbers[2 * i];

@@ -72,7 +72,7 @@ static int ask_init(struct cox_executor *executor)
 
 static int ask_lora(struct cox_executor *executor)
 {
-    ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     int32_t statuses[2];
     struct cox_error err;
     return cox_executor_lora(executor, &lora, far_away(), statuses, &err);
@@ -215,11 +215,11 @@ static void stay_visit(void *context, const struct cox_completion *completion)
 static void *stay_main(void *argument)
 {
     struct stay *stay = argument;
-    ModelExecuteData__PDLinkStatusRequest body = MODEL_EXECUTE_DATA__PDLINK_STATUS_REQUEST__INIT;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__PDLinkStatusRequest body = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__PD_LINK_STATUS_QUERY;
-    request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__PD_LINK_STATUS_QUERY;
+    request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
     request.pd_link_status_request = &body;
     const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = far_away()};
     struct cox_error err;

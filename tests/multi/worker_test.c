@@ -517,9 +517,9 @@ static void p10_a_frame_that_is_written_again_is_not_served(void **state)
     assert_int_equal(cox_control_attach(&control, name, NULL), 0);
     _Atomic int status = -1;
     assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, keep_status, &status), 0);
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INIT;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
     const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
                                            .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
     uint64_t sequence;

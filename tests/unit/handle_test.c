@@ -155,20 +155,19 @@ static void l1_it_survives_memcpy_a_file_a_protobuf_field_and_shared_memory(void
     fclose(file);
     opens(&copy, 2);
 
-    ModelExecuteData__SequenceGroupMetadata message =
-        MODEL_EXECUTE_DATA__SEQUENCE_GROUP_METADATA__INIT;
+    Coxswain__SequenceGroupMetadata message = COXSWAIN__SEQUENCE_GROUP_METADATA__INIT;
     uint8_t packed[256], bytes[COX_HANDLE_SIZE];
     memcpy(bytes, handle.bytes, sizeof bytes);
     message.has_prompt_token_ids = 1;
     message.prompt_token_ids = (ProtobufCBinaryData){.len = sizeof bytes, .data = bytes};
-    size_t size = model_execute_data__sequence_group_metadata__pack(&message, packed);
+    size_t size = coxswain__sequence_group_metadata__pack(&message, packed);
     assert_true(size > 64 && size <= sizeof packed);
-    ModelExecuteData__SequenceGroupMetadata *unpacked =
-        model_execute_data__sequence_group_metadata__unpack(NULL, size, packed);
+    Coxswain__SequenceGroupMetadata *unpacked =
+        coxswain__sequence_group_metadata__unpack(NULL, size, packed);
     assert_non_null(unpacked);
     assert_int_equal(unpacked->prompt_token_ids.len, COX_HANDLE_SIZE);
     memcpy(&copy, unpacked->prompt_token_ids.data, sizeof copy);
-    model_execute_data__sequence_group_metadata__free_unpacked(unpacked, NULL);
+    coxswain__sequence_group_metadata__free_unpacked(unpacked, NULL);
     opens(&copy, 2);
 
     struct cox_handle *shared =

@@ -51,7 +51,7 @@ static void batch_run(struct cox_executor *executor, const struct cox_batch *bat
 }
 
 static void complete(struct cox_executor *executor, int status, const char *text,
-                     const ModelExecuteData__ExecuteResponse *response)
+                     const Coxswain__ExecuteResponse *response)
 {
     struct cox_rank_result rank = {.outcome = COX_OUTCOME_OK, .response = response};
     struct cox_completion completion = {
@@ -72,23 +72,22 @@ static void reply(struct cox_executor *executor, const struct cox_batch *batch,
 {
     int32_t tokens[256];
     int64_t wide[256];
-    static ModelExecuteData__SequenceOutput samples[256];
-    static ModelExecuteData__SequenceOutput *sample_list[256];
-    static ModelExecuteData__CompletionSequenceGroupOutput groups[256];
-    static ModelExecuteData__CompletionSequenceGroupOutput *group_list[256];
-    ModelExecuteData__StepResult result = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
-    ModelExecuteData__ExecuteModelResponse answer =
-        MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
-    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    static Coxswain__SequenceOutput samples[256];
+    static Coxswain__SequenceOutput *sample_list[256];
+    static Coxswain__CompletionSequenceGroupOutput groups[256];
+    static Coxswain__CompletionSequenceGroupOutput *group_list[256];
+    Coxswain__StepResult result = COXSWAIN__STEP_RESULT__INIT;
+    Coxswain__ExecuteModelResponse answer = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     for (uint32_t i = 0; i < batch->row_count; i++) {
         tokens[i] = outputs[i].token;
         wide[i] = outputs[i].token;
-        model_execute_data__sequence_output__init(&samples[i]);
+        coxswain__sequence_output__init(&samples[i]);
         samples[i].seq_id = batch->rows[i].id;
         samples[i].n_output_token = 1;
         samples[i].output_token = &wide[i];
         sample_list[i] = &samples[i];
-        model_execute_data__completion_sequence_group_output__init(&groups[i]);
+        coxswain__completion_sequence_group_output__init(&groups[i]);
         groups[i].n_samples = 1;
         groups[i].samples = &sample_list[i];
         /* Backwards: the order is the worker's affair. */
@@ -106,7 +105,7 @@ static void reply(struct cox_executor *executor, const struct cox_batch *batch,
     }
     answer.has_model_execute_time = true;
     answer.model_execute_time = 0.001f;
-    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     response.execute_model_response = &answer;
     complete(executor, 0, NULL, &response);
 }
@@ -114,7 +113,7 @@ static void reply(struct cox_executor *executor, const struct cox_batch *batch,
 static void step_take(struct cox_executor *executor, struct cox_arena *arena)
 {
     const struct fixture_request *taken = &executor->requests[executor->sequence % FIXTURE_DEPTH];
-    ModelExecuteData__ExecuteRequest *request;
+    Coxswain__ExecuteRequest *request;
     const struct cox_batch *batch;
     struct cox_batch_output *outputs;
     struct cox_error error = {0};
@@ -130,7 +129,7 @@ static void step_take(struct cox_executor *executor, struct cox_arena *arena)
     int r = cox_wire_request_unpack(arena, taken->frame, taken->frame_size, &request);
     COX_ASSERT(r == 0);
     /* It was published before its sender knew. */
-    const ModelExecuteData__StepDelta *delta = request->execute_model_request->step;
+    const Coxswain__StepDelta *delta = request->execute_model_request->step;
     if (executor->lost && delta && delta->base_sequence) {
         complete(executor, COX_STALE, "the step builds on one that has failed", NULL);
         return;
@@ -198,7 +197,7 @@ static void *rank_main(void *context)
 /* The cells of the blocks pulled: as if the first tokens of the sequence had been computed into
  * them. The tokens are those that the test says the other group had. */
 static void pull_copy(struct cox_executor *executor,
-                      const ModelExecuteData__PullKVRequest__PullKVInfo *info)
+                      const Coxswain__PullKVRequest__PullKVInfo *info)
 {
     const ProtobufCBinaryData *to = info->dst_block_tables;
     for (uint32_t p = 0; p < to->len / 8 * BLOCK_SIZE; p++) {
@@ -212,9 +211,9 @@ static void pull_copy(struct cox_executor *executor,
 void executor_complete_pull(struct cox_executor *executor, const struct fixture_pull *pull,
                             int status, enum cox_outcome outcome, int32_t code, int32_t pull_status)
 {
-    ModelExecuteData__PullKVResponse__PullKVResult results[16], *list[16];
-    ModelExecuteData__PullKVResponse pulls = MODEL_EXECUTE_DATA__PULL_KVRESPONSE__INIT;
-    ModelExecuteData__ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    Coxswain__PullKVResponse__PullKVResult results[16], *list[16];
+    Coxswain__PullKVResponse pulls = COXSWAIN__PULL_KVRESPONSE__INIT;
+    Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     struct cox_rank_result rank = {.outcome = outcome,
                                    .response = outcome == COX_OUTCOME_OK ? &response : NULL,
                                    .text = "not in time"};
@@ -227,10 +226,10 @@ void executor_complete_pull(struct cox_executor *executor, const struct fixture_
         .request_context = pull->context,
     };
     for (uint32_t i = 0; i < pull->count; i++) {
-        model_execute_data__pull_kvresponse__pull_kvresult__init(&results[i]);
+        coxswain__pull_kvresponse__pull_kvresult__init(&results[i]);
         results[i].request_id = (char *)(uintptr_t)pull->ids[i];
         results[i].has_pd_error_code = results[i].has_status = results[i].has_copied_bytes = true;
-        results[i].pd_error_code = (ModelExecuteData__PDErrorCode)code;
+        results[i].pd_error_code = (Coxswain__PDErrorCode)code;
         results[i].status = pull_status;
         results[i].copied_bytes = 100;
         results[i].has_copy_ns = true;
@@ -239,7 +238,7 @@ void executor_complete_pull(struct cox_executor *executor, const struct fixture_
     }
     pulls.pull_kv_results = list;
     pulls.n_pull_kv_results = pull->count;
-    response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_PULL_KV_RESPONSE;
+    response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_PULL_KV_RESPONSE;
     response.pull_kv_response = &pulls;
     pthread_mutex_lock(&executor->lock);
     cox_completion_fn handler = executor->pull_handler;
@@ -249,11 +248,11 @@ void executor_complete_pull(struct cox_executor *executor, const struct fixture_
 }
 
 static int pull_submit(struct cox_executor *executor,
-                       const struct ModelExecuteData__ExecuteRequest *request,
+                       const struct Coxswain__ExecuteRequest *request,
                        const struct cox_submit_options *options, uint64_t *ret_sequence,
                        struct cox_error *err)
 {
-    const ModelExecuteData__PullKVRequest *pulls = request->pull_kv_request;
+    const Coxswain__PullKVRequest *pulls = request->pull_kv_request;
     struct fixture_pull pull = {.context = options->request_context,
                                 .count = (uint32_t)pulls->n_pull_kv_infos};
     pthread_mutex_lock(&executor->lock);
@@ -326,13 +325,13 @@ void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest)
 /* ---- the executor's functions ---- */
 
 int cox_executor_submit(struct cox_executor *executor,
-                        const struct ModelExecuteData__ExecuteRequest *request,
+                        const struct Coxswain__ExecuteRequest *request,
                         const struct cox_submit_options *options, uint64_t *ret_sequence,
                         struct cox_error *err)
 {
-    if (request->execute_type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__KV_TRANSFER)
+    if (request->execute_type == COXSWAIN__EXECUTE_TYPE__KV_TRANSFER)
         return pull_submit(executor, request, options, ret_sequence, err);
-    if (request->execute_type == MODEL_EXECUTE_DATA__EXECUTE_TYPE__PD_LINK) {
+    if (request->execute_type == COXSWAIN__EXECUTE_TYPE__PD_LINK) {
         pthread_mutex_lock(&executor->lock);
         executor->leave_count += (uint32_t)request->pd_link_request->n_cancelled_pulls;
         pthread_mutex_unlock(&executor->lock);
@@ -468,7 +467,7 @@ void executor_free(struct cox_executor *executor)
 
 /* Its one rank does what it is told. */
 int cox_executor_lora_results(struct cox_executor *executor,
-                              const struct ModelExecuteData__LoraOperationRequest *request,
+                              const struct Coxswain__LoraOperationRequest *request,
                               uint64_t deadline_ns, struct cox_lora_result *ret_results,
                               struct cox_error *err)
 {

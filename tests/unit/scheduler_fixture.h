@@ -56,7 +56,7 @@ struct fixture_pull {
     uint32_t count;
     char ids[16][192];
 };
-struct ModelExecuteData__PullKVRequest__PullKVInfo;
+struct Coxswain__PullKVRequest__PullKVInfo;
 
 struct fixture_request {
     uint8_t frame[FRAME_SIZE];
@@ -70,7 +70,7 @@ struct cox_executor {
     size_t request_size_max;
     struct script script;
     /* What the other group had at a position of a pull. */
-    int32_t (*remote_token)(const struct ModelExecuteData__PullKVRequest__PullKVInfo *info,
+    int32_t (*remote_token)(const struct Coxswain__PullKVRequest__PullKVInfo *info,
                             uint32_t position);
     struct cox_table *table;
     struct cell cells[BLOCK_COUNT_MAX][BLOCK_SIZE];

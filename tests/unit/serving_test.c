@@ -524,7 +524,7 @@ static void m13_the_end_gives_all_adapters_back(void **state)
 /* ---- holds and pulls ---- */
 
 /* The prompt of the index that the sequence there is called by. */
-static int32_t remote_token(const struct ModelExecuteData__PullKVRequest__PullKVInfo *info,
+static int32_t remote_token(const struct Coxswain__PullKVRequest__PullKVInfo *info,
                             uint32_t position)
 {
     int32_t tokens[PROMPT_MAX];

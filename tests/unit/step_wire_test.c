@@ -14,8 +14,8 @@
 
 #include <cmocka.h>
 
-typedef ModelExecuteData__ExecuteRequest Request;
-typedef ModelExecuteData__ExecuteResponse Response;
+typedef Coxswain__ExecuteRequest Request;
+typedef Coxswain__ExecuteResponse Response;
 
 #define LENGTH(array) (sizeof(array) / sizeof(array)[0])
 #define ROW_COUNT_MAX 1100
@@ -50,35 +50,35 @@ static uint64_t random_number(unsigned bits)
 
 struct request_parts {
     Request request;
-    ModelExecuteData__ExecuteModelRequest model;
-    ModelExecuteData__StepDelta step;
+    Coxswain__ExecuteModelRequest model;
+    Coxswain__StepDelta step;
     uint32_t columns[10][ROW_COUNT_MAX];
 };
 
 struct response_parts {
     Response response;
-    ModelExecuteData__ExecuteModelResponse model;
-    ModelExecuteData__StepResult result;
+    Coxswain__ExecuteModelResponse model;
+    Coxswain__StepResult result;
     int32_t tokens[ROW_COUNT_MAX];
     float logprobs[ROW_COUNT_MAX];
 };
 
 static void request_init(struct request_parts *p)
 {
-    model_execute_data__execute_request__init(&p->request);
-    model_execute_data__execute_model_request__init(&p->model);
-    model_execute_data__step_delta__init(&p->step);
-    p->request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
+    coxswain__execute_request__init(&p->request);
+    coxswain__execute_model_request__init(&p->model);
+    coxswain__step_delta__init(&p->step);
+    p->request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     p->request.execute_model_request = &p->model;
     p->model.step = &p->step;
 }
 
 static void response_init(struct response_parts *p)
 {
-    model_execute_data__execute_response__init(&p->response);
-    model_execute_data__execute_model_response__init(&p->model);
-    model_execute_data__step_result__init(&p->result);
-    p->response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    coxswain__execute_response__init(&p->response);
+    coxswain__execute_model_response__init(&p->model);
+    coxswain__step_result__init(&p->result);
+    p->response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     p->response.execute_model_response = &p->model;
     p->model.step = &p->result;
 }
@@ -102,9 +102,9 @@ static size_t random_column(uint32_t *column)
 static void request_fill(struct request_parts *p)
 {
     request_init(p);
-    ModelExecuteData__StepDelta *step = &p->step;
+    Coxswain__StepDelta *step = &p->step;
     p->request.has_execute_type = random_below(8) != 0;
-    p->request.execute_type = (ModelExecuteData__ExecuteType)random_below(17);
+    p->request.execute_type = (Coxswain__ExecuteType)random_below(17);
     p->request.has_deadline_ns = random_below(2) != 0;
     p->request.deadline_ns = random_number(64);
     p->request.has_trace_id = random_below(2) != 0;
@@ -112,7 +112,7 @@ static void request_fill(struct request_parts *p)
     p->request.has_weights_version = random_below(2) != 0;
     p->request.weights_version = random_number(64);
     p->model.has_forward_type = random_below(8) != 0;
-    p->model.forward_type = (ModelExecuteData__ForwardType)random_below(6);
+    p->model.forward_type = (Coxswain__ForwardType)random_below(6);
     step->has_base_sequence = random_below(8) != 0;
     step->base_sequence = random_number(64);
     step->has_table_count = random_below(2) != 0;
@@ -163,7 +163,7 @@ static void response_fill(struct response_parts *p)
 static bool pack(const ProtobufCMessage *message, uint8_t *buffer, size_t buffer_size,
                  size_t *ret_size)
 {
-    return message->descriptor == &model_execute_data__execute_request__descriptor
+    return message->descriptor == &coxswain__execute_request__descriptor
                ? cox_step_wire_pack_request((const Request *)message, buffer, buffer_size, ret_size)
                : cox_step_wire_pack_response((const Response *)message, buffer, buffer_size,
                                              ret_size);
@@ -172,7 +172,7 @@ static bool pack(const ProtobufCMessage *message, uint8_t *buffer, size_t buffer
 static bool unpack(const ProtobufCMessageDescriptor *descriptor, struct cox_arena *arena,
                    const uint8_t *bytes, size_t size, ProtobufCMessage **ret_message)
 {
-    return descriptor == &model_execute_data__execute_request__descriptor
+    return descriptor == &coxswain__execute_request__descriptor
                ? cox_step_wire_unpack_request(arena, bytes, size, (Request **)ret_message)
                : cox_step_wire_unpack_response(arena, bytes, size, (Response **)ret_message);
 }
@@ -353,14 +353,14 @@ static void requests_without_a_step_are_left_alone(void **state)
     assert_false(check_pack(&q.request.base));
     q.request.execute_model_request = NULL;
     assert_false(check_pack(&q.request.base));
-    q.request.request_case = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST__NOT_SET;
+    q.request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST__NOT_SET;
     assert_false(check_pack(&q.request.base));
     response_init(&a);
     a.model.step = NULL;
     assert_false(check_pack(&a.response.base));
     a.response.execute_model_response = NULL;
     assert_false(check_pack(&a.response.base));
-    a.response.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT__NOT_SET;
+    a.response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT__NOT_SET;
     assert_false(check_pack(&a.response.base));
     assert_false(check_unpack(q.request.base.descriptor, *state, frame, 0));
     assert_false(check_unpack(a.response.base.descriptor, *state, frame, 0));
@@ -439,7 +439,7 @@ static void longer_forms(void **state)
     static uint8_t bytes[64], longer[64 + COX_VARINT_SIZE_MAX];
     request_init(&q);
     q.request.has_execute_type = q.request.has_deadline_ns = q.model.has_forward_type = 1;
-    q.request.execute_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__MODEL_INFER;
+    q.request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
     q.request.deadline_ns = 300;
     const size_t size = protobuf_c_message_pack(&q.request.base, bytes);
     unsigned by_hand = 0;

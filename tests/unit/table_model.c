@@ -261,7 +261,7 @@ static int model_nested(struct model *model, const Request *request)
     return 0;
 }
 
-static bool pairs_bad(ModelExecuteData__IntPair *const *pairs, size_t count)
+static bool pairs_bad(Coxswain__IntPair *const *pairs, size_t count)
 {
     for (size_t i = 0; i < count; i++)
         if (pairs[i]->num1 < 0 || pairs[i]->num2 < 0)
@@ -316,7 +316,7 @@ static void check_sampling(const struct cox_sampling *a, const struct cox_sampli
 }
 
 static void check_pairs(const struct cox_block_pair *pairs, uint32_t count,
-                        ModelExecuteData__IntPair *const *from, size_t from_count)
+                        Coxswain__IntPair *const *from, size_t from_count)
 {
     assert_int_equal(count, from_count);
     for (uint32_t i = 0; i < count; i++) {

@@ -89,7 +89,7 @@ static SamplingParams *random_sampling(void)
     if (chance(30))
         return NULL;
     SamplingParams *params = request_take(sizeof *params);
-    model_execute_data__sampling_params__init(params);
+    coxswain__sampling_params__init(params);
     params->has_temperature = chance(80);
     params->temperature = (float)random_below(4) / 2;
     params->has_top_k = chance(50);
@@ -170,7 +170,7 @@ static Request *random_packed(const struct model *model)
             packed_silent(request, row);
     }
     if (step->n_row_slot == 0 && chance(50))
-        request->forward_type = (ModelExecuteData__ForwardType)COX_FORWARD_DUMMY;
+        request->forward_type = (Coxswain__ForwardType)COX_FORWARD_DUMMY;
     return request;
 }
 
@@ -221,7 +221,7 @@ static void mutate_packed(Request *request)
     case 15: WILD(step->row_token_count, step->n_row_token_count); break;
     case 16: WILD(step->row_silent, step->n_row_silent); break;
     case 17: step->has_table_count = true; step->table_count = random_wild(); break;
-    case 18: request->forward_type = (ModelExecuteData__ForwardType)random_wild(); break;
+    case 18: request->forward_type = (Coxswain__ForwardType)random_wild(); break;
     case 19: if (sequence) sequence->slot = random_wild(); break;
     case 20: if (sequence) sequence->seq_id = next_id - random_below(20); break;
     case 21: if (sequence) sequence->n_tokens = 0; break;
@@ -323,13 +323,13 @@ static void mutate_nested(Request *request)
 /* The bytes a worker would get, read again. */
 static Request *over_the_wire(const Request *request, unsigned flips)
 {
-    size_t size = model_execute_data__execute_model_request__get_packed_size(request);
+    size_t size = coxswain__execute_model_request__get_packed_size(request);
     uint8_t *bytes = malloc(size + 1);
     assert_non_null(bytes);
-    model_execute_data__execute_model_request__pack(request, bytes);
+    coxswain__execute_model_request__pack(request, bytes);
     for (unsigned i = 0; i < flips && size; i++)
         bytes[random_below((uint32_t)size)] ^= (uint8_t)(1u << random_below(8));
-    Request *read = model_execute_data__execute_model_request__unpack(NULL, size, bytes);
+    Request *read = coxswain__execute_model_request__unpack(NULL, size, bytes);
     free(bytes);
     return read;
 }
@@ -376,7 +376,7 @@ static void s1_random_steps_follow_the_model(void **state)
         }
         model_check_table(&model, f.table);
         table_check_invariants(f.table);
-        model_execute_data__execute_model_request__free_unpacked(read, NULL);
+        coxswain__execute_model_request__free_unpacked(read, NULL);
 
         if (chance(2)) {
             const uint32_t *slots;
@@ -433,7 +433,7 @@ static void s1_flipped_bits_never_hurt(void **state)
             assert_memory_equal(dump_before, dump_after, size);
         }
         table_check_invariants(f.table);
-        model_execute_data__execute_model_request__free_unpacked(read, NULL);
+        coxswain__execute_model_request__free_unpacked(read, NULL);
     }
 }
 
@@ -471,7 +471,7 @@ static void schedule_prefill(Request *columns, Request *nested, struct scheduled
     uint32_t old_block_count = schedule_blocks(s, s->computed + count);
     if (is_new) {
         const SamplingParams *sampling = random_sampling();
-        model_execute_data__sampling_params__init(&s->sampling);
+        coxswain__sampling_params__init(&s->sampling);
         if (sampling)
             s->sampling = *sampling;
         StepSequence *announced = packed_announce(columns, slot, s->id, s->prompt, s->prompt_count);

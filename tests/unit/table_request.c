@@ -37,16 +37,16 @@ void *request_take(size_t size)
 Request *request_new(uint32_t forward_type)
 {
     Request *request = request_take(sizeof *request);
-    model_execute_data__execute_model_request__init(request);
+    coxswain__execute_model_request__init(request);
     request->has_forward_type = true;
-    request->forward_type = (ModelExecuteData__ForwardType)forward_type;
+    request->forward_type = (Coxswain__ForwardType)forward_type;
     return request;
 }
 
-static ModelExecuteData__IntPair *pair_new(int32_t from, int32_t to)
+static Coxswain__IntPair *pair_new(int32_t from, int32_t to)
 {
-    ModelExecuteData__IntPair *pair = request_take(sizeof *pair);
-    model_execute_data__int_pair__init(pair);
+    Coxswain__IntPair *pair = request_take(sizeof *pair);
+    coxswain__int_pair__init(pair);
     pair->has_num1 = true;
     pair->num1 = from;
     pair->has_num2 = true;
@@ -73,7 +73,7 @@ Request *packed_new(uint32_t forward_type, uint64_t base)
 {
     Request *request = request_new(forward_type);
     request->step = request_take(sizeof *request->step);
-    model_execute_data__step_delta__init(request->step);
+    coxswain__step_delta__init(request->step);
     request->step->has_base_sequence = true;
     request->step->base_sequence = base;
     return request;
@@ -88,7 +88,7 @@ StepSequence *packed_announce(Request *request, uint32_t slot, int64_t id, const
                               size_t token_count)
 {
     StepSequence *sequence = request_take(sizeof *sequence);
-    model_execute_data__step_sequence__init(sequence);
+    coxswain__step_sequence__init(sequence);
     sequence->has_seq_id = true;
     sequence->seq_id = id;
     sequence->has_slot = true;
@@ -103,8 +103,8 @@ StepSequence *packed_announce(Request *request, uint32_t slot, int64_t id, const
 
 void packed_table(StepSequence *sequence, const int32_t *blocks, size_t block_count)
 {
-    ModelExecuteData__StepBlockTable *table = request_take(sizeof *table);
-    model_execute_data__step_block_table__init(table);
+    Coxswain__StepBlockTable *table = request_take(sizeof *table);
+    coxswain__step_block_table__init(table);
     table->n_blocks = block_count;
     table->blocks = request_take(block_count * sizeof *blocks);
     if (block_count)
@@ -160,7 +160,7 @@ ProtobufCBinaryData nested_bytes(const int32_t *values, size_t count)
 Metadata *nested_add(Request *request, const char *request_id, int64_t id, bool is_prompt)
 {
     Metadata *metadata = request_take(sizeof *metadata);
-    model_execute_data__sequence_group_metadata__init(metadata);
+    coxswain__sequence_group_metadata__init(metadata);
     if (request_id) {
         metadata->request_id = request_take(strlen(request_id) + 1);
         strcpy(metadata->request_id, request_id);

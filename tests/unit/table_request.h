@@ -11,11 +11,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef ModelExecuteData__ExecuteModelRequest Request;
-typedef ModelExecuteData__StepDelta Step;
-typedef ModelExecuteData__StepSequence StepSequence;
-typedef ModelExecuteData__SequenceGroupMetadata Metadata;
-typedef ModelExecuteData__SamplingParams SamplingParams;
+typedef Coxswain__ExecuteModelRequest Request;
+typedef Coxswain__StepDelta Step;
+typedef Coxswain__StepSequence StepSequence;
+typedef Coxswain__SequenceGroupMetadata Metadata;
+typedef Coxswain__SamplingParams SamplingParams;
 
 /* Items of any column of a request, at most. */
 #define REQUEST_COLUMN_MAX 4200

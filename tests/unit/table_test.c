@@ -198,7 +198,7 @@ static void s1_a_sequence_is_announced_once_and_then_known(void **state)
     Request *request = packed(COX_FORWARD_PREFILL);
     StepSequence *announced = packed_announce(request, 2, 77, numbers, 4);
     packed_table(announced, (int32_t[]){5, 6}, 2);
-    SamplingParams sampling = MODEL_EXECUTE_DATA__SAMPLING_PARAMS__INIT;
+    SamplingParams sampling = COXSWAIN__SAMPLING_PARAMS__INIT;
     sampling.has_temperature = true;
     sampling.temperature = 0.5f;
     sampling.has_seed = true;
@@ -414,7 +414,7 @@ static void s1_finished_slots_are_told_and_free(void **state)
 static void s1_sampling_parameters(void **state)
 {
     (void)state;
-    SamplingParams params = MODEL_EXECUTE_DATA__SAMPLING_PARAMS__INIT;
+    SamplingParams params = COXSWAIN__SAMPLING_PARAMS__INIT;
     struct {
         float temperature, top_p, repetition_penalty;
         int32_t top_k, seed;
@@ -438,7 +438,7 @@ static void s1_sampling_parameters(void **state)
             params.seed = cases[i].seed;
             expected = cases[i].expected;
         } else {
-            model_execute_data__sampling_params__init(&params); /* all absent */
+            coxswain__sampling_params__init(&params); /* all absent */
         }
         Request *request = packed_new(COX_FORWARD_PREFILL, 0);
         StepSequence *announced = packed_announce(request, 0, 1, numbers, 1);
@@ -502,9 +502,9 @@ static void break_packed(Request *request, int what)
     case 37: step->row_silent[0] = UINT32_MAX; break;
     case 38: step->announced[0]->tables[0]->n_blocks = 0; break;
     case 39: step->announced[0]->n_tables = 0; break;
-    case 40: request->forward_type = (ModelExecuteData__ForwardType)6; break;
-    case 41: request->forward_type = (ModelExecuteData__ForwardType)-1; break;
-    case 42: request->forward_type = (ModelExecuteData__ForwardType)COX_FORWARD_DUMMY; break;
+    case 40: request->forward_type = (Coxswain__ForwardType)6; break;
+    case 41: request->forward_type = (Coxswain__ForwardType)-1; break;
+    case 42: request->forward_type = (Coxswain__ForwardType)COX_FORWARD_DUMMY; break;
     case 43: request_swap_in(request, -1, 0); break;
     case 44: request_swap_out(request, 0, -1); break;
     case 45: request_copy(request, INT32_MIN, 0); break;
@@ -958,7 +958,7 @@ static void s1_nested_groups_of_several_sequences(void **state)
     m->seqids = nested_ids((int64_t[]){41, 42}, 2);
     m->has_do_sample = true;
     m->do_sample = false;
-    SamplingParams sampling = MODEL_EXECUTE_DATA__SAMPLING_PARAMS__INIT;
+    SamplingParams sampling = COXSWAIN__SAMPLING_PARAMS__INIT;
     sampling.has_temperature = true;
     sampling.temperature = 2;
     m->sampling_params = &sampling;

@@ -16,7 +16,7 @@
 
 #include <cmocka.h>
 
-#define PULL_ERROR MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_ERROR
+#define PULL_ERROR COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR
 
 struct fixture {
     struct cox_executor *executor;
@@ -30,8 +30,7 @@ static void on_wake(void *context)
     atomic_fetch_add(&f->wakes, 1);
 }
 
-static int32_t no_token(const struct ModelExecuteData__PullKVRequest__PullKVInfo *info,
-                        uint32_t position)
+static int32_t no_token(const struct Coxswain__PullKVRequest__PullKVInfo *info, uint32_t position)
 {
     (void)info;
     return (int32_t)position;

@@ -63,7 +63,7 @@ static char bad_text[] = "good\xff";
 static char good_text[] = "g\xc3\xb6od";
 static size_t string_count;
 
-static void check_refused(const ModelExecuteData__ExecuteRequest *request, const char *path)
+static void check_refused(const Coxswain__ExecuteRequest *request, const char *path)
 {
     struct cox_error err = {0};
     if (cox_utf8_check_request(request, &err) != COX_INVALID || !strstr(err.text, path) ||
@@ -72,7 +72,7 @@ static void check_refused(const ModelExecuteData__ExecuteRequest *request, const
 }
 
 /* One message of each kind in turn, with a bad string in each of its fields in turn. */
-static void each_string(const ModelExecuteData__ExecuteRequest *request, ProtobufCMessage *message,
+static void each_string(const Coxswain__ExecuteRequest *request, ProtobufCMessage *message,
                         const char *path)
 {
     const ProtobufCMessageDescriptor *descriptor = message->descriptor;
@@ -121,7 +121,7 @@ static void each_string(const ModelExecuteData__ExecuteRequest *request, Protobu
 static void every_string_of_a_request_is_looked_at(void **state)
 {
     (void)state;
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     each_string(&request, &request.base, "");
     /* config twice; of a sequence request_id, stop, lora_id, server_id, response_format, there
      * and in a pull; ... */

@@ -278,8 +278,8 @@ static void an_offer_that_is_none_changes_nothing(void **state)
 
 static void offers_in_messages_are_checked(void **state)
 {
-    ModelExecuteData__ExecuteRequest request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
-    ModelExecuteData__WeightsOffer message = MODEL_EXECUTE_DATA__WEIGHTS_OFFER__INIT;
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    Coxswain__WeightsOffer message = COXSWAIN__WEIGHTS_OFFER__INIT;
     struct cox_weights_offer offer;
     uint8_t bytes[COX_HANDLE_SIZE + 1] = {5};
     (void)state;

@@ -17,8 +17,8 @@
 
 #include <cmocka.h>
 
-typedef struct ModelExecuteData__ExecuteRequest Request;
-typedef struct ModelExecuteData__ExecuteResponse Response;
+typedef struct Coxswain__ExecuteRequest Request;
+typedef struct Coxswain__ExecuteResponse Response;
 
 #define LENGTH(array) (sizeof(array) / sizeof(array)[0])
 #define CAP ((size_t)8 << 20)
@@ -86,87 +86,82 @@ struct message_fields {
  * repeated scalar. Which of the others are optional is not told by the bytes. */
 static const struct message_fields contract_messages[] =
     {
-        {&model_execute_data__lora_operation_request__descriptor,
+        {&coxswain__lora_operation_request__descriptor,
          "1 master_model string; 2 lora_name string; 3 lora_path string; 4 lora_op_type LoraOperationType"},
-        {&model_execute_data__lora_operation_response__descriptor,
+        {&coxswain__lora_operation_response__descriptor,
          "1 lora_name string; 2 lora_op_status LoraOperationStatus"},
-        {&model_execute_data__sequence_data__descriptor,
+        {&coxswain__sequence_data__descriptor,
          "1 prompt_token_ids packed int64; 2 output_token_ids packed int64"},
-        {&model_execute_data__sampling_params__descriptor,
+        {&coxswain__sampling_params__descriptor,
          "1 repetition_penalty float; 2 frequency_penalty float; 3 presence_penalty float; 4 temperature float; 5 top_k int32; 6 top_p float; 7 top_logprobs float; 8 n uint32; 9 seed int32; 10 max_output_len int32; 11 use_beam_search bool; 12 logprobs bool; 13 best_of uint32"},
-        {&model_execute_data__int_list__descriptor, "1 values packed int32"},
-        {&model_execute_data__prompt_adapter_request__descriptor,
+        {&coxswain__int_list__descriptor, "1 values packed int32"},
+        {&coxswain__prompt_adapter_request__descriptor,
          "1 prompt_adapter_name string; 2 prompt_adapter_id int32; 3 prompt_adapter_local_path string; 4 prompt_adapter_num_virtual_tokens int32"},
-        {&model_execute_data__dpbatch_seq_len__descriptor, "1 seq_lens packed int32"},
-        {&model_execute_data__lwd_cloud_metadata__descriptor,
+        {&coxswain__dpbatch_seq_len__descriptor, "1 seq_lens packed int32"},
+        {&coxswain__lwd_cloud_metadata__descriptor,
          "1 lwd_cloud_sp_rank_id int32; 2 lwd_cloud_append_block_rank_id int32; 3 lwd_cloud_sp_rank_token_num packed int32; 4 lwd_cloud_sp_rank_block_num packed int32; 5 lwd_cloud_block_tables bytes"},
-        {&model_execute_data__sequence_group_metadata__descriptor,
+        {&coxswain__sequence_group_metadata__descriptor,
          "1 request_id string; 2 is_prompt bool; 3 seqIds bytes; 4 prompt_lens bytes; 5 prompt_token_ids bytes; 6 do_sample bool; 7 sampling_params SamplingParams; 8 block_tables repeated bytes; 9 computed_block_lens bytes; 10 token_chunk_size int32; 11 num_speculative_tokens int32; 12 stop repeated string; 13 stop_token_ids packed int32; 14 include_stop_str_in_output bool; 15 ignore_eos bool; 16 skip_special_tokens bool; 17 is_req_prefill packed bool; 18 is_req_last_chunk packed bool; 19 split_start_pos packed int32; 20 split_end_pos packed int32; 21 lora_id string; 22 sp_rank_token_num packed int32; 23 sp_rank_block_num packed int32; 24 sp_rank_id int32; 25 reserved_seq_ids packed int64; 26 dp_rank_id int32; 27 remote_computed_block_lens bytes; 28 is_append_block bool; 29 prefill_block_rank_id packed int32; 30 server_id string; 31 append_block_rank_id int32; 32 request_gap int32; 33 lwd_cloud_metadata LwdCloudMetadata; 34 response_format string; 35 predicted_token_ids packed int64"},
-        {&model_execute_data__int_pair__descriptor, "1 num1 int32; 2 num2 int32"},
-        {&model_execute_data__execute_model_request__descriptor,
+        {&coxswain__int_pair__descriptor, "1 num1 int32; 2 num2 int32"},
+        {&coxswain__execute_model_request__descriptor,
          "1 seq_group_metadata_list repeated SequenceGroupMetadata; 2 blocks_to_swap_in repeated IntPair; 3 blocks_to_swap_out repeated IntPair; 4 blocks_to_copy repeated IntPair; 5 virtual_engine int32; 6 num_lookahead_slots int32; 7 running_queue_size int32; 8 num_steps int32; 9 spec_step_idx int32; 10 finished_requests_ids repeated string; 11 last_sampled_token_ids packed int32; 12 forward_type ForwardType; 13 all_dp_batches_seq_lens repeated DPBatchSeqLen; 14 wait_queue_len int32"},
-        {&model_execute_data__host_info__descriptor,
+        {&coxswain__host_info__descriptor,
          "1 host_ip string; 2 cluster_id string; 3 super_pod_id int64"},
-        {&model_execute_data__device_info__descriptor,
+        {&coxswain__device_info__descriptor,
          "1 device_ip string; 2 physical_id int32; 3 super_device_id int64"},
-        {&model_execute_data__remote_info__descriptor,
+        {&coxswain__remote_info__descriptor,
          "1 host_info repeated HostInfo; 2 device_info repeated DeviceInfo"},
-        {&model_execute_data__pdlink_request__pdlink_info__descriptor,
+        {&coxswain__pdlink_request__pdlink_info__descriptor,
          "1 pd_role PDRole; 2 change_role bool; 3 link_num int64; 4 unlink_num int64; 5 link_info repeated RemoteInfo; 6 unlink_info repeated RemoteInfo; 7 instance2sp map<uint32,int64>; 8 instance2cp map<uint32,int64>; 9 host_ip_num int64; 10 super_id_num int64; 11 contains_dp_instance_ids int64"},
-        {&model_execute_data__pdlink_request__descriptor, "1 pd_link_info repeated PDLinkInfo"},
-        {&model_execute_data__pdlink_status_request__descriptor, "1 placeholder bool"},
-        {&model_execute_data__publish_kvrequest__publish_kvinfo__descriptor,
+        {&coxswain__pdlink_request__descriptor, "1 pd_link_info repeated PDLinkInfo"},
+        {&coxswain__pdlink_status_request__descriptor, "1 placeholder bool"},
+        {&coxswain__publish_kvrequest__publish_kvinfo__descriptor,
          "1 src_block_tables bytes; 2 cluster_id string"},
-        {&model_execute_data__publish_kvrequest__descriptor,
-         "1 publish_kv_infos repeated PublishKVInfo"},
-        {&model_execute_data__pull_kvrequest__pull_kvinfo__descriptor,
+        {&coxswain__publish_kvrequest__descriptor, "1 publish_kv_infos repeated PublishKVInfo"},
+        {&coxswain__pull_kvrequest__pull_kvinfo__descriptor,
          "1 src_block_tables repeated bytes; 2 dst_block_tables repeated bytes; 3 cluster_id string; 4 seq_group_metadata SequenceGroupMetadata"},
-        {&model_execute_data__pull_kvrequest__descriptor, "1 pull_kv_infos repeated PullKVInfo"},
-        {&model_execute_data__tgcleanup_request__descriptor, "1 seq_ids packed int64"},
-        {&model_execute_data__remote_model_init_request__descriptor,
-         "1 pd_info map<string,string>"},
-        {&model_execute_data__recover_command_request__descriptor, "1 command string"},
-        {&model_execute_data__execute_request__descriptor,
+        {&coxswain__pull_kvrequest__descriptor, "1 pull_kv_infos repeated PullKVInfo"},
+        {&coxswain__tgcleanup_request__descriptor, "1 seq_ids packed int64"},
+        {&coxswain__remote_model_init_request__descriptor, "1 pd_info map<string,string>"},
+        {&coxswain__recover_command_request__descriptor, "1 command string"},
+        {&coxswain__execute_request__descriptor,
          "1 execute_type ExecuteType; 2 config map<string,string>; 3 execute_model_request ExecuteModelRequest (oneof); 4 pd_link_request PDLinkRequest (oneof); 5 publish_kv_request PublishKVRequest (oneof); 6 pull_kv_request PullKVRequest (oneof); 7 text_generator_cleanup_request TGCleanupRequest (oneof); 8 lora_operation_request LoraOperationRequest (oneof); 9 remote_model_init_request RemoteModelInitRequest (oneof); 10 recover_command_request RecoverCommandRequest (oneof); 11 pd_link_status_request PDLinkStatusRequest (oneof)"},
-        {&model_execute_data__sequence_output__descriptor,
+        {&coxswain__sequence_output__descriptor,
          "1 seq_id int64; 2 parent_seq_id int64; 3 output_token packed int64; 4 logprob packed float; 5 finish_reason int32; 6 truncation_index int32; 7 num_speculative_tokens int64; 8 cumulative_logprobs float; 9 top_token_ids packed int64; 10 top_logprobs packed float; 11 num_parallel_tokens int32"},
-        {&model_execute_data__sequence_group_logprob__logprob__descriptor,
+        {&coxswain__sequence_group_logprob__logprob__descriptor,
          "1 token_id int32; 2 logprob float; 3 rank int32; 4 decoded_token string"},
-        {&model_execute_data__sequence_group_logprob__descriptor, "1 logprobs repeated Logprob"},
-        {&model_execute_data__prompt_logprobs__descriptor,
-         "1 prompt_logprobs repeated SequenceGroupLogprob"},
-        {&model_execute_data__completion_sequence_group_output__descriptor,
+        {&coxswain__sequence_group_logprob__descriptor, "1 logprobs repeated Logprob"},
+        {&coxswain__prompt_logprobs__descriptor, "1 prompt_logprobs repeated SequenceGroupLogprob"},
+        {&coxswain__completion_sequence_group_output__descriptor,
          "1 samples repeated SequenceOutput; 2 prompt_logprobs PromptLogprobs; 3 step_index int32"},
-        {&model_execute_data__execute_model_response__descriptor,
+        {&coxswain__execute_model_response__descriptor,
          "1 outputs repeated CompletionSequenceGroupOutput; 2 model_forward_time float; 3 model_execute_time float; 4 layerwise_is_prefill bool; 5 err_msg string"},
-        {&model_execute_data__pdlink_status_response__failed_link_info__descriptor,
+        {&coxswain__pdlink_status_response__failed_link_info__descriptor,
          "1 cluster_id string; 2 pd_error_code PDErrorCode"},
-        {&model_execute_data__pdlink_status_response__descriptor,
+        {&coxswain__pdlink_status_response__descriptor,
          "1 failed_link_info repeated FailedLinkInfo; 2 success_link_info repeated string; 3 running_link_info repeated string; 4 waiting_link_info repeated string"},
-        {&model_execute_data__publish_kvresponse__publish_kvresult__descriptor,
+        {&coxswain__publish_kvresponse__publish_kvresult__descriptor,
          "1 src_block_tables packed int64; 2 cluster_id string"},
-        {&model_execute_data__publish_kvresponse__descriptor,
+        {&coxswain__publish_kvresponse__descriptor,
          "1 publish_kv_results repeated PublishKVResult"},
-        {&model_execute_data__pull_kvresponse__pull_kvresult__descriptor,
+        {&coxswain__pull_kvresponse__pull_kvresult__descriptor,
          "1 request_id string; 2 pd_error_code PDErrorCode"},
-        {&model_execute_data__pull_kvresponse__descriptor,
-         "1 pull_kv_results repeated PullKVResult"},
-        {&model_execute_data__kvcache_desc__descriptor,
+        {&coxswain__pull_kvresponse__descriptor, "1 pull_kv_results repeated PullKVResult"},
+        {&coxswain__kvcache_desc__descriptor,
          "1 npu_block_num int32; 2 block_size int32; 3 compression_ratio uint32; 4 cache_type int32"},
-        {&model_execute_data__remote_model_init_results__descriptor,
+        {&coxswain__remote_model_init_results__descriptor,
          "1 cpu_block_num int32; 2 max_position_embeddings int32; 3 kv_cache_descs repeated KVCacheDesc"},
-        {&model_execute_data__recover_command_response__descriptor,
+        {&coxswain__recover_command_response__descriptor,
          "1 npu_device_id int32; 2 command_result int32; 3 error_msg string"},
-        {&model_execute_data__execute_response__init_results__descriptor,
+        {&coxswain__execute_response__init_results__descriptor,
          "1 init_result_map map<string,string>; 2 kv_cache_descs repeated KVCacheDesc"},
-        {&model_execute_data__execute_response__descriptor,
+        {&coxswain__execute_response__descriptor,
          "1 msg_type int32; 2 rank int32; 3 status int32; 4 execute_model_response ExecuteModelResponse (oneof); 5 init_results InitResults (oneof); 6 pd_link_status_response PDLinkStatusResponse (oneof); 7 publish_kv_response PublishKVResponse (oneof); 8 pull_kv_response PullKVResponse (oneof); 9 lora_operation_response LoraOperationResponse (oneof); 10 remote_model_init_results RemoteModelInitResults (oneof); 11 recover_command_response RecoverCommandResponse (oneof)"},
-        {&model_execute_data__register_request_msg__descriptor, "1 slave_ip string"},
-        {&model_execute_data__npu_utilization_report__descriptor,
-         "1 max_aicore_utilization_percent uint32"},
-        {&model_execute_data__master_to_slave_msg__descriptor,
+        {&coxswain__register_request_msg__descriptor, "1 slave_ip string"},
+        {&coxswain__npu_utilization_report__descriptor, "1 max_aicore_utilization_percent uint32"},
+        {&coxswain__master_to_slave_msg__descriptor,
          "1 source_dp_rank int32; 2 target_dp_rank int32; 3 execute_request ExecuteRequest"},
-        {&model_execute_data__slave_to_master_msg__descriptor,
+        {&coxswain__slave_to_master_msg__descriptor,
          "1 source_dp_rank int32; 2 target_dp_rank int32; 3 register_request RegisterRequestMsg (oneof); 4 execute_response ExecuteResponse (oneof); 5 npu_util_report NpuUtilizationReport (oneof)"},
 };
 
@@ -176,18 +171,18 @@ struct enum_values {
 };
 
 static const struct enum_values contract_enums[] = {
-    {&model_execute_data__execute_type__descriptor,
+    {&coxswain__execute_type__descriptor,
      "MODEL_INIT 0; MODEL_INFER 1; MODEL_FINALIZE 2; MODEL_INFER_SECOND 3; PD_LINK 4; KV_TRANSFER 5; TEXT_GENERATOR_CLEANUP 6; LORA_OPERATION 7; REMOTE_MODEL_INIT 8; EOS_CLEANUP 9; PAUSE_COMMAND_EXEC 10; CLEAR_COMMAND_EXEC 11; RECOVER_COMMAND_EXEC 12; START_COMMAND_EXEC 13; PD_LINK_STATUS_QUERY 14; EXECUTE_ERROR 15; PAUSE_COMMAND_EXEC_ROCE 16"},
-    {&model_execute_data__forward_type__descriptor,
+    {&coxswain__forward_type__descriptor,
      "PREFILL 0; DECODE 1; EXTEND 2; MIXED 3; CLEAR 4; DUMMY 5"},
-    {&model_execute_data__pdoperation_type__descriptor,
+    {&coxswain__pdoperation_type__descriptor,
      "ASSIGN_ROLE 0; UNLINK 1; TRANSFER_KV 2; DELETE_HOST_KV 3"},
-    {&model_execute_data__pdrole__descriptor,
+    {&coxswain__pdrole__descriptor,
      "UNKNOWN_ROLE 0; PREFILL_ROLE 1; DECODE_ROLE 2; STANDARD_ROLE 3"},
-    {&model_execute_data__pderror_code__descriptor,
+    {&coxswain__pderror_code__descriptor,
      "SUCCESS 0; PD_UNLINK_ERROR 2000; PD_LINK_ERROR 2001; PD_SWITCH_ROLE_ERROR 2002; PD_PULL_KV_ERROR 2003; PD_PULL_KV_UNKNOWN_ERROR 2004; PD_UNKNOWN_ERROR 2005; TRANSFER_KV_ERROR 2006; CLEAR_KV_ERROR 2007"},
-    {&model_execute_data__lora_operation_type__descriptor, "LOAD 0; UNLOAD 1"},
-    {&model_execute_data__lora_operation_status__descriptor,
+    {&coxswain__lora_operation_type__descriptor, "LOAD 0; UNLOAD 1"},
+    {&coxswain__lora_operation_status__descriptor,
      "LORA_CMD_SUCCESS 0; SLOTS_FULL 1; DUPLICATED_LORA_ID 2; INVALID_LORA_ID 3; INVALID_LORA_PATH 4; INVALID_LORA_RANK 5; UNSUPPORT_CMD 6"},
 };
 
@@ -391,15 +386,13 @@ static ProtobufCMessage *full_message(struct cox_arena *arena,
 static Request *full_request(struct cox_arena *arena, unsigned chosen)
 {
     uint32_t seed = 100 * chosen;
-    return (Request *)full_message(arena, &model_execute_data__execute_request__descriptor, chosen,
-                                   &seed);
+    return (Request *)full_message(arena, &coxswain__execute_request__descriptor, chosen, &seed);
 }
 
 static Response *full_response(struct cox_arena *arena, unsigned chosen)
 {
     uint32_t seed = 100 * chosen;
-    return (Response *)full_message(arena, &model_execute_data__execute_response__descriptor,
-                                    chosen, &seed);
+    return (Response *)full_message(arena, &coxswain__execute_response__descriptor, chosen, &seed);
 }
 
 static void assert_messages_equal(const ProtobufCMessage *a, const ProtobufCMessage *b);
@@ -528,10 +521,10 @@ static void every_response_there_and_back(void **state)
 
 static Request request_of(int type, unsigned request_case)
 {
-    Request request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT;
+    Request request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
-    request.execute_type = (ModelExecuteData__ExecuteType)type;
-    request.request_case = (ModelExecuteData__ExecuteRequest__RequestCase)request_case;
+    request.execute_type = (Coxswain__ExecuteType)type;
+    request.request_case = (Coxswain__ExecuteRequest__RequestCase)request_case;
     return request;
 }
 
@@ -539,37 +532,35 @@ static void golden_small_requests(void **state)
 {
     struct cox_arena *arena = *state;
 
-    ModelExecuteData__ExecuteRequest__ConfigEntry entry =
-        MODEL_EXECUTE_DATA__EXECUTE_REQUEST__CONFIG_ENTRY__INIT;
+    Coxswain__ExecuteRequest__ConfigEntry entry = COXSWAIN__EXECUTE_REQUEST__CONFIG_ENTRY__INIT;
     entry.key = (char *)"k";
     entry.value = (char *)"v";
-    ModelExecuteData__ExecuteRequest__ConfigEntry *entries[] = {&entry};
+    Coxswain__ExecuteRequest__ConfigEntry *entries[] = {&entry};
     Request init = request_of(0, 0);
     init.n_config = 1;
     init.config = entries;
     assert_request_bytes(arena, &init, 0x08, 0x00, 0x12, 0x06, 0x0a, 0x01, 'k', 0x12, 0x01, 'v');
 
-    ModelExecuteData__LoraOperationRequest lora = MODEL_EXECUTE_DATA__LORA_OPERATION_REQUEST__INIT;
+    Coxswain__LoraOperationRequest lora = COXSWAIN__LORA_OPERATION_REQUEST__INIT;
     lora.master_model = (char *)"m";
     lora.lora_name = (char *)"a";
     lora.lora_path = (char *)"/p";
     lora.has_lora_op_type = 1;
-    lora.lora_op_type = MODEL_EXECUTE_DATA__LORA_OPERATION_TYPE__UNLOAD;
+    lora.lora_op_type = COXSWAIN__LORA_OPERATION_TYPE__UNLOAD;
     Request operation = request_of(7, 8);
     operation.lora_operation_request = &lora;
     assert_request_bytes(arena, &operation, 0x08, 0x07, 0x42, 0x0c, 0x0a, 0x01, 'm', 0x12, 0x01,
                          'a', 0x1a, 0x02, '/', 'p', 0x20, 0x01);
 
     int64_t seq_ids[] = {7, 300};
-    ModelExecuteData__TGCleanupRequest cleanup = MODEL_EXECUTE_DATA__TGCLEANUP_REQUEST__INIT;
+    Coxswain__TGCleanupRequest cleanup = COXSWAIN__TGCLEANUP_REQUEST__INIT;
     cleanup.n_seq_ids = LENGTH(seq_ids);
     cleanup.seq_ids = seq_ids;
     Request clean = request_of(6, 7);
     clean.text_generator_cleanup_request = &cleanup;
     assert_request_bytes(arena, &clean, 0x08, 0x06, 0x3a, 0x05, 0x0a, 0x03, 0x07, 0xac, 0x02);
 
-    ModelExecuteData__RecoverCommandRequest command =
-        MODEL_EXECUTE_DATA__RECOVER_COMMAND_REQUEST__INIT;
+    Coxswain__RecoverCommandRequest command = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT;
     command.command = (char *)"CMD";
     Request pause = request_of(16, 10);
     pause.recover_command_request = &command;
@@ -585,25 +576,24 @@ static void golden_small_requests(void **state)
 static void golden_link_request(void **state)
 {
     struct cox_arena *arena = *state;
-    ModelExecuteData__PDLinkRequest__PDLinkInfo__Instance2spEntry entry =
-        MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INSTANCE2SP_ENTRY__INIT;
+    Coxswain__PDLinkRequest__PDLinkInfo__Instance2spEntry entry =
+        COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INSTANCE2SP_ENTRY__INIT;
     entry.has_key = 1;
     entry.key = 3;
     entry.has_value = 1;
     entry.value = 5;
-    ModelExecuteData__PDLinkRequest__PDLinkInfo__Instance2spEntry *entries[] = {&entry};
-    ModelExecuteData__HostInfo host = MODEL_EXECUTE_DATA__HOST_INFO__INIT;
+    Coxswain__PDLinkRequest__PDLinkInfo__Instance2spEntry *entries[] = {&entry};
+    Coxswain__HostInfo host = COXSWAIN__HOST_INFO__INIT;
     host.host_ip = (char *)"h";
     host.cluster_id = (char *)"9";
-    ModelExecuteData__HostInfo *hosts[] = {&host};
-    ModelExecuteData__RemoteInfo remote = MODEL_EXECUTE_DATA__REMOTE_INFO__INIT;
+    Coxswain__HostInfo *hosts[] = {&host};
+    Coxswain__RemoteInfo remote = COXSWAIN__REMOTE_INFO__INIT;
     remote.n_host_info = 1;
     remote.host_info = hosts;
-    ModelExecuteData__RemoteInfo *remotes[] = {&remote};
-    ModelExecuteData__PDLinkRequest__PDLinkInfo info =
-        MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    Coxswain__RemoteInfo *remotes[] = {&remote};
+    Coxswain__PDLinkRequest__PDLinkInfo info = COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     info.has_pd_role = 1;
-    info.pd_role = MODEL_EXECUTE_DATA__PDROLE__DECODE_ROLE;
+    info.pd_role = COXSWAIN__PDROLE__DECODE_ROLE;
     info.has_change_role = 1;
     info.change_role = 1;
     info.n_link_info = 1;
@@ -612,8 +602,8 @@ static void golden_link_request(void **state)
     info.instance2sp = entries;
     info.has_contains_dp_instance_ids = 1;
     info.contains_dp_instance_ids = 1;
-    ModelExecuteData__PDLinkRequest__PDLinkInfo *infos[] = {&info};
-    ModelExecuteData__PDLinkRequest link = MODEL_EXECUTE_DATA__PDLINK_REQUEST__INIT;
+    Coxswain__PDLinkRequest__PDLinkInfo *infos[] = {&info};
+    Coxswain__PDLinkRequest link = COXSWAIN__PDLINK_REQUEST__INIT;
     link.n_pd_link_info = 1;
     link.pd_link_info = infos;
     Request request = request_of(4, 4);
@@ -625,20 +615,19 @@ static void golden_link_request(void **state)
     /* Handles by value, in fields of our own: 1000 * 8 + 2 is 0x1f42, c2 3e as a varint; of 1090,
      * 92 44. */
     uint8_t handle[] = {0xaa, 0xbb};
-    ModelExecuteData__KvPool pool = MODEL_EXECUTE_DATA__KV_POOL__INIT;
+    Coxswain__KvPool pool = COXSWAIN__KV_POOL__INIT;
     pool.has_blocks = 1;
     pool.blocks = (ProtobufCBinaryData){.len = sizeof handle, .data = handle};
     pool.has_block_count = 1;
     pool.block_count = 9;
-    ModelExecuteData__KvPool *pools[] = {&pool, &pool};
+    Coxswain__KvPool *pools[] = {&pool, &pool};
     remote.n_host_info = 0;
     remote.n_kv_pools = 2;
     remote.kv_pools = pools;
     remote.door = (char *)"d";
     remote.has_life = 1;
     remote.life = 7;
-    info = (ModelExecuteData__PDLinkRequest__PDLinkInfo)
-        MODEL_EXECUTE_DATA__PDLINK_REQUEST__PDLINK_INFO__INIT;
+    info = (Coxswain__PDLinkRequest__PDLinkInfo)COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     info.n_link_info = 1;
     info.link_info = remotes;
     assert_request_bytes(arena, &request, 0x08, 0x04, 0x22, 0x1f, 0x0a, 0x1d, 0x2a, 0x1b, 0xc2,
@@ -655,8 +644,7 @@ static void golden_model_request(void **state)
     int32_t stop_token_ids[] = {1, 300};
     protobuf_c_boolean is_req_prefill[] = {1, 0};
     int64_t predicted[] = {-1};
-    ModelExecuteData__SequenceGroupMetadata group =
-        MODEL_EXECUTE_DATA__SEQUENCE_GROUP_METADATA__INIT;
+    Coxswain__SequenceGroupMetadata group = COXSWAIN__SEQUENCE_GROUP_METADATA__INIT;
     group.request_id = (char *)"r";
     group.has_is_prompt = 1;
     group.is_prompt = 1;
@@ -668,12 +656,12 @@ static void golden_model_request(void **state)
     group.is_req_prefill = is_req_prefill;
     group.n_predicted_token_ids = LENGTH(predicted);
     group.predicted_token_ids = predicted;
-    ModelExecuteData__SequenceGroupMetadata *groups[] = {&group};
-    ModelExecuteData__ExecuteModelRequest model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_REQUEST__INIT;
+    Coxswain__SequenceGroupMetadata *groups[] = {&group};
+    Coxswain__ExecuteModelRequest model = COXSWAIN__EXECUTE_MODEL_REQUEST__INIT;
     model.n_seq_group_metadata_list = 1;
     model.seq_group_metadata_list = groups;
     model.has_forward_type = 1;
-    model.forward_type = MODEL_EXECUTE_DATA__FORWARD_TYPE__DECODE;
+    model.forward_type = COXSWAIN__FORWARD_TYPE__DECODE;
     Request request = request_of(1, 3);
     request.execute_model_request = &model;
     /* clang-format off */
@@ -695,12 +683,12 @@ static void golden_model_request(void **state)
 
 static Response response_of(int type, int rank, unsigned result_case)
 {
-    Response response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    Response response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     response.has_msg_type = 1;
     response.msg_type = type;
     response.has_rank = 1;
     response.rank = rank;
-    response.result_case = (ModelExecuteData__ExecuteResponse__ResultCase)result_case;
+    response.result_case = (Coxswain__ExecuteResponse__ResultCase)result_case;
     return response;
 }
 
@@ -708,12 +696,12 @@ static void golden_responses(void **state)
 {
     struct cox_arena *arena = *state;
 
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entry =
-        MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT_RESULTS__INIT_RESULT_MAP_ENTRY__INIT;
+    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry entry =
+        COXSWAIN__EXECUTE_RESPONSE__INIT_RESULTS__INIT_RESULT_MAP_ENTRY__INIT;
     entry.key = (char *)"a";
     entry.value = (char *)"b";
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entries[] = {&entry};
-    ModelExecuteData__KVCacheDesc desc = MODEL_EXECUTE_DATA__KVCACHE_DESC__INIT;
+    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry *entries[] = {&entry};
+    Coxswain__KVCacheDesc desc = COXSWAIN__KVCACHE_DESC__INIT;
     desc.has_npu_block_num = 1;
     desc.npu_block_num = 100;
     desc.has_block_size = 1;
@@ -721,9 +709,8 @@ static void golden_responses(void **state)
     desc.has_compression_ratio = 1;
     desc.compression_ratio = 1;
     desc.has_cache_type = 1;
-    ModelExecuteData__KVCacheDesc *descs[] = {&desc};
-    ModelExecuteData__ExecuteResponse__InitResults init =
-        MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT_RESULTS__INIT;
+    Coxswain__KVCacheDesc *descs[] = {&desc};
+    Coxswain__ExecuteResponse__InitResults init = COXSWAIN__EXECUTE_RESPONSE__INIT_RESULTS__INIT;
     init.n_init_result_map = 1;
     init.init_result_map = entries;
     init.n_kv_cache_descs = 1;
@@ -734,8 +721,7 @@ static void golden_responses(void **state)
                           0x01, 'a', 0x12, 0x01, 'b', 0x12, 0x09, 0x08, 0x64, 0x10, 0x80, 0x01,
                           0x18, 0x01, 0x20, 0x00);
 
-    ModelExecuteData__RecoverCommandResponse command =
-        MODEL_EXECUTE_DATA__RECOVER_COMMAND_RESPONSE__INIT;
+    Coxswain__RecoverCommandResponse command = COXSWAIN__RECOVER_COMMAND_RESPONSE__INIT;
     command.has_npu_device_id = 1;
     command.npu_device_id = 1;
     command.has_command_result = 1;
@@ -754,7 +740,7 @@ static void golden_model_responses(void **state)
     struct cox_arena *arena = *state;
     int64_t tokens[] = {42};
     float logprobs[] = {-0.5f};
-    ModelExecuteData__SequenceOutput sample = MODEL_EXECUTE_DATA__SEQUENCE_OUTPUT__INIT;
+    Coxswain__SequenceOutput sample = COXSWAIN__SEQUENCE_OUTPUT__INIT;
     sample.has_seq_id = 1;
     sample.seq_id = 5;
     sample.n_output_token = 1;
@@ -763,13 +749,13 @@ static void golden_model_responses(void **state)
     sample.logprob = logprobs;
     sample.has_num_parallel_tokens = 1;
     sample.num_parallel_tokens = 1;
-    ModelExecuteData__SequenceOutput *samples[] = {&sample};
-    ModelExecuteData__CompletionSequenceGroupOutput group =
-        MODEL_EXECUTE_DATA__COMPLETION_SEQUENCE_GROUP_OUTPUT__INIT;
+    Coxswain__SequenceOutput *samples[] = {&sample};
+    Coxswain__CompletionSequenceGroupOutput group =
+        COXSWAIN__COMPLETION_SEQUENCE_GROUP_OUTPUT__INIT;
     group.n_samples = 1;
     group.samples = samples;
-    ModelExecuteData__CompletionSequenceGroupOutput *groups[] = {&group};
-    ModelExecuteData__ExecuteModelResponse model = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__CompletionSequenceGroupOutput *groups[] = {&group};
+    Coxswain__ExecuteModelResponse model = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     model.n_outputs = 1;
     model.outputs = groups;
     Response response = response_of(1, 0, 4);
@@ -778,22 +764,20 @@ static void golden_model_responses(void **state)
                           0x0d, 0x08, 0x05, 0x1a, 0x01, 0x2a, 0x22, 0x04, 0x00, 0x00, 0x00, 0xbf,
                           0x58, 0x01);
 
-    ModelExecuteData__ExecuteModelResponse failed =
-        MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__ExecuteModelResponse failed = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     failed.err_msg = (char *)"x";
     response = response_of(15, 3, 4);
     response.execute_model_response = &failed;
     assert_response_bytes(arena, &response, 0x08, 0x0f, 0x10, 0x03, 0x22, 0x03, 0x2a, 0x01, 'x');
 
     char *success[] = {(char *)"1"};
-    ModelExecuteData__PDLinkStatusResponse__FailedLinkInfo link =
-        MODEL_EXECUTE_DATA__PDLINK_STATUS_RESPONSE__FAILED_LINK_INFO__INIT;
+    Coxswain__PDLinkStatusResponse__FailedLinkInfo link =
+        COXSWAIN__PDLINK_STATUS_RESPONSE__FAILED_LINK_INFO__INIT;
     link.cluster_id = (char *)"2";
     link.has_pd_error_code = 1;
-    link.pd_error_code = MODEL_EXECUTE_DATA__PDERROR_CODE__PD_LINK_ERROR;
-    ModelExecuteData__PDLinkStatusResponse__FailedLinkInfo *links[] = {&link};
-    ModelExecuteData__PDLinkStatusResponse status =
-        MODEL_EXECUTE_DATA__PDLINK_STATUS_RESPONSE__INIT;
+    link.pd_error_code = COXSWAIN__PDERROR_CODE__PD_LINK_ERROR;
+    Coxswain__PDLinkStatusResponse__FailedLinkInfo *links[] = {&link};
+    Coxswain__PDLinkStatusResponse status = COXSWAIN__PDLINK_STATUS_RESPONSE__INIT;
     status.n_failed_link_info = 1;
     status.failed_link_info = links;
     status.n_success_link_info = 1;
@@ -831,7 +815,7 @@ static void pack_that_does_not_fit_writes_nothing(void **state)
 static void empty_messages_take_no_bytes(void **state)
 {
     struct cox_arena *arena = *state;
-    Request request = MODEL_EXECUTE_DATA__EXECUTE_REQUEST__INIT, *request_copy = NULL;
+    Request request = COXSWAIN__EXECUTE_REQUEST__INIT, *request_copy = NULL;
     Response *response_copy = NULL;
     size_t size = 1;
     assert_int_equal(cox_wire_request_pack(&request, frame, 0, &size), 0);

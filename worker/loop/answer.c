@@ -87,8 +87,8 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
                                    uint32_t type, uint64_t size)
 {
     struct cox_bulk_ref ref = cox_channel_thread_refer_block(thread, sequence, size);
-    ModelExecuteData__BulkRef bulk;
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    Coxswain__BulkRef bulk;
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_bulk_ref_fill(&bulk, &ref);
     response.bulk = &bulk;
     response.has_msg_type = response.has_rank = response.has_status = 1;

@@ -26,7 +26,7 @@ static struct cox_bulk_view *thread_view(struct cox_channel_thread *thread, uint
 }
 
 int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                  const struct ModelExecuteData__BulkRef *message,
+                                  const struct Coxswain__BulkRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size)
 {
     const struct cox_worker *worker = thread->worker;

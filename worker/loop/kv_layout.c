@@ -17,11 +17,11 @@
     X(element_bytes)                                                                               \
     X(model_digest)
 
-ModelExecuteData__KvPool *cox_kv_pool_fill(struct cox_kv_pool_message *message,
-                                           const struct cox_kv_pool *pool)
+Coxswain__KvPool *cox_kv_pool_fill(struct cox_kv_pool_message *message,
+                                   const struct cox_kv_pool *pool)
 {
-    model_execute_data__kv_pool__init(&message->pool);
-    model_execute_data__kv_layout__init(&message->layout);
+    coxswain__kv_pool__init(&message->pool);
+    coxswain__kv_layout__init(&message->layout);
 #define PUT(field)                                                                                 \
     message->layout.has_##field = 1;                                                               \
     message->layout.field = pool->layout.field;
@@ -35,7 +35,7 @@ ModelExecuteData__KvPool *cox_kv_pool_fill(struct cox_kv_pool_message *message,
     return &message->pool;
 }
 
-int cox_kv_pool_read(const ModelExecuteData__KvPool *message, struct cox_kv_pool *ret_pool,
+int cox_kv_pool_read(const Coxswain__KvPool *message, struct cox_kv_pool *ret_pool,
                      struct cox_error *err)
 {
     struct cox_kv_pool pool = {.block_count = message->block_count};

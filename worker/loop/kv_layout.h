@@ -12,15 +12,15 @@
 #include "worker.h"
 
 struct cox_kv_pool_message {
-    ModelExecuteData__KvPool pool;
-    ModelExecuteData__KvLayout layout;
+    Coxswain__KvPool pool;
+    Coxswain__KvLayout layout;
 };
 
 /* Returns the message, which points into message and pool. */
-ModelExecuteData__KvPool *cox_kv_pool_fill(struct cox_kv_pool_message *message,
-                                           const struct cox_kv_pool *pool);
+Coxswain__KvPool *cox_kv_pool_fill(struct cox_kv_pool_message *message,
+                                   const struct cox_kv_pool *pool);
 /* Returns 0; COX_CORRUPT: err says what is wrong. */
-int cox_kv_pool_read(const ModelExecuteData__KvPool *message, struct cox_kv_pool *ret_pool,
+int cox_kv_pool_read(const Coxswain__KvPool *message, struct cox_kv_pool *ret_pool,
                      struct cox_error *err);
 
 /* Returns 0; COX_INVALID: err names every field that differs, with both values. */

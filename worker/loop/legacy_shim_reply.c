@@ -3,8 +3,8 @@
 #include "proto/operation.h"
 #include "proto/utf8.h"
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
-#define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
+#define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
 
 /* What is answered in place of a request that makes no sense. */
 static uint32_t answered_type(const struct cox_channel_thread *thread, uint32_t type)
@@ -23,8 +23,8 @@ static uint32_t answered_type(const struct cox_channel_thread *thread, uint32_t 
 
 static void fill_init(struct cox_legacy_shim_reply *told, char *text)
 {
-    model_execute_data__execute_response__init_results__init(&told->init);
-    model_execute_data__execute_response__init_results__init_result_map_entry__init(&told->entry);
+    coxswain__execute_response__init_results__init(&told->init);
+    coxswain__execute_response__init_results__init_result_map_entry__init(&told->entry);
     told->entry.key = (char *)(uintptr_t) "status";
     told->entry.value = text;
     told->entries[0] = &told->entry;
@@ -34,35 +34,35 @@ static void fill_init(struct cox_legacy_shim_reply *told, char *text)
 
 static void fill_lora(struct cox_legacy_shim_reply *told, const ExecuteRequest *message)
 {
-    model_execute_data__lora_operation_response__init(&told->lora);
+    coxswain__lora_operation_response__init(&told->lora);
     if (message && message->request_case == REQUEST(LORA_OPERATION_REQUEST) &&
         message->lora_operation_request)
         told->lora.lora_name = message->lora_operation_request->lora_name;
     told->lora.has_lora_op_status = 1;
-    told->lora.lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
+    told->lora.lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
 }
 
 /* Of a pull that is not mentioned the coordinator thinks nothing: each gets its code, where
  * there is memory for it. */
 static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_channel_thread *thread)
 {
-    typedef ModelExecuteData__PullKVResponse__PullKVResult Result;
+    typedef Coxswain__PullKVResponse__PullKVResult Result;
     const ExecuteRequest *message = thread->message;
-    model_execute_data__pull_kvresponse__init(&told->pulls);
+    coxswain__pull_kvresponse__init(&told->pulls);
     if (!message || message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
         return;
-    const ModelExecuteData__PullKVRequest *pulls = message->pull_kv_request;
+    const Coxswain__PullKVRequest *pulls = message->pull_kv_request;
     Result **pointers =
         cox_arena_alloc(&thread->arena, (pulls->n_pull_kv_infos + 1) * sizeof(Result *));
     Result *results =
         cox_arena_alloc(&thread->arena, (pulls->n_pull_kv_infos + 1) * sizeof *results);
     for (size_t i = 0; pointers && results && i < pulls->n_pull_kv_infos; i++) {
-        const ModelExecuteData__SequenceGroupMetadata *metadata =
+        const Coxswain__SequenceGroupMetadata *metadata =
             pulls->pull_kv_infos[i]->seq_group_metadata;
-        model_execute_data__pull_kvresponse__pull_kvresult__init(&results[i]);
+        coxswain__pull_kvresponse__pull_kvresult__init(&results[i]);
         results[i].request_id = metadata ? metadata->request_id : NULL;
         results[i].has_pd_error_code = 1;
-        results[i].pd_error_code = MODEL_EXECUTE_DATA__PDERROR_CODE__PD_PULL_KV_ERROR;
+        results[i].pd_error_code = COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR;
         pointers[i] = &results[i];
         told->pulls.n_pull_kv_results = i + 1;
     }
@@ -72,7 +72,7 @@ static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_channel_th
 static void fill_command(struct cox_legacy_shim_reply *told,
                          const struct cox_channel_thread *thread, int status, char *text)
 {
-    model_execute_data__recover_command_response__init(&told->command);
+    coxswain__recover_command_response__init(&told->command);
     told->command.has_npu_device_id = told->command.has_command_result = 1;
     told->command.npu_device_id = thread->worker->options.device;
     told->command.command_result = status;
@@ -99,7 +99,7 @@ void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
         response->init_results = &ret_told->init;
         return;
     case TYPE(PD_LINK_STATUS_QUERY):
-        model_execute_data__pdlink_status_response__init(&ret_told->links);
+        coxswain__pdlink_status_response__init(&ret_told->links);
         response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
         response->pd_link_status_response = &ret_told->links;
         return;
@@ -115,7 +115,7 @@ void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
         return;
     case TYPE(MODEL_INFER):
     case TYPE(MODEL_INFER_SECOND):
-        model_execute_data__execute_model_response__init(&ret_told->step);
+        coxswain__execute_model_response__init(&ret_told->step);
         ret_told->step.err_msg = text;
         response->result_case = RESULT(EXECUTE_MODEL_RESPONSE);
         response->execute_model_response = &ret_told->step;

@@ -25,14 +25,14 @@
 #include "serve_internal.h"
 
 struct cox_legacy_shim_reply {
-    ModelExecuteData__ExecuteModelResponse step;
-    ModelExecuteData__ExecuteResponse__InitResults init;
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entry;
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entries[1];
-    ModelExecuteData__PDLinkStatusResponse links;
-    ModelExecuteData__LoraOperationResponse lora;
-    ModelExecuteData__PullKVResponse pulls;
-    ModelExecuteData__RecoverCommandResponse command;
+    Coxswain__ExecuteModelResponse step;
+    Coxswain__ExecuteResponse__InitResults init;
+    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry entry;
+    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry *entries[1];
+    Coxswain__PDLinkStatusResponse links;
+    Coxswain__LoraOperationResponse lora;
+    Coxswain__PullKVResponse pulls;
+    Coxswain__RecoverCommandResponse command;
 };
 
 /* response has failed (its status is not 0) with the channel thread's error; afterwards it says so

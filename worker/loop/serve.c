@@ -12,8 +12,8 @@
 #include "worker/sequences/adapter_references.h"
 #include "worker/sequences/weights_subscriber.h"
 
-#define TYPE(name) MODEL_EXECUTE_DATA__EXECUTE_TYPE__##name
-#define REQUEST(name) MODEL_EXECUTE_DATA__EXECUTE_REQUEST__REQUEST_##name
+#define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
+#define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
 /* How long sequences of an adapter that goes are waited for, where the request does not say. */
 #define LORA_RETIRE_MS 5000
 #define LORA_ANSWER_MS 500
@@ -23,26 +23,26 @@
 /* The answer in the form the request had. false: no memory. */
 static bool step_fill_nested(struct cox_channel_thread *thread, const struct cox_batch *batch,
                              const struct cox_batch_output *outputs,
-                             ModelExecuteData__ExecuteModelResponse *body)
+                             Coxswain__ExecuteModelResponse *body)
 {
     struct nested_row {
-        ModelExecuteData__CompletionSequenceGroupOutput group;
-        ModelExecuteData__SequenceOutput sample;
-        ModelExecuteData__CompletionSequenceGroupOutput *group_pointer;
-        ModelExecuteData__SequenceOutput *sample_pointer;
+        Coxswain__CompletionSequenceGroupOutput group;
+        Coxswain__SequenceOutput sample;
+        Coxswain__CompletionSequenceGroupOutput *group_pointer;
+        Coxswain__SequenceOutput *sample_pointer;
         int64_t token;
         float logprob;
     };
     struct nested_row *rows =
         cox_arena_alloc(&thread->arena, (batch->row_count + 1) * sizeof *rows);
-    ModelExecuteData__CompletionSequenceGroupOutput **pointers =
+    Coxswain__CompletionSequenceGroupOutput **pointers =
         cox_arena_alloc(&thread->arena, (batch->row_count + 1) * sizeof *pointers);
     if (!rows || !pointers)
         return false;
     for (uint32_t i = 0; i < batch->row_count; i++) {
         struct nested_row *row = &rows[i];
-        model_execute_data__completion_sequence_group_output__init(&row->group);
-        model_execute_data__sequence_output__init(&row->sample);
+        coxswain__completion_sequence_group_output__init(&row->group);
+        coxswain__sequence_output__init(&row->sample);
         row->token = outputs[i].token;
         row->logprob = outputs[i].logprob;
         row->sample.has_seq_id = row->sample.has_finish_reason = 1;
@@ -99,12 +99,12 @@ COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct c
 {
     struct cox_worker *worker = thread->worker;
     struct cox_table *table = worker->table;
-    const ModelExecuteData__ExecuteModelRequest *step =
+    const Coxswain__ExecuteModelRequest *step =
         message->request_case == REQUEST(EXECUTE_MODEL_REQUEST) ? message->execute_model_request
                                                                 : NULL;
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
-    ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
-    ModelExecuteData__StepResult result = MODEL_EXECUTE_DATA__STEP_RESULT__INIT;
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__StepResult result = COXSWAIN__STEP_RESULT__INIT;
     struct cox_weights_offer offer;
     const struct cox_batch *batch = NULL;
     struct cox_batch_output *outputs = NULL;
@@ -201,7 +201,7 @@ static void serve_cleanup(struct cox_channel_thread *thread, const struct cox_re
     const struct cox_worker *worker = thread->worker;
     if (message->request_case == REQUEST(TEXT_GENERATOR_CLEANUP_REQUEST) &&
         message->text_generator_cleanup_request) {
-        const ModelExecuteData__TGCleanupRequest *cleanup = message->text_generator_cleanup_request;
+        const Coxswain__TGCleanupRequest *cleanup = message->text_generator_cleanup_request;
         struct cleanup_call call = {.worker = worker};
         thread_forget(thread);
         cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &call.slots,
@@ -222,10 +222,10 @@ static int serve_link_status(struct cox_channel_thread *thread, const struct cox
     const struct cox_worker *worker = thread->worker;
     if (!worker->callbacks->link_status)
         return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no link_status callback");
-    ModelExecuteData__PDLinkStatusResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
+    Coxswain__PDLinkStatusResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
         return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
-    model_execute_data__pdlink_status_response__init(body);
+    coxswain__pdlink_status_response__init(body);
     response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
     response->pd_link_status_response = body;
     return worker->callbacks->link_status(worker->context, &thread->arena, body, &thread->error);
@@ -239,13 +239,13 @@ static int serve_lora(struct cox_channel_thread *thread, const struct cox_reques
     if (message->request_case != REQUEST(LORA_OPERATION_REQUEST) ||
         !message->lora_operation_request)
         return cox_fail(&thread->error, COX_CORRUPT, "a LoRA operation without its request");
-    ModelExecuteData__LoraOperationResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
+    Coxswain__LoraOperationResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
         return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
-    model_execute_data__lora_operation_response__init(body);
+    coxswain__lora_operation_response__init(body);
     body->lora_name = message->lora_operation_request->lora_name;
     body->has_lora_op_status = 1;
-    body->lora_op_status = MODEL_EXECUTE_DATA__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
+    body->lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
     response->result_case = RESULT(LORA_OPERATION_RESPONSE);
     response->lora_operation_response = body;
     if (!worker->callbacks->lora)
@@ -294,8 +294,8 @@ void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id)
 
 struct pull_call {
     struct cox_channel_thread *thread;
-    const struct ModelExecuteData__PullKVRequest *request;
-    struct ModelExecuteData__PullKVResponse *response;
+    const struct Coxswain__PullKVRequest *request;
+    struct Coxswain__PullKVResponse *response;
 };
 
 static int call_pull(void *argument)
@@ -314,10 +314,10 @@ static int serve_pull(struct cox_channel_thread *thread, const struct cox_reques
         return cox_fail(&thread->error, COX_CORRUPT, "a KV transfer without its request");
     if (!worker->callbacks->pull_kv)
         return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no pull_kv callback");
-    ModelExecuteData__PullKVResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
+    Coxswain__PullKVResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
         return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
-    model_execute_data__pull_kvresponse__init(body);
+    coxswain__pull_kvresponse__init(body);
     response->result_case = RESULT(PULL_KV_RESPONSE);
     response->pull_kv_response = body;
     struct pull_call call = {thread, message->pull_kv_request, body};
@@ -352,10 +352,10 @@ static int serve_recover(struct cox_channel_thread *thread, const struct cox_req
     default:
         break;
     }
-    ModelExecuteData__RecoverCommandResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
+    Coxswain__RecoverCommandResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
         return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
-    model_execute_data__recover_command_response__init(body);
+    coxswain__recover_command_response__init(body);
     body->has_npu_device_id = body->has_command_result = 1;
     body->npu_device_id = worker->options.device;
     body->command_result = command ? command(worker->context, &thread->error)
@@ -376,7 +376,7 @@ COX_HOT static void serve_with(struct cox_channel_thread *thread, const struct c
                                int (*serve)(struct cox_channel_thread *, const struct cox_request *,
                                             const ExecuteRequest *, ExecuteResponse *))
 {
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     thread->stamp_ns = cox_now_coarse_ns();
     cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
     int r = serve(thread, request, message, &response);
@@ -443,7 +443,7 @@ COX_HOT static void serve_opaque(struct cox_channel_thread *thread,
     }
     if (answer->bytes != answer->slot)
         cox_channel_thread_release_block(thread, request->sequence);
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_channel_thread_fail(thread, &response, r);
     cox_channel_thread_answer(thread, request->sequence, request->type, &response);
 }
@@ -510,7 +510,7 @@ COX_HOT static void thread_dispatch(struct cox_channel_thread *thread,
         serve_with(thread, request, message, serve_recover);
         return;
     default: {
-        ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+        ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
         cox_fail(&thread->error, COX_UNSUPPORTED, "a worker has no operation %s",
                  cox_wire_type_name((uint32_t)message->execute_type));
         cox_channel_thread_fail(thread, &response, COX_UNSUPPORTED);
@@ -531,7 +531,7 @@ static void thread_reject(struct cox_channel_thread *thread, const struct cox_re
                         cox_deadline_after_ms(NOTICE_MS));
         return;
     }
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_channel_thread_fail(thread, &response, status);
     cox_channel_thread_answer(thread, request->sequence, request->type, &response);
 }

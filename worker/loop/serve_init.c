@@ -80,7 +80,7 @@ static void sealed_read(struct cox_init_request *init)
     sealed->door = cox_init_request_door(init, init->door, sizeof init->door) ? init->door : NULL;
     sealed->rank_count = init->worker->options.rank_count;
     for (size_t rank = 0; rank < message->n_group_memory && rank < sealed->rank_count; rank++) {
-        const ModelExecuteData__RankGroupMemory *told = message->group_memory[rank];
+        const Coxswain__RankGroupMemory *told = message->group_memory[rank];
         struct cox_handle *handles = sealed->ranks[rank].handles;
         sealed->ranks[rank].pid = (pid_t)told->pid;
         sealed->ranks[rank].given = bytes_copy(&told->words, &handles[0], sizeof handles[0]) &&
@@ -100,7 +100,7 @@ bool cox_init_request_aborted(const struct cox_init_request *request)
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
 {
     for (size_t i = 0; i < request->request->n_config; i++) {
-        const ModelExecuteData__ExecuteRequest__ConfigEntry *entry = request->request->config[i];
+        const Coxswain__ExecuteRequest__ConfigEntry *entry = request->request->config[i];
         if (entry->key && strcmp(entry->key, key) == 0)
             return entry->value ? entry->value : "";
     }
@@ -108,20 +108,19 @@ const char *cox_init_request_get(const struct cox_init_request *request, const c
 }
 
 struct init_answer {
-    ModelExecuteData__ExecuteResponse__InitResults results;
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry entries[8];
-    ModelExecuteData__ExecuteResponse__InitResults__InitResultMapEntry *entry_pointers[8];
+    Coxswain__ExecuteResponse__InitResults results;
+    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry entries[8];
+    Coxswain__ExecuteResponse__InitResults__InitResultMapEntry *entry_pointers[8];
     char numbers[8][24];
-    ModelExecuteData__KVCacheDesc descs[COX_KV_CACHE_DESC_COUNT_MAX];
-    ModelExecuteData__KVCacheDesc *desc_pointers[COX_KV_CACHE_DESC_COUNT_MAX];
+    Coxswain__KVCacheDesc descs[COX_KV_CACHE_DESC_COUNT_MAX];
+    Coxswain__KVCacheDesc *desc_pointers[COX_KV_CACHE_DESC_COUNT_MAX];
     struct cox_kv_pool_message kv_pool;
 };
 
 static void init_put_text(struct init_answer *answer, const char *key, const char *value)
 {
     size_t i = answer->results.n_init_result_map++;
-    model_execute_data__execute_response__init_results__init_result_map_entry__init(
-        &answer->entries[i]);
+    coxswain__execute_response__init_results__init_result_map_entry__init(&answer->entries[i]);
     answer->entries[i].key = (char *)(uintptr_t)key;
     answer->entries[i].value = (char *)(uintptr_t)value;
     answer->entry_pointers[i] = &answer->entries[i];
@@ -136,7 +135,7 @@ static void init_put_number(struct init_answer *answer, const char *key, int64_t
 
 static void init_fill(struct init_answer *answer, const struct cox_init_result *result)
 {
-    model_execute_data__execute_response__init_results__init(&answer->results);
+    coxswain__execute_response__init_results__init(&answer->results);
     answer->results.init_result_map = answer->entry_pointers;
     init_put_text(answer, "status", "ok");
     init_put_number(answer, "cpuBlockNum", result->cpu_block_count);
@@ -152,8 +151,8 @@ static void init_fill(struct init_answer *answer, const struct cox_init_result *
     answer->results.n_kv_cache_descs = result->kv_cache_count;
     answer->results.kv_cache_descs = answer->desc_pointers;
     for (uint32_t i = 0; i < result->kv_cache_count; i++) {
-        ModelExecuteData__KVCacheDesc *desc = &answer->descs[i];
-        model_execute_data__kvcache_desc__init(desc);
+        Coxswain__KVCacheDesc *desc = &answer->descs[i];
+        coxswain__kvcache_desc__init(desc);
         desc->has_npu_block_num = desc->has_block_size = 1;
         desc->has_compression_ratio = desc->has_cache_type = 1;
         desc->npu_block_num = result->kv_caches[i].block_count;
@@ -212,7 +211,7 @@ void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
                                             const ExecuteRequest *message)
 {
     const struct cox_worker *worker = thread->worker;
-    ExecuteResponse response = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     struct init_answer answer = {0};
     struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
     struct cox_init_request init = {

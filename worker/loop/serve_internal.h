@@ -10,12 +10,12 @@
 #include "proto/executor.pb-c.h"
 #include "worker_internal.h"
 
-typedef ModelExecuteData__ExecuteRequest ExecuteRequest;
-typedef ModelExecuteData__ExecuteResponse ExecuteResponse;
+typedef Coxswain__ExecuteRequest ExecuteRequest;
+typedef Coxswain__ExecuteResponse ExecuteResponse;
 /* How long a failing answer may wait to be announced on the error channel; the collector looks by
  * itself anyway. */
 #define NOTICE_MS 100
-#define RESULT(name) MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_##name
+#define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
 
 void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence);
 /* Where the answer goes. NULL: the worker leaves before the slot is free. */

@@ -190,16 +190,16 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     cox_text_trim(cut);
     cox_utf8_mend(cut);
     /* The text stands where legacy coordinators look for it. */
-    ModelExecuteData__ExecuteModelResponse body = MODEL_EXECUTE_DATA__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     body.err_msg = cut;
-    ModelExecuteData__ExecuteResponse report = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__INIT;
+    Coxswain__ExecuteResponse report = COXSWAIN__EXECUTE_RESPONSE__INIT;
     report.has_msg_type = 1;
-    report.msg_type = MODEL_EXECUTE_DATA__EXECUTE_TYPE__EXECUTE_ERROR;
+    report.msg_type = COXSWAIN__EXECUTE_TYPE__EXECUTE_ERROR;
     report.has_rank = 1;
     report.rank = (int32_t)worker->options.rank;
     report.has_status = 1;
     report.status = worker->is_legacy_shim ? 0 : 1; /* a legacy coordinator drops any other */
-    report.result_case = MODEL_EXECUTE_DATA__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    report.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     report.execute_model_response = &body;
     if (channel >= 0) {
         report.has_error_channel = 1;

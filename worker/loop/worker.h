@@ -45,12 +45,12 @@ extern "C" {
 #endif
 
 struct cox_worker;
-struct ModelExecuteData__PDLinkRequest;
-struct ModelExecuteData__PDLinkStatusResponse;
-struct ModelExecuteData__PullKVRequest;
-struct ModelExecuteData__PullKVResponse;
-struct ModelExecuteData__LoraOperationRequest;
-struct ModelExecuteData__LoraOperationResponse;
+struct Coxswain__PDLinkRequest;
+struct Coxswain__PDLinkStatusResponse;
+struct Coxswain__PullKVRequest;
+struct Coxswain__PullKVResponse;
+struct Coxswain__LoraOperationRequest;
+struct Coxswain__LoraOperationResponse;
 
 /* What to do when the coordinator is gone. */
 enum cox_orphan_action {
@@ -236,19 +236,18 @@ struct cox_worker_callbacks {
      * (cox_handle_open, cox_kv_view_attach); pull_kv copies a block under the generation that the
      * request names (cox_kv_view_copy); before a step writes a block that belonged to another
      * sequence it calls cox_kv_blocks_take, and after it cox_kv_blocks_give. */
-    void (*link)(void *context, const struct ModelExecuteData__PDLinkRequest *request);
+    void (*link)(void *context, const struct Coxswain__PDLinkRequest *request);
     int (*link_status)(void *context, struct cox_arena *arena,
-                       struct ModelExecuteData__PDLinkStatusResponse *response,
-                       struct cox_error *err);
+                       struct Coxswain__PDLinkStatusResponse *response, struct cox_error *err);
     /* lora_op_status is UNSUPPORT_CMD unless the callback sets another; text goes with a failure.
      */
-    int (*lora)(void *context, const struct ModelExecuteData__LoraOperationRequest *request,
-                struct cox_arena *arena, struct ModelExecuteData__LoraOperationResponse *response,
+    int (*lora)(void *context, const struct Coxswain__LoraOperationRequest *request,
+                struct cox_arena *arena, struct Coxswain__LoraOperationResponse *response,
                 struct cox_error *err);
     /* A result per request, each with its code: one that fails is no failure of the others. A long
      * one asks cox_worker_pull_aborted. */
-    int (*pull_kv)(void *context, const struct ModelExecuteData__PullKVRequest *request,
-                   struct cox_arena *arena, struct ModelExecuteData__PullKVResponse *response,
+    int (*pull_kv)(void *context, const struct Coxswain__PullKVRequest *request,
+                   struct cox_arena *arena, struct Coxswain__PullKVResponse *response,
                    struct cox_error *err);
     /* The recovery commands. A result other than 0 is told as command_result with the text. They
      * may be repeated, and be called on a rank that an earlier one did not reach (one that was

@@ -18,8 +18,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-struct ModelExecuteData__BulkRef;
-struct ModelExecuteData__ExecuteRequest;
+struct Coxswain__BulkRef;
+struct Coxswain__ExecuteRequest;
 
 /* The block of an answer that does not fit its slot. */
 struct cox_channel_thread_answer {
@@ -64,7 +64,7 @@ struct cox_channel_thread {
     /* of the request at hand */
     struct cox_error error;
     /* The request at hand, in the arena; NULL: it cannot be read. */
-    const struct ModelExecuteData__ExecuteRequest *message;
+    const struct Coxswain__ExecuteRequest *message;
     /* the callback under way */
     struct cox_visit visit;
     /* of a LoRA request at hand; 0: not told */
@@ -193,7 +193,7 @@ bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread);
 /* The bytes of a request, in place, lent until close. Returns 0, or what cox_bulk_view_map returns,
  * in the channel thread's error. */
 int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                  const struct ModelExecuteData__BulkRef *message,
+                                  const struct Coxswain__BulkRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size);
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence);
 /* Where the answer to a request goes that does not fit its slot. Returns as cox_bulk_reserve. */

@@ -50,8 +50,8 @@ void cox_batch_builder_begin(struct cox_batch_builder *builder, uint64_t sequenc
     };
 }
 
-static int pairs_fill(struct cox_block_pair *to, ModelExecuteData__IntPair *const *from,
-                      size_t count, const char *name, struct cox_error *err)
+static int pairs_fill(struct cox_block_pair *to, Coxswain__IntPair *const *from, size_t count,
+                      const char *name, struct cox_error *err)
 {
     for (size_t i = 0; i < count; i++) {
         /* An absent number is 0, as proto3 writers leave it out. */
@@ -64,7 +64,7 @@ static int pairs_fill(struct cox_block_pair *to, ModelExecuteData__IntPair *cons
 }
 
 int cox_batch_builder_moves(struct cox_batch_builder *builder,
-                            const struct ModelExecuteData__ExecuteModelRequest *request,
+                            const struct Coxswain__ExecuteModelRequest *request,
                             struct cox_error *err)
 {
     struct cox_batch *batch = &builder->batch;

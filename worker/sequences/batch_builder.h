@@ -16,7 +16,7 @@
 #include "batch.h"
 #include "sequence_store.h"
 
-struct ModelExecuteData__ExecuteModelRequest;
+struct Coxswain__ExecuteModelRequest;
 
 struct cox_batch_builder {
     /* the view, complete after seal */
@@ -45,7 +45,7 @@ void cox_batch_builder_begin(struct cox_batch_builder *builder, uint64_t sequenc
 
 /* Forward type and block moves: the part that both forms share. */
 int cox_batch_builder_moves(struct cox_batch_builder *builder,
-                            const struct ModelExecuteData__ExecuteModelRequest *request,
+                            const struct Coxswain__ExecuteModelRequest *request,
                             struct cox_error *err);
 
 /* Drops the sequence of a live slot and notes the slot. */

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-typedef ModelExecuteData__SequenceGroupMetadata Metadata;
+typedef Coxswain__SequenceGroupMetadata Metadata;
 
 /* Sequences of one group, at most. Each takes a copy of the prompt: this bounds what memory a
  * request can make of its own length. */
@@ -352,7 +352,7 @@ static int decode_read(struct cox_sequence_store *store, struct cox_batch_builde
 }
 
 /* Rows that decode, if the list is in order; if not, reading it fails later. */
-static size_t decode_count(const struct ModelExecuteData__ExecuteModelRequest *request)
+static size_t decode_count(const struct Coxswain__ExecuteModelRequest *request)
 {
     size_t count = 0;
     for (size_t i = 0; i < request->n_seq_group_metadata_list; i++) {
@@ -381,8 +381,7 @@ static int group_check(struct group *group, struct cox_error *err)
 }
 
 int cox_step_nested(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct ModelExecuteData__ExecuteModelRequest *request,
-                    struct cox_error *err)
+                    const struct Coxswain__ExecuteModelRequest *request, struct cox_error *err)
 {
     uint32_t slot;
     for (size_t i = 0; i < request->n_finished_requests_ids; i++)

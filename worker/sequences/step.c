@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingParams *params)
+struct cox_sampling cox_step_sampling(const struct Coxswain__SamplingParams *params)
 {
     struct cox_sampling sampling = {.top_p = 1, .repetition_penalty = 1};
     if (!params)
@@ -59,7 +59,7 @@ static int numbers_append(struct cox_numbers *numbers, const int32_t *items, siz
     return 0;
 }
 
-static int columns_check(const ModelExecuteData__StepDelta *step, struct cox_error *err)
+static int columns_check(const Coxswain__StepDelta *step, struct cox_error *err)
 {
     if (step->n_append_block != step->n_append_slot ||
         (step->n_append_table && step->n_append_table != step->n_append_slot))
@@ -81,7 +81,7 @@ static int columns_check(const ModelExecuteData__StepDelta *step, struct cox_err
 }
 
 static int finished_read(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                         const ModelExecuteData__StepDelta *step, struct cox_error *err)
+                         const Coxswain__StepDelta *step, struct cox_error *err)
 {
     if (step->base_sequence == 0) {
         uint32_t slot;
@@ -99,8 +99,7 @@ static int finished_read(struct cox_sequence_store *store, struct cox_batch_buil
 }
 
 static int announced_read(struct cox_sequence_store *store, uint32_t table_count,
-                          const ModelExecuteData__StepSequence *from, size_t index,
-                          struct cox_error *err)
+                          const Coxswain__StepSequence *from, size_t index, struct cox_error *err)
 {
     uint32_t slot = from->slot;
     uint32_t other;
@@ -140,7 +139,7 @@ static int announced_read(struct cox_sequence_store *store, uint32_t table_count
 }
 
 static int appends_read(struct cox_sequence_store *store, uint32_t table_count,
-                        const ModelExecuteData__StepDelta *step, struct cox_error *err)
+                        const Coxswain__StepDelta *step, struct cox_error *err)
 {
     for (size_t i = 0; i < step->n_append_slot; i++) {
         uint32_t slot = step->append_slot[i];
@@ -161,7 +160,7 @@ static int appends_read(struct cox_sequence_store *store, uint32_t table_count,
     return 0;
 }
 
-static int tokens_read(struct cox_sequence_store *store, const ModelExecuteData__StepDelta *step,
+static int tokens_read(struct cox_sequence_store *store, const Coxswain__StepDelta *step,
                        struct cox_error *err)
 {
     for (size_t i = 0; i < step->n_token_slot; i++) {
@@ -179,7 +178,7 @@ static int tokens_read(struct cox_sequence_store *store, const ModelExecuteData_
 }
 
 static int rows_read(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                     const ModelExecuteData__StepDelta *step, struct cox_error *err)
+                     const Coxswain__StepDelta *step, struct cox_error *err)
 {
     int r = cox_batch_builder_rows(builder, store, step->row_slot, step->row_position,
                                    step->n_row_token_count ? step->row_token_count : NULL,
@@ -196,7 +195,7 @@ static int rows_read(struct cox_sequence_store *store, struct cox_batch_builder 
 }
 
 int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct ModelExecuteData__StepDelta *step, struct cox_error *err)
+                    const struct Coxswain__StepDelta *step, struct cox_error *err)
 {
     int r = columns_check(step, err);
     if (r)

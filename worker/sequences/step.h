@@ -14,14 +14,14 @@
 
 #include "batch_builder.h"
 
-struct ModelExecuteData__ExecuteModelRequest;
-struct ModelExecuteData__SamplingParams;
-struct ModelExecuteData__StepDelta;
+struct Coxswain__ExecuteModelRequest;
+struct Coxswain__SamplingParams;
+struct Coxswain__StepDelta;
 
 /* Columns against the store. The base was checked by the caller; 0 empties the sequence store
  * first, and what `finished` names is gone with the rest. */
 int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct ModelExecuteData__StepDelta *step, struct cox_error *err);
+                    const struct Coxswain__StepDelta *step, struct cox_error *err);
 
 /* SequenceGroupMetadata of legacy coordinators: finished_requests_ids go first, then the list in
  * its order. Each id of seqIds is a prompt or decodes: is_req_prefill says which, where present,
@@ -37,8 +37,7 @@ int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *
  * where that was not announced; entries below 0 say nothing. The batch has as many tables as the
  * row with the most. */
 int cox_step_nested(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct ModelExecuteData__ExecuteModelRequest *request,
-                    struct cox_error *err);
+                    const struct Coxswain__ExecuteModelRequest *request, struct cox_error *err);
 
 /* The adapter of the sequence that was announced into a slot in this step; where: for the text. An
  * empty name is none. */
@@ -46,6 +45,6 @@ int cox_step_lora(struct cox_sequence_store *store, uint32_t slot, const char *n
                   const char *where, size_t index, struct cox_error *err);
 
 /* NULL, absent, not finite or out of range: greedy, and no filter. */
-struct cox_sampling cox_step_sampling(const struct ModelExecuteData__SamplingParams *params);
+struct cox_sampling cox_step_sampling(const struct Coxswain__SamplingParams *params);
 
 #endif

@@ -64,12 +64,12 @@ bool cox_batch_aborted(const struct cox_batch *batch)
 }
 
 int cox_table_apply(struct cox_table *table, uint64_t sequence,
-                    const struct ModelExecuteData__ExecuteModelRequest *request,
+                    const struct Coxswain__ExecuteModelRequest *request,
                     const struct cox_batch **ret_batch, struct cox_batch_output **ret_outputs,
                     struct cox_error *err)
 {
     COX_ASSERT(!table->pending);
-    const ModelExecuteData__StepDelta *step = request->step;
+    const Coxswain__StepDelta *step = request->step;
     if (step && step->base_sequence != 0 && step->base_sequence != table->base)
         return cox_fail(err, COX_STALE, "the step builds on step %llu, the table stands at %llu",
                         (unsigned long long)step->base_sequence, (unsigned long long)table->base);

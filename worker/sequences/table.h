@@ -19,8 +19,8 @@
 
 struct cox_table;
 struct cox_adapter_references;
-struct ModelExecuteData__ExecuteModelRequest;
-struct ModelExecuteData__TGCleanupRequest;
+struct Coxswain__ExecuteModelRequest;
+struct Coxswain__TGCleanupRequest;
 
 /* 24 bits keep the index below 2^26 cells; a token takes 4 bytes, so that no size overflows. */
 #define COX_TABLE_SEQUENCE_COUNT_LIMIT (UINT32_C(1) << 24)
@@ -49,7 +49,7 @@ void cox_table_watch_pause(struct cox_table *table, const void *told_word);
  * byte field that is no int64 array, ...: err says which; COX_TOO_LARGE: over the limits; -ENOMEM.
  */
 int cox_table_apply(struct cox_table *table, uint64_t sequence,
-                    const struct ModelExecuteData__ExecuteModelRequest *request,
+                    const struct Coxswain__ExecuteModelRequest *request,
                     const struct cox_batch **ret_batch, struct cox_batch_output **ret_outputs,
                     struct cox_error *err);
 /* What cox_batch.weights_version and .weights of the step just prepared say; 0 and NULL, unless

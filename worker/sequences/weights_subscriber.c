@@ -23,10 +23,10 @@ struct cox_weights_subscriber {
     struct held present, next;
 };
 
-int cox_weights_offer_read(const ModelExecuteData__ExecuteRequest *request,
+int cox_weights_offer_read(const Coxswain__ExecuteRequest *request,
                            struct cox_weights_offer *ret_offer, struct cox_error *err)
 {
-    const ModelExecuteData__WeightsOffer *message = request->weights;
+    const Coxswain__WeightsOffer *message = request->weights;
     struct cox_weights_offer offer = {
         .version = request->weights_version,
         .deadline_ns = request->deadline_ns ? request->deadline_ns : COX_DEADLINE_NEVER,

@@ -24,7 +24,7 @@
 
 #include "channel/handle/handle.h"
 
-struct ModelExecuteData__ExecuteRequest;
+struct Coxswain__ExecuteRequest;
 struct cox_init_request;
 struct cox_weights_subscriber;
 
@@ -41,7 +41,7 @@ struct cox_weights_offer {
 };
 
 /* The offer in a request. Returns 0; COX_EMPTY: there is none; COX_CORRUPT. */
-int cox_weights_offer_read(const struct ModelExecuteData__ExecuteRequest *request,
+int cox_weights_offer_read(const struct Coxswain__ExecuteRequest *request,
                            struct cox_weights_offer *ret_offer, struct cox_error *err);
 /* The offer of an init. Returns as the function above; COX_EMPTY: ranks load the weights by
  * themselves. */
