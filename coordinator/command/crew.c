@@ -8,7 +8,7 @@
 #include "coordinator/server/recovery.h"
 #include "coordinator/collector/report.h"
 #include "engine/batching/scheduler.h"
-#include "coordinator/server/service.h"
+#include "coordinator/server/control_server.h"
 #include "engine/batching/shared_weights.h"
 #include "signals.h"
 
@@ -44,7 +44,7 @@ struct cox_crew {
     /* start or free is, which does not take long; what has names is theirs */
     bool making;
     /* NULL: the group has ended */
-    struct cox_service *service;
+    struct cox_control_server *service;
     /* NULL: the group is being started */
     struct cox_recovery *recovery;
     /* deaths before that */
@@ -147,7 +147,7 @@ static void on_attaching(void *context, const struct cox_rank_set *missing)
         snprintf(text, sizeof text,
                  "the group is still being started; not attached yet: ranks %s (of %" PRIu32 ")",
                  ranks, crew->rank_count);
-    cox_service_refuse(crew->service, text);
+    cox_control_server_refuse(crew->service, text);
 }
 
 /* What somebody has to type is said when the door stands, so that it works at once. */
@@ -176,7 +176,7 @@ static int on_control(void *context, int fd, struct cox_error *err)
 {
     struct cox_crew *crew = context;
     pthread_mutex_lock(&crew->lock);
-    int r = crew->service ? cox_service_take(crew->service, fd, err)
+    int r = crew->service ? cox_control_server_take(crew->service, fd, err)
                           : cox_fail(err, COX_CLOSED, "the group has ended");
     pthread_mutex_unlock(&crew->lock);
     return r;
@@ -234,12 +234,12 @@ static int service_start(struct cox_crew *crew, const struct cox_crew_options *o
 {
     _cox_cleanup_(cox_free_ptr) char *model =
         options->model ? realpath(options->model, NULL) : NULL;
-    const struct cox_service_options service_options = {
+    const struct cox_control_server_options service_options = {
         .model = model,
         .stop = on_stop_request,
         .context = crew,
     };
-    return cox_service_new(&service_options, &crew->service, err);
+    return cox_control_server_new(&service_options, &crew->service, err);
 }
 
 /* Loading a model takes minutes, and whoever waits for the answers hears of a signal only by the
@@ -310,8 +310,8 @@ static int recovery_start(struct cox_crew *crew, const struct cox_crew_options *
         if (cox_rank_set_has(&crew->early, rank))
             cox_recovery_death(started, rank, crew->death.text);
     pthread_mutex_unlock(&crew->lock);
-    cox_service_recover_with(crew->service, started);
-    cox_service_lora_with(crew->service, crew->lora);
+    cox_control_server_recover_with(crew->service, started);
+    cox_control_server_lora_with(crew->service, crew->lora);
     return 0;
 }
 
@@ -391,9 +391,9 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
     if (r)
         return r;
     /* From here on it can be asked how it is, whatever init comes to. */
-    cox_service_refuse(crew->service, options->refusal);
-    cox_service_attach(crew->service, crew->executor);
-    cox_service_weights_with(crew->service, crew->weights);
+    cox_control_server_refuse(crew->service, options->refusal);
+    cox_control_server_attach(crew->service, crew->executor);
+    cox_control_server_weights_with(crew->service, crew->weights);
     r = options->init ? group_init(crew, options, err) : 0;
     return r ? r : recovery_start(crew, options, err);
 }
@@ -462,9 +462,9 @@ int cox_crew_start(const struct cox_crew_options *options, struct cox_crew **ret
 static void service_end(struct cox_crew *crew)
 {
     pthread_mutex_lock(&crew->lock);
-    struct cox_service *service = cox_steal_ptr(&crew->service);
+    struct cox_control_server *service = cox_steal_ptr(&crew->service);
     pthread_mutex_unlock(&crew->lock);
-    cox_service_free(service);
+    cox_control_server_free(service);
 }
 
 /* Hooks may still come. */
@@ -510,7 +510,7 @@ void cox_crew_freep(struct cox_crew **crew)
     cox_crew_free(*crew);
 }
 
-struct cox_service *cox_crew_service(struct cox_crew *crew)
+struct cox_control_server *cox_crew_service(struct cox_crew *crew)
 {
     return crew->service;
 }

@@ -22,7 +22,7 @@
 struct cox_crew;
 struct cox_lora;
 struct cox_group_links;
-struct cox_service;
+struct cox_control_server;
 
 struct cox_crew_options {
     const struct cox_group_choice *group;
@@ -67,7 +67,7 @@ uint64_t cox_crew_fd_count(uint32_t rank_count, bool sealed, bool weights);
 
 /* Says warnings and errors on standard error. */
 struct cox_log cox_crew_log(void);
-struct cox_service *cox_crew_service(struct cox_crew *crew);
+struct cox_control_server *cox_crew_service(struct cox_crew *crew);
 struct cox_executor *cox_crew_executor(struct cox_crew *crew);
 /* Of the group's ranks, from start to free; what it does with a death is in the group's choice. */
 struct cox_recovery *cox_crew_recovery(struct cox_crew *crew);

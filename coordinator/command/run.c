@@ -4,7 +4,7 @@
 #include "crew.h"
 #include "init_options.h"
 #include "coordinator/server/group_links.h"
-#include "coordinator/server/service.h"
+#include "coordinator/server/control_server.h"
 #include "engine/model/tokenizer.h"
 
 #include <signal.h>
@@ -121,11 +121,11 @@ static int serve(struct cox_crew *crew, const struct cox_crew_options *options, 
         r = cox_group_links_set_role(cox_crew_links(crew), role, cox_deadline_after_ms(ROLE_MS),
                                      err);
     if (!r && !legacy)
-        cox_service_link_with(cox_crew_service(crew), cox_crew_links(crew));
+        cox_control_server_link_with(cox_crew_service(crew), cox_crew_links(crew));
     else if (!r)
-        cox_service_refuse(cox_crew_service(crew), LEGACY);
+        cox_control_server_refuse(cox_crew_service(crew), LEGACY);
     if (!r)
-        cox_service_serve_with(cox_crew_service(crew), *ret_serving);
+        cox_control_server_serve_with(cox_crew_service(crew), *ret_serving);
     return r;
 }
 

@@ -255,7 +255,7 @@ struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence)
         free(sequence->tokens);
         free(sequence->blocks);
         free((char *)(uintptr_t)sequence->request.lora);
-        cox_source_free(sequence->source);
+        cox_kv_reference_free(sequence->source);
         free(sequence->report);
         free(sequence);
     }
@@ -344,7 +344,7 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
                               : request->pull_only ? request->source->block_count
                                                    : table_size(plan, token_end),
                               sizeof *sequence->blocks);
-    sequence->source = request->source ? cox_source_dup(request->source) : NULL;
+    sequence->source = request->source ? cox_kv_reference_dup(request->source) : NULL;
     if (!sequence->tokens || !sequence->blocks || (request->source && !sequence->source) ||
         (request->lora && !sequence->request.lora)) {
         cox_sequence_free(sequence);
@@ -926,7 +926,7 @@ int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bo
         plan->stats.recomputed++;
     }
     if (end != COX_PULL_END_RETRY)
-        sequence->source = cox_source_free(sequence->source);
+        sequence->source = cox_kv_reference_free(sequence->source);
     if (runs) {
         sequence->computed = sequence->token_count - 1;
         sequence->since = plan->base;

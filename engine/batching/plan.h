@@ -41,7 +41,7 @@
 
 #include "blocks.h"
 #include "kv_leases.h"
-#include "source.h"
+#include "kv_reference.h"
 
 #define COX_STOP_COUNT_MAX 8
 
@@ -100,7 +100,7 @@ struct cox_request {
     void *context;
     /* The positions of all tokens but the last one are pulled from there. NULL: they are computed.
      */
-    const struct cox_source *source;
+    const struct cox_kv_reference *source;
     /* done when it was pulled, or not; tokens are not looked at */
     bool pull_only;
     /* not 0: it is given up after so long */
@@ -160,7 +160,7 @@ struct cox_sequence {
     /* the ranks' tables hold it */
     bool known;
     /* NULL: none, or given up */
-    struct cox_source *source;
+    struct cox_kv_reference *source;
     /* started so far */
     uint32_t pulls;
     /* to be pulled, and nobody was told */

@@ -21,7 +21,7 @@ struct Coxswain__ExecuteRequest;
 struct cox_pull_item {
     /* on the wire */
     const char *id;
-    const struct cox_source *source;
+    const struct cox_kv_reference *source;
     const int32_t *blocks;
     int64_t sequence;
     uint64_t deadline_ns;

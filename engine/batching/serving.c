@@ -30,7 +30,7 @@ struct item {
     struct cox_request request;
     int32_t *tokens;
     /* the same */
-    struct cox_source *source;
+    struct cox_kv_reference *source;
     /* of the prompt, for the client's share */
     uint32_t token_count;
     /* the name of its adapter, taken; NULL: none, or given */
@@ -98,7 +98,7 @@ struct cox_serving {
     /* of the schedulers before this one */
     int64_t last_id;
     /* what is held, as others are told */
-    struct cox_source **holds;
+    struct cox_kv_reference **holds;
     size_t hold_count;
     /* of the scheduler, when they were copied */
     uint64_t hold_changes;
@@ -133,7 +133,7 @@ void cox_serving_result_deinit(struct cox_serving_result *result)
 {
     free(result->tokens);
     free(result->error);
-    cox_source_free(result->hold);
+    cox_kv_reference_free(result->hold);
     free(result->report);
     *result = (struct cox_serving_result){.index = result->index};
 }
@@ -153,7 +153,7 @@ static void item_free(const struct cox_serving *serving, struct item *item)
     item_give_lora(serving, item);
     cox_serving_result_deinit(&item->result);
     free(item->tokens);
-    cox_source_free(item->source);
+    cox_kv_reference_free(item->source);
     free(item);
 }
 
@@ -168,10 +168,10 @@ static void item_fail(struct item *item, int code, const char *text)
 }
 
 /* As others pull it. NULL: no memory. */
-static struct cox_source *hold_source(const struct cox_serving *serving,
-                                      const struct cox_kv_lease *hold)
+static struct cox_kv_reference *hold_source(const struct cox_serving *serving,
+                                            const struct cox_kv_lease *hold)
 {
-    const struct cox_source source = {
+    const struct cox_kv_reference source = {
         .cluster_id = serving->options.name,
         .life = cox_executor_kv_life(serving->executor, cox_scheduler_life(serving->scheduler)),
         .sequence = hold->id,
@@ -179,7 +179,7 @@ static struct cox_source *hold_source(const struct cox_serving *serving,
         .blocks = hold->blocks,
         .block_count = hold->block_count,
     };
-    return cox_source_dup(&source);
+    return cox_kv_reference_dup(&source);
 }
 
 static void item_fill(const struct cox_serving *serving, struct item *item,
@@ -317,7 +317,7 @@ static void give(struct cox_serving *serving, struct item *item)
     }
     free(item->tokens); /* the scheduler has its own */
     item->tokens = NULL;
-    item->source = cox_source_free(item->source);
+    item->source = cox_kv_reference_free(item->source);
     item->next = serving->running;
     serving->running = item;
     serving->status.running++;
@@ -341,7 +341,7 @@ static void on_weights(void *context)
 static void holds_clear(struct cox_serving *serving)
 {
     for (size_t i = 0; i < serving->hold_count; i++)
-        cox_source_free(serving->holds[i]);
+        cox_kv_reference_free(serving->holds[i]);
     free(serving->holds);
     serving->holds = NULL;
     serving->hold_count = 0;
@@ -625,14 +625,14 @@ void cox_serving_status(struct cox_serving *serving, struct cox_serving_status *
 }
 
 int cox_serving_find_hold(struct cox_serving *serving, int64_t sequence,
-                          struct cox_source **ret_source, struct cox_error *err)
+                          struct cox_kv_reference **ret_source, struct cox_error *err)
 {
-    const struct cox_source *found = NULL;
+    const struct cox_kv_reference *found = NULL;
     pthread_mutex_lock(&serving->lock);
     for (size_t i = 0; i < serving->hold_count && !found; i++)
         if (serving->holds[i]->sequence == sequence)
             found = serving->holds[i];
-    struct cox_source *copy = found ? cox_source_dup(found) : NULL;
+    struct cox_kv_reference *copy = found ? cox_kv_reference_dup(found) : NULL;
     pthread_mutex_unlock(&serving->lock);
     if (!found)
         return cox_fail(
@@ -752,7 +752,7 @@ static int item_new(const struct cox_serving *serving, const struct cox_request 
     if (request->token_count)
         memcpy(item->tokens, request->tokens, request->token_count * sizeof *item->tokens);
     item->request.tokens = item->tokens;
-    item->source = request->source ? cox_source_dup(request->source) : NULL;
+    item->source = request->source ? cox_kv_reference_dup(request->source) : NULL;
     if (request->source && !item->source) {
         item_free(serving, item);
         return -ENOMEM;

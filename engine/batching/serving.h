@@ -84,10 +84,10 @@ struct cox_serving *cox_serving_free(struct cox_serving *serving);
 void cox_serving_freep(struct cox_serving **serving); /* for _cox_cleanup_ */
 void cox_serving_status(struct cox_serving *serving, struct cox_serving_status *ret_status);
 
-/* The hold of this sequence, as others pull it: a copy, freed with cox_source_free. Returns 0;
- * COX_NOT_FOUND: there is none, err says more; -ENOMEM. */
+/* The hold of this sequence, as others pull it: a copy, freed with cox_kv_reference_free. Returns
+ * 0; COX_NOT_FOUND: there is none, err says more; -ENOMEM. */
 int cox_serving_find_hold(struct cox_serving *serving, int64_t sequence,
-                          struct cox_source **ret_source, struct cox_error *err);
+                          struct cox_kv_reference **ret_source, struct cox_error *err);
 
 /* wake_fd: an eventfd of the caller's that is written to when a result is there. Returns 0;
  * -ENOMEM. */
@@ -118,7 +118,7 @@ struct cox_serving_result {
     /* it could not be pulled, and was computed here */
     bool recomputed;
     /* NULL: nothing is held */
-    struct cox_source *hold;
+    struct cox_kv_reference *hold;
     /* of a request with pull_only */
     struct cox_pull_report *report;
 };

@@ -23,7 +23,7 @@ struct pull {
     struct pull *next;
     int64_t sequence;
     char id[COX_PULL_ID_SIZE];
-    struct cox_source *source;
+    struct cox_kv_reference *source;
     int32_t *blocks;
     uint64_t not_before_ns, deadline_ns, life;
     enum cox_pull_state state;
@@ -132,7 +132,7 @@ static void pull_fail(struct cox_transfers *transfer, struct pull *pull, enum co
 
 static void pull_free(struct pull *pull)
 {
-    cox_source_free(pull->source);
+    cox_kv_reference_free(pull->source);
     free(pull->blocks);
     free(pull->report);
     free(pull);
@@ -292,7 +292,7 @@ int cox_transfers_start(struct cox_transfers *transfer, const struct cox_pull_re
         return -ENOMEM;
     *pull = (struct pull){
         .sequence = request->sequence,
-        .source = cox_source_dup(request->source),
+        .source = cox_kv_reference_dup(request->source),
         .blocks = calloc(count, sizeof *pull->blocks),
         .not_before_ns = request->not_before_ns,
         .deadline_ns = request->deadline_ns,

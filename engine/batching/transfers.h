@@ -31,7 +31,7 @@
 #define COX_COORDINATOR_TRANSFERS_H
 
 #include "coordinator/executor/executor.h"
-#include "source.h"
+#include "kv_reference.h"
 
 struct cox_transfers;
 
@@ -92,7 +92,7 @@ struct cox_pull_request {
     int64_t sequence;
     /* 1 and up: each has a name of its own on the wire */
     uint32_t attempt;
-    const struct cox_source *source;
+    const struct cox_kv_reference *source;
     /* of ours, source->block_count of them */
     const int32_t *blocks;
     /* 0: now */

@@ -4,7 +4,7 @@
 #include "coordinator/command/link_client.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
-#include "engine/batching/source.h"
+#include "engine/batching/kv_reference.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -40,7 +40,7 @@ struct part {
     /* the token that the first group generated */
     int32_t first;
     /* NULL: nothing is held for it */
-    struct cox_source *source;
+    struct cox_kv_reference *source;
     /* the second group was told where it is held, and continues from `first` */
     bool pulls;
 };
@@ -148,7 +148,7 @@ static int release_put(struct split *split, struct part *part)
     if (!part->source)
         return 0;
     int64_t hold = part->source->sequence;
-    part->source = cox_source_free(part->source);
+    part->source = cox_kv_reference_free(part->source);
     release.holds = &hold;
     release.n_holds = 1;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE;
@@ -253,7 +253,7 @@ static int decode_send(struct split *split, bool held)
         part->ready = false;
         part->pulls = held;
         if (held) {
-            cox_source_write(part->source, &chunk.sources[at]);
+            cox_kv_reference_write(part->source, &chunk.sources[at]);
             message->source = &chunk.sources[at];
         }
     }
@@ -330,13 +330,13 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
         return prompt_fail(split, index, 0, &told);
     }
     bool stop = item->finish == COXSWAIN_CONTROL__FINISH__STOP;
-    struct cox_source source;
+    struct cox_kv_reference source;
     if (!item->has_finish || item->n_tokens != 1 ||
-        (item->hold && cox_source_read(item->hold, &source, &told)))
+        (item->hold && cox_kv_reference_read(item->hold, &source, &told)))
         return cox_fail(err, COX_CORRUPT, "the answer to prompt %zu makes no sense%s%.300s",
                         index + 1, told.text[0] ? ": " : "", told.text);
     part->first = item->tokens[0];
-    if (item->hold && !(part->source = cox_source_dup(&source)))
+    if (item->hold && !(part->source = cox_kv_reference_dup(&source)))
         return cox_fail(err, -ENOMEM, "no memory for the answers");
     if (stop || cox_complete_new_count(split->options) == 1) {
         const struct cox_prompt_result result = {
@@ -546,7 +546,7 @@ int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *
     while (!r && split.run.done_count < prompts->count)
         r = turn(&split, &error);
     for (size_t i = 0; split.parts && i < prompts->count; i++)
-        cox_source_free(split.parts[i].source);
+        cox_kv_reference_free(split.parts[i].source);
     free(split.parts);
     ret_stats->run_ns = cox_now_ns() - started_ns;
     ret_stats->plan.generated_tokens = split.generated_tokens;

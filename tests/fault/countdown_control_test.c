@@ -12,7 +12,7 @@
 
 #include "channel/socket/door.h"
 #include "coordinator/command/client.h"
-#include "coordinator/server/service.h"
+#include "coordinator/server/control_server.h"
 #include "proto/control.pb-c.h"
 
 static char runtime[64];
@@ -21,13 +21,13 @@ static char runtime[64];
 
 static int service_new(void *object, struct cox_error *err)
 {
-    static const struct cox_service_options options = {.model = "/a/model"};
-    return cox_service_new(&options, object, err);
+    static const struct cox_control_server_options options = {.model = "/a/model"};
+    return cox_control_server_new(&options, object, err);
 }
 
 static void service_free(void *object)
 {
-    cox_service_free(*(struct cox_service **)object);
+    cox_control_server_free(*(struct cox_control_server **)object);
 }
 
 static int serving_start(void *object, struct cox_error *err)
@@ -58,7 +58,7 @@ static void client_free(void *object)
 
 static const struct countdown_subject ends[] = {
     {.name = "service_new",
-     .size = sizeof(struct cox_service *),
+     .size = sizeof(struct cox_control_server *),
      .construct = service_new,
      .destroy = service_free},
     {.name = "serving_start",
@@ -83,17 +83,17 @@ static int command_hook(void *context, const struct cox_door_visitor *visitor, i
                         struct cox_error *err)
 {
     (void)visitor;
-    return cox_service_take(context, fd, err);
+    return cox_control_server_take(context, fd, err);
 }
 
 static int serve(const char *where)
 {
-    const struct cox_service_options none = {.model = NULL};
-    struct cox_service *service;
+    const struct cox_control_server_options none = {.model = NULL};
+    struct cox_control_server *service;
     struct cox_door *door;
     char byte = 'x';
     setenv("XDG_RUNTIME_DIR", where, 1);
-    if (cox_service_new(&none, &service, NULL))
+    if (cox_control_server_new(&none, &service, NULL))
         return 1;
     const struct cox_door_hooks hooks = {.context = service, .command = command_hook};
     const struct cox_door_options options = {.name = "other"};
@@ -102,7 +102,7 @@ static int serve(const char *where)
     while (read(STDIN_FILENO, &byte, 1) > 0)
         continue;
     cox_door_close(door);
-    cox_service_free(service);
+    cox_control_server_free(service);
     return 0;
 }
 

@@ -7,7 +7,7 @@
 #include "channel/shm/state.h"
 #include "coordinator/command/client.h"
 #include "coordinator/executor/executor_internal.h"
-#include "coordinator/server/service.h"
+#include "coordinator/server/control_server.h"
 #include "proto/control.pb-c.h"
 
 #include <arpa/inet.h>
@@ -192,41 +192,41 @@ static void on_stop(void *context)
     atomic_fetch_add(&stop_count, 1);
 }
 
-static struct cox_service *service_new(void)
+static struct cox_control_server *service_new(void)
 {
-    const struct cox_service_options options = {.model = "/a/model", .stop = on_stop};
-    struct cox_service *service = NULL;
+    const struct cox_control_server_options options = {.model = "/a/model", .stop = on_stop};
+    struct cox_control_server *service = NULL;
     struct cox_error err = {0};
-    if (cox_service_new(&options, &service, &err))
+    if (cox_control_server_new(&options, &service, &err))
         fail_msg("%s", err.text);
     return service;
 }
 
 /* Returns our end. */
-static int connect_to(struct cox_service *service)
+static int connect_to(struct cox_control_server *service)
 {
     int fds[2];
     struct cox_error err = {0};
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
-    if (cox_service_take(service, fds[1], &err))
+    if (cox_control_server_take(service, fds[1], &err))
         fail_msg("%s", err.text);
     return fds[0];
 }
 
-static struct cox_client client_to(struct cox_service *service)
+static struct cox_client client_to(struct cox_control_server *service)
 {
     struct cox_client client;
     cox_client_init(&client, connect_to(service));
     return client;
 }
 
-static void await_connections(struct cox_service *service, uint32_t count)
+static void await_connections(struct cox_control_server *service, uint32_t count)
 {
     uint64_t deadline_ns = patience();
-    while (cox_service_connection_count(service) != count) {
+    while (cox_control_server_connection_count(service) != count) {
         if (cox_now_ns() > deadline_ns)
-            fail_msg("%u connections are served, not %u", cox_service_connection_count(service),
-                     count);
+            fail_msg("%u connections are served, not %u",
+                     cox_control_server_connection_count(service), count);
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     }
 }
@@ -261,7 +261,7 @@ static void a_service_without_its_group_and_without_prompts_says_why(void **stat
 {
     (void)state;
     struct test_group *group = test_group_start(2, NULL);
-    struct cox_service *service = service_new();
+    struct cox_control_server *service = service_new();
     struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     struct cox_client client = client_to(service);
@@ -270,8 +270,8 @@ static void a_service_without_its_group_and_without_prompts_says_why(void **stat
     assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), COX_CLOSED); /* it ended with that */
     cox_client_close(&client);
 
-    cox_service_attach(service, test_group_executor(group));
-    cox_service_refuse(service, "it sings");
+    cox_control_server_attach(service, test_group_executor(group));
+    cox_control_server_refuse(service, "it sings");
     client = client_to(service);
     assert_int_equal(ask(&client, ASK_CANCEL, &reply, &err), 0);
     assert_int_equal(reply->reply_case, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE);
@@ -288,7 +288,7 @@ static void a_service_without_its_group_and_without_prompts_says_why(void **stat
     assert_int_equal(ask(&client, ASK_COMPLETE, &reply, &err), COX_UNSUPPORTED);
     assert_string_equal(err.text, "it sings");
     cox_client_close(&client);
-    cox_service_free(service);
+    cox_control_server_free(service);
     test_group_free(group);
 }
 
@@ -301,13 +301,14 @@ static void assert_contains(const char *text, const char *part)
 }
 
 static pthread_mutex_t doorman_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct cox_service *doorman;
+static struct cox_control_server *doorman;
 
 static int on_control(void *context, int fd, struct cox_error *err)
 {
     (void)context; /* the test library's */
     pthread_mutex_lock(&doorman_lock);
-    int r = doorman ? cox_service_take(doorman, fd, err) : cox_fail(err, COX_CLOSED, "it has gone");
+    int r = doorman ? cox_control_server_take(doorman, fd, err)
+                    : cox_fail(err, COX_CLOSED, "it has gone");
     pthread_mutex_unlock(&doorman_lock);
     return r;
 }
@@ -316,10 +317,10 @@ static int on_control(void *context, int fd, struct cox_error *err)
 static void doorman_end(void)
 {
     pthread_mutex_lock(&doorman_lock);
-    struct cox_service *service = doorman;
+    struct cox_control_server *service = doorman;
     doorman = NULL;
     pthread_mutex_unlock(&doorman_lock);
-    cox_service_free(service);
+    cox_control_server_free(service);
 }
 
 static const char *status_command(const char *door, const char *option)
@@ -355,8 +356,8 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     doorman = service_new();
     const struct cox_executor_options options = {.control = on_control, .need_door = true};
     struct test_group *g = test_group_start(2, &options);
-    cox_service_attach(doorman, test_group_executor(g));
-    cox_service_refuse(doorman, "it is a test");
+    cox_control_server_attach(doorman, test_group_executor(g));
+    cox_control_server_refuse(doorman, "it is a test");
     const char *door = cox_executor_door(test_group_executor(g));
     struct test_pipe *pipe = test_pipe_new();
     const char *text = status_command(door, "");
@@ -403,7 +404,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
 static void stop_is_passed_on_and_its_connection_lasts_until_the_end(void **state)
 {
     (void)state;
-    struct cox_service *service = service_new();
+    struct cox_control_server *service = service_new();
     struct cox_error err;
     CoxswainControl__ControlReply *reply;
     struct cox_client client = client_to(service);
@@ -416,7 +417,7 @@ static void stop_is_passed_on_and_its_connection_lasts_until_the_end(void **stat
     }
     struct pollfd fd = {.fd = client.stream.fd, .events = POLLIN};
     assert_int_equal(poll(&fd, 1, 0), 0);
-    cox_service_free(service);
+    cox_control_server_free(service);
     assert_int_equal(poll(&fd, 1, TEST_PATIENCE_MS), 1);
     assert_int_equal(cox_stream_fill(&client.stream), COX_CLOSED);
     cox_client_close(&client);
@@ -435,8 +436,8 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
 {
     (void)state;
     struct test_group *group = test_group_start(1, NULL);
-    struct cox_service *service = service_new();
-    cox_service_attach(service, test_group_executor(group));
+    struct cox_control_server *service = service_new();
+    cox_control_server_attach(service, test_group_executor(group));
     test_await_door(group); /* which may still have what it gave to the rank */
     size_t before = test_count_fds();
     for (int i = 0; i < 100; i++) {
@@ -450,11 +451,11 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
         await_fds(before);
     }
     /* And with all of them open at its end. */
-    int fds[COX_SERVICE_CONNECTION_MAX];
-    for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+    int fds[COX_CONTROL_CONNECTION_MAX];
+    for (int i = 0; i < COX_CONTROL_CONNECTION_MAX; i++)
         fds[i] = connect_to(service);
-    cox_service_free(service);
-    for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+    cox_control_server_free(service);
+    for (int i = 0; i < COX_CONTROL_CONNECTION_MAX; i++)
         close(fds[i]);
     test_group_free(group);
 }
@@ -463,25 +464,25 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
 static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
 {
     (void)state;
-    enum { COUNT = 3 * COX_SERVICE_CONNECTION_MAX };
+    enum { COUNT = 3 * COX_CONTROL_CONNECTION_MAX };
     struct test_group *group = test_group_start(1, NULL);
-    struct cox_service *service = service_new();
+    struct cox_control_server *service = service_new();
     struct cox_client silent[COUNT];
     struct cox_error err;
     CoxswainControl__ControlReply *reply;
     test_await_door(group); /* as above */
     size_t before = test_count_fds();
-    cox_service_attach(service, test_group_executor(group));
+    cox_control_server_attach(service, test_group_executor(group));
     for (int i = 0; i < COUNT; i++) {
         silent[i] = client_to(service);
-        await_connections(service, i < COX_SERVICE_CONNECTION_MAX ? (uint32_t)i + 1
-                                                                  : COX_SERVICE_CONNECTION_MAX);
+        await_connections(service, i < COX_CONTROL_CONNECTION_MAX ? (uint32_t)i + 1
+                                                                  : COX_CONTROL_CONNECTION_MAX);
         struct cox_client client = client_to(service);
         assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), 0);
         cox_client_close(&client);
-        await_connections(service, i + 1 < COX_SERVICE_CONNECTION_MAX
+        await_connections(service, i + 1 < COX_CONTROL_CONNECTION_MAX
                                        ? (uint32_t)i + 1
-                                       : COX_SERVICE_CONNECTION_MAX - 1);
+                                       : COX_CONTROL_CONNECTION_MAX - 1);
     }
     /* They are told, the oldest first; the youngest could still ask. */
     for (int i = 0; i < 2; i++) {
@@ -504,25 +505,26 @@ static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
         cox_client_close(&silent[i]);
     await_connections(service, 0);
     await_fds(before);
-    cox_service_free(service);
+    cox_control_server_free(service);
     test_group_free(group);
 }
 
 static void full_of_who_asked_for_the_end(void **state)
 {
     (void)state;
-    struct cox_service *service = service_new();
-    struct cox_client clients[COX_SERVICE_CONNECTION_MAX];
+    struct cox_control_server *service = service_new();
+    struct cox_client clients[COX_CONTROL_CONNECTION_MAX];
     struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     int more[2];
-    for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++) {
+    for (int i = 0; i < COX_CONTROL_CONNECTION_MAX; i++) {
         clients[i] = client_to(service);
         assert_int_equal(ask(&clients[i], ASK_STOP, &reply, &err), 0);
     }
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
     int r;
-    while ((r = cox_service_take(service, more[1], &err)) == 0) { /* one had not gone on yet */
+    while ((r = cox_control_server_take(service, more[1], &err)) ==
+           0) { /* one had not gone on yet */
         close(more[0]);
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, more), 0);
     }
@@ -530,8 +532,8 @@ static void full_of_who_asked_for_the_end(void **state)
     assert_non_null(strstr(err.text, "32 control connections are busy"));
     close(more[0]);
     close(more[1]);
-    cox_service_free(service);
-    for (int i = 0; i < COX_SERVICE_CONNECTION_MAX; i++)
+    cox_control_server_free(service);
+    for (int i = 0; i < COX_CONTROL_CONNECTION_MAX; i++)
         cox_client_close(&clients[i]);
 }
 
@@ -566,12 +568,12 @@ static int trap(int *ret_end)
 }
 
 /* A place may be long in coming where threads of connections that are served still do not run. */
-static int take_patiently(struct cox_service *service, int fd, struct cox_error *err)
+static int take_patiently(struct cox_control_server *service, int fd, struct cox_error *err)
 {
     const uint64_t deadline_ns = patience();
     for (;;) {
         cox_error_clear(err); /* or it keeps the first text, and the last one is not seen */
-        int r = cox_service_take(service, fd, err);
+        int r = cox_control_server_take(service, fd, err);
         if (r != COX_FULL || !strstr(err->text, "are busy") || cox_now_ns() >= deadline_ns)
             return r;
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
@@ -582,7 +584,7 @@ static int take_patiently(struct cox_service *service, int fd, struct cox_error 
 static void g1g_so_many_closes_hang_that_nobody_is_served(void **state)
 {
     (void)state;
-    enum { MOST = COX_CLOSER_WAITING_MAX + COX_SERVICE_CONNECTION_MAX };
+    enum { MOST = COX_CLOSER_WAITING_MAX + COX_CONTROL_CONNECTION_MAX };
     static int ends[MOST + 1];
     struct rlimit limit, before;
     struct cox_error err = {0};
@@ -594,7 +596,7 @@ static void g1g_so_many_closes_hang_that_nobody_is_served(void **state)
         skip();
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     const size_t fd_count = test_count_fds();
-    struct cox_service *service = service_new();
+    struct cox_control_server *service = service_new();
     for (int r = 0; r == 0 && count <= MOST; count++) {
         int fds[2], unwanted = trap(&ends[count]);
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
@@ -616,7 +618,7 @@ static void g1g_so_many_closes_hang_that_nobody_is_served(void **state)
     for (uint32_t i = 0; i < count; i++)
         if (ends[i] >= 0)
             close(ends[i]);
-    cox_service_free(service);
+    cox_control_server_free(service);
     await_fds(fd_count);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }
@@ -651,13 +653,13 @@ static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **
     doorman = service_new();
     const struct cox_executor_options options = {.control = on_control, .need_door = true};
     struct test_group *g = test_group_start(1, &options);
-    struct cox_client hoard[2 * COX_SERVICE_CONNECTION_MAX];
+    struct cox_client hoard[2 * COX_CONTROL_CONNECTION_MAX];
     struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     int told[2], go[2], status;
     char byte = 0;
-    cox_service_attach(doorman, test_group_executor(g));
-    cox_service_refuse(doorman, "it is a test");
+    cox_control_server_attach(doorman, test_group_executor(g));
+    cox_control_server_refuse(doorman, "it is a test");
     const char *door = cox_executor_door(test_group_executor(g));
     assert_int_equal(pipe(told) | pipe(go), 0);
     pid_t pid = modest_start(door, told[1], go[0]);
@@ -711,9 +713,9 @@ static void p10_any_bytes_end_in_an_error_and_harm_nobody_else(void **state)
 {
     (void)state;
     struct test_group *group = test_group_start(1, NULL);
-    struct cox_service *service = service_new();
+    struct cox_control_server *service = service_new();
     uint64_t random = 4711;
-    cox_service_attach(service, test_group_executor(group));
+    cox_control_server_attach(service, test_group_executor(group));
     struct cox_client bystander = client_to(service);
     for (int i = 0; i < 3000; i++) {
         uint8_t bytes[600];
@@ -739,7 +741,7 @@ static void p10_any_bytes_end_in_an_error_and_harm_nobody_else(void **state)
         }
     }
     cox_client_close(&bystander);
-    cox_service_free(service);
+    cox_control_server_free(service);
     test_group_free(group);
 }
 

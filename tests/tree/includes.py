@@ -79,7 +79,7 @@ UNITS = {
     "coordinator/process": ["launch supervise supervise_internal"],
     "coordinator/collector": ["collect collect_internal gathering report"],
     "coordinator/executor": ["executor executor_internal group_memory operations"],
-    "coordinator/server": ["answer service", "recovery recovery_internal"],
+    "coordinator/server": ["control_reply control_server", "recovery recovery_internal"],
     "engine/model": ["checkpoint digest safetensors"],
     "engine/compute": ["cache cache_private"],
     "engine/batching": ["pull_message transfers"],

@@ -590,12 +590,12 @@ static void add_pulled(struct cox_plan *plan, uint32_t token_count, uint32_t new
     int32_t tokens[64];
     for (int i = 0; i < 64; i++)
         tokens[i] = i;
-    const struct cox_source source = {.cluster_id = "other",
-                                      .life = 5,
-                                      .sequence = 77,
-                                      .lease_ns = COX_DEADLINE_NEVER,
-                                      .blocks = remote_blocks,
-                                      .block_count = (token_count + 2) / 4};
+    const struct cox_kv_reference source = {.cluster_id = "other",
+                                            .life = 5,
+                                            .sequence = 77,
+                                            .lease_ns = COX_DEADLINE_NEVER,
+                                            .blocks = remote_blocks,
+                                            .block_count = (token_count + 2) / 4};
     struct cox_request request = *like;
     request.tokens = tokens;
     request.token_count = token_count;
@@ -736,7 +736,7 @@ static void m11_sources_that_do_not_fit_are_refused(void **state)
 {
     (void)state;
     struct cox_plan *plan = plan_new(defaults);
-    const struct cox_source source = {
+    const struct cox_kv_reference source = {
         .cluster_id = "other", .blocks = remote_blocks, .block_count = 3};
     int32_t tokens[6] = {0};
     struct cox_request request = {

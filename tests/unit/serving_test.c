@@ -547,12 +547,12 @@ static void submit_pulled(struct client *client, uint64_t index, uint32_t new_co
     static const int32_t blocks[] = {1, 2, 3, 4};
     uint32_t count = prompt_of(index, tokens);
     tokens[count] = model(tokens, count);
-    const struct cox_source source = {.cluster_id = "other",
-                                      .life = 1,
-                                      .sequence = (int64_t)index,
-                                      .lease_ns = cox_deadline_after_ms(60000),
-                                      .blocks = blocks,
-                                      .block_count = (count + BLOCK_SIZE - 1) / BLOCK_SIZE};
+    const struct cox_kv_reference source = {.cluster_id = "other",
+                                            .life = 1,
+                                            .sequence = (int64_t)index,
+                                            .lease_ns = cox_deadline_after_ms(60000),
+                                            .blocks = blocks,
+                                            .block_count = (count + BLOCK_SIZE - 1) / BLOCK_SIZE};
     struct cox_request request = {
         .tokens = tokens,
         .token_count = count + 1,
@@ -696,7 +696,7 @@ static void m10_a_hold_is_its_clients(void **state)
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_serving *serving = serving_with(executor, NULL, "this");
     struct client client = client_new(serving), other = client_new(serving);
-    struct cox_source *found;
+    struct cox_kv_reference *found;
     struct cox_error error = {0};
     int32_t tokens[PROMPT_MAX];
     struct cox_request request = {.tokens = tokens,
@@ -716,7 +716,7 @@ static void m10_a_hold_is_its_clients(void **state)
     while (cox_serving_find_hold(serving, id, &found, NULL))
         ;
     assert_int_equal(found->blocks[2], result.hold->blocks[2]);
-    cox_source_free(found);
+    cox_kv_reference_free(found);
     cox_serving_result_deinit(&result);
     assert_int_equal(cox_serving_release(client.client, id), 0);
     await_free(serving);
@@ -806,12 +806,12 @@ static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_c
     struct client client = client_new(serving);
     int32_t token = 1;
     /* Of so many, none is there to be copied. */
-    const struct cox_source source = {.cluster_id = "other",
-                                      .life = 1,
-                                      .sequence = 1,
-                                      .lease_ns = COX_DEADLINE_NEVER,
-                                      .blocks = &token,
-                                      .block_count = BLOCK_COUNT_MAX + 1};
+    const struct cox_kv_reference source = {.cluster_id = "other",
+                                            .life = 1,
+                                            .sequence = 1,
+                                            .lease_ns = COX_DEADLINE_NEVER,
+                                            .blocks = &token,
+                                            .block_count = BLOCK_COUNT_MAX + 1};
     for (int only = 0; only < 2; only++) {
         const struct cox_request request = {.tokens = &token,
                                             .token_count = !only,

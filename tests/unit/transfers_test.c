@@ -57,12 +57,12 @@ static const int32_t theirs[] = {7, 8, 9};
 static void begin_with(struct fixture *f, int64_t sequence, uint64_t deadline_ns,
                        uint64_t not_before_ns)
 {
-    const struct cox_source source = {.cluster_id = "other",
-                                      .life = 3,
-                                      .sequence = 70 + sequence,
-                                      .lease_ns = COX_DEADLINE_NEVER,
-                                      .blocks = theirs,
-                                      .block_count = 3};
+    const struct cox_kv_reference source = {.cluster_id = "other",
+                                            .life = 3,
+                                            .sequence = 70 + sequence,
+                                            .lease_ns = COX_DEADLINE_NEVER,
+                                            .blocks = theirs,
+                                            .block_count = 3};
     const int32_t ours[] = {(int32_t)sequence * 3, (int32_t)sequence * 3 + 1,
                             (int32_t)sequence * 3 + 2};
     const struct cox_pull_request request = {.sequence = sequence,

@@ -1,4 +1,4 @@
-#include "source.h"
+#include "kv_reference.h"
 
 #include "channel/shm/geometry.h"
 #include "proto/control.pb-c.h"
@@ -10,11 +10,11 @@
 /* Of one sequence; more than any cache has. */
 #define BLOCK_COUNT_MAX (UINT32_C(1) << 24)
 
-struct cox_source *cox_source_dup(const struct cox_source *source)
+struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *source)
 {
     size_t blocks_size = source->block_count * sizeof *source->blocks;
     size_t name_size = strlen(source->cluster_id) + 1;
-    struct cox_source *copy = malloc(sizeof *copy + blocks_size + name_size);
+    struct cox_kv_reference *copy = malloc(sizeof *copy + blocks_size + name_size);
     if (!copy)
         return NULL;
     *copy = *source;
@@ -27,14 +27,14 @@ struct cox_source *cox_source_dup(const struct cox_source *source)
     return copy;
 }
 
-struct cox_source *cox_source_free(struct cox_source *source)
+struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *source)
 {
     free(source);
     return NULL;
 }
 
-int cox_source_read(const struct CoxswainControl__KvSource *message, struct cox_source *ret_source,
-                    struct cox_error *err)
+int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
+                          struct cox_kv_reference *ret_source, struct cox_error *err)
 {
     if (!message->cluster_id || !message->has_life || !message->has_sequence ||
         !message->has_lease_ns || message->n_blocks == 0)
@@ -52,7 +52,7 @@ int cox_source_read(const struct CoxswainControl__KvSource *message, struct cox_
         if (message->blocks[i] < 0)
             return cox_fail(err, COX_INVALID, "block %" PRId32 " of a source does not exist",
                             message->blocks[i]);
-    *ret_source = (struct cox_source){
+    *ret_source = (struct cox_kv_reference){
         .cluster_id = message->cluster_id,
         .life = message->life,
         .sequence = message->sequence,
@@ -63,7 +63,8 @@ int cox_source_read(const struct CoxswainControl__KvSource *message, struct cox_
     return 0;
 }
 
-void cox_source_write(const struct cox_source *source, struct CoxswainControl__KvSource *message)
+void cox_kv_reference_write(const struct cox_kv_reference *source,
+                            struct CoxswainControl__KvSource *message)
 {
     coxswain_control__kv_source__init(message);
     message->cluster_id = (char *)(uintptr_t)source->cluster_id;

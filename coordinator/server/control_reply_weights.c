@@ -1,5 +1,5 @@
-/* answer_weights: other weights for a group by request, and which it has. */
-#include "answer.h"
+/* control_reply_weights: other weights for a group by request, and which it has. */
+#include "control_reply.h"
 
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
@@ -12,8 +12,9 @@
 
 #define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
 
-int cox_answer_weights_status(const struct cox_answer_source *source, struct cox_arena *arena,
-                              struct CoxswainControl__WeightsStatus **ret_status)
+int cox_control_reply_weights_status(const struct cox_control_source *source,
+                                     struct cox_arena *arena,
+                                     struct CoxswainControl__WeightsStatus **ret_status)
 {
     struct cox_shared_weights_status status;
     CoxswainControl__WeightsStatus *message = cox_arena_alloc(arena, sizeof *message);
@@ -42,10 +43,11 @@ static int error_add(CoxswainControl__WeightsReply *reply, struct cox_arena *are
     return message->text ? 0 : -ENOMEM;
 }
 
-int cox_answer_weights(const struct cox_answer_source *source,
-                       const struct CoxswainControl__WeightsRequest *request,
-                       struct cox_arena *arena, struct CoxswainControl__WeightsReply **ret_reply,
-                       struct cox_error *err)
+int cox_control_reply_weights(const struct cox_control_source *source,
+                              const struct CoxswainControl__WeightsRequest *request,
+                              struct cox_arena *arena,
+                              struct CoxswainControl__WeightsReply **ret_reply,
+                              struct cox_error *err)
 {
     struct cox_error error = {0};
     const uint64_t timeout_ms = request->has_timeout_ms ? request->timeout_ms : TIMEOUT_MS_DEFAULT;

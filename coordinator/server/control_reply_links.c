@@ -1,5 +1,5 @@
-/* answer_links: links, role, holds and pulls of a group by request. */
-#include "answer.h"
+/* control_reply_links: links, role, holds and pulls of a group by request. */
+#include "control_reply.h"
 
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
@@ -53,8 +53,9 @@ static int list_fill(const struct cox_group_link *list, size_t count, struct cox
     return r;
 }
 
-int cox_answer_transfer_status(const struct cox_answer_source *source, struct cox_arena *arena,
-                               struct CoxswainControl__TransferStatus **ret_status)
+int cox_control_reply_transfer_status(const struct cox_control_source *source,
+                                      struct cox_arena *arena,
+                                      struct CoxswainControl__TransferStatus **ret_status)
 {
     struct cox_serving_status status;
     CoxswainControl__TransferStatus *message = cox_arena_alloc(arena, sizeof *message);
@@ -91,11 +92,11 @@ int cox_answer_transfer_status(const struct cox_answer_source *source, struct co
 
 /* ---- requests ---- */
 
-static int hold_fill(const struct cox_answer_source *source, int64_t sequence,
+static int hold_fill(const struct cox_control_source *source, int64_t sequence,
                      struct cox_arena *arena, CoxswainControl__KvInfoReply *message,
                      struct cox_error *err)
 {
-    struct cox_source *hold;
+    struct cox_kv_reference *hold;
     if (!source->serving)
         return cox_fail(err, COX_UNSUPPORTED, "%s", source->refusal);
     int r = cox_serving_find_hold(source->serving, sequence, &hold, err);
@@ -105,17 +106,17 @@ static int hold_fill(const struct cox_answer_source *source, int64_t sequence,
     int32_t *blocks = cox_arena_alloc(arena, hold->block_count * sizeof *blocks);
     char *cluster_id = cox_arena_strdup(arena, hold->cluster_id);
     if (message->hold && blocks && cluster_id) {
-        cox_source_write(hold, message->hold);
+        cox_kv_reference_write(hold, message->hold);
         message->hold->cluster_id = cluster_id;
         message->hold->blocks = memcpy(blocks, hold->blocks, hold->block_count * sizeof *blocks);
     } else {
         r = -ENOMEM;
     }
-    cox_source_free(hold);
+    cox_kv_reference_free(hold);
     return r;
 }
 
-static int kv_info_answer(const struct cox_answer_source *source,
+static int kv_info_answer(const struct cox_control_source *source,
                           const CoxswainControl__KvInfoRequest *request, struct cox_arena *arena,
                           control_reply *reply, struct cox_error *err)
 {
@@ -153,7 +154,7 @@ static int done_answer(struct cox_arena *arena, control_reply *reply)
     return 0;
 }
 
-static int link_answer(const struct cox_answer_source *source,
+static int link_answer(const struct cox_control_source *source,
                        const CoxswainControl__LinkRequest *request, struct cox_arena *arena,
                        control_reply *reply, struct cox_error *err)
 {
@@ -169,7 +170,7 @@ static int link_answer(const struct cox_answer_source *source,
     return r ? r : done_answer(arena, reply);
 }
 
-static int link_status_answer(const struct cox_answer_source *source,
+static int link_status_answer(const struct cox_control_source *source,
                               const CoxswainControl__LinkStatusRequest *request,
                               struct cox_arena *arena, control_reply *reply, struct cox_error *err)
 {
@@ -191,9 +192,10 @@ static int link_status_answer(const struct cox_answer_source *source,
     return r;
 }
 
-int cox_answer_links(const struct cox_answer_source *source,
-                     const struct CoxswainControl__ControlRequest *request, struct cox_arena *arena,
-                     struct CoxswainControl__ControlReply *reply, struct cox_error *err)
+int cox_control_reply_links(const struct cox_control_source *source,
+                            const struct CoxswainControl__ControlRequest *request,
+                            struct cox_arena *arena, struct CoxswainControl__ControlReply *reply,
+                            struct cox_error *err)
 {
     if (!source->links)
         return cox_fail(err, COX_UNSUPPORTED, "the group takes no part in transfers: %s",
@@ -229,8 +231,8 @@ static int rank_fill(CoxswainControl__RankPull *message, uint32_t number,
     return message->text || !rank->text[0] ? 0 : -ENOMEM;
 }
 
-int cox_answer_pull(const struct cox_serving_result *result, struct cox_arena *arena,
-                    struct CoxswainControl__PullReply **ret_reply)
+int cox_control_reply_pull(const struct cox_serving_result *result, struct cox_arena *arena,
+                           struct CoxswainControl__PullReply **ret_reply)
 {
     const struct cox_pull_report *report = result->report;
     CoxswainControl__PullReply *reply = cox_arena_alloc(arena, sizeof *reply);

@@ -1,5 +1,5 @@
-/* answer_lora: LoRA adapters of a group by request: load, unload, list. */
-#include "answer.h"
+/* control_reply_lora: LoRA adapters of a group by request: load, unload, list. */
+#include "control_reply.h"
 
 #include "proto/wire.h"
 #include "engine/batching/lora.h"
@@ -18,7 +18,7 @@ typedef CoxswainControl__LoraResult result_message;
 #define ACTION(name) COXSWAIN_CONTROL__LORA_ACTION__##name
 #define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
 
-static int results_add(const struct cox_answer_source *source,
+static int results_add(const struct cox_control_source *source,
                        const struct cox_lora_result *results, struct cox_arena *arena,
                        lora_reply *reply)
 {
@@ -52,7 +52,7 @@ static int error_add(lora_reply *reply, struct cox_arena *arena, const struct co
     return message->text ? 0 : -ENOMEM;
 }
 
-static int adapters_add(const struct cox_answer_source *source, struct cox_arena *arena,
+static int adapters_add(const struct cox_control_source *source, struct cox_arena *arena,
                         lora_reply *reply)
 {
     struct cox_lora_info *infos = NULL;
@@ -80,7 +80,7 @@ static int adapters_add(const struct cox_answer_source *source, struct cox_arena
 }
 
 /* Returns 0 or -ENOMEM; what it came to is in the reply. */
-static int order_run(const struct cox_answer_source *source, const lora_request *request,
+static int order_run(const struct cox_control_source *source, const lora_request *request,
                      struct cox_arena *arena, lora_reply *reply)
 {
     uint64_t timeout_ms = request->has_timeout_ms ? request->timeout_ms : TIMEOUT_MS_DEFAULT;
@@ -101,8 +101,8 @@ static int order_run(const struct cox_answer_source *source, const lora_request 
     return r && !status ? error_add(reply, arena, &error) : status;
 }
 
-int cox_answer_lora(const struct cox_answer_source *source, const lora_request *request,
-                    struct cox_arena *arena, lora_reply **ret_reply, struct cox_error *err)
+int cox_control_reply_lora(const struct cox_control_source *source, const lora_request *request,
+                           struct cox_arena *arena, lora_reply **ret_reply, struct cox_error *err)
 {
     lora_reply *reply = cox_arena_alloc(arena, sizeof *reply);
     if (!reply)

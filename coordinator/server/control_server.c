@@ -1,10 +1,10 @@
-#include "service.h"
+#include "control_server.h"
 
 #include "channel/socket/closer.h"
 #include "channel/socket/socket.h"
 #include "channel/base/thread.h"
 #include "proto/wire.h"
-#include "answer.h"
+#include "control_reply.h"
 #include "proto/control.pb-c.h"
 #include "stream.h"
 
@@ -20,7 +20,7 @@
 
 #define IDLE_MS 10000
 /* Also of connections that another one has outbid, and whose threads have not ended yet. */
-#define SLOT_COUNT (2 * COX_SERVICE_CONNECTION_MAX)
+#define SLOT_COUNT (2 * COX_CONTROL_CONNECTION_MAX)
 /* Answers wait in the serving while so many bytes wait here. */
 #define PENDING_MAX ((size_t)64 << 10)
 /* Of one request, unpacked: packed numbers grow fourfold. */
@@ -40,7 +40,7 @@ typedef CoxswainControl__ControlReply control_reply;
 typedef CoxswainControl__CompleteRequest complete_request;
 
 struct connection {
-    struct cox_service *service;
+    struct cox_control_server *service;
     pthread_t thread;
     /* Under the service's lock. */
     /* ended: only join is left */
@@ -79,8 +79,8 @@ struct connection {
     uint64_t deadline_ns;
 };
 
-struct cox_service {
-    struct cox_service_options options;
+struct cox_control_server {
+    struct cox_control_server_options options;
     char *model;
     /* an eventfd: every thread leaves; written once, never read */
     int end_fd;
@@ -153,7 +153,7 @@ static int item_put(struct connection *c, const struct cox_serving_result *resul
     item.n_tokens = result->token_count;
     CoxswainControl__KvSource hold;
     if (result->hold) {
-        cox_source_write(result->hold, &hold);
+        cox_kv_reference_write(result->hold, &hold);
         item.hold = &hold;
     }
     item.has_recomputed = item.recomputed = result->recomputed;
@@ -193,12 +193,12 @@ static int pull_put(struct connection *c, const struct cox_serving_result *resul
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
-        r = cox_answer_pull(result, &arena, &reply.pull);
+        r = cox_control_reply_pull(result, &arena, &reply.pull);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULL;
     return r ? r : reply_put(c, &reply);
 }
 
-static int links_put(struct connection *c, const struct cox_answer_source *source,
+static int links_put(struct connection *c, const struct cox_control_source *source,
                      const control_request *request)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
@@ -206,24 +206,24 @@ static int links_put(struct connection *c, const struct cox_answer_source *sourc
     struct cox_error error = {0};
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
-        r = cox_answer_links(source, request, &arena, &reply, &error);
+        r = cox_control_reply_links(source, request, &arena, &reply, &error);
     if (r && error.code)
         return error_put(c, r, error.text);
     return r ? r : reply_put(c, &reply);
 }
 
-static int status_put(struct connection *c, const struct cox_answer_source *source)
+static int status_put(struct connection *c, const struct cox_control_source *source)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
-        r = cox_answer_status(source, &arena, &reply.status);
+        r = cox_control_reply_status(source, &arena, &reply.status);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS;
     return r ? r : reply_put(c, &reply);
 }
 
-static int recover_put(struct connection *c, const struct cox_answer_source *source,
+static int recover_put(struct connection *c, const struct cox_control_source *source,
                        const CoxswainControl__RecoverRequest *request)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
@@ -233,14 +233,14 @@ static int recover_put(struct connection *c, const struct cox_answer_source *sou
         return error_put(c, COX_STATE, INITIALIZING);
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
-        r = cox_answer_recover(source, request, &arena, &reply.recover, &error);
+        r = cox_control_reply_recover(source, request, &arena, &reply.recover, &error);
     if (r == COX_INVALID)
         return error_put(c, r, error.text);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER;
     return r ? r : reply_put(c, &reply);
 }
 
-static int lora_put(struct connection *c, const struct cox_answer_source *source,
+static int lora_put(struct connection *c, const struct cox_control_source *source,
                     const CoxswainControl__LoraRequest *request)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
@@ -250,14 +250,14 @@ static int lora_put(struct connection *c, const struct cox_answer_source *source
         return error_put(c, COX_STATE, INITIALIZING);
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
-        r = cox_answer_lora(source, request, &arena, &reply.lora, &error);
+        r = cox_control_reply_lora(source, request, &arena, &reply.lora, &error);
     if (r == COX_INVALID)
         return error_put(c, r, error.text);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LORA;
     return r ? r : reply_put(c, &reply);
 }
 
-static int weights_put(struct connection *c, const struct cox_answer_source *source,
+static int weights_put(struct connection *c, const struct cox_control_source *source,
                        const CoxswainControl__WeightsRequest *request)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
@@ -268,7 +268,7 @@ static int weights_put(struct connection *c, const struct cox_answer_source *sou
                          "every rank has loaded its own weights: the group shares none");
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
-        r = cox_answer_weights(source, request, &arena, &reply.weights, &error);
+        r = cox_control_reply_weights(source, request, &arena, &reply.weights, &error);
     if (r == COX_INVALID)
         return error_put(c, r, error.text);
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_WEIGHTS;
@@ -278,12 +278,12 @@ static int weights_put(struct connection *c, const struct cox_answer_source *sou
 /* ---- prompts ---- */
 
 /* What the group's role and links say of the prompts. */
-static int transfer_check(const complete_request *complete, const struct cox_answer_source *source,
+static int transfer_check(const complete_request *complete, const struct cox_control_source *source,
                           struct cox_error *err)
 {
     bool hold = complete->has_hold_ms && complete->hold_ms;
     for (size_t i = 0; i < complete->n_prompts; i++) {
-        struct cox_source read;
+        struct cox_kv_reference read;
         const CoxswainControl__Prompt *prompt = complete->prompts[i];
         if (prompt->index == PULL_INDEX)
             return cox_fail(err, COX_INVALID, "a prompt's index is too large");
@@ -293,7 +293,7 @@ static int transfer_check(const complete_request *complete, const struct cox_ans
             return cox_fail(err, COX_UNSUPPORTED, "this group pulls nothing");
         if (hold)
             return cox_fail(err, COX_INVALID, "a prompt is either pulled or held");
-        int r = cox_source_read(prompt->source, &read, err);
+        int r = cox_kv_reference_read(prompt->source, &read, err);
         if (r)
             return r;
     }
@@ -333,7 +333,7 @@ static int complete_check(const complete_request *complete, struct cox_error *er
 /* source: room for the prompt's. */
 static struct cox_request request_make(const complete_request *complete,
                                        const CoxswainControl__Prompt *prompt,
-                                       struct cox_source *source)
+                                       struct cox_kv_reference *source)
 {
     struct cox_request request = {
         .tokens = prompt->tokens,
@@ -352,7 +352,7 @@ static struct cox_request request_make(const complete_request *complete,
     request.hold_ms = complete->hold_ms;
     request.no_recompute = complete->no_recompute;
     /* It was read before, and made sense. */
-    if (prompt->source && cox_source_read(prompt->source, source, NULL) == 0)
+    if (prompt->source && cox_kv_reference_read(prompt->source, source, NULL) == 0)
         request.source = source;
     return request;
 }
@@ -368,7 +368,7 @@ static int prompts_submit(struct connection *c)
 {
     while (c->complete && c->next_prompt < c->complete->n_prompts) {
         const CoxswainControl__Prompt *prompt = c->complete->prompts[c->next_prompt];
-        struct cox_source source;
+        struct cox_kv_reference source;
         const struct cox_request request = request_make(c->complete, prompt, &source);
         int r = cox_serving_submit(c->client, &request, prompt->index);
         if (r == COX_FULL)
@@ -404,7 +404,7 @@ static int results_put(struct connection *c)
 /* ---- places ---- */
 
 /* The lock is held. */
-static struct places places_count(const struct cox_service *service)
+static struct places places_count(const struct cox_control_server *service)
 {
     struct places places = {0};
     for (size_t i = 0; i < SLOT_COUNT; i++) {
@@ -416,7 +416,7 @@ static struct places places_count(const struct cox_service *service)
 }
 
 /* Connections of the same process. The lock is held. */
-static uint32_t places_of(const struct cox_service *service, pid_t pid)
+static uint32_t places_of(const struct cox_control_server *service, pid_t pid)
 {
     uint32_t count = 0;
     for (size_t i = 0; i < SLOT_COUNT; i++) {
@@ -438,7 +438,7 @@ static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now
 /* Takes a place from a quiet one (prompts: that brought some): of the process that has most of
  * them, so that who has one keeps it, the one that was quiet for longest. False: all are busy. The
  * lock is held. */
-static bool places_make_room(struct cox_service *service, bool prompts)
+static bool places_make_room(struct cox_control_server *service, bool prompts)
 {
     struct connection *found = NULL;
     uint32_t found_count = 0;
@@ -467,11 +467,11 @@ static bool places_make_room(struct cox_service *service, bool prompts)
 /* False: too many connections with prompts. */
 static bool prompts_enter(struct connection *c)
 {
-    struct cox_service *service = c->service;
+    struct cox_control_server *service = c->service;
     pthread_mutex_lock(&service->lock);
     uint32_t count = places_count(service).prompts;
     bool room =
-        (count < COX_SERVICE_PROMPTS_MAX && count + service->orders_count < COX_SERVICE_BUSY_MAX) ||
+        (count < COX_CONTROL_PROMPTS_MAX && count + service->orders_count < COX_CONTROL_BUSY_MAX) ||
         places_make_room(service, true);
     c->prompts = room;
     pthread_mutex_unlock(&service->lock);
@@ -479,17 +479,17 @@ static bool prompts_enter(struct connection *c)
 }
 
 /* False: too many orders. */
-static bool orders_enter(struct cox_service *service)
+static bool orders_enter(struct cox_control_server *service)
 {
     pthread_mutex_lock(&service->lock);
-    bool room = service->orders_count < COX_SERVICE_ORDERS_MAX &&
-                places_count(service).prompts + service->orders_count < COX_SERVICE_BUSY_MAX;
+    bool room = service->orders_count < COX_CONTROL_ORDERS_MAX &&
+                places_count(service).prompts + service->orders_count < COX_CONTROL_BUSY_MAX;
     service->orders_count += room;
     pthread_mutex_unlock(&service->lock);
     return room;
 }
 
-static void orders_leave(struct cox_service *service)
+static void orders_leave(struct cox_control_server *service)
 {
     pthread_mutex_lock(&service->lock);
     service->orders_count--;
@@ -545,7 +545,7 @@ static int client_make(struct connection *c, struct cox_serving *serving)
 }
 
 /* complete is in the connection's arena. */
-static int complete_take(struct connection *c, const struct cox_answer_source *source,
+static int complete_take(struct connection *c, const struct cox_control_source *source,
                          const complete_request *complete)
 {
     struct cox_error error = {0};
@@ -566,15 +566,15 @@ static int complete_take(struct connection *c, const struct cox_answer_source *s
     return 0;
 }
 
-static int pull_take(struct connection *c, const struct cox_answer_source *source,
+static int pull_take(struct connection *c, const struct cox_control_source *source,
                      const CoxswainControl__PullRequest *pull)
 {
     struct cox_error error = {0};
-    struct cox_source read;
+    struct cox_kv_reference read;
     if (!source->serving)
         return error_put(c, COX_UNSUPPORTED, source->refusal);
     int r = !source->links ? cox_fail(&error, COX_UNSUPPORTED, "this group pulls nothing")
-            : pull->source ? cox_source_read(pull->source, &read, &error)
+            : pull->source ? cox_kv_reference_read(pull->source, &read, &error)
                            : cox_fail(&error, COX_INVALID, "nothing to pull was named");
     if (!r)
         r = client_make(c, source->serving);
@@ -595,11 +595,11 @@ static int pull_take(struct connection *c, const struct cox_answer_source *sourc
 
 /* ---- requests ---- */
 
-static struct cox_answer_source source_of(struct cox_service *service)
+static struct cox_control_source source_of(struct cox_control_server *service)
 {
     pthread_mutex_lock(&service->lock);
     const struct places places = places_count(service);
-    struct cox_answer_source source = {
+    struct cox_control_source source = {
         .executor = service->executor,
         .serving = service->serving,
         .recovery = service->recovery,
@@ -616,7 +616,7 @@ static struct cox_answer_source source_of(struct cox_service *service)
 }
 
 /* An order may wait for others, and for ranks, until its deadline. */
-static int order_serve(struct connection *c, const struct cox_answer_source *source,
+static int order_serve(struct connection *c, const struct cox_control_source *source,
                        const control_request *request)
 {
     if (!orders_enter(c->service))
@@ -641,8 +641,8 @@ static int order_serve(struct connection *c, const struct cox_answer_source *sou
 
 static int request_serve(struct connection *c, const control_request *request)
 {
-    struct cox_service *service = c->service;
-    const struct cox_answer_source source = source_of(service);
+    struct cox_control_server *service = c->service;
+    const struct cox_control_source source = source_of(service);
     if (request->request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP) {
         int r = done_put(c);
         if (!r)
@@ -837,10 +837,10 @@ static void *connection_main(void *context)
 
 /* ---- constructor and destructor ---- */
 
-int cox_service_new(const struct cox_service_options *options, struct cox_service **ret_service,
-                    struct cox_error *err)
+int cox_control_server_new(const struct cox_control_server_options *options,
+                           struct cox_control_server **ret_service, struct cox_error *err)
 {
-    struct cox_service *service = calloc(1, sizeof *service);
+    struct cox_control_server *service = calloc(1, sizeof *service);
     if (!service)
         return cox_fail(err, -ENOMEM, "no memory for the control connections");
     service->options = *options;
@@ -852,14 +852,14 @@ int cox_service_new(const struct cox_service_options *options, struct cox_servic
     if (r == 0)
         r = cox_closer_new(&service->closer);
     if (r) {
-        cox_service_free(service);
+        cox_control_server_free(service);
         return cox_fail(err, r, "the control connections: %s", cox_status_text(r));
     }
     *ret_service = service;
     return 0;
 }
 
-struct cox_service *cox_service_free(struct cox_service *service)
+struct cox_control_server *cox_control_server_free(struct cox_control_server *service)
 {
     if (!service)
         return NULL;
@@ -877,49 +877,51 @@ struct cox_service *cox_service_free(struct cox_service *service)
     return NULL;
 }
 
-void cox_service_attach(struct cox_service *service, struct cox_executor *executor)
+void cox_control_server_attach(struct cox_control_server *service, struct cox_executor *executor)
 {
     pthread_mutex_lock(&service->lock);
     service->executor = executor;
     pthread_mutex_unlock(&service->lock);
 }
 
-void cox_service_serve_with(struct cox_service *service, struct cox_serving *serving)
+void cox_control_server_serve_with(struct cox_control_server *service, struct cox_serving *serving)
 {
     pthread_mutex_lock(&service->lock);
     service->serving = serving;
     pthread_mutex_unlock(&service->lock);
 }
 
-void cox_service_recover_with(struct cox_service *service, struct cox_recovery *recovery)
+void cox_control_server_recover_with(struct cox_control_server *service,
+                                     struct cox_recovery *recovery)
 {
     pthread_mutex_lock(&service->lock);
     service->recovery = recovery;
     pthread_mutex_unlock(&service->lock);
 }
 
-void cox_service_lora_with(struct cox_service *service, struct cox_lora *lora)
+void cox_control_server_lora_with(struct cox_control_server *service, struct cox_lora *lora)
 {
     pthread_mutex_lock(&service->lock);
     service->lora = lora;
     pthread_mutex_unlock(&service->lock);
 }
 
-void cox_service_link_with(struct cox_service *service, struct cox_group_links *links)
+void cox_control_server_link_with(struct cox_control_server *service, struct cox_group_links *links)
 {
     pthread_mutex_lock(&service->lock);
     service->links = links;
     pthread_mutex_unlock(&service->lock);
 }
 
-void cox_service_weights_with(struct cox_service *service, struct cox_shared_weights *weights)
+void cox_control_server_weights_with(struct cox_control_server *service,
+                                     struct cox_shared_weights *weights)
 {
     pthread_mutex_lock(&service->lock);
     service->weights = weights;
     pthread_mutex_unlock(&service->lock);
 }
 
-void cox_service_refuse(struct cox_service *service, const char *refusal)
+void cox_control_server_refuse(struct cox_control_server *service, const char *refusal)
 {
     pthread_mutex_lock(&service->lock);
     snprintf(service->refusal, sizeof service->refusal, "%s", refusal ? refusal : STARTING);
@@ -928,7 +930,7 @@ void cox_service_refuse(struct cox_service *service, const char *refusal)
 
 /* A free slot; those of ended threads are. NULL: there is none, or no place for one more. The lock
  * is held. */
-static struct connection *connection_find(struct cox_service *service)
+static struct connection *connection_find(struct cox_control_server *service)
 {
     struct connection *found = NULL;
     for (size_t i = 0; i < SLOT_COUNT; i++) {
@@ -941,13 +943,13 @@ static struct connection *connection_find(struct cox_service *service)
             found = c;
     }
     /* The slot first: nobody is to lose his place for one who cannot have it. */
-    return found && (places_count(service).taken < COX_SERVICE_CONNECTION_MAX ||
+    return found && (places_count(service).taken < COX_CONTROL_CONNECTION_MAX ||
                      places_make_room(service, false))
                ? found
                : NULL;
 }
 
-int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)
+int cox_control_server_take(struct cox_control_server *service, int fd, struct cox_error *err)
 {
     struct cox_socket_peer peer;
     int r = 0;
@@ -961,7 +963,7 @@ int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)
             COX_CLOSER_WAITING_MAX);
     } else if (!(c = connection_find(service))) {
         r = cox_fail(err, COX_FULL, "%d control connections are busy: try again later",
-                     COX_SERVICE_CONNECTION_MAX);
+                     COX_CONTROL_CONNECTION_MAX);
     } else {
         *c = (struct connection){.service = service, .used = true, .wake_fd = -1};
         c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
@@ -978,7 +980,7 @@ int cox_service_take(struct cox_service *service, int fd, struct cox_error *err)
     return r;
 }
 
-uint32_t cox_service_connection_count(struct cox_service *service)
+uint32_t cox_control_server_connection_count(struct cox_control_server *service)
 {
     uint32_t count = 0;
     pthread_mutex_lock(&service->lock);

@@ -1,5 +1,5 @@
-/* answer_recover: recovery of a group by request: commands and replacements, and how it is. */
-#include "answer.h"
+/* control_reply_recover: recovery of a group by request: commands, replacements, and how it is. */
+#include "control_reply.h"
 
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
@@ -18,8 +18,8 @@ typedef CoxswainControl__RecoverResult result_message;
 
 #define SET(message, field, value) ((message)->has_##field = true, (message)->field = (value))
 
-int cox_answer_recovery(const struct cox_answer_source *source, struct cox_arena *arena,
-                        struct CoxswainControl__RecoveryStatus **ret_status)
+int cox_control_reply_recovery(const struct cox_control_source *source, struct cox_arena *arena,
+                               struct CoxswainControl__RecoveryStatus **ret_status)
 {
     struct cox_recovery_status status;
     CoxswainControl__RecoveryStatus *message = cox_arena_alloc(arena, sizeof *message);
@@ -35,7 +35,7 @@ int cox_answer_recovery(const struct cox_answer_source *source, struct cox_arena
     return status.doing[0] && !message->doing ? -ENOMEM : 0;
 }
 
-static int reply_new(const struct cox_answer_source *source, struct cox_arena *arena,
+static int reply_new(const struct cox_control_source *source, struct cox_arena *arena,
                      recover_reply **ret_reply)
 {
     uint32_t rank_count = cox_executor_rank_count(source->executor);
@@ -77,7 +77,7 @@ static int error_add(recover_reply *reply, struct cox_arena *arena, const struct
 }
 
 /* Returns 0 or -ENOMEM; what it came to is in the reply. */
-static int command_run(const struct cox_answer_source *source, const recover_request *request,
+static int command_run(const struct cox_control_source *source, const recover_request *request,
                        uint64_t deadline_ns, struct cox_arena *arena, recover_reply *reply)
 {
     struct cox_error error = {0};
@@ -96,7 +96,7 @@ static int command_run(const struct cox_answer_source *source, const recover_req
 }
 
 /* How the rank is now, in words. */
-static int restart_result(const struct cox_answer_source *source, uint32_t rank, int r,
+static int restart_result(const struct cox_control_source *source, uint32_t rank, int r,
                           bool replaced, struct cox_recover_result *ret_result)
 {
     struct cox_executor_status status;
@@ -118,7 +118,7 @@ static int restart_result(const struct cox_answer_source *source, uint32_t rank,
     return 0;
 }
 
-static int restart_one(const struct cox_answer_source *source, uint32_t rank, bool kill,
+static int restart_one(const struct cox_control_source *source, uint32_t rank, bool kill,
                        uint64_t deadline_ns, struct cox_arena *arena, recover_reply *reply)
 {
     struct cox_error error = {0};
@@ -133,7 +133,7 @@ static int restart_one(const struct cox_answer_source *source, uint32_t rank, bo
     return status ? status : result_add(reply, arena, rank, &result);
 }
 
-static int restart_dead(const struct cox_answer_source *source, uint64_t deadline_ns,
+static int restart_dead(const struct cox_control_source *source, uint64_t deadline_ns,
                         struct cox_arena *arena, recover_reply *reply)
 {
     struct cox_executor_status status;
@@ -155,8 +155,9 @@ static int restart_dead(const struct cox_answer_source *source, uint64_t deadlin
                : r;
 }
 
-int cox_answer_recover(const struct cox_answer_source *source, const recover_request *request,
-                       struct cox_arena *arena, recover_reply **ret_reply, struct cox_error *err)
+int cox_control_reply_recover(const struct cox_control_source *source,
+                              const recover_request *request, struct cox_arena *arena,
+                              recover_reply **ret_reply, struct cox_error *err)
 {
     uint32_t rank_count = cox_executor_rank_count(source->executor);
     bool is_restart = request->command == COMMAND_RESTART;

@@ -1,11 +1,11 @@
-#include "answer.h"
+#include "control_reply.h"
 
 #include "channel/socket/closer.h"
 #include "channel/socket/door.h"
 #include "channel/shm/geometry.h"
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
-#include "service.h"
+#include "control_server.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -163,7 +163,7 @@ static int serving_fill(status_reply *reply, struct cox_serving *serving, struct
 }
 
 /* What clients cause to be kept. */
-static int limits_fill(status_reply *reply, const struct cox_answer_source *source,
+static int limits_fill(status_reply *reply, const struct cox_control_source *source,
                        struct cox_arena *arena)
 {
     struct cox_door_counts door = {0};
@@ -177,8 +177,8 @@ static int limits_fill(status_reply *reply, const struct cox_answer_source *sour
         {"deposits", door.deposits, door.deposit_max},
         {"fds to close", door.closing, door.closing_max},
         {"closes that hang", door.hanging, COX_CLOSER_THREAD_MAX},
-        {"control connections", source->connections, COX_SERVICE_CONNECTION_MAX},
-        {"clients with prompts", source->prompt_connections, COX_SERVICE_PROMPTS_MAX},
+        {"control connections", source->connections, COX_CONTROL_CONNECTION_MAX},
+        {"clients with prompts", source->prompt_connections, COX_CONTROL_PROMPTS_MAX},
     };
     const size_t count = sizeof limits / sizeof limits[0];
     CoxswainControl__LimitStatus *messages = cox_arena_alloc(arena, count * sizeof *messages);
@@ -196,8 +196,8 @@ static int limits_fill(status_reply *reply, const struct cox_answer_source *sour
     return 0;
 }
 
-int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *arena,
-                      struct CoxswainControl__StatusReply **ret_status)
+int cox_control_reply_status(const struct cox_control_source *source, struct cox_arena *arena,
+                             struct CoxswainControl__StatusReply **ret_status)
 {
     struct cox_executor_status status;
     uint32_t rank_count = cox_executor_rank_count(source->executor);
@@ -234,13 +234,13 @@ int cox_answer_status(const struct cox_answer_source *source, struct cox_arena *
     if (!r)
         r = limits_fill(reply, source, arena);
     if (!r && source->recovery)
-        r = cox_answer_recovery(source, arena, &reply->recovery);
+        r = cox_control_reply_recovery(source, arena, &reply->recovery);
     if (!r && source->weights)
-        r = cox_answer_weights_status(source, arena, &reply->weights);
+        r = cox_control_reply_weights_status(source, arena, &reply->weights);
     if (!r && source->serving)
         r = serving_fill(reply, source->serving, arena);
     if (!r && source->serving && source->links)
-        r = cox_answer_transfer_status(source, arena, &reply->transfer);
+        r = cox_control_reply_transfer_status(source, arena, &reply->transfer);
     if (!r)
         *ret_status = reply;
     return r;

@@ -1,20 +1,20 @@
 /*
- * source: keys and values of a sequence's first positions, in blocks that a group holds for others
- * to pull.
+ * kv_reference: keys and values of a sequence's first positions, in blocks that a group holds for
+ * others to pull.
  *
  * Threads: one at a time.
  * Ownership: a copy is one piece of memory, its owner's.
  * Blocks: nothing.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_SOURCE_H
-#define COX_COORDINATOR_SOURCE_H
+#ifndef COX_COORDINATOR_KV_REFERENCE_H
+#define COX_COORDINATOR_KV_REFERENCE_H
 
 #include "channel/base/base.h"
 
 struct CoxswainControl__KvSource;
 
-struct cox_source {
+struct cox_kv_reference {
     /* the group's name */
     const char *cluster_id;
     /* of that group, in which it was told */
@@ -28,13 +28,14 @@ struct cox_source {
 };
 
 /* NULL: no memory. */
-struct cox_source *cox_source_dup(const struct cox_source *source);
-struct cox_source *cox_source_free(struct cox_source *source); /* NULL-safe */
+struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *source);
+struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *source); /* NULL-safe */
 
 /* Another process's bytes, lent. Returns 0; COX_INVALID: something is missing, or out of range. */
-int cox_source_read(const struct CoxswainControl__KvSource *message, struct cox_source *ret_source,
-                    struct cox_error *err);
+int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
+                          struct cox_kv_reference *ret_source, struct cox_error *err);
 /* The other way; lends all of source. */
-void cox_source_write(const struct cox_source *source, struct CoxswainControl__KvSource *message);
+void cox_kv_reference_write(const struct cox_kv_reference *source,
+                            struct CoxswainControl__KvSource *message);
 
 #endif

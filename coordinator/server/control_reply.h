@@ -1,0 +1,98 @@
+/*
+ * control_reply: what a group says of itself, as a message of proto/control.proto.
+ *
+ * Threads: any.
+ * Ownership: the message lives in the arena.
+ * Blocks: status nothing, see cox_executor_status; recover, lora, weights and what asks ranks of
+ *   links until their deadlines, weights also while files are read.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_CONTROL_REPLY_H
+#define COX_COORDINATOR_CONTROL_REPLY_H
+
+#include "group_links.h"
+#include "recovery.h"
+#include "control_server.h"
+#include "engine/batching/serving.h"
+
+struct cox_arena;
+struct CoxswainControl__ControlReply;
+struct CoxswainControl__ControlRequest;
+struct cox_lora;
+struct cox_shared_weights;
+struct CoxswainControl__LoraReply;
+struct CoxswainControl__LoraRequest;
+struct CoxswainControl__RecoverReply;
+struct CoxswainControl__RecoverRequest;
+struct CoxswainControl__RecoveryStatus;
+struct CoxswainControl__StatusReply;
+struct CoxswainControl__WeightsReply;
+struct CoxswainControl__WeightsRequest;
+struct CoxswainControl__WeightsStatus;
+
+struct cox_control_source {
+    struct cox_executor *executor;
+    /* NULL: it takes no prompts, */
+    struct cox_serving *serving;
+    /* because */
+    char refusal[COX_REFUSAL_SIZE];
+    /* NULL: the group is being started */
+    struct cox_recovery *recovery;
+    /* NULL: as recovery */
+    struct cox_lora *lora;
+    /* NULL: it takes no part in transfers */
+    struct cox_group_links *links;
+    /* NULL: none is known */
+    const char *model;
+    /* NULL: ranks have loaded their own */
+    struct cox_shared_weights *weights;
+    /* control connections, and of them those with prompts */
+    uint32_t connections, prompt_connections;
+};
+
+/* Returns 0 or -ENOMEM. */
+int cox_control_reply_status(const struct cox_control_source *source, struct cox_arena *arena,
+                             struct CoxswainControl__StatusReply **ret_status);
+/* How recovery is; source->recovery is there. */
+int cox_control_reply_recovery(const struct cox_control_source *source, struct cox_arena *arena,
+                               struct CoxswainControl__RecoveryStatus **ret_status);
+/* Carries the request out; source->recovery is there. Returns 0, also when that failed, which the
+ * answer tells; COX_INVALID: it makes no sense, err tells; -ENOMEM. */
+int cox_control_reply_recover(const struct cox_control_source *source,
+                              const struct CoxswainControl__RecoverRequest *request,
+                              struct cox_arena *arena,
+                              struct CoxswainControl__RecoverReply **ret_reply,
+                              struct cox_error *err);
+/* The same for a LoRA request; source->lora is there. */
+int cox_control_reply_lora(const struct cox_control_source *source,
+                           const struct CoxswainControl__LoraRequest *request,
+                           struct cox_arena *arena, struct CoxswainControl__LoraReply **ret_reply,
+                           struct cox_error *err);
+/* Which weights are in use; source->weights are there. */
+int cox_control_reply_weights_status(const struct cox_control_source *source,
+                                     struct cox_arena *arena,
+                                     struct CoxswainControl__WeightsStatus **ret_status);
+/* Carries the request out; source->weights are there. Returns as cox_control_reply_recover. */
+int cox_control_reply_weights(const struct cox_control_source *source,
+                              const struct CoxswainControl__WeightsRequest *request,
+                              struct cox_arena *arena,
+                              struct CoxswainControl__WeightsReply **ret_reply,
+                              struct cox_error *err);
+
+/* Part of the status; source->serving is there. Returns 0 or -ENOMEM. */
+struct CoxswainControl__TransferStatus;
+int cox_control_reply_transfer_status(const struct cox_control_source *source,
+                                      struct cox_arena *arena,
+                                      struct CoxswainControl__TransferStatus **ret_status);
+/* kv_info, link, link_status or role: carried out, the answer filled in. Returns 0; what is told in
+ * place of an answer: it could not be done, err tells; -ENOMEM. */
+int cox_control_reply_links(const struct cox_control_source *source,
+                            const struct CoxswainControl__ControlRequest *request,
+                            struct cox_arena *arena, struct CoxswainControl__ControlReply *reply,
+                            struct cox_error *err);
+/* What became of a pull; result is lent. Returns 0 or -ENOMEM. */
+struct CoxswainControl__PullReply;
+int cox_control_reply_pull(const struct cox_serving_result *result, struct cox_arena *arena,
+                           struct CoxswainControl__PullReply **ret_reply);
+
+#endif
