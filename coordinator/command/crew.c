@@ -5,7 +5,7 @@
 #include "console.h"
 #include "coordinator/server/group_links.h"
 #include "engine/batching/lora.h"
-#include "coordinator/server/recovery.h"
+#include "coordinator/recovery/recovery.h"
 #include "coordinator/collector/report.h"
 #include "engine/batching/scheduler.h"
 #include "coordinator/server/control_server.h"

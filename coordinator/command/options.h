@@ -13,7 +13,7 @@
 #ifndef COX_COORDINATOR_OPTIONS_H
 #define COX_COORDINATOR_OPTIONS_H
 
-#include "coordinator/server/recovery.h"
+#include "coordinator/recovery/recovery.h"
 
 #include <getopt.h>
 #include <limits.h>

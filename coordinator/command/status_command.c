@@ -3,7 +3,7 @@
 
 #include "console.h"
 #include "coordinator/executor/executor.h"
-#include "coordinator/server/recovery.h"
+#include "coordinator/recovery/recovery.h"
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
 #include "connection.h"

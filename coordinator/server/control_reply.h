@@ -11,7 +11,7 @@
 #define COX_COORDINATOR_CONTROL_REPLY_H
 
 #include "group_links.h"
-#include "recovery.h"
+#include "coordinator/recovery/recovery.h"
 #include "control_server.h"
 #include "engine/batching/serving.h"
 

@@ -32,7 +32,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "coordinator/server/recovery.h"
+#include "coordinator/recovery/recovery.h"
 #include "worker/sequences/batch.h"
 #include "worker/group/group.h"
 #include "worker/loop/worker.h"

@@ -3,7 +3,7 @@
 #include "testing.h"
 
 #include "engine/batching/lora.h"
-#include "coordinator/server/recovery.h"
+#include "coordinator/recovery/recovery.h"
 
 static struct test_group *group;
 

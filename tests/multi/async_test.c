@@ -6,7 +6,7 @@
 #include "async_model.h"
 #include "testing.h"
 
-#include "coordinator/server/recovery.h"
+#include "coordinator/recovery/recovery.h"
 #include "engine/batching/scheduler.h"
 
 #include <inttypes.h>

@@ -5,7 +5,7 @@
 #include "testing.h"
 
 #include "channel/base/thread.h"
-#include "coordinator/server/recovery.h"
+#include "coordinator/recovery/recovery.h"
 #include "rights.h"
 
 #include <errno.h>

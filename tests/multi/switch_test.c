@@ -7,7 +7,7 @@
 #include "testing.h"
 #include "weights_attack.h"
 
-#include "coordinator/server/recovery.h"
+#include "coordinator/recovery/recovery.h"
 #include "engine/batching/scheduler.h"
 #include "engine/batching/shared_weights.h"
 #include "tests/unit/model_fixture.h"

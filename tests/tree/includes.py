@@ -35,9 +35,12 @@ FOLDERS = {
     "coordinator/collector": "channel/base channel/shm channel/memory channel/memory/domain proto coordinator/process",
     "coordinator/executor": "channel/base channel/shm channel/socket channel/handle proto coordinator/process "
                             "coordinator/collector",
-    "coordinator/server": "channel/base channel/shm channel/socket proto coordinator/executor engine/batching",
+    "coordinator/recovery": "channel/base coordinator/executor",
+    "coordinator/server": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/recovery "
+                          "engine/batching",
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory proto "
-                           "coordinator/collector coordinator/executor coordinator/server engine/batching engine/model",
+                           "coordinator/collector coordinator/executor coordinator/recovery coordinator/server "
+                           "engine/batching engine/model",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
@@ -79,7 +82,8 @@ UNITS = {
     "coordinator/process": ["launch supervise supervise_internal"],
     "coordinator/collector": ["collect collect_internal gathering report"],
     "coordinator/executor": ["executor executor_internal group_memory operations"],
-    "coordinator/server": ["control_reply control_server", "recovery recovery_internal"],
+    "coordinator/recovery": ["recovery recovery_internal"],
+    "coordinator/server": ["control_reply control_server"],
     "engine/model": ["checkpoint digest safetensors"],
     "engine/compute": ["cache cache_private"],
     "engine/batching": ["pull_message transfers"],
