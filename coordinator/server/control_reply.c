@@ -142,7 +142,7 @@ static int ranks_fill(status_reply *reply, uint32_t rank_count, const struct cox
 
 static int serving_fill(status_reply *reply, struct cox_serving *serving, struct cox_arena *arena)
 {
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     serving_message *message = cox_arena_alloc(arena, sizeof *message);
     if (!message)
         return -ENOMEM;

@@ -92,7 +92,7 @@ int cox_control_reply_links(const struct cox_control_source *source,
                             struct cox_error *err);
 /* What became of a pull; result is lent. Returns 0 or -ENOMEM. */
 struct CoxswainControl__PullReply;
-int cox_control_reply_pull(const struct cox_serving_result *result, struct cox_arena *arena,
+int cox_control_reply_pull(const struct cox_prompt_output *result, struct cox_arena *arena,
                            struct CoxswainControl__PullReply **ret_reply);
 
 #endif

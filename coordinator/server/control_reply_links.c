@@ -57,7 +57,7 @@ int cox_control_reply_transfer_status(const struct cox_control_source *source,
                                       struct cox_arena *arena,
                                       struct CoxswainControl__TransferStatus **ret_status)
 {
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     CoxswainControl__TransferStatus *message = cox_arena_alloc(arena, sizeof *message);
     struct cox_group_link *list = NULL;
     size_t count = 0;
@@ -231,7 +231,7 @@ static int rank_fill(CoxswainControl__RankPull *message, uint32_t number,
     return message->text || !rank->text[0] ? 0 : -ENOMEM;
 }
 
-int cox_control_reply_pull(const struct cox_serving_result *result, struct cox_arena *arena,
+int cox_control_reply_pull(const struct cox_prompt_output *result, struct cox_arena *arena,
                            struct CoxswainControl__PullReply **ret_reply)
 {
     const struct cox_pull_report *report = result->report;

@@ -16,7 +16,7 @@ int cox_control_reply_weights_status(const struct cox_control_source *source,
                                      struct cox_arena *arena,
                                      struct CoxswainControl__WeightsStatus **ret_status)
 {
-    struct cox_shared_weights_status status;
+    struct cox_weights_status status;
     CoxswainControl__WeightsStatus *message = cox_arena_alloc(arena, sizeof *message);
     if (!message)
         return -ENOMEM;

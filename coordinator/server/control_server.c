@@ -136,7 +136,7 @@ static int done_put(struct connection *c)
     return reply_put(c, &reply);
 }
 
-static int item_put(struct connection *c, const struct cox_serving_result *result)
+static int item_put(struct connection *c, const struct cox_prompt_output *result)
 {
     static const CoxswainControl__Finish finishes[] = {
         [COX_FINISH_STOP] = COXSWAIN_CONTROL__FINISH__STOP,
@@ -169,7 +169,7 @@ static int item_put(struct connection *c, const struct cox_serving_result *resul
 }
 
 /* The source of a prompt is not needed any more. */
-static int pulled_put(struct connection *c, const struct cox_serving_result *result)
+static int pulled_put(struct connection *c, const struct cox_prompt_output *result)
 {
     CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
     CoxswainControl__PulledReply pulled = COXSWAIN_CONTROL__PULLED_REPLY__INIT;
@@ -187,7 +187,7 @@ static int pulled_put(struct connection *c, const struct cox_serving_result *res
     return reply_put(c, &reply);
 }
 
-static int pull_put(struct connection *c, const struct cox_serving_result *result)
+static int pull_put(struct connection *c, const struct cox_prompt_output *result)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
@@ -331,11 +331,11 @@ static int complete_check(const complete_request *complete, struct cox_error *er
 }
 
 /* source: room for the prompt's. */
-static struct cox_request request_make(const complete_request *complete,
-                                       const CoxswainControl__Prompt *prompt,
-                                       struct cox_kv_reference *source)
+static struct cox_prompt_request request_make(const complete_request *complete,
+                                              const CoxswainControl__Prompt *prompt,
+                                              struct cox_kv_reference *source)
 {
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = prompt->tokens,
         .token_count = (uint32_t)prompt->n_tokens,
         .new_count_max = complete->new_count_max,
@@ -369,7 +369,7 @@ static int prompts_submit(struct connection *c)
     while (c->complete && c->next_prompt < c->complete->n_prompts) {
         const CoxswainControl__Prompt *prompt = c->complete->prompts[c->next_prompt];
         struct cox_kv_reference source;
-        const struct cox_request request = request_make(c->complete, prompt, &source);
+        const struct cox_prompt_request request = request_make(c->complete, prompt, &source);
         int r = cox_serving_submit(c->client, &request, prompt->index);
         if (r == COX_FULL)
             return 0;
@@ -384,7 +384,7 @@ static int prompts_submit(struct connection *c)
 
 static int results_put(struct connection *c)
 {
-    struct cox_serving_result result;
+    struct cox_prompt_output result;
     while (c->client && cox_stream_pending(&c->stream) < PENDING_MAX &&
            cox_serving_take(c->client, &result) == 0) {
         bool is_pull = !result.is_pulled && result.index == PULL_INDEX && c->pull_count > 0;
@@ -394,7 +394,7 @@ static int results_put(struct connection *c)
         int r = is_pull            ? pull_put(c, &result)
                 : result.is_pulled ? (result.index == PULL_INDEX ? 0 : pulled_put(c, &result))
                                    : item_put(c, &result);
-        cox_serving_result_deinit(&result);
+        cox_prompt_output_deinit(&result);
         if (r)
             return r;
     }
@@ -579,7 +579,7 @@ static int pull_take(struct connection *c, const struct cox_control_source *sour
     if (!r)
         r = client_make(c, source->serving);
     uint64_t timeout_ms = pull->has_timeout_ms ? pull->timeout_ms : PULL_MS_DEFAULT;
-    const struct cox_request request = {
+    const struct cox_prompt_request request = {
         .source = &read,
         .pull_only = true,
         .pull_ms = timeout_ms < HOLD_MS_MAX ? timeout_ms : HOLD_MS_MAX,

@@ -60,7 +60,7 @@ struct cox_message {
 
 static void sampling_fill(SamplingParams *params, const struct cox_sequence *sequence)
 {
-    const struct cox_sampling_choice *choice = &sequence->request.sampling;
+    const struct cox_prompt_sampling *choice = &sequence->request.sampling;
     coxswain__sampling_params__init(params);
     params->has_temperature = params->has_top_k = params->has_top_p = params->has_seed = true;
     params->temperature = choice->temperature;

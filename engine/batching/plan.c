@@ -126,7 +126,7 @@ static uint32_t table_size(const struct cox_plan *plan, uint32_t token_end)
 }
 
 /* What a row of the sequence adds to the step, at most. */
-static size_t row_cost(const struct cox_plan *plan, const struct cox_request *request,
+static size_t row_cost(const struct cox_plan *plan, const struct cox_prompt_request *request,
                        uint32_t token_count, uint32_t block_count, bool announce)
 {
     const size_t lora_cost =
@@ -265,7 +265,7 @@ struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence)
 /* ---- requests ---- */
 
 /* Sets token_end, or the error of a request that can never run. */
-static int request_fit(const struct cox_plan *plan, const struct cox_request *request,
+static int request_fit(const struct cox_plan *plan, const struct cox_prompt_request *request,
                        uint32_t *ret_token_end, struct cox_error *err)
 {
     const struct cox_plan_options *options = &plan->options;
@@ -322,7 +322,7 @@ static int request_fit(const struct cox_plan *plan, const struct cox_request *re
     return 0;
 }
 
-int cox_plan_add(struct cox_plan *plan, const struct cox_request *request)
+int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request)
 {
     struct cox_sequence *sequence = calloc(1, sizeof *sequence);
     if (!sequence)

@@ -73,7 +73,7 @@ struct cox_plan_options {
     bool nested;
 };
 
-struct cox_sampling_choice {
+struct cox_prompt_sampling {
     /* 0: greedy */
     float temperature;
     /* 1: off */
@@ -83,7 +83,7 @@ struct cox_sampling_choice {
     int32_t seed;
 };
 
-struct cox_request {
+struct cox_prompt_request {
     /* the prompt */
     const int32_t *tokens;
     uint32_t token_count;
@@ -91,7 +91,7 @@ struct cox_request {
     uint32_t new_count_max;
     /* generate fewer when the cache or the positions end earlier, instead of a refusal */
     bool shorten;
-    struct cox_sampling_choice sampling;
+    struct cox_prompt_sampling sampling;
     int32_t stop_tokens[COX_STOP_COUNT_MAX];
     uint32_t stop_count;
     /* the adapter that computes it; NULL: none. Copied */
@@ -131,7 +131,7 @@ struct cox_sequence {
     /* in the waiting or the done list */
     struct cox_sequence *next;
     /* tokens is NULL: they are below; lora is the sequence's own */
-    struct cox_request request;
+    struct cox_prompt_request request;
     /* from 1 */
     int64_t id;
     /* prompt, then what was generated */
@@ -234,7 +234,7 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
 struct cox_plan *cox_plan_free(struct cox_plan *plan); /* NULL-safe; frees every sequence in it */
 
 /* Queues a request. One that can never run is done at once, with an error. Returns 0 or -ENOMEM. */
-int cox_plan_add(struct cox_plan *plan, const struct cox_request *request);
+int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request);
 
 /* Gives the next step; fewer than step_count_max are in flight. Returns 0; COX_EMPTY: nothing
  * waits, runs or is pulled, and no step is in flight; COX_BUSY: nothing can be computed before the

@@ -335,7 +335,7 @@ struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler)
     return NULL;
 }
 
-int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request *request)
+int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_prompt_request *request)
 {
     COX_ASSERT(!request->source || scheduler->options.transfer);
     return cox_plan_add(scheduler->plan, request);

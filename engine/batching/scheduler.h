@@ -140,7 +140,7 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
 struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler); /* NULL-safe */
 
 /* Returns 0 or -ENOMEM. A request that can never run is reported through done. */
-int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_request *request);
+int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_prompt_request *request);
 
 /* Inside feed: ends the request with this context, which is then done, with COX_CLOSED. One that is
  * done, or never was, is fine. */

@@ -27,7 +27,7 @@ struct item {
     /* NULL: given up */
     struct cox_serving_client *client;
     /* its tokens are the item's until the scheduler has them */
-    struct cox_request request;
+    struct cox_prompt_request request;
     int32_t *tokens;
     /* the same */
     struct cox_kv_reference *source;
@@ -35,7 +35,7 @@ struct item {
     uint32_t token_count;
     /* the name of its adapter, taken; NULL: none, or given */
     char *lora;
-    struct cox_serving_result result;
+    struct cox_prompt_output result;
 };
 
 struct queue {
@@ -102,7 +102,7 @@ struct cox_serving {
     size_t hold_count;
     /* of the scheduler, when they were copied */
     uint64_t hold_changes;
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
 };
 
 static void queue_init(struct queue *queue)
@@ -129,13 +129,13 @@ static struct item *queue_pop(struct queue *queue)
     return item;
 }
 
-void cox_serving_result_deinit(struct cox_serving_result *result)
+void cox_prompt_output_deinit(struct cox_prompt_output *result)
 {
     free(result->tokens);
     free(result->error);
     cox_kv_reference_free(result->hold);
     free(result->report);
-    *result = (struct cox_serving_result){.index = result->index};
+    *result = (struct cox_prompt_output){.index = result->index};
 }
 
 /* Nothing of it is computed any more, but for a row in flight of a sequence that the ranks know:
@@ -151,7 +151,7 @@ static void item_give_lora(const struct cox_serving *serving, struct item *item)
 static void item_free(const struct cox_serving *serving, struct item *item)
 {
     item_give_lora(serving, item);
-    cox_serving_result_deinit(&item->result);
+    cox_prompt_output_deinit(&item->result);
     free(item->tokens);
     cox_kv_reference_free(item->source);
     free(item);
@@ -615,7 +615,7 @@ void cox_serving_freep(struct cox_serving **serving)
     cox_serving_free(*serving);
 }
 
-void cox_serving_status(struct cox_serving *serving, struct cox_serving_status *ret_status)
+void cox_serving_status(struct cox_serving *serving, struct cox_prompts_status *ret_status)
 {
     pthread_mutex_lock(&serving->lock);
     *ret_status = serving->status;
@@ -715,8 +715,8 @@ static int item_take_lora(const struct cox_serving *serving, struct item *item,
 }
 
 /* What the ranks would refuse a whole step for. */
-static int request_check(const struct cox_serving *serving, const struct cox_request *request,
-                         struct cox_error *err)
+static int request_check(const struct cox_serving *serving,
+                         const struct cox_prompt_request *request, struct cox_error *err)
 {
     uint32_t vocab_size = serving->options.vocab_size;
     if ((request->source || request->hold_ms) && !serving->options.name)
@@ -734,7 +734,7 @@ static int request_check(const struct cox_serving *serving, const struct cox_req
     return 0;
 }
 
-static int item_new(const struct cox_serving *serving, const struct cox_request *request,
+static int item_new(const struct cox_serving *serving, const struct cox_prompt_request *request,
                     uint64_t index, struct item **ret_item)
 {
     struct item *item = calloc(1, sizeof *item);
@@ -762,7 +762,7 @@ static int item_new(const struct cox_serving *serving, const struct cox_request 
     return 0;
 }
 
-int cox_serving_submit(struct cox_serving_client *client, const struct cox_request *request,
+int cox_serving_submit(struct cox_serving_client *client, const struct cox_prompt_request *request,
                        uint64_t index)
 {
     struct cox_serving *serving = client->serving;
@@ -773,7 +773,7 @@ int cox_serving_submit(struct cox_serving_client *client, const struct cox_reque
         return COX_FULL;
     struct item *item;
     struct cox_error error = {0};
-    struct cox_request checked = *request;
+    struct cox_prompt_request checked = *request;
     int r = request_check(serving, request, &error);
     if (r)
         checked.source = NULL; /* it only tells what is wrong */
@@ -802,7 +802,7 @@ int cox_serving_submit(struct cox_serving_client *client, const struct cox_reque
     return 0;
 }
 
-int cox_serving_take(struct cox_serving_client *client, struct cox_serving_result *ret_result)
+int cox_serving_take(struct cox_serving_client *client, struct cox_prompt_output *ret_result)
 {
     struct cox_serving *serving = client->serving;
     pthread_mutex_lock(&serving->lock);
@@ -816,7 +816,7 @@ int cox_serving_take(struct cox_serving_client *client, struct cox_serving_resul
     if (!item)
         return COX_EMPTY;
     *ret_result = item->result;
-    item->result = (struct cox_serving_result){0};
+    item->result = (struct cox_prompt_output){0};
     item_free(serving, item);
     return 0;
 }

@@ -50,7 +50,7 @@ struct cox_serving_options {
     const char *name;
 };
 
-struct cox_serving_status {
+struct cox_prompts_status {
     uint32_t client_count;
     /* not given to the scheduler yet */
     uint64_t waiting;
@@ -82,7 +82,7 @@ void cox_serving_stop(struct cox_serving *serving, const struct cox_error *cause
 /* NULL-safe, returns NULL. */
 struct cox_serving *cox_serving_free(struct cox_serving *serving);
 void cox_serving_freep(struct cox_serving **serving); /* for _cox_cleanup_ */
-void cox_serving_status(struct cox_serving *serving, struct cox_serving_status *ret_status);
+void cox_serving_status(struct cox_serving *serving, struct cox_prompts_status *ret_status);
 
 /* The hold of this sequence, as others pull it: a copy, freed with cox_kv_reference_free. Returns
  * 0; COX_NOT_FOUND: there is none, err says more; -ENOMEM. */
@@ -98,13 +98,13 @@ struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *cl
 
 /* Queues a prompt; its owner is the client. What is wrong with it is told by its result. Returns 0;
  * COX_FULL: take results first; -ENOMEM. */
-int cox_serving_submit(struct cox_serving_client *client, const struct cox_request *request,
+int cox_serving_submit(struct cox_serving_client *client, const struct cox_prompt_request *request,
                        uint64_t index);
 /* Ends a hold of this client; of another one, or one that is over, nothing. Returns 0; COX_FULL:
  * more are waiting for the end of a step than it can hold; -ENOMEM. */
 int cox_serving_release(struct cox_serving_client *client, int64_t sequence);
 
-struct cox_serving_result {
+struct cox_prompt_output {
     uint64_t index;
     enum cox_finish finish;
     /* the new ones; NULL: none */
@@ -122,9 +122,9 @@ struct cox_serving_result {
     /* of a request with pull_only */
     struct cox_pull_report *report;
 };
-void cox_serving_result_deinit(struct cox_serving_result *result); /* idempotent */
+void cox_prompt_output_deinit(struct cox_prompt_output *result); /* idempotent */
 /* The oldest result, or word of a pull. Returns 0 or COX_EMPTY. */
-int cox_serving_take(struct cox_serving_client *client, struct cox_serving_result *ret_result);
+int cox_serving_take(struct cox_serving_client *client, struct cox_prompt_output *ret_result);
 /* Prompts whose results were not taken. */
 uint32_t cox_serving_outstanding(struct cox_serving_client *client);
 /* All of them are given up, done or not; their blocks are free before the next step, those too that

@@ -443,10 +443,10 @@ void cox_shared_weights_give_up(struct cox_shared_weights *weights, int status, 
 }
 
 void cox_shared_weights_status(struct cox_shared_weights *weights,
-                               struct cox_shared_weights_status *ret_status)
+                               struct cox_weights_status *ret_status)
 {
     pthread_mutex_lock(&weights->lock);
-    *ret_status = (struct cox_shared_weights_status){
+    *ret_status = (struct cox_weights_status){
         .version = weights->present.number,
         .next = weights->next.number,
         .digest = weights->present.digest,

@@ -75,7 +75,7 @@ void cox_shared_weights_failed(struct cox_shared_weights *weights, uint64_t vers
 /* No step will be run for what is NEXT: it is withdrawn. */
 void cox_shared_weights_give_up(struct cox_shared_weights *weights, int status, const char *text);
 
-struct cox_shared_weights_status {
+struct cox_weights_status {
     /* PRESENT */
     uint64_t version;
     /* 0: none */
@@ -86,6 +86,6 @@ struct cox_shared_weights_status {
     uint64_t size;
 };
 void cox_shared_weights_status(struct cox_shared_weights *weights,
-                               struct cox_shared_weights_status *ret_status);
+                               struct cox_weights_status *ret_status);
 
 #endif

@@ -153,7 +153,7 @@ static int parse_count(const char *what, const char *text, uint64_t max, uint32_
 
 static int sampling_option(struct generate *g, int option, struct cox_error *err)
 {
-    struct cox_sampling_choice *sampling = &g->complete.sampling;
+    struct cox_prompt_sampling *sampling = &g->complete.sampling;
     double real = 0;
     uint64_t number = 0;
     int r;

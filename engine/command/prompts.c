@@ -263,7 +263,7 @@ static int requests_add(struct completion *completion)
     struct cox_prompts *prompts = completion->run.prompts;
     for (size_t i = 0; i < prompts->count; i++) {
         struct cox_prompt *prompt = &prompts->items[i];
-        struct cox_request request = {
+        struct cox_prompt_request request = {
             .tokens = prompt->tokens,
             .token_count = prompt->token_count,
             .new_count_max = cox_complete_new_count(options),

@@ -51,7 +51,7 @@ int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *
 struct cox_complete_options {
     /* limits; the rest is filled from the group's init */
     struct cox_scheduler_options scheduler;
-    struct cox_sampling_choice sampling;
+    struct cox_prompt_sampling sampling;
     /* 0: 256, or what fits */
     uint32_t new_count_max;
     int32_t stop_tokens[COX_EOS_COUNT_MAX];

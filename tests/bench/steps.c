@@ -85,7 +85,7 @@ static int add_sequences(struct steps *s)
     int32_t prompt[PROMPT_TOKENS];
     for (int i = 0; i < PROMPT_TOKENS; i++)
         prompt[i] = i * 37;
-    const struct cox_request request = {
+    const struct cox_prompt_request request = {
         .tokens = prompt,
         .token_count = PROMPT_TOKENS,
         .new_count_max = NEW_TOKENS,

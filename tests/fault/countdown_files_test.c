@@ -493,7 +493,7 @@ static int plan_new(void *object, struct cox_error *err)
         .position_count_max = 64,
     };
     static const int32_t tokens[] = {1, 2, 3};
-    static const struct cox_request request = {
+    static const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 4, .lora = "adapter"};
     struct cox_plan *plan = NULL;
     int r = cox_plan_new(&options, &plan, err);

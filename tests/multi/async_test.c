@@ -197,7 +197,7 @@ static void run(uint32_t in_flight, uint32_t block_count, int code,
     if (r)
         fail_msg("no scheduler: %s", err.text);
     for (int i = 0; i < REQUEST_COUNT; i++) {
-        const struct cox_request request = {
+        const struct cox_prompt_request request = {
             .tokens = requests[i].tokens,
             .token_count = requests[i].prompt_count,
             .new_count_max = requests[i].new_max,
@@ -297,12 +297,12 @@ static int run_slow(uint32_t rank_count, const char *slow, struct cox_error *err
     memset(requests, 0, sizeof requests);
     requests[0].prompt_count = 40;
     requests[0].new_max = 5;
-    const struct cox_request request = {.tokens = requests[0].tokens,
-                                        .token_count = requests[0].prompt_count,
-                                        .new_count_max = requests[0].new_max,
-                                        .stop_tokens = {ASYNC_STOP},
-                                        .stop_count = 1,
-                                        .context = &requests[0]};
+    const struct cox_prompt_request request = {.tokens = requests[0].tokens,
+                                               .token_count = requests[0].prompt_count,
+                                               .new_count_max = requests[0].new_max,
+                                               .stop_tokens = {ASYNC_STOP},
+                                               .stop_count = 1,
+                                               .context = &requests[0]};
     group_start_as(rank_count, 2, command);
     if (cox_scheduler_new(executor, &options, &scheduler, &why))
         fail_msg("no scheduler: %s", why.text);

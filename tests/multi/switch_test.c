@@ -252,7 +252,7 @@ static void texts_run_to(struct texts *texts, const char *folder, uint32_t switc
     if (r)
         fail_msg("no scheduler: %s", err.text);
     for (uint32_t i = 0; i < PROMPT_COUNT; i++) {
-        const struct cox_request request = {
+        const struct cox_prompt_request request = {
             .tokens = texts->tokens[i],
             .token_count = texts->prompt_count,
             .new_count_max = LENGTH - texts->prompt_count,
@@ -334,7 +334,7 @@ static void weights_no_step_is_of_two_versions(void **state)
                             (PROMPT_LENGTH + SWITCH_LOOK - 1) * sizeof(int32_t));
     for (uint32_t n = 1; n <= 8; n *= 2)
         for (uint32_t in_flight = 1; in_flight <= 2; in_flight++) {
-            struct cox_shared_weights_status status;
+            struct cox_weights_status status;
             struct texts texts = start;
             char what[64];
             snprintf(what, sizeof what, "%" PRIu32 " ranks, %" PRIu32 " in flight", n, in_flight);
@@ -369,7 +369,7 @@ static void weights_a_rank_that_dies_in_the_switch_leaves_no_step_of_two_version
     for (size_t g = 0; g < sizeof groups / sizeof groups[0]; g++)
         for (size_t p = 0; p < 2; p++)
             for (uint32_t in_flight = 1; in_flight <= 2; in_flight++) {
-                struct cox_shared_weights_status status;
+                struct cox_weights_status status;
                 struct texts texts = start;
                 char fault[64], what[128];
                 /* Its second passage: the first one is in init. */
@@ -452,7 +452,7 @@ static void g1c_switches_leave_nothing_behind(void **state)
                          before[k].fds, before[k].images);
         }
     }
-    struct cox_shared_weights_status now;
+    struct cox_weights_status now;
     cox_shared_weights_status(weights, &now);
     assert_int_equal(now.version, 1 + SWITCH_COUNT);
     assert_int_equal(before[0].images, 0);

@@ -35,7 +35,7 @@ static void add_with(struct cox_plan *plan, uint32_t token_count, uint32_t new_c
                      uint64_t hold_ms, void *context)
 {
     const int32_t tokens[64] = {1, 2, 3};
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens,
         .token_count = token_count,
         .new_count_max = new_count_max,
@@ -436,7 +436,7 @@ static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state
     (void)state;
     const int32_t tokens[] = {1, 2, 3};
     int context;
-    const struct cox_request request = {
+    const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 9, .lora = "one", .context = &context};
     for (int ending = 0; ending < 4; ending++) {
         struct cox_plan *plan = plan_new(defaults);

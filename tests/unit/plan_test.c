@@ -32,7 +32,7 @@ static void add(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_
     int32_t tokens[256];
     for (int i = 0; i < 256; i++)
         tokens[i] = i;
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens,
         .token_count = token_count,
         .new_count_max = new_count_max,
@@ -311,7 +311,7 @@ static void shorten_fits_what_is_there(void **state)
     (void)state;
     struct cox_plan *plan = plan_new(defaults);
     const int32_t tokens[70] = {0};
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 60, .new_count_max = 1000, .shorten = true};
     assert_int_equal(cox_plan_add(plan, &request), 0);
     /* 64 positions: the token after the last of them can still be sampled. */
@@ -382,7 +382,7 @@ static void who_is_cancelled_gives_everything_back(void **state)
     static const int32_t tokens[5] = {1, 2, 3, 4, 5};
     char contexts[8];
     for (int i = 0; i < 6; i++) { /* four run, two wait */
-        struct cox_request request = {
+        struct cox_prompt_request request = {
             .tokens = tokens, .token_count = 3, .new_count_max = 20, .context = &contexts[i]};
         assert_int_equal(cox_plan_add(plan, &request), 0);
     }
@@ -394,7 +394,7 @@ static void who_is_cancelled_gives_everything_back(void **state)
     assert_null(cox_plan_done(plan));
     cox_plan_cancel(plan, &contexts[1]); /* runs */
     cox_plan_cancel(plan, &contexts[5]); /* waits, the last */
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 1, .context = &contexts[7]};
     assert_int_equal(cox_plan_add(plan, &request), 0); /* and another one waits in its place */
     assert_int_equal(cox_plan_free_blocks(plan), free_count + 1);
@@ -465,13 +465,13 @@ static struct cox_plan_options with_holds(void)
 static void add_held(struct cox_plan *plan, uint64_t owner, uint64_t hold_ms)
 {
     int32_t tokens[6] = {1, 2, 3, 4, 5, 6};
-    struct cox_request request = {.tokens = tokens,
-                                  .token_count = 6,
-                                  .new_count_max = 1,
-                                  .hold_ms = hold_ms,
-                                  .owner = owner,
-                                  .stop_tokens = {99},
-                                  .stop_count = 1};
+    struct cox_prompt_request request = {.tokens = tokens,
+                                         .token_count = 6,
+                                         .new_count_max = 1,
+                                         .hold_ms = hold_ms,
+                                         .owner = owner,
+                                         .stop_tokens = {99},
+                                         .stop_count = 1};
     assert_int_equal(cox_plan_add(plan, &request), 0);
 }
 
@@ -585,7 +585,7 @@ static const int32_t remote_blocks[] = {8, 9, 3, 4};
 
 /* token_count tokens, the last of them generated elsewhere. */
 static void add_pulled(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max,
-                       const struct cox_request *like)
+                       const struct cox_prompt_request *like)
 {
     int32_t tokens[64];
     for (int i = 0; i < 64; i++)
@@ -596,7 +596,7 @@ static void add_pulled(struct cox_plan *plan, uint32_t token_count, uint32_t new
                                             .lease_ns = COX_DEADLINE_NEVER,
                                             .blocks = remote_blocks,
                                             .block_count = (token_count + 2) / 4};
-    struct cox_request request = *like;
+    struct cox_prompt_request request = *like;
     request.tokens = tokens;
     request.token_count = token_count;
     request.new_count_max = new_count_max;
@@ -610,7 +610,7 @@ static void m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run(voi
     struct cox_plan *plan = plan_new(defaults);
     const struct cox_step *step;
     add(plan, 3, 9);
-    add_pulled(plan, 6, 3, &(struct cox_request){0});
+    add_pulled(plan, 6, 3, &(struct cox_prompt_request){0});
     step = next(plan);
     assert_int_equal(step->row_count, 1);
     const struct cox_sequence *pulled = cox_plan_pull(plan);
@@ -648,7 +648,7 @@ static void m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails(void **s
     struct cox_plan *plan = plan_new(defaults);
     const struct cox_step *step;
     struct cox_error error = {.code = COX_STALE, .text = "gone"};
-    add_pulled(plan, 6, 3, &(struct cox_request){0});
+    add_pulled(plan, 6, 3, &(struct cox_prompt_request){0});
     assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
     assert_int_equal(cox_plan_pull(plan)->pulls, 1);
     assert_int_equal(cox_plan_pulled(plan, 1, COX_PULL_END_RETRY, true, NULL, &error), 0);
@@ -661,7 +661,7 @@ static void m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails(void **s
     assert_null(cox_plan_pull(plan));
     assert_true(step->rows[0].sequence->recomputed);
     commit(plan, 1, 50);
-    add_pulled(plan, 6, 3, &(struct cox_request){.context = &error});
+    add_pulled(plan, 6, 3, &(struct cox_prompt_request){.context = &error});
     step = next(plan);
     assert_non_null(cox_plan_pull(plan));
     commit(plan, 2, 51);
@@ -684,7 +684,7 @@ static void m11_blocks_that_a_late_rank_may_write_are_nobodys(void **state)
     const struct cox_step *step;
     const struct cox_error error = {.code = COX_TIMEOUT, .text = "late"};
     int32_t blocks[2];
-    add_pulled(plan, 6, 3, &(struct cox_request){0});
+    add_pulled(plan, 6, 3, &(struct cox_prompt_request){0});
     assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
     memcpy(blocks, cox_plan_pull(plan)->blocks, sizeof blocks);
     assert_int_equal(cox_plan_pulled(plan, 1, COX_PULL_END_RECOMPUTE, false, NULL, &error), 0);
@@ -717,7 +717,7 @@ static void m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back(void **st
     struct cox_plan *plan = plan_new(defaults);
     const struct cox_step *step;
     int report = 0;
-    add_pulled(plan, 6, 1, &(struct cox_request){.pull_only = true});
+    add_pulled(plan, 6, 1, &(struct cox_prompt_request){.pull_only = true});
     assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
     assert_non_null(cox_plan_pull(plan));
     assert_int_equal(cox_plan_free_blocks(plan), 14);
@@ -739,7 +739,7 @@ static void m11_sources_that_do_not_fit_are_refused(void **state)
     const struct cox_kv_reference source = {
         .cluster_id = "other", .blocks = remote_blocks, .block_count = 3};
     int32_t tokens[6] = {0};
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 6, .new_count_max = 1, .source = &source};
     assert_int_equal(cox_plan_add(plan, &request), 0);
     struct cox_sequence *done = cox_plan_done(plan);
@@ -751,12 +751,12 @@ static void m11_sources_that_do_not_fit_are_refused(void **state)
     options.position_count_max = 5;
     cox_plan_free(plan);
     plan = plan_new(options);
-    add_pulled(plan, 6, 9, &(struct cox_request){.shorten = true});
+    add_pulled(plan, 6, 9, &(struct cox_prompt_request){.shorten = true});
     done = cox_plan_done(plan);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_int_equal(done->token_count, 6);
     cox_sequence_free(done);
-    add_pulled(plan, 6, 9, &(struct cox_request){0});
+    add_pulled(plan, 6, 9, &(struct cox_prompt_request){0});
     done = cox_plan_done(plan);
     assert_int_equal(done->error.code, COX_TOO_LARGE);
     cox_sequence_free(done);
@@ -769,7 +769,7 @@ static void m11_a_pull_that_nobody_began_is_cancelled_like_any_other(void **stat
     struct cox_plan *plan = plan_new(defaults);
     const struct cox_step *step;
     int mine;
-    add_pulled(plan, 6, 3, &(struct cox_request){.context = &mine});
+    add_pulled(plan, 6, 3, &(struct cox_prompt_request){.context = &mine});
     assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
     cox_plan_cancel(plan, &mine);
     struct cox_sequence *done = cox_plan_done(plan);
@@ -785,7 +785,7 @@ static void m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit(void 
     (void)state;
     struct cox_plan *plan = plan_new(with_holds());
     int32_t tokens[6] = {0};
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 6, .new_count_max = 59, .hold_ms = 60000, .owner = 1};
     assert_int_equal(cox_plan_add(plan, &request), 0);
     request.new_count_max = 60; /* one more than there are positions */

@@ -118,7 +118,7 @@ static struct cox_scheduler_options options_make(void)
 
 static void add_one(struct cox_scheduler *scheduler, struct expectation *e)
 {
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = e->tokens,
         .token_count = e->prompt_count,
         .new_count_max = e->new_max,
@@ -286,7 +286,8 @@ static void a_step_behind_others_has_the_time_of_a_step(void **state)
     executor->script.taken = runs_when_the_next_is_there;
     assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
     const int32_t tokens[3] = {1, 2, 3};
-    const struct cox_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 9};
+    const struct cox_prompt_request request = {
+        .tokens = tokens, .token_count = 3, .new_count_max = 9};
     assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
     const uint64_t before_ns = cox_now_ns();
     assert_int_equal(cox_scheduler_run(scheduler, &error), 0);
@@ -335,7 +336,7 @@ static void m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at(void **state)
     executor->script.submit = second_refused;
     assert_int_equal(cox_scheduler_new(executor, &options, &held.scheduler, &error), 0);
     const int32_t tokens[3] = {1, 2, 3};
-    struct cox_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 9};
+    struct cox_prompt_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 9};
     assert_int_equal(cox_scheduler_add(held.scheduler, &request), 0);
     request.hold_ms = 600000;
     assert_int_equal(cox_scheduler_add(held.scheduler, &request), 0);
@@ -367,7 +368,8 @@ static void retries_of_a_second_chunk_end(void **state)
     executor->script.status = every_second_rejected;
     assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
     const int32_t tokens[12] = {1, 2, 3};
-    const struct cox_request request = {.tokens = tokens, .token_count = 12, .new_count_max = 9};
+    const struct cox_prompt_request request = {
+        .tokens = tokens, .token_count = 12, .new_count_max = 9};
     assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
     assert_int_equal(cox_scheduler_run(scheduler, &error), COX_REJECTED);
     assert_non_null(strstr(error.text, "tried 4 times"));
@@ -749,7 +751,8 @@ static void steps_allocate_nothing(void **state)
         options.nested = nested;
         assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
         const int32_t tokens[3] = {1, 2, 3};
-        struct cox_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 40};
+        struct cox_prompt_request request = {
+            .tokens = tokens, .token_count = 3, .new_count_max = 40};
         for (int i = 0; i < 8; i++)
             assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
         allocations_before = allocations_after = 0;

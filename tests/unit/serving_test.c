@@ -75,7 +75,7 @@ static int submit_with(struct client *client, uint64_t index, uint32_t new_count
                        const char *lora)
 {
     int32_t tokens[PROMPT_MAX];
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens,
         .token_count = prompt_of(index, tokens),
         .new_count_max = new_count,
@@ -92,9 +92,9 @@ static int submit(struct client *client, uint64_t index, uint32_t new_count, boo
 }
 
 /* Waits for it. */
-static struct cox_serving_result take(struct client *client)
+static struct cox_prompt_output take(struct client *client)
 {
-    struct cox_serving_result result;
+    struct cox_prompt_output result;
     while (cox_serving_take(client->client, &result)) {
         struct pollfd fd = {.fd = client->wake_fd, .events = POLLIN};
         uint64_t count;
@@ -105,7 +105,7 @@ static struct cox_serving_result take(struct client *client)
     return result;
 }
 
-static void expect_text(const struct cox_serving_result *result, uint32_t new_count)
+static void expect_text(const struct cox_prompt_output *result, uint32_t new_count)
 {
     int32_t tokens[PROMPT_MAX + 64];
     uint32_t prompt_count = prompt_of(result->index, tokens), count = prompt_count;
@@ -121,11 +121,11 @@ static void expect_text(const struct cox_serving_result *result, uint32_t new_co
 }
 
 static void await_status(struct cox_serving *serving,
-                         bool (*holds)(const struct cox_serving_status *status))
+                         bool (*holds)(const struct cox_prompts_status *status))
 {
     uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
     for (;;) {
-        struct cox_serving_status status;
+        struct cox_prompts_status status;
         cox_serving_status(serving, &status);
         if (holds(&status))
             return;
@@ -137,18 +137,18 @@ static void await_status(struct cox_serving *serving,
     }
 }
 
-static bool is_all_free(const struct cox_serving_status *status)
+static bool is_all_free(const struct cox_prompts_status *status)
 {
     return status->running == 0 && status->waiting == 0 &&
            status->free_blocks == status->block_count;
 }
 
-static bool is_busy(const struct cox_serving_status *status)
+static bool is_busy(const struct cox_prompts_status *status)
 {
     return status->free_blocks < status->block_count;
 }
 
-static bool is_all_done(const struct cox_serving_status *status)
+static bool is_all_done(const struct cox_prompts_status *status)
 {
     return status->running == 0 && status->waiting == 0;
 }
@@ -168,19 +168,19 @@ static void clients_get_their_own_answers(void **state)
         for (int c = 4; c >= 0; c--) {
             bool seen[40] = {false};
             for (int i = 0; i < 40; i++) {
-                struct cox_serving_result result = take(&clients[c]);
+                struct cox_prompt_output result = take(&clients[c]);
                 assert_int_equal(result.index % 5, c);
                 assert_false(seen[result.index / 5]);
                 seen[result.index / 5] = true;
                 expect_text(&result, 10);
-                cox_serving_result_deinit(&result);
+                cox_prompt_output_deinit(&result);
             }
             assert_int_equal(cox_serving_outstanding(clients[c].client), 0);
             client_free(&clients[c]);
         }
         await_status(serving, is_all_free);
     }
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     cox_serving_status(serving, &status);
     assert_int_equal(status.completed, 600);
     assert_int_equal(status.cancelled, 0);
@@ -227,17 +227,17 @@ static void a_client_with_many_prompts_does_not_delay_another_by_all_of_them(voi
     /* Eight run at a time, 40 steps each, and eight more are ahead: all of them take 2,560 steps.
      */
     limit_set(200);
-    struct cox_serving_result result = take(&one);
+    struct cox_prompt_output result = take(&one);
     expect_text(&result, 3);
-    cox_serving_result_deinit(&result);
-    struct cox_serving_status status;
+    cox_prompt_output_deinit(&result);
+    struct cox_prompts_status status;
     cox_serving_status(serving, &status);
     assert_true(status.waiting > COX_SERVING_PROMPT_COUNT_MAX / 2);
     limit_set(UINT64_MAX);
     /* It reads nothing, and has room again for as many as it takes. */
     assert_int_equal(submit(&many, count, 1, true), COX_FULL);
     result = take(&many);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     assert_int_equal(submit(&many, count, 1, true), 0);
     assert_int_equal(submit(&many, count, 1, true), COX_FULL);
     await_status(serving, is_all_done);
@@ -256,14 +256,14 @@ static void tokens_have_a_bound_of_their_own(void **state)
     struct cox_executor *executor = executor_new();
     struct cox_serving *serving = serving_new(executor);
     struct client client = client_new(serving);
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens, .token_count = COX_SERVING_TOKEN_COUNT_MAX + 1, .new_count_max = 1};
     assert_int_equal(cox_serving_submit(client.client, &request, 0), 0); /* one alone may */
     request.token_count = 1;
     assert_int_equal(cox_serving_submit(client.client, &request, 1), COX_FULL);
-    struct cox_serving_result result = take(&client);
+    struct cox_prompt_output result = take(&client);
     assert_int_equal(result.error->code, COX_TOO_LARGE);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     assert_int_equal(cox_serving_submit(client.client, &request, 1), 0);
     client_free(&client);
     cox_serving_free(serving);
@@ -286,12 +286,12 @@ static void what_is_given_up_frees_its_blocks(void **state)
         cox_serving_cancel(gone.client);
         assert_int_equal(cox_serving_outstanding(gone.client), 0);
         for (int i = 0; i < 3; i++) {
-            struct cox_serving_result result = take(&stays);
+            struct cox_prompt_output result = take(&stays);
             expect_text(&result, 20);
-            cox_serving_result_deinit(&result);
+            cox_prompt_output_deinit(&result);
         }
         await_status(serving, is_all_free);
-        struct cox_serving_result none;
+        struct cox_prompt_output none;
         assert_int_equal(cox_serving_take(gone.client, &none), COX_EMPTY);
     }
     client_free(&gone);
@@ -314,7 +314,7 @@ static void what_is_given_up_runs_no_further(void **state)
     cox_serving_cancel(gone.client);
     limit_set(20); /* they would need a hundred */
     await_status(serving, is_all_free);
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     cox_serving_status(serving, &status);
     assert_int_equal(status.cancelled, 30);
     limit_set(UINT64_MAX);
@@ -328,7 +328,7 @@ static void bad_prompts_fail_alone(void **state)
     (void)state;
     static const int32_t outside[] = {1, 100}, below[] = {-1};
     static int32_t huge[200];
-    const struct cox_request bad[] = {
+    const struct cox_prompt_request bad[] = {
         {.tokens = outside, .token_count = 2, .new_count_max = 1},
         {.tokens = below, .token_count = 1, .new_count_max = 1},
         {.tokens = below, .token_count = 0, .new_count_max = 1},
@@ -342,14 +342,14 @@ static void bad_prompts_fail_alone(void **state)
         assert_int_equal(cox_serving_submit(client.client, &bad[i], i), 0);
     assert_int_equal(submit(&client, 4, 5, false), 0);
     for (int i = 0; i < 5; i++) {
-        struct cox_serving_result result = take(&client);
+        struct cox_prompt_output result = take(&client);
         if (result.index == 4) {
             expect_text(&result, 5);
         } else {
             assert_int_equal(result.finish, COX_FINISH_ERROR);
             assert_int_equal(result.error->code, codes[result.index]);
         }
-        cox_serving_result_deinit(&result);
+        cox_prompt_output_deinit(&result);
     }
     client_free(&client);
     cox_serving_free(serving);
@@ -371,15 +371,15 @@ static void after_a_failure_the_next_prompt_gets_another_scheduler(void **state)
     for (uint64_t i = 0; i < 4; i++)
         assert_int_equal(submit(&client, i, 60, true), 0);
     for (int i = 0; i < 4; i++) {
-        struct cox_serving_result result = take(&client);
+        struct cox_prompt_output result = take(&client);
         assert_int_equal(result.error->code, COX_PEER_DEAD);
         assert_non_null(strstr(result.error->text, "rank 1 says no"));
-        cox_serving_result_deinit(&result);
+        cox_prompt_output_deinit(&result);
     }
     assert_int_equal(submit(&client, 9, 20, false), 0);
-    struct cox_serving_result result = take(&client);
+    struct cox_prompt_output result = take(&client);
     expect_text(&result, 20);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     client_free(&client);
     cox_serving_free(serving);
     executor_free(executor);
@@ -401,10 +401,10 @@ static void the_end_is_told_with_its_cause(void **state)
         cox_serving_stop(serving, NULL);
         assert_int_equal(submit(&client, 30, 10, false), 0);
         for (int i = 0; i < 31; i++) {
-            struct cox_serving_result result = take(&client);
+            struct cox_prompt_output result = take(&client);
             assert_int_equal(result.error->code, with_cause ? COX_PEER_DEAD : COX_CLOSED);
             assert_true(!with_cause || !strcmp(result.error->text, "rank 7 died"));
-            cox_serving_result_deinit(&result);
+            cox_prompt_output_deinit(&result);
         }
         client_free(&client);
         cox_serving_free(serving);
@@ -454,9 +454,9 @@ static void m13_prompts_count_as_uses_until_they_are_done(void **state)
                                                   : NULL),
                          0);
     for (uint64_t i = 0; i < 60; i++) {
-        struct cox_serving_result result = take(&client);
+        struct cox_prompt_output result = take(&client);
         expect_text(&result, 10);
-        cox_serving_result_deinit(&result);
+        cox_prompt_output_deinit(&result);
     }
     assert_true(executor->lora_row_count > 0);
     assert_int_equal(uses_of(lora, "a"), 0);
@@ -486,14 +486,14 @@ static void m13_a_prompt_with_an_unknown_adapter_fails_alone(void **state)
         assert_int_equal(submit(&client, 1, 10, false), 0);
         assert_int_equal(submit_with(&client, 2, 10, false, "missing"), 0);
         for (int i = 0; i < 2; i++) {
-            struct cox_serving_result result = take(&client);
+            struct cox_prompt_output result = take(&client);
             if (result.index == 1)
                 expect_text(&result, 10);
             else
                 assert_int_equal(result.error->code, with ? COX_INVALID : COX_UNSUPPORTED);
             if (result.index == 2 && with)
                 assert_non_null(strstr(result.error->text, "'missing' is loaded; there are: a, b"));
-            cox_serving_result_deinit(&result);
+            cox_prompt_output_deinit(&result);
         }
         client_free(&client);
         cox_serving_free(serving);
@@ -553,7 +553,7 @@ static void submit_pulled(struct client *client, uint64_t index, uint32_t new_co
                                             .lease_ns = cox_deadline_after_ms(60000),
                                             .blocks = blocks,
                                             .block_count = (count + BLOCK_SIZE - 1) / BLOCK_SIZE};
-    struct cox_request request = {
+    struct cox_prompt_request request = {
         .tokens = tokens,
         .token_count = count + 1,
         .new_count_max = new_count,
@@ -563,17 +563,17 @@ static void submit_pulled(struct client *client, uint64_t index, uint32_t new_co
     assert_int_equal(cox_serving_submit(client->client, &request, index), 0);
 }
 
-static struct cox_serving_result take_word(struct client *client, uint64_t index, int code)
+static struct cox_prompt_output take_word(struct client *client, uint64_t index, int code)
 {
-    struct cox_serving_result word = take(client);
+    struct cox_prompt_output word = take(client);
     assert_true(word.is_pulled);
     assert_int_equal(word.index, index);
     assert_int_equal(word.error ? word.error->code : 0, code);
-    cox_serving_result_deinit(&word);
+    cox_prompt_output_deinit(&word);
     return take(client);
 }
 
-static void expect_rest(const struct cox_serving_result *result, uint32_t new_count)
+static void expect_rest(const struct cox_prompt_output *result, uint32_t new_count)
 {
     int32_t tokens[PROMPT_MAX + 64];
     uint32_t count = prompt_of(result->index, tokens);
@@ -589,7 +589,7 @@ static void expect_rest(const struct cox_serving_result *result, uint32_t new_co
 
 static void await_free(struct cox_serving *serving)
 {
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
     do {
         cox_serving_status(serving, &status);
@@ -605,13 +605,13 @@ static void m11_a_pulled_prompt_goes_on_with_the_same_text(void **state)
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_serving *serving = serving_with(executor, NULL, "this");
     struct client client = client_new(serving);
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     for (uint64_t index = 3; index < 14; index++) {
         submit_pulled(&client, index, 5, false);
-        struct cox_serving_result result = take_word(&client, index, 0);
+        struct cox_prompt_output result = take_word(&client, index, 0);
         expect_rest(&result, 5);
         assert_false(result.recomputed);
-        cox_serving_result_deinit(&result);
+        cox_prompt_output_deinit(&result);
     }
     assert_int_equal(executor->token_count_max, 1); /* of no prompt was anything computed */
     cox_serving_status(serving, &status);
@@ -639,12 +639,12 @@ static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_serving *serving = serving_with(executor, NULL, "this");
     struct client client = client_new(serving);
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     executor->script.pull_code = fails_twice;
     submit_pulled(&client, 9, 5, false);
-    struct cox_serving_result result = take_word(&client, 9, 0);
+    struct cox_prompt_output result = take_word(&client, 9, 0);
     expect_rest(&result, 5);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     cox_serving_status(serving, &status);
     assert_int_equal(status.transfer.retries, 2);
     assert_int_equal(status.transfer.failed, 2);
@@ -653,13 +653,13 @@ static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
     result = take_word(&client, 10, COX_STALE);
     expect_rest(&result, 5);
     assert_true(result.recomputed);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     cox_serving_status(serving, &status);
     assert_int_equal(status.recomputed, 1);
     submit_pulled(&client, 11, 5, true);
     result = take_word(&client, 11, COX_STALE);
     assert_int_equal(result.error->code, COX_STALE);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     assert_int_equal(executor->pull_count, 9);
     await_free(serving);
     client_free(&client);
@@ -673,7 +673,7 @@ static void p9_who_goes_in_the_midst_of_a_pull_leaves_no_block(void **state)
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_serving *serving = serving_with(executor, NULL, "this");
     struct client client = client_new(serving);
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     executor->script.pulls_held = true;
     submit_pulled(&client, 9, 5, false);
     struct fixture_pull pull = executor_await_pull(executor);
@@ -699,12 +699,12 @@ static void m10_a_hold_is_its_clients(void **state)
     struct cox_kv_reference *found;
     struct cox_error error = {0};
     int32_t tokens[PROMPT_MAX];
-    struct cox_request request = {.tokens = tokens,
-                                  .new_count_max = 4,
-                                  .hold_ms = 60000,
-                                  .token_count = prompt_of(9, tokens)};
+    struct cox_prompt_request request = {.tokens = tokens,
+                                         .new_count_max = 4,
+                                         .hold_ms = 60000,
+                                         .token_count = prompt_of(9, tokens)};
     assert_int_equal(cox_serving_submit(client.client, &request, 9), 0);
-    struct cox_serving_result result = take(&client);
+    struct cox_prompt_output result = take(&client);
     assert_int_equal(result.token_count, 1);
     assert_non_null(result.hold);
     assert_string_equal(result.hold->cluster_id, "this");
@@ -717,14 +717,14 @@ static void m10_a_hold_is_its_clients(void **state)
         ;
     assert_int_equal(found->blocks[2], result.hold->blocks[2]);
     cox_kv_reference_free(found);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     assert_int_equal(cox_serving_release(client.client, id), 0);
     await_free(serving);
     /* And what it has not released goes with it. */
     assert_int_equal(cox_serving_submit(client.client, &request, 10), 0);
     result = take(&client);
     assert_non_null(result.hold);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     client_free(&client);
     await_free(serving);
     client_free(&other);
@@ -735,10 +735,10 @@ static void m10_a_hold_is_its_clients(void **state)
 static int submit_held(struct client *client, uint64_t index)
 {
     int32_t tokens[PROMPT_MAX];
-    struct cox_request request = {.tokens = tokens,
-                                  .new_count_max = 4,
-                                  .hold_ms = 600000,
-                                  .token_count = prompt_of(index, tokens)};
+    struct cox_prompt_request request = {.tokens = tokens,
+                                         .new_count_max = 4,
+                                         .hold_ms = 600000,
+                                         .token_count = prompt_of(index, tokens)};
     return cox_serving_submit(client->client, &request, index);
 }
 
@@ -748,7 +748,7 @@ static void m10_holds_that_a_cancel_dropped_unheard_are_released(void **state)
     struct cox_executor *executor = executor_of_two_groups();
     struct cox_serving *serving = serving_with(executor, NULL, "this");
     struct client client = client_new(serving);
-    struct cox_serving_status status;
+    struct cox_prompts_status status;
     for (uint64_t index = 0; index < 3; index++)
         assert_int_equal(submit_held(&client, index), 0);
     do
@@ -813,16 +813,16 @@ static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_c
                                             .blocks = &token,
                                             .block_count = BLOCK_COUNT_MAX + 1};
     for (int only = 0; only < 2; only++) {
-        const struct cox_request request = {.tokens = &token,
-                                            .token_count = !only,
-                                            .new_count_max = 1,
-                                            .source = &source,
-                                            .pull_only = only};
+        const struct cox_prompt_request request = {.tokens = &token,
+                                                   .token_count = !only,
+                                                   .new_count_max = 1,
+                                                   .source = &source,
+                                                   .pull_only = only};
         assert_int_equal(cox_serving_submit(client.client, &request, 1), 0);
-        struct cox_serving_result result = take(&client);
+        struct cox_prompt_output result = take(&client);
         assert_int_equal(result.error->code, COX_INVALID);
         assert_non_null(strstr(result.error->text, "blocks are to be pulled: here are"));
-        cox_serving_result_deinit(&result);
+        cox_prompt_output_deinit(&result);
     }
     client_free(&client);
     cox_serving_free(serving);
@@ -836,9 +836,9 @@ static void m10_who_takes_no_part_in_transfers_says_so(void **state)
     struct cox_serving *serving = serving_new(executor);
     struct client client = client_new(serving);
     submit_pulled(&client, 9, 5, false);
-    struct cox_serving_result result = take(&client);
+    struct cox_prompt_output result = take(&client);
     assert_int_equal(result.error->code, COX_UNSUPPORTED);
-    cox_serving_result_deinit(&result);
+    cox_prompt_output_deinit(&result);
     client_free(&client);
     cox_serving_free(serving);
     executor_free(executor);

@@ -75,9 +75,9 @@ static int close_fixture(void **state)
     return 0;
 }
 
-static struct cox_shared_weights_status status_now(void)
+static struct cox_weights_status status_now(void)
 {
-    struct cox_shared_weights_status status;
+    struct cox_weights_status status;
     cox_shared_weights_status(f.weights, &status);
     return status;
 }
@@ -337,9 +337,10 @@ static struct cox_serving *serving_new(void)
 static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(void **state)
 {
     const int32_t tokens[] = {3, 1, 4};
-    const struct cox_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 5};
+    const struct cox_prompt_request request = {
+        .tokens = tokens, .token_count = 3, .new_count_max = 5};
     struct cox_serving_client *client;
-    struct cox_serving_result result;
+    struct cox_prompt_output result;
     uint64_t version = 0, count;
     int wake_fd = eventfd(0, EFD_CLOEXEC);
     (void)state;
@@ -360,7 +361,7 @@ static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(
         assert_int_equal(cox_serving_take(client, &result), 0);
         assert_int_equal(result.finish, COX_FINISH_LENGTH);
         assert_int_equal(result.token_count, 5);
-        cox_serving_result_deinit(&result);
+        cox_prompt_output_deinit(&result);
         cox_serving_client_free(client);
         assert_int_equal(f.executor->weights_version, 2 + turn);
     }
@@ -433,10 +434,10 @@ struct schedule {
 static void prompt_add(const struct schedule *schedule, const struct prompt *prompt)
 {
     static const int32_t tokens[64] = {3, 1, 4, 1, 5};
-    const struct cox_request request = {.tokens = tokens,
-                                        .token_count = prompt->token_count,
-                                        .new_count_max = prompt->new_count,
-                                        .hold_ms = prompt->held ? PATIENCE_MS : 0};
+    const struct cox_prompt_request request = {.tokens = tokens,
+                                               .token_count = prompt->token_count,
+                                               .new_count_max = prompt->new_count,
+                                               .hold_ms = prompt->held ? PATIENCE_MS : 0};
     assert_int_equal(cox_scheduler_add(schedule->scheduler, &request), 0);
 }
 
