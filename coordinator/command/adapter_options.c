@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define TIMEOUT_MS_DEFAULT 60000
-
 void cox_adapter_choice_deinit(struct cox_adapter_choice *choice)
 {
     for (size_t i = 0; i < choice->count; i++) {
@@ -54,17 +52,4 @@ int cox_adapter_choice_take(struct cox_adapter_choice *choice, const char *text,
         return r;
     choice->items[choice->count++].name = cox_steal_ptr(&name);
     return 0;
-}
-
-int cox_adapter_choice_load(const struct cox_adapter_choice *choice, struct cox_lora *lora,
-                            uint32_t rank_count, uint64_t timeout_ms, struct cox_error *err)
-{
-    _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
-        calloc(rank_count, sizeof *results);
-    int r = results ? 0 : cox_fail(err, -ENOMEM, "no memory");
-    for (size_t i = 0; r == 0 && i < choice->count; i++)
-        r = cox_lora_load(lora, choice->items[i].name, choice->items[i].path,
-                          cox_deadline_after_ms(timeout_ms ? timeout_ms : TIMEOUT_MS_DEFAULT),
-                          results, err);
-    return r;
 }

@@ -19,7 +19,6 @@ enum cox_exit {
     COX_EXIT_SIGNAL = 128, /* and the number of the signal that ended it */
 };
 
-int cox_command_run(int argc, char **argv);
 int cox_command_status(int argc, char **argv);
 int cox_command_stop(int argc, char **argv);
 int cox_command_recover(int argc, char **argv);

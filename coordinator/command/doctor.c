@@ -4,7 +4,7 @@
 #include "channel/shm/control.h"
 #include "channel/socket/door.h"
 #include "channel/base/cgroup.h"
-#include "crew.h"
+#include "foreground.h"
 #include "doctor_checks.h"
 
 #include <fcntl.h>
@@ -236,17 +236,17 @@ static void check_limits(struct doctor *doctor)
 {
     struct rlimit limit;
     char text[32];
-    uint64_t fds = cox_crew_fd_count(doctor->rank_count, false, true);
-    uint64_t sealed = cox_crew_fd_count(doctor->rank_count, true, true);
+    uint64_t fds = cox_foreground_fd_count(doctor->rank_count, false, true);
+    uint64_t sealed = cox_foreground_fd_count(doctor->rank_count, true, true);
     getrlimit(RLIMIT_NOFILE, &limit);
     finding(doctor,
             shortage(doctor, limit.rlim_cur >= fds,
-                     limit.rlim_cur >= cox_crew_fd_count(1, false, true)),
+                     limit.rlim_cur >= cox_foreground_fd_count(1, false, true)),
             "open files", "ulimit -n 1024",
             "%s; a coordinator of %" PRIu32 " ranks takes %" PRIu64 ", sealed %" PRIu64
             ", with %d for a model's weights",
             at_most(text, sizeof text, limit.rlim_cur), doctor->rank_count, fds, sealed,
-            COX_CREW_FDS_OF_WEIGHTS);
+            COX_FOREGROUND_FDS_OF_WEIGHTS);
     uint64_t threads = threads_of_group(doctor->rank_count);
     getrlimit(RLIMIT_NPROC, &limit);
     finding(doctor, limit.rlim_cur < threads ? NOTE : GOOD, "processes",

@@ -1,7 +1,6 @@
 #include "options.h"
 
 #include "channel/shm/geometry.h"
-#include "engine/model/block.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -15,7 +14,6 @@
 #define SIZE_MAX_BYTES (UINT64_C(1) << 40)
 #define RESTART_MAX_MAX 1000000
 #define ASYNC_STEPS_IN_FLIGHT 2
-#define REFERENCE_WORKER "coxswain-worker"
 
 /* ---- values ---- */
 
@@ -100,7 +98,7 @@ static int parse_on_death(const char *text, enum cox_on_death *ret_on_death, str
 }
 
 /* "0.1-5" or "0.1" */
-static int parse_backoff(const char *text, struct cox_recovery_options *options,
+static int parse_backoff(const char *text, struct cox_restart_policy *options,
                          struct cox_error *err)
 {
     char first[64];
@@ -256,7 +254,7 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
     if (options->no_bulk && options->bulk_size)
         return cox_fail(err, COX_INVALID, "--bulk-size: not with --no-bulk");
-    const struct cox_recovery_options *recovery = &options->recovery;
+    const struct cox_restart_policy *recovery = &options->recovery;
     if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&
         recovery->on_death != COX_ON_DEATH_RESTART &&
         recovery->on_death != COX_ON_DEATH_RESTART_ALL)
@@ -371,26 +369,12 @@ int cox_worker_find(struct cox_group_choice *options, const char **ret_path, str
     int r = own_folder(folder, err);
     if (r)
         return r;
-    int size = snprintf(options->worker_path, PATH_MAX, "%s/" REFERENCE_WORKER, folder);
+    int size = snprintf(options->worker_path, PATH_MAX, "%s/" COX_REFERENCE_WORKER, folder);
     if (size < PATH_MAX && access(options->worker_path, X_OK) == 0)
         *ret_path = options->worker_path;
     else
-        *ret_path = REFERENCE_WORKER; /* the start searches PATH, and says if it is not there */
+        *ret_path = COX_REFERENCE_WORKER; /* the start searches PATH, and says if it is not there */
     return 0;
-}
-
-int cox_worker_check(const struct cox_group_choice *options, const char *worker, const char *model,
-                     struct cox_error *err)
-{
-    const struct cox_share share = {.rank_count = options->rank_count};
-    struct cox_model_config config;
-    const char *name = strrchr(worker, '/');
-    if (options->legacy_workers || strcmp(name ? name + 1 : worker, REFERENCE_WORKER) != 0)
-        return 0;
-    /* What is wrong with it is told by whoever loads it. */
-    if (cox_model_folder_config(model, &config, NULL))
-        return 0;
-    return cox_share_check(&config, &share, err);
 }
 
 static bool is_folder(const char *path)

@@ -13,13 +13,16 @@
 #ifndef COX_COORDINATOR_OPTIONS_H
 #define COX_COORDINATOR_OPTIONS_H
 
-#include "coordinator/recovery/recovery.h"
+#include "coordinator/executor/executor.h"
+#include "coordinator/recovery/restart_policy.h"
 
 #include <getopt.h>
 #include <limits.h>
 #include <stdio.h>
 
 #define COX_GROUP_CHOICE_RANK_COUNT_DEFAULT 2
+/* The program that is started unless another one is named. */
+#define COX_REFERENCE_WORKER "coxswain-worker"
 
 struct cox_group_choice {
     uint32_t rank_count;
@@ -48,7 +51,7 @@ struct cox_group_choice {
     uint64_t step_ms;
     /* --on-death and what belongs to it; 0: default. Only of commands that take
      * COX_RECOVERY_LONG_OPTIONS. */
-    struct cox_recovery_options recovery;
+    struct cox_restart_policy recovery;
     bool recovery_given;
     /* of the scheduler; 0: default. Of commands that take COX_ASYNC_LONG_OPTIONS */
     uint32_t steps_in_flight;
@@ -147,10 +150,6 @@ void cox_group_choice_help(FILE *file);
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
  * COX_EXEC_FAILED. */
 int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);
-/* Whether the reference worker, where that is the one, can divide this model among so many ranks:
- * it would say so itself, each rank of them, once all are started. Returns 0 or COX_INVALID. */
-int cox_worker_check(const struct cox_group_choice *options, const char *worker, const char *model,
-                     struct cox_error *err);
 /* --model; ../share/coxswain/models/sums, from this program; models/sums in a folder above it.
  * Returns 0; COX_NOT_FOUND: no such folder; -errno. */
 int cox_model_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);

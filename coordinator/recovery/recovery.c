@@ -65,16 +65,16 @@ static void *recovery_main(void *context)
 
 static void options_complete(struct cox_recovery_options *options)
 {
-    if (!options->restart_max)
-        options->restart_max = RESTART_MAX_DEFAULT;
-    if (!options->window_ms)
-        options->window_ms = WINDOW_MS_DEFAULT;
-    if (!options->backoff_min_ms)
-        options->backoff_min_ms = BACKOFF_MIN_MS_DEFAULT;
-    if (!options->backoff_max_ms)
-        options->backoff_max_ms = BACKOFF_MAX_MS_DEFAULT;
-    if (options->backoff_max_ms < options->backoff_min_ms)
-        options->backoff_max_ms = options->backoff_min_ms;
+    if (!options->policy.restart_max)
+        options->policy.restart_max = RESTART_MAX_DEFAULT;
+    if (!options->policy.window_ms)
+        options->policy.window_ms = WINDOW_MS_DEFAULT;
+    if (!options->policy.backoff_min_ms)
+        options->policy.backoff_min_ms = BACKOFF_MIN_MS_DEFAULT;
+    if (!options->policy.backoff_max_ms)
+        options->policy.backoff_max_ms = BACKOFF_MAX_MS_DEFAULT;
+    if (options->policy.backoff_max_ms < options->policy.backoff_min_ms)
+        options->policy.backoff_max_ms = options->policy.backoff_min_ms;
     if (!options->restart_ms)
         options->restart_ms = RESTART_MS_DEFAULT;
 }
@@ -100,12 +100,13 @@ int cox_recovery_start(struct cox_executor *executor, const struct cox_recovery_
     options_complete(&recovery->options);
     recovery->rank_count = cox_executor_rank_count(executor);
     recovery->whole =
-        options->on_death == COX_ON_DEATH_RESTART_ALL || cox_executor_legacy(executor);
+        options->policy.on_death == COX_ON_DEATH_RESTART_ALL || cox_executor_legacy(executor);
     cox_condition_init(&recovery->wake);
     pthread_mutex_init(&recovery->lock, NULL);
     recovery->statuses = calloc(recovery->rank_count, sizeof *recovery->statuses);
     recovery->ranks = calloc(recovery->rank_count, sizeof *recovery->ranks);
-    recovery->deaths = calloc((size_t)recovery->options.restart_max + 1, sizeof *recovery->deaths);
+    recovery->deaths =
+        calloc((size_t)recovery->options.policy.restart_max + 1, sizeof *recovery->deaths);
     int r = recovery->statuses && recovery->ranks && recovery->deaths ? 0 : -ENOMEM;
     if (!r)
         r = cox_thread_start(&recovery->thread, recovery_main, recovery);
@@ -113,7 +114,7 @@ int cox_recovery_start(struct cox_executor *executor, const struct cox_recovery_
         recovery_destroy(recovery);
         return cox_fail(err, r, "recovery: %s", cox_status_text(r));
     }
-    if (options->on_death == COX_ON_DEATH_RESTART && recovery->whole)
+    if (options->policy.on_death == COX_ON_DEATH_RESTART && recovery->whole)
         cox_log_write(
             &options->log, 4,
             "legacy workers take no new one among them: a death starts all of them again");
@@ -181,7 +182,7 @@ int cox_recovery_await(struct cox_recovery *recovery, struct cox_error *err)
     else if (recovery->failed) {
         r = COX_PEER_DEAD;
         /* What the caller says of the death says more than that there was one. */
-        if (err->code != r || recovery->options.on_death != COX_ON_DEATH_FAIL)
+        if (err->code != r || recovery->options.policy.on_death != COX_ON_DEATH_FAIL)
             *err = recovery->failure;
     }
     pthread_mutex_unlock(&recovery->lock);
@@ -212,10 +213,10 @@ static void describe(struct cox_recovery *recovery, char *text, size_t size)
     else if (due_ns != COX_DEADLINE_NEVER && due_ns > now)
         snprintf(text, size, "pausing %" PRIu64 " ms before the next try",
                  (due_ns - now) / COX_NSEC_PER_MSEC + 1);
-    else if (dead && recovery->options.on_death == COX_ON_DEATH_WAIT)
+    else if (dead && recovery->options.policy.on_death == COX_ON_DEATH_WAIT)
         snprintf(text, size, "waiting for an order: coxswain recover restart --rank %td",
                  dead - recovery->ranks);
-    else if (recovery->unready && recovery->options.on_death == COX_ON_DEATH_WAIT)
+    else if (recovery->unready && recovery->options.policy.on_death == COX_ON_DEATH_WAIT)
         snprintf(text, size, "waiting for an order: coxswain recover restart");
     else if (recovery->half_paused)
         snprintf(text, size,
@@ -226,9 +227,9 @@ void cox_recovery_status(struct cox_recovery *recovery, struct cox_recovery_stat
 {
     pthread_mutex_lock(&recovery->lock);
     *ret_status = (struct cox_recovery_status){
-        .on_death = recovery->options.on_death,
+        .on_death = recovery->options.policy.on_death,
         .recent_deaths = cox_recovery_recent_deaths(recovery),
-        .restart_max = recovery->options.restart_max,
+        .restart_max = recovery->options.policy.restart_max,
         .unready = recovery->unready,
     };
     describe(recovery, ret_status->doing, sizeof ret_status->doing);

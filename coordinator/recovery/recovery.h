@@ -24,30 +24,11 @@
 #define COX_COORDINATOR_RECOVERY_H
 
 #include "coordinator/executor/operations.h"
-
-/* What a death does. */
-enum cox_on_death {
-    COX_ON_DEATH_FAIL = 0, /* the group has failed */
-    COX_ON_DEATH_WAIT,     /* the group waits until somebody orders a restart */
-    /* the dead rank is replaced; legacy groups: as RESTART_ALL, which is logged */
-    COX_ON_DEATH_RESTART,
-    COX_ON_DEATH_RESTART_ALL, /* every rank is */
-    COX_ON_DEATH_COUNT,
-};
-/* "fail", "wait", "restart", "restart-all"; "unknown" outside. Static storage. */
-const char *cox_on_death_name(uint32_t on_death);
+#include "restart_policy.h"
 
 /* 0: default. */
 struct cox_recovery_options {
-    enum cox_on_death on_death;
-    /* default 5 */
-    uint32_t restart_max;
-    /* default 60,000 */
-    uint64_t window_ms;
-    /* before the second try; default 100 */
-    uint64_t backoff_min_ms;
-    /* default 5,000 */
-    uint64_t backoff_max_ms;
+    struct cox_restart_policy policy;
     /* one try: start, attach, init; default 60,000; hand-started: no limit on who logs on */
     uint64_t restart_ms;
     /* workers are started by hand */

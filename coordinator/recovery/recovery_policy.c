@@ -16,26 +16,28 @@ static void backoff_try(struct cox_backoff *backoff)
 void cox_recovery_back_off(const struct cox_recovery *recovery, struct cox_backoff *backoff)
 {
     const struct cox_recovery_options *options = &recovery->options;
-    uint64_t now = cox_now_ns(), pause_ms = options->backoff_min_ms;
-    if (now - backoff->tried_ns >= options->window_ms * COX_NSEC_PER_MSEC)
+    uint64_t now = cox_now_ns(), pause_ms = options->policy.backoff_min_ms;
+    if (now - backoff->tried_ns >= options->policy.window_ms * COX_NSEC_PER_MSEC)
         backoff->tries = 0;
-    for (uint32_t k = 1; k < backoff->tries && pause_ms < options->backoff_max_ms; k++)
+    for (uint32_t k = 1; k < backoff->tries && pause_ms < options->policy.backoff_max_ms; k++)
         pause_ms *= 2;
-    if (pause_ms > options->backoff_max_ms)
-        pause_ms = options->backoff_max_ms;
+    if (pause_ms > options->policy.backoff_max_ms)
+        pause_ms = options->policy.backoff_max_ms;
     backoff->due_ns = backoff->tries ? now + pause_ms * COX_NSEC_PER_MSEC : now;
 }
 
 static void death_count(struct cox_recovery *recovery)
 {
-    recovery->deaths[recovery->death_count++ % (recovery->options.restart_max + 1)] = cox_now_ns();
+    recovery->deaths[recovery->death_count++ % (recovery->options.policy.restart_max + 1)] =
+        cox_now_ns();
 }
 
 uint32_t cox_recovery_recent_deaths(const struct cox_recovery *recovery)
 {
-    uint64_t now = cox_now_ns(), window_ns = recovery->options.window_ms * COX_NSEC_PER_MSEC;
+    uint64_t now = cox_now_ns(), window_ns = recovery->options.policy.window_ms * COX_NSEC_PER_MSEC;
     uint32_t count = 0;
-    for (uint32_t i = 0; i <= recovery->options.restart_max && i < recovery->death_count; i++)
+    for (uint32_t i = 0; i <= recovery->options.policy.restart_max && i < recovery->death_count;
+         i++)
         count += now - recovery->deaths[i] < window_ns;
     return count;
 }
@@ -242,12 +244,13 @@ static void wanted(struct cox_recovery *recovery, struct cox_backoff *backoff,
                    const struct cox_error *err)
 {
     char text[sizeof err->text + 96];
-    const uint64_t now = cox_now_ns(), window_ns = recovery->options.window_ms * COX_NSEC_PER_MSEC;
+    const uint64_t now = cox_now_ns(),
+                   window_ns = recovery->options.policy.window_ms * COX_NSEC_PER_MSEC;
     if (!recovery->want_ns) {
         recovery->want_ns = now;
         cox_log_write(&recovery->options.log, 4,
                       "the group is not recovered yet, and tried again for %g s: %s",
-                      (double)recovery->options.window_ms / 1000, err->text);
+                      (double)recovery->options.policy.window_ms / 1000, err->text);
     }
     recovery->last = *err;
     cox_recovery_back_off(recovery, backoff);
@@ -289,14 +292,14 @@ static void tried(struct cox_recovery *recovery, struct cox_backoff *backoff, in
 
 static bool acts(const struct cox_recovery *recovery)
 {
-    return recovery->options.on_death == COX_ON_DEATH_RESTART ||
-           recovery->options.on_death == COX_ON_DEATH_RESTART_ALL;
+    return recovery->options.policy.on_death == COX_ON_DEATH_RESTART ||
+           recovery->options.policy.on_death == COX_ON_DEATH_RESTART_ALL;
 }
 
 /* Tries that hang last too long for many of them to be in one window. */
 static bool is_exhausted(const struct cox_recovery *recovery)
 {
-    uint32_t restart_max = recovery->options.restart_max;
+    uint32_t restart_max = recovery->options.policy.restart_max;
     return cox_recovery_recent_deaths(recovery) > restart_max || recovery->hangs > restart_max;
 }
 
@@ -311,19 +314,19 @@ static void fail_exhausted(struct cox_recovery *recovery)
     uint32_t tries = recovery->whole ? recovery->all.tries
                      : last          ? last->backoff.tries
                                      : recovery->replay.tries;
-    if (cox_recovery_recent_deaths(recovery) <= options->restart_max)
+    if (cox_recovery_recent_deaths(recovery) <= options->policy.restart_max)
         snprintf(text, sizeof text,
                  "%" PRIu32
                  " tries in a row did not end within %g s, which are more than the %" PRIu32
                  " that are made: %s",
-                 recovery->hangs, (double)options->restart_ms / 1000, options->restart_max,
+                 recovery->hangs, (double)options->restart_ms / 1000, options->policy.restart_max,
                  recovery->last.text);
     else
         snprintf(text, sizeof text,
                  "%" PRIu32 " deaths within %g s are more than the %" PRIu32
                  " that are made good; after %" PRIu32 " tr%s: %s",
-                 cox_recovery_recent_deaths(recovery), (double)options->window_ms / 1000,
-                 options->restart_max, tries, tries == 1 ? "y" : "ies",
+                 cox_recovery_recent_deaths(recovery), (double)options->policy.window_ms / 1000,
+                 options->policy.restart_max, tries, tries == 1 ? "y" : "ies",
                  last ? last->death : recovery->last.text);
     fail(recovery, text);
 }
@@ -398,7 +401,7 @@ uint64_t cox_recovery_turn_due(struct cox_recovery *recovery)
     if (recovery->failed || recovery->closing)
         return due_ns;
     /* Also when an order has replaced a rank, and the ranks cannot be initialized. */
-    if (recovery->options.on_death == COX_ON_DEATH_FAIL)
+    if (recovery->options.policy.on_death == COX_ON_DEATH_FAIL)
         return first_lost(recovery) || (recovery->unready && !dead && !is_attended(recovery))
                    ? 0
                    : due_ns;
@@ -419,7 +422,7 @@ uint64_t cox_recovery_turn_due(struct cox_recovery *recovery)
 void cox_recovery_turn(struct cox_recovery *recovery)
 {
     const struct cox_recovery_rank *dead = cox_recovery_first_dead(recovery);
-    if (recovery->options.on_death == COX_ON_DEATH_FAIL)
+    if (recovery->options.policy.on_death == COX_ON_DEATH_FAIL)
         fail(recovery, first_lost(recovery) ? first_lost(recovery)->death : recovery->last.text);
     else if (is_exhausted(recovery))
         fail_exhausted(recovery);

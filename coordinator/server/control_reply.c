@@ -5,7 +5,6 @@
 #include "channel/shm/geometry.h"
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
-#include "control_server.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -140,13 +139,14 @@ static int ranks_fill(status_reply *reply, uint32_t rank_count, const struct cox
     return r;
 }
 
-static int serving_fill(status_reply *reply, struct cox_serving *serving, struct cox_arena *arena)
+static int prompts_fill(status_reply *reply, const struct cox_control_source *source,
+                        struct cox_arena *arena)
 {
-    struct cox_prompts_status status;
+    struct cox_prompts_status status = {0};
     serving_message *message = cox_arena_alloc(arena, sizeof *message);
     if (!message)
         return -ENOMEM;
-    cox_serving_status(serving, &status);
+    source->prompts->status(source->hooks.context, &status);
     coxswain_control__serving_status__init(message);
     SET(message, clients, status.client_count);
     SET(message, waiting, status.waiting);
@@ -157,7 +157,7 @@ static int serving_fill(status_reply *reply, struct cox_serving *serving, struct
     SET(message, generated_tokens, status.generated_tokens);
     SET(message, free_blocks, status.free_blocks);
     SET(message, block_count, status.block_count);
-    SET(message, prompt_count_max, COX_SERVING_PROMPT_COUNT_MAX);
+    SET(message, prompt_count_max, status.prompt_count_max);
     reply->serving = message;
     return 0;
 }
@@ -167,7 +167,7 @@ static int limits_fill(status_reply *reply, const struct cox_control_source *sou
                        struct cox_arena *arena)
 {
     struct cox_door_counts door = {0};
-    cox_executor_door_counts(source->executor, &door);
+    cox_executor_door_counts(source->phase.executor, &door);
     const struct {
         const char *name;
         uint64_t count, max;
@@ -177,8 +177,8 @@ static int limits_fill(status_reply *reply, const struct cox_control_source *sou
         {"deposits", door.deposits, door.deposit_max},
         {"fds to close", door.closing, door.closing_max},
         {"closes that hang", door.hanging, COX_CLOSER_THREAD_MAX},
-        {"control connections", source->connections, COX_CONTROL_CONNECTION_MAX},
-        {"clients with prompts", source->prompt_connections, COX_CONTROL_PROMPTS_MAX},
+        {"control connections", source->connections, source->connections_max},
+        {"clients with prompts", source->prompt_connections, source->prompt_connections_max},
     };
     const size_t count = sizeof limits / sizeof limits[0];
     CoxswainControl__LimitStatus *messages = cox_arena_alloc(arena, count * sizeof *messages);
@@ -200,18 +200,18 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
                              struct CoxswainControl__StatusReply **ret_status)
 {
     struct cox_executor_status status;
-    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
     _cox_cleanup_(cox_free_ptr) struct cox_rank_status *ranks = calloc(rank_count, sizeof *ranks);
     status_reply *reply = cox_arena_alloc(arena, sizeof *reply);
     if (!ranks || !reply)
         return -ENOMEM;
-    cox_executor_status(source->executor, &status, ranks);
+    cox_executor_status(source->phase.executor, &status, ranks);
     coxswain_control__status_reply__init(reply);
     reply->name = (char *)(uintptr_t)status.name;
     reply->attach = (char *)(uintptr_t)status.attach;
     reply->engine_state = (char *)(uintptr_t)status.engine_state;
     reply->model = (char *)(uintptr_t)source->model;
-    reply->refusal = (char *)(uintptr_t)(source->serving ? NULL : source->refusal);
+    reply->refusal = (char *)(uintptr_t)(source->prompts ? NULL : source->phase.refusal);
     SET(reply, rank_count, rank_count);
     SET(reply, depth, status.depth);
     SET(reply, epoch, status.epoch);
@@ -233,13 +233,15 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
         r = channels_fill(reply, &status, arena);
     if (!r)
         r = limits_fill(reply, source, arena);
-    if (!r && source->recovery)
+    if (!r && source->phase.recovery)
         r = cox_control_reply_recovery(source, arena, &reply->recovery);
-    if (!r && source->weights)
+    if (!r && source->hooks.weights) {
         r = cox_control_reply_weights_status(source, arena, &reply->weights);
-    if (!r && source->serving)
-        r = serving_fill(reply, source->serving, arena);
-    if (!r && source->serving && source->links)
+        r = r == COX_UNSUPPORTED ? 0 : r;
+    }
+    if (!r && source->prompts)
+        r = prompts_fill(reply, source, arena);
+    if (!r && source->prompts && source->phase.links)
         r = cox_control_reply_transfer_status(source, arena, &reply->transfer);
     if (!r)
         *ret_status = reply;

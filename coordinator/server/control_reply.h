@@ -10,16 +10,11 @@
 #ifndef COX_COORDINATOR_CONTROL_REPLY_H
 #define COX_COORDINATOR_CONTROL_REPLY_H
 
-#include "group_links.h"
-#include "coordinator/recovery/recovery.h"
-#include "control_server.h"
-#include "engine/batching/serving.h"
+#include "control_source.h"
 
 struct cox_arena;
 struct CoxswainControl__ControlReply;
 struct CoxswainControl__ControlRequest;
-struct cox_lora;
-struct cox_shared_weights;
 struct CoxswainControl__LoraReply;
 struct CoxswainControl__LoraRequest;
 struct CoxswainControl__RecoverReply;
@@ -30,56 +25,37 @@ struct CoxswainControl__WeightsReply;
 struct CoxswainControl__WeightsRequest;
 struct CoxswainControl__WeightsStatus;
 
-struct cox_control_source {
-    struct cox_executor *executor;
-    /* NULL: it takes no prompts, */
-    struct cox_serving *serving;
-    /* because */
-    char refusal[COX_REFUSAL_SIZE];
-    /* NULL: the group is being started */
-    struct cox_recovery *recovery;
-    /* NULL: as recovery */
-    struct cox_lora *lora;
-    /* NULL: it takes no part in transfers */
-    struct cox_group_links *links;
-    /* NULL: none is known */
-    const char *model;
-    /* NULL: ranks have loaded their own */
-    struct cox_shared_weights *weights;
-    /* control connections, and of them those with prompts */
-    uint32_t connections, prompt_connections;
-};
-
 /* Returns 0 or -ENOMEM. */
 int cox_control_reply_status(const struct cox_control_source *source, struct cox_arena *arena,
                              struct CoxswainControl__StatusReply **ret_status);
-/* How recovery is; source->recovery is there. */
+/* How recovery is; phase.recovery is there. */
 int cox_control_reply_recovery(const struct cox_control_source *source, struct cox_arena *arena,
                                struct CoxswainControl__RecoveryStatus **ret_status);
-/* Carries the request out; source->recovery is there. Returns 0, also when that failed, which the
+/* Carries the request out; phase.recovery is there. Returns 0, also when that failed, which the
  * answer tells; COX_INVALID: it makes no sense, err tells; -ENOMEM. */
 int cox_control_reply_recover(const struct cox_control_source *source,
                               const struct CoxswainControl__RecoverRequest *request,
                               struct cox_arena *arena,
                               struct CoxswainControl__RecoverReply **ret_reply,
                               struct cox_error *err);
-/* The same for a LoRA request; source->lora is there. */
+/* The same for a LoRA request; hooks.lora is there. */
 int cox_control_reply_lora(const struct cox_control_source *source,
                            const struct CoxswainControl__LoraRequest *request,
                            struct cox_arena *arena, struct CoxswainControl__LoraReply **ret_reply,
                            struct cox_error *err);
-/* Which weights are in use; source->weights are there. */
+/* Which weights are in use; hooks.weights are there. Returns 0; COX_UNSUPPORTED: every rank has
+ * loaded its own; -ENOMEM. */
 int cox_control_reply_weights_status(const struct cox_control_source *source,
                                      struct cox_arena *arena,
                                      struct CoxswainControl__WeightsStatus **ret_status);
-/* Carries the request out; source->weights are there. Returns as cox_control_reply_recover. */
+/* Carries the request out; hooks.weights are there. Returns as cox_control_reply_recover. */
 int cox_control_reply_weights(const struct cox_control_source *source,
                               const struct CoxswainControl__WeightsRequest *request,
                               struct cox_arena *arena,
                               struct CoxswainControl__WeightsReply **ret_reply,
                               struct cox_error *err);
 
-/* Part of the status; source->serving is there. Returns 0 or -ENOMEM. */
+/* Part of the status; prompts and links are there. Returns 0 or -ENOMEM. */
 struct CoxswainControl__TransferStatus;
 int cox_control_reply_transfer_status(const struct cox_control_source *source,
                                       struct cox_arena *arena,

@@ -57,15 +57,15 @@ int cox_control_reply_transfer_status(const struct cox_control_source *source,
                                       struct cox_arena *arena,
                                       struct CoxswainControl__TransferStatus **ret_status)
 {
-    struct cox_prompts_status status;
+    struct cox_prompts_status status = {0};
     CoxswainControl__TransferStatus *message = cox_arena_alloc(arena, sizeof *message);
     struct cox_group_link *list = NULL;
     size_t count = 0;
     if (!message)
         return -ENOMEM;
     coxswain_control__transfer_status__init(message);
-    cox_serving_status(source->serving, &status);
-    SET(message, role, (uint32_t)cox_group_links_role(source->links));
+    source->prompts->status(source->hooks.context, &status);
+    SET(message, role, (uint32_t)cox_group_links_role(source->phase.links));
     SET(message, holds, status.holds);
     SET(message, held_blocks, status.held_blocks);
     SET(message, recomputed, status.recomputed);
@@ -79,7 +79,7 @@ int cox_control_reply_transfer_status(const struct cox_control_source *source,
     SET(message, copy_ns, status.transfer.copy_ns);
     SET(message, bytes_per_s, status.transfer.bytes_per_s);
     SET(message, quarantined_blocks, status.transfer.quarantined_blocks);
-    int r = cox_group_links_list(source->links, &list, &count);
+    int r = cox_group_links_list(source->phase.links, &list, &count);
     if (!r)
         r = list_fill(list, count, arena, &message->links, &message->n_links);
     /* Nobody was asked how they are. */
@@ -97,9 +97,10 @@ static int hold_fill(const struct cox_control_source *source, int64_t sequence,
                      struct cox_error *err)
 {
     struct cox_kv_reference *hold;
-    if (!source->serving)
-        return cox_fail(err, COX_UNSUPPORTED, "%s", source->refusal);
-    int r = cox_serving_find_hold(source->serving, sequence, &hold, err);
+    if (!source->prompts || !source->prompts->find_hold)
+        return cox_fail(err, COX_UNSUPPORTED, "%s",
+                        source->prompts ? "this group holds nothing" : source->phase.refusal);
+    int r = source->prompts->find_hold(source->hooks.context, sequence, &hold, err);
     if (r)
         return r;
     message->hold = cox_arena_alloc(arena, sizeof *message->hold);
@@ -126,9 +127,10 @@ static int kv_info_answer(const struct cox_control_source *source,
     if (!message)
         return -ENOMEM;
     coxswain_control__kv_info_reply__init(message);
-    SET(message, life, cox_executor_kv_life(source->executor, cox_executor_life(source->executor)));
-    SET(message, role, (uint32_t)cox_group_links_role(source->links));
-    int r = cox_executor_remote_info(source->executor, &bytes, &size, err);
+    SET(message, life,
+        cox_executor_kv_life(source->phase.executor, cox_executor_life(source->phase.executor)));
+    SET(message, role, (uint32_t)cox_group_links_role(source->phase.links));
+    int r = cox_executor_remote_info(source->phase.executor, &bytes, &size, err);
     if (!r && request->has_hold)
         r = hold_fill(source, request->hold, arena, message, err);
     if (r)
@@ -163,10 +165,10 @@ static int link_answer(const struct cox_control_source *source,
     if (request->has_remote_info == (request->unlink != NULL))
         return cox_fail(err, COX_INVALID, "a link needs either a group or one to unlink");
     if (request->unlink)
-        r = cox_group_links_unlink(source->links, request->unlink, deadline_ns, err);
+        r = cox_group_links_unlink(source->phase.links, request->unlink, deadline_ns, err);
     else
-        r = cox_group_links_link(source->links, request->remote_info.data, request->remote_info.len,
-                                 deadline_ns, err);
+        r = cox_group_links_link(source->phase.links, request->remote_info.data,
+                                 request->remote_info.len, deadline_ns, err);
     return r ? r : done_answer(arena, reply);
 }
 
@@ -180,7 +182,7 @@ static int link_status_answer(const struct cox_control_source *source,
     if (!message)
         return -ENOMEM;
     coxswain_control__link_status_reply__init(message);
-    int r = cox_group_links_status(source->links,
+    int r = cox_group_links_status(source->phase.links,
                                    deadline_of(request->has_timeout_ms, request->timeout_ms), &list,
                                    &count, err);
     if (r)
@@ -197,9 +199,9 @@ int cox_control_reply_links(const struct cox_control_source *source,
                             struct cox_arena *arena, struct CoxswainControl__ControlReply *reply,
                             struct cox_error *err)
 {
-    if (!source->links)
+    if (!source->phase.links)
         return cox_fail(err, COX_UNSUPPORTED, "the group takes no part in transfers: %s",
-                        source->refusal);
+                        source->phase.refusal);
     switch (request->request_case) {
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
         return kv_info_answer(source, request->kv_info, arena, reply, err);
@@ -209,7 +211,7 @@ int cox_control_reply_links(const struct cox_control_source *source,
         return link_status_answer(source, request->link_status, arena, reply, err);
     default: {
         const CoxswainControl__RoleRequest *role = request->role;
-        int r = cox_group_links_set_role(source->links, role->role,
+        int r = cox_group_links_set_role(source->phase.links, role->role,
                                          deadline_of(role->has_timeout_ms, role->timeout_ms), err);
         return r ? r : done_answer(arena, reply);
     }

@@ -2,7 +2,6 @@
 #include "control_reply.h"
 
 #include "proto/wire.h"
-#include "engine/batching/lora.h"
 #include "proto/control.pb-c.h"
 
 #include <stdlib.h>
@@ -22,7 +21,7 @@ static int results_add(const struct cox_control_source *source,
                        const struct cox_lora_result *results, struct cox_arena *arena,
                        lora_reply *reply)
 {
-    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
     result_message *messages = cox_arena_alloc(arena, rank_count * sizeof *messages);
     reply->results = cox_arena_alloc(arena, rank_count * sizeof *reply->results);
     if (!messages || !reply->results)
@@ -57,7 +56,7 @@ static int adapters_add(const struct cox_control_source *source, struct cox_aren
 {
     struct cox_lora_info *infos = NULL;
     size_t count = 0;
-    int r = cox_lora_list(source->lora, &infos, &count);
+    int r = source->hooks.lora->list(source->hooks.context, &infos, &count);
     if (r)
         return r;
     adapter_message *messages = cox_arena_alloc(arena, (count + 1) * sizeof *messages);
@@ -88,13 +87,14 @@ static int order_run(const struct cox_control_source *source, const lora_request
         cox_deadline_after_ms(timeout_ms < TIMEOUT_MS_MAX ? timeout_ms : TIMEOUT_MS_MAX);
     struct cox_error error = {0};
     _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
-        calloc(cox_executor_rank_count(source->executor), sizeof *results);
+        calloc(cox_executor_rank_count(source->phase.executor), sizeof *results);
     if (!results)
         return -ENOMEM;
+    const struct cox_lora_hooks *lora = source->hooks.lora;
+    void *context = source->hooks.context;
     int r = request->action == ACTION(LORA_LOAD)
-                ? cox_lora_load(source->lora, request->name, request->path, deadline_ns, results,
-                                &error)
-                : cox_lora_unload(source->lora, request->name, deadline_ns, results, &error);
+                ? lora->load(context, request->name, request->path, deadline_ns, results, &error)
+                : lora->unload(context, request->name, deadline_ns, results, &error);
     /* What makes no sense was told to no rank. */
     int status =
         r == COX_INVALID && !results[0].asked ? 0 : results_add(source, results, arena, reply);

@@ -1,6 +1,8 @@
 /* control_reply_recover: recovery of a group by request: commands, replacements, and how it is. */
 #include "control_reply.h"
 
+#include "coordinator/recovery/recovery.h"
+
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
 
@@ -25,7 +27,7 @@ int cox_control_reply_recovery(const struct cox_control_source *source, struct c
     CoxswainControl__RecoveryStatus *message = cox_arena_alloc(arena, sizeof *message);
     if (!message)
         return -ENOMEM;
-    cox_recovery_status(source->recovery, &status);
+    cox_recovery_status(source->phase.recovery, &status);
     coxswain_control__recovery_status__init(message);
     SET(message, on_death, (uint32_t)status.on_death);
     SET(message, recent_deaths, status.recent_deaths);
@@ -38,7 +40,7 @@ int cox_control_reply_recovery(const struct cox_control_source *source, struct c
 static int reply_new(const struct cox_control_source *source, struct cox_arena *arena,
                      recover_reply **ret_reply)
 {
-    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
     recover_reply *reply = cox_arena_alloc(arena, sizeof *reply);
     if (!reply)
         return -ENOMEM;
@@ -81,12 +83,12 @@ static int command_run(const struct cox_control_source *source, const recover_re
                        uint64_t deadline_ns, struct cox_arena *arena, recover_reply *reply)
 {
     struct cox_error error = {0};
-    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
     _cox_cleanup_(cox_free_ptr) struct cox_recover_result *results =
         calloc(rank_count, sizeof *results);
     if (!results)
         return -ENOMEM;
-    int r = cox_recovery_command(source->recovery, (enum cox_recover_command)request->command,
+    int r = cox_recovery_command(source->phase.recovery, (enum cox_recover_command)request->command,
                                  deadline_ns, results, &error);
     int status = r ? error_add(reply, arena, &error) : 0;
     /* A command that was refused has asked nobody. */
@@ -101,10 +103,10 @@ static int restart_result(const struct cox_control_source *source, uint32_t rank
 {
     struct cox_executor_status status;
     _cox_cleanup_(cox_free_ptr) struct cox_rank_status *ranks =
-        calloc(cox_executor_rank_count(source->executor), sizeof *ranks);
+        calloc(cox_executor_rank_count(source->phase.executor), sizeof *ranks);
     if (!ranks)
         return -ENOMEM;
-    cox_executor_status(source->executor, &status, ranks);
+    cox_executor_status(source->phase.executor, &status, ranks);
     *ret_result = (struct cox_recover_result){.device = -1, .result = r};
     if (replaced)
         snprintf(ret_result->text, sizeof ret_result->text,
@@ -124,7 +126,8 @@ static int restart_one(const struct cox_control_source *source, uint32_t rank, b
     struct cox_error error = {0};
     struct cox_recover_result result;
     bool replaced;
-    int r = cox_recovery_restart(source->recovery, rank, kill, deadline_ns, &replaced, &error);
+    int r =
+        cox_recovery_restart(source->phase.recovery, rank, kill, deadline_ns, &replaced, &error);
     int status = 0;
     if (r && !reply->error) /* the first failure tells for all */
         status = error_add(reply, arena, &error);
@@ -137,11 +140,11 @@ static int restart_dead(const struct cox_control_source *source, uint64_t deadli
                         struct cox_arena *arena, recover_reply *reply)
 {
     struct cox_executor_status status;
-    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
     _cox_cleanup_(cox_free_ptr) struct cox_rank_status *ranks = calloc(rank_count, sizeof *ranks);
     if (!ranks)
         return -ENOMEM;
-    cox_executor_status(source->executor, &status, ranks);
+    cox_executor_status(source->phase.executor, &status, ranks);
     int r = 0;
     for (uint32_t rank = 0; !r && rank < rank_count; rank++)
         /* One that is being replaced is waited for. */
@@ -149,7 +152,7 @@ static int restart_dead(const struct cox_control_source *source, uint64_t deadli
             r = restart_one(source, rank, false, deadline_ns, arena, reply);
     /* All live, but the last order's init did not come to its end. */
     struct cox_recovery_status recovery;
-    cox_recovery_status(source->recovery, &recovery);
+    cox_recovery_status(source->phase.recovery, &recovery);
     return !r && !reply->n_results && recovery.unready
                ? restart_one(source, 0, false, deadline_ns, arena, reply)
                : r;
@@ -159,7 +162,7 @@ int cox_control_reply_recover(const struct cox_control_source *source,
                               const recover_request *request, struct cox_arena *arena,
                               recover_reply **ret_reply, struct cox_error *err)
 {
-    uint32_t rank_count = cox_executor_rank_count(source->executor);
+    uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
     bool is_restart = request->command == COMMAND_RESTART;
     if (!request->has_command || request->command > COMMAND_RESTART)
         return cox_fail(err, COX_INVALID, "no such recovery command: expected 0 to %d",
@@ -188,7 +191,7 @@ int cox_control_reply_recover(const struct cox_control_source *source,
     if (r)
         return r;
     reply->engine_state =
-        (char *)(uintptr_t)cox_engine_state_name(cox_executor_engine_state(source->executor));
+        (char *)(uintptr_t)cox_engine_state_name(cox_executor_engine_state(source->phase.executor));
     *ret_reply = reply;
     return 0;
 }

@@ -3,7 +3,6 @@
 
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
-#include "engine/batching/shared_weights.h"
 
 #include <inttypes.h>
 
@@ -16,11 +15,13 @@ int cox_control_reply_weights_status(const struct cox_control_source *source,
                                      struct cox_arena *arena,
                                      struct CoxswainControl__WeightsStatus **ret_status)
 {
-    struct cox_weights_status status;
+    struct cox_weights_status status = {0};
+    int r = source->hooks.weights->status(source->hooks.context, &status);
+    if (r)
+        return r;
     CoxswainControl__WeightsStatus *message = cox_arena_alloc(arena, sizeof *message);
     if (!message)
         return -ENOMEM;
-    cox_shared_weights_status(source->weights, &status);
     coxswain_control__weights_status__init(message);
     SET(message, version, status.version);
     SET(message, next, status.next);
@@ -63,8 +64,8 @@ int cox_control_reply_weights(const struct cox_control_source *source,
     if (!reply)
         return -ENOMEM;
     coxswain_control__weights_reply__init(reply);
-    int r = cox_shared_weights_replace(source->weights, request->directory,
-                                       cox_deadline_after_ms(timeout_ms), &version, &error);
+    int r = source->hooks.weights->replace(source->hooks.context, request->directory,
+                                           cox_deadline_after_ms(timeout_ms), &version, &error);
     if (!r)
         SET(reply, version, version);
     *ret_reply = reply;

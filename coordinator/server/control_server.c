@@ -31,6 +31,8 @@
 #define PULL_MS_DEFAULT 10000
 #define STARTING "the group is still being started"
 #define INITIALIZING "the group is still being initialized"
+#define NO_ADAPTERS "this group has no LoRA adapters: the program that serves it manages none"
+#define NO_WEIGHTS "every rank has loaded its own weights: the group shares none"
 
 /* Of pulls by order; of prompts it is refused. */
 #define PULL_INDEX UINT64_MAX
@@ -66,7 +68,9 @@ struct connection {
     const complete_request *complete;
     size_t next_prompt;
     /* NULL: it brought no prompts so far */
-    struct cox_serving_client *client;
+    void *client;
+    /* of that */
+    const struct cox_prompt_hooks *prompt_hooks;
     /* pulls of its own, without an answer */
     uint32_t pull_count;
     /* by the leases of what is held for it: others may come for that */
@@ -80,7 +84,7 @@ struct connection {
 };
 
 struct cox_control_server {
-    struct cox_control_server_options options;
+    struct cox_control_options options;
     char *model;
     /* an eventfd: every thread leaves; written once, never read */
     int end_fd;
@@ -88,13 +92,7 @@ struct cox_control_server {
 
     /* everything below */
     pthread_mutex_t lock;
-    struct cox_executor *executor;
-    struct cox_serving *serving;
-    struct cox_recovery *recovery;
-    struct cox_lora *lora;
-    struct cox_group_links *links;
-    struct cox_shared_weights *weights;
-    char refusal[COX_REFUSAL_SIZE];
+    struct cox_control_phase phase;
     /* requests under way that may take long */
     uint32_t orders_count;
     struct connection connections[SLOT_COUNT];
@@ -229,7 +227,7 @@ static int recover_put(struct connection *c, const struct cox_control_source *so
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
-    if (!source->recovery)
+    if (!source->phase.recovery)
         return error_put(c, COX_STATE, INITIALIZING);
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
@@ -246,7 +244,9 @@ static int lora_put(struct connection *c, const struct cox_control_source *sourc
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
-    if (!source->lora)
+    if (!source->hooks.lora)
+        return error_put(c, COX_UNSUPPORTED, NO_ADAPTERS);
+    if (!source->phase.recovery)
         return error_put(c, COX_STATE, INITIALIZING);
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
@@ -263,9 +263,10 @@ static int weights_put(struct connection *c, const struct cox_control_source *so
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
     control_reply reply = COXSWAIN_CONTROL__CONTROL_REPLY__INIT;
     struct cox_error error = {0};
-    if (!source->weights)
-        return error_put(c, COX_UNSUPPORTED,
-                         "every rank has loaded its own weights: the group shares none");
+    struct cox_weights_status status;
+    if (!source->hooks.weights ||
+        source->hooks.weights->status(source->hooks.context, &status) == COX_UNSUPPORTED)
+        return error_put(c, COX_UNSUPPORTED, NO_WEIGHTS);
     int r = cox_arena_init(&arena, 0, REPLY_ARENA_MAX);
     if (!r)
         r = cox_control_reply_weights(source, request, &arena, &reply.weights, &error);
@@ -289,7 +290,7 @@ static int transfer_check(const complete_request *complete, const struct cox_con
             return cox_fail(err, COX_INVALID, "a prompt's index is too large");
         if (!prompt->source)
             continue;
-        if (!source->links)
+        if (!source->phase.links)
             return cox_fail(err, COX_UNSUPPORTED, "this group pulls nothing");
         if (hold)
             return cox_fail(err, COX_INVALID, "a prompt is either pulled or held");
@@ -297,15 +298,16 @@ static int transfer_check(const complete_request *complete, const struct cox_con
         if (r)
             return r;
     }
-    if (hold && !source->links)
+    if (hold && !source->phase.links)
         return cox_fail(err, COX_UNSUPPORTED, "this group holds nothing");
     if (hold && complete->hold_ms > HOLD_MS_MAX)
         return cox_fail(err, COX_INVALID, "a prompt is held for an hour at most");
-    if (!hold && source->links && cox_group_links_role(source->links) == COX_ROLE_PREFILL)
+    if (!hold && source->phase.links &&
+        cox_group_links_role(source->phase.links) == COX_ROLE_PREFILL)
         return cox_fail(
             err, COX_UNSUPPORTED,
             "the role of this group is prefill: it computes prompts for a group that decodes (coxswain generate --prefill %s --decode NAME), or give it another role (coxswain role --name %s standard)",
-            cox_executor_name(source->executor), cox_executor_name(source->executor));
+            cox_executor_name(source->phase.executor), cox_executor_name(source->phase.executor));
     return 0;
 }
 
@@ -370,7 +372,7 @@ static int prompts_submit(struct connection *c)
         const CoxswainControl__Prompt *prompt = c->complete->prompts[c->next_prompt];
         struct cox_kv_reference source;
         const struct cox_prompt_request request = request_make(c->complete, prompt, &source);
-        int r = cox_serving_submit(c->client, &request, prompt->index);
+        int r = c->prompt_hooks->submit(c->client, &request, prompt->index);
         if (r == COX_FULL)
             return 0;
         if (r)
@@ -386,7 +388,7 @@ static int results_put(struct connection *c)
 {
     struct cox_prompt_output result;
     while (c->client && cox_stream_pending(&c->stream) < PENDING_MAX &&
-           cox_serving_take(c->client, &result) == 0) {
+           c->prompt_hooks->take(c->client, &result) == 0) {
         bool is_pull = !result.is_pulled && result.index == PULL_INDEX && c->pull_count > 0;
         c->pull_count -= is_pull;
         if (result.hold && result.hold->lease_ns > c->held_until_ns)
@@ -508,7 +510,7 @@ static bool waits_for_its_other_side(const struct connection *c)
 {
     return !c->stopping &&
            (cox_stream_pending(&c->stream) > 0 ||
-            (!c->complete && (!c->client || cox_serving_outstanding(c->client) == 0)));
+            (!c->complete && (!c->client || c->prompt_hooks->outstanding(c->client) == 0)));
 }
 
 /* True: another connection has its place. */
@@ -524,21 +526,25 @@ static bool quiet_set(struct connection *c, bool quiet, bool reading)
 
 static void prompts_leave(struct connection *c)
 {
-    c->client = cox_serving_client_free(c->client);
+    if (c->client)
+        c->prompt_hooks->close(c->client);
+    c->client = NULL;
     cox_close_fd(&c->wake_fd);
     pthread_mutex_lock(&c->service->lock);
     c->prompts = false;
     pthread_mutex_unlock(&c->service->lock);
 }
 
-static int client_make(struct connection *c, struct cox_serving *serving)
+static int client_make(struct connection *c, const struct cox_control_source *source)
 {
     if (c->client)
         return 0;
     if (!prompts_enter(c))
         return COX_FULL;
     c->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    int r = c->wake_fd < 0 ? -errno : cox_serving_client_new(serving, c->wake_fd, &c->client);
+    c->prompt_hooks = source->prompts;
+    int r = c->wake_fd < 0 ? -errno
+                           : source->prompts->open(source->hooks.context, c->wake_fd, &c->client);
     if (r)
         prompts_leave(c);
     return r;
@@ -549,14 +555,14 @@ static int complete_take(struct connection *c, const struct cox_control_source *
                          const complete_request *complete)
 {
     struct cox_error error = {0};
-    if (!source->serving)
-        return error_put(c, COX_UNSUPPORTED, source->refusal);
+    if (!source->prompts)
+        return error_put(c, COX_UNSUPPORTED, source->phase.refusal);
     int r = complete_check(complete, &error);
     if (!r)
         r = transfer_check(complete, source, &error);
     if (r)
         return error_put(c, r, error.text);
-    r = client_make(c, source->serving);
+    r = client_make(c, source);
     if (r)
         return error_put(c, r,
                          r == COX_FULL ? "too many clients complete prompts at this time"
@@ -571,13 +577,13 @@ static int pull_take(struct connection *c, const struct cox_control_source *sour
 {
     struct cox_error error = {0};
     struct cox_kv_reference read;
-    if (!source->serving)
-        return error_put(c, COX_UNSUPPORTED, source->refusal);
-    int r = !source->links ? cox_fail(&error, COX_UNSUPPORTED, "this group pulls nothing")
-            : pull->source ? cox_kv_reference_read(pull->source, &read, &error)
-                           : cox_fail(&error, COX_INVALID, "nothing to pull was named");
+    if (!source->prompts)
+        return error_put(c, COX_UNSUPPORTED, source->phase.refusal);
+    int r = !source->phase.links ? cox_fail(&error, COX_UNSUPPORTED, "this group pulls nothing")
+            : pull->source       ? cox_kv_reference_read(pull->source, &read, &error)
+                                 : cox_fail(&error, COX_INVALID, "nothing to pull was named");
     if (!r)
-        r = client_make(c, source->serving);
+        r = client_make(c, source);
     uint64_t timeout_ms = pull->has_timeout_ms ? pull->timeout_ms : PULL_MS_DEFAULT;
     const struct cox_prompt_request request = {
         .source = &read,
@@ -586,7 +592,7 @@ static int pull_take(struct connection *c, const struct cox_control_source *sour
         .new_count_max = 1,
     };
     if (!r)
-        r = cox_serving_submit(c->client, &request, PULL_INDEX);
+        r = c->prompt_hooks->submit(c->client, &request, PULL_INDEX);
     if (r)
         return error_put(c, r, error.code ? error.text : cox_status_text(r));
     c->pull_count++;
@@ -600,17 +606,15 @@ static struct cox_control_source source_of(struct cox_control_server *service)
     pthread_mutex_lock(&service->lock);
     const struct places places = places_count(service);
     struct cox_control_source source = {
-        .executor = service->executor,
-        .serving = service->serving,
-        .recovery = service->recovery,
-        .lora = service->lora,
-        .links = service->links,
+        .phase = service->phase,
+        .hooks = service->options.hooks,
+        .prompts = service->phase.prompts ? service->options.hooks.prompts : NULL,
         .model = service->model,
-        .weights = service->weights,
         .connections = places.taken,
+        .connections_max = COX_CONTROL_CONNECTION_MAX,
         .prompt_connections = places.prompts,
+        .prompt_connections_max = COX_CONTROL_PROMPTS_MAX,
     };
-    memcpy(source.refusal, service->refusal, sizeof source.refusal);
     pthread_mutex_unlock(&service->lock);
     return source;
 }
@@ -652,8 +656,8 @@ static int request_serve(struct connection *c, const control_request *request)
             service->options.stop(service->options.context);
         return r;
     }
-    if (!source.executor)
-        return error_put(c, COX_STATE, source.refusal);
+    if (!source.phase.executor)
+        return error_put(c, COX_STATE, source.phase.refusal);
     switch (request->request_case) {
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS:
         return status_put(c, &source);
@@ -661,7 +665,7 @@ static int request_serve(struct connection *c, const control_request *request)
         return complete_take(c, &source, request->complete);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_CANCEL:
         if (c->client)
-            cox_serving_cancel(c->client);
+            c->prompt_hooks->cancel(c->client);
         return done_put(c);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER:
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LORA:
@@ -676,9 +680,10 @@ static int request_serve(struct connection *c, const control_request *request)
         return pull_take(c, &source, request->pull);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RELEASE: {
         int r = 0;
-        for (size_t i = 0; !r && c->client && i < request->release->n_holds; i++)
+        bool holds = c->client && c->prompt_hooks->release;
+        for (size_t i = 0; !r && holds && i < request->release->n_holds; i++)
             if (request->release->holds[i] > 0)
-                r = cox_serving_release(c->client, request->release->holds[i]);
+                r = c->prompt_hooks->release(c->client, request->release->holds[i]);
         return r ? error_put(c, r,
                              r == COX_FULL ? "more holds are to be released than there can be"
                                            : cox_status_text(r))
@@ -837,14 +842,14 @@ static void *connection_main(void *context)
 
 /* ---- constructor and destructor ---- */
 
-int cox_control_server_new(const struct cox_control_server_options *options,
+int cox_control_server_new(const struct cox_control_options *options,
                            struct cox_control_server **ret_service, struct cox_error *err)
 {
     struct cox_control_server *service = calloc(1, sizeof *service);
     if (!service)
         return cox_fail(err, -ENOMEM, "no memory for the control connections");
     service->options = *options;
-    snprintf(service->refusal, sizeof service->refusal, "%s", STARTING);
+    snprintf(service->phase.refusal, sizeof service->phase.refusal, "%s", STARTING);
     pthread_mutex_init(&service->lock, NULL);
     service->model = options->model ? strdup(options->model) : NULL;
     service->end_fd = eventfd(0, EFD_CLOEXEC);
@@ -877,54 +882,13 @@ struct cox_control_server *cox_control_server_free(struct cox_control_server *se
     return NULL;
 }
 
-void cox_control_server_attach(struct cox_control_server *service, struct cox_executor *executor)
+void cox_control_server_update(struct cox_control_server *service,
+                               const struct cox_control_phase *phase)
 {
     pthread_mutex_lock(&service->lock);
-    service->executor = executor;
-    pthread_mutex_unlock(&service->lock);
-}
-
-void cox_control_server_serve_with(struct cox_control_server *service, struct cox_serving *serving)
-{
-    pthread_mutex_lock(&service->lock);
-    service->serving = serving;
-    pthread_mutex_unlock(&service->lock);
-}
-
-void cox_control_server_recover_with(struct cox_control_server *service,
-                                     struct cox_recovery *recovery)
-{
-    pthread_mutex_lock(&service->lock);
-    service->recovery = recovery;
-    pthread_mutex_unlock(&service->lock);
-}
-
-void cox_control_server_lora_with(struct cox_control_server *service, struct cox_lora *lora)
-{
-    pthread_mutex_lock(&service->lock);
-    service->lora = lora;
-    pthread_mutex_unlock(&service->lock);
-}
-
-void cox_control_server_link_with(struct cox_control_server *service, struct cox_group_links *links)
-{
-    pthread_mutex_lock(&service->lock);
-    service->links = links;
-    pthread_mutex_unlock(&service->lock);
-}
-
-void cox_control_server_weights_with(struct cox_control_server *service,
-                                     struct cox_shared_weights *weights)
-{
-    pthread_mutex_lock(&service->lock);
-    service->weights = weights;
-    pthread_mutex_unlock(&service->lock);
-}
-
-void cox_control_server_refuse(struct cox_control_server *service, const char *refusal)
-{
-    pthread_mutex_lock(&service->lock);
-    snprintf(service->refusal, sizeof service->refusal, "%s", refusal ? refusal : STARTING);
+    service->phase = *phase;
+    if (!phase->refusal[0])
+        snprintf(service->phase.refusal, sizeof service->phase.refusal, "%s", STARTING);
     pthread_mutex_unlock(&service->lock);
 }
 

@@ -8,10 +8,8 @@
  * links, weights), and when there are as many, one that asks for nothing, or does not take its
  * answer, goes for the new one: so nobody takes status and stop away.
  *
- * Threads: new, attach, serve_with, recover_with, lora_with, link_with, refuse and free from one
- * thread; take from any, it does not block. Ownership: fds are taken; executor, recovery, lora,
- * links and serving are borrowed until free, model and the refusal are
- *   dup'd.
+ * Threads: new and free from one thread; the rest from any, and does not block.
+ * Ownership: fds are taken; what hooks and a phase point to is borrowed until free, model is dup'd.
  * Blocks: free until every connection's thread has ended, which is at once, except that one inside
  *   recovery or lora ends when that is stopped; the rest nothing.
  * A connection that asks nothing, or takes no answer, for 10 s is closed; one that brought prompts
@@ -23,53 +21,35 @@
 #ifndef COX_COORDINATOR_CONTROL_SERVER_H
 #define COX_COORDINATOR_CONTROL_SERVER_H
 
-#include "engine/batching/serving.h"
+#include "control_source.h"
 
 #define COX_CONTROL_CONNECTION_MAX 32
 #define COX_CONTROL_PROMPTS_MAX 24
 #define COX_CONTROL_ORDERS_MAX 24
 #define COX_CONTROL_BUSY_MAX 28 /* prompts and orders */
-/* With the end of the text; what is longer is cut. */
-#define COX_REFUSAL_SIZE 512
 
-struct cox_lora;
-struct cox_group_links;
-struct cox_recovery;
 struct cox_control_server;
 
-struct cox_control_server_options {
-    /* folder; NULL: none is known */
+struct cox_control_options {
+    /* directory; NULL: none is known */
     const char *model;
-    /* Somebody asks for the end. On a connection's thread, may be called again; must not block. */
+    struct cox_server_hooks hooks;
+    /* A client asks for the end. On a connection's thread, may be called again; must not block. */
     void (*stop)(void *context);
     void *context;
 };
 
-/* Until attach, every request but stop is refused: the group is being started. Returns 0; -ENOMEM;
- * -errno. */
-int cox_control_server_new(const struct cox_control_server_options *options,
-                           struct cox_control_server **ret_service, struct cox_error *err);
+/* Until the first update every request but stop is refused: the group is being started. Returns 0;
+ * -ENOMEM; -errno. */
+int cox_control_server_new(const struct cox_control_options *options,
+                           struct cox_control_server **ret_server, struct cox_error *err);
 /* NULL-safe, returns NULL. */
-struct cox_control_server *cox_control_server_free(struct cox_control_server *service);
+struct cox_control_server *cox_control_server_free(struct cox_control_server *server);
 
-void cox_control_server_attach(struct cox_control_server *service, struct cox_executor *executor);
-/* From now on prompts are taken, or refused with another reason (and before attach every request
- * but stop). NULL: it is being started. */
-void cox_control_server_serve_with(struct cox_control_server *service, struct cox_serving *serving);
-/* From now on recovery commands are taken. */
-void cox_control_server_recover_with(struct cox_control_server *service,
-                                     struct cox_recovery *recovery);
-/* From now on LoRA operations are. */
-void cox_control_server_lora_with(struct cox_control_server *service, struct cox_lora *lora);
-/* From now on links are made, and prompts held and pulled. */
-void cox_control_server_link_with(struct cox_control_server *service,
-                                  struct cox_group_links *links);
-/* What status tells of, and a request replaces, from now on; NULL: ranks have loaded their own.
- * Borrowed until free. */
-void cox_control_server_weights_with(struct cox_control_server *service,
-                                     struct cox_shared_weights *weights);
-void cox_control_server_refuse(struct cox_control_server *service,
-                               const char *refusal); /* copied */
+/* From now on this is what can be asked; phase is copied, what it points to borrowed until free. An
+ * empty refusal: the group is being started. Any thread. */
+void cox_control_server_update(struct cox_control_server *server,
+                               const struct cox_control_phase *phase);
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: too many are busy, or wait to be
  * closed; -ENOMEM; -errno. Unless 0 fd stays the caller's. */

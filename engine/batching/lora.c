@@ -534,15 +534,6 @@ void cox_lora_give(struct cox_lora *lora, const char *name)
 
 /* ---- how it is ---- */
 
-void cox_lora_infos_free(struct cox_lora_info *infos, size_t count)
-{
-    for (size_t i = 0; infos && i < count; i++) {
-        free(infos[i].name);
-        free(infos[i].path);
-    }
-    free(infos);
-}
-
 int cox_lora_list(struct cox_lora *lora, struct cox_lora_info **ret_infos, size_t *ret_count)
 {
     static const char *const names[] = {"loading", "loaded", "unloading", "unsettled"};

@@ -21,7 +21,7 @@
 #ifndef COX_COORDINATOR_LORA_H
 #define COX_COORDINATOR_LORA_H
 
-#include "coordinator/executor/operations.h"
+#include "coordinator/server/hooks.h"
 
 /* Bytes of a name, at most: as the ranks have it. */
 #define COX_LORA_NAME_MAX 128
@@ -58,15 +58,7 @@ int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_erro
 int cox_lora_take(struct cox_lora *lora, const char *name, struct cox_error *err);
 void cox_lora_give(struct cox_lora *lora, const char *name);
 
-struct cox_lora_info {
-    char *name;
-    char *path;
-    /* "loading", "loaded", "unloading", "unsettled"; static storage */
-    const char *state;
-    uint64_t uses;
-};
 /* In the order of loading. Returns 0 or -ENOMEM; *ret_infos is freed with cox_lora_infos_free. */
 int cox_lora_list(struct cox_lora *lora, struct cox_lora_info **ret_infos, size_t *ret_count);
-void cox_lora_infos_free(struct cox_lora_info *infos, size_t count);
 
 #endif

@@ -41,9 +41,7 @@
 
 #include "blocks.h"
 #include "kv_leases.h"
-#include "kv_reference.h"
-
-#define COX_STOP_COUNT_MAX 8
+#include "coordinator/server/prompt_hooks.h"
 
 struct cox_plan;
 
@@ -73,58 +71,12 @@ struct cox_plan_options {
     bool nested;
 };
 
-struct cox_prompt_sampling {
-    /* 0: greedy */
-    float temperature;
-    /* 1: off */
-    float top_p;
-    /* 0: off */
-    int32_t top_k;
-    int32_t seed;
-};
-
-struct cox_prompt_request {
-    /* the prompt */
-    const int32_t *tokens;
-    uint32_t token_count;
-    /* tokens to generate, at most; at least 1 */
-    uint32_t new_count_max;
-    /* generate fewer when the cache or the positions end earlier, instead of a refusal */
-    bool shorten;
-    struct cox_prompt_sampling sampling;
-    int32_t stop_tokens[COX_STOP_COUNT_MAX];
-    uint32_t stop_count;
-    /* the adapter that computes it; NULL: none. Copied */
-    const char *lora;
-    /* handed back with the result */
-    void *context;
-    /* The positions of all tokens but the last one are pulled from there. NULL: they are computed.
-     */
-    const struct cox_kv_reference *source;
-    /* done when it was pulled, or not; tokens are not looked at */
-    bool pull_only;
-    /* not 0: it is given up after so long */
-    uint64_t pull_ms;
-    /* what cannot be pulled fails */
-    bool no_recompute;
-    /* not 0: it ends with its first token, and its blocks are held so long */
-    uint64_t hold_ms;
-    /* of the hold: a number of the caller's */
-    uint64_t owner;
-};
-
 /* What became of a pull. */
 enum cox_pull_end {
     COX_PULL_END_DONE,      /* the keys and values are in its blocks */
     COX_PULL_END_RETRY,     /* it is to be pulled again */
     COX_PULL_END_RECOMPUTE, /* it is to be computed here */
     COX_PULL_END_FAIL,
-};
-
-enum cox_finish {
-    COX_FINISH_STOP,   /* a stop token, which is the last of the tokens, or the worker said so */
-    COX_FINISH_LENGTH, /* new_count_max */
-    COX_FINISH_ERROR,  /* error tells why */
 };
 
 struct cox_sequence {

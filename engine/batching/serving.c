@@ -129,15 +129,6 @@ static struct item *queue_pop(struct queue *queue)
     return item;
 }
 
-void cox_prompt_output_deinit(struct cox_prompt_output *result)
-{
-    free(result->tokens);
-    free(result->error);
-    cox_kv_reference_free(result->hold);
-    free(result->report);
-    *result = (struct cox_prompt_output){.index = result->index};
-}
-
 /* Nothing of it is computed any more, but for a row in flight of a sequence that the ranks know:
  * until they hear that it has ended they keep the adapter for it themselves. */
 static void item_give_lora(const struct cox_serving *serving, struct item *item)

@@ -50,30 +50,6 @@ struct cox_serving_options {
     const char *name;
 };
 
-struct cox_prompts_status {
-    uint32_t client_count;
-    /* not given to the scheduler yet */
-    uint64_t waiting;
-    /* given to it */
-    uint64_t running;
-    /* done, and not taken */
-    uint64_t unread;
-    /* so far, those that failed too */
-    uint64_t completed;
-    /* so far */
-    uint64_t cancelled;
-    uint64_t generated_tokens;
-    /* of KV cache, before the last step */
-    uint32_t free_blocks;
-    uint32_t block_count;
-    /* now */
-    uint64_t holds;
-    uint64_t held_blocks;
-    /* sequences that could not be pulled, so far */
-    uint64_t recomputed;
-    struct cox_transfers_status transfer;
-};
-
 /* Returns 0; COX_INVALID; -ENOMEM; -errno. */
 int cox_serving_start(struct cox_executor *executor, const struct cox_serving_options *options,
                       struct cox_serving **ret_serving, struct cox_error *err);
@@ -104,25 +80,6 @@ int cox_serving_submit(struct cox_serving_client *client, const struct cox_promp
  * more are waiting for the end of a step than it can hold; -ENOMEM. */
 int cox_serving_release(struct cox_serving_client *client, int64_t sequence);
 
-struct cox_prompt_output {
-    uint64_t index;
-    enum cox_finish finish;
-    /* the new ones; NULL: none */
-    int32_t *tokens;
-    uint32_t token_count;
-    /* COX_FINISH_ERROR; else NULL */
-    struct cox_error *error;
-    /* Not a result: the source of the prompt is not needed any more; error says why it could not be
-     * pulled. */
-    bool is_pulled;
-    /* it could not be pulled, and was computed here */
-    bool recomputed;
-    /* NULL: nothing is held */
-    struct cox_kv_reference *hold;
-    /* of a request with pull_only */
-    struct cox_pull_report *report;
-};
-void cox_prompt_output_deinit(struct cox_prompt_output *result); /* idempotent */
 /* The oldest result, or word of a pull. Returns 0 or COX_EMPTY. */
 int cox_serving_take(struct cox_serving_client *client, struct cox_prompt_output *ret_result);
 /* Prompts whose results were not taken. */

@@ -28,7 +28,7 @@
 #ifndef COX_COORDINATOR_SHARED_WEIGHTS_H
 #define COX_COORDINATOR_SHARED_WEIGHTS_H
 
-#include "coordinator/executor/operations.h"
+#include "coordinator/server/hooks.h"
 
 struct cox_shared_weights;
 
@@ -75,16 +75,6 @@ void cox_shared_weights_failed(struct cox_shared_weights *weights, uint64_t vers
 /* No step will be run for what is NEXT: it is withdrawn. */
 void cox_shared_weights_give_up(struct cox_shared_weights *weights, int status, const char *text);
 
-struct cox_weights_status {
-    /* PRESENT */
-    uint64_t version;
-    /* 0: none */
-    uint64_t next;
-    /* of PRESENT */
-    uint64_t digest;
-    /* bytes of one version */
-    uint64_t size;
-};
 void cox_shared_weights_status(struct cox_shared_weights *weights,
                                struct cox_weights_status *ret_status);
 

@@ -68,15 +68,6 @@ struct cox_transfers {
     struct cox_latency speeds;
 };
 
-static const char *const state_names[COX_PULL_STATE_COUNT] = {
-    "queued", "sent", "success", "failed", "timeout", "peer dead", "cancelled",
-};
-
-const char *cox_pull_state_name(enum cox_pull_state state)
-{
-    return (size_t)state < COX_PULL_STATE_COUNT ? state_names[state] : "unknown";
-}
-
 bool cox_pull_may_move(enum cox_pull_state from, enum cox_pull_state to)
 {
 #define TO(state) (1u << COX_PULL_##state)

@@ -31,48 +31,16 @@
 #define COX_COORDINATOR_TRANSFERS_H
 
 #include "coordinator/executor/executor.h"
-#include "kv_reference.h"
+#include "coordinator/server/prompt_hooks.h"
 
 struct cox_transfers;
 
-enum cox_pull_state {
-    COX_PULL_QUEUED = 0,
-    COX_PULL_SENT,
-    COX_PULL_SUCCESS,
-    COX_PULL_FAILED,
-    COX_PULL_TIMEOUT,
-    COX_PULL_PEER_DEAD,
-    COX_PULL_CANCELLED,
-    COX_PULL_STATE_COUNT,
-};
-/* "queued", "success", ...; "unknown" outside. Static storage. */
-const char *cox_pull_state_name(enum cox_pull_state state);
 static inline bool cox_pull_has_ended(enum cox_pull_state state)
 {
     return state >= COX_PULL_SUCCESS;
 }
 /* The table of moves. */
 bool cox_pull_may_move(enum cox_pull_state from, enum cox_pull_state to);
-
-/* What one rank says of a pull. */
-struct cox_pull_rank {
-    bool answered;
-    /* PDErrorCode */
-    int32_t code;
-    /* enum cox_status of what went wrong, where the rank tells */
-    int32_t status;
-    uint64_t copied_bytes, copy_ns;
-    char text[256];
-};
-
-/* How a pull ended. */
-struct cox_pull_report {
-    enum cox_pull_state state;
-    /* not SUCCESS */
-    struct cox_error error;
-    uint32_t rank_count;
-    struct cox_pull_rank ranks[];
-};
 
 struct cox_transfers_options {
     struct cox_log log;
@@ -136,27 +104,6 @@ void cox_transfers_quarantine(struct cox_transfers *transfer,
                               void (*visit)(void *context, const int32_t *blocks, uint32_t count),
                               void *context);
 
-struct cox_transfers_status {
-    /* pulls that have not ended */
-    uint64_t running;
-    /* so far */
-    uint64_t succeeded;
-    /* TIMEOUT and PEER_DEAD, too */
-    uint64_t failed;
-    uint64_t cancelled;
-    /* pulls that were not the first attempt */
-    uint64_t retries;
-    uint64_t late_results;
-    /* copied, by all ranks */
-    uint64_t bytes;
-    /* That they took, of all ranks together: they copy side by side. With it what a destination was
-     * waited for. */
-    uint64_t copy_ns;
-    /* Of one rank in one pull of which it has copied all: the median, as latency.h has it; 0: of
-     * none. */
-    uint64_t bytes_per_s;
-    uint64_t quarantined_blocks;
-};
 void cox_transfers_status(struct cox_transfers *transfer, struct cox_transfers_status *ret_status);
 
 #endif

@@ -121,18 +121,21 @@ static int evaluate(struct eval *e)
     if (r)
         return r == COX_INVALID ? cox_exit_usage("eval", &error) : cox_exit_with(&error);
     const char *const command[] = {worker, "--model", model, NULL};
-    struct cox_crew_options crew_options = {
-        .group = &e->group,
-        .command = command,
-        .model = model,
-        .init = true,
+    const struct cox_engine_group_options options = {
+        .foreground =
+            {
+                .group = &e->group,
+                .command = command,
+                .model = model,
+                .init = true,
+                .quiet = e->quiet,
+                .prompts_refusal = "it was started by coxswain eval, for its own prompts",
+            },
         .share_weights = true,
-        .quiet = e->quiet,
-        .refusal = "it was started by coxswain eval, for its own prompts",
     };
-    _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
+    _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = NULL;
     int number;
-    r = cox_crew_start(&crew_options, &crew, &number, &error);
+    r = cox_engine_group_start(&options, &group, &number, &error);
     if (r == COX_CLOSED)
         return cox_exit_interrupted(number);
     if (r)
@@ -142,9 +145,9 @@ static int evaluate(struct eval *e)
     complete.scheduler.steps_in_flight = e->group.steps_in_flight;
     complete.tokenizer = e->tokenizer;
     complete.progress = !e->quiet;
-    r = cox_prompts_complete(&e->prompts, crew, &complete, &stats, &error);
-    if (r && cox_crew_signal(crew))
-        return cox_exit_interrupted(cox_crew_signal(crew));
+    r = cox_prompts_complete(&e->prompts, group, &complete, &stats, &error);
+    if (r && cox_foreground_signal(cox_engine_group_foreground(group)))
+        return cox_exit_interrupted(cox_foreground_signal(cox_engine_group_foreground(group)));
     return r ? cox_exit_with(&error) : report(e);
 }
 

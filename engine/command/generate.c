@@ -729,18 +729,22 @@ static int generate_own(struct generate *g)
     if (r)
         return r == COX_INVALID ? cox_exit_usage("generate", &error) : cox_exit_with(&error);
     const char *const command[] = {worker, "--model", model, NULL};
-    struct cox_crew_options crew_options = {
-        .group = &g->group,
-        .command = command,
-        .model = model,
-        .init = true,
+    const struct cox_engine_group_options options = {
+        .foreground =
+            {
+                .group = &g->group,
+                .command = command,
+                .model = model,
+                .init = true,
+                .quiet = g->quiet,
+                .prompts_refusal = "it was started by coxswain generate, for its own prompts",
+            },
         .share_weights = true,
-        .quiet = g->quiet,
-        .refusal = "it was started by coxswain generate, for its own prompts",
+        .adapters = &g->adapters,
     };
-    _cox_cleanup_(cox_crew_freep) struct cox_crew *crew = NULL;
+    _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = NULL;
     int number;
-    r = cox_crew_start(&crew_options, &crew, &number, &error);
+    r = cox_engine_group_start(&options, &group, &number, &error);
     if (r == COX_CLOSED)
         return cox_exit_interrupted(number);
     if (r)
@@ -748,15 +752,14 @@ static int generate_own(struct generate *g)
 
     struct cox_scheduler_stats stats = {0};
     complete_prepare(g);
-    r = cox_adapter_choice_load(&g->adapters, cox_crew_lora(crew), g->group.rank_count,
-                                g->group.start_timeout_ms, &error);
-    if (!r && g->complete.lora) /* so that nobody else unloads it */
-        r = cox_lora_take(cox_crew_lora(crew), g->complete.lora, &error);
+    if (g->complete.lora) /* so that nobody else unloads it */
+        r = cox_lora_take(cox_engine_group_lora(group), g->complete.lora, &error);
     if (r)
-        return cox_crew_signal(crew) ? cox_exit_interrupted(cox_crew_signal(crew))
-                                     : cox_exit_with(&error);
-    r = cox_prompts_complete(&g->prompts, crew, &g->complete, &stats, &error);
-    return finish(g, r, cox_crew_signal(crew), &stats, &error);
+        return cox_foreground_signal(cox_engine_group_foreground(group))
+                   ? cox_exit_interrupted(cox_foreground_signal(cox_engine_group_foreground(group)))
+                   : cox_exit_with(&error);
+    r = cox_prompts_complete(&g->prompts, group, &g->complete, &stats, &error);
+    return finish(g, r, cox_foreground_signal(cox_engine_group_foreground(group)), &stats, &error);
 }
 
 /* With the name of a live group that has a door, there. */

@@ -4,7 +4,7 @@
 #include "coordinator/command/link_client.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
-#include "engine/batching/kv_reference.h"
+#include "coordinator/server/kv_reference.h"
 
 #include <inttypes.h>
 #include <poll.h>

@@ -282,30 +282,30 @@ static int requests_add(struct completion *completion)
     return 0;
 }
 
-int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
+int cox_prompts_complete(struct cox_prompts *prompts, struct cox_engine_group *group,
                          const struct cox_complete_options *options,
                          struct cox_scheduler_stats *ret_stats, struct cox_error *err)
 {
     struct completion completion = {.run = {.prompts = prompts, .options = options}};
     struct cox_scheduler_options scheduler_options = options->scheduler;
-    int r = cox_scheduler_fit(&scheduler_options, cox_crew_summary(crew), err);
+    int r = cox_engine_group_fit(group, &scheduler_options, err);
     if (r)
         return r;
-    scheduler_options.log = cox_crew_log();
+    scheduler_options.log = cox_foreground_log();
     scheduler_options.done = on_done;
     scheduler_options.done_context = &completion;
-    cox_crew_recovers(crew, &scheduler_options);
-    r = cox_scheduler_new(cox_crew_executor(crew), &scheduler_options, &completion.scheduler, err);
+    r = cox_scheduler_new(cox_engine_group_executor(group), &scheduler_options,
+                          &completion.scheduler, err);
     if (r)
         return r;
-    cox_crew_on_stop(crew, on_stop, completion.scheduler);
+    cox_foreground_on_stop(cox_engine_group_foreground(group), on_stop, completion.scheduler);
     struct cox_error error = {0};
     r = requests_add(&completion);
     if (r)
         cox_fail(&error, r, "no memory for %zu prompts", prompts->count);
     else
         r = cox_scheduler_run(completion.scheduler, &error);
-    cox_crew_on_stop(crew, NULL, NULL);
+    cox_foreground_on_stop(cox_engine_group_foreground(group), NULL, NULL);
     r = cox_prompts_run_end(&completion.run, r, &error, err);
     cox_scheduler_stats(completion.scheduler, ret_stats);
     cox_scheduler_free(completion.scheduler);

@@ -6,11 +6,10 @@
  * Blocks: load reads a file; complete until every prompt is done or the group fails.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_PROMPTS_H
-#define COX_COORDINATOR_PROMPTS_H
+#ifndef COX_ENGINE_PROMPTS_H
+#define COX_ENGINE_PROMPTS_H
 
-#include "coordinator/command/crew.h"
-#include "engine/batching/scheduler.h"
+#include "engine_group.h"
 #include "engine/model/tokenizer.h"
 
 struct cox_prompt {
@@ -68,10 +67,10 @@ struct cox_complete_options {
     void *ready_context;
 };
 
-/* Runs all prompts on the crew's group. Returns 0, also when single prompts failed; COX_CLOSED: a
+/* Runs all prompts on the group. Returns 0, also when single prompts failed; COX_CLOSED: a
  * signal, or ready said so; what cox_scheduler_run returns. ret_stats is filled in any case once
  * the group ran. */
-int cox_prompts_complete(struct cox_prompts *prompts, struct cox_crew *crew,
+int cox_prompts_complete(struct cox_prompts *prompts, struct cox_engine_group *group,
                          const struct cox_complete_options *options,
                          struct cox_scheduler_stats *ret_stats, struct cox_error *err);
 

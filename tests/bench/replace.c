@@ -293,11 +293,11 @@ static int group_init(struct group *group, uint32_t rank_count, bool sealed, str
     };
     /* No pause between two deaths of a rank, of which there are many here. */
     const struct cox_recovery_options policy = {
-        .on_death = COX_ON_DEATH_RESTART,
-        .restart_max = 1000,
-        .window_ms = 1,
-        .backoff_min_ms = 1,
-        .backoff_max_ms = 1,
+        .policy.on_death = COX_ON_DEATH_RESTART,
+        .policy.restart_max = 1000,
+        .policy.window_ms = 1,
+        .policy.backoff_min_ms = 1,
+        .policy.backoff_max_ms = 1,
     };
     struct cox_init_summary summary;
     r = cox_executor_start(&options, &group->executor, err);

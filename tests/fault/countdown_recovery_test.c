@@ -9,7 +9,7 @@ static struct test_group *group;
 
 static int recovery_start(void *object, struct cox_error *err)
 {
-    static const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    static const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     return cox_recovery_start(test_group_executor(group), &options, object, err);
 }
 

@@ -55,10 +55,10 @@ static void group_start_as(uint32_t rank_count, uint32_t depth, const char *cons
                                                  .depth = depth,
                                                  .line = on_line,
                                                  .death = on_death};
-    const struct cox_recovery_options replaces = {.on_death = COX_ON_DEATH_RESTART,
-                                                  .restart_max = 1000,
-                                                  .backoff_min_ms = 1,
-                                                  .backoff_max_ms = 10};
+    const struct cox_recovery_options replaces = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                  .policy.restart_max = 1000,
+                                                  .policy.backoff_min_ms = 1,
+                                                  .policy.backoff_max_ms = 10};
     struct cox_recovery *started = NULL;
     struct cox_init_summary summary;
     struct cox_error err = {0};

@@ -275,8 +275,8 @@ static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
 {
     (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
-                                                     .restart_max = 100};
+        const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                     .policy.restart_max = 100};
         group_start(n, NULL, no_config, &options);
         assert_int_equal(await_recovery(0), 0);
         for (uint32_t rank = 0; rank < n; rank++) {
@@ -298,7 +298,7 @@ static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
 static void p8_what_was_made_good_meanwhile_is_told_once(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recovery_status status;
     group_start(2, NULL, no_config, &options);
     kill_rank(1);
@@ -315,7 +315,7 @@ static void p8_what_was_made_good_meanwhile_is_told_once(void **state)
 static void p8_a_death_that_is_not_told_yet_is_waited_for(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     group_start(2, NULL, no_config, &options);
     group.hold = true;
@@ -343,8 +343,8 @@ static int echo_in(uint64_t life)
 static void p8_what_builds_on_ranks_that_are_no_more_is_refused(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
-    const struct cox_recovery_options by_order = {.on_death = COX_ON_DEATH_WAIT};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options by_order = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct cox_error err;
     bool replaced;
     group_start(2, NULL, no_config, &options);
@@ -367,7 +367,7 @@ static void p8_what_builds_on_ranks_that_are_no_more_is_refused(void **state)
 static void p8_two_ranks_at_once(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     group_start(4, NULL, no_config, &options);
     pid_t others[] = {cox_executor_pid(group.executor, 0), cox_executor_pid(group.executor, 2)};
     kill_rank(1);
@@ -385,8 +385,9 @@ static void p8_a_new_one_that_dies_half_way_is_replaced_again(void **state)
 {
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    const struct cox_recovery_options options = {
-        .on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 1, .backoff_max_ms = 2};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                 .policy.backoff_min_ms = 1,
+                                                 .policy.backoff_max_ms = 2};
     group_start(2, fragile, no_config, &options);
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
@@ -400,10 +401,10 @@ static void p8_more_deaths_than_the_limit_are_a_crash_loop(void **state)
 {
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", "5", NULL};
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
-                                                 .restart_max = 3,
-                                                 .backoff_min_ms = 1,
-                                                 .backoff_max_ms = 2};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                 .policy.restart_max = 3,
+                                                 .policy.backoff_min_ms = 1,
+                                                 .policy.backoff_max_ms = 2};
     struct cox_recovery_status status;
     struct cox_error err = {0};
     bool replaced;
@@ -432,11 +433,11 @@ static void p8_deaths_far_apart_are_no_crash_loop(void **state)
 {
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", "5", NULL};
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
-                                                 .restart_max = 1,
-                                                 .window_ms = 1,
-                                                 .backoff_min_ms = 5,
-                                                 .backoff_max_ms = 5};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                 .policy.restart_max = 1,
+                                                 .policy.window_ms = 1,
+                                                 .policy.backoff_min_ms = 5,
+                                                 .policy.backoff_max_ms = 5};
     group_start(2, fragile, no_config, &options);
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
@@ -458,10 +459,10 @@ static void p8_the_pause_between_tries_doubles(void **state)
 {
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", "4", NULL};
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
-                                                 .window_ms = 3600000,
-                                                 .backoff_min_ms = 1000000,
-                                                 .backoff_max_ms = 3000000};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                 .policy.window_ms = 3600000,
+                                                 .policy.backoff_min_ms = 1000000,
+                                                 .policy.backoff_max_ms = 3000000};
     const uint32_t pauses[] = {1000000, 2000000, 3000000};
     struct cox_recovery_status status;
     struct cox_error err;
@@ -509,7 +510,7 @@ static void p8_without_a_policy_a_death_is_the_end(void **state)
 static void p8_a_group_waits_for_the_order(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_WAIT};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     struct cox_recovery_status status;
     struct cox_error err;
@@ -535,7 +536,7 @@ static void p8_a_group_waits_for_the_order(void **state)
 static void p8_all_are_started_again(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART_ALL};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART_ALL};
     struct cox_recovery_status status;
     group_start(3, NULL, no_config, &options);
     kill_rank(1);
@@ -554,7 +555,7 @@ static void p8_a_living_rank_is_killed_only_by_order(void **state)
 {
     (void)state;
     for (int policy = COX_ON_DEATH_FAIL; policy < COX_ON_DEATH_COUNT; policy++) {
-        const struct cox_recovery_options options = {.on_death = (enum cox_on_death)policy};
+        const struct cox_recovery_options options = {.policy.on_death = (enum cox_on_death)policy};
         struct cox_recovery_status status;
         struct cox_error err;
         bool replaced;
@@ -588,7 +589,7 @@ static void a26_commands_are_idempotent_and_a_paused_group_sleeps(void **state)
 {
     (void)state;
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
     struct cox_error err;
     group_start(2, pauses, no_config, &options);
@@ -615,7 +616,7 @@ static void a26_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **s
 {
     (void)state;
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
     struct task task = {.run = task_await, .code = COX_ABORTED};
     struct cox_recovery_status status;
@@ -644,7 +645,7 @@ static void p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused(void **state)
 {
     (void)state;
     const char *const pauses[] = {test_worker_program(), "pauses", NULL};
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct cox_recover_result results[2];
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     struct cox_recovery_status status;
@@ -683,7 +684,7 @@ static struct test_pipe *start_blocked(const struct cox_recovery_options *option
 static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct test_pipe *pipe = start_blocked(&options);
     struct cox_recover_result results[2];
     struct cox_error err = {0};
@@ -712,7 +713,7 @@ static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **
 static void m12_p8_an_order_to_kill_does_not_wait_for_its_turn(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 1000 * (uint64_t)TEST_PATIENCE_MS};
     struct test_pipe *pipe = start_blocked(&options);
     struct task task = {.run = task_restart, .deadline_ns = patience()};
@@ -733,7 +734,7 @@ static void m12_p8_an_order_to_kill_does_not_wait_for_its_turn(void **state)
 static void p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     struct test_pipe *pipe = start_blocked(&options);
     kill_rank(0);
     test_pipe_release(pipe, 4);
@@ -747,11 +748,11 @@ static void p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too(void **st
 static void p8_an_init_that_hangs_is_given_up_and_counts(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 300,
-                                                 .restart_max = 2,
-                                                 .backoff_min_ms = 1,
-                                                 .backoff_max_ms = 1};
+                                                 .policy.restart_max = 2,
+                                                 .policy.backoff_min_ms = 1,
+                                                 .policy.backoff_max_ms = 1};
     start_blocked(&options);
     await_failed();
     assert_contains(group.failure.text, "3 deaths within 60 s");
@@ -762,11 +763,11 @@ static void p8_an_init_that_hangs_is_given_up_and_counts(void **state)
 static void p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 2000,
-                                                 .restart_max = 1000,
-                                                 .backoff_min_ms = 1,
-                                                 .backoff_max_ms = 1};
+                                                 .policy.restart_max = 1000,
+                                                 .policy.backoff_min_ms = 1,
+                                                 .policy.backoff_max_ms = 1};
     struct test_pipe *pipe = start_blocked(&options);
     uint64_t deadline_ns = patience();
     test_pipe_release(pipe, 1); /* either of them */
@@ -785,12 +786,12 @@ static void p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced(void **state
 static void p8_inits_that_hang_one_after_the_other_are_no_hope(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
                                                  .restart_ms = 300,
-                                                 .window_ms = 1,
-                                                 .restart_max = 2,
-                                                 .backoff_min_ms = 5,
-                                                 .backoff_max_ms = 5};
+                                                 .policy.window_ms = 1,
+                                                 .policy.restart_max = 2,
+                                                 .policy.backoff_min_ms = 5,
+                                                 .policy.backoff_max_ms = 5};
     start_blocked(&options);
     await_failed();
     assert_contains(group.failure.text, "3 tries in a row did not end within 0.3 s");
@@ -824,7 +825,7 @@ static void p8_without_a_policy_an_order_that_fails_half_way_is_the_end(void **s
 static void p8_an_order_that_fails_half_way_can_be_given_again(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_WAIT};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_WAIT};
     struct test_pipe *pipe = start_half_replaced(&options);
     struct cox_recovery_status status;
     struct cox_error err;
@@ -875,7 +876,7 @@ static void p8_a_rank_killed_before_its_orders_turn_is_not_the_end(void **state)
 static void b16_stop_ends_whoever_waits(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     start_blocked(&options);
     struct task tasks[] = {
         {.run = task_await, .code = COX_PEER_DEAD},
@@ -897,8 +898,9 @@ static void b16_stop_ends_a_pause_and_cancel_ends_an_await(void **state)
 {
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", NULL};
-    const struct cox_recovery_options options = {
-        .on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 3600000, .backoff_max_ms = 3600000};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                 .policy.backoff_min_ms = 3600000,
+                                                 .policy.backoff_max_ms = 3600000};
     struct cox_recovery_status status;
     struct task task = {.run = task_await, .code = COX_PEER_DEAD};
     group_start(2, fragile, no_config, &options);
@@ -915,7 +917,7 @@ static void b16_stop_ends_a_pause_and_cancel_ends_an_await(void **state)
 static void p8_a_group_without_an_init_is_well_without_one(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     group_start(2, NULL, NULL, &options);
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
@@ -931,7 +933,7 @@ static void p8_a_program_that_is_gone_is_not_tried_for_ever(void **state)
     snprintf(link, sizeof link, "%s/worker", path);
     assert_int_equal(symlink(test_worker_program(), link), 0);
     const char *const command[] = {link, NULL};
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART};
     group_start(2, command, no_config, &options);
     assert_int_equal(unlink(link), 0);
     assert_int_equal(rmdir(path), 0);
@@ -979,10 +981,10 @@ static void await_doing_part(const char *part)
 static void g2b_a_replacement_waits_for_space(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
-                                                 .restart_max = 1,
-                                                 .backoff_min_ms = 1,
-                                                 .backoff_max_ms = 2};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                 .policy.restart_max = 1,
+                                                 .policy.backoff_min_ms = 1,
+                                                 .policy.backoff_max_ms = 2};
     struct cox_recovery_status status;
     test_needs_names();
     if (!shm_is_private())
@@ -1009,10 +1011,10 @@ static void g2b_a_replacement_waits_for_space(void **state)
 static void g2b_space_that_never_comes_is_an_error_that_says_so(void **state)
 {
     (void)state;
-    const struct cox_recovery_options options = {.on_death = COX_ON_DEATH_RESTART,
-                                                 .window_ms = 200,
-                                                 .backoff_min_ms = 1,
-                                                 .backoff_max_ms = 20};
+    const struct cox_recovery_options options = {.policy.on_death = COX_ON_DEATH_RESTART,
+                                                 .policy.window_ms = 200,
+                                                 .policy.backoff_min_ms = 1,
+                                                 .policy.backoff_max_ms = 20};
     test_needs_names();
     if (!shm_is_private())
         skip();

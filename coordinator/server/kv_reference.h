@@ -10,7 +10,11 @@
 #ifndef COX_COORDINATOR_KV_REFERENCE_H
 #define COX_COORDINATOR_KV_REFERENCE_H
 
-#include "channel/base/base.h"
+#include "../../channel/base/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 struct CoxswainControl__KvSource;
 
@@ -28,14 +32,19 @@ struct cox_kv_reference {
 };
 
 /* NULL: no memory. */
-struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *source);
-struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *source); /* NULL-safe */
+COX_PUBLIC struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *reference);
+/* NULL-safe, returns NULL. */
+COX_PUBLIC struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *reference);
 
 /* Another process's bytes, lent. Returns 0; COX_INVALID: something is missing, or out of range. */
 int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
-                          struct cox_kv_reference *ret_source, struct cox_error *err);
-/* The other way; lends all of source. */
-void cox_kv_reference_write(const struct cox_kv_reference *source,
+                          struct cox_kv_reference *ret_reference, struct cox_error *err);
+/* The other way; lends all of reference. */
+void cox_kv_reference_write(const struct cox_kv_reference *reference,
                             struct CoxswainControl__KvSource *message);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -10,31 +10,31 @@
 /* Of one sequence; more than any cache has. */
 #define BLOCK_COUNT_MAX (UINT32_C(1) << 24)
 
-struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *source)
+struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *reference)
 {
-    size_t blocks_size = source->block_count * sizeof *source->blocks;
-    size_t name_size = strlen(source->cluster_id) + 1;
+    size_t blocks_size = reference->block_count * sizeof *reference->blocks;
+    size_t name_size = strlen(reference->cluster_id) + 1;
     struct cox_kv_reference *copy = malloc(sizeof *copy + blocks_size + name_size);
     if (!copy)
         return NULL;
-    *copy = *source;
+    *copy = *reference;
     int32_t *blocks = (int32_t *)(copy + 1);
     if (blocks_size)
-        memcpy(blocks, source->blocks, blocks_size);
+        memcpy(blocks, reference->blocks, blocks_size);
     copy->blocks = blocks;
     copy->cluster_id =
-        memcpy((char *)(blocks + source->block_count), source->cluster_id, name_size);
+        memcpy((char *)(blocks + reference->block_count), reference->cluster_id, name_size);
     return copy;
 }
 
-struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *source)
+struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *reference)
 {
-    free(source);
+    free(reference);
     return NULL;
 }
 
 int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
-                          struct cox_kv_reference *ret_source, struct cox_error *err)
+                          struct cox_kv_reference *ret_reference, struct cox_error *err)
 {
     if (!message->cluster_id || !message->has_life || !message->has_sequence ||
         !message->has_lease_ns || message->n_blocks == 0)
@@ -52,7 +52,7 @@ int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
         if (message->blocks[i] < 0)
             return cox_fail(err, COX_INVALID, "block %" PRId32 " of a source does not exist",
                             message->blocks[i]);
-    *ret_source = (struct cox_kv_reference){
+    *ret_reference = (struct cox_kv_reference){
         .cluster_id = message->cluster_id,
         .life = message->life,
         .sequence = message->sequence,
@@ -63,15 +63,15 @@ int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
     return 0;
 }
 
-void cox_kv_reference_write(const struct cox_kv_reference *source,
+void cox_kv_reference_write(const struct cox_kv_reference *reference,
                             struct CoxswainControl__KvSource *message)
 {
     coxswain_control__kv_source__init(message);
-    message->cluster_id = (char *)(uintptr_t)source->cluster_id;
+    message->cluster_id = (char *)(uintptr_t)reference->cluster_id;
     message->has_life = message->has_sequence = message->has_lease_ns = true;
-    message->life = source->life;
-    message->sequence = source->sequence;
-    message->lease_ns = source->lease_ns;
-    message->blocks = (int32_t *)(uintptr_t)source->blocks;
-    message->n_blocks = source->block_count;
+    message->life = reference->life;
+    message->sequence = reference->sequence;
+    message->lease_ns = reference->lease_ns;
+    message->blocks = (int32_t *)(uintptr_t)reference->blocks;
+    message->n_blocks = reference->block_count;
 }

@@ -1,0 +1,308 @@
+#include "foreground.h"
+
+#include "channel/shm/geometry.h"
+#include "console.h"
+#include "signals.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+
+struct cox_foreground {
+    uint32_t rank_count;
+    bool quiet;
+    struct cox_signals signals;
+
+    /* everything below */
+    pthread_mutex_t lock;
+    /* NULL: there is none yet, or it is being freed, or was */
+    struct cox_server *server;
+    void (*on_stop)(void *context);
+    void *on_stop_context;
+    int signal_number;
+};
+
+/* ---- hooks of the executor ---- */
+
+static void on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
+{
+    (void)is_stderr;
+    const struct cox_foreground *foreground = context;
+    if (!foreground->quiet)
+        cox_console_line("[rank %u] %s", rank, text);
+}
+
+static void on_fault(void *context, int32_t rank, const char *text)
+{
+    (void)context;
+    if (rank < 0)
+        cox_console_say("rank unknown reports: %s", text);
+    else
+        cox_console_say("rank %" PRId32 " reports: %s", rank, text);
+}
+
+/* What was made good is no warning. */
+static void on_server_log(void *context, int level, const char *text)
+{
+    const struct cox_foreground *foreground = context;
+    if (level <= 4 || !foreground->quiet)
+        cox_console_say("%s", text);
+}
+
+static void on_log(void *context, int level, const char *text)
+{
+    (void)context;
+    if (level <= 4)
+        cox_console_say("%s", text);
+}
+
+/* What somebody has to type is said when the door stands, so that it works at once. */
+static void on_waiting(void *context, const char *name, const char *door)
+{
+    const struct cox_foreground *foreground = context;
+    (void)door;
+    cox_console_say("waiting for %" PRIu32 " worker%s: coxswain-worker --door %s",
+                    foreground->rank_count, foreground->rank_count == 1 ? "" : "s", name);
+}
+
+struct cox_log cox_foreground_log(void)
+{
+    return (struct cox_log){.fn = on_log};
+}
+
+struct cox_log cox_foreground_full_log(struct cox_foreground *foreground)
+{
+    return (struct cox_log){.fn = on_server_log, .context = foreground};
+}
+
+/* ---- the end is asked for ---- */
+
+/* False: it was asked for before. */
+static bool stop_take(struct cox_foreground *foreground, int number)
+{
+    pthread_mutex_lock(&foreground->lock);
+    bool first = !foreground->signal_number;
+    if (first) {
+        foreground->signal_number = number;
+        if (foreground->on_stop)
+            foreground->on_stop(foreground->on_stop_context);
+        if (foreground->server)
+            cox_server_request_stop(foreground->server);
+    }
+    pthread_mutex_unlock(&foreground->lock);
+    return first;
+}
+
+/* A second one ends this process without waiting for anything, but not without the clean-up: where
+ * the main thread is in a start or a free, that is its own, and the end is near. */
+static bool on_signal(void *context, int number)
+{
+    struct cox_foreground *foreground = context;
+    if (stop_take(foreground, number))
+        return true;
+    pthread_mutex_lock(&foreground->lock);
+    bool making = foreground->server && cox_server_abandon(foreground->server) == COX_BUSY;
+    pthread_mutex_unlock(&foreground->lock);
+    return making;
+}
+
+static void on_stop_request(void *context)
+{
+    stop_take(context, SIGTERM);
+}
+
+/* ---- constructor and destructor ---- */
+
+int cox_foreground_new(struct cox_foreground **ret_foreground, struct cox_error *err)
+{
+    _cox_cleanup_(cox_foreground_freep) struct cox_foreground *foreground =
+        calloc(1, sizeof *foreground);
+    if (!foreground)
+        return cox_fail(err, -ENOMEM, "no memory");
+    foreground->signals = (struct cox_signals)COX_SIGNALS_NONE;
+    pthread_mutex_init(&foreground->lock, NULL);
+    int r = cox_signals_start(&foreground->signals, on_signal, foreground, err);
+    if (r)
+        return r;
+    cox_console_start(); /* before the group's hooks, which must not wait for whoever reads it */
+    *ret_foreground = cox_steal_ptr(&foreground);
+    return 0;
+}
+
+static struct cox_executor_options executor_options_make(const struct cox_foreground_options *from,
+                                                         struct cox_foreground *foreground)
+{
+    const struct cox_group_choice *group = from->group;
+    struct cox_executor_options made = {
+        .name = group->name,
+        .rank_count = group->rank_count,
+        .command = from->command,
+        .no_flags = from->no_flags,
+        .depth = group->depth,
+        .spin = group->spin,
+        .legacy_workers = group->legacy_workers,
+        .keep_names = group->keep_names,
+        .attach = group->attach,
+        .huge_pages = group->huge_pages,
+        .no_bulk = group->no_bulk,
+        .bulk_size_max = group->bulk_size,
+        .reply_size_max = group->bulk_size,
+        .external_workers = from->external,
+        .need_door = from->need_door,
+        .start_timeout_ms = group->start_timeout_ms,
+        .log = cox_foreground_log(),
+        .hook_context = foreground,
+        .line = on_line,
+        .fault = on_fault,
+        .waiting = on_waiting,
+    };
+    memcpy(made.request_size, group->request_size, sizeof group->request_size);
+    memcpy(made.response_size, group->response_size, sizeof group->response_size);
+    return made;
+}
+
+static int server_make(struct cox_foreground *foreground,
+                       const struct cox_foreground_options *options,
+                       const struct cox_config_entry *config, size_t config_count,
+                       struct cox_error *err)
+{
+    const struct cox_executor_options executor = executor_options_make(options, foreground);
+    _cox_cleanup_(cox_free_ptr) char *model =
+        options->model ? realpath(options->model, NULL) : NULL;
+    struct cox_server_options made = COX_SERVER_OPTIONS_INIT;
+    struct cox_server *server = NULL;
+    made.executor = &executor;
+    made.init = options->init;
+    made.config = config;
+    made.config_count = config_count;
+    made.restart = options->group->recovery;
+    made.links = options->links;
+    made.role = options->role;
+    made.model = model;
+    made.prompts_refusal = options->prompts_refusal;
+    made.hooks = options->hooks;
+    made.log = cox_foreground_full_log(foreground);
+    made.stop_requested = on_stop_request;
+    made.context = foreground;
+    int r = cox_server_new(&made, &server, err);
+    if (r)
+        return r;
+    pthread_mutex_lock(&foreground->lock);
+    foreground->server = server;
+    if (foreground->signal_number)
+        cox_server_request_stop(server);
+    pthread_mutex_unlock(&foreground->lock);
+    return cox_server_start(server, err);
+}
+
+#define FDS_OF_GROUP 29
+#define FDS_OF_RANK 3
+#define FDS_OF_SEALED_GROUP 21
+#define FDS_OF_SEALED_RANK 9
+
+uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
+{
+    return (sealed ? FDS_OF_SEALED_GROUP : FDS_OF_GROUP) +
+           (sealed ? FDS_OF_SEALED_RANK : FDS_OF_RANK) * (uint64_t)rank_count +
+           (weights ? COX_FOREGROUND_FDS_OF_WEIGHTS : 0);
+}
+
+/* Where fds are wanting, that is what is told: whatever went wrong first is rarely put in these
+ * words, as when a door that cannot accept closes the connection of a rank. */
+static int explain_failure(const struct cox_foreground_options *options, int r,
+                           struct cox_error *err)
+{
+    const struct cox_group_choice *group = options->group;
+    struct rlimit limit;
+    uint64_t needed = cox_foreground_fd_count(group->rank_count, group->attach == COX_ATTACH_SEALED,
+                                              options->shared_weights);
+    struct cox_error first = *err;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= needed) {
+        /* Closed is for signals. */
+        return r == COX_CLOSED ? err->code = COX_STATE : r;
+    }
+    *err = (struct cox_error){0};
+    return cox_fail(err, r == COX_CLOSED ? -EMFILE : r,
+                    "%.700s (this process may have %ju files open, a coordinator of %" PRIu32
+                    " ranks needs %" PRIu64 ": ulimit -n %" PRIu64 ")",
+                    first.text, (uintmax_t)limit.rlim_cur, group->rank_count, needed, needed);
+}
+
+int cox_foreground_start(struct cox_foreground *foreground,
+                         const struct cox_foreground_options *options, struct cox_error *err)
+{
+    _cox_cleanup_(cox_free_ptr) struct cox_config_entry *config =
+        calloc(options->config_count + 1, sizeof *config);
+    size_t count = 0;
+    if (!config)
+        return cox_fail(err, -ENOMEM, "no memory for the init configuration");
+    foreground->rank_count = options->group->rank_count;
+    foreground->quiet = options->quiet;
+    if (options->init && options->model)
+        config[count++] = (struct cox_config_entry){"model", options->model};
+    for (size_t i = 0; i < options->config_count; i++)
+        config[count++] = options->config[i];
+    int r = options->prepare ? options->prepare(options->hooks->context, err) : 0;
+    if (!r)
+        r = server_make(foreground, options, config, count, err);
+    if (r && cox_foreground_signal(foreground))
+        return COX_CLOSED;
+    return r ? explain_failure(options, r, err) : 0;
+}
+
+struct cox_foreground *cox_foreground_free(struct cox_foreground *foreground)
+{
+    if (foreground) {
+        /* A second signal meanwhile abandons it. */
+        if (foreground->server)
+            cox_server_stop(foreground->server);
+        pthread_mutex_lock(&foreground->lock);
+        struct cox_server *server = cox_steal_ptr(&foreground->server);
+        pthread_mutex_unlock(&foreground->lock);
+        cox_server_free(server);
+        cox_signals_end(&foreground->signals);
+        pthread_mutex_destroy(&foreground->lock);
+        free(foreground);
+    }
+    return NULL;
+}
+
+void cox_foreground_freep(struct cox_foreground **foreground)
+{
+    cox_foreground_free(*foreground);
+}
+
+struct cox_server *cox_foreground_server(struct cox_foreground *foreground)
+{
+    return foreground->server;
+}
+
+/* ---- the end ---- */
+
+void cox_foreground_on_stop(struct cox_foreground *foreground, void (*fn)(void *context),
+                            void *context)
+{
+    pthread_mutex_lock(&foreground->lock);
+    foreground->on_stop = fn;
+    foreground->on_stop_context = context;
+    if (fn && foreground->signal_number)
+        fn(context);
+    pthread_mutex_unlock(&foreground->lock);
+}
+
+int cox_foreground_signal(struct cox_foreground *foreground)
+{
+    pthread_mutex_lock(&foreground->lock);
+    int number = foreground->signal_number;
+    pthread_mutex_unlock(&foreground->lock);
+    return number;
+}
+
+int cox_foreground_wait(struct cox_foreground *foreground, struct cox_error *err)
+{
+    int r = cox_server_wait(foreground->server, COX_DEADLINE_NEVER, err);
+    return r == COX_PEER_DEAD ? -r : cox_foreground_signal(foreground);
+}

@@ -1,0 +1,44 @@
+/*
+ * restart_policy: what the death of a rank does to its group.
+ *
+ * Threads, ownership, blocking: plain values.
+ * If the process dies: nothing is left.
+ */
+#ifndef COX_COORDINATOR_RESTART_POLICY_H
+#define COX_COORDINATOR_RESTART_POLICY_H
+
+#include "../../channel/base/base.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum cox_on_death {
+    COX_ON_DEATH_FAIL = 0, /* the group has failed */
+    COX_ON_DEATH_WAIT,     /* the group waits until somebody orders a restart */
+    /* the dead rank is replaced; legacy groups: as RESTART_ALL, which is logged */
+    COX_ON_DEATH_RESTART,
+    COX_ON_DEATH_RESTART_ALL, /* every rank is */
+    COX_ON_DEATH_COUNT,
+};
+/* "fail", "wait", "restart", "restart-all"; "unknown" outside. Static storage. */
+COX_PUBLIC const char *cox_on_death_name(uint32_t on_death);
+
+/* 0: default. */
+struct cox_restart_policy {
+    enum cox_on_death on_death;
+    /* deaths within window_ms; one more is a crash loop, and the group fails; default 5 */
+    uint32_t restart_max;
+    /* default 60,000 */
+    uint64_t window_ms;
+    /* before the second try; default 100 */
+    uint64_t backoff_min_ms;
+    /* default 5,000 */
+    uint64_t backoff_max_ms;
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,205 @@
+/*
+ * prompt_hooks: what a server and the engine behind it say to each other about prompts: requests,
+ * outputs, pulls of KV blocks, and the hooks that an engine fills in to complete prompts.
+ *
+ * Each connection that brings prompts is one client of the engine. The server checks what came over
+ * the socket (numbers in range, at most COX_STOP_COUNT_MAX stop tokens); whether the engine can
+ * compute it is for the engine to say, by the output of the prompt.
+ *
+ * Threads: a hook with a client is called by one thread at a time for each client; clients have
+ *   threads of their own, so an engine locks what they share. Hooks with a context: any thread.
+ * Ownership: a request is lent for the call. An output is given: what it points to was made with
+ *   malloc and is freed by cox_prompt_output_deinit.
+ * Blocks: no hook may block; take returns COX_EMPTY instead, and the engine writes to wake_fd.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_COORDINATOR_PROMPT_HOOKS_H
+#define COX_COORDINATOR_PROMPT_HOOKS_H
+
+#include "kv_reference.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COX_STOP_COUNT_MAX 8
+
+struct cox_prompt_sampling {
+    /* 0: greedy */
+    float temperature;
+    /* 1: off */
+    float top_p;
+    /* 0: off */
+    int32_t top_k;
+    int32_t seed;
+};
+
+struct cox_prompt_request {
+    /* the prompt */
+    const int32_t *tokens;
+    uint32_t token_count;
+    /* tokens to generate, at most; at least 1 */
+    uint32_t new_count_max;
+    /* generate fewer when the cache or the positions end earlier, instead of a refusal */
+    bool shorten;
+    struct cox_prompt_sampling sampling;
+    int32_t stop_tokens[COX_STOP_COUNT_MAX];
+    uint32_t stop_count;
+    /* the adapter that computes it; NULL: none */
+    const char *lora;
+    /* the engine's own; the server sets neither */
+    void *context;
+    uint64_t owner;
+    /* The positions of all tokens but the last one are pulled from there. NULL: they are computed.
+     */
+    const struct cox_kv_reference *source;
+    /* done when it was pulled, or not; tokens are not read */
+    bool pull_only;
+    /* not 0: the pull is cancelled after this time */
+    uint64_t pull_ms;
+    /* what cannot be pulled fails */
+    bool no_recompute;
+    /* not 0: it ends with its first token, and its blocks are held for this time */
+    uint64_t hold_ms;
+};
+
+enum cox_finish {
+    COX_FINISH_STOP,   /* a stop token, which is the last of the tokens, or the worker said so */
+    COX_FINISH_LENGTH, /* new_count_max */
+    COX_FINISH_ERROR,  /* error tells why */
+};
+
+/* engine/batching/transfers.h has the diagram. */
+enum cox_pull_state {
+    COX_PULL_QUEUED = 0,
+    COX_PULL_SENT,
+    COX_PULL_SUCCESS,
+    COX_PULL_FAILED,
+    COX_PULL_TIMEOUT,
+    COX_PULL_PEER_DEAD,
+    COX_PULL_CANCELLED,
+    COX_PULL_STATE_COUNT,
+};
+/* "queued", "success", ...; "unknown" outside. Static storage. */
+COX_PUBLIC const char *cox_pull_state_name(enum cox_pull_state state);
+
+/* What one rank says of a pull. */
+struct cox_pull_rank {
+    bool answered;
+    /* PDErrorCode */
+    int32_t code;
+    /* enum cox_status of what went wrong, if the rank tells it */
+    int32_t status;
+    uint64_t copied_bytes, copy_ns;
+    char text[256];
+};
+
+/* How a pull ended. */
+struct cox_pull_report {
+    enum cox_pull_state state;
+    /* not SUCCESS */
+    struct cox_error error;
+    uint32_t rank_count;
+    struct cox_pull_rank ranks[];
+};
+
+struct cox_prompt_output {
+    /* as it was submitted */
+    uint64_t index;
+    enum cox_finish finish;
+    /* the new ones; NULL: none */
+    int32_t *tokens;
+    uint32_t token_count;
+    /* COX_FINISH_ERROR; else NULL */
+    struct cox_error *error;
+    /* Not the end of the prompt: its source is not needed any more; error says why it could not be
+     * pulled. */
+    bool is_pulled;
+    /* it could not be pulled, and was computed here */
+    bool recomputed;
+    /* NULL: nothing is held */
+    struct cox_kv_reference *hold;
+    /* of a request with pull_only */
+    struct cox_pull_report *report;
+};
+COX_PUBLIC void cox_prompt_output_deinit(struct cox_prompt_output *output); /* idempotent */
+
+struct cox_transfers_status {
+    /* pulls that have not ended */
+    uint64_t running;
+    /* so far */
+    uint64_t succeeded;
+    /* TIMEOUT and PEER_DEAD, too */
+    uint64_t failed;
+    uint64_t cancelled;
+    /* pulls that were not the first attempt */
+    uint64_t retries;
+    uint64_t late_results;
+    /* copied, by all ranks */
+    uint64_t bytes;
+    /* Their copying time, summed over ranks, which copy side by side; waits for a destination are
+     * included. */
+    uint64_t copy_ns;
+    /* Median of one rank in one pull of which it has copied all, as latency.h has it; 0: none. */
+    uint64_t bytes_per_s;
+    uint64_t quarantined_blocks;
+};
+
+struct cox_prompts_status {
+    uint32_t client_count;
+    /* of one client, without an output; 0: not limited */
+    uint32_t prompt_count_max;
+    /* not being computed yet */
+    uint64_t waiting;
+    /* being computed */
+    uint64_t running;
+    /* done, and not taken */
+    uint64_t unread;
+    /* so far, failed ones included */
+    uint64_t completed;
+    /* so far */
+    uint64_t cancelled;
+    uint64_t generated_tokens;
+    /* of KV cache, before the last step */
+    uint32_t free_blocks;
+    uint32_t block_count;
+    /* now */
+    uint64_t holds;
+    uint64_t held_blocks;
+    /* sequences that could not be pulled, so far */
+    uint64_t recomputed;
+    struct cox_transfers_status transfer;
+};
+
+/* All of them are required, except where NULL is allowed. */
+struct cox_prompt_hooks {
+    /* wake_fd: an eventfd of the server's, which the engine writes to when take has an output.
+     * Returns 0; -ENOMEM; -errno. */
+    int (*open)(void *context, int wake_fd, void **ret_client);
+    /* Cancels what is left, and ends what is held for the client. */
+    void (*close)(void *client);
+    /* Queues a prompt. Returns 0, and take has its output later; COX_FULL: take outputs first;
+     * -ENOMEM. */
+    int (*submit)(void *client, const struct cox_prompt_request *request, uint64_t index);
+    /* The oldest output, or word of a pull. Returns 0 or COX_EMPTY. */
+    int (*take)(void *client, struct cox_prompt_output *ret_output);
+    /* Prompts of the client without an output that was taken. */
+    uint32_t (*outstanding)(void *client);
+    /* All of those are cancelled: they get no output. */
+    void (*cancel)(void *client);
+    void (*status)(void *context, struct cox_prompts_status *ret_status);
+    /* Ends a hold of this client; that of another one, or one that is over, is left alone. Returns
+     * 0; COX_FULL; -ENOMEM. NULL: the engine holds nothing. */
+    int (*release)(void *client, int64_t sequence);
+    /* What is held of this sequence, as another group pulls it: the caller's, freed with
+     * cox_kv_reference_free. Returns 0; COX_NOT_FOUND, err says more; -ENOMEM. NULL: the engine
+     * holds nothing. */
+    int (*find_hold)(void *context, int64_t sequence, struct cox_kv_reference **ret_reference,
+                     struct cox_error *err);
+};
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,30 @@
+/*
+ * reference_hooks: the prompts, adapters and weights of the reference engine as a server asks for
+ * them (coordinator/server/hooks.h).
+ *
+ * Threads, blocking: as the hooks. Ownership: context of every hook is a struct cox_reference, which
+ *   owns nothing; what it points to is there, or NULL, before a hook that uses it is called.
+ * If the process dies: private memory; nothing is left.
+ */
+#ifndef COX_ENGINE_REFERENCE_HOOKS_H
+#define COX_ENGINE_REFERENCE_HOOKS_H
+
+#include "coordinator/server/hooks.h"
+
+struct cox_lora;
+struct cox_serving;
+struct cox_shared_weights;
+
+struct cox_reference {
+    struct cox_lora *lora;
+    /* NULL: ranks load their own */
+    struct cox_shared_weights *weights;
+    /* NULL: no prompts of clients */
+    struct cox_serving *serving;
+};
+
+extern const struct cox_prompt_hooks cox_reference_prompt_hooks;
+extern const struct cox_lora_hooks cox_reference_lora_hooks;
+extern const struct cox_weights_hooks cox_reference_weights_hooks;
+
+#endif

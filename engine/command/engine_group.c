@@ -1,0 +1,255 @@
+#include "engine_group.h"
+
+#include "coordinator/command/console.h"
+#include "engine/batching/lora.h"
+#include "engine/batching/reference_hooks.h"
+#include "engine/batching/serving.h"
+#include "engine/batching/shared_weights.h"
+#include "engine/model/block.h"
+#include "engine/model/tokenizer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ADAPTER_MS_DEFAULT 60000
+
+struct cox_engine_group {
+    struct cox_reference reference;
+    struct cox_foreground *foreground;
+    /* of start, while it runs */
+    const struct cox_engine_group_options *options;
+    struct cox_server_hooks hooks;
+    struct cox_server *server;
+};
+
+/* ---- weights ---- */
+
+static bool on_cancelled(void *context)
+{
+    const struct cox_engine_group *group = context;
+    return cox_foreground_signal(group->foreground) != 0;
+}
+
+/* Where there is no memory that all may use, every rank loads its own, and that is said. What is
+ * wrong with the model is wrong for them, too. */
+static int weights_or_not(struct cox_engine_group *group, int r, const struct cox_error *error,
+                          struct cox_error *err)
+{
+    if (r != COX_DENIED && r != COX_UNSUPPORTED && r != COX_NO_SPACE)
+        return r ? cox_fail(err, r, "%s", error->text) : 0;
+    cox_console_say("every rank loads its own part of the model: %s", error->text);
+    group->reference.weights = cox_shared_weights_free(group->reference.weights);
+    return 0;
+}
+
+static bool may_share_weights(const struct cox_engine_group_options *options)
+{
+    return options->share_weights && options->foreground.model &&
+           !options->foreground.group->own_weights;
+}
+
+/* Legacy workers know nothing of it. */
+static int weights_load(void *context, struct cox_error *err)
+{
+    struct cox_engine_group *group = context;
+    const struct cox_engine_group_options *options = group->options;
+    struct cox_error error = {0};
+    if (!may_share_weights(options) || !options->foreground.init ||
+        options->foreground.group->legacy_workers)
+        return 0;
+    int r = cox_shared_weights_load(options->foreground.model, on_cancelled, group,
+                                    &group->reference.weights, &error);
+    return weights_or_not(group, r, &error, err);
+}
+
+/* ---- hooks of the server ---- */
+
+static int on_attached(void *context, struct cox_executor *executor, struct cox_error *err)
+{
+    struct cox_engine_group *group = context;
+    const struct cox_log log = cox_foreground_full_log(group->foreground);
+    struct cox_error error = {0};
+    int r = group->reference.weights
+                ? cox_shared_weights_publish(group->reference.weights, executor, &error)
+                : 0;
+    r = weights_or_not(group, r, &error, err);
+    if (r)
+        return r;
+    r = cox_lora_new(executor, &log, &group->reference.lora);
+    return r ? cox_fail(err, r, "no memory for the LoRA adapters") : 0;
+}
+
+static int adapters_load(struct cox_engine_group *group, struct cox_error *err)
+{
+    const struct cox_adapter_choice *choice = group->options->adapters;
+    const struct cox_group_choice *group_choice = group->options->foreground.group;
+    uint64_t timeout_ms =
+        group_choice->start_timeout_ms ? group_choice->start_timeout_ms : ADAPTER_MS_DEFAULT;
+    _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
+        calloc(group_choice->rank_count, sizeof *results);
+    int r = results ? 0 : cox_fail(err, -ENOMEM, "no memory");
+    for (size_t i = 0; r == 0 && choice && i < choice->count; i++)
+        r = cox_lora_load(group->reference.lora, choice->items[i].name, choice->items[i].path,
+                          cox_deadline_after_ms(timeout_ms), results, err);
+    return r;
+}
+
+static int serving_start(struct cox_engine_group *group, struct cox_error *err)
+{
+    const struct cox_engine_group_options *options = group->options;
+    struct cox_executor *executor = cox_engine_group_executor(group);
+    struct cox_serving_options serving = {
+        .name = cox_executor_legacy(executor) ? NULL : cox_executor_name(executor),
+        .scheduler = {.token_count_max = options->step_tokens,
+                      .step_ms = options->foreground.group->step_ms,
+                      .steps_in_flight = options->foreground.group->steps_in_flight,
+                      .log = cox_foreground_log()},
+        .lora = group->reference.lora,
+    };
+    int r = cox_vocab_size_load(options->foreground.model, &serving.vocab_size, err);
+    if (!r)
+        r = cox_engine_group_fit(group, &serving.scheduler, err);
+    return r ? r : cox_serving_start(executor, &serving, &group->reference.serving, err);
+}
+
+static int on_ready(void *context, struct cox_server *server, struct cox_error *err)
+{
+    struct cox_engine_group *group = context;
+    group->server = server;
+    int r = adapters_load(group, err);
+    return !r && group->options->serve ? serving_start(group, err) : r;
+}
+
+static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *err)
+{
+    const struct cox_engine_group *group = context;
+    return cox_lora_replay(group->reference.lora, deadline_ns, err);
+}
+
+static void on_ending(void *context)
+{
+    const struct cox_engine_group *group = context;
+    if (group->reference.lora)
+        cox_lora_stop(group->reference.lora);
+    if (group->reference.weights)
+        cox_shared_weights_stop(group->reference.weights);
+}
+
+/* ---- constructor and destructor ---- */
+
+static int group_start(struct cox_engine_group *group, struct cox_error *err)
+{
+    struct cox_foreground_options options = group->options->foreground;
+    group->hooks = (struct cox_server_hooks){
+        .context = group,
+        .attached = on_attached,
+        .ready = on_ready,
+        .replayed = on_replayed,
+        .ending = on_ending,
+        .prompts = group->options->serve ? &cox_reference_prompt_hooks : NULL,
+        .lora = &cox_reference_lora_hooks,
+        .weights = &cox_reference_weights_hooks,
+    };
+    options.hooks = &group->hooks;
+    options.shared_weights = may_share_weights(group->options);
+    /* First, since a model that cannot be loaded needs no processes. */
+    options.prepare = weights_load;
+    return cox_foreground_start(group->foreground, &options, err);
+}
+
+int cox_engine_group_start(const struct cox_engine_group_options *options,
+                           struct cox_engine_group **ret_group, int *ret_signal,
+                           struct cox_error *err)
+{
+    _cox_cleanup_(cox_engine_group_freep) struct cox_engine_group *group = calloc(1, sizeof *group);
+    if (!group)
+        return cox_fail(err, -ENOMEM, "no memory");
+    group->options = options;
+    int r = cox_foreground_new(&group->foreground, err);
+    if (r)
+        return r;
+    r = group_start(group, err);
+    group->options = NULL;
+    if (r) {
+        *ret_signal = cox_foreground_signal(group->foreground);
+        return *ret_signal ? COX_CLOSED : r;
+    }
+    *ret_group = cox_steal_ptr(&group);
+    return 0;
+}
+
+struct cox_engine_group *cox_engine_group_free(struct cox_engine_group *group)
+{
+    if (group) {
+        if (group->reference.serving)
+            cox_serving_stop(group->reference.serving, NULL);
+        cox_foreground_free(group->foreground); /* and its connections, which are clients */
+        cox_serving_free(group->reference.serving);
+        cox_lora_free(group->reference.lora);
+        cox_shared_weights_free(group->reference.weights);
+        free(group);
+    }
+    return NULL;
+}
+
+void cox_engine_group_freep(struct cox_engine_group **group)
+{
+    cox_engine_group_free(*group);
+}
+
+struct cox_foreground *cox_engine_group_foreground(struct cox_engine_group *group)
+{
+    return group->foreground;
+}
+
+struct cox_executor *cox_engine_group_executor(struct cox_engine_group *group)
+{
+    return cox_server_executor(group->server);
+}
+
+struct cox_lora *cox_engine_group_lora(struct cox_engine_group *group)
+{
+    return group->reference.lora;
+}
+
+static int scheduler_recover(void *context, struct cox_error *err)
+{
+    return cox_server_await_recovery(context, err);
+}
+
+static void scheduler_recover_cancel(void *context)
+{
+    cox_server_cancel_recovery(context);
+}
+
+int cox_engine_group_fit(struct cox_engine_group *group, struct cox_scheduler_options *options,
+                         struct cox_error *err)
+{
+    options->recover = scheduler_recover;
+    options->recover_context = group->server;
+    options->recover_cancel = scheduler_recover_cancel;
+    options->weights = group->reference.weights;
+    return cox_scheduler_fit(options, cox_server_init_summary(group->server), err);
+}
+
+void cox_engine_group_end_prompts(struct cox_engine_group *group, const struct cox_error *cause)
+{
+    if (group->reference.serving)
+        cox_serving_stop(group->reference.serving, cause);
+}
+
+/* ---- what the reference worker can compute ---- */
+
+int cox_worker_check(const struct cox_group_choice *options, const char *worker, const char *model,
+                     struct cox_error *err)
+{
+    const struct cox_share share = {.rank_count = options->rank_count};
+    struct cox_model_config config;
+    const char *name = strrchr(worker, '/');
+    if (options->legacy_workers || strcmp(name ? name + 1 : worker, COX_REFERENCE_WORKER) != 0)
+        return 0;
+    /* What is wrong with it is told by whoever loads it. */
+    if (cox_model_folder_config(model, &config, NULL))
+        return 0;
+    return cox_share_check(&config, &share, err);
+}
