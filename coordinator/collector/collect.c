@@ -77,7 +77,7 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
     int late = cox_collector_drop_late(collector, &late_sequence);
     int reading = -1; /* a rank that still has the frame */
     for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
-        if (cox_rank_set_has(asked, rank) && collector->ranks[rank].left_out)
+        if (cox_rank_set_has(asked, rank) && cox_rank_is_detached(&collector->records[rank]))
             r = cox_fail(err, COX_PEER_DEAD, "%s: rank %" PRIu32 " is dead and being started again",
                          name, rank);
         if (r || !cox_rank_set_has(asked, rank) || !collector_dead(collector, rank))
@@ -436,8 +436,6 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     cox_condition_init(&collector->ended_cond);
     collector->ranks = calloc(collector->rank_count, sizeof *collector->ranks);
     int r = collector->ranks ? 0 : -ENOMEM;
-    for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++)
-        collector->ranks[rank].generation = geometry->legacy ? 0 : 1;
     for (uint32_t frame = 0; r == 0 && frame < geometry->depth; frame++)
         r = cox_gathering_init(&collector->gatherings[frame], geometry, channel->id);
     if (r)

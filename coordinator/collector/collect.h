@@ -108,17 +108,12 @@ struct cox_look {
     uint32_t ticket;
 };
 
+/* What this channel alone knows of a legacy rank. */
 struct cox_collector_rank {
     /* ranks without lines: the shared state their tokens tell */
     uint64_t legacy_done;
     /* a request_produce token is in hand */
     bool legacy_free;
-    /* of the process whose answers count; 0: a rank without lines */
-    uint32_t generation;
-    /* since when it is seen to have left; 0: it has not */
-    uint64_t left_ns;
-    /* it is being started again: requests may not ask it */
-    bool left_out;
     /* tokens posted by wakers, to be told from a legacy rank's */
     _Atomic uint32_t foreign;
 };
@@ -128,6 +123,8 @@ struct cox_collector {
     struct cox_channel *channel;
     /* borrowed; set before the first request */
     struct cox_supervisor *supervisor;
+    /* of the group's ranks; the same */
+    struct cox_rank *records;
     /* the same */
     struct cox_last_errors *last_errors;
     uint32_t rank_count;
@@ -296,7 +293,7 @@ int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint
  * start: its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one
  * bell, and for legacy ranks, whose bells stay and are put back to their starting values). Answers
  * count from `generation` on. Returns 0 or -errno. */
-int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uint32_t generation,
+int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_BELL_COUNT], struct cox_error *err);
 /* The lines again, which the rank itself may have written to since, or have in other memory now. */
 void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank);

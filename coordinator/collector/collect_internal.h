@@ -23,26 +23,17 @@ static inline struct cox_entry *collector_entry(struct cox_collector *collector,
     return &collector->entries[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
 }
 
-/* It has left by itself, and not because its process ends: that would be told in a moment, and
- * better. */
-COX_HOT static inline bool collector_left(struct cox_collector *collector, uint32_t rank)
-{
-    struct cox_collector_rank *r = &collector->ranks[rank];
-    if (!cox_state_left(collector->channel->control, rank)) {
-        r->left_ns = 0;
-        return false;
-    }
-    uint64_t now = cox_now_ns();
-    if (r->left_ns == 0)
-        r->left_ns = now;
-    return now - r->left_ns >= COX_LEAVING_NS;
-}
-
-/* It serves no more. */
+/* It serves no more: it is dead, or it has left and its process lives on. A death that follows at
+ * once is the better reason, and is waited for. */
 COX_HOT static inline bool collector_dead(struct cox_collector *collector, uint32_t rank)
 {
-    return cox_serving_dead(&cox_supervisor_lives(collector->supervisor)[rank]) ||
-           collector_left(collector, rank);
+    const enum cox_rank_stage stage = cox_rank_stage_of(&collector->records[rank]);
+    if (stage >= COX_STAGE_DEAD)
+        return true;
+    const bool left = cox_state_left(collector->channel->control, rank);
+    if (!left && stage != COX_STAGE_LEAVING)
+        return false;
+    return cox_supervisor_see_left(collector->supervisor, rank, left) > COX_LEAVING_NS;
 }
 
 /* A legacy rank has no lines: the n-th token is the n-th answer. At depth 1 the answer can only be

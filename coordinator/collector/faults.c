@@ -104,8 +104,7 @@ static void faults_look(struct cox_faults *faults)
     struct cox_gate *gate = &faults->channel->gate;
     bool there = cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE), held = false;
     for (uint32_t rank = 0; rank < faults->channel->control->geometry.rank_count; rank++)
-        /* relaxed: set before `deaths`, which led here. */
-        held |= !atomic_load_explicit(&faults->dead[rank], memory_order_relaxed) &&
+        held |= cox_rank_stage_lives(cox_rank_stage_of(&faults->ranks[rank])) &&
                 faults_state(faults, rank) == COX_RANK_REPLYING;
     if (there)
         faults->doubt = 0;
@@ -290,8 +289,6 @@ void cox_faults_stop(struct cox_faults *faults)
 
 void cox_faults_revive(struct cox_faults *faults, uint32_t rank)
 {
-    /* relaxed: the fault thread sees it when it looks again. */
-    atomic_store_explicit(&faults->dead[rank], false, memory_order_relaxed);
     if (!faults->channel->control->geometry.sealed)
         return;
     pthread_mutex_lock(&faults->heard_lock);
@@ -302,7 +299,6 @@ void cox_faults_revive(struct cox_faults *faults, uint32_t rank)
 
 void cox_faults_bury(struct cox_faults *faults, uint32_t rank)
 {
-    atomic_store_explicit(&faults->dead[rank], true, memory_order_relaxed);
     if (faults_state(faults, rank) == COX_RANK_IDLE)
         return;
     if (faults->channel->control->geometry.sealed) {

@@ -25,6 +25,8 @@ struct cox_faults {
     struct cox_channel *channel;
     /* COX_TWO_WAY_COUNT of them: who is told that an answer has failed */
     struct cox_collector *collectors;
+    /* of the group's ranks */
+    const struct cox_rank *ranks;
     struct cox_log log;
     /* A report about no request. rank is -1 where it is unknown: the report names none, or none
      * of the group. text is lent. */
@@ -40,7 +42,6 @@ struct cox_faults {
     _Atomic uint32_t deaths;
     /* restore sleeps on it until the thread has done so */
     _Atomic uint32_t restoring;
-    _Atomic bool dead[COX_RANK_COUNT_MAX];
     pthread_mutex_t heard_lock;
     /* sealed: reports of the rank that were taken */
     uint64_t heard[COX_RANK_COUNT_MAX];
@@ -50,8 +51,8 @@ struct cox_faults {
     struct cox_arena arena;
 };
 
-/* Returns 0 or -errno; nothing is left unless 0. channel, collectors, log, report and context are
- * set by the caller before. */
+/* Returns 0 or -errno; nothing is left unless 0. channel, collectors, ranks, log, report and
+ * context are set by the caller before. */
 int cox_faults_start(struct cox_faults *faults);
 void cox_faults_stop(struct cox_faults *faults); /* idempotent; a zeroed one is fine */
 /* A rank is about to be started again, its line is as at the start: what it holds counts again. */

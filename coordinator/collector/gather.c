@@ -19,6 +19,12 @@ static struct cox_gathering *collector_gathering(struct cox_collector *collector
                                                      collector_geometry(collector)->depth)];
 }
 
+/* Of the process whose answers count; 0: a rank without lines. */
+static uint32_t collector_incarnation(const struct cox_collector *collector, uint32_t rank)
+{
+    return collector->legacy ? 0 : cox_rank_incarnation(&collector->records[rank]);
+}
+
 /* Takes the answer of a rank that owed it, if it is there, or sees its death. */
 COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox_entry *entry,
                                      uint32_t rank)
@@ -32,7 +38,7 @@ COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox
         if (collector->legacy && !entry->operation->legacy_slotted && rank > 0) {
             cox_gathering_take_empty(gathering, rank);
         } else if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
-                                      entry->type, collector->ranks[rank].generation)) {
+                                      entry->type, collector_incarnation(collector, rank))) {
             /* Not under the lock: a large answer takes a while to copy, and only this thread looks
              * at it. */
             pthread_mutex_unlock(&collector->lock);
@@ -315,7 +321,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             continue;
         struct cox_gathering *gathering = collector_gathering(collector, entry);
         if (collector->begun < sequence) {
-            cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
+            cox_gathering_begin(gathering, &entry->asked, collector->records);
             collector->begun = sequence;
         }
         pass.thorough =

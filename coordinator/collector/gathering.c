@@ -64,7 +64,7 @@ void cox_gathering_deinit(struct cox_gathering *gathering)
 }
 
 COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
-                                 struct cox_supervisor *supervisor)
+                                 const struct cox_rank *ranks)
 {
     cox_arena_reset(&gathering->arena);
     gathering->text[0] = '\0';
@@ -73,11 +73,10 @@ COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct c
     gathering->left = gathering->rank_count;
     gathering->failed = false;
     gathering->in_blocks = false;
-    const struct cox_serving *lives = cox_supervisor_lives(supervisor);
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
-            .pid = cox_serving_pid(&lives[rank]),
+            .pid = cox_rank_serving_pid(&ranks[rank]),
             .exit_status = -1,
         };
 }

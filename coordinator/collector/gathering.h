@@ -72,7 +72,7 @@ void cox_gathering_deinit(struct cox_gathering *gathering); /* idempotent; a zer
 
 /* Forgets what was there: every asked rank owes an answer (COX_OUTCOME_LATE). */
 void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
-                         struct cox_supervisor *supervisor);
+                         const struct cox_rank *ranks);
 /* Takes the answer of a rank out of its slot; its result becomes OK or ERROR. generation 0: a rank
  * without lines. Returns true: it is in a block; the result stays LATE until take_block. */
 bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,

@@ -22,7 +22,8 @@ int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint
     /* Under submit_lock: whoever was let through by claim has published by now. */
     pthread_mutex_lock(&collector->submit_lock);
     pthread_mutex_lock(&collector->lock);
-    collector->ranks[rank].left_out = true;
+    /* release: partner is cox_rank_is_detached, of whoever claims without these locks. */
+    atomic_store_explicit(&collector->records[rank].detached, true, memory_order_release);
     pthread_mutex_unlock(&collector->submit_lock);
     /* They all end soon: the rank is dead. */
     if (collector->collected)
@@ -65,7 +66,7 @@ static void collector_restore_bells(struct cox_collector *collector, uint32_t ra
     collector->ranks[rank].legacy_done = collector->published;
 }
 
-int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uint32_t generation,
+int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_BELL_COUNT], struct cox_error *err)
 {
     struct cox_channel *channel = collector->channel;
@@ -83,8 +84,6 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uin
         for (uint32_t frame = 0; frame < geometry->depth; frame++)
             if (cox_rank_set_has(&collector->entries[frame].asked, rank))
                 cox_rank_set_add(&collector->entries[frame].consumed, rank);
-        collector->ranks[rank].generation = collector->legacy ? 0 : generation;
-        collector->ranks[rank].left_ns = 0;
     }
     pthread_mutex_unlock(&collector->lock);
     return r;
@@ -93,7 +92,7 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uin
 void cox_collector_admit(struct cox_collector *collector, uint32_t rank)
 {
     pthread_mutex_lock(&collector->lock);
-    collector->ranks[rank].left_out = false;
+    atomic_store_explicit(&collector->records[rank].detached, false, memory_order_release);
     pthread_mutex_unlock(&collector->lock);
     cox_fault_point(COX_FAULT_RANK_ADMITTED);
 }

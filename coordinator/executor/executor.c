@@ -65,7 +65,10 @@ static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const
 /* Once per rank: by the supervisor, or by start for who died while it finished. */
 static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
 {
-    if (atomic_exchange_explicit(&executor->death_reported[rank], true, memory_order_acq_rel))
+    struct cox_rank *record = &executor->ranks[rank];
+    const uint32_t incarnation = cox_rank_incarnation(record);
+    if (atomic_exchange_explicit(&record->announced, incarnation, memory_order_acq_rel) ==
+        incarnation)
         return;
     char text[COX_RANK_TEXT_SIZE];
     cox_report_death(executor->supervisor, rank, text, sizeof text);
@@ -115,7 +118,7 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
 static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
 {
     for (int attempt = 0; attempt < DEATH_ATTEMPTS; attempt++) {
-        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        if (cox_rank_is_dead(&executor->ranks[rank]))
             return true;
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     }
@@ -128,18 +131,19 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
         cox_state_identity(&executor->control.ranks[rank]->identity);
     uint32_t generation = identity.generation, epoch = identity.epoch, pid = identity.pid;
     uint64_t start = identity.start;
-    uint32_t expected = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
-    pid_t seat = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed);
+    const struct cox_rank *record = &executor->ranks[rank];
+    uint32_t expected = cox_rank_incarnation(record);
+    pid_t holder = atomic_load_explicit(&record->holder.pid, memory_order_relaxed);
     if (generation != expected || epoch != executor->control.epoch)
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " attached as generation %" PRIu32 ", expected %" PRIu32,
                         rank, generation, expected);
-    if (seat && (uint32_t)seat != pid)
+    if (holder && (uint32_t)holder != pid)
         return cox_fail(
             err, COX_CORRUPT,
             "rank %" PRIu32 " attached as process %" PRIu32
             ", but process %jd logged on: is it in a pid namespace of its own? Start it in the coordinator's",
-            rank, pid, (intmax_t)seat);
+            rank, pid, (intmax_t)holder);
     /* A start time of 0 would let any process of that number be taken for the rank, and killed with
      * it. */
     if (start == 0)
@@ -179,7 +183,7 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
 
 static const char *executor_why_late(struct cox_executor *executor, uint32_t rank)
 {
-    pid_t pid = cox_supervisor_pid(executor->supervisor, rank);
+    pid_t pid = cox_rank_pid(&executor->ranks[rank]);
     if (pid == 0)
         return "in time: start it by hand (coxswain-worker --door PATH), or wait longer";
     if (cox_peer_stopped(pid))
@@ -236,7 +240,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         }
         /* Any death during start is the end of it, not only of the rank waited for. */
         for (uint32_t other = 0; r == 0 && other < executor->geometry.rank_count; other++)
-            if (cox_supervisor_dead(executor->supervisor, other, NULL))
+            if (cox_rank_is_dead(&executor->ranks[other]))
                 r = cox_executor_describe_failure(executor, other, COX_PEER_DEAD,
                                                   "before the group was complete", err);
         pthread_mutex_unlock(&collector->lock);
@@ -342,6 +346,7 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
 {
     executor->faults.channel = &executor->channels[COX_CHANNEL_ERROR];
     executor->faults.collectors = executor->collectors;
+    executor->faults.ranks = executor->ranks;
     executor->faults.log = executor->options.log;
     executor->faults.report = executor_on_fault;
     executor->faults.context = executor;
@@ -351,6 +356,16 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
             r = executor->options.collect ? cox_collector_start_collected(&executor->collectors[c])
                                           : cox_collector_start(&executor->collectors[c]);
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+/* Ranks without an identity: a process that was executed is the rank. */
+int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err)
+{
+    int r = 0;
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++)
+        r = cox_supervisor_adopt(executor->supervisor, rank, cox_rank_pid(&executor->ranks[rank]),
+                                 0);
+    return r ? cox_fail(err, r, "a legacy rank: %s", cox_status_text(r)) : 0;
 }
 
 static int executor_start_workers(struct cox_executor *executor, struct cox_error *err)
@@ -364,6 +379,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
     const struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
+        .ranks = executor->ranks,
         .command = executor->options.command,
         .pass_flags = !executor->options.no_flags,
         .prefix = prefix,
@@ -393,9 +409,11 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
                                   cox_executor_door(executor));
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         executor->collectors[c].supervisor = executor->supervisor;
+        executor->collectors[c].records = executor->ranks;
         executor->collectors[c].last_errors = &executor->last_errors;
     }
-    return executor->geometry.legacy ? 0 : executor_await_attach(executor, deadline_ns, err);
+    return executor->geometry.legacy ? cox_executor_run_legacy(executor, err)
+                                     : executor_await_attach(executor, deadline_ns, err);
 }
 
 static int executor_check_options(const struct cox_executor_options *options, char *name,
@@ -494,9 +512,9 @@ int cox_executor_start(const struct cox_executor_options *options,
     cox_sealed_init(&executor->sealed);
     pthread_mutex_init(&executor->memory_lock, NULL);
     cox_last_errors_init(&executor->last_errors);
+    cox_ranks_init(executor->ranks, geometry.rank_count);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
-        executor->generations[rank] = executor->served[rank].generation = 1;
-        cox_inherit_init(&executor->next_lives[rank].inherit);
+        cox_inherit_init(&executor->replacements[rank]);
     }
     pthread_mutex_init(&executor->recover_lock, NULL);
     cox_condition_init(&executor->recover_cond);
@@ -526,7 +544,7 @@ int cox_executor_start(const struct cox_executor_options *options,
      * meanwhile at least one of the two tells. Partner: executor_on_death. */
     atomic_store(&executor->started, true);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
-        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        if (cox_rank_is_dead(&executor->ranks[rank]))
             executor_tell_death(executor, rank);
     atomic_store_explicit(&executor->complete, true, memory_order_release);
     return 0;
@@ -548,9 +566,8 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     };
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (!cox_supervisor_dead(executor->supervisor, rank, NULL) &&
-            !cox_state_left(&executor->control, rank) &&
-            !atomic_load_explicit(&executor->left_out[rank], memory_order_acquire)) {
+        if (!cox_rank_is_dead(&executor->ranks[rank]) && !cox_executor_sees_left(executor, rank) &&
+            !cox_rank_is_detached(&executor->ranks[rank])) {
             cox_rank_set_add(&entry.asked, rank);
             count++;
         }
@@ -694,7 +711,7 @@ bool cox_executor_legacy(const struct cox_executor *executor)
 pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank)
 {
     COX_ASSERT(rank < executor->geometry.rank_count);
-    return cox_supervisor_pid(executor->supervisor, rank);
+    return cox_rank_pid(&executor->ranks[rank]);
 }
 
 size_t cox_executor_request_size_max(const struct cox_executor *executor,

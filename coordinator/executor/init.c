@@ -453,7 +453,7 @@ uint64_t cox_executor_life(const struct cox_executor *executor)
      */
     uint64_t life = 1 + atomic_load_explicit(&executor->group_life, memory_order_relaxed);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        life += atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);
+        life += atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);
     return life;
 }
 

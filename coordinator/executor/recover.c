@@ -65,7 +65,7 @@ static enum cox_engine_state state_look(struct cox_executor *executor)
     for (uint32_t rank = 0;
          executor->engine_state == COX_ENGINE_NORMAL && rank < executor->geometry.rank_count;
          rank++)
-        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        if (cox_rank_is_dead(&executor->ranks[rank]))
             executor->engine_state = COX_ENGINE_ABNORMAL;
     return executor->engine_state;
 }

@@ -34,18 +34,19 @@ bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_cou
 static bool seat_is_of_this_life(const struct cox_executor *executor, uint32_t rank)
 {
     /* relaxed: this thread wrote the first; the second changes only when nobody is the rank. */
-    return atomic_load_explicit(&executor->seats[rank].generation, memory_order_relaxed) ==
-           atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    const struct cox_rank *record = &executor->ranks[rank];
+    return atomic_load_explicit(&record->holder.incarnation, memory_order_relaxed) ==
+           cox_rank_incarnation(record);
 }
 
 /* Its process is gone, whether or not the door has noticed that the connection has ended. */
 static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
 {
-    const struct cox_seat *seat = &executor->seats[rank];
+    const struct cox_slot_holder *holder = &executor->ranks[rank].holder;
     uint64_t start;
     /* relaxed: this thread wrote them. */
-    pid_t pid = atomic_load_explicit(&seat->pid, memory_order_relaxed);
-    if (atomic_load_explicit(&seat->visitor, memory_order_relaxed) == 0 ||
+    pid_t pid = atomic_load_explicit(&holder->pid, memory_order_relaxed);
+    if (atomic_load_explicit(&holder->connection, memory_order_relaxed) == 0 ||
         !seat_is_of_this_life(executor, rank))
         return true;
     return pid && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
@@ -55,7 +56,7 @@ static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
 static bool rank_is_offered(struct cox_executor *executor, uint32_t rank)
 {
     pthread_mutex_lock(&executor->memory_lock);
-    bool offered = executor->next_lives[rank].offered;
+    bool offered = executor->ranks[rank].open_for_attach;
     pthread_mutex_unlock(&executor->memory_lock);
     return offered;
 }
@@ -68,7 +69,7 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
         return false;
     if (!executor->options.external_workers)
         return true;
-    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+    if (cox_rank_is_dead(&executor->ranks[rank]))
         return false;
     /* acquire, and after the identity, which a replacement has reset: then the group is known to be
      * complete, in which a rank is new only where somebody waits for it. */
@@ -79,7 +80,7 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
 static int check_generation(const struct cox_executor *executor, const struct cox_logon *logon,
                             uint32_t rank, struct cox_error *err)
 {
-    uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    uint32_t generation = cox_rank_incarnation(&executor->ranks[rank]);
     return logon->generation == 0 || logon->generation == generation
                ? 0
                : cox_fail(err, COX_STALE,
@@ -133,10 +134,10 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
     if (r)
         return r;
     if (!seat_is_free(executor, rank))
-        return cox_fail(
-            err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already", rank,
-            executor->name,
-            (intmax_t)atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed));
+        return cox_fail(err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already",
+                        rank, executor->name,
+                        (intmax_t)atomic_load_explicit(&executor->ranks[rank].holder.pid,
+                                                       memory_order_relaxed));
     if (!rank_is_new(executor, rank))
         return fail_not_new(executor, rank, err);
     *ret_rank = rank;
@@ -216,10 +217,10 @@ static int open_bell(struct cox_executor *executor, uint32_t rank, enum cox_chan
     cox_name_bell(object, executor->name, channel, bell, rank);
     snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
     pthread_mutex_lock(&executor->memory_lock);
-    const struct cox_next_life *life = &executor->next_lives[rank];
+    const struct cox_inherit *inherit = &executor->replacements[rank];
     _cox_cleanup_(cox_close_fd) int fd =
-        life->offered
-            ? fcntl(life->inherit.fds[cox_inherit_bell(channel, bell)], F_DUPFD_CLOEXEC, 3)
+        executor->ranks[rank].open_for_attach
+            ? fcntl(inherit->fds[cox_inherit_bell(channel, bell)], F_DUPFD_CLOEXEC, 3)
             : open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     int r = fd < 0 ? -errno : 0;
     pthread_mutex_unlock(&executor->memory_lock);
@@ -301,8 +302,9 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
                     struct cox_error *err)
 {
     /* relaxed: this thread wrote it. */
-    bool tried = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed) != 0 &&
-                 seat_is_of_this_life(executor, rank);
+    bool tried =
+        atomic_load_explicit(&executor->ranks[rank].holder.pid, memory_order_relaxed) != 0 &&
+        seat_is_of_this_life(executor, rank);
     bool renewed = false;
     int r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, &renewed, err)
                                       : hand_out_named(executor, rank, answer, err);
@@ -330,7 +332,8 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
     int r = choose_rank(executor, logon, &rank, err);
     if (r)
         return r;
-    uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    struct cox_rank *record = &executor->ranks[rank];
+    const uint32_t incarnation = cox_rank_incarnation(record);
     r = check_sizes(executor, logon, err);
     if (r == 0)
         r = check_process(executor, visitor, err);
@@ -344,14 +347,14 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
         .attach = executor->geometry.sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .rank = rank,
         .rank_count = executor->geometry.rank_count,
-        .generation = generation,
+        .generation = incarnation,
         .epoch = executor->control.epoch,
     };
     /* A rank that is a thread of this process (in tests) says itself whose death is its own. */
-    atomic_store_explicit(&executor->seats[rank].pid, visitor->pid == getpid() ? 0 : visitor->pid,
+    atomic_store_explicit(&record->holder.pid, visitor->pid == getpid() ? 0 : visitor->pid,
                           memory_order_relaxed);
-    atomic_store_explicit(&executor->seats[rank].generation, generation, memory_order_relaxed);
-    atomic_store_explicit(&executor->seats[rank].visitor, visitor->id, memory_order_relaxed);
+    atomic_store_explicit(&record->holder.incarnation, incarnation, memory_order_relaxed);
+    atomic_store_explicit(&record->holder.connection, visitor->id, memory_order_relaxed);
     return 0;
 }
 
@@ -362,10 +365,10 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
 {
     struct cox_executor *executor = context;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {
-        if (atomic_load_explicit(&executor->seats[rank].visitor, memory_order_relaxed) !=
+        if (atomic_load_explicit(&executor->ranks[rank].holder.connection, memory_order_relaxed) !=
             visitor->id)
             continue;
-        atomic_store_explicit(&executor->seats[rank].visitor, 0, memory_order_relaxed);
+        atomic_store_explicit(&executor->ranks[rank].holder.connection, 0, memory_order_relaxed);
         if (!atomic_load_explicit(&executor->supervised, memory_order_acquire))
             continue;
         bool attached = cox_state_attached(&executor->control.ranks[rank]->identity);

@@ -26,7 +26,7 @@ static void launch_kill(struct cox_watched *w)
 /* Without the thread: it has ended or was never there. */
 static void supervisor_destroy(struct cox_supervisor *s)
 {
-    for (uint32_t rank = 0; s->workers && s->lives && rank < s->plan.rank_count; rank++) {
+    for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
         struct cox_watched *w = &s->workers[rank];
         cox_watched_visit_grave(w);
         cox_close_fd(&w->grave_fd);
@@ -36,7 +36,6 @@ static void supervisor_destroy(struct cox_supervisor *s)
         cox_close_fd(&w->streams[1].fd);
     }
     free(s->workers);
-    free(s->lives);
     free(s->polled);
     free(s->packed);
     cox_close_fd(&s->stop_fd);
@@ -64,21 +63,18 @@ static int supervisor_new(const struct cox_supervise_options *options,
         return r;
     }
     s->external = options->external;
-    s->alive = s->external ? 0 : s->plan.rank_count;
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
     s->packed = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->packed);
     s->workers = calloc(s->plan.rank_count, sizeof *s->workers);
-    s->lives = calloc(s->plan.rank_count, sizeof *s->lives);
-    for (uint32_t rank = 0; s->workers && s->lives && rank < s->plan.rank_count; rank++) {
+    for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
         struct cox_watched *w = &s->workers[rank];
         w->supervisor = s;
         w->rank = rank;
-        w->life = &s->lives[rank];
-        w->ended = w->reported = s->external;
+        w->record = &options->ranks[rank];
         w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = w->grave_fd = -1;
         atomic_init(&w->launched.pidfd, -1);
     }
-    if (!s->polled || !s->packed || !s->workers || !s->lives)
+    if (!s->polled || !s->packed || !s->workers)
         r = -ENOMEM;
     else if ((s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
         r = -errno;
@@ -170,17 +166,26 @@ static struct cox_watched *watched_of(struct cox_supervisor *s, uint32_t rank)
 
 pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
 {
-    return watched_of(s, rank)->life->pid;
+    return cox_rank_pid(watched_of(s, rank)->record);
 }
 
-const struct cox_serving *cox_supervisor_lives(const struct cox_supervisor *s)
+uint64_t cox_supervisor_see_left(struct cox_supervisor *s, uint32_t rank, bool left)
 {
-    return s->lives;
-}
-
-pid_t cox_supervisor_serving_pid(struct cox_supervisor *s, uint32_t rank)
-{
-    return cox_serving_pid(watched_of(s, rank)->life);
+    struct cox_rank *record = watched_of(s, rank)->record;
+    const uint64_t now = cox_now_ns();
+    pthread_mutex_lock(&s->lock);
+    const enum cox_rank_stage stage = cox_rank_stage_of(record);
+    if (left && (stage == COX_STAGE_STARTING || stage == COX_STAGE_RUNNING)) {
+        record->left_ns = now;
+        cox_rank_move(record, COX_STAGE_LEAVING);
+    } else if (!left && stage == COX_STAGE_LEAVING && record->awaited) {
+        cox_rank_move(record, COX_STAGE_RUNNING);
+    }
+    bool leaving = cox_rank_stage_of(record) == COX_STAGE_LEAVING;
+    /* At least 1, also in the moment when it is seen. */
+    uint64_t since_ns = leaving ? 1 + (now > record->left_ns ? now - record->left_ns : 0) : 0;
+    pthread_mutex_unlock(&s->lock);
+    return since_ns;
 }
 
 int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
@@ -206,7 +211,7 @@ bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exi
 /* With the lock held. */
 static bool watched_has_ended(struct cox_watched *w)
 {
-    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
+    const struct cox_peer peer = {.pid = cox_rank_pid(w->record), .pidfd = w->pidfd};
     return cox_watched_is_dead(w) || (w->pidfd >= 0 && !cox_peer_alive(&peer));
 }
 
@@ -225,7 +230,7 @@ bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
     pthread_mutex_lock(&s->lock);
     /* Also when it is known as dead by now: whoever asks looked for that a moment ago. */
     bool ended = watched_has_ended(w), there = w->pidfd >= 0;
-    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->life->pid;
+    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : cox_rank_pid(w->record);
     pthread_mutex_unlock(&s->lock);
     return ended || (there && cox_peer_exiting(pid));
 }
@@ -258,19 +263,30 @@ void cox_supervisor_last_death(struct cox_supervisor *s, uint32_t rank,
     pthread_mutex_unlock(&s->lock);
 }
 
+/* With the lock held. */
+static void watched_run(struct cox_watched *w)
+{
+    if (cox_rank_stage_of(w->record) == COX_STAGE_STARTING)
+        cox_rank_move(w->record, COX_STAGE_RUNNING);
+}
+
 int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
 {
     struct cox_watched *w = watched_of(s, rank);
-    if (pid == w->life->pid)
+    if (pid == cox_rank_pid(w->record)) {
+        pthread_mutex_lock(&s->lock);
+        watched_run(w);
+        pthread_mutex_unlock(&s->lock);
         return 0;
+    }
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
     /* pid and start were written by others: a stranger's would get our signals. */
-    bool ours = cox_peer_descends(pid, w->life->pid);
+    bool ours = cox_peer_descends(pid, cox_rank_pid(w->record));
     pthread_mutex_lock(&s->lock);
-    if (w->ended) {
+    if (w->ended || !cox_rank_stage_lives(cox_rank_stage_of(w->record))) {
         /* Nobody would ever look at it. */
         if (ours)
             cox_pidfd_signal(peer.pidfd, SIGKILL);
@@ -279,8 +295,9 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
         r = COX_DENIED;
     } else {
         w->adopted = peer;
-        atomic_store_explicit(&w->life->adopted_pid, peer.pid, memory_order_relaxed);
+        atomic_store_explicit(&w->record->adopted_pid, peer.pid, memory_order_relaxed);
         peer.pidfd = -1;
+        watched_run(w);
     }
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
@@ -299,13 +316,14 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
     pthread_mutex_lock(&s->lock);
     if (cox_watched_is_dead(w)) {
         r = COX_STATE; /* its lines and its memory are the dead one's until the place is vacated */
-    } else if (!w->reported) {
+    } else if (cox_rank_stage_of(w->record) != COX_STAGE_VACANT) {
         r = COX_TAKEN;
     } else {
         w->pidfd = cox_steal_fd(&peer.pidfd);
-        w->life->pid = pid;
-        w->ended = w->reported = w->let_go = false;
-        s->alive++;
+        cox_rank_set_pid(w->record, pid);
+        w->ended = w->let_go = false;
+        cox_watched_await(w);
+        cox_rank_move(w->record, COX_STAGE_STARTING);
     }
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
@@ -313,23 +331,42 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
     return r;
 }
 
+/* With the lock held. Nobody is the rank. */
+static void watched_vacate(struct cox_watched *w)
+{
+    cox_close_fd(&w->pidfd);
+    w->record->left_ns = 0;
+    cox_rank_set_pid(w->record, 0);
+    cox_rank_move(w->record, COX_STAGE_VACANT);
+}
+
 void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_served)
 {
     COX_ASSERT(s->external);
     struct cox_watched *w = watched_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
-    if (!w->ended && !w->released && cox_peer_alive(&peer) && !cox_peer_exiting(w->life->pid)) {
-        w->released = has_served;
+    const struct cox_peer peer = {.pid = cox_rank_pid(w->record), .pidfd = w->pidfd};
+    const enum cox_rank_stage stage = cox_rank_stage_of(w->record);
+    if (cox_rank_stage_serves(stage) && w->record->awaited && cox_peer_alive(&peer) &&
+        !cox_peer_exiting(peer.pid)) {
+        cox_watched_await_no_more(w);
         if (!has_served) {
-            cox_close_fd(&w->pidfd);
-            w->life->pid = 0;
-            w->ended = w->reported = true;
+            w->former = w->former ? w->former : peer.pid;
+            watched_vacate(w);
+        } else if (stage != COX_STAGE_LEAVING) {
+            w->record->left_ns = cox_now_ns();
+            cox_rank_move(w->record, COX_STAGE_LEAVING);
         }
-        s->alive--;
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
+}
+
+/* With the lock held. The thread has seen an end, and has not told of it. */
+static bool watched_is_ending(const struct cox_watched *w)
+{
+    const enum cox_rank_stage stage = cox_rank_stage_of(w->record);
+    return stage == COX_STAGE_EXITING || stage == COX_STAGE_DEAD;
 }
 
 int cox_supervisor_vacate(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
@@ -343,20 +380,16 @@ int cox_supervisor_vacate(struct cox_supervisor *s, uint32_t rank, uint64_t dead
     int e = 0;
     pthread_mutex_lock(&s->lock);
     /* Its end has begun: the thread is about to tell of it, without the lock. */
-    while (w->ended && !w->reported && e != ETIMEDOUT)
+    while (watched_is_ending(w) && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
-    bool vacated = !w->ended || w->reported;
-    if (vacated && w->life->pid) {
-        if (!w->ended) {
-            s->alive -= !w->released;
+    bool vacated = !watched_is_ending(w);
+    if (vacated && cox_rank_stage_of(w->record) != COX_STAGE_VACANT) {
+        if (cox_rank_stage_serves(cox_rank_stage_of(w->record))) {
+            cox_watched_await_no_more(w);
             w->let_go = true;
         }
-        w->former = w->life->pid;
-        w->life->pid = 0;
-        cox_close_fd(&w->pidfd);
-        w->released = false;
-        w->ended = w->reported = true;
-        atomic_store_explicit(&w->life->dead, false, memory_order_release);
+        w->former = cox_rank_pid(w->record);
+        watched_vacate(w);
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
@@ -368,11 +401,10 @@ bool cox_supervisor_withdraw(struct cox_supervisor *s, uint32_t rank)
     COX_ASSERT(s->external);
     struct cox_watched *w = watched_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    bool vacant = w->life->pid == 0;
+    bool vacant = cox_rank_stage_of(w->record) == COX_STAGE_VACANT;
     if (vacant) {
-        /* Dead first: one with a pid that has ended is buried once more otherwise. */
-        atomic_store_explicit(&w->life->dead, true, memory_order_release);
-        w->life->pid = w->former;
+        cox_rank_set_pid(w->record, w->former);
+        cox_rank_move(w->record, COX_STAGE_REPORTED);
     }
     pthread_mutex_unlock(&s->lock);
     return vacant;
@@ -383,8 +415,8 @@ int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
     struct cox_watched *w = watched_of(s, rank);
     int r = 0;
     pthread_mutex_lock(&s->lock);
-    bool serves = pid == 0 || w->life->pid == pid || w->adopted.pid == pid;
-    if (serves && !cox_watched_is_dead(w) && w->pidfd >= 0 && !w->released) {
+    bool serves = pid == 0 || cox_rank_pid(w->record) == pid || w->adopted.pid == pid;
+    if (serves && !cox_watched_is_dead(w) && w->pidfd >= 0 && w->record->awaited) {
         if (cox_peer_alive(&w->adopted))
             r = cox_pidfd_signal(w->adopted.pidfd, SIGKILL);
         int killed = cox_watched_kill(w);
@@ -392,6 +424,13 @@ int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
     }
     pthread_mutex_unlock(&s->lock);
     return r == -ESRCH ? 0 : r;
+}
+
+/* With the lock held. There is no process whose death is still to be told. */
+static bool watched_is_reported(const struct cox_watched *w)
+{
+    const enum cox_rank_stage stage = cox_rank_stage_of(w->record);
+    return stage == COX_STAGE_REPORTED || stage == COX_STAGE_VACANT;
 }
 
 int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
@@ -403,14 +442,15 @@ int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t d
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
     int e = 0;
     pthread_mutex_lock(&s->lock);
-    while (!w->reported && e != ETIMEDOUT)
+    while (!watched_is_reported(w) && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
-    bool reported = w->reported;
+    bool reported = watched_is_reported(w);
     pthread_mutex_unlock(&s->lock);
-    return reported ? 0
-                    : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->life->pid,
-                               cox_watched_is_dead(w) ? "is dead, but a hook did not return in time"
-                                                      : "is alive still");
+    return reported
+               ? 0
+               : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, cox_rank_pid(w->record),
+                          cox_watched_is_dead(w) ? "is dead, but a hook did not return in time"
+                                                 : "is alive still");
 }
 
 void cox_supervisor_cancel(struct cox_supervisor *s)
@@ -427,7 +467,7 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
 {
     struct cox_watched *w = watched_of(s, rank);
     if (!cox_watched_is_dead(w))
-        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank, w->life->pid);
+        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank, cox_rank_pid(w->record));
     int r = cox_supervisor_await_end(s, rank, deadline_ns, err);
     if (r)
         return r;
@@ -502,7 +542,8 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
         struct cox_watched *w = &s->workers[rank];
         pthread_mutex_lock(&s->lock);
-        const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->released ? -1 : w->pidfd};
+        const struct cox_peer peer = {.pid = cox_rank_pid(w->record),
+                                      .pidfd = w->record->awaited ? w->pidfd : -1};
         bool adopted = cox_peer_alive(&w->adopted), heard = false;
         if (adopted)
             heard = cox_pidfd_signal(w->adopted.pidfd, number) == 0;
@@ -535,8 +576,8 @@ uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t
             cox_log_write(
                 &s->log, 3,
                 "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see /proc/%d/stack",
-                rank, s->workers[rank].life->pid, KILL_PATIENCE_MS / 1000,
-                s->workers[rank].life->pid);
+                rank, cox_rank_pid(s->workers[rank].record), KILL_PATIENCE_MS / 1000,
+                cox_rank_pid(s->workers[rank].record));
     cox_supervisor_wait(s, COX_DEADLINE_NEVER);
     return signalled;
 }

@@ -24,7 +24,7 @@
 #ifndef COX_COORDINATOR_SUPERVISE_H
 #define COX_COORDINATOR_SUPERVISE_H
 
-#include "channel/base/base.h"
+#include "rank.h"
 
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -59,6 +59,8 @@ struct cox_supervise_hooks {
 
 struct cox_supervise_options {
     uint32_t rank_count;
+    /* rank_count of them, as cox_ranks_init leaves them; borrowed until free */
+    struct cox_rank *ranks;
     /* argv of every worker, NULL-terminated; PATH is searched */
     const char *const *command;
     /* append --local_rank R --local_world_size N --npu_num_per_dp N --npu_device_id D --parent_pid
@@ -91,37 +93,12 @@ struct cox_supervise_options {
 int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err);
 
-/* What every request looks at of every rank, together: a rank's whole record takes pages. */
-struct cox_serving {
-    /* stored with release */
-    atomic_bool dead;
-    /* relaxed: numbers. */
-    /* the process that was started */
-    _Atomic pid_t pid;
-    /* that serves in its place; 0: none */
-    _Atomic pid_t adopted_pid;
-};
-
-/* By rank; until free. */
-const struct cox_serving *cox_supervisor_lives(const struct cox_supervisor *supervisor);
-
-/* Acquire: what the supervisor thread wrote about the end, before its release, may be read now. */
-static inline bool cox_serving_dead(const struct cox_serving *life)
-{
-    return atomic_load_explicit(&life->dead, memory_order_acquire);
-}
-
-/* The process that serves. */
-static inline pid_t cox_serving_pid(const struct cox_serving *life)
-{
-    const pid_t adopted = atomic_load_explicit(&life->adopted_pid, memory_order_relaxed);
-    return adopted ? adopted : atomic_load_explicit(&life->pid, memory_order_relaxed);
-}
-
 /* The process that was started. */
 pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
-/* The process that serves: the adopted one if there is one, else the same. */
-pid_t cox_supervisor_serving_pid(struct cox_supervisor *supervisor, uint32_t rank);
+/* left: the word in which the rank says that it has left. The record follows it, to LEAVING and
+ * back. Returns since how many nanoseconds it is seen to have left; 0: it has not, or is dead.
+ * Takes the supervisor's lock; may be called with the lock of a collector. */
+uint64_t cox_supervisor_see_left(struct cox_supervisor *supervisor, uint32_t rank, bool left);
 /* A pidfd that stays valid until free or a relaunch; readable once dead. */
 int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
 /* True once the worker is dead; how (may be NULL) then tells. Lock-free for the caller's fast path
@@ -162,9 +139,9 @@ void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, c
 /* The process that serves a rank may be another than the one that was started: a wrapper (sh -c,
  * numactl, valgrind) has it as a child. From now on both are watched: when either dies the other
  * one is killed, and when both are gone the rank is dead: until then its memory may be written to.
- * The same process is fine, and nothing changes. Returns 0; COX_DENIED: the process does not
- * descend from the one that was started; COX_PEER_DEAD: there is no such process, or the rank is
- * dead, and the process is killed if it is the rank's; -errno. */
+ * The same process is fine. Unless its end has begun, the rank runs from now on. Returns 0;
+ * COX_DENIED: the process does not descend from the one that was started; COX_PEER_DEAD: there is
+ * no such process, or the rank is dead, and the process is killed if it is the rank's; -errno. */
 int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                          uint64_t start);
 /* A process that somebody else started is a rank from now on, of a supervisor with `external`:

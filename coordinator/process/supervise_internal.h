@@ -19,18 +19,17 @@
 struct cox_watched {
     struct cox_supervisor *supervisor;
     uint32_t rank;
-    /* Its pid is of the rank's present life, and written by the supervisor thread. */
-    /* in the supervisor's lives */
-    struct cox_serving *life;
-    /* of the same; under the supervisor's lock */
+    /* the rank's; its phase moves under the supervisor's lock */
+    struct cox_rank *record;
+    /* of the process that was started; under the supervisor's lock */
     int pidfd;
     /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in
      * cox_launch. */
     struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
-    /* Written by the supervisor thread, under the lock. The rank is dead when both processes are.
-     */
+    /* Which of its processes have ended: the rank is EXITING when one has, and dead when both are
+     * reaped. Written by the supervisor thread, under the lock. */
     /* pid is dead, perhaps not reaped */
     bool ended;
     bool adopted_ended;
@@ -49,10 +48,6 @@ struct cox_watched {
     bool core_dumped;
     /* of a life before, too */
     struct cox_last_death last_death;
-    /* dead, and the death hook has returned */
-    bool reported;
-    /* external: it has left the group; watched, but neither awaited nor signalled */
-    bool released;
     /* external: who was the rank before its place was vacated */
     pid_t former;
     /* former lives, for all that is known */
@@ -96,8 +91,6 @@ struct cox_supervisor {
     /* what of polled is an fd */
     struct pollfd *packed;
     struct cox_watched *workers;
-    /* of all ranks; cox_supervisor_lives */
-    struct cox_serving *lives;
 
     pthread_mutex_t lock;
     /* on CLOCK_MONOTONIC; phase or alive */
@@ -107,7 +100,7 @@ struct cox_supervisor {
     uint32_t launching;
     /* start has waited long enough: no further process is started */
     bool expired;
-    /* workers whose death hook has not returned */
+    /* records that are `awaited` */
     uint32_t alive;
     /* NULL: none is asked for */
     struct cox_relaunch *relaunch;
@@ -118,7 +111,11 @@ struct cox_supervisor {
 
 /* Of the supervisor's thread alone, unless it says otherwise; they take the lock themselves. */
 
-/* Starts its process. Returns as cox_launch; COX_TIMEOUT: start does not wait any longer. */
+/* Its end is waited for from now on, and no more. From any thread, with the lock held. */
+void cox_watched_await(struct cox_watched *w);
+void cox_watched_await_no_more(struct cox_watched *w);
+/* LAUNCHING -> STARTING, or back. Starts its process. Returns as cox_launch;
+ * COX_TIMEOUT: start does not wait any longer. */
 int cox_watched_begin(struct cox_watched *w, const struct cox_launch_life *life,
                       struct cox_error *err);
 /* Reads what is there of standard output (0) or error (1), and tells the lines. */
@@ -136,10 +133,10 @@ bool cox_watched_is_dead(struct cox_watched *w);
 void cox_watched_polled_fds(struct cox_watched *w, int *ret_fd, int *ret_adopted_fd);
 void cox_watched_adopted_ended(struct cox_watched *w);
 void cox_watched_ended(struct cox_watched *w);
-/* Both its processes are dead, and it is not buried. */
+/* Both its processes are dead, and it is not reaped. */
 bool cox_watched_is_gone(struct cox_watched *w);
 void cox_watched_bury(struct cox_watched *w);
-/* Nothing of its last life is left. */
+/* -> LAUNCHING: nothing of its last incarnation is left. */
 void cox_watched_be_born(struct cox_watched *w);
 
 /* Returns 0 or -errno. From any thread. */

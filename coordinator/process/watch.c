@@ -15,17 +15,21 @@ static int launch_all(struct cox_supervisor *s)
         return 0;
     int r = 0;
     const struct cox_launch_life first = {.generation = 1};
-    for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++)
+    for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++) {
+        cox_watched_be_born(&s->workers[rank]);
         r = cox_watched_begin(&s->workers[rank], &first, &s->launch_error);
+    }
     return r;
 }
 
 static void launch_undo(struct cox_supervisor *s)
 {
     siginfo_t info;
-    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].life->pid; rank++)
-        cox_launch_kill_group(s->workers[rank].life->pid, s->workers[rank].pidfd);
-    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].life->pid; rank++)
+    for (uint32_t rank = 0; rank < s->plan.rank_count && cox_rank_pid(s->workers[rank].record);
+         rank++)
+        cox_launch_kill_group(cox_rank_pid(s->workers[rank].record), s->workers[rank].pidfd);
+    for (uint32_t rank = 0; rank < s->plan.rank_count && cox_rank_pid(s->workers[rank].record);
+         rank++)
         cox_launch_reap(s->workers[rank].pidfd, true, &info);
 }
 
@@ -75,11 +79,6 @@ static void watch_relaunch(struct cox_supervisor *s)
     cox_watched_be_born(w);
     int r = cox_watched_begin(w, relaunch->life, relaunch->err);
     pthread_mutex_lock(&s->lock);
-    w->reported = w->ended = r != 0;
-    s->alive += r == 0;
-    /* release: as where it is set. */
-    if (r == 0)
-        atomic_store_explicit(&w->life->dead, false, memory_order_release);
     relaunch->status = r;
     relaunch->done = true;
     pthread_cond_broadcast(&s->changed);

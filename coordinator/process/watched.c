@@ -17,6 +17,18 @@
  * how it ended; under a debugger, only when that lets it go. */
 #define REAP_PATIENCE_NS (100 * COX_NSEC_PER_MSEC)
 
+void cox_watched_await(struct cox_watched *w)
+{
+    w->supervisor->alive++;
+    w->record->awaited = true;
+}
+
+void cox_watched_await_no_more(struct cox_watched *w)
+{
+    w->supervisor->alive -= w->record->awaited;
+    w->record->awaited = false;
+}
+
 int cox_watched_begin(struct cox_watched *w, const struct cox_launch_life *life,
                       struct cox_error *err)
 {
@@ -26,16 +38,21 @@ int cox_watched_begin(struct cox_watched *w, const struct cox_launch_life *life,
     if (!expired)
         s->launching = w->rank;
     pthread_mutex_unlock(&s->lock);
-    if (expired)
-        return COX_TIMEOUT; /* start says why */
-    int r = cox_launch(&s->plan, w->rank, life, &w->launched, err);
+    /* start says why */
+    int r = expired ? COX_TIMEOUT : cox_launch(&s->plan, w->rank, life, &w->launched, err);
     pthread_mutex_lock(&s->lock);
     /* relaxed: stored on behalf of this thread. The pipes had room above 2, so it has. */
     w->pidfd = atomic_exchange_explicit(&w->launched.pidfd, -1, memory_order_relaxed);
     if (w->pidfd >= 0)
         cox_fd_raise(&w->pidfd);
-    if (r == 0)
-        w->life->pid = w->launched.pid;
+    if (r == 0) {
+        cox_rank_set_pid(w->record, w->launched.pid);
+        cox_watched_await(w);
+        cox_rank_move(w->record, COX_STAGE_STARTING);
+    } else {
+        /* As it was before. */
+        cox_rank_move(w->record, cox_rank_pid(w->record) ? COX_STAGE_REPORTED : COX_STAGE_VACANT);
+    }
     pthread_mutex_unlock(&s->lock);
     if (r)
         return r;
@@ -156,7 +173,7 @@ int cox_watched_kill(struct cox_watched *w)
 {
     if (w->supervisor->external)
         return cox_pidfd_signal(w->pidfd, SIGKILL);
-    cox_launch_kill_group(w->life->pid, w->pidfd);
+    cox_launch_kill_group(cox_rank_pid(w->record), w->pidfd);
     return 0;
 }
 
@@ -166,11 +183,11 @@ void cox_watched_describe(struct cox_watched *w, bool dead, char *buffer, size_t
     bool wrapped = w->adopted.pid != 0;
     if (wrapped)
         snprintf(who, sizeof who, "rank %u (pid %d, in its wrapper %d) is %s", w->rank,
-                 w->adopted.pid, w->life->pid, dead ? "dead" : "alive");
+                 w->adopted.pid, cox_rank_pid(w->record), dead ? "dead" : "alive");
     else
-        snprintf(who, sizeof who, "rank %u (pid %d)", w->rank, w->life->pid);
+        snprintf(who, sizeof who, "rank %u (pid %d)", w->rank, cox_rank_pid(w->record));
     const char *whose = wrapped ? "; its wrapper" : "";
-    if (!w->life->pid) {
+    if (!cox_rank_pid(w->record)) {
         snprintf(buffer, buffer_size, "rank %u has not logged on", w->rank);
     } else if (!dead) {
         snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
@@ -178,7 +195,7 @@ void cox_watched_describe(struct cox_watched *w, bool dead, char *buffer, size_t
         snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
     } else if (w->let_go) {
         snprintf(buffer, buffer_size, "rank %u (pid %d) left the group and was let go", w->rank,
-                 w->life->pid);
+                 cox_rank_pid(w->record));
     } else if (!w->how.known && w->supervisor->external) {
         snprintf(buffer, buffer_size, "%s is dead; how, only who started it knows", who);
     } else if (!w->how.known) {
@@ -226,33 +243,33 @@ void cox_watched_bury(struct cox_watched *w)
         how.exit_status = info.si_status;
     else if (how.known)
         how.signal = info.si_status;
+    cox_tsan_has_died();
     pthread_mutex_lock(&s->lock);
     w->core_dumped = how.known && info.si_code == CLD_DUMPED;
     if (w->wrapper_killed && how.signal == SIGKILL)
         how = (struct cox_exit){.known = false}; /* it is our doing */
     w->how = how;
     watched_keep_death(w);
+    cox_rank_move(w->record, COX_STAGE_DEAD);
     pthread_mutex_unlock(&s->lock);
-    cox_tsan_has_died();
-    atomic_store_explicit(&w->life->dead, true, memory_order_release);
     cox_fault_point(COX_FAULT_DEATH_STORED);
 
     if (s->hooks.wake)
         s->hooks.wake(s->hooks.context, w->rank);
     watched_tell_rest(w, rest);
     if (s->hooks.death)
-        s->hooks.death(s->hooks.context, w->rank, w->life->pid, &how);
+        s->hooks.death(s->hooks.context, w->rank, cox_rank_pid(w->record), &how);
     cox_fault_point(COX_FAULT_DEATH_TOLD);
     pthread_mutex_lock(&s->lock);
-    s->alive -= !w->released;
-    w->reported = true;
+    cox_watched_await_no_more(w);
+    cox_rank_move(w->record, COX_STAGE_REPORTED);
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
 
 bool cox_watched_is_dead(struct cox_watched *w)
 {
-    return cox_serving_dead(w->life);
+    return cox_rank_is_dead(w->record);
 }
 
 /* Of the polled set; a negative fd, which is what a thing of the past has, is skipped by poll.
@@ -261,9 +278,17 @@ bool cox_watched_is_dead(struct cox_watched *w)
 void cox_watched_polled_fds(struct cox_watched *w, int *ret_fd, int *ret_adopted_fd)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    *ret_fd = w->ended ? -1 : w->pidfd;
-    *ret_adopted_fd = w->adopted_ended || cox_watched_is_dead(w) ? -1 : w->adopted.pidfd;
+    const bool lives = cox_rank_stage_lives(cox_rank_stage_of(w->record));
+    *ret_fd = w->ended || !lives ? -1 : w->pidfd;
+    *ret_adopted_fd = w->adopted_ended || !lives ? -1 : w->adopted.pidfd;
     pthread_mutex_unlock(&w->supervisor->lock);
+}
+
+/* With the lock held. */
+static void watched_see_end(struct cox_watched *w)
+{
+    if (cox_rank_stage_serves(cox_rank_stage_of(w->record)))
+        cox_rank_move(w->record, COX_STAGE_EXITING);
 }
 
 /* The process that served the rank is dead; without it the wrapper is nothing, unless it is the end
@@ -273,10 +298,11 @@ void cox_watched_adopted_ended(struct cox_watched *w)
     bool ending = atomic_load_explicit(&w->supervisor->ending, memory_order_acquire);
     pthread_mutex_lock(&w->supervisor->lock);
     w->adopted_ended = true;
+    watched_see_end(w);
     if (!w->ended && !ending) {
         /* It may have been the death of the wrapper that ended it, and is seen first. */
-        w->wrapper_killed = !cox_peer_exiting(w->life->pid);
-        cox_launch_kill_group(w->life->pid, w->pidfd);
+        w->wrapper_killed = !cox_peer_exiting(cox_rank_pid(w->record));
+        cox_launch_kill_group(cox_rank_pid(w->record), w->pidfd);
     }
     pthread_mutex_unlock(&w->supervisor->lock);
 }
@@ -290,11 +316,14 @@ void cox_watched_ended(struct cox_watched *w)
     pthread_mutex_lock(&w->supervisor->lock);
     /* It was polled without the lock: by now the rank may have been released, or be another
      * process. */
-    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
+    const struct cox_peer peer = {.pid = cox_rank_pid(w->record), .pidfd = w->pidfd};
     bool ended = !w->supervisor->external || (w->pidfd >= 0 && !cox_peer_alive(&peer));
-    w->ended = w->ended || ended;
+    if (ended) {
+        w->ended = true;
+        watched_see_end(w);
+    }
     if (ended && w->adopted.pidfd >= 0 && !w->adopted_ended && !ending) {
-        cox_launch_kill_group(w->life->pid, w->pidfd);
+        cox_launch_kill_group(cox_rank_pid(w->record), w->pidfd);
         cox_pidfd_signal(w->adopted.pidfd, SIGKILL);
     }
     pthread_mutex_unlock(&w->supervisor->lock);
@@ -303,7 +332,7 @@ void cox_watched_ended(struct cox_watched *w)
 bool cox_watched_is_gone(struct cox_watched *w)
 {
     pthread_mutex_lock(&w->supervisor->lock);
-    bool gone = w->ended && w->life->pid && !cox_watched_is_dead(w) &&
+    bool gone = cox_rank_stage_of(w->record) == COX_STAGE_EXITING && w->ended &&
                 (w->adopted.pidfd < 0 || w->adopted_ended);
     pthread_mutex_unlock(&w->supervisor->lock);
     return gone;
@@ -320,9 +349,11 @@ void cox_watched_be_born(struct cox_watched *w)
     cox_close_fd(&w->pidfd);
     cox_peer_close(&w->adopted);
     w->adopted.pid = 0;
-    atomic_store_explicit(&w->life->adopted_pid, 0, memory_order_relaxed);
+    atomic_store_explicit(&w->record->adopted_pid, 0, memory_order_relaxed);
     w->reap_until_ns = 0;
-    w->ended = w->adopted_ended = w->wrapper_killed = w->reported = false;
+    w->ended = w->adopted_ended = w->wrapper_killed = false;
+    w->record->left_ns = 0;
     w->last_lines = (struct cox_last_lines){0};
+    cox_rank_move(w->record, COX_STAGE_LAUNCHING);
     pthread_mutex_unlock(&s->lock);
 }

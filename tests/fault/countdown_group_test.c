@@ -217,7 +217,11 @@ static void launched_kill(void *object)
 
 static int supervisor_start(void *object, struct cox_error *err)
 {
-    return cox_supervisor_start(&supervise_options, object, err);
+    static struct cox_rank ranks[COX_RANK_COUNT_MAX];
+    struct cox_supervise_options options = supervise_options;
+    options.ranks = ranks;
+    cox_ranks_init(ranks, options.rank_count);
+    return cox_supervisor_start(&options, object, err);
 }
 
 static void supervisor_free(void *object)
