@@ -85,7 +85,7 @@ static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
 static void executor_on_wake(void *context, uint32_t rank)
 {
     struct cox_executor *executor = context;
-    cox_faults_bury(&executor->faults, rank);
+    cox_error_channel_note_death(&executor->error_channel, rank);
     cox_executor_note_death(executor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_wake(&executor->collectors[c]);
@@ -344,13 +344,13 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
 
 static int executor_start_threads(struct cox_executor *executor, struct cox_error *err)
 {
-    executor->faults.channel = &executor->channels[COX_CHANNEL_ERROR];
-    executor->faults.collectors = executor->collectors;
-    executor->faults.ranks = executor->ranks;
-    executor->faults.log = executor->options.log;
-    executor->faults.report = executor_on_fault;
-    executor->faults.context = executor;
-    int r = cox_faults_start(&executor->faults);
+    executor->error_channel.channel = &executor->channels[COX_CHANNEL_ERROR];
+    executor->error_channel.collectors = executor->collectors;
+    executor->error_channel.ranks = executor->ranks;
+    executor->error_channel.log = executor->options.log;
+    executor->error_channel.report = executor_on_fault;
+    executor->error_channel.context = executor;
+    int r = cox_error_channel_start(&executor->error_channel);
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
         if (cox_executor_is_async((enum cox_channel_id)c))
             r = executor->options.collect ? cox_collector_start_collected(&executor->collectors[c])
@@ -644,7 +644,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     executor_abort(executor);
     if (executor->supervisor)
         signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
-    cox_faults_stop(&executor->faults);
+    cox_error_channel_stop(&executor->error_channel);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;
 }

@@ -9,7 +9,7 @@
 #include "coordinator/collector/collect.h"
 #include "coordinator/collector/last_errors.h"
 #include "executor.h"
-#include "coordinator/collector/faults.h"
+#include "coordinator/collector/error_channel.h"
 #include "operations.h"
 
 struct cox_executor {
@@ -47,7 +47,7 @@ struct cox_executor {
     _Atomic bool started;
     _Atomic bool stopping;
 
-    struct cox_faults faults;
+    struct cox_error_channel error_channel;
     /* start has returned */
     _Atomic bool complete;
     /* what a rank that is started again is given */

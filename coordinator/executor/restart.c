@@ -68,7 +68,7 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
         return r;
     /* What the dead one held of the error channel's slot is looked for since its death was told. */
     cox_state_reset_line(cox_state_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
-    cox_faults_revive(&executor->faults, rank);
+    cox_error_channel_reset_rank(&executor->error_channel, rank);
     cox_state_reset_identity(&executor->control.ranks[rank]->identity);
     return 0;
 }
@@ -373,8 +373,9 @@ static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
     int r = COX_TIMEOUT;
     while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns &&
            !atomic_load_explicit(&executor->stopping, memory_order_acquire))
-        r = cox_faults_restore(&executor->faults,
-                               cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
+        r = cox_error_channel_restore(
+            &executor->error_channel,
+            cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     if (r)
         return cox_fail(err, r, "the error channel is not free: a hook did not return in time");
     pthread_mutex_lock(&executor->memory_lock);

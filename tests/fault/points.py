@@ -98,7 +98,7 @@ EXEMPT = {
     ("worker/loop/legacy_shim.c", "cox_legacy_shim_create", "through layout"): "private memory, of nobody else",
     ("coordinator/executor/welcome.c", "on_worker", "atomic pid"): "the slot holder, private memory",
     ("coordinator/process/rank.h", "cox_rank_set_pid", "atomic pid"): "the record of the rank, private memory",
-    ("coordinator/collector/faults.c", "faults_main", "atomic ended"): "for stop to sleep on, private memory",
+    ("coordinator/collector/error_channel.c", "error_channel_main", "atomic ended"): "for stop to sleep on, private memory",
     ("coordinator/executor/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
@@ -291,7 +291,7 @@ def mutations(files):
             ("coordinator/process/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
             ("coordinator/process/supervise.c", "cox_supervisor_free", "unlink(path);"),
             ("coordinator/process/launch.c", "program_find", "fork();"),
-            ("coordinator/collector/faults.c", "faults_fetch", "memset(base, 0, sizeof prefix);")):
+            ("coordinator/collector/error_channel.c", "error_channel_fetch", "memset(base, 0, sizeof prefix);")):
         yield f"{file}: {function} with {statement}", into(files, file, function, statement)
     yield "a constant more", change(files, "channel/base/fault.h", 'X(STOPPED, "stopped")',
                                     'X(STOPPED, "stopped") X(NEVER, "never")')

@@ -285,7 +285,8 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
     if (r)
         return r; /* another report of this process waits for the slot */
     /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator
-     * looks for the token of whoever dies with it in its hand (coordinator/collector/faults.h). */
+     * looks for the token of whoever dies with it in its hand, see error_channel.h of the
+     * coordinator. */
     cox_state_set_rank(line, COX_RANK_TAKEN, sequence, cox_now_ns());
     do { /* once also when the deadline has passed */
         r = worker_stopping(worker)

@@ -1,5 +1,5 @@
 /*
- * faults: the error channel of a group: any rank reports, one thread of the coordinator listens.
+ * error_channel: any rank of a group reports an error on it, one thread of the coordinator listens.
  *
  * In a sealed group every rank has a slot of its own, and its line counts what it has reported
  * there (sealed.h). Elsewhere the channel has one slot for all ranks, guarded by one token. A rank
@@ -10,18 +10,18 @@
  * lost; when that was so at no look for a slice, the coordinator puts another in its place, and
  * passes on what the dead rank had written.
  *
- * Threads: start and stop from one thread; buried from the supervisor's hook. The hook `report`
- *   runs on the fault thread.
- * Ownership: the caller owns struct cox_faults; channel and collectors are borrowed.
+ * Threads: start and stop from one thread; note_death from the supervisor's hook. The hook `report`
+ *   runs on the thread of the error channel.
+ * Ownership: the caller owns struct cox_error_channel; channel and collectors are borrowed.
  * Blocks: stop joins the thread, which waits for nobody but a running hook.
  * If the process dies: private memory.
  */
-#ifndef COX_COORDINATOR_FAULTS_H
-#define COX_COORDINATOR_FAULTS_H
+#ifndef COX_COORDINATOR_ERROR_CHANNEL_H
+#define COX_COORDINATOR_ERROR_CHANNEL_H
 
 #include "collect.h"
 
-struct cox_faults {
+struct cox_error_channel {
     struct cox_channel *channel;
     /* COX_TWO_WAY_COUNT of them: who is told that an answer has failed */
     struct cox_collector *collectors;
@@ -38,7 +38,7 @@ struct cox_faults {
     _Atomic bool stopping;
     /* of the thread; stop sleeps on it */
     _Atomic uint32_t ended;
-    /* tokens posted by bury or restore, to be told from a rank's */
+    /* tokens posted by note_death or restore, to be told from a rank's */
     _Atomic uint32_t deaths;
     /* restore sleeps on it until the thread has done so */
     _Atomic uint32_t restoring;
@@ -53,15 +53,16 @@ struct cox_faults {
 
 /* Returns 0 or -errno; nothing is left unless 0. channel, collectors, ranks, log, report and
  * context are set by the caller before. */
-int cox_faults_start(struct cox_faults *faults);
-void cox_faults_stop(struct cox_faults *faults); /* idempotent; a zeroed one is fine */
+int cox_error_channel_start(struct cox_error_channel *errors);
+void cox_error_channel_stop(
+    struct cox_error_channel *errors); /* idempotent; a zeroed one is fine */
 /* A rank is about to be started again, its line is as at the start: what it holds counts again. */
-void cox_faults_revive(struct cox_faults *faults, uint32_t rank);
+void cox_error_channel_reset_rank(struct cox_error_channel *errors, uint32_t rank);
 /* Legacy ranks, which do not say who has the token: every rank is dead and told of. On return the
  * slot and its token are as at the start, and what was in it is told. Returns 0; COX_TIMEOUT: the
  * hook that runs did not return in time. */
-int cox_faults_restore(struct cox_faults *faults, uint64_t deadline_ns);
+int cox_error_channel_restore(struct cox_error_channel *errors, uint64_t deadline_ns);
 /* A rank is dead: the slot is freed within two slices if it died with it. */
-void cox_faults_bury(struct cox_faults *faults, uint32_t rank);
+void cox_error_channel_note_death(struct cox_error_channel *errors, uint32_t rank);
 
 #endif
