@@ -46,7 +46,7 @@
 #define COX_APART_NS COX_NSEC_PER_MSEC
 /* A request that failed waits this long for a death that has begun, so that the death is told and
  * not what it did to the others. */
-#define COX_DYING_NS (20 * COX_SLICE_NS)
+#define COX_EXITING_NS (20 * COX_SLICE_NS)
 
 struct cox_operation;
 
@@ -94,7 +94,7 @@ struct cox_entry {
     /* bytes of it that are in the frame's block; 0: it is in the frame itself */
     uint64_t block_size;
     /* it has failed, and waits until then for a death; 0: not yet */
-    uint64_t dying_ns;
+    uint64_t exiting_ns;
     /* of the collector, before its ranks were looked at by claim */
     uint32_t causes;
     void *request_context;

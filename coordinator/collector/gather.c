@@ -254,16 +254,16 @@ static bool gather_awaits_death(struct cox_collector *collector, struct cox_entr
                                 int *ret_owing)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
-    if (!entry->dying_ns)
-        entry->dying_ns = cox_deadline_after_ns(COX_DYING_NS);
+    if (!entry->exiting_ns)
+        entry->exiting_ns = cox_deadline_after_ns(COX_EXITING_NS);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->results[rank].outcome == COX_OUTCOME_DEAD)
             return false;
-    if (cox_now_ns() >= entry->dying_ns)
+    if (cox_now_ns() >= entry->exiting_ns)
         return false;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
-            cox_supervisor_dying(collector->supervisor, rank)) {
+            cox_supervisor_exiting(collector->supervisor, rank)) {
             *ret_owing = (int)rank;
             return true;
         }
@@ -342,7 +342,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
         if ((cut || owing == -2) && !pass.thorough)
             return collector->whole = true;
         if (owing == -2 && gather_awaits_death(collector, entry, &owing)) {
-            *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->dying_ns);
+            *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->exiting_ns);
             pass_look_at_clock(collector, &pass);
             cut = gather_cut(collector, entry, &pass);
         }

@@ -41,7 +41,7 @@ static int restart_vacate(struct cox_executor *executor, uint32_t rank, uint64_t
                           struct cox_error *err)
 {
     return executor->options.external_workers
-               ? cox_supervisor_vacate(executor->supervisor, rank, deadline_ns, err)
+               ? cox_supervisor_release_slot(executor->supervisor, rank, deadline_ns, err)
                : 0;
 }
 
@@ -106,12 +106,12 @@ static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t
         return 0;
     }
     const struct cox_inherit *inherit = &executor->replacements[rank];
-    const struct cox_launch_life life = {
-        .generation = cox_rank_incarnation(&executor->ranks[rank]),
+    const struct cox_launch_incarnation incarnation = {
+        .number = cox_rank_incarnation(&executor->ranks[rank]),
         .fds = inherit->fds,
         .fd_count = inherit->count,
     };
-    int r = cox_supervisor_relaunch(executor->supervisor, rank, &life, deadline_ns, err);
+    int r = cox_supervisor_relaunch(executor->supervisor, rank, &incarnation, deadline_ns, err);
     restart_put_away(executor, rank);
     return r;
 }
@@ -196,14 +196,14 @@ static int restart_undo(struct cox_executor *executor, uint32_t rank)
     struct cox_supervisor *supervisor = executor->supervisor;
     const bool external = executor->options.external_workers;
     restart_put_away(executor, rank);
-    if (external && cox_supervisor_withdraw(supervisor, rank))
+    if (external && cox_supervisor_cancel_slot(supervisor, rank))
         return 0;
     cox_supervisor_kill(supervisor, rank, 0);
     int r =
         cox_supervisor_await_end(supervisor, rank, cox_deadline_after_ms(RESTART_KILL_MS), NULL);
     /* It may have gone of its own accord before it was the rank. */
     if (r == 0 && external)
-        cox_supervisor_withdraw(supervisor, rank);
+        cox_supervisor_cancel_slot(supervisor, rank);
     return r;
 }
 

@@ -199,7 +199,7 @@ static int enlist(struct cox_executor *executor, const struct cox_door_visitor *
             ": it is another one, or in a pid namespace of its own: share that of the coordinator (docker run --pid=...)",
             (intmax_t)visitor->pid, start, visitor->logon.start);
     if (r == 0)
-        r = cox_supervisor_enlist(executor->supervisor, rank, visitor->pid, start);
+        r = cox_supervisor_register(executor->supervisor, rank, visitor->pid, start);
     return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)visitor->pid,
                         cox_status_text(r))
              : 0;
@@ -376,7 +376,7 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
             /* By now the rank may be another process. */
             cox_supervisor_kill(executor->supervisor, rank, visitor->pid);
         else if (executor->options.external_workers)
-            cox_supervisor_release(executor->supervisor, rank, attached);
+            cox_supervisor_set_left(executor->supervisor, rank, attached);
     }
 }
 

@@ -15,10 +15,10 @@
 #define EXPIRED_SLICE_MS 10
 
 /* Ends a process that is being started. With the lock held: its pidfd is not closed meanwhile. */
-static void launch_kill(struct cox_watched *w)
+static void launch_kill(struct cox_child *child)
 {
     /* relaxed: the kernel stores it, once. */
-    int pidfd = atomic_load_explicit(&w->launched.pidfd, memory_order_relaxed);
+    int pidfd = atomic_load_explicit(&child->launched.pidfd, memory_order_relaxed);
     if (pidfd >= 0)
         cox_pidfd_signal(pidfd, SIGKILL);
 }
@@ -26,16 +26,16 @@ static void launch_kill(struct cox_watched *w)
 /* Without the thread: it has ended or was never there. */
 static void supervisor_destroy(struct cox_supervisor *s)
 {
-    for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
-        struct cox_watched *w = &s->workers[rank];
-        cox_watched_visit_grave(w);
-        cox_close_fd(&w->grave_fd);
-        cox_close_fd(&w->pidfd);
-        cox_peer_close(&w->adopted);
-        cox_close_fd(&w->streams[0].fd);
-        cox_close_fd(&w->streams[1].fd);
+    for (uint32_t rank = 0; s->children && rank < s->plan.rank_count; rank++) {
+        struct cox_child *child = &s->children[rank];
+        cox_child_retry_reap(child);
+        cox_close_fd(&child->unreaped_fd);
+        cox_close_fd(&child->pidfd);
+        cox_peer_close(&child->adopted);
+        cox_close_fd(&child->streams[0].fd);
+        cox_close_fd(&child->streams[1].fd);
     }
-    free(s->workers);
+    free(s->children);
     free(s->polled);
     free(s->packed);
     cox_close_fd(&s->stop_fd);
@@ -65,16 +65,17 @@ static int supervisor_new(const struct cox_supervise_options *options,
     s->external = options->external;
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
     s->packed = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->packed);
-    s->workers = calloc(s->plan.rank_count, sizeof *s->workers);
-    for (uint32_t rank = 0; s->workers && rank < s->plan.rank_count; rank++) {
-        struct cox_watched *w = &s->workers[rank];
-        w->supervisor = s;
-        w->rank = rank;
-        w->record = &options->ranks[rank];
-        w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = w->grave_fd = -1;
-        atomic_init(&w->launched.pidfd, -1);
+    s->children = calloc(s->plan.rank_count, sizeof *s->children);
+    for (uint32_t rank = 0; s->children && rank < s->plan.rank_count; rank++) {
+        struct cox_child *child = &s->children[rank];
+        child->supervisor = s;
+        child->rank = rank;
+        child->record = &options->ranks[rank];
+        child->pidfd = child->adopted.pidfd = child->streams[0].fd = child->streams[1].fd =
+            child->unreaped_fd = -1;
+        atomic_init(&child->launched.pidfd, -1);
     }
-    if (!s->polled || !s->packed || !s->workers)
+    if (!s->polled || !s->packed || !s->children)
         r = -ENOMEM;
     else if ((s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
         r = -errno;
@@ -98,7 +99,7 @@ static void launch_expire(struct cox_supervisor *s)
         /* Again and again: a process may have been on its way when the first of these went out.
          * Nobody closes a pidfd before this thread does. */
         for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
-            launch_kill(&s->workers[rank]);
+            launch_kill(&s->children[rank]);
         const struct timespec until =
             cox_deadline_timespec(cox_deadline_after_ms(EXPIRED_SLICE_MS));
         pthread_cond_timedwait(&s->changed, &s->lock, &until);
@@ -158,20 +159,20 @@ static void supervisor_wake(struct cox_supervisor *s)
     (void)written; /* a full counter is as readable as one */
 }
 
-static struct cox_watched *watched_of(struct cox_supervisor *s, uint32_t rank)
+static struct cox_child *child_of(struct cox_supervisor *s, uint32_t rank)
 {
     COX_ASSERT(rank < s->plan.rank_count);
-    return &s->workers[rank];
+    return &s->children[rank];
 }
 
 pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
 {
-    return cox_rank_pid(watched_of(s, rank)->record);
+    return cox_rank_pid(child_of(s, rank)->record);
 }
 
 uint64_t cox_supervisor_see_left(struct cox_supervisor *s, uint32_t rank, bool left)
 {
-    struct cox_rank *record = watched_of(s, rank)->record;
+    struct cox_rank *record = child_of(s, rank)->record;
     const uint64_t now = cox_now_ns();
     pthread_mutex_lock(&s->lock);
     const enum cox_rank_stage stage = cox_rank_stage_of(record);
@@ -191,46 +192,46 @@ uint64_t cox_supervisor_see_left(struct cox_supervisor *s, uint32_t rank, bool l
 int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
 {
     pthread_mutex_lock(&s->lock);
-    int fd = watched_of(s, rank)->pidfd;
+    int fd = child_of(s, rank)->pidfd;
     pthread_mutex_unlock(&s->lock);
     return fd;
 }
 
 bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exit *ret_how)
 {
-    struct cox_watched *w = watched_of(s, rank);
-    if (!cox_watched_is_dead(w))
+    struct cox_child *child = child_of(s, rank);
+    if (!cox_child_is_dead(child))
         return false;
     pthread_mutex_lock(&s->lock);
     if (ret_how)
-        *ret_how = w->how;
+        *ret_how = child->how;
     pthread_mutex_unlock(&s->lock);
     return true;
 }
 
 /* With the lock held. */
-static bool watched_has_ended(struct cox_watched *w)
+static bool child_has_ended(struct cox_child *child)
 {
-    const struct cox_peer peer = {.pid = cox_rank_pid(w->record), .pidfd = w->pidfd};
-    return cox_watched_is_dead(w) || (w->pidfd >= 0 && !cox_peer_alive(&peer));
+    const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
+    return cox_child_is_dead(child) || (child->pidfd >= 0 && !cox_peer_alive(&peer));
 }
 
 bool cox_supervisor_ended(struct cox_supervisor *s, uint32_t rank)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    bool ended = watched_has_ended(w);
+    bool ended = child_has_ended(child);
     pthread_mutex_unlock(&s->lock);
     return ended;
 }
 
-bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
+bool cox_supervisor_exiting(struct cox_supervisor *s, uint32_t rank)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
     /* Also when it is known as dead by now: whoever asks looked for that a moment ago. */
-    bool ended = watched_has_ended(w), there = w->pidfd >= 0;
-    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : cox_rank_pid(w->record);
+    bool ended = child_has_ended(child), there = child->pidfd >= 0;
+    pid_t pid = child->adopted.pidfd >= 0 ? child->adopted.pid : cox_rank_pid(child->record);
     pthread_mutex_unlock(&s->lock);
     return ended || (there && cox_peer_exiting(pid));
 }
@@ -238,9 +239,9 @@ bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
 size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,
                                  size_t buffer_size)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    size_t length = cox_last_lines_join(&w->last_lines, buffer, buffer_size);
+    size_t length = cox_last_lines_join(&child->last_lines, buffer, buffer_size);
     pthread_mutex_unlock(&s->lock);
     return length;
 }
@@ -248,34 +249,34 @@ size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *
 void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buffer,
                              size_t buffer_size)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    cox_watched_describe(w, cox_watched_is_dead(w), buffer, buffer_size);
+    cox_child_describe(child, cox_child_is_dead(child), buffer, buffer_size);
     pthread_mutex_unlock(&s->lock);
 }
 
 void cox_supervisor_last_death(struct cox_supervisor *s, uint32_t rank,
                                struct cox_last_death *ret_death)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    *ret_death = w->last_death;
+    *ret_death = child->last_death;
     pthread_mutex_unlock(&s->lock);
 }
 
 /* With the lock held. */
-static void watched_run(struct cox_watched *w)
+static void child_run(struct cox_child *child)
 {
-    if (cox_rank_stage_of(w->record) == COX_STAGE_STARTING)
-        cox_rank_move(w->record, COX_STAGE_RUNNING);
+    if (cox_rank_stage_of(child->record) == COX_STAGE_STARTING)
+        cox_rank_move(child->record, COX_STAGE_RUNNING);
 }
 
 int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
 {
-    struct cox_watched *w = watched_of(s, rank);
-    if (pid == cox_rank_pid(w->record)) {
+    struct cox_child *child = child_of(s, rank);
+    if (pid == cox_rank_pid(child->record)) {
         pthread_mutex_lock(&s->lock);
-        watched_run(w);
+        child_run(child);
         pthread_mutex_unlock(&s->lock);
         return 0;
     }
@@ -284,9 +285,9 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     if (r)
         return r;
     /* pid and start were written by others: a stranger's would get our signals. */
-    bool ours = cox_peer_descends(pid, cox_rank_pid(w->record));
+    bool ours = cox_peer_descends(pid, cox_rank_pid(child->record));
     pthread_mutex_lock(&s->lock);
-    if (w->ended || !cox_rank_stage_lives(cox_rank_stage_of(w->record))) {
+    if (child->ended || !cox_rank_stage_lives(cox_rank_stage_of(child->record))) {
         /* Nobody would ever look at it. */
         if (ours)
             cox_pidfd_signal(peer.pidfd, SIGKILL);
@@ -294,10 +295,10 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     } else if (!ours) {
         r = COX_DENIED;
     } else {
-        w->adopted = peer;
-        atomic_store_explicit(&w->record->adopted_pid, peer.pid, memory_order_relaxed);
+        child->adopted = peer;
+        atomic_store_explicit(&child->record->adopted_pid, peer.pid, memory_order_relaxed);
         peer.pidfd = -1;
-        watched_run(w);
+        child_run(child);
     }
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
@@ -305,25 +306,25 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     return r;
 }
 
-int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
+int cox_supervisor_register(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
 {
     COX_ASSERT(s->external);
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
     pthread_mutex_lock(&s->lock);
-    if (cox_watched_is_dead(w)) {
-        r = COX_STATE; /* its lines and its memory are the dead one's until the place is vacated */
-    } else if (cox_rank_stage_of(w->record) != COX_STAGE_VACANT) {
+    if (cox_child_is_dead(child)) {
+        r = COX_STATE; /* its lines and its memory are the dead one's until the slot is released */
+    } else if (cox_rank_stage_of(child->record) != COX_STAGE_VACANT) {
         r = COX_TAKEN;
     } else {
-        w->pidfd = cox_steal_fd(&peer.pidfd);
-        cox_rank_set_pid(w->record, pid);
-        w->ended = w->let_go = false;
-        cox_watched_await(w);
-        cox_rank_move(w->record, COX_STAGE_STARTING);
+        child->pidfd = cox_steal_fd(&peer.pidfd);
+        cox_rank_set_pid(child->record, pid);
+        child->ended = child->left_alive = false;
+        cox_child_await(child);
+        cox_rank_move(child->record, COX_STAGE_STARTING);
     }
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
@@ -332,30 +333,30 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
 }
 
 /* With the lock held. Nobody is the rank. */
-static void watched_vacate(struct cox_watched *w)
+static void child_release_slot(struct cox_child *child)
 {
-    cox_close_fd(&w->pidfd);
-    w->record->left_ns = 0;
-    cox_rank_set_pid(w->record, 0);
-    cox_rank_move(w->record, COX_STAGE_VACANT);
+    cox_close_fd(&child->pidfd);
+    child->record->left_ns = 0;
+    cox_rank_set_pid(child->record, 0);
+    cox_rank_move(child->record, COX_STAGE_VACANT);
 }
 
-void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_served)
+void cox_supervisor_set_left(struct cox_supervisor *s, uint32_t rank, bool has_served)
 {
     COX_ASSERT(s->external);
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    const struct cox_peer peer = {.pid = cox_rank_pid(w->record), .pidfd = w->pidfd};
-    const enum cox_rank_stage stage = cox_rank_stage_of(w->record);
-    if (cox_rank_stage_serves(stage) && w->record->awaited && cox_peer_alive(&peer) &&
+    const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
+    const enum cox_rank_stage stage = cox_rank_stage_of(child->record);
+    if (cox_rank_stage_serves(stage) && child->record->awaited && cox_peer_alive(&peer) &&
         !cox_peer_exiting(peer.pid)) {
-        cox_watched_await_no_more(w);
+        cox_child_await_no_more(child);
         if (!has_served) {
-            w->former = w->former ? w->former : peer.pid;
-            watched_vacate(w);
+            child->former_pid = child->former_pid ? child->former_pid : peer.pid;
+            child_release_slot(child);
         } else if (stage != COX_STAGE_LEAVING) {
-            w->record->left_ns = cox_now_ns();
-            cox_rank_move(w->record, COX_STAGE_LEAVING);
+            child->record->left_ns = cox_now_ns();
+            cox_rank_move(child->record, COX_STAGE_LEAVING);
         }
         pthread_cond_broadcast(&s->changed);
     }
@@ -363,48 +364,48 @@ void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_se
 }
 
 /* With the lock held. The thread has seen an end, and has not told of it. */
-static bool watched_is_ending(const struct cox_watched *w)
+static bool child_is_ending(const struct cox_child *child)
 {
-    const enum cox_rank_stage stage = cox_rank_stage_of(w->record);
+    const enum cox_rank_stage stage = cox_rank_stage_of(child->record);
     return stage == COX_STAGE_EXITING || stage == COX_STAGE_DEAD;
 }
 
-int cox_supervisor_vacate(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
-                          struct cox_error *err)
+int cox_supervisor_release_slot(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
+                                struct cox_error *err)
 {
     COX_ASSERT(s->external);
     /* A hook that waits would wait for itself. */
     COX_ASSERT(!pthread_equal(pthread_self(), s->thread));
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
     int e = 0;
     pthread_mutex_lock(&s->lock);
     /* Its end has begun: the thread is about to tell of it, without the lock. */
-    while (watched_is_ending(w) && e != ETIMEDOUT)
+    while (child_is_ending(child) && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
-    bool vacated = !watched_is_ending(w);
-    if (vacated && cox_rank_stage_of(w->record) != COX_STAGE_VACANT) {
-        if (cox_rank_stage_serves(cox_rank_stage_of(w->record))) {
-            cox_watched_await_no_more(w);
-            w->let_go = true;
+    bool released = !child_is_ending(child);
+    if (released && cox_rank_stage_of(child->record) != COX_STAGE_VACANT) {
+        if (cox_rank_stage_serves(cox_rank_stage_of(child->record))) {
+            cox_child_await_no_more(child);
+            child->left_alive = true;
         }
-        w->former = cox_rank_pid(w->record);
-        watched_vacate(w);
+        child->former_pid = cox_rank_pid(child->record);
+        child_release_slot(child);
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
-    return vacated ? 0 : cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank);
+    return released ? 0 : cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank);
 }
 
-bool cox_supervisor_withdraw(struct cox_supervisor *s, uint32_t rank)
+bool cox_supervisor_cancel_slot(struct cox_supervisor *s, uint32_t rank)
 {
     COX_ASSERT(s->external);
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    bool vacant = cox_rank_stage_of(w->record) == COX_STAGE_VACANT;
+    bool vacant = cox_rank_stage_of(child->record) == COX_STAGE_VACANT;
     if (vacant) {
-        cox_rank_set_pid(w->record, w->former);
-        cox_rank_move(w->record, COX_STAGE_REPORTED);
+        cox_rank_set_pid(child->record, child->former_pid);
+        cox_rank_move(child->record, COX_STAGE_REPORTED);
     }
     pthread_mutex_unlock(&s->lock);
     return vacant;
@@ -412,14 +413,14 @@ bool cox_supervisor_withdraw(struct cox_supervisor *s, uint32_t rank)
 
 int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     int r = 0;
     pthread_mutex_lock(&s->lock);
-    bool serves = pid == 0 || cox_rank_pid(w->record) == pid || w->adopted.pid == pid;
-    if (serves && !cox_watched_is_dead(w) && w->pidfd >= 0 && w->record->awaited) {
-        if (cox_peer_alive(&w->adopted))
-            r = cox_pidfd_signal(w->adopted.pidfd, SIGKILL);
-        int killed = cox_watched_kill(w);
+    bool serves = pid == 0 || cox_rank_pid(child->record) == pid || child->adopted.pid == pid;
+    if (serves && !cox_child_is_dead(child) && child->pidfd >= 0 && child->record->awaited) {
+        if (cox_peer_alive(&child->adopted))
+            r = cox_pidfd_signal(child->adopted.pidfd, SIGKILL);
+        int killed = cox_child_kill(child);
         r = r ? r : killed;
     }
     pthread_mutex_unlock(&s->lock);
@@ -427,30 +428,31 @@ int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
 }
 
 /* With the lock held. There is no process whose death is still to be told. */
-static bool watched_is_reported(const struct cox_watched *w)
+static bool child_is_reported(const struct cox_child *child)
 {
-    const enum cox_rank_stage stage = cox_rank_stage_of(w->record);
+    const enum cox_rank_stage stage = cox_rank_stage_of(child->record);
     return stage == COX_STAGE_REPORTED || stage == COX_STAGE_VACANT;
 }
 
 int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
                              struct cox_error *err)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     /* A hook that waits would wait for itself. */
     COX_ASSERT(!pthread_equal(pthread_self(), s->thread));
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
     int e = 0;
     pthread_mutex_lock(&s->lock);
-    while (!watched_is_reported(w) && e != ETIMEDOUT)
+    while (!child_is_reported(child) && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
-    bool reported = watched_is_reported(w);
+    bool reported = child_is_reported(child);
     pthread_mutex_unlock(&s->lock);
     return reported
                ? 0
-               : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, cox_rank_pid(w->record),
-                          cox_watched_is_dead(w) ? "is dead, but a hook did not return in time"
-                                                 : "is alive still");
+               : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank,
+                          cox_rank_pid(child->record),
+                          cox_child_is_dead(child) ? "is dead, but a hook did not return in time"
+                                                   : "is alive still");
 }
 
 void cox_supervisor_cancel(struct cox_supervisor *s)
@@ -462,17 +464,18 @@ void cox_supervisor_cancel(struct cox_supervisor *s)
 }
 
 int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
-                            const struct cox_launch_life *life, uint64_t deadline_ns,
+                            const struct cox_launch_incarnation *incarnation, uint64_t deadline_ns,
                             struct cox_error *err)
 {
-    struct cox_watched *w = watched_of(s, rank);
-    if (!cox_watched_is_dead(w))
-        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank, cox_rank_pid(w->record));
+    struct cox_child *child = child_of(s, rank);
+    if (!cox_child_is_dead(child))
+        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank,
+                        cox_rank_pid(child->record));
     int r = cox_supervisor_await_end(s, rank, deadline_ns, err);
     if (r)
         return r;
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
-    struct cox_relaunch own = {.rank = rank, .life = life, .err = err};
+    struct cox_relaunch own = {.rank = rank, .incarnation = incarnation, .err = err};
     int e = 0;
     pthread_mutex_lock(&s->lock);
     while (s->relaunch && e != ETIMEDOUT) /* somebody else's */
@@ -492,16 +495,16 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
         if (late && !own.begun)
             break;
         if (late)
-            launch_kill(w);
+            launch_kill(child);
         e = pthread_cond_timedwait(&s->changed, &s->lock, late ? &slice : &deadline);
     }
     bool cancelled = s->cancelled;
-    bool withdrawn = !own.done;
-    if (withdrawn)
+    bool taken_back = !own.done;
+    if (taken_back)
         s->relaunch = NULL;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    if (!withdrawn)
+    if (!taken_back)
         return own.status;
     return cancelled ? cox_fail(err, COX_CLOSED, "the group stops")
                      : cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank);
@@ -514,9 +517,9 @@ void cox_supervisor_expect_end(struct cox_supervisor *s)
 
 int cox_supervisor_signal(struct cox_supervisor *s, uint32_t rank, int signal_number)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    int r = cox_watched_is_dead(w) ? -ESRCH : cox_pidfd_signal(w->pidfd, signal_number);
+    int r = cox_child_is_dead(child) ? -ESRCH : cox_pidfd_signal(child->pidfd, signal_number);
     pthread_mutex_unlock(&s->lock);
     return r == -ESRCH ? COX_PEER_DEAD : r;
 }
@@ -540,20 +543,20 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
 {
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
-        struct cox_watched *w = &s->workers[rank];
+        struct cox_child *child = &s->children[rank];
         pthread_mutex_lock(&s->lock);
-        const struct cox_peer peer = {.pid = cox_rank_pid(w->record),
-                                      .pidfd = w->record->awaited ? w->pidfd : -1};
-        bool adopted = cox_peer_alive(&w->adopted), heard = false;
+        const struct cox_peer peer = {.pid = cox_rank_pid(child->record),
+                                      .pidfd = child->record->awaited ? child->pidfd : -1};
+        bool adopted = cox_peer_alive(&child->adopted), heard = false;
         if (adopted)
-            heard = cox_pidfd_signal(w->adopted.pidfd, number) == 0;
+            heard = cox_pidfd_signal(child->adopted.pidfd, number) == 0;
         /* A wrapper ends with what it wraps; a worker that goes with its wrapper would have no
          * time. */
-        if (!cox_watched_is_dead(w) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
-            heard = cox_pidfd_signal(w->pidfd, number) == 0 || heard;
+        if (!cox_child_is_dead(child) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
+            heard = cox_pidfd_signal(child->pidfd, number) == 0 || heard;
         count += heard;
-        if (number == SIGKILL && !cox_watched_is_dead(w) && peer.pidfd >= 0)
-            cox_watched_kill(w);
+        if (number == SIGKILL && !cox_child_is_dead(child) && peer.pidfd >= 0)
+            cox_child_kill(child);
         pthread_mutex_unlock(&s->lock);
     }
     return count;
@@ -572,12 +575,12 @@ uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t
     if (cox_supervisor_wait(s, cox_deadline_after_ms(KILL_PATIENCE_MS)) == 0)
         return signalled;
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
-        if (!cox_watched_is_dead(&s->workers[rank]))
+        if (!cox_child_is_dead(&s->children[rank]))
             cox_log_write(
                 &s->log, 3,
                 "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see /proc/%d/stack",
-                rank, cox_rank_pid(s->workers[rank].record), KILL_PATIENCE_MS / 1000,
-                cox_rank_pid(s->workers[rank].record));
+                rank, cox_rank_pid(s->children[rank].record), KILL_PATIENCE_MS / 1000,
+                cox_rank_pid(s->children[rank].record));
     cox_supervisor_wait(s, COX_DEADLINE_NEVER);
     return signalled;
 }

@@ -15,8 +15,8 @@
  *   until theirs.
  * Process groups: every worker leads one of its own, so keys pressed at a terminal are not for it.
  *   When it is dead, however it ended, whatever is left of its group gets SIGKILL: it may hold the
- *   group's memory, or a device that the next life of the rank needs. A process that is to outlive
- *   its worker leaves the group (setsid).
+ *   group's memory, or a device that the next incarnation of the rank needs. A process that is to
+ *   outlive its worker leaves the group (setsid).
  * If the process dies: workers get SIGKILL from the kernel (PDEATHSIG), also stopped ones; pipes
  *   and pidfds close by themselves. Processes that a worker started are then its own affair, except
  *   that cox_worker_run ends its process wherever it is.
@@ -30,7 +30,7 @@
 #include <sys/types.h>
 
 struct cox_supervisor;
-struct cox_launch_life;
+struct cox_launch_incarnation;
 
 /* How a worker ended. */
 struct cox_exit {
@@ -74,7 +74,7 @@ struct cox_supervise_options {
     const char *door;
     /* COXSWAIN_ATTACH: workers log on there */
     bool sealed;
-    /* none is started: see cox_supervisor_enlist; command is not used */
+    /* none is started: see cox_supervisor_register; command is not used */
     bool external;
     /* by when every worker is executed; 0: never */
     uint64_t deadline_ns;
@@ -110,12 +110,12 @@ bool cox_supervisor_dead(struct cox_supervisor *supervisor, uint32_t rank,
 bool cox_supervisor_ended(struct cox_supervisor *supervisor, uint32_t rank);
 /* True when a rank is dead, or its death has begun and the supervisor thread will know it in a
  * moment. */
-bool cox_supervisor_dying(struct cox_supervisor *supervisor, uint32_t rank);
+bool cox_supervisor_exiting(struct cox_supervisor *supervisor, uint32_t rank);
 /* The last lines a worker wrote (16 of at most 400 bytes), newest last, joined by newlines; of
  * those, the newest that fit buffer_size. Returns the length; 0: it wrote nothing. */
 size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                                  size_t buffer_size);
-/* The last death of a rank, kept over its next lives. */
+/* The last death of a rank, kept over its next incarnations. */
 struct cox_last_death {
     /* of its deaths; 0: there was none, and the rest is empty */
     uint32_t count;
@@ -147,25 +147,25 @@ int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t
 /* A process that somebody else started is a rank from now on, of a supervisor with `external`:
  * watched through its pidfd, and signalled like the others, but not with its process group, and
  * nobody knows how it ends. Never waits. Returns 0; COX_TAKEN: another process is this rank;
- * COX_STATE: one was, and its place was not vacated; COX_PEER_DEAD: there is no such process;
+ * COX_STATE: one was, and its slot was not released; COX_PEER_DEAD: there is no such process;
  * -errno. */
-int cox_supervisor_enlist(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
-                          uint64_t start);
-/* A process that was enlisted is done with the group and lives on: it is not waited for any more,
+int cox_supervisor_register(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
+                            uint64_t start);
+/* A process that was registered is done with the group and lives on: it is not waited for any more,
  * and gets no signal. has_served: it was the rank, and when it dies that is told; otherwise it
  * never became the rank, which another one may be. Nothing happens where its end has begun. */
-void cox_supervisor_release(struct cox_supervisor *supervisor, uint32_t rank, bool has_served);
-/* With `external`: the next process that is enlisted may be this rank. One that is dead and told of
- * makes room; one that has left and lives on is let go, and not looked at any more. From then on
- * the rank is neither dead nor has it a pid. Returns 0, also when it is vacant; COX_TIMEOUT: a hook
- * about its death did not return in time. Not inside a hook. */
-int cox_supervisor_vacate(struct cox_supervisor *supervisor, uint32_t rank, uint64_t deadline_ns,
-                          struct cox_error *err);
+void cox_supervisor_set_left(struct cox_supervisor *supervisor, uint32_t rank, bool has_served);
+/* With `external`: the next process that is registered may be this rank. One that is dead and told
+ * of makes room; one that has left and lives on is no child any more, and not looked at any more.
+ * From then on the rank is neither dead nor has it a pid. Returns 0, also when it is vacant;
+ * COX_TIMEOUT: a hook about its death did not return in time. Not inside a hook. */
+int cox_supervisor_release_slot(struct cox_supervisor *supervisor, uint32_t rank,
+                                uint64_t deadline_ns, struct cox_error *err);
 /* The end of that: true when nobody is the rank, which is then as dead as before; false: somebody
- * was enlisted. */
-bool cox_supervisor_withdraw(struct cox_supervisor *supervisor, uint32_t rank);
+ * was registered. */
+bool cox_supervisor_cancel_slot(struct cox_supervisor *supervisor, uint32_t rank);
 /* Kills the process that serves the rank, if it is still this one (0: whichever it is), and with it
- * its wrapper. One that was released is no rank any more, and spared. Returns 0, also when there is
+ * its wrapper. One that has left is no rank any more, and spared. Returns 0, also when there is
  * none; -errno. */
 int cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid);
 /* Workers are about to be told to end: from now on neither the end of an adopted process kills its
@@ -173,14 +173,14 @@ int cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank, pid_t 
  * cox_supervisor_end sends. */
 void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
 
-/* Starts the process of a dead rank again, on the supervisor thread, as the next life of the rank;
- * it is alive from then on, with another pid and pidfd and no last lines. Before that, its death
- * hook has returned, and all that was started for the rank is gone. Returns 0; COX_STATE: it is
- * alive; COX_TIMEOUT: the dead one's wrapper or program would not go, or hooks did not return in
+/* Starts the process of a dead rank again, on the supervisor thread, as the next incarnation of the
+ * rank; it is alive from then on, with another pid and pidfd and no last lines. Before that, its
+ * death hook has returned, and all that was started for the rank is gone. Returns 0; COX_STATE: it
+ * is alive; COX_TIMEOUT: the dead one's wrapper or program would not go, or hooks did not return in
  * time; COX_EXEC_FAILED; COX_CLOSED: cancelled; -errno. Unless 0 it is as dead as before. Not
  * inside a hook. */
 int cox_supervisor_relaunch(struct cox_supervisor *supervisor, uint32_t rank,
-                            const struct cox_launch_life *life, uint64_t deadline_ns,
+                            const struct cox_launch_incarnation *incarnation, uint64_t deadline_ns,
                             struct cox_error *err);
 /* Relaunches end soon, with COX_CLOSED, and none begins. */
 void cox_supervisor_cancel(struct cox_supervisor *supervisor);
@@ -191,7 +191,7 @@ int cox_supervisor_await_end(struct cox_supervisor *supervisor, uint32_t rank, u
 
 /* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */
 int cox_supervisor_signal(struct cox_supervisor *supervisor, uint32_t rank, int signal_number);
-/* Signals every process that lives and was not released; of a rank in a wrapper both, but for
+/* Signals every process that lives and has not left; of a rank in a wrapper both, but for
  * SIGTERM, which is for the one that serves. Returns how many got it. */
 uint32_t cox_supervisor_signal_all(struct cox_supervisor *supervisor, int signal_number);
 /* Waits until every worker is dead and its death hook has returned. Returns 0 or COX_TIMEOUT. */

@@ -191,9 +191,9 @@ static void launch_restore(void)
 
 static int launch(void *object, struct cox_error *err)
 {
-    const struct cox_launch_life life = {.generation = 1};
+    const struct cox_launch_incarnation incarnation = {.number = 1};
     struct cox_launched *launched = object, made = {.pidfd = -1};
-    int r = cox_launch(&plan, 1, &life, &made, err);
+    int r = cox_launch(&plan, 1, &incarnation, &made, err);
     int pidfd = atomic_load(&made.pidfd); /* it is the caller's in any case */
     if (r)
         cox_close_fd(&pidfd);

@@ -120,7 +120,7 @@ EXEMPT = {
     ("worker/group/group_peer.c", "cox_group_told_is_dead", "kill("): "asks",
     ("worker/group/group_fd_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
     ("worker/group/group_fd_exchange.c", "fds_take", "fd_take("): CALLERS,
-    ("coordinator/process/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
+    ("coordinator/process/child.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
         "what others see of it is the end of a process, which the matrix has at every step",
 }
 

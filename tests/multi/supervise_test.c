@@ -450,9 +450,9 @@ static void m14_how_a_worker_ended(void **state)
         assert_int_equal(cox_supervisor_signal(g.supervisor, rank, 0), COX_PEER_DEAD);
         assert_true(pidfd_is_dead(cox_supervisor_pidfd(g.supervisor, rank), 0));
         /* Who asks whether a death is coming may ask just after it came. */
-        assert_true(cox_supervisor_dying(g.supervisor, rank));
+        assert_true(cox_supervisor_exiting(g.supervisor, rank));
     }
-    assert_false(cox_supervisor_dying(g.supervisor, 3));
+    assert_false(cox_supervisor_exiting(g.supervisor, 3));
     snprintf(expected, sizeof expected, "rank 3 (pid %d) is alive",
              cox_supervisor_pid(g.supervisor, 3));
     cox_supervisor_describe(g.supervisor, 3, text, sizeof text);
