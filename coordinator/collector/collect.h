@@ -55,11 +55,11 @@ struct cox_blocks_choice {
     struct cox_bulk_sender sender;
     /* 0: requests do not */
     uint64_t request_size_max;
-    struct cox_block_intake intake;
+    struct cox_reply_limits reply_limits;
 };
 
 /* The block behind a frame. */
-struct cox_frame_block {
+struct cox_request_buffer {
     /* under submit_lock while not in use */
     struct cox_bulk_block block;
     /* by the request in the frame; under lock */
@@ -129,7 +129,7 @@ struct cox_collector {
     struct cox_last_errors *last_errors;
     uint32_t rank_count;
     bool legacy;
-    /* the executor, for cox_inside */
+    /* the executor, for cox_reentrancy_inside */
     const void *owner;
     const struct cox_log *log;
     /* borrowed */
@@ -192,7 +192,7 @@ struct cox_collector {
     /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
     _Atomic uint32_t sleeping;
 
-    struct cox_frame_block frame_blocks[COX_DEPTH_MAX];
+    struct cox_request_buffer request_buffers[COX_DEPTH_MAX];
     /* of these; relaxed: spares every request the lock */
     _Atomic uint32_t blocks_used;
     /* The answers to the request in each frame; the gathering thread's alone. */
@@ -288,8 +288,8 @@ void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
 /* A dead rank is about to be started again. From now on requests that ask it are refused with
  * COX_PEER_DEAD; returns when all that did ask it have ended, and handlers that were told so have
  * returned: 0; COX_TIMEOUT. Not inside a handler. */
-int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
-/* After leave_out: the next process of the rank owes nothing, and finds the channel as at the
+int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
+/* After detach: the next process of the rank owes nothing, and finds the channel as at the
  * start: its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one
  * bell, and for legacy ranks, whose bells stay and are put back to their starting values). Answers
  * count from `generation` on. Returns 0 or -errno. */
@@ -297,8 +297,8 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_BELL_COUNT], struct cox_error *err);
 /* The lines again, which the rank itself may have written to since, or have in other memory now. */
 void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank);
-/* After leave_out: requests may ask it again. */
-void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
+/* After detach: requests may ask it again. */
+void cox_collector_attach(struct cox_collector *collector, uint32_t rank);
 
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);

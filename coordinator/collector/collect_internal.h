@@ -1,7 +1,7 @@
 /*
  * What the files of the collector share: collect.c (claim, publish, sleep, the response thread),
- * gather.c (the passes over what is in flight), collecting.c, frame_blocks.c and readmit.c. For no
- * one else.
+ * gather.c (the passes over what is in flight), collecting.c, request_buffers.c and reattach.c. For
+ * no one else.
  *
  * lock is held over every call here.
  */

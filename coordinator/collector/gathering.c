@@ -223,19 +223,19 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
 }
 
 /* The bytes of the block, in private memory. */
-static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_intake *intake,
+static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_limits *reply_limits,
                        uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
 {
     const uint64_t size = own->ref.size;
-    const struct cox_bulk_peer peer = {.pid = pid, .door_path = intake->door_path};
-    if (size > intake->size_max)
+    const struct cox_bulk_peer peer = {.pid = pid, .door_path = reply_limits->door_path};
+    if (size > reply_limits->size_max)
         return cox_fail(err, COX_TOO_LARGE,
-                        intake->size_max ? "rank %" PRIu32 " replied with %" PRIu64
-                                           " bytes, a slot holds %zu and a block %" PRIu64
-                                           " at most"
-                                         : "rank %" PRIu32 " replied with %" PRIu64
-                                           " bytes, a slot holds %zu, and there are no blocks",
-                        rank, size, own->slot_capacity, intake->size_max);
+                        reply_limits->size_max
+                            ? "rank %" PRIu32 " replied with %" PRIu64
+                              " bytes, a slot holds %zu and a block %" PRIu64 " at most"
+                            : "rank %" PRIu32 " replied with %" PRIu64
+                              " bytes, a slot holds %zu, and there are no blocks",
+                        rank, size, own->slot_capacity, reply_limits->size_max);
     /* The limit is of one answer, of which all ranks may have one; and memory that is not there
      * does not fail: the kernel kills for it. A message is there twice, as it came and unpacked. */
     struct cox_error room = {0};
@@ -255,14 +255,15 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_in
     return r ? cox_fail(err, r, "rank %" PRIu32 " replied in a block: %s", rank, why.text) : 0;
 }
 
-int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_block_intake *intake,
-                             uint32_t rank, uint32_t type)
+int cox_gathering_take_block(struct cox_gathering *gathering,
+                             const struct cox_reply_limits *reply_limits, uint32_t rank,
+                             uint32_t type)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_gathering_rank *own = &gathering->ranks[rank];
     const uint64_t size = own->ref.size;
     struct cox_error why = {0};
-    int r = block_fetch(own, intake, rank, type, result->pid, &why);
+    int r = block_fetch(own, reply_limits, rank, type, result->pid, &why);
     if (r) {
         free(own->block);
         own->block = NULL;
@@ -313,8 +314,8 @@ void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank)
     gathering->results[rank].outcome = COX_OUTCOME_OK;
 }
 
-void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank,
-                        struct cox_supervisor *supervisor)
+void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,
+                            struct cox_supervisor *supervisor)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_exit how = {0};

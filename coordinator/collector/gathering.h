@@ -27,7 +27,7 @@
 #define COX_RANK_TEXT_SIZE 1024
 
 /* How answers in blocks are taken. */
-struct cox_block_intake {
+struct cox_reply_limits {
     /* 0: not at all */
     uint64_t size_max;
     /* NULL: none */
@@ -80,8 +80,9 @@ bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
 /* After take has returned true: copies and checks it; the result becomes OK or ERROR. Returns 0;
  * COX_PEER_DEAD: the rank died before its block could be opened, so there is no answer, and the
  * result stays LATE. */
-int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_block_intake *intake,
-                             uint32_t rank, uint32_t type);
+int cox_gathering_take_block(struct cox_gathering *gathering,
+                             const struct cox_reply_limits *reply_limits, uint32_t rank,
+                             uint32_t type);
 /* True: there is something for let_go to give back. */
 bool cox_gathering_holds(const struct cox_gathering *gathering);
 /* Nobody looks at the results any more: gives back the memory that only large ones need. */
@@ -89,8 +90,8 @@ void cox_gathering_let_go(struct cox_gathering *gathering);
 /* A legacy rank that only waited and posted. */
 void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank);
 /* A rank that will not answer any more; its result becomes DEAD. */
-void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank,
-                        struct cox_supervisor *supervisor);
+void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,
+                            struct cox_supervisor *supervisor);
 
 /* What became of the request: 0, or what the failed ranks make of it; ended_by when none has
  * failed. A death outranks a rank's own failure, and that what follows from one (STALE, ABORTED).

@@ -19,7 +19,7 @@
 #include "coordinator/collector/collect.h"
 #include "executor_internal.h"
 #include "group_memory.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 #include "coordinator/collector/report.h"
 
@@ -38,28 +38,28 @@
 static void executor_on_fault(void *context, int rank, const char *text)
 {
     struct cox_executor *executor = context;
-    struct cox_inside inside;
+    struct cox_reentrancy inside;
     char name[16] = "unknown";
     if (rank >= 0)
         snprintf(name, sizeof name, "%d", rank);
     cox_last_errors_add(&executor->last_errors, rank >= 0 ? (uint32_t)rank : COX_LAST_ERROR_UNKNOWN,
                         "it reported: %s", text);
-    cox_inside_enter(&inside, executor);
+    cox_reentrancy_enter(&inside, executor);
     if (executor->options.fault)
         executor->options.fault(executor->options.hook_context, rank, text);
     else
         cox_log_write(&executor->options.log, 3, "rank %s reports: %s", name, text);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
 }
 
 static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     struct cox_executor *executor = context;
-    struct cox_inside inside;
-    cox_inside_enter(&inside, executor);
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, executor);
     if (executor->options.line)
         executor->options.line(executor->options.hook_context, rank, is_stderr, text);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
 }
 
 /* Once per rank: by the supervisor, or by start for who died while it finished. */
@@ -72,13 +72,13 @@ static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
         return;
     char text[COX_RANK_TEXT_SIZE];
     cox_report_death(executor->supervisor, rank, text, sizeof text);
-    struct cox_inside inside;
-    cox_inside_enter(&inside, executor);
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, executor);
     if (executor->options.death)
         executor->options.death(executor->options.hook_context, rank, text);
     else
         cox_log_write(&executor->options.log, 3, "%s", text);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
 }
 
 /* The death is in the shared state already; everybody who waits for this rank looks now. */
@@ -488,7 +488,7 @@ static void executor_choose_blocks(struct cox_executor *executor)
         return;
     executor->blocks.request_size_max =
         options->bulk_size_max ? options->bulk_size_max : BULK_SIZE_MAX;
-    executor->blocks.intake.size_max =
+    executor->blocks.reply_limits.size_max =
         options->reply_size_max ? options->reply_size_max : REPLY_SIZE_MAX;
 }
 
@@ -537,7 +537,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     }
     if (!geometry.legacy && !options->keep_names)
         executor_unlink(executor);
-    executor->blocks.intake.door_path = cox_executor_door(executor); /* before any request */
+    executor->blocks.reply_limits.door_path = cox_executor_door(executor); /* before any request */
     cox_fault_point(COX_FAULT_STARTED);
     *ret_executor = executor; /* before any hook */
     /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death
@@ -617,7 +617,7 @@ static void executor_abort(struct cox_executor *executor)
 
 uint32_t cox_executor_stop(struct cox_executor *executor)
 {
-    COX_ASSERT(!cox_inside(executor)); /* it would wait for itself */
+    COX_ASSERT(!cox_reentrancy_inside(executor)); /* it would wait for itself */
     if (atomic_exchange_explicit(&executor->stopping, true, memory_order_acq_rel))
         return 0;
     cox_fault_point(COX_FAULT_STOP);
@@ -662,7 +662,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
 {
     if (!executor)
         return NULL;
-    COX_ASSERT(!cox_inside(executor));
+    COX_ASSERT(!cox_reentrancy_inside(executor));
     cox_executor_stop(executor);
     executor->group_handles = cox_group_handles_free(executor->group_handles);
     cox_executor_close_door(executor); /* its hooks use the supervisor */
@@ -761,7 +761,7 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     /* That handler may wait for this one. */
-    if (collector->in_handler && cox_inside(executor) &&
+    if (collector->in_handler && cox_reentrancy_inside(executor) &&
         !pthread_equal(collector->handler_thread, pthread_self())) {
         pthread_mutex_unlock(&collector->lock);
         return COX_DEADLOCK;

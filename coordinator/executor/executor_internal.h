@@ -63,12 +63,12 @@ struct cox_executor {
     /* one recovery command at a time */
     bool recovering;
     /* the one that runs, if steps are refused meanwhile */
-    const char *bars_steps;
+    const char *gates_steps;
     /* never BUSY, which is not kept */
     enum cox_engine_state engine_state;
     /* a pause has failed, and no start was since: some ranks begin nothing, whatever the state is
      */
-    bool half_paused;
+    bool partially_paused;
 
     /* one init at a time */
     bool in_init;
@@ -90,7 +90,7 @@ struct cox_executor {
     /* both are set before the first init */
     void *tell_context;
     /* of the last init that was sent; 0: none was */
-    _Atomic uint64_t group_life;
+    _Atomic uint64_t group_epoch;
     /* of who is in init; see group_memory.h */
     struct cox_group_handles *group_handles;
 };
@@ -155,15 +155,15 @@ static inline void cox_executor_count_restart(struct cox_executor *executor, uin
     atomic_fetch_add_explicit(&executor->ranks[rank].restarts, 1, memory_order_release);
 }
 
-/* A thread is inside; go as a clean-up of the variable that come gives. */
-static inline struct cox_executor *cox_executor_come(struct cox_executor *executor)
+/* A thread is inside until exit, which is the clean-up of the variable that enter returns. */
+static inline struct cox_executor *cox_executor_enter(struct cox_executor *executor)
 {
-    /* acq_rel: partner is the acquire in stop; who went has let go of everything. */
+    /* acq_rel: partner is the acquire in stop: a thread that exited uses nothing of the executor. */
     atomic_fetch_add_explicit(&executor->callers, 1, memory_order_acq_rel);
     return executor;
 }
 
-static inline void cox_executor_go(struct cox_executor **executor)
+static inline void cox_executor_exit(struct cox_executor **executor)
 {
     atomic_fetch_sub_explicit(&(*executor)->callers, 1, memory_order_acq_rel);
 }

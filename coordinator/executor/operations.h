@@ -224,7 +224,7 @@ COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_reco
 COX_PUBLIC enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
 /* A pause has failed, but came to some ranks, or may have: the state is as before, and yet they
  * refuse steps. Until a pause or start succeeds; start is legal, whatever the state. */
-COX_PUBLIC bool cox_executor_half_paused(const struct cox_executor *executor);
+COX_PUBLIC bool cox_executor_partially_paused(const struct cox_executor *executor);
 COX_PUBLIC const char *cox_engine_state_name(enum cox_engine_state state);
 COX_PUBLIC const char *cox_recover_command_name(enum cox_recover_command command);
 

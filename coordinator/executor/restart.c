@@ -7,7 +7,7 @@
 #include "channel/base/fault.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 #include "coordinator/process/launch.h"
 
 /* A new process that did not make it is killed, and has this long to be gone. */
@@ -18,27 +18,27 @@
 /* ---- steps of a rank's replacement, in their order ---- */
 
 /* Every channel goes on without the rank; whoever asked it has been told of its death. */
-static int restart_leave_out(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
-                             struct cox_error *err)
+static int restart_detach(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                          struct cox_error *err)
 {
     int r = 0;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
-        r = cox_collector_leave_out(&executor->collectors[c], rank, deadline_ns);
+        r = cox_collector_detach(&executor->collectors[c], rank, deadline_ns);
     return r ? cox_fail(err, r, "rank %" PRIu32 " is dead, but a handler did not return in time",
                         rank)
              : 0;
 }
 
-static void restart_admit(struct cox_executor *executor, uint32_t rank)
+static void restart_attach(struct cox_executor *executor, uint32_t rank)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_collector_admit(&executor->collectors[c], rank);
+        cox_collector_attach(&executor->collectors[c], rank);
 }
 
 /* The rank is left out of every channel: what its old process, if that left and lives on, does from
  * here on is its own affair. */
-static int restart_vacate(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
-                          struct cox_error *err)
+static int restart_release_slot(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                                struct cox_error *err)
 {
     return executor->options.external_workers
                ? cox_supervisor_release_slot(executor->supervisor, rank, deadline_ns, err)
@@ -86,7 +86,7 @@ static void restart_put_away(struct cox_executor *executor, uint32_t rank)
 }
 
 /* From here on the door gives the rank to one that logs on as it. */
-static void restart_offer(struct cox_executor *executor, uint32_t rank)
+static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
 {
     pthread_mutex_lock(&executor->memory_lock);
     executor->ranks[rank].open_for_attach = true;
@@ -102,7 +102,7 @@ static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t
                           struct cox_error *err)
 {
     if (executor->options.external_workers) {
-        restart_offer(executor, rank);
+        restart_open_slot(executor, rank);
         return 0;
     }
     const struct cox_inherit *inherit = &executor->replacements[rank];
@@ -250,9 +250,9 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
     int r = restart_await_end(executor, rank, left, deadline_ns, err);
     if (r) /* one that a restart before has killed, and that still would not go, stays left out */
         return r;
-    r = restart_leave_out(executor, rank, deadline_ns, err);
+    r = restart_detach(executor, rank, deadline_ns, err);
     if (r == 0) {
-        r = restart_vacate(executor, rank, deadline_ns, err);
+        r = restart_release_slot(executor, rank, deadline_ns, err);
         if (r == 0)
             r = restart_reset(executor, rank, err);
         if (r == 0)
@@ -264,7 +264,7 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
         else if (restart_undo(executor, rank))
             return r;
     }
-    restart_admit(executor, rank);
+    restart_attach(executor, rank);
     return r;
 }
 
@@ -298,10 +298,10 @@ int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t 
         return cox_fail(
             err, COX_UNSUPPORTED,
             "a group with legacy workers starts again as a whole (cox_executor_restart_all, coxswain recover restart --all)");
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a rank cannot be started again from inside a handler or hook");
-    _cox_cleanup_(cox_executor_go) struct cox_executor *inside = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
     int r = restart_refuse(inside, err);
     if (r)
         return r;
@@ -397,7 +397,7 @@ static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
     /* In turn, and each of them: a failure later finds nobody any more who is neither dead nor the
      * rank. */
     for (uint32_t rank = 0; rank < rank_count; rank++) {
-        int vacated = restart_vacate(executor, rank, deadline_ns, err);
+        int vacated = restart_release_slot(executor, rank, deadline_ns, err);
         r = r ? r : vacated;
     }
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
@@ -426,23 +426,23 @@ static int all_guarded(struct cox_executor *executor, uint64_t deadline_ns, stru
     if (r)
         return r;
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
-        r = restart_leave_out(executor, rank, deadline_ns, err);
+        r = restart_detach(executor, rank, deadline_ns, err);
     bool begun = r == 0;
     if (begun)
         r = all_start(executor, deadline_ns, &arrived, err);
     for (uint32_t rank = 0; rank < rank_count; rank++)
         if (!begun || cox_rank_set_has(&arrived, rank) || restart_undo(executor, rank) == 0)
-            restart_admit(executor, rank);
+            restart_attach(executor, rank);
     return r;
 }
 
 int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                              struct cox_error *err)
 {
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "ranks cannot be started again from inside a handler or hook");
-    _cox_cleanup_(cox_executor_go) struct cox_executor *inside = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
     int r = restart_refuse(inside, err);
     if (r)
         return r;

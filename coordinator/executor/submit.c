@@ -15,7 +15,7 @@
 #include "proto/wire.h"
 #include "coordinator/collector/collect.h"
 #include "executor_internal.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 
 /* A number that is no ExecuteType. */
@@ -194,7 +194,7 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
     struct cox_entry entry;
     int r = entry_prepare(executor, type, options, &entry, err);
@@ -218,9 +218,9 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
                          const struct payload *payload, const struct cox_submit_options *options,
                          cox_completion_fn visit, void *visit_context, struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(
             err, COX_DEADLOCK,
             "a call from inside a handler or hook would wait for itself: submit, or call from another thread");
@@ -274,7 +274,7 @@ int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id 
                              struct cox_completion *ret_completions, uint32_t count_max,
                              uint64_t deadline_ns, uint32_t *ret_count, struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
     if (!cox_executor_is_async(channel) || count_max == 0)
         return cox_fail(err, COX_INVALID,
@@ -283,7 +283,7 @@ int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id 
     if (!executor->options.collect)
         return cox_fail(err, COX_STATE,
                         "this group's completions go to handlers: start it with options.collect");
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "completions are collected outside of the visits of calls, and of hooks");
     int r = cox_collector_collect(&executor->collectors[channel], ret_completions, count_max,

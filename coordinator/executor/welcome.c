@@ -11,7 +11,7 @@
 #include "channel/base/peer.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 
 const char *cox_executor_door(const struct cox_executor *executor)
 {
@@ -31,7 +31,7 @@ bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_cou
 /* ---- which rank ---- */
 
 /* A process that left may keep its connection; the rank can be another's by then. */
-static bool seat_is_of_this_life(const struct cox_executor *executor, uint32_t rank)
+static bool holder_is_of_this_incarnation(const struct cox_executor *executor, uint32_t rank)
 {
     /* relaxed: this thread wrote the first; the second changes only when nobody is the rank. */
     const struct cox_rank *record = &executor->ranks[rank];
@@ -40,25 +40,25 @@ static bool seat_is_of_this_life(const struct cox_executor *executor, uint32_t r
 }
 
 /* Its process is gone, whether or not the door has noticed that the connection has ended. */
-static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
+static bool slot_is_free(const struct cox_executor *executor, uint32_t rank)
 {
     const struct cox_slot_holder *holder = &executor->ranks[rank].holder;
     uint64_t start;
     /* relaxed: this thread wrote them. */
     pid_t pid = atomic_load_explicit(&holder->pid, memory_order_relaxed);
     if (atomic_load_explicit(&holder->connection, memory_order_relaxed) == 0 ||
-        !seat_is_of_this_life(executor, rank))
+        !holder_is_of_this_incarnation(executor, rank))
         return true;
     return pid && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
 }
 
 /* Somebody waits for a process that takes this rank over. */
-static bool rank_is_offered(struct cox_executor *executor, uint32_t rank)
+static bool rank_is_open_for_attach(struct cox_executor *executor, uint32_t rank)
 {
     pthread_mutex_lock(&executor->memory_lock);
-    bool offered = executor->ranks[rank].open_for_attach;
+    bool is_open = executor->ranks[rank].open_for_attach;
     pthread_mutex_unlock(&executor->memory_lock);
-    return offered;
+    return is_open;
 }
 
 /* No process has been it in this life of the rank: what it wrote there, and what is still owed,
@@ -74,7 +74,7 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
     /* acquire, and after the identity, which a replacement has reset: then the group is known to be
      * complete, in which a rank is new only where somebody waits for it. */
     return !atomic_load_explicit(&executor->complete, memory_order_acquire) ||
-           rank_is_offered(executor, rank);
+           rank_is_open_for_attach(executor, rank);
 }
 
 static int check_generation(const struct cox_executor *executor, const struct cox_logon *logon,
@@ -116,7 +116,7 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
             return cox_fail(err, COX_INVALID,
                             "this group starts its workers itself, and none without a rank");
         for (rank = 0;
-             rank < rank_count && (!seat_is_free(executor, rank) || !rank_is_new(executor, rank));
+             rank < rank_count && (!slot_is_free(executor, rank) || !rank_is_new(executor, rank));
              rank++)
             continue;
         if (rank == rank_count)
@@ -133,7 +133,7 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
     int r = check_generation(executor, logon, rank, err);
     if (r)
         return r;
-    if (!seat_is_free(executor, rank))
+    if (!slot_is_free(executor, rank))
         return cox_fail(err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already",
                         rank, executor->name,
                         (intmax_t)atomic_load_explicit(&executor->ranks[rank].holder.pid,
@@ -185,8 +185,8 @@ static int check_process(const struct cox_executor *executor,
 
 /* The pid is of who connected. By now it may be another process's, which must not be taken for the
  * rank and killed for it. */
-static int enlist(struct cox_executor *executor, const struct cox_door_visitor *visitor,
-                  uint32_t rank, struct cox_error *err)
+static int register_process(struct cox_executor *executor, const struct cox_door_visitor *visitor,
+                            uint32_t rank, struct cox_error *err)
 {
     uint64_t start;
     if (!executor->options.external_workers)
@@ -304,7 +304,7 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
     /* relaxed: this thread wrote it. */
     bool tried =
         atomic_load_explicit(&executor->ranks[rank].holder.pid, memory_order_relaxed) != 0 &&
-        seat_is_of_this_life(executor, rank);
+        holder_is_of_this_incarnation(executor, rank);
     bool renewed = false;
     int r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, &renewed, err)
                                       : hand_out_named(executor, rank, answer, err);
@@ -340,7 +340,7 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
     if (r == 0)
         r = hand_out(executor, rank, visitor, answer, err);
     if (r == 0)
-        r = enlist(executor, visitor, rank, err);
+        r = register_process(executor, visitor, rank, err);
     if (r)
         return r;
     answer->welcome = (struct cox_welcome){
@@ -388,10 +388,10 @@ static int on_command(void *context, const struct cox_door_visitor *visitor, int
     if (!executor->options.control)
         return cox_fail(err, COX_UNSUPPORTED, "the program of the group '%s' takes no commands",
                         executor->name);
-    struct cox_inside inside;
-    cox_inside_enter(&inside, executor);
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, executor);
     int r = executor->options.control(executor->options.hook_context, fd, err);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
     return r;
 }
 

@@ -712,17 +712,17 @@ static void m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **s
     assert_string_equal(results[0].text, "not asked");
     assert_int_equal(test_call(g, NULL, "only 2 recover pause 507 HCCL is stuck"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
-    assert_true(cox_executor_half_paused(executor));
+    assert_true(cox_executor_partially_paused(executor));
     assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), COX_STATE);
     assert_contains(err.text, "legal are pause, pause-net, clear, start");
     assert_int_equal(recover(g, COX_RECOVER_START, results, &err), 0);
-    assert_false(cox_executor_half_paused(executor));
+    assert_false(cox_executor_partially_paused(executor));
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
     assert_int_equal(recover(g, COX_RECOVER_START, results, &err), COX_STATE);
     /* None of them is, if none has taken it. */
     assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
-    assert_false(cox_executor_half_paused(executor));
+    assert_false(cox_executor_partially_paused(executor));
     test_group_free(g);
 }
 

@@ -558,17 +558,17 @@ static void m12_a_pause_that_failed_outlives_a_replay_until_a_start(void **state
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
-    assert_false(cox_executor_half_paused(test_group_executor(g)));
+    assert_false(cox_executor_partially_paused(test_group_executor(g)));
     assert_int_equal(test_call(g, NULL, "only 1 recover pause 5 no"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), COX_REJECTED);
     kill_rank(g, 1);
     restart(g, 1);
     assert_int_equal(replay(g, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    assert_true(cox_executor_half_paused(test_group_executor(g)));
+    assert_true(cox_executor_partially_paused(test_group_executor(g)));
     assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    assert_false(cox_executor_half_paused(test_group_executor(g)));
+    assert_false(cox_executor_partially_paused(test_group_executor(g)));
     assert_int_equal(recover(g, COX_RECOVER_START, &err), COX_STATE);
     test_group_free(g);
 }

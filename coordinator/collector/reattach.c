@@ -16,7 +16,7 @@ bool cox_collector_asks(struct cox_collector *collector, uint32_t rank)
     return false;
 }
 
-int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
+int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
     /* Under submit_lock: whoever was let through by claim has published by now. */
@@ -89,7 +89,7 @@ int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
     return r;
 }
 
-void cox_collector_admit(struct cox_collector *collector, uint32_t rank)
+void cox_collector_attach(struct cox_collector *collector, uint32_t rank)
 {
     pthread_mutex_lock(&collector->lock);
     atomic_store_explicit(&collector->records[rank].detached, false, memory_order_release);

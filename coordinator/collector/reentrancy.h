@@ -6,19 +6,19 @@
  * Blocks: never.
  * If the process dies: nothing is left.
  */
-#ifndef COX_COORDINATOR_INSIDE_H
-#define COX_COORDINATOR_INSIDE_H
+#ifndef COX_COORDINATOR_REENTRANCY_H
+#define COX_COORDINATOR_REENTRANCY_H
 
 #include <stdbool.h>
 
 /* A stay of this thread inside a handler or hook; frames are nested on the stack. */
-struct cox_inside {
+struct cox_reentrancy {
     const void *owner;
-    const struct cox_inside *outer;
+    const struct cox_reentrancy *outer;
 };
-void cox_inside_enter(struct cox_inside *frame, const void *owner);
-void cox_inside_leave(const struct cox_inside *frame);
+void cox_reentrancy_enter(struct cox_reentrancy *frame, const void *owner);
+void cox_reentrancy_exit(const struct cox_reentrancy *frame);
 /* True inside a handler or hook of this owner, on this thread. */
-bool cox_inside(const void *owner);
+bool cox_reentrancy_inside(const void *owner);
 
 #endif

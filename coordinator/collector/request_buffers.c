@@ -3,11 +3,11 @@
  */
 #include "collect_internal.h"
 
-static struct cox_frame_block *collector_frame_block(struct cox_collector *collector,
-                                                     uint64_t sequence)
+static struct cox_request_buffer *collector_request_buffer(struct cox_collector *collector,
+                                                           uint64_t sequence)
 {
-    return &collector
-                ->frame_blocks[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
+    return &collector->request_buffers[cox_geometry_frame(sequence,
+                                                          collector_geometry(collector)->depth)];
 }
 
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
@@ -15,8 +15,9 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
 {
     struct cox_blocks_choice *blocks = collector->blocks;
     /* Whoever releases only looks at those in use. */
-    struct cox_frame_block *behind = collector_frame_block(collector, sequence);
-    int r = cox_bulk_reserve(&blocks->sender, blocks->intake.door_path, size, &behind->block, err);
+    struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
+    int r = cox_bulk_reserve(&blocks->sender, blocks->reply_limits.door_path, size, &behind->block,
+                             err);
     if (r == 0)
         *ret_block = &behind->block;
     return r;
@@ -24,7 +25,7 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
 
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence)
 {
-    struct cox_frame_block *behind = collector_frame_block(collector, sequence);
+    struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
     /* relaxed: under the lock, where it is decided by. */
     atomic_fetch_add_explicit(&collector->blocks_used, !behind->used, memory_order_relaxed);
     behind->used = true;
@@ -50,7 +51,7 @@ void cox_collector_release_blocks(struct cox_collector *collector)
         return;
     pthread_mutex_lock(&collector->lock);
     for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {
-        struct cox_frame_block *behind = &collector->frame_blocks[frame];
+        struct cox_request_buffer *behind = &collector->request_buffers[frame];
         if (!behind->used || !collector_block_is_free(collector, &collector->entries[frame]))
             continue;
         behind->used = false;
@@ -70,7 +71,7 @@ uint64_t cox_collector_held_bytes(const struct cox_collector *collector)
 {
     uint64_t bytes = 0;
     for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++)
-        if (collector->frame_blocks[frame].used)
-            bytes += collector->frame_blocks[frame].block.region.size;
+        if (collector->request_buffers[frame].used)
+            bytes += collector->request_buffers[frame].block.region.size;
     return bytes;
 }
