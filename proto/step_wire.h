@@ -6,6 +6,9 @@
  * is the message that protobuf-c reads; everything else is left to it: whoever is told false asks
  * protobuf-c. So neither side can tell who packed or unpacked.
  *
+ * A step of 16 rows and 8 ranks takes 2.7 times the instructions when protobuf-c packs and unpacks
+ * it, with columns as bytes or fixed32 too. README.md has the figures.
+ *
  * Threads: as wire.h.
  * Ownership: as wire.h.
  * Codes: true: done; false: not such a message, and nothing is done: nothing is written, nothing is
