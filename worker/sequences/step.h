@@ -36,8 +36,9 @@ int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *
  * last_sampled_token_ids, when it has one entry for each such row, overrules the last token
  * where that was not announced; entries below 0 say nothing. The batch has as many tables as the
  * row with the most. */
-int cox_step_nested(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct Coxswain__ExecuteModelRequest *request, struct cox_error *err);
+int cox_nested_parser_apply(struct cox_sequence_store *store, struct cox_batch_builder *builder,
+                            const struct Coxswain__ExecuteModelRequest *request,
+                            struct cox_error *err);
 
 /* The adapter of the sequence that was announced into a slot in this step; where: for the text. An
  * empty name is none. */

@@ -82,7 +82,7 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
     int r = cox_batch_builder_moves(&table->builder, request, err);
     if (!r)
         r = step ? cox_step_packed(&table->store, &table->builder, step, err)
-                 : cox_step_nested(&table->store, &table->builder, request, err);
+                 : cox_nested_parser_apply(&table->store, &table->builder, request, err);
     if (!r)
         r = cox_batch_builder_seal(&table->builder, &table->store, err);
     if (r) {

@@ -380,8 +380,9 @@ static int group_check(struct group *group, struct cox_error *err)
     return tables_count_check(group, err);
 }
 
-int cox_step_nested(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct Coxswain__ExecuteModelRequest *request, struct cox_error *err)
+int cox_nested_parser_apply(struct cox_sequence_store *store, struct cox_batch_builder *builder,
+                            const struct Coxswain__ExecuteModelRequest *request,
+                            struct cox_error *err)
 {
     uint32_t slot;
     for (size_t i = 0; i < request->n_finished_requests_ids; i++)
