@@ -1,4 +1,4 @@
-#include "step.h"
+#include "column_parser.h"
 
 #include "proto/wire.h"
 #include "proto/executor.pb-c.h"

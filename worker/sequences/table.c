@@ -1,7 +1,7 @@
 #include "table.h"
 
 #include "proto/executor.pb-c.h"
-#include "step.h"
+#include "column_parser.h"
 #include "table_private.h"
 
 #include <stdatomic.h>
@@ -81,7 +81,7 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
     table->builder.batch.told_word = table->told_word;
     int r = cox_batch_builder_moves(&table->builder, request, err);
     if (!r)
-        r = step ? cox_step_packed(&table->store, &table->builder, step, err)
+        r = step ? cox_column_parser_apply(&table->store, &table->builder, step, err)
                  : cox_nested_parser_apply(&table->store, &table->builder, request, err);
     if (!r)
         r = cox_batch_builder_seal(&table->builder, &table->store, err);

@@ -1,4 +1,4 @@
-#include "step.h"
+#include "column_parser.h"
 
 #include "proto/executor.pb-c.h"
 
@@ -194,8 +194,8 @@ static int rows_read(struct cox_sequence_store *store, struct cox_batch_builder 
     return 0;
 }
 
-int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct Coxswain__StepDelta *step, struct cox_error *err)
+int cox_column_parser_apply(struct cox_sequence_store *store, struct cox_batch_builder *builder,
+                            const struct Coxswain__StepDelta *step, struct cox_error *err)
 {
     int r = columns_check(step, err);
     if (r)

@@ -1,5 +1,5 @@
 /*
- * step: the two forms of a step on the wire, read into a sequence store and a builder.
+ * column_parser: the two forms of a step on the wire, read into a sequence store and a builder.
  *
  * Bytes of a request are hostile input: every index and length is checked here, and no memory is
  * taken beyond what the request itself is long. A failure leaves the sequence store half changed;
@@ -9,8 +9,8 @@
  * Ownership: the request is only read, nothing keeps a pointer into it.
  * Codes: those of cox_table_apply, err says which column and index.
  */
-#ifndef COX_WORKER_STEP_H
-#define COX_WORKER_STEP_H
+#ifndef COX_WORKER_COLUMN_PARSER_H
+#define COX_WORKER_COLUMN_PARSER_H
 
 #include "batch_builder.h"
 
@@ -20,8 +20,8 @@ struct Coxswain__StepDelta;
 
 /* Columns against the store. The base was checked by the caller; 0 empties the sequence store
  * first, and what `finished` names is gone with the rest. */
-int cox_step_packed(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct Coxswain__StepDelta *step, struct cox_error *err);
+int cox_column_parser_apply(struct cox_sequence_store *store, struct cox_batch_builder *builder,
+                            const struct Coxswain__StepDelta *step, struct cox_error *err);
 
 /* SequenceGroupMetadata of legacy coordinators: finished_requests_ids go first, then the list in
  * its order. Each id of seqIds is a prompt or decodes: is_req_prefill says which, where present,
