@@ -1,5 +1,5 @@
 /*
- * column_parser: the two forms of a step on the wire, read into a sequence store and a builder.
+ * column_parser: the columns of a step on the wire, read into a sequence store and a batch builder.
  *
  * Bytes of a request are hostile input: every index and length is checked here, and no memory is
  * taken beyond what the request itself is long. A failure leaves the sequence store half changed;
@@ -14,38 +14,11 @@
 
 #include "batch_builder.h"
 
-struct Coxswain__ExecuteModelRequest;
-struct Coxswain__SamplingParams;
 struct Coxswain__StepDelta;
 
 /* Columns against the store. The base was checked by the caller; 0 empties the sequence store
  * first, and what `finished` names is gone with the rest. */
 int cox_column_parser_apply(struct cox_sequence_store *store, struct cox_batch_builder *builder,
                             const struct Coxswain__StepDelta *step, struct cox_error *err);
-
-/* SequenceGroupMetadata of legacy coordinators: finished_requests_ids go first, then the list in
- * its order. Each id of seqIds is a prompt or decodes: is_req_prefill says which, where present,
- * else is_prompt. is_req_prefill, is_req_last_chunk and the split have an entry for each id, or
- * one for all; tokens too, where prompt_lens counts them. A prompt (re)announces the id with its
- * tokens, in the slot it has or the lowest free one. The row computes [split_start_pos,
- * split_end_pos) where given, else everything; it emits unless is_req_last_chunk is false.
- * Tokens that are just as many as the split, which begins behind 0, are those of the chunk
- * alone, and follow what earlier chunks have told (COX_STALE where that is less); so do tokens
- * without a split where is_prompt is false. An id that decodes: the row computes the last known
- * token and emits. block_tables replace all tables where present. An unknown id is COX_STALE.
- * last_sampled_token_ids, when it has one entry for each such row, overrules the last token
- * where that was not announced; entries below 0 say nothing. The batch has as many tables as the
- * row with the most. */
-int cox_nested_parser_apply(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                            const struct Coxswain__ExecuteModelRequest *request,
-                            struct cox_error *err);
-
-/* The adapter of the sequence that was announced into a slot in this step; where: for the text. An
- * empty name is none. */
-int cox_step_lora(struct cox_sequence_store *store, uint32_t slot, const char *name,
-                  const char *where, size_t index, struct cox_error *err);
-
-/* NULL, absent, not finite or out of range: greedy, and no filter. */
-struct cox_sampling cox_step_sampling(const struct Coxswain__SamplingParams *params);
 
 #endif

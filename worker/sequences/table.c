@@ -2,6 +2,7 @@
 
 #include "proto/executor.pb-c.h"
 #include "column_parser.h"
+#include "nested_parser.h"
 #include "table_private.h"
 
 #include <stdatomic.h>
