@@ -268,7 +268,7 @@ static int prompt_lora(struct cox_sequence_store *store, const struct group *gro
     const char *name = group->metadata->lora_id;
     if (prompt->known == 0)
         return cox_announcement_set_lora(store, slot, name, "metadata", group->index, err);
-    const struct cox_lora_use *lora = cox_sequence_store_get(store, slot)->lora;
+    const struct cox_adapter_reference *lora = cox_sequence_store_get(store, slot)->lora;
     if (name && *name && (!lora || strcmp(lora->name, name) != 0))
         return cox_fail(err, COX_CORRUPT,
                         "metadata %zu: a chunk with lora_id '%.*s', the chunk before had '%s'",
