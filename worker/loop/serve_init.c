@@ -46,9 +46,9 @@ void cox_init_request_group(const struct cox_init_request *request,
 }
 
 int cox_init_request_weights(const struct cox_init_request *request,
-                             struct cox_weights_offer *ret_offer, struct cox_error *err)
+                             struct cox_weights_candidate *ret_candidate, struct cox_error *err)
 {
-    return cox_weights_offer_read(request->request, ret_offer, err);
+    return cox_weights_candidate_read(request->request, ret_candidate, err);
 }
 
 bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size)

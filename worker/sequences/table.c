@@ -97,11 +97,11 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
 }
 
 void cox_table_weights(struct cox_table *table, uint64_t version,
-                       const struct cox_weights_offer *offer)
+                       const struct cox_weights_candidate *candidate)
 {
     COX_ASSERT(table->pending);
     table->builder.batch.weights_version = version;
-    table->builder.batch.weights = offer;
+    table->builder.batch.weights = candidate;
 }
 
 void cox_table_commit(struct cox_table *table)
