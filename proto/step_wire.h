@@ -1,7 +1,7 @@
 /*
  * step_wire: the two messages that go to and fro for every token, by hand.
  *
- * A request that carries a step as columns, nothing announced; an answer that carries its tokens,
+ * A request that carries a step as columns, nothing announced; a reply that carries its tokens,
  * or their digest alone. What is written is byte for byte what protobuf-c writes, and what is read
  * is the message that protobuf-c reads; everything else is left to it: whoever is told false asks
  * protobuf-c. So neither side can tell who packed or unpacked.
