@@ -6,7 +6,7 @@
 
 #include "channel/base/thread.h"
 
-/* How soon a wait notices that it was given up. */
+/* How soon a wait notices that it was cancelled. */
 #define SLICE_MS 50
 
 struct cox_adapter_references {
@@ -71,7 +71,7 @@ static struct cox_adapter_reference *find_or_add(struct cox_adapter_references *
     return reference;
 }
 
-/* A name that nobody has and that is open says nothing. */
+/* A name that is open and has no reference needs no entry. */
 static void drop_if_idle(struct cox_adapter_references *references,
                          struct cox_adapter_reference *reference)
 {
@@ -126,10 +126,10 @@ void cox_adapter_references_give(struct cox_adapter_references *references,
     pthread_mutex_unlock(&references->lock);
 }
 
-/* ---- who wants it to be unused ---- */
+/* ---- unloading ---- */
 
 int cox_adapter_references_close(struct cox_adapter_references *references, const char *name,
-                                 uint64_t deadline_ns, bool (*given_up)(void *context),
+                                 uint64_t deadline_ns, bool (*cancelled)(void *context),
                                  void *context, uint32_t *ret_count)
 {
     int r = 0;
@@ -144,7 +144,7 @@ int cox_adapter_references_close(struct cox_adapter_references *references, cons
         const struct timespec until =
             cox_deadline_timespec(cox_deadline_min(deadline_ns, cox_deadline_after_ms(SLICE_MS)));
         pthread_cond_timedwait(&references->given, &references->lock, &until);
-        if (reference->count && (cox_now_ns() >= deadline_ns || (given_up && given_up(context))))
+        if (reference->count && (cox_now_ns() >= deadline_ns || (cancelled && cancelled(context))))
             r = COX_BUSY;
     }
     if (r) {

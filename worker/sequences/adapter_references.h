@@ -4,8 +4,8 @@
  *
  * A sequence takes its adapter's name when it is announced and gives it when nothing can bring it
  * back, so a name in a step is counted from before the step's callback until after its end. That is
- * what lets an adapter be looked up without a lock in the callback: whoever takes it away has
- * closed the name first and found no sequence.
+ * what lets an adapter be looked up without a lock in the callback: an unload has closed the
+ * name first and found no sequence.
  *
  * Threads: take, again and give on the execute thread; close and open on any one thread at a time
  *   for the same name; count from any.
@@ -48,11 +48,11 @@ struct cox_adapter_reference *cox_adapter_references_again(
 void cox_adapter_references_give(struct cox_adapter_references *references,
                                  struct cox_adapter_reference *reference);
 
-/* Refuses the name from now on and waits until no sequence has it. given_up is asked every 50 ms
+/* Refuses the name from now on and waits until no sequence has it. cancelled is asked every 50 ms
  * while it waits. Returns 0: none has, and the name stays closed; COX_BUSY: *ret_count have it
- * still at the deadline or when given_up said so, and the name is open again; -ENOMEM. */
+ * still at the deadline or when cancelled returned true, and the name is open again; -ENOMEM. */
 int cox_adapter_references_close(struct cox_adapter_references *references, const char *name,
-                                 uint64_t deadline_ns, bool (*given_up)(void *context),
+                                 uint64_t deadline_ns, bool (*cancelled)(void *context),
                                  void *context, uint32_t *ret_count);
 /* Takes the name again. */
 void cox_adapter_references_open(struct cox_adapter_references *references, const char *name);

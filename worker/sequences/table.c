@@ -51,7 +51,8 @@ void cox_table_watch_pause(struct cox_table *table, const void *told_word)
 uint64_t cox_batch_void_through(const struct cox_batch *batch)
 {
     const _Atomic uint64_t *void_through = batch->void_word;
-    /* acquire; partner: cox_state_set_void in the coordinator. Whoever stops early sees why. */
+    /* acquire; partner: cox_state_set_void in the coordinator. A callback that stops early sees why
+     * the step is void. */
     return void_through ? atomic_load_explicit(void_through, memory_order_acquire) : 0;
 }
 

@@ -37,8 +37,8 @@ struct cox_table *cox_table_free(struct cox_table *table);
  * implemented here. */
 void cox_table_watch(struct cox_table *table, const void *void_word);
 
-/* The word (an _Atomic uint64_t) that says the same of a pause (pause.h): who computes steps up to
- * it is to come out. */
+/* The word (an _Atomic uint64_t) that says the same of a pause (pause.h): a callback that computes
+ * a step up to it is to return. */
 void cox_table_watch_pause(struct cox_table *table, const void *told_word);
 
 /* Prepares the step `sequence`. The request must stay until commit or revert. Nothing is changed
