@@ -12,10 +12,6 @@
  * all. */
 #define FLUSH_MS 2000
 
-#ifndef COX_VERSION_TEXT
-#define COX_VERSION_TEXT "unknown"
-#endif
-
 static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
@@ -78,7 +74,7 @@ int main(int argc, char **argv)
         return cox_exit_flushed(COX_EXIT_OK);
     }
     if (!strcmp(name, "--version")) {
-        printf("coxswain " COX_VERSION_TEXT "\n");
+        printf("coxswain %s\n", cox_version());
         return cox_exit_flushed(COX_EXIT_OK);
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)

@@ -41,7 +41,7 @@ enum cox_spin {
 #define COX_SPIN_MAX_NS UINT32_C(2000000)
 
 /* off, auto, max; NULL: no such setting */
-COX_PUBLIC const char *cox_spin_name(uint32_t spin);
+const char *cox_spin_name(uint32_t spin);
 /* Processors that the threads of this process may use at a time: those of its affinity, and no more
  * than the quota of its control groups, of which parts do not count. At least 1. Reads /sys and
  * /proc. */

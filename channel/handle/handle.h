@@ -73,8 +73,8 @@ struct cox_handle_probe {
 /* Tries them: pidfd_getfd on a child of its own making, the door by connecting (door_path NULL: not
  * tried). Where yama is 1 a child is what a process may look into; any other one has to consent,
  * whatever pidfd_getfd says here. Returns 0 or -errno. */
-COX_PUBLIC int cox_handle_query(const char *door_path, uint64_t deadline_ns,
-                                struct cox_handle_probe *ret_ways);
+int cox_handle_query(const char *door_path, uint64_t deadline_ns,
+                     struct cox_handle_probe *ret_ways);
 
 /* Consent: who may take fds out of this process where Yama restricts that to ancestors. Nothing of
  * the kind is ever set unless asked for. */
@@ -86,7 +86,7 @@ enum cox_handle_consent {
 /* Holds until the process ends or consents to something else. Returns 0; COX_UNSUPPORTED: no Yama,
  * so that there is nothing to consent to; COX_INVALID: pid is none, or no such consent; -errno
  * (-EINVAL: there is no such process). */
-COX_PUBLIC int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
+int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
 
 /* ---- exporter ---- */
 
@@ -118,7 +118,7 @@ COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64
                                    struct cox_error *err);
 /* One more put is needed until it is gone. Returns 0; COX_NOT_FOUND: not one of its handles;
  * COX_STATE. */
-COX_PUBLIC int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
+int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
 /* After the last put nobody can open it any more; who has, keeps it. A door that does not confirm
  * that is left, and forgets all that was left there. Returns 0; COX_NOT_FOUND; COX_STATE. */
 COX_PUBLIC int cox_exporter_put(struct cox_exporter *exporter, const struct cox_handle *handle);

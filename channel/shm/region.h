@@ -41,8 +41,8 @@ COX_PUBLIC int cox_region_create(struct cox_region *region, const char *name, ui
 COX_PUBLIC int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                                  enum cox_region_access access, struct cox_error *err);
 /* Opens without mapping, after the same checks. Same codes. */
-COX_PUBLIC int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
-                               struct cox_error *err);
+int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
+                    struct cox_error *err);
 /* The same for an fd that came another way and stays the caller's; name is for err, and the object
  * need not have one. */
 COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,

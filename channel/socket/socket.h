@@ -26,7 +26,7 @@ extern "C" {
 #define COX_SOCKET_FD_COUNT_MAX 128
 
 /* Two connected stream sockets, close-on-exec. Returns 0 or -errno. */
-COX_PUBLIC int cox_socket_pair(int ret_fds[2]);
+int cox_socket_pair(int ret_fds[2]);
 
 /* A socket that listens at path, of mode 0600: nobody else but root can connect. What has that name
  * already is left alone. The path may be longer than an address; its last part has 1 to 82 bytes.
@@ -62,11 +62,11 @@ COX_PUBLIC int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds
 /* Receives what there is, up to size bytes (at least 1), and the fds that came with it, without
  * waiting. *ret_size 0: the other side has closed. Returns 0; COX_EMPTY: nothing is there yet;
  * COX_CORRUPT and -errno as cox_socket_receive. */
-COX_PUBLIC int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size,
-                                       int *ret_fds, uint32_t fd_count_max, uint32_t *ret_fd_count);
+int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size, int *ret_fds,
+                            uint32_t fd_count_max, uint32_t *ret_fd_count);
 /* Waits for events (poll.h), an error or the end of the connection. Returns 0; COX_TIMEOUT; -errno.
  */
-COX_PUBLIC int cox_socket_wait(int fd, short events, uint64_t deadline_ns);
+int cox_socket_wait(int fd, short events, uint64_t deadline_ns);
 
 /* Who is at the other end, as the kernel knows it. */
 struct cox_socket_peer {

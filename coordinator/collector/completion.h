@@ -129,7 +129,7 @@ struct cox_channel_stats {
 };
 
 /* "queue", "ranks", ...; "unknown" outside. Static storage. */
-COX_PUBLIC const char *cox_phase_name(uint32_t phase);
+const char *cox_phase_name(uint32_t phase);
 
 #ifdef __cplusplus
 }

@@ -168,8 +168,8 @@ struct cox_door_counts;
 bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts);
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 /* Requests in flight per channel, at most. */
-COX_PUBLIC uint32_t cox_executor_depth(const struct cox_executor *executor);
-COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
+uint32_t cox_executor_depth(const struct cox_executor *executor);
+bool cox_executor_legacy(const struct cox_executor *executor);
 /* The process that was started for the rank; with a wrapper (sh -c, numactl) it is the wrapper. */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 
@@ -240,8 +240,8 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
 COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                                 enum cox_channel_id channel);
 
-COX_PUBLIC void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
-                                   struct cox_channel_stats *ret_stats);
+void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
+                        struct cox_channel_stats *ret_stats);
 
 /* ---- how it is now, for people ---- */
 
@@ -334,8 +334,8 @@ COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
                                     struct cox_executor_status *ret_status,
                                     struct cox_rank_status *ret_ranks);
 /* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
-COX_PUBLIC const char *cox_rank_state_name(uint32_t state);
-COX_PUBLIC const char *cox_rank_life_name(uint32_t life);
+const char *cox_rank_state_name(uint32_t state);
+const char *cox_rank_life_name(uint32_t life);
 
 #ifdef __cplusplus
 }

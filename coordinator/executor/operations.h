@@ -158,10 +158,9 @@ COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t co
 /* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for
  * all). Returns 0 when every rank says LORA_CMD_SUCCESS; COX_REJECTED otherwise, err names the
  * ranks. ret_statuses is filled also on failure, with -1 for a rank without an answer. */
-COX_PUBLIC int cox_executor_lora(struct cox_executor *executor,
-                                 const struct Coxswain__LoraOperationRequest *request,
-                                 uint64_t deadline_ns, int32_t *ret_statuses,
-                                 struct cox_error *err);
+int cox_executor_lora(struct cox_executor *executor,
+                      const struct Coxswain__LoraOperationRequest *request, uint64_t deadline_ns,
+                      int32_t *ret_statuses, struct cox_error *err);
 
 /* What one rank says to a LoRA operation. */
 struct cox_lora_result {

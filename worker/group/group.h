@@ -105,9 +105,9 @@ COX_PUBLIC int cox_group_join(const struct cox_group_options *options, struct co
  * returns NULL. In the child of a fork it only lets go of memory. */
 COX_PUBLIC struct cox_group *cox_group_leave(struct cox_group *group);
 
-COX_PUBLIC uint32_t cox_group_rank(const struct cox_group *group);
-COX_PUBLIC uint32_t cox_group_rank_count(const struct cox_group *group);
-COX_PUBLIC uint32_t cox_group_value_size(const struct cox_group *group);
+uint32_t cox_group_rank(const struct cox_group *group);
+uint32_t cox_group_rank_count(const struct cox_group *group);
+uint32_t cox_group_value_size(const struct cox_group *group);
 
 /* From now on operations are those of this epoch, counted from its beginning. Returns 0;
  * COX_INVALID: smaller than the present one, or the same while the rank is out of step in the group

@@ -109,20 +109,20 @@ COX_PUBLIC int cox_domains_add(struct cox_domains *domains, uint32_t kind, uint3
                                const struct cox_domain_functions *functions, void *context,
                                struct cox_error *err);
 /* Numbers are input. Returns 0; COX_INVALID: no such kind here, or no such device. */
-COX_PUBLIC int cox_domains_find(const struct cox_domains *domains, struct cox_domain_id id,
-                                const struct cox_domain_functions **ret_functions,
-                                void **ret_context, struct cox_error *err);
+int cox_domains_find(const struct cox_domains *domains, struct cox_domain_id id,
+                     const struct cox_domain_functions **ret_functions, void **ret_context,
+                     struct cox_error *err);
 
 /* Between memories of any two domains: directly where they are one and it can, else through the
  * host, a piece at a time. Ranges are checked: COX_INVALID, also where two of the same memory
  * overlap without being one; COX_DENIED: the target is attached for reading only. */
-COX_PUBLIC int cox_domain_copy(struct cox_domain_memory *to, uint64_t to_offset,
-                               struct cox_domain_memory *from, uint64_t from_offset, uint64_t size,
-                               struct cox_error *err);
-COX_PUBLIC int cox_domain_copy_to(struct cox_domain_memory *memory, uint64_t offset,
-                                  const void *host, uint64_t size, struct cox_error *err);
-COX_PUBLIC int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
-                                    uint64_t size, struct cox_error *err);
+int cox_domain_copy(struct cox_domain_memory *to, uint64_t to_offset,
+                    struct cox_domain_memory *from, uint64_t from_offset, uint64_t size,
+                    struct cox_error *err);
+int cox_domain_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
+                       uint64_t size, struct cox_error *err);
+int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
+                         uint64_t size, struct cox_error *err);
 
 #ifdef __cplusplus
 }

@@ -29,8 +29,8 @@ extern "C" {
  * added already; COX_FULL; -ENOMEM. Nothing is changed unless 0. */
 COX_PUBLIC int cox_domains_add_cuda(struct cox_domains *domains, struct cox_error *err);
 /* The same with the driver at that path, or of that name. */
-COX_PUBLIC int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,
-                                            struct cox_error *err);
+int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,
+                                 struct cox_error *err);
 
 #ifdef __cplusplus
 }

@@ -138,11 +138,11 @@ COX_PUBLIC int cox_pool_attach(const int fds[2], const struct cox_pool_attach_op
 /* Gives back all that this process holds, and lets go. NULL-safe, returns NULL. In the child of a
  * fork it only lets go of memory and fds: the row is the parent's. */
 COX_PUBLIC struct cox_pool *cox_pool_free(struct cox_pool *pool);
-COX_PUBLIC void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
+void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
 
 /* True when this process holds no reference of any block; what take_all took is none. A look at the
  * ledger of all blocks. */
-COX_PUBLIC bool cox_pool_is_idle(const struct cox_pool *pool);
+bool cox_pool_is_idle(const struct cox_pool *pool);
 
 /* Lent until free. ret_fds[1] is open for writing where this process may write the blocks. */
 COX_PUBLIC void cox_pool_fds(const struct cox_pool *pool, int ret_fds[2]);
@@ -165,10 +165,10 @@ COX_PUBLIC int cox_pool_open(const struct cox_pool_handle *handle, const char *d
                              struct cox_pool **ret_pool, struct cox_error *err);
 
 COX_PUBLIC uint64_t cox_pool_id(const struct cox_pool *pool); /* random, not 0 */
-COX_PUBLIC struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
-COX_PUBLIC uint32_t cox_pool_block_count(const struct cox_pool *pool);
-COX_PUBLIC uint64_t
-cox_pool_block_size(const struct cox_pool *pool); /* fixed: of each; slab: of the smallest */
+struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
+uint32_t cox_pool_block_count(const struct cox_pool *pool);
+uint64_t cox_pool_block_size(
+    const struct cox_pool *pool); /* fixed: of each; slab: of the smallest */
 COX_PUBLIC struct cox_domain_memory *cox_pool_memory(const struct cox_pool *pool); /* lent */
 
 /* ---- references ---- */
@@ -196,10 +196,9 @@ COX_PUBLIC int cox_pool_offset(const struct cox_pool *pool, const struct cox_blo
 COX_PUBLIC void *cox_pool_pointer(const struct cox_pool *pool, const struct cox_block_ref *ref);
 /* The reference of the block that a byte is in, as it is now: by offset, or by address. Counts
  * nothing. Returns 0; COX_NOT_FOUND: not in this pool, or in no used block. */
-COX_PUBLIC int cox_pool_find(const struct cox_pool *pool, uint64_t offset,
-                             struct cox_block_ref *ret_ref);
-COX_PUBLIC int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
-                                     struct cox_block_ref *ret_ref);
+int cox_pool_find(const struct cox_pool *pool, uint64_t offset, struct cox_block_ref *ret_ref);
+int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
+                          struct cox_block_ref *ret_ref);
 
 /* Bytes [offset, offset + size) of the block, from and to the host, and from block to block of any
  * two pools. The process holds a reference (asserted in no build: checked). Returns 0;
@@ -223,20 +222,19 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
 /* Every block becomes USED with this generation, counted by this process. Of a fresh fixed pool
  * only: COX_STATE. A block taken so is no reference to unref: it stays this process's until free.
  * All or none; what the domain says, on demand: then the pool is not fresh any more. */
-COX_PUBLIC int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
+int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
 /* The generation of a block that this process took; 0: no such block. Not ordered with anything. */
-COX_PUBLIC uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
+uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
 /* Gives the block another generation: from now on nobody can pin the old one. Does not wait; until
  * settle the block must not be written. Returns 0, also when it has that generation; COX_INVALID;
  * COX_STATE: not this process's. */
-COX_PUBLIC int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation);
+int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation);
 /* Waits until nobody but this process counts the block: then it may be written. Looks at once, and
  * then, sleeping, at every unref and every 50 ms, whether who counts it is alive; the dead are
  * given back. cancelled (NULL: never) is asked in each slice. Returns 0; COX_TIMEOUT: err says
  * which process still reads it; COX_ABORTED: cancelled; COX_INVALID. */
-COX_PUBLIC int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                               bool (*cancelled)(void *context), void *context,
-                               struct cox_error *err);
+int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                    bool (*cancelled)(void *context), void *context, struct cox_error *err);
 
 /* ---- holds, for queues ---- */
 
@@ -244,17 +242,17 @@ COX_PUBLIC int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t d
  * Each join takes a leave, for two users of one pool in one process know nothing of each other;
  * free leaves all. Returns 0; COX_FULL; COX_INVALID; COX_BUSY: a process is stopped, for a second
  * now, in the midst of the same. */
-COX_PUBLIC int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err);
-COX_PUBLIC void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder);
+int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err);
+void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder);
 /* The block is held by {holder, tag}; the process has a reference of its own. tag: 1 to 2^48 - 1.
  * Idempotent. Returns 0; COX_STALE; COX_FULL: COX_POOL_HOLD_COUNT_MAX others hold it;
  * COX_NOT_FOUND: not joined; COX_INVALID. */
-COX_PUBLIC int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref,
-                             uint64_t holder, uint64_t tag, struct cox_error *err);
+int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
+                  uint64_t tag, struct cox_error *err);
 /* Not held by it any more; frees the block if nothing else counts it. Idempotent, from any process.
  */
-COX_PUBLIC void cox_pool_unhold(struct cox_pool *pool, const struct cox_block_ref *ref,
-                                uint64_t holder, uint64_t tag);
+void cox_pool_unhold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
+                     uint64_t tag);
 
 /* ---- the dead, and display ---- */
 
@@ -279,8 +277,8 @@ struct cox_pool_stats {
 COX_PUBLIC void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
 /* Owners, holders and used blocks as text, one a line, for a debugger or a log. line is called for
  * each. */
-COX_PUBLIC void cox_pool_dump(const struct cox_pool *pool,
-                              void (*line)(void *context, const char *text), void *context);
+void cox_pool_dump(const struct cox_pool *pool, void (*line)(void *context, const char *text),
+                   void *context);
 
 #ifdef __cplusplus
 }

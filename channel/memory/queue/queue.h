@@ -74,14 +74,14 @@ COX_PUBLIC int cox_queue_attach(int fd, const struct cox_queue_options *expected
                                 struct cox_queue **ret_queue, struct cox_error *err);
 /* Endpoints first: asserted. NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_queue *cox_queue_free(struct cox_queue *queue);
-COX_PUBLIC void cox_queue_freep(struct cox_queue **queue);  /* for _cox_cleanup_ */
+void cox_queue_freep(struct cox_queue **queue);             /* for _cox_cleanup_ */
 COX_PUBLIC int cox_queue_fd(const struct cox_queue *queue); /* lent */
 COX_PUBLIC int cox_queue_export(struct cox_queue *queue, struct cox_exporter *exporter,
                                 struct cox_handle *ret_handle, struct cox_error *err);
 COX_PUBLIC int cox_queue_open(const struct cox_handle *handle, const char *door_path,
                               uint64_t deadline_ns, const struct cox_queue_options *expected,
                               struct cox_queue **ret_queue, struct cox_error *err);
-COX_PUBLIC uint64_t cox_queue_id(const struct cox_queue *queue);
+uint64_t cox_queue_id(const struct cox_queue *queue);
 
 struct cox_publisher_options {
     /* that its messages are in */
@@ -206,8 +206,8 @@ COX_PUBLIC void cox_queue_set_trigger(struct cox_queue_set *set);
 /* Takes out endpoints of dead processes and lets go what only they kept. Returns how many
  * endpoints. */
 COX_PUBLIC uint32_t cox_queue_sweep(struct cox_queue *queue);
-COX_PUBLIC void cox_queue_dump(struct cox_queue *queue,
-                               void (*line)(void *context, const char *text), void *context);
+void cox_queue_dump(struct cox_queue *queue, void (*line)(void *context, const char *text),
+                    void *context);
 
 #ifdef __cplusplus
 }
