@@ -193,6 +193,30 @@ static inline void *cox_steal_ptr(void *ptr)
     return stolen;
 }
 
+/* Structs of options and callbacks begin with their size, so that later releases can add fields:
+ *
+ *     struct cox_pool_options options = COX_POOL_OPTIONS_INIT;
+ *     options.block_size = 4096;
+ *
+ * In C also as {.size = sizeof(struct cox_pool_options), .block_size = 4096}. All other fields are
+ * zero: their defaults. A library that is newer than its user takes the fields that the user does
+ * not know as zero. An older one refuses fields that it does not know (COX_INVALID) unless they are
+ * zero. Size 0 is COX_INVALID too. */
+#ifndef __cplusplus
+#define COX_OPTIONS_INIT(type)                                                                     \
+    {                                                                                              \
+        .size = sizeof(type)                                                                       \
+    }
+#else
+#define COX_OPTIONS_INIT(type) cox_options_init<type>()
+extern "C++" template <typename type> inline type cox_options_init()
+{
+    type options = type();
+    options.size = sizeof options;
+    return options;
+}
+#endif
+
 /* A set of ranks. */
 struct cox_rank_set {
     uint64_t words[COX_RANK_COUNT_MAX / 64];

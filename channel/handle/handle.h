@@ -93,6 +93,8 @@ int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
 struct cox_exporter;
 
 struct cox_exporter_options {
+    /* set by COX_EXPORTER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* what is exported is left there as well; NULL: nowhere */
     const char *door_path;
     enum cox_handle_consent consent;
@@ -100,6 +102,7 @@ struct cox_exporter_options {
     /* for each visit at the door; 0: 1,000 */
     uint64_t deadline_ms;
 };
+#define COX_EXPORTER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_exporter_options)
 
 /* options NULL: all zero. Returns 0, also where there is no Yama to consent to; what the door or
  * the consent returns; COX_UNSUPPORTED: /proc shows another pid namespace; -errno. */
@@ -137,13 +140,18 @@ COX_PUBLIC int cox_handle_open(const struct cox_handle *handle, const char *door
 struct cox_importer;
 
 struct cox_importer_options {
+    /* set by COX_IMPORTER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* NULL: pidfd_getfd only */
     const char *door_path;
     /* for a visit at the door; 0: 1,000 */
     uint64_t deadline_ms;
     /* exporters whose pidfd is kept; 0: 64 */
     uint32_t cache_max;
+    /* 0: the place of a later field */
+    uint32_t reserved;
 };
+#define COX_IMPORTER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_importer_options)
 
 /* What is open, once per handle however often it was opened; read-only for the caller. */
 struct cox_import {

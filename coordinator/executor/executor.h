@@ -33,6 +33,8 @@ struct Coxswain__ExecuteRequest;
 
 /* 0 or NULL everywhere means default. */
 struct cox_executor_options {
+    /* set by COX_EXECUTOR_OPTIONS_INIT (base.h) */
+    size_t size;
     /* of the group; NULL: "<pid>_<counter>" */
     const char *name;
     /* required */
@@ -108,6 +110,7 @@ struct cox_executor_options {
      * meanwhile. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
 };
+#define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
 /* Creates regions and semaphores, starts the workers, waits until all attached (legacy workers are
  * not waited for: their answer to init tells), removes the names. Returns 0; COX_INVALID;
@@ -185,6 +188,8 @@ COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_chan
                                     cox_completion_fn handler, void *context);
 
 struct cox_submit_options {
+    /* set by COX_SUBMIT_OPTIONS_INIT (base.h) */
+    size_t size;
     enum cox_gather gather;
     /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
     uint64_t deadline_ns;
@@ -194,6 +199,7 @@ struct cox_submit_options {
     /* as cox_executor_life; what was planned in another one is COX_STALE; 0: in any */
     uint64_t life;
 };
+#define COX_SUBMIT_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_submit_options)
 
 /* Another number, greater than 0, whenever ranks may have forgotten what they were told: after a
  * rank was started again, and with every init. Any thread. */

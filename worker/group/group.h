@@ -60,6 +60,8 @@ struct cox_group;
 struct cox_group_sealed;
 
 struct cox_group_options {
+    /* set by COX_GROUP_OPTIONS_INIT (base.h) */
+    size_t size;
     /* as in cox_name_check; NULL: fd is the memory, or `sealed` says it */
     const char *name;
     /* lent; from fd_offset on cox_group_memory_size bytes, all zero at first */
@@ -88,6 +90,7 @@ struct cox_group_options {
     bool (*aborted)(void *context);
     void *context;
 };
+#define COX_GROUP_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_group_options)
 
 /* Bytes of the region. */
 COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);

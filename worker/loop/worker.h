@@ -63,6 +63,8 @@ enum cox_orphan_action {
 #define COX_WORKER_RANK_ANY UINT32_MAX
 
 struct cox_worker_options {
+    /* set by COX_WORKER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* "/NAME": the group */
     char prefix[160];
     /* 0 to rank_count - 1 */
@@ -105,6 +107,7 @@ struct cox_worker_options {
     uint32_t token_count_max;
     struct cox_log log;
 };
+#define COX_WORKER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_worker_options)
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
  * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it, and _DOOR, the
@@ -190,12 +193,12 @@ COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *req
  * any case. */
 COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
 
-/* Sets what the ranks are to form their group with in this init: fd, fd_offset, rank, rank_count
- * and life; the rest stays the caller's. Each init has memory of its own, all zero, so that nobody
- * who is still in the group before writes into this one. fd is -1 where there is no memory for a
- * group (legacy); it is lent until cox_worker_free. In a sealed group it sets `sealed` in their
- * place, lent until the callback returns, and the group of the init before has to be left before
- * one is joined in this one. */
+/* options starts as COX_GROUP_OPTIONS_INIT (asserted). Sets what the ranks are to form their group
+ * with in this init: fd, fd_offset, rank, rank_count and life; the rest stays the caller's. Each
+ * init has memory of its own, all zero, so that nobody who is still in the group before writes
+ * into this one. fd is -1 where there is no memory for a group (legacy); it is lent until
+ * cox_worker_free. In a sealed group it sets `sealed` in their place, lent until the callback
+ * returns, and the group of the init before has to be left before one is joined in this one. */
 struct cox_group_options;
 COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
                                        struct cox_group_options *options);
@@ -215,6 +218,8 @@ COX_PUBLIC bool cox_worker_pull_aborted(const struct cox_worker *worker);
  * configuration succeeds without a callback, and tells of nothing: no blocks, no positions, no KV
  * cache. */
 struct cox_worker_callbacks {
+    /* set by COX_WORKER_CALLBACKS_INIT (base.h) */
+    size_t size;
     int (*init)(void *context, const struct cox_init_request *request,
                 struct cox_init_result *result, struct cox_error *err);
     /* outputs: batch->row_count of them. The sequence table moves only when this returns 0. */
@@ -261,14 +266,15 @@ struct cox_worker_callbacks {
     /* The coordinator said goodbye; once, after it run returns. Called on the thread of run. */
     void (*finalize)(void *context);
 };
+#define COX_WORKER_CALLBACKS_INIT COX_OPTIONS_INIT(struct cox_worker_callbacks)
 
 /* Attaches to the group as options->rank: one of ours, or, where parent_pid is given and there is
- * no control region, one of a legacy coordinator. callbacks and context are borrowed until free.
- * Returns 0; COX_NOT_FOUND: no such group; COX_DENIED: an object with another owner, mode or type;
- * COX_VERSION; COX_CORRUPT; COX_INVALID: rank or world size do not fit the group; COX_PEER_DEAD:
- * its coordinator or its wrapper is gone; COX_TAKEN: another process is this rank, err says which,
- * and it stays so until the coordinator starts the rank again (a legacy coordinator has no place to
- * say so); -errno. */
+ * no control region, one of a legacy coordinator. options and callbacks are copied; context is
+ * borrowed until free. Returns 0; COX_NOT_FOUND: no such group; COX_DENIED: an object with another
+ * owner, mode or type; COX_VERSION; COX_CORRUPT; COX_INVALID: rank or world size do not fit the
+ * group; COX_PEER_DEAD: its coordinator or its wrapper is gone; COX_TAKEN: another process is this
+ * rank, err says which, and it stays so until the coordinator starts the rank again (a legacy
+ * coordinator has no place to say so); -errno. */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);

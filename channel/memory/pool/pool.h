@@ -78,6 +78,8 @@ enum cox_pool_strategy {
 #define COX_POOL_HOLD_COUNT_MAX 4
 
 struct cox_pool_options {
+    /* set by COX_POOL_OPTIONS_INIT (base.h) */
+    size_t size;
     /* NULL: host memory only */
     const struct cox_domains *domains;
     /* all zero: host */
@@ -91,7 +93,7 @@ struct cox_pool_options {
     /* slab: a power of two, at least a page; 0: 64 KiB */
     uint64_t slab_size;
     /* slab: bytes of all slabs */
-    uint64_t size;
+    uint64_t slabs_size;
     /* 0: 16 */
     uint32_t owner_count_max;
     /* Pages are reserved when a block is allocated, and given back when it is freed beyond
@@ -101,7 +103,10 @@ struct cox_pool_options {
     uint64_t retain_size;
     /* of this process as an owner, in its messages; 0: 1 */
     uint32_t generation;
+    /* 0: the place of a later field */
+    uint32_t reserved;
 };
+#define COX_POOL_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_pool_options)
 
 /* Plain bytes, 32 of them; survives memcpy, a file, a protobuf field, shared memory. */
 struct cox_block_ref {
@@ -121,6 +126,8 @@ COX_PUBLIC int cox_pool_create(const struct cox_pool_options *options, struct co
                                struct cox_error *err);
 
 struct cox_pool_attach_options {
+    /* set by COX_POOL_ATTACH_OPTIONS_INIT (base.h) */
+    size_t size;
     /* NULL: host memory only */
     const struct cox_domains *domains;
     /* blocks cannot be written through this view; needs an fd open for reading only to be so
@@ -129,6 +136,7 @@ struct cox_pool_attach_options {
     /* 0: 1 */
     uint32_t generation;
 };
+#define COX_POOL_ATTACH_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_pool_attach_options)
 /* fds: words, blocks, as cox_pool_fds gives them. Returns 0; COX_DENIED: memory that could shrink,
  * is another user's, or was made where pids mean other processes (another boot, pid or time
  * namespace); COX_VERSION; COX_CORRUPT; COX_FULL: no row is free (of the dead, rows are taken);

@@ -52,6 +52,8 @@ struct cox_subscriber;
 #define COX_QUEUE_DEPTH_MAX 65536
 
 struct cox_queue_options {
+    /* set by COX_QUEUE_OPTIONS_INIT (base.h) */
+    size_t size;
     /* messages kept; 0: 16; a power of two */
     uint32_t depth;
     /* 0: 4; at most COX_DOMAIN_COUNT_MAX */
@@ -62,7 +64,10 @@ struct cox_queue_options {
     uint32_t subscriber_count_max;
     /* that messages may lie in; 0: 16 */
     uint32_t pool_count_max;
+    /* 0: the place of a later field */
+    uint32_t reserved;
 };
+#define COX_QUEUE_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_queue_options)
 
 /* Returns 0; COX_INVALID: a limit, err says which; COX_NO_SPACE; -errno. */
 COX_PUBLIC int cox_queue_create(const struct cox_queue_options *options,
@@ -84,6 +89,8 @@ COX_PUBLIC int cox_queue_open(const struct cox_handle *handle, const char *door_
 uint64_t cox_queue_id(const struct cox_queue *queue);
 
 struct cox_publisher_options {
+    /* set by COX_PUBLISHER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* that its messages are in */
     struct cox_pool *pool;
     /* How others come to the pool: the queue keeps the handle. NULL: only processes that are told
@@ -97,6 +104,7 @@ struct cox_publisher_options {
     const struct cox_domains *domains;
     const char *door_path;
 };
+#define COX_PUBLISHER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_publisher_options)
 /* Returns 0; COX_FULL: too many publishers, pools or domains, err says which and the limit; as
  * cox_pool_export. */
 COX_PUBLIC int cox_publisher_new(struct cox_queue *queue,
@@ -130,6 +138,8 @@ COX_PUBLIC int cox_publisher_publish_batch(struct cox_publisher *publisher,
                                            uint32_t *ret_count, struct cox_error *err);
 
 struct cox_subscriber_options {
+    /* set by COX_SUBSCRIBER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* In whose domain it takes: what lies elsewhere is copied into it. NULL: it takes host memory
      * as it is, and what lies elsewhere is COX_UNSUPPORTED. */
     struct cox_pool *pool;
@@ -144,6 +154,7 @@ struct cox_subscriber_options {
      * told the pool by other ways; who cannot come to it makes a copy of its own. */
     struct cox_exporter *exporter;
 };
+#define COX_SUBSCRIBER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_subscriber_options)
 /* Sees messages from now on. Returns 0; COX_FULL; -errno. */
 COX_PUBLIC int cox_subscriber_new(struct cox_queue *queue,
                                   const struct cox_subscriber_options *options,
