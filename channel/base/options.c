@@ -12,9 +12,10 @@ static int fail_uninitialized(const char *type, size_t size, struct cox_error *e
     char initializer[64] = "";
     for (size_t i = 0; type[i] && i + 1 < sizeof initializer; i++)
         initializer[i] = (char)toupper((unsigned char)type[i]);
-    return cox_fail(err, COX_INVALID,
-                    "struct %s: size is %zu: not initialized with %s_INIT; start from that, then set fields",
-                    type, size, initializer);
+    return cox_fail(
+        err, COX_INVALID,
+        "struct %s: size is %zu: not initialized with %s_INIT; start from that, then set fields",
+        type, size, initializer);
 }
 
 int cox_options_copy(void *known, size_t known_size, const void *options, const char *type,
