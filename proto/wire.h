@@ -58,15 +58,23 @@ COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
 size_t cox_wire_request_size(const struct Coxswain__ExecuteRequest *request);
 size_t cox_wire_response_size(const struct Coxswain__ExecuteResponse *response);
 
-/* Packs into buffer. Nothing is written when it does not fit. Returns 0, or COX_TOO_LARGE with
- * *ret_size untouched. */
+/* Packs into buffer. Nothing is written when it does not fit.
+ * Returns
+ *   0
+ *   COX_TOO_LARGE: it does not fit; *ret_size is untouched
+ */
 int cox_wire_request_pack(const struct Coxswain__ExecuteRequest *request, void *buffer,
                           size_t buffer_size, size_t *ret_size);
 int cox_wire_response_pack(const struct Coxswain__ExecuteResponse *response, void *buffer,
                            size_t buffer_size, size_t *ret_size);
 
 /* Unpacks size bytes. The bytes must not change meanwhile: memory that another process can write is
- * copied first. Returns 0, COX_CORRUPT or COX_TOO_LARGE. */
+ * copied first.
+ * Returns
+ *   0
+ *   COX_CORRUPT
+ *   COX_TOO_LARGE
+ */
 int cox_wire_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
                             struct Coxswain__ExecuteRequest **ret_request);
 int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t size,

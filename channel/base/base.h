@@ -175,7 +175,11 @@ void cox_free_ptr(void *ptr); /* frees *(void **)ptr, keeps errno */
 
 /* For every fd that is kept: a host that closed its standard fds may go on writing its log to 1 and
  * 2, or open something better there later, and whatever was opened first has those numbers. Moves
- * *fd to 3 or above, close-on-exec. Returns 0; -errno, with *fd as it was. */
+ * *fd to 3 or above, close-on-exec.
+ * Returns
+ *   0
+ *   -errno, with *fd as it was
+ */
 int cox_fd_raise(int *fd);
 
 static inline int cox_steal_fd(int *fd)

@@ -7,7 +7,8 @@ The map is the linker's version script and the list that a reviewer reads: one f
 A function is public if a header that include/coxswain reaches declares it COX_PUBLIC. `write` brings the
 map in line with the headers: new names go into the last version, names that are gone are removed.
 `check` compares the two, and with LIBRARY (libcoxswain.so) also its dynamic symbols and their versions;
-PROTO_LIBRARY is libcoxswain-proto.so, which exports coxswain__* alone.
+PROTO_LIBRARY is libcoxswain-proto.so, which exports coxswain__* alone. `check` also reads the comments of the
+headers: what a function returns is a list, one line for each code.
 """
 
 import re
@@ -121,6 +122,16 @@ def write(declared, versions):
     (ROOT / MAP).write_text(head + "\n".join(parts))
 
 
+def crowded(text):
+    """The lines of comments that tell of several codes in one sentence, instead of one line for each."""
+    lines = []
+    for comment in re.finditer(r"/\*.*?\*/", text, re.S):
+        prose = re.sub(r"\n \*   [^\n]*", "", comment.group())
+        if re.search(r"\bReturns\b[^.;]*\b(0|COX_[A-Z_]+)\b[^.;]*;", prose):
+            lines.append(text[:comment.start()].count("\n") + 1)
+    return lines
+
+
 def self_check():
     """The comparisons find what they are there for."""
     text = ("#define COX_PUBLIC x\n/* COX_PUBLIC int cox_no(void); */\nCOX_PUBLIC const struct a *\ncox_yes(int (*f)(void));\n"
@@ -133,6 +144,8 @@ def self_check():
     assert compare_library({"cox_a": "V_1", "cox_b": "V_2"}, versions) == []
     assert len(compare_library({"cox_a": "V_2", "cox_c": "V_2"}, versions)) == 3
     assert len(compare_proto({"cox_a": ""})) == 3
+    assert crowded("int a;\n/* Opens. Returns 0; COX_A: no; -errno. */\n") == [2]
+    assert crowded("/* Opens; closes.\n * Returns\n *   0; and\n *   COX_A: no; never\n */\n") == []
 
 
 def main():
@@ -152,6 +165,9 @@ def main():
             if name not in headers:
                 problems += [f"{name}: {function} is COX_PUBLIC, but no header of include/coxswain reaches {name}"
                              for function in sorted(functions_of(path.read_text()))]
+    for path in headers:
+        problems += [f"{path}:{line}: what it returns is a list after `Returns`, one line for each code"
+                     for line in crowded(read(path))]
     if len(sys.argv) > 2:
         problems += compare_library(exported(sys.argv[2]), versions)
     if len(sys.argv) > 3:

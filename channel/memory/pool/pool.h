@@ -121,7 +121,13 @@ struct cox_block_ref {
     uint32_t reserved;
 };
 
-/* Returns 0; COX_INVALID: err says which option; COX_NO_SPACE; what the domain says; -errno. */
+/* Returns
+ *   0
+ *   COX_INVALID: err says which option
+ *   COX_NO_SPACE
+ *   what the domain says
+ *   -errno
+ */
 COX_PUBLIC int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **ret_pool,
                                struct cox_error *err);
 
@@ -137,10 +143,18 @@ struct cox_pool_attach_options {
     uint32_t generation;
 };
 #define COX_POOL_ATTACH_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_pool_attach_options)
-/* fds: words, blocks, as cox_pool_fds gives them. Returns 0; COX_DENIED: memory that could shrink,
- * is another user's, or was made where pids mean other processes (another boot, pid or time
- * namespace); COX_VERSION; COX_CORRUPT; COX_FULL: no row is free (of the dead, rows are taken);
- * COX_INVALID: a domain that this process does not know; what the domain says; -errno. */
+/* fds: words, blocks, as cox_pool_fds gives them.
+ * Returns
+ *   0
+ *   COX_DENIED: memory that could shrink, is another user's, or was made where pids mean other
+ *     processes (another boot, pid or time namespace)
+ *   COX_VERSION
+ *   COX_CORRUPT
+ *   COX_FULL: no row is free (of the dead, rows are taken)
+ *   COX_INVALID: the options; a domain that this process does not know
+ *   what the domain says
+ *   -errno
+ */
 COX_PUBLIC int cox_pool_attach(const int fds[2], const struct cox_pool_attach_options *options,
                                struct cox_pool **ret_pool, struct cox_error *err);
 /* Gives back all that this process holds, and lets go. NULL-safe, returns NULL. In the child of a
@@ -160,8 +174,11 @@ struct cox_pool_handle {
     struct cox_handle words, blocks;
 };
 /* read_only: the blocks' handle opens for reading only. Two puts at the exporter undo it
- * (unexport). Returns as cox_exporter_export; COX_UNSUPPORTED: the domain's memory has no fd, or,
- * read_only, one that is no file (a device's). */
+ * (unexport).
+ * Returns
+ *   as cox_exporter_export
+ *   COX_UNSUPPORTED: the domain's memory has no fd, or, read_only, one that is no file (a device's)
+ */
 COX_PUBLIC int cox_pool_export(struct cox_pool *pool, struct cox_exporter *exporter, bool read_only,
                                struct cox_pool_handle *ret_handle, struct cox_error *err);
 COX_PUBLIC void cox_pool_unexport(struct cox_exporter *exporter,
@@ -181,36 +198,67 @@ COX_PUBLIC struct cox_domain_memory *cox_pool_memory(const struct cox_pool *pool
 
 /* ---- references ---- */
 
-/* Returns 0, with one reference held; COX_FULL: no block of that size is free, also after sweep;
- * COX_TOO_LARGE: no block of this pool has size bytes; COX_NO_SPACE: on_demand, and there is no
- * memory; COX_INVALID: size 0; COX_DENIED: attached read-only. The bytes are whatever was there
- * before. */
+/* The bytes are whatever was there before.
+ * Returns
+ *   0, with one reference held
+ *   COX_FULL: no block of that size is free, also after sweep
+ *   COX_TOO_LARGE: no block of this pool has size bytes
+ *   COX_NO_SPACE: on_demand, and there is no memory
+ *   COX_INVALID: size 0
+ *   COX_DENIED: attached read-only
+ */
 COX_PUBLIC int cox_pool_allocate(struct cox_pool *pool, uint64_t size,
                                  struct cox_block_ref *ret_ref, struct cox_error *err);
-/* One more reference, of this process's own or of one that another process told. Returns 0;
- * COX_NOT_FOUND: of another pool; COX_INVALID: no such block, or size beyond it; COX_STALE: freed
- * or renewed since; COX_FULL: the count of this process for the block is at its limit (65,535). */
+/* One more reference, of this process's own or of one that another process told.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: of another pool
+ *   COX_INVALID: no such block, or size beyond it
+ *   COX_STALE: freed or renewed since
+ *   COX_FULL: the count of this process for the block is at its limit (65,535)
+ */
 COX_PUBLIC int cox_pool_ref(struct cox_pool *pool, const struct cox_block_ref *ref,
                             struct cox_error *err);
-/* One less; the last one of all frees the block. Returns 0; COX_NOT_FOUND, COX_INVALID, COX_STALE:
- * this process holds no such reference (also a second unref of the same). */
+/* One less; the last one of all frees the block.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: this process holds no such reference (also a second unref of the same)
+ *   COX_INVALID: this process holds no such reference (also a second unref of the same)
+ *   COX_STALE: this process holds no such reference (also a second unref of the same)
+ */
 COX_PUBLIC int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref,
                               struct cox_error *err);
 
-/* Where in the pool's memory the block is. Returns 0; COX_NOT_FOUND, COX_INVALID. */
+/* Where in the pool's memory the block is.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND
+ *   COX_INVALID
+ */
 COX_PUBLIC int cox_pool_offset(const struct cox_pool *pool, const struct cox_block_ref *ref,
                                uint64_t *ret_offset);
 /* Address of the block in this process; NULL: the domain has none, or no such block. */
 COX_PUBLIC void *cox_pool_pointer(const struct cox_pool *pool, const struct cox_block_ref *ref);
 /* The reference of the block that a byte is in, as it is now: by offset, or by address. Counts
- * nothing. Returns 0; COX_NOT_FOUND: not in this pool, or in no used block. */
+ * nothing.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: not in this pool, or in no used block
+ */
 int cox_pool_find(const struct cox_pool *pool, uint64_t offset, struct cox_block_ref *ret_ref);
 int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
                           struct cox_block_ref *ret_ref);
 
-/* Bytes [offset, offset + size) of the block, from and to the host, and from block to block of any
- * two pools. The process holds a reference (asserted in no build: checked). Returns 0;
- * COX_NOT_FOUND, COX_INVALID, COX_STALE; COX_DENIED: read-only; what the domain says. */
+/* The next three copy bytes [offset, offset + size) of the block, from and to the host, and from
+ * block to block of any two pools. The process holds a reference (asserted in no build: checked).
+ * Returns
+ *   0
+ *   COX_NOT_FOUND
+ *   COX_INVALID
+ *   COX_STALE
+ *   COX_DENIED: read-only
+ *   what the domain says
+ */
 COX_PUBLIC int cox_pool_copy_to(struct cox_pool *pool, const struct cox_block_ref *ref,
                                 uint64_t offset, const void *host, uint64_t size,
                                 struct cox_error *err);
@@ -234,13 +282,22 @@ int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_err
 /* The generation of a block that this process took; 0: no such block. Not ordered with anything. */
 uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
 /* Gives the block another generation: from now on nobody can pin the old one. Does not wait; until
- * settle the block must not be written. Returns 0, also when it has that generation; COX_INVALID;
- * COX_STATE: not this process's. */
+ * settle the block must not be written.
+ * Returns
+ *   0, also when it has that generation
+ *   COX_INVALID
+ *   COX_STATE: not this process's
+ */
 int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation);
 /* Waits until nobody but this process counts the block: then it may be written. Looks at once, and
  * then, sleeping, at every unref and every 50 ms, whether who counts it is alive; the dead are
- * given back. cancelled (NULL: never) is asked in each slice. Returns 0; COX_TIMEOUT: err says
- * which process still reads it; COX_ABORTED: cancelled; COX_INVALID. */
+ * given back. cancelled (NULL: never) is asked in each slice.
+ * Returns
+ *   0
+ *   COX_TIMEOUT: err says which process still reads it
+ *   COX_ABORTED: cancelled
+ *   COX_INVALID
+ */
 int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
                     bool (*cancelled)(void *context), void *context, struct cox_error *err);
 
@@ -248,13 +305,24 @@ int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
 
 /* The owner joins a holder (a queue's id, not 0), so that its holds stay while this process lives.
  * Each join takes a leave, for two users of one pool in one process know nothing of each other;
- * free leaves all. Returns 0; COX_FULL; COX_INVALID; COX_BUSY: a process is stopped, for a second
- * now, in the midst of the same. */
+ * free leaves all.
+ * Returns
+ *   0
+ *   COX_FULL
+ *   COX_INVALID
+ *   COX_BUSY: a process is stopped, for a second now, in the midst of the same
+ */
 int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err);
 void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder);
 /* The block is held by {holder, tag}; the process has a reference of its own. tag: 1 to 2^48 - 1.
- * Idempotent. Returns 0; COX_STALE; COX_FULL: COX_POOL_HOLD_COUNT_MAX others hold it;
- * COX_NOT_FOUND: not joined; COX_INVALID. */
+ * Idempotent.
+ * Returns
+ *   0
+ *   COX_STALE
+ *   COX_FULL: COX_POOL_HOLD_COUNT_MAX others hold it
+ *   COX_NOT_FOUND: not joined
+ *   COX_INVALID
+ */
 int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
                   uint64_t tag, struct cox_error *err);
 /* Not held by it any more; frees the block if nothing else counts it. Idempotent, from any process.
