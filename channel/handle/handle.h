@@ -74,11 +74,13 @@ struct cox_handle_probe {
     /* others may look into this process */
     bool dumpable;
 };
+#ifdef COX_INTERNAL
 /* Tries them: pidfd_getfd on a child of its own making, the door by connecting (door_path NULL: not
  * tried). Where yama is 1 a child is what a process may look into; any other one has to consent,
  * whatever pidfd_getfd says here. Returns 0 or -errno. */
 int cox_handle_query(const char *door_path, uint64_t deadline_ns,
                      struct cox_handle_probe *ret_ways);
+#endif
 
 /* Consent: who may take fds out of this process where Yama restricts that to ancestors. Nothing of
  * the kind is ever set unless asked for. */
@@ -87,6 +89,7 @@ enum cox_handle_consent {
     COX_CONSENT_PROCESS,  /* PR_SET_PTRACER of one process and its descendants */
     COX_CONSENT_ANY,      /* PR_SET_PTRACER_ANY: every process of this user, debuggers included */
 };
+#ifdef COX_INTERNAL
 /* Holds until the process ends or consents to something else.
  * Returns
  *   0
@@ -95,6 +98,7 @@ enum cox_handle_consent {
  *   -errno (-EINVAL: there is no such process)
  */
 int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
+#endif
 
 /* ---- exporter ---- */
 
@@ -138,6 +142,7 @@ COX_PUBLIC struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
 COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset,
                                    uint64_t size, struct cox_handle *ret_handle,
                                    struct cox_error *err);
+#ifdef COX_INTERNAL
 /* One more put is needed until it is gone.
  * Returns
  *   0
@@ -145,6 +150,7 @@ COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64
  *   COX_STATE
  */
 int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
+#endif
 /* After the last put nobody can open it any more; who has, keeps it. A door that does not confirm
  * that is left, and forgets all that was left there.
  * Returns

@@ -8,7 +8,7 @@
  * Blocks: nothing.
  * If the process dies: an object that was created keeps its name until somebody unlinks it.
  *
- * Usable alone: nothing here knows of groups. What is not COX_PUBLIC is the library's own.
+ * Usable alone: nothing here knows of groups.
  */
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H
@@ -51,9 +51,11 @@ COX_PUBLIC int cox_region_create(struct cox_region *region, const char *name, ui
  */
 COX_PUBLIC int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                                  enum cox_region_access access, struct cox_error *err);
+#ifdef COX_INTERNAL
 /* Opens without mapping, after the same checks. Same codes. */
 int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
                     struct cox_error *err);
+#endif
 /* The same for an fd that came another way and stays the caller's; name is for err, and the object
  * need not have one. Returns as cox_region_attach. */
 COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,
@@ -63,6 +65,7 @@ COX_PUBLIC void cox_region_detach(struct cox_region *region); /* idempotent */
 /* Returns 0, also when the name is already gone, or -errno. */
 COX_PUBLIC int cox_region_unlink(const char *name);
 
+#ifdef COX_INTERNAL
 /* The checks of attach, for fds that come another way. */
 int cox_region_check_fd(int fd, const char *name, struct cox_error *err);
 /* Maps the object behind fd, which stays the caller's. */
@@ -81,6 +84,7 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
 /* The same for a part of what is as large as that already. */
 int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *name,
                             struct cox_error *err);
+#endif
 
 /* Without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing. seals:
  * F_SEAL_ bits that it gets once it is mapped. huge: on huge pages if there are any free; the size
@@ -93,6 +97,7 @@ int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *
 COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
                                          uint64_t size, unsigned seals, bool huge, int *ret_fd,
                                          struct cox_error *err);
+#ifdef COX_INTERNAL
 /* The same object, open for reading only: what has no right to write cannot be mapped for it. label
  * is for err. */
 int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
@@ -138,6 +143,7 @@ int cox_region_replace(struct cox_region *region, int fd);
  *   -errno: the old one is mapped, emptied, and there is no name; try again
  */
 int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
+#endif
 
 /* What is free where named regions live; UINT64_MAX: that has no limit. */
 struct cox_region_space {
@@ -146,6 +152,7 @@ struct cox_region_space {
     /* one region at most (ulimit -f); one byte more and SIGXFSZ ends the process */
     uint64_t region;
 };
+#ifdef COX_INTERNAL
 /* Returns
  *   0
  *   -errno
@@ -153,13 +160,16 @@ struct cox_region_space {
  *     too
  */
 int cox_region_space(struct cox_region_space *ret_space);
+#endif
 
 #if COX_TESTING
+#ifdef COX_INTERNAL
 /* From now on an object that this process has mapped already is not mapped again: whoever attaches
  * gets that mapping, after all the checks, and the last detach unmaps it. For tests whose ranks are
  * threads: ThreadSanitizer knows memory by its address and sees no race between two mappings of one
  * file. Write access stays possible where only READ was asked for. */
 void cox_region_share_mappings(bool share);
+#endif
 #endif
 
 #ifdef __cplusplus

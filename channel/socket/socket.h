@@ -25,8 +25,10 @@ extern "C" {
 /* File descriptors in one message, at most: the kernel's limit is 253. */
 #define COX_SOCKET_FD_COUNT_MAX 128
 
+#ifdef COX_INTERNAL
 /* Two connected stream sockets, close-on-exec. Returns 0 or -errno. */
 int cox_socket_pair(int ret_fds[2]);
+#endif
 
 /* A socket that listens at path, of mode 0600: nobody else but root can connect. What has that name
  * already is left alone. The path may be longer than an address; its last part has 1 to 82 bytes.
@@ -92,6 +94,7 @@ COX_PUBLIC int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds
                                   uint32_t fd_count_max, uint32_t *ret_fd_count,
                                   uint64_t deadline_ns);
 
+#ifdef COX_INTERNAL
 /* Receives what there is, up to size bytes (at least 1), and the fds that came with it, without
  * waiting. *ret_size 0: the other side has closed.
  * Returns
@@ -108,6 +111,7 @@ int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size, 
  *   -errno
  */
 int cox_socket_wait(int fd, short events, uint64_t deadline_ns);
+#endif
 
 /* Who is at the other end, as the kernel knows it. */
 struct cox_socket_peer {

@@ -192,11 +192,15 @@ COX_PUBLIC const char *cox_executor_door(const struct cox_executor *executor);
 /* What visitors have caused to be kept at the door (door.h). From any thread. False: there is no
  * door (any more). */
 struct cox_door_counts;
+#ifdef COX_INTERNAL
 bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts);
+#endif
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
+#ifdef COX_INTERNAL
 /* Requests in flight per channel, at most. */
 uint32_t cox_executor_depth(const struct cox_executor *executor);
 bool cox_executor_legacy(const struct cox_executor *executor);
+#endif
 /* The process that was started for the rank; with a wrapper (sh -c, numactl) it is the wrapper. */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 
@@ -292,8 +296,10 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
 COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                                 enum cox_channel_id channel);
 
+#ifdef COX_INTERNAL
 void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
                         struct cox_channel_stats *ret_stats);
+#endif
 
 /* ---- how it is now, for people ---- */
 
@@ -385,9 +391,11 @@ struct cox_executor_status {
 COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
                                     struct cox_executor_status *ret_status,
                                     struct cox_rank_status *ret_ranks);
+#ifdef COX_INTERNAL
 /* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
 const char *cox_rank_state_name(uint32_t state);
 const char *cox_rank_life_name(uint32_t life);
+#endif
 
 #ifdef __cplusplus
 }

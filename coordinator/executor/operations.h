@@ -170,6 +170,7 @@ COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
                                     size_t *ret_count, struct cox_error *err);
 COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t count);
 
+#ifdef COX_INTERNAL
 /* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for
  * all). It is filled also on failure, with -1 for a rank without an answer.
  * Returns as cox_executor_call, and
@@ -179,6 +180,7 @@ COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t co
 int cox_executor_lora(struct cox_executor *executor,
                       const struct Coxswain__LoraOperationRequest *request, uint64_t deadline_ns,
                       int32_t *ret_statuses, struct cox_error *err);
+#endif
 
 /* What one rank says to a LoRA operation. */
 struct cox_lora_result {
@@ -191,7 +193,12 @@ struct cox_lora_result {
     /* why, in its words; "": it says none */
     char text[256];
 };
-/* The same with the words of every rank; and the ranks are told until when they are waited for. */
+/* LORA_OPERATION on every rank, which is told until when it is waited for. ret_results: rank_count
+ * of them, filled also on failure.
+ * Returns as cox_executor_call, and
+ *   0: every rank says LORA_CMD_SUCCESS
+ *   COX_REJECTED: some do not, err names them
+ */
 COX_PUBLIC int cox_executor_lora_results(struct cox_executor *executor,
                                          const struct Coxswain__LoraOperationRequest *request,
                                          uint64_t deadline_ns, struct cox_lora_result *ret_results,

@@ -132,6 +132,14 @@ def crowded(text):
     return lines
 
 
+def unmarked(text):
+    """The functions that users see and cannot link: neither COX_PUBLIC nor under COX_INTERNAL."""
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
+    text = re.sub(r"^#ifdef COX_INTERNAL\n.*?^#endif", "", text, flags=re.S | re.M)
+    prototypes = re.findall(r"^(?!COX_PUBLIC|static|typedef)([a-z][^;{}#=]*?\b(cox_\w+)\s*\([^;{}]*\)[^;{}]*);", text, re.M)
+    return [name for _, name in prototypes]
+
+
 def self_check():
     """The comparisons find what they are there for."""
     text = ("#define COX_PUBLIC x\n/* COX_PUBLIC int cox_no(void); */\nCOX_PUBLIC const struct a *\ncox_yes(int (*f)(void));\n"
@@ -144,6 +152,8 @@ def self_check():
     assert compare_library({"cox_a": "V_1", "cox_b": "V_2"}, versions) == []
     assert len(compare_library({"cox_a": "V_2", "cox_c": "V_2"}, versions)) == 3
     assert len(compare_proto({"cox_a": ""})) == 3
+    assert unmarked("int cox_a(void);\n#ifdef COX_INTERNAL\nint cox_b(void);\n#endif\nCOX_PUBLIC int\ncox_c(void);\n"
+                    "static inline int cox_d(int x)\n{\n    return x;\n}\n") == ["cox_a"]
     assert crowded("int a;\n/* Opens. Returns 0; COX_A: no; -errno. */\n") == [2]
     assert crowded("/* Opens; closes.\n * Returns\n *   0; and\n *   COX_A: no; never\n */\n") == []
 
@@ -159,6 +169,9 @@ def main():
         write(declared, versions)
         return
     problems = compare_headers(declared, versions)
+    for path in headers:
+        problems += [f"{path}: {name} is neither COX_PUBLIC nor between #ifdef COX_INTERNAL and #endif: users would see it, and "
+                     "fail to link" for name in unmarked(read(path))]
     for folder in ("channel", "coordinator", "engine", "program", "proto", "worker"):
         for path in sorted((ROOT / folder).rglob("*.h")):
             name = str(path.relative_to(ROOT))

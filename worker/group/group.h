@@ -118,9 +118,11 @@ COX_PUBLIC int cox_group_join(const struct cox_group_options *options, struct co
  * returns NULL. In the child of a fork it only lets go of memory. */
 COX_PUBLIC struct cox_group *cox_group_leave(struct cox_group *group);
 
+#ifdef COX_INTERNAL
 uint32_t cox_group_rank(const struct cox_group *group);
 uint32_t cox_group_rank_count(const struct cox_group *group);
 uint32_t cox_group_value_size(const struct cox_group *group);
+#endif
 
 /* From now on operations are those of this epoch, counted from its beginning. The same one is
  * otherwise fine and does nothing. Does not wait. 1 to 2^40 - 2; a new group is in epoch 0. Also

@@ -297,7 +297,9 @@ COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 
 /* Which rank of how many this is; once new has returned. */
 COX_PUBLIC uint32_t cox_worker_rank(const struct cox_worker *worker);
+#ifdef COX_INTERNAL
 uint32_t cox_worker_rank_count(const struct cox_worker *worker);
+#endif
 
 /* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the
  * rank has left the group: requests to it fail, also while the process lives on.
@@ -354,7 +356,9 @@ COX_PUBLIC int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms,
 /* Requests are begun again. Idempotent. An init that is not replayed makes the group NORMAL, where
  * no start is legal: its callback resumes. */
 COX_PUBLIC void cox_worker_resume(struct cox_worker *worker);
+#ifdef COX_INTERNAL
 bool cox_worker_paused(const struct cox_worker *worker);
+#endif
 /* A callback of the execute or of the transfer channel is inside. A thread that has stored what
  * such a callback looks at first, and then finds none here, will not be missed by the next one
  * (both seq_cst). */

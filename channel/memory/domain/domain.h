@@ -119,6 +119,7 @@ COX_PUBLIC struct cox_domains *cox_domains_free(struct cox_domains *domains); /*
 COX_PUBLIC int cox_domains_add(struct cox_domains *domains, uint32_t kind, uint32_t device_count,
                                const struct cox_domain_functions *functions, void *context,
                                struct cox_error *err);
+#ifdef COX_INTERNAL
 /* Numbers are input.
  * Returns
  *   0
@@ -141,6 +142,7 @@ int cox_domain_copy_to(struct cox_domain_memory *memory, uint64_t offset, const 
                        uint64_t size, struct cox_error *err);
 int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
                          uint64_t size, struct cox_error *err);
+#endif
 
 #ifdef __cplusplus
 }

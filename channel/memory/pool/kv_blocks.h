@@ -64,10 +64,12 @@ COX_PUBLIC int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size,
                                  struct cox_kv_blocks **ret_blocks, struct cox_error *err);
 /* NULL-safe, returns NULL. Views stay as they are. */
 COX_PUBLIC struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks);
+#ifdef COX_INTERNAL
 void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
 
 uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks);
 uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks); /* of one */
+#endif
 /* Block 0; block b is b * block_size behind it. Lent until free. */
 COX_PUBLIC void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
 /* What readers attach to, open for reading only. Lent until free. By value: cox_exporter_export
@@ -108,12 +110,16 @@ struct cox_kv_view;
 COX_PUBLIC int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct cox_error *err);
 /* NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
+#ifdef COX_INTERNAL
 void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
+#endif
 
 COX_PUBLIC uint32_t cox_kv_view_count(const struct cox_kv_view *view);
 COX_PUBLIC uint64_t cox_kv_view_size(const struct cox_kv_view *view); /* of one block */
+#ifdef COX_INTERNAL
 /* As it is now, not ordered with anything. COX_KV_NOBODY also where there is no such block. */
 uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
+#endif
 /* Copies the block, cox_kv_view_size bytes. generation: whose it must be; COX_KV_NOBODY: anybody's.
  * Returns
  *   0: to holds what the owner gave under one generation

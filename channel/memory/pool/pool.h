@@ -160,11 +160,13 @@ COX_PUBLIC int cox_pool_attach(const int fds[2], const struct cox_pool_attach_op
 /* Gives back all that this process holds, and lets go. NULL-safe, returns NULL. In the child of a
  * fork it only lets go of memory and fds: the row is the parent's. */
 COX_PUBLIC struct cox_pool *cox_pool_free(struct cox_pool *pool);
+#ifdef COX_INTERNAL
 void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
 
 /* True when this process holds no reference of any block; what take_all took is none. A look at the
  * ledger of all blocks. */
 bool cox_pool_is_idle(const struct cox_pool *pool);
+#endif
 
 /* Lent until free. ret_fds[1] is open for writing where this process may write the blocks. */
 COX_PUBLIC void cox_pool_fds(const struct cox_pool *pool, int ret_fds[2]);
@@ -190,10 +192,12 @@ COX_PUBLIC int cox_pool_open(const struct cox_pool_handle *handle, const char *d
                              struct cox_pool **ret_pool, struct cox_error *err);
 
 COX_PUBLIC uint64_t cox_pool_id(const struct cox_pool *pool); /* random, not 0 */
+#ifdef COX_INTERNAL
 struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
 uint32_t cox_pool_block_count(const struct cox_pool *pool);
 uint64_t cox_pool_block_size(
     const struct cox_pool *pool); /* fixed: of each; slab: of the smallest */
+#endif
 COX_PUBLIC struct cox_domain_memory *cox_pool_memory(const struct cox_pool *pool); /* lent */
 
 /* ---- references ---- */
@@ -239,6 +243,7 @@ COX_PUBLIC int cox_pool_offset(const struct cox_pool *pool, const struct cox_blo
                                uint64_t *ret_offset);
 /* Address of the block in this process; NULL: the domain has none, or no such block. */
 COX_PUBLIC void *cox_pool_pointer(const struct cox_pool *pool, const struct cox_block_ref *ref);
+#ifdef COX_INTERNAL
 /* The reference of the block that a byte is in, as it is now: by offset, or by address. Counts
  * nothing.
  * Returns
@@ -248,6 +253,7 @@ COX_PUBLIC void *cox_pool_pointer(const struct cox_pool *pool, const struct cox_
 int cox_pool_find(const struct cox_pool *pool, uint64_t offset, struct cox_block_ref *ret_ref);
 int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
                           struct cox_block_ref *ret_ref);
+#endif
 
 /* The next three copy bytes [offset, offset + size) of the block, from and to the host, and from
  * block to block of any two pools. The process holds a reference (asserted in no build: checked).
@@ -275,6 +281,7 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
  * for; others pin them with cox_pool_ref. Generations are then its own numbers, any but the one
  * before. For readers that need not be trusted, and are not waited for: kv_blocks.h. */
 
+#ifdef COX_INTERNAL
 /* Every block becomes USED with this generation, counted by this process. Of a fresh fixed pool
  * only: COX_STATE. A block taken so is no reference to unref: it stays this process's until free.
  * All or none; what the domain says, on demand: then the pool is not fresh any more. */
@@ -300,9 +307,11 @@ int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation);
  */
 int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
                     bool (*cancelled)(void *context), void *context, struct cox_error *err);
+#endif
 
 /* ---- holds, for queues ---- */
 
+#ifdef COX_INTERNAL
 /* The owner joins a holder (a queue's id, not 0), so that its holds stay while this process lives.
  * Each join takes a leave, for two users of one pool in one process know nothing of each other;
  * free leaves all.
@@ -329,6 +338,7 @@ int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64
  */
 void cox_pool_unhold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
                      uint64_t tag);
+#endif
 
 /* ---- the dead, and display ---- */
 
@@ -351,10 +361,12 @@ struct cox_pool_stats {
 };
 /* A picture that is exact only while nobody changes anything. */
 COX_PUBLIC void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
+#ifdef COX_INTERNAL
 /* Owners, holders and used blocks as text, one a line, for a debugger or a log. line is called for
  * each. */
 void cox_pool_dump(const struct cox_pool *pool, void (*line)(void *context, const char *text),
                    void *context);
+#endif
 
 #ifdef __cplusplus
 }
