@@ -18,8 +18,8 @@ static int fail_uninitialized(const char *type, size_t size, struct cox_error *e
         type, size, initializer);
 }
 
-int cox_options_copy(void *known, size_t known_size, const void *options, const char *type,
-                     struct cox_error *err)
+int cox_options_convert(void *known, size_t known_size, const void *options, const char *type,
+                        struct cox_error *err)
 {
     size_t size = known_size;
     if (options)

@@ -12,12 +12,27 @@
 
 #include "base.h"
 
+#include <string.h>
+
+/* cox_options_copy for callers of other releases, and for none. */
+int cox_options_convert(void *known, size_t known_size, const void *options, const char *type,
+                        struct cox_error *err);
+
 /* Copies options to known, which has the known_size bytes that this library knows. Fields beyond
  * options->size become zero. options NULL: all are zero. type: "cox_pool_options", for err.
  * Returns
  *   0
  *   COX_INVALID: the size is 0 or makes no sense, or fields beyond known_size are not zero */
-int cox_options_copy(void *known, size_t known_size, const void *options, const char *type,
-                     struct cox_error *err);
+static inline int cox_options_copy(void *known, size_t known_size, const void *options,
+                                   const char *type, struct cox_error *err)
+{
+    size_t size = 0;
+    if (options)
+        memcpy(&size, options, sizeof size);
+    if (size != known_size)
+        return cox_options_convert(known, known_size, options, type, err);
+    memcpy(known, options, known_size); /* of most callers, also in every submit */
+    return 0;
+}
 
 #endif
