@@ -32,7 +32,7 @@ struct cox_operation {
 
 /* NULL for a number that is no ExecuteType. COX_TYPE_OPAQUE is an operation too ("OPAQUE",
  * execute). */
-COX_PUBLIC const struct cox_operation *cox_operation_find(uint32_t execute_type);
+const struct cox_operation *cox_operation_find(uint32_t execute_type);
 
 #ifdef __cplusplus
 }

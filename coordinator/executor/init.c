@@ -428,7 +428,8 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
                                            .max_position_embeddings = INT64_MAX}};
     for (uint32_t i = 0; i < COX_KV_CACHE_COUNT_MAX; i++)
         visit.summary.kv_caches[i].block_count = INT64_MAX;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     r = cox_executor_call(executor, &request, &options, init_visit, &visit, err);
     if (!replayed)

@@ -268,7 +268,8 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
 /* With the door, where there is one that takes it. */
 static int engine_make_exporter(struct cox_engine *engine, struct cox_error *err)
 {
-    const struct cox_exporter_options options = {.door_path = engine->given.door};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .door_path = engine->given.door};
     struct cox_error why = {0};
 
     if (engine->exporter)
@@ -585,6 +586,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
 {
     struct cox_engine *engine = context;
     struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .value_size = COX_GROUP_VALUE_SIZE_MIN,
         .deadline_ns = cox_deadline_after_ms(WAIT_MS),
         .aborted = given_up,
@@ -808,6 +810,7 @@ static int on_start(void *context, struct cox_error *err)
 }
 
 const struct cox_worker_callbacks cox_engine_callbacks = {
+    .size = sizeof(struct cox_worker_callbacks),
     .init = on_init,
     .execute = on_execute,
     .lora = on_lora,

@@ -664,11 +664,12 @@ static const struct countdown_subject memory_batch_builder = {
 
 /* ---- a worker of the group ---- */
 
-static const struct cox_worker_callbacks callbacks;
+static const struct cox_worker_callbacks callbacks = COX_WORKER_CALLBACKS_INIT;
 
 static struct cox_worker_options worker_options(void)
 {
     struct cox_worker_options options = {
+        .size = sizeof(struct cox_worker_options),
         .rank = 1,
         .rank_count = RANK_COUNT,
         .parent_pid = getpid(),

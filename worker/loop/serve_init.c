@@ -35,6 +35,7 @@ void cox_init_request_group(const struct cox_init_request *request,
 {
     const struct cox_worker *worker = request->worker;
     const uint64_t life = request->request->group_life;
+    COX_ASSERT(options->size >= offsetof(struct cox_group_options, aborted));
     options->name = NULL;
     options->sealed = worker->group_memory ? &request->sealed : NULL;
     options->fd = worker->group_fd;
