@@ -40,7 +40,8 @@ void cox_bulk_sender_deinit(struct cox_bulk_sender *sender)
 /* A door that does not answer the first time is not tried again. */
 static int sender_open(struct cox_bulk_sender *sender, const char *door_path, struct cox_error *err)
 {
-    const struct cox_exporter_options options = {.door_path = door_path};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .door_path = door_path};
     int r = 0;
     pthread_mutex_lock(&sender->lock);
     if (!sender->exporter && !sender->plain && door_path)

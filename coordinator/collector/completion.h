@@ -128,8 +128,10 @@ struct cox_channel_stats {
     struct cox_phase_stats phases[COX_PHASE_COUNT];
 };
 
+#ifdef COX_INTERNAL
 /* "queue", "ranks", ...; "unknown" outside. Static storage. */
-COX_PUBLIC const char *cox_phase_name(uint32_t phase);
+const char *cox_phase_name(uint32_t phase);
+#endif
 
 #ifdef __cplusplus
 }

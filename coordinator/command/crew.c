@@ -351,6 +351,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
 {
     const struct cox_group_choice *group = options->group;
     struct cox_executor_options executor_options = {
+        .size = sizeof(struct cox_executor_options),
         .name = group->name,
         .rank_count = group->rank_count,
         .command = options->command,

@@ -11,6 +11,7 @@
 #include "channel/base/thread.h"
 #include "channel/shm/channel.h"
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "channel/base/peer.h"
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
@@ -497,7 +498,12 @@ int cox_executor_start(const struct cox_executor_options *options,
 {
     char name[COX_NAME_SIZE_MAX + 1];
     struct cox_geometry geometry;
-    int r = executor_check_options(options, name, sizeof name, &geometry, err);
+    struct cox_executor_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_executor_options", err);
+    if (r)
+        return r;
+    options = &known;
+    r = executor_check_options(options, name, sizeof name, &geometry, err);
     if (r)
         return r;
     struct cox_executor *executor = calloc(1, sizeof *executor);

@@ -361,7 +361,7 @@ static void init_keep_group(struct cox_executor *executor, uint64_t life)
 /* What init tells of the weights; all of it is lent to the request. */
 struct weights_words {
     struct cox_weights_told told;
-    Coxswain__WeightsOffer offer;
+    Coxswain__WeightsCandidate offer;
 };
 
 static void weights_fill(const struct cox_executor *executor, struct weights_words *words,
@@ -371,7 +371,7 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
     if (!executor->tell_weights || executor->geometry.legacy)
         return;
     executor->tell_weights(executor->tell_context, told);
-    coxswain__weights_offer__init(&words->offer);
+    coxswain__weights_candidate__init(&words->offer);
     words->offer.has_handle = words->offer.has_size = 1;
     words->offer.handle =
         (ProtobufCBinaryData){.data = told->handle.bytes, .len = sizeof told->handle.bytes};
@@ -428,7 +428,8 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
                                            .max_position_embeddings = INT64_MAX}};
     for (uint32_t i = 0; i < COX_KV_CACHE_COUNT_MAX; i++)
         visit.summary.kv_caches[i].block_count = INT64_MAX;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     r = cox_executor_call(executor, &request, &options, init_visit, &visit, err);
     if (!replayed)

@@ -256,7 +256,8 @@ static int recover_call(struct cox_executor *executor, enum cox_recover_command 
 {
     Coxswain__RecoverCommandRequest body = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     body.command = (char *)(uintptr_t)commands[command].wire;
     request.has_execute_type = 1;

@@ -8,6 +8,7 @@
 
 #include "channel/shm/request.h"
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "proto/bulk_ref.h"
 #include "proto/operation.h"
 #include "proto/step_wire.h"
@@ -196,8 +197,11 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
 {
     _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
+    struct cox_submit_options known;
     struct cox_entry entry;
-    int r = entry_prepare(executor, type, options, &entry, err);
+    int r = cox_options_copy(&known, sizeof known, options, "cox_submit_options", err);
+    if (r == 0)
+        r = entry_prepare(executor, type, &known, &entry, err);
     if (r)
         return r;
     enum cox_channel_id channel = entry.operation->channel;
@@ -224,8 +228,11 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
         return cox_fail(
             err, COX_DEADLOCK,
             "a call from inside a handler or hook would wait for itself: submit, or call from another thread");
+    struct cox_submit_options known;
     struct cox_entry entry;
-    int r = entry_prepare(executor, type, options, &entry, err);
+    int r = cox_options_copy(&known, sizeof known, options, "cox_submit_options", err);
+    if (r == 0)
+        r = entry_prepare(executor, type, &known, &entry, err);
     if (r)
         return r;
     enum cox_channel_id channel = entry.operation->channel;
@@ -233,7 +240,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     struct cox_waiter waiter = {.visit = visit, .visit_context = visit_context, .err = err};
     entry.waiter = entry.replies ? &waiter : NULL;
     bool gathers = entry.replies && !cox_executor_is_async(channel);
-    if (gathers && cox_collector_gather_enter(collector, options->deadline_ns))
+    if (gathers && cox_collector_gather_enter(collector, known.deadline_ns))
         return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",
                         cox_channel_name(channel));
     for (;;) {
@@ -241,8 +248,8 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
         cox_error_clear(&why);
         r = executor_publish(executor, payload, &entry, &why);
         bool room = r != COX_FULL && r != COX_LATE;
-        if (!room && cox_now_ns() < options->deadline_ns) {
-            cox_collector_await_room(collector, options->deadline_ns);
+        if (!room && cox_now_ns() < known.deadline_ns) {
+            cox_collector_await_room(collector, known.deadline_ns);
             continue;
         }
         if (r)
@@ -256,7 +263,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     } else if (r == 0 && entry.replies && collector->collected) {
         r = cox_collector_collect_call(collector, &waiter);
     } else if (r == 0 && entry.replies) {
-        r = cox_collector_await(collector, entry.sequence, &waiter, options->deadline_ns, err);
+        r = cox_collector_await(collector, entry.sequence, &waiter, known.deadline_ns, err);
     }
     if (gathers)
         cox_collector_gather_leave(collector);

@@ -9,6 +9,7 @@
 #ifndef COX_MEMORY_H
 #define COX_MEMORY_H
 
+#include "channel/base/version.h"
 #include "channel/memory/domain/domain.h"
 #include "channel/memory/domain/domain_cuda.h"
 #include "channel/memory/pool/kv_blocks.h"

@@ -81,7 +81,8 @@ static int worker_parse(void *context, uint32_t rank, int argc, char **argv)
 
 int coxswain_worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = worker_opaque};
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .opaque = worker_opaque};
     struct worker_context own = {0};
     return group_worker_main(argc, argv, &callbacks, worker_parse, &own);
 }
@@ -118,6 +119,7 @@ static void count_allocations(struct coxswain *c, const struct cox_completion *c
 static struct cox_submit_options options_now(uint64_t now_ns, uint64_t round)
 {
     return (struct cox_submit_options){
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = now_ns + ROUND_DEADLINE_MS * COX_NSEC_PER_MSEC,
         .request_context = (void *)(uintptr_t)round,

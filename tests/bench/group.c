@@ -97,6 +97,7 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
         command[i + 2] = words[i];
     const uint32_t depth = flavour->depth ? flavour->depth : GROUP_DEPTH_DEFAULT;
     struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
         .command = command,
         .depth = depth,
@@ -116,7 +117,7 @@ int group_worker_main(int argc, char **argv, const struct cox_worker_callbacks *
                       int (*parse)(void *context, uint32_t rank, int argc, char **argv),
                       void *context)
 {
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);

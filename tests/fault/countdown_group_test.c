@@ -256,11 +256,12 @@ static const struct countdown_subject process_supervisor = {
 
 /* ---- the whole group ---- */
 
-static struct cox_executor_options executor_options;
+static struct cox_executor_options executor_options = COX_EXECUTOR_OPTIONS_INIT;
 
 static void executor_choose(uint32_t depth, bool legacy)
 {
     executor_options = (struct cox_executor_options){
+        .size = sizeof(struct cox_executor_options),
         .name = group_name(),
         .rank_count = RANK_COUNT,
         .command = scripted,

@@ -8,11 +8,13 @@
 #include "channel/memory/pool/kv_blocks.h"
 #include "channel/memory/pool/pool.h"
 
-static const struct cox_pool_options fixed = {.block_size = 4096, .block_count = 16};
-static const struct cox_pool_options slabs = {.strategy = COX_POOL_SLAB,
+static const struct cox_pool_options fixed = {
+    .size = sizeof(struct cox_pool_options), .block_size = 4096, .block_count = 16};
+static const struct cox_pool_options slabs = {.size = sizeof(struct cox_pool_options),
+                                              .strategy = COX_POOL_SLAB,
                                               .block_size = 1024,
                                               .slab_size = 4096,
-                                              .size = 16 * 4096,
+                                              .slabs_size = 16 * 4096,
                                               .on_demand = true};
 
 static struct cox_pool *pool;

@@ -12,7 +12,8 @@ static struct cox_exporter *exporter;
 static struct cox_queue *queue;
 static struct cox_handle handle;
 
-static const struct cox_queue_options options = {.depth = 4};
+static const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
+                                                 .depth = 4};
 
 static int queue_create(void *object, struct cox_error *err)
 {
@@ -36,8 +37,11 @@ static int queue_open(void *object, struct cox_error *err)
 
 static int publisher_new(void *object, struct cox_error *err)
 {
-    const struct cox_publisher_options with = {
-        .pool = host, .exporter = exporter, .domains = domains, .door_path = "/nonexistent"};
+    const struct cox_publisher_options with = {.size = sizeof(struct cox_publisher_options),
+                                               .pool = host,
+                                               .exporter = exporter,
+                                               .domains = domains,
+                                               .door_path = "/nonexistent"};
     return cox_publisher_new(queue, &with, object, err);
 }
 
@@ -48,7 +52,8 @@ static void publisher_free(void *object)
 
 static int subscriber_new(void *object, struct cox_error *err)
 {
-    const struct cox_subscriber_options with = {.pool = staged,
+    const struct cox_subscriber_options with = {.size = sizeof(struct cox_subscriber_options),
+                                                .pool = staged,
                                                 .pools = &host,
                                                 .pool_count = 1,
                                                 .exporter = exporter,

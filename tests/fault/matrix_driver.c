@@ -163,8 +163,10 @@ static bool driver_slow(struct driver *d, const char *name, int status)
 
 static struct cox_submit_options how(const struct driver *d, enum cox_gather gather)
 {
-    return (struct cox_submit_options){
-        .gather = gather, .deadline_ns = deadline(d), .asked = &d->asked};
+    return (struct cox_submit_options){.size = sizeof(struct cox_submit_options),
+                                       .gather = gather,
+                                       .deadline_ns = deadline(d),
+                                       .asked = &d->asked};
 }
 
 static int call_opaque(struct driver *d, const struct operation *operation, struct cox_error *err)
@@ -426,6 +428,7 @@ static struct cox_executor_options options_of(struct driver *d)
 {
     static const char *const command[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
     struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .name = d->name,
         .rank_count = MATRIX_RANK_COUNT,
         .command = command,

@@ -162,7 +162,7 @@ static void use_numbers(const struct forks_self *self)
     int fds[2];
     options.strategy = COX_POOL_FIXED;
     options.block_size = 4096;
-    options.slab_size = options.size = 0;
+    options.slab_size = options.slabs_size = 0;
     options.block_count = 4;
     FORK_CHECK(cox_pool_create(&options, &pool, NULL) == 0, "create");
     cox_pool_fds(pool, fds);
@@ -399,15 +399,18 @@ static void b37_b24_h20_killed_with_fixed_blocks(void **state)
 {
     (void)state;
     /* As many rows as processes live: the victim takes that of the dead one. */
-    const struct run kind = {
-        .options = {.block_size = 1024, .block_count = 12, .owner_count_max = 2}};
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .block_size = 1024,
+                                         .block_count = 12,
+                                         .owner_count_max = 2}};
     strike_everywhere(&kind);
 }
 
 static void b37_b24_killed_with_fixed_blocks_on_demand(void **state)
 {
     (void)state;
-    const struct run kind = {.options = {.block_size = 4096,
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .block_size = 4096,
                                          .block_count = 12,
                                          .owner_count_max = 4,
                                          .on_demand = true,
@@ -418,10 +421,11 @@ static void b37_b24_killed_with_fixed_blocks_on_demand(void **state)
 static void b37_b24_a30_killed_with_slabs(void **state)
 {
     (void)state;
-    const struct run kind = {.options = {.strategy = COX_POOL_SLAB,
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .strategy = COX_POOL_SLAB,
                                          .block_size = 1024,
                                          .slab_size = 4096,
-                                         .size = 12 * 4096,
+                                         .slabs_size = 12 * 4096,
                                          .owner_count_max = 4}};
     strike_everywhere(&kind);
 }
@@ -429,10 +433,11 @@ static void b37_b24_a30_killed_with_slabs(void **state)
 static void b37_b24_a30_killed_with_slabs_on_demand(void **state)
 {
     (void)state;
-    const struct run kind = {.options = {.strategy = COX_POOL_SLAB,
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .strategy = COX_POOL_SLAB,
                                          .block_size = 1024,
                                          .slab_size = 4096,
-                                         .size = 12 * 4096,
+                                         .slabs_size = 12 * 4096,
                                          .owner_count_max = 4,
                                          .on_demand = true,
                                          .retain_size = 4096}};
@@ -442,9 +447,11 @@ static void b37_b24_a30_killed_with_slabs_on_demand(void **state)
 static void p9_b37_a_reader_killed_while_the_owner_lives(void **state)
 {
     (void)state;
-    const struct run kind = {
-        .options = {.block_size = 1024, .block_count = 12, .owner_count_max = 4},
-        .owner_is_survivor = true};
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .block_size = 1024,
+                                         .block_count = 12,
+                                         .owner_count_max = 4},
+                             .owner_is_survivor = true};
     strike_everywhere(&kind);
 }
 

@@ -101,7 +101,8 @@ static void await_step(struct race *race, uint32_t step)
 
 static struct race *race_new(struct cox_pool **ret_pool)
 {
-    static const struct cox_pool_options options = {.block_size = 64, .block_count = BLOCK_COUNT};
+    static const struct cox_pool_options options = {
+        .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = BLOCK_COUNT};
     struct race *race = forks_share(sizeof *race);
     *ret_pool = pool_made(&options);
     cox_pool_fds(*ret_pool, race->fds);
@@ -215,8 +216,11 @@ static void wanting_main(const struct forks_self *self)
 static void a30_b31_no_block_of_a_slab_that_is_gone(void **state)
 {
     (void)state;
-    static const struct cox_pool_options options = {
-        .strategy = COX_POOL_SLAB, .block_size = 64, .slab_size = 4096, .size = 4 * 4096};
+    static const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                                    .strategy = COX_POOL_SLAB,
+                                                    .block_size = 64,
+                                                    .slab_size = 4096,
+                                                    .slabs_size = 4 * 4096};
     struct cox_pool *pool = pool_made(&options);
     struct race *race = forks_share(sizeof *race);
     struct forks forks;
@@ -280,7 +284,8 @@ static void await_sleep(const struct closer *closer)
 static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
 {
     (void)state;
-    static const struct cox_pool_options options = {.block_size = 64, .block_count = BLOCK_COUNT};
+    static const struct cox_pool_options options = {
+        .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = BLOCK_COUNT};
     struct cox_pool *pool = pool_made(&options), *other = pool_attached(pool);
     struct closer first = {.pool = pool, .ref = pool_allocated(pool, 1)}, second = first;
     const struct sigaction action = {.sa_handler = wake};

@@ -36,7 +36,8 @@ struct world {
     struct cox_queue_set *set;
 };
 
-static const struct cox_queue_options small = {.depth = 2,
+static const struct cox_queue_options small = {.size = sizeof(struct cox_queue_options),
+                                               .depth = 2,
                                                .domain_count_max = 3,
                                                .publisher_count_max = 3,
                                                .subscriber_count_max = 3,
@@ -98,7 +99,8 @@ static void call_everything(struct world *world)
     struct cox_subscriber *ready;
     struct cox_queue *third = NULL;
     size_t length = 0;
-    const struct cox_subscriber_options options = {.pool = staged, .domains = domains};
+    const struct cox_subscriber_options options = {
+        .size = sizeof(struct cox_subscriber_options), .pool = staged, .domains = domains};
     struct cox_subscriber *late = NULL;
     int r;
     TIMED(r = cox_queue_set_wait(world->set, cox_deadline_after_ms(1), &ready));

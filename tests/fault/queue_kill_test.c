@@ -50,7 +50,8 @@ struct own {
 static struct own attach(bool with_staged)
 {
     struct own own = {0};
-    const struct cox_pool_attach_options options = {.domains = domains};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .domains = domains};
     int fds[2];
     cox_pool_fds(host, fds);
     COX_ASSERT(cox_pool_attach(fds, &options, &own.host, NULL) == 0);
@@ -111,7 +112,8 @@ static void do_everything(void)
     struct cox_exporter *exporter;
     struct cox_queue_set *set;
     struct cox_subscriber *ready;
-    const struct cox_exporter_options consent = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options consent = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     COX_ASSERT(cox_exporter_new(&consent, &exporter, NULL) == 0);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, exporter);
     struct cox_subscriber *child_near =
@@ -189,7 +191,8 @@ static void sweep_only(void)
 /* With room for one domain and one pool, which another one's are in. */
 static void reclaim(void)
 {
-    const struct cox_queue_options options = {.domain_count_max = 1, .pool_count_max = 1};
+    const struct cox_queue_options options = {
+        .size = sizeof(struct cox_queue_options), .domain_count_max = 1, .pool_count_max = 1};
     struct own own = attach(true);
     struct cox_queue *small;
     COX_ASSERT(cox_queue_create(&options, &small, NULL) == 0);

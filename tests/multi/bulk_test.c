@@ -29,7 +29,8 @@ static const char *const worker_command[] = {COX_TEST_BIN_DIR "/bulk_worker", NU
 
 static struct cox_executor_options small_options(uint32_t rank_count)
 {
-    struct cox_executor_options options = {.command = worker_command, .depth = 2};
+    struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .command = worker_command, .depth = 2};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         options.request_size[c] = 2 * (16 << 10);
         options.response_size[c] = (uint64_t)rank_count * 2 * (16 << 10);
@@ -225,6 +226,7 @@ static int ask(struct test_group *g, const struct bytes *bytes, uint64_t timeout
                struct look *ret_look)
 {
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = cox_deadline_after_ms(timeout_ms ? timeout_ms : TEST_PATIENCE_MS)};
     *ret_look = (struct look){0};
@@ -303,6 +305,7 @@ static int ask_init(struct test_group *g, size_t blob_size, size_t answer_size,
     request.n_config = 2;
     request.config = entries;
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = cox_deadline_after_ms(
             blob_size + answer_size >= LARGE_SIZE ? LARGE_PATIENCE_MS : TEST_PATIENCE_MS)};
@@ -505,8 +508,10 @@ static size_t submit_until_full(struct test_group *g, const struct bytes *bytes)
     size_t count = 0;
     int r = 0;
     while (r == 0 && count < 100) {
-        const struct cox_submit_options options = {
-            .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_ALL,
+                                                   .deadline_ns =
+                                                       cox_deadline_after_ms(TEST_PATIENCE_MS)};
         r = cox_executor_submit_opaque(test_group_executor(g), bytes->at, bytes->size, &options,
                                        NULL, NULL);
         count += r == 0;
@@ -672,7 +677,8 @@ static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state
     assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_held_bytes >= 8 * MIB);
     test_await_lines(g, 1, "holds", 1);
     /* Also when somebody looks. */
-    const struct cox_submit_options soon = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options soon = {.size = sizeof(struct cox_submit_options),
+                                            .gather = COX_GATHER_ALL,
                                             .deadline_ns = cox_deadline_after_ms(20)};
     assert_int_equal(
         cox_executor_call_opaque(test_group_executor(g), "sum", 3, &soon, NULL, NULL, &last_error),

@@ -51,7 +51,7 @@ struct call {
 };
 
 static struct cox_worker *worker;
-static struct cox_worker_options options;
+static struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
 
 static int answer_text(const struct call *c, const char *text)
 {
@@ -391,7 +391,8 @@ static int on_init(void *context, const struct cox_init_request *request,
 
 int main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.init = on_init, .opaque = on_opaque};
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .init = on_init, .opaque = on_opaque};
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
     if (r == 0 && argc > 1 && strcmp(argv[1], "nodepot") == 0)

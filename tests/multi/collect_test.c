@@ -16,8 +16,10 @@
 
 static struct test_group *start(uint32_t rank_count)
 {
-    const struct cox_executor_options options = {
-        .collect = true, .depth = DEPTH, .finalize_ms = 300};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .collect = true,
+                                                 .depth = DEPTH,
+                                                 .finalize_ms = 300};
     return test_group_start(rank_count, &options);
 }
 
@@ -29,8 +31,10 @@ static uint64_t patience(void)
 static int submit(struct test_group *g, const char *text, void *context, uint64_t deadline_ns,
                   struct cox_error *err)
 {
-    const struct cox_submit_options options = {
-        .gather = COX_GATHER_ALL, .deadline_ns = deadline_ns, .request_context = context};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = deadline_ns,
+                                               .request_context = context};
     uint64_t sequence;
     return cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
                                       &sequence, err);
@@ -215,7 +219,8 @@ struct callers {
 static void *call(void *context)
 {
     struct callers *callers = context;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
     for (int i = 0; i < CALLS; i++) {
         struct cox_error err = {0};
@@ -338,7 +343,8 @@ static void p4_wrong_use_is_refused(void **state)
         int status;
         struct test_group *group;
     } visit = {.group = g};
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
     assert_int_equal(
         cox_executor_call_opaque(executor, "echo x", 6, &options, in_visit, &visit, &err), 0);

@@ -210,15 +210,24 @@ static void stress_main(const struct forks_self *self)
 }
 
 static const struct cox_pool_options kinds[] = {
-    {.block_size = BLOCK_SIZE, .block_count = 100},
-    {.strategy = COX_POOL_SLAB, .block_size = 64, .slab_size = 4096, .size = 512 << 10},
-    {.strategy = COX_POOL_SLAB,
+    {.size = sizeof(struct cox_pool_options), .block_size = BLOCK_SIZE, .block_count = 100},
+    {.size = sizeof(struct cox_pool_options),
+     .strategy = COX_POOL_SLAB,
      .block_size = 64,
      .slab_size = 4096,
-     .size = 512 << 10,
+     .slabs_size = 512 << 10},
+    {.size = sizeof(struct cox_pool_options),
+     .strategy = COX_POOL_SLAB,
+     .block_size = 64,
+     .slab_size = 4096,
+     .slabs_size = 512 << 10,
      .on_demand = true,
      .retain_size = 16384},
-    {.block_size = 4096, .block_count = 100, .on_demand = true, .retain_size = 8 * 4096},
+    {.size = sizeof(struct cox_pool_options),
+     .block_size = 4096,
+     .block_count = 100,
+     .on_demand = true,
+     .retain_size = 8 * 4096},
 };
 #define KIND_COUNT (sizeof kinds / sizeof kinds[0])
 

@@ -24,7 +24,8 @@
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 64
 
-static const struct cox_pool_options fixed = {.block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
+static const struct cox_pool_options fixed = {
+    .size = sizeof(struct cox_pool_options), .block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
 
 struct shared {
     int fds[2];
@@ -55,8 +56,10 @@ static void by_handle_main(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     const bool reads = self->rank % 2;
-    const struct cox_pool_attach_options options = {.read_only = reads};
-    const struct cox_pool_attach_options writes = {.read_only = false};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .read_only = reads};
+    const struct cox_pool_attach_options writes = {.size = sizeof(struct cox_pool_attach_options),
+                                                   .read_only = false};
     struct cox_pool *pool = NULL, *none = NULL;
     struct cox_error err = {0};
     int r = cox_pool_open(&shared->handles[reads], NULL, cox_deadline_after_ms(TEST_PATIENCE_MS),
@@ -88,7 +91,8 @@ static void h19_h22_h23_attached_by_handle_and_freed_by_others(void **state)
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_exporter *exporter = NULL;
-    const struct cox_exporter_options options = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     assert_int_equal(cox_exporter_new(&options, &exporter, NULL), 0);
     for (int i = 0; i < 2; i++)
         assert_int_equal(cox_pool_export(pool, exporter, i == 1, &shared->handles[i], NULL), 0);

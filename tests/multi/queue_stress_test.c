@@ -60,11 +60,13 @@ struct own {
 static struct own own_open(const struct forks_self *self)
 {
     const struct shared *shared = self->context;
-    const struct cox_exporter_options consent = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options consent = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     struct own own = {0};
     FORK_CHECK(cox_domains_new(&own.domains) == 0, "domains");
     FORK_CHECK(cox_exporter_new(&consent, &own.exporter, NULL) == 0, "exporter");
-    const struct cox_pool_attach_options options = {.domains = own.domains};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .domains = own.domains};
     FORK_CHECK(cox_pool_attach(shared->pool_fds[0], &options, &own.host, NULL) == 0, "pool");
     FORK_CHECK(cox_pool_attach(shared->pool_fds[1], &options, &own.staged, NULL) == 0, "pool");
     for (int i = 0; i < QUEUES; i++)
@@ -227,7 +229,8 @@ static struct made make(void)
     static const uint32_t kinds[2] = {COX_DOMAIN_HOST, COX_DOMAIN_STAGED};
     assert_int_equal(cox_domains_new(&made.domains), 0);
     for (int i = 0; i < 2; i++) {
-        const struct cox_pool_options options = {.domains = made.domains,
+        const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                                 .domains = made.domains,
                                                  .domain = {kinds[i], 0},
                                                  .block_size = FIXTURE_BLOCK_SIZE,
                                                  .block_count = BLOCKS,
@@ -329,10 +332,11 @@ static void publish_for_ever(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     struct own own = own_open(self);
-    static const struct cox_pool_options slabs = {.strategy = COX_POOL_SLAB,
+    static const struct cox_pool_options slabs = {.size = sizeof(struct cox_pool_options),
+                                                  .strategy = COX_POOL_SLAB,
                                                   .block_size = 1024,
                                                   .slab_size = 16384,
-                                                  .size = 32 * 4096,
+                                                  .slabs_size = 32 * 4096,
                                                   .owner_count_max = 64,
                                                   .on_demand = true};
     struct cox_pool *mine = NULL;

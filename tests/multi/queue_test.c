@@ -29,7 +29,8 @@ struct shared {
 
 static struct cox_pool *attach_pool(const struct cox_domains *domains, const int fds[2])
 {
-    const struct cox_pool_attach_options options = {.domains = domains};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .domains = domains};
     struct cox_pool *pool = NULL;
     struct cox_error err = {0};
     int r = cox_pool_attach(fds, &options, &pool, &err);
@@ -41,7 +42,8 @@ static struct cox_pool *attach_pool(const struct cox_domains *domains, const int
 
 static struct cox_exporter *open_exporter(void)
 {
-    const struct cox_exporter_options options = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     struct cox_exporter *exporter = NULL;
     COX_ASSERT(cox_exporter_new(&options, &exporter, NULL) == 0);
     return exporter;
@@ -172,13 +174,16 @@ static void h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped(void **state)
     struct cox_domains *domains;
     struct cox_queue *queue;
     struct cox_exporter *exporter = open_exporter();
-    const struct cox_queue_options options = {.depth = 64};
+    const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
+                                              .depth = 64};
     const struct cox_pool_options pools[2] = {
-        {.domain = {COX_DOMAIN_HOST, 0},
+        {.size = sizeof(struct cox_pool_options),
+         .domain = {COX_DOMAIN_HOST, 0},
          .block_size = FIXTURE_BLOCK_SIZE,
          .block_count = 128,
          .owner_count_max = 64},
-        {.domain = {COX_DOMAIN_STAGED, 0},
+        {.size = sizeof(struct cox_pool_options),
+         .domain = {COX_DOMAIN_STAGED, 0},
          .block_size = FIXTURE_BLOCK_SIZE,
          .block_count = 128,
          .owner_count_max = 64},

@@ -71,7 +71,8 @@ static void p3_status_answers_while_a_handler_is_stuck(void **state)
     sem_init(&stuck.go_on, 0, 0);
     assert_int_equal(
         cox_executor_register(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck), 0);
-    const struct cox_submit_options options = {.deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = patience()};
     uint64_t sequence;
     for (int i = 0; i < 3; i++) /* one is in the handler, two are behind it */
         assert_int_equal(
@@ -353,7 +354,8 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     (void)state;
     test_needs_processes();
     doorman = service_new();
-    const struct cox_executor_options options = {.control = on_control, .need_door = true};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .control = on_control, .need_door = true};
     struct test_group *g = test_group_start(2, &options);
     cox_service_attach(doorman, test_group_executor(g));
     cox_service_refuse(doorman, "it is a test");
@@ -649,7 +651,8 @@ static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **
     (void)state;
     test_needs_processes();
     doorman = service_new();
-    const struct cox_executor_options options = {.control = on_control, .need_door = true};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .control = on_control, .need_door = true};
     struct test_group *g = test_group_start(1, &options);
     struct cox_client hoard[2 * COX_SERVICE_CONNECTION_MAX];
     struct cox_error err = {0};

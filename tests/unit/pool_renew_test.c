@@ -7,7 +7,8 @@
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 70
 
-static const struct cox_pool_options fixed = {.block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
+static const struct cox_pool_options fixed = {
+    .size = sizeof(struct cox_pool_options), .block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
 
 static struct cox_block_ref told(const struct cox_pool *pool, uint32_t block, uint64_t generation)
 {
@@ -51,8 +52,10 @@ static void p9_all_blocks_are_taken_by_one(void **state)
 static void p9_a30_only_a_fresh_fixed_pool_is_taken(void **state)
 {
     (void)state;
-    const struct cox_pool_options slab = {
-        .strategy = COX_POOL_SLAB, .block_size = 64, .size = 1 << 20};
+    const struct cox_pool_options slab = {.size = sizeof(struct cox_pool_options),
+                                          .strategy = COX_POOL_SLAB,
+                                          .block_size = 64,
+                                          .slabs_size = 1 << 20};
     struct cox_pool *pool = pool_made(&slab);
     assert_int_equal(cox_pool_take_all(pool, 5, NULL), COX_STATE);
     cox_pool_free(pool);

@@ -8,8 +8,10 @@
 #define SLAB UINT64_C(65536)
 #define SLAB_COUNT 16
 
-static const struct cox_pool_options slabs = {
-    .strategy = COX_POOL_SLAB, .block_size = 64, .size = SLAB_COUNT * SLAB};
+static const struct cox_pool_options slabs = {.size = sizeof(struct cox_pool_options),
+                                              .strategy = COX_POOL_SLAB,
+                                              .block_size = 64,
+                                              .slabs_size = SLAB_COUNT * SLAB};
 
 static int setup(void **state)
 {
@@ -183,8 +185,11 @@ static void h27_h28_a_domain_that_fails_is_told(void **state)
 {
     (void)state;
     struct cox_domains *domains = failing_domains();
-    struct cox_pool_options options = {
-        .domains = domains, .domain = {FAILING_KIND, 0}, .block_size = 4096, .block_count = 8};
+    struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                       .domains = domains,
+                                       .domain = {FAILING_KIND, 0},
+                                       .block_size = 4096,
+                                       .block_count = 8};
     struct cox_pool *pool = NULL, *other = NULL;
     struct cox_error err = {0};
     failing.create = COX_NO_SPACE;
@@ -197,7 +202,8 @@ static void h27_h28_a_domain_that_fails_is_told(void **state)
     pool = pool_made(&options);
     int fds[2];
     cox_pool_fds(pool, fds);
-    const struct cox_pool_attach_options attach = {.domains = domains};
+    const struct cox_pool_attach_options attach = {.size = sizeof(struct cox_pool_attach_options),
+                                                   .domains = domains};
     /* A process that does not know the domain, and one whose domain refuses. */
     err = (struct cox_error){0};
     assert_int_equal(cox_pool_attach(fds, NULL, &other, &err), COX_INVALID);
@@ -247,11 +253,15 @@ static void pages_follow(const struct cox_pool_options *options, uint64_t size)
 static void h18_on_demand_pages_come_and_go(void **state)
 {
     (void)state;
-    struct cox_pool_options fixed = {.block_size = 8192, .block_count = 20, .on_demand = true};
-    struct cox_pool_options slab = {.strategy = COX_POOL_SLAB,
+    struct cox_pool_options fixed = {.size = sizeof(struct cox_pool_options),
+                                     .block_size = 8192,
+                                     .block_count = 20,
+                                     .on_demand = true};
+    struct cox_pool_options slab = {.size = sizeof(struct cox_pool_options),
+                                    .strategy = COX_POOL_SLAB,
                                     .block_size = 64,
                                     .slab_size = 16384,
-                                    .size = 20 * 16384,
+                                    .slabs_size = 20 * 16384,
                                     .on_demand = true};
     pages_follow(&fixed, 8192);
     fixed.retain_size = 3 * 8192;
@@ -264,10 +274,11 @@ static void h18_on_demand_pages_come_and_go(void **state)
 static void h18_on_demand_a_run_has_pages(void **state)
 {
     (void)state;
-    const struct cox_pool_options slab = {.strategy = COX_POOL_SLAB,
+    const struct cox_pool_options slab = {.size = sizeof(struct cox_pool_options),
+                                          .strategy = COX_POOL_SLAB,
                                           .block_size = 64,
                                           .slab_size = 16384,
-                                          .size = 20 * 16384,
+                                          .slabs_size = 20 * 16384,
                                           .on_demand = true,
                                           .retain_size = 16384};
     struct cox_pool *pool = pool_made(&slab);
@@ -318,23 +329,34 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
 static void h18_h28_no_pages_is_an_error_and_no_loss(void **state)
 {
     (void)state;
-    no_pages((struct cox_pool_options){.block_size = 8192, .block_count = 20}, 8192, 3);
-    no_pages((struct cox_pool_options){.block_size = 8192, .block_count = 20}, 8192, 0);
-    no_pages(
-        (struct cox_pool_options){
-            .strategy = COX_POOL_SLAB, .block_size = 4096, .slab_size = 16384, .size = 20 * 16384},
-        16384, 3);
-    no_pages(
-        (struct cox_pool_options){
-            .strategy = COX_POOL_SLAB, .block_size = 4096, .slab_size = 16384, .size = 20 * 16384},
-        16384, 0);
+    no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
+                                       .block_size = 8192,
+                                       .block_count = 20},
+             8192, 3);
+    no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
+                                       .block_size = 8192,
+                                       .block_count = 20},
+             8192, 0);
+    no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
+                                       .strategy = COX_POOL_SLAB,
+                                       .block_size = 4096,
+                                       .slab_size = 16384,
+                                       .slabs_size = 20 * 16384},
+             16384, 3);
+    no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
+                                       .strategy = COX_POOL_SLAB,
+                                       .block_size = 4096,
+                                       .slab_size = 16384,
+                                       .slabs_size = 20 * 16384},
+             16384, 0);
 }
 
 static void h18_take_all_without_pages_takes_nothing(void **state)
 {
     (void)state;
     struct cox_domains *domains = failing_domains();
-    const struct cox_pool_options options = {.domains = domains,
+    const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                             .domains = domains,
                                              .domain = {FAILING_KIND, 0},
                                              .block_size = 4096,
                                              .block_count = 8,

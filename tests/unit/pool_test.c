@@ -12,7 +12,8 @@
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 100
 
-static const struct cox_pool_options fixed = {.block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
+static const struct cox_pool_options fixed = {
+    .size = sizeof(struct cox_pool_options), .block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
 
 static void h18_bad_options_are_refused(void **state)
 {
@@ -30,28 +31,30 @@ static void h18_bad_options_are_refused(void **state)
         {{.block_size = UINT64_MAX - 63, .block_count = 2}, "block_size"},
         {{.block_size = 64, .block_count = 1, .on_demand = true}, "block_size"},
         {{.block_size = 64, .block_count = 1, .slab_size = 4096}, "slab_size"},
-        {{.block_size = 64, .block_count = 1, .size = 4096}, "slab_size"},
+        {{.block_size = 64, .block_count = 1, .slabs_size = 4096}, "slab_size"},
         {{.block_size = 64, .block_count = 1, .owner_count_max = 1025}, "owner_count_max"},
         {{.block_size = 64, .block_count = 1, .strategy = 3}, "strategy"},
         {{.block_size = 64, .block_count = 1, .domain = {99, 0}}, "domain"},
         {{.block_size = 64, .block_count = 1, .domain = {COX_DOMAIN_HOST, 1}}, "host"},
         {{.block_size = 64, .block_count = 1, .domain = {COX_DOMAIN_STAGED, 0}}, "domain"},
         {{.strategy = COX_POOL_SLAB, .block_size = 64}, "size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 96, .size = 65536}, "block_size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 1 << 17, .size = 65536}, "block_size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = 65536, .slab_size = 2048},
+        {{.strategy = COX_POOL_SLAB, .block_size = 96, .slabs_size = 65536}, "block_size"},
+        {{.strategy = COX_POOL_SLAB, .block_size = 1 << 17, .slabs_size = 65536}, "block_size"},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = 65536, .slab_size = 2048},
          "slab_size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = 65536, .slab_size = 12288},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = 65536, .slab_size = 12288},
          "slab_size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = 65536, .block_count = 4},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = 65536, .block_count = 4},
          "block_count"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = UINT64_C(1) << 31}, "size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = UINT64_MAX}, "size"},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = UINT64_C(1) << 31}, "size"},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = UINT64_MAX}, "size"},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct cox_pool *pool = (struct cox_pool *)&fixed;
         struct cox_error err = {0};
-        int r = cox_pool_create(&all[i].options, &pool, &err);
+        struct cox_pool_options options = all[i].options;
+        options.size = sizeof options;
+        int r = cox_pool_create(&options, &pool, &err);
         if (r != COX_INVALID || !strstr(err.text, all[i].word))
             fail_msg("%zu: %d %s", i, r, err.text);
         assert_ptr_equal(pool, &fixed);
@@ -312,7 +315,8 @@ static void h19_a_reader_reads_only(void **state)
     (void)state;
     struct cox_pool *pool = pool_made(&fixed), *reader = NULL;
     struct cox_block_ref ref = pool_allocated(pool, 8), none;
-    const struct cox_pool_attach_options options = {.read_only = true};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .read_only = true};
     struct cox_error err = {0};
     char path[64], byte = 1;
     int fds[2], r;
@@ -449,8 +453,15 @@ static void b23_b32_words_written_over_crash_nobody(void **state)
 {
     (void)state;
     static const struct cox_pool_options both[] = {
-        {.block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT, .on_demand = true},
-        {.strategy = COX_POOL_SLAB, .block_size = 1024, .size = 1 << 20, .on_demand = true},
+        {.size = sizeof(struct cox_pool_options),
+         .block_size = BLOCK_SIZE,
+         .block_count = BLOCK_COUNT,
+         .on_demand = true},
+        {.size = sizeof(struct cox_pool_options),
+         .strategy = COX_POOL_SLAB,
+         .block_size = 1024,
+         .slabs_size = 1 << 20,
+         .on_demand = true},
     };
     uint64_t random = 4711;
     for (size_t kind = 0; kind < 2; kind++)

@@ -14,6 +14,7 @@ struct cox_pool *fixture_pool(const struct cox_domains *domains, uint32_t kind,
                               uint32_t block_count)
 {
     const struct cox_pool_options options = {
+        .size = sizeof(struct cox_pool_options),
         .domains = domains,
         .domain = {kind, 0},
         .block_size = FIXTURE_BLOCK_SIZE,
@@ -27,7 +28,8 @@ struct cox_pool *fixture_pool(const struct cox_domains *domains, uint32_t kind,
 
 struct cox_queue *fixture_queue(uint32_t depth)
 {
-    const struct cox_queue_options options = {.depth = depth};
+    const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
+                                              .depth = depth};
     struct cox_error err = {0};
     struct cox_queue *queue = NULL;
     check(cox_queue_create(&options, &queue, &err), &err);
@@ -38,8 +40,10 @@ struct cox_publisher *fixture_publisher(struct cox_queue *queue, struct cox_pool
                                         const struct cox_domains *domains,
                                         struct cox_exporter *exporter)
 {
-    const struct cox_publisher_options options = {
-        .pool = pool, .exporter = exporter, .domains = domains};
+    const struct cox_publisher_options options = {.size = sizeof(struct cox_publisher_options),
+                                                  .pool = pool,
+                                                  .exporter = exporter,
+                                                  .domains = domains};
     struct cox_error err = {0};
     struct cox_publisher *publisher = NULL;
     check(cox_publisher_new(queue, &options, &publisher, &err), &err);
@@ -51,7 +55,8 @@ struct cox_subscriber *fixture_subscriber(struct cox_queue *queue, struct cox_po
                                           const struct cox_domains *domains,
                                           struct cox_exporter *exporter)
 {
-    const struct cox_subscriber_options options = {.pool = pool,
+    const struct cox_subscriber_options options = {.size = sizeof(struct cox_subscriber_options),
+                                                   .pool = pool,
                                                    .pools = pools,
                                                    .pool_count = pool_count,
                                                    .domains = domains,

@@ -207,7 +207,8 @@ static void h6_without_a_pool_other_domains_are_refused_with_words(void **state)
 
 static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device)
 {
-    const struct cox_pool_options options = {.domains = table,
+    const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                             .domains = table,
                                              .domain = {OWN_KIND, device},
                                              .block_size = FIXTURE_BLOCK_SIZE,
                                              .block_count = 2};
@@ -222,8 +223,10 @@ static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device
 static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
 {
     (void)state;
-    const struct cox_queue_options options = {
-        .domain_count_max = COX_DOMAIN_COUNT_MAX, .subscriber_count_max = 80, .pool_count_max = 40};
+    const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
+                                              .domain_count_max = COX_DOMAIN_COUNT_MAX,
+                                              .subscriber_count_max = 80,
+                                              .pool_count_max = 40};
     struct cox_pool *pools[COX_DOMAIN_COUNT_MAX];
     struct cox_subscriber *takers[2][COX_DOMAIN_COUNT_MAX], *none = NULL;
     struct cox_message messages[2][COX_DOMAIN_COUNT_MAX];
@@ -252,13 +255,15 @@ static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
     assert_int_equal(cox_domains_new(&others), 0);
     assert_int_equal(
         cox_domains_add(others, OWN_KIND + 1, 1, &cox_domain_staged_functions, NULL, NULL), 0);
-    const struct cox_pool_options one_more = {.domains = others,
+    const struct cox_pool_options one_more = {.size = sizeof(struct cox_pool_options),
+                                              .domains = others,
                                               .domain = {OWN_KIND + 1, 0},
                                               .block_size = FIXTURE_BLOCK_SIZE,
                                               .block_count = 1};
     struct cox_pool *strange = NULL;
     assert_int_equal(cox_pool_create(&one_more, &strange, NULL), 0);
-    const struct cox_subscriber_options late = {.pool = strange, .domains = others};
+    const struct cox_subscriber_options late = {
+        .size = sizeof(struct cox_subscriber_options), .pool = strange, .domains = others};
     assert_int_equal(cox_subscriber_new(wide, &late, &none, &err), COX_FULL);
     assert_non_null(strstr(err.text, "32 domains"));
     cox_pool_free(strange);
@@ -310,7 +315,8 @@ static int failing_copy_to(struct cox_domain_memory *memory, uint64_t offset, co
 
 static struct cox_pool *failing_pool(void)
 {
-    const struct cox_pool_options options = {.domains = domains,
+    const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                             .domains = domains,
                                              .domain = {OWN_KIND, 0},
                                              .block_size = FIXTURE_BLOCK_SIZE,
                                              .block_count = 4,
@@ -555,7 +561,8 @@ static void h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing(void **
 static void *thread_join_stuck(void *argument)
 {
     struct cox_pool *pool = argument;
-    const struct cox_publisher_options options = {.pool = pool, .domains = domains};
+    const struct cox_publisher_options options = {
+        .size = sizeof(struct cox_publisher_options), .pool = pool, .domains = domains};
     struct cox_publisher *none = NULL;
     int r = cox_publisher_new(queue, &options, &none, NULL);
     cox_publisher_free(none);
@@ -852,11 +859,14 @@ static void h12_a29_limits_are_refused_with_their_numbers(void **state)
     struct cox_queue *none = NULL;
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct cox_error err = {0};
-        assert_int_equal(cox_queue_create(&wrong[i].options, &none, &err), COX_INVALID);
+        struct cox_queue_options options = wrong[i].options;
+        options.size = sizeof options;
+        assert_int_equal(cox_queue_create(&options, &none, &err), COX_INVALID);
         assert_non_null(strstr(err.text, wrong[i].limit));
         assert_null(none);
     }
-    const struct cox_queue_options largest = {.depth = 2,
+    const struct cox_queue_options largest = {.size = sizeof(struct cox_queue_options),
+                                              .depth = 2,
                                               .domain_count_max = 32,
                                               .publisher_count_max = 65535,
                                               .subscriber_count_max = 65535};
@@ -867,11 +877,17 @@ static void h12_a29_limits_are_refused_with_their_numbers(void **state)
 static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
 {
     (void)state;
-    const struct cox_queue_options options = {
-        .depth = 2, .domain_count_max = 1, .publisher_count_max = 1, .subscriber_count_max = 2};
-    const struct cox_subscriber_options near = {.pools = &host, .pool_count = 1};
-    const struct cox_subscriber_options far = {.pool = staged, .domains = domains};
-    const struct cox_publisher_options publishing = {.pool = host};
+    const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
+                                              .depth = 2,
+                                              .domain_count_max = 1,
+                                              .publisher_count_max = 1,
+                                              .subscriber_count_max = 2};
+    const struct cox_subscriber_options near = {
+        .size = sizeof(struct cox_subscriber_options), .pools = &host, .pool_count = 1};
+    const struct cox_subscriber_options far = {
+        .size = sizeof(struct cox_subscriber_options), .pool = staged, .domains = domains};
+    const struct cox_publisher_options publishing = {.size = sizeof(struct cox_publisher_options),
+                                                     .pool = host};
     struct cox_queue *small;
     struct cox_publisher *first, *none = NULL;
     struct cox_subscriber *a, *b, *c = NULL;
@@ -904,10 +920,14 @@ static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
 static void h12_the_65536th_endpoint_is_refused(void **state)
 {
     (void)state;
-    const struct cox_queue_options options = {
-        .depth = 2, .publisher_count_max = 65535, .subscriber_count_max = 65535};
-    const struct cox_subscriber_options near = {.pools = &host, .pool_count = 1};
-    const struct cox_publisher_options publishing = {.pool = host};
+    const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
+                                              .depth = 2,
+                                              .publisher_count_max = 65535,
+                                              .subscriber_count_max = 65535};
+    const struct cox_subscriber_options near = {
+        .size = sizeof(struct cox_subscriber_options), .pools = &host, .pool_count = 1};
+    const struct cox_publisher_options publishing = {.size = sizeof(struct cox_publisher_options),
+                                                     .pool = host};
     struct cox_queue *large;
     struct cox_publisher *last, *none = NULL;
     struct cox_subscriber *taker, *no_taker = NULL;
@@ -947,7 +967,8 @@ static void h12_the_65536th_endpoint_is_refused(void **state)
 static void h12_pools_come_and_go(void **state)
 {
     (void)state;
-    const struct cox_queue_options options = {.depth = 4, .pool_count_max = 2};
+    const struct cox_queue_options options = {
+        .size = sizeof(struct cox_queue_options), .depth = 4, .pool_count_max = 2};
     struct cox_queue *small;
     assert_int_equal(cox_queue_create(&options, &small, NULL), 0);
     struct cox_publisher *of_host = fixture_publisher(small, host, domains, NULL);
@@ -964,7 +985,8 @@ static void h12_pools_come_and_go(void **state)
     struct cox_pool *third = fixture_pool(domains, COX_DOMAIN_HOST, 1);
     struct cox_publisher *of_third = fixture_publisher(small, third, domains, NULL);
     struct cox_publisher *none = NULL;
-    const struct cox_publisher_options publishing = {.pool = staged, .domains = domains};
+    const struct cox_publisher_options publishing = {
+        .size = sizeof(struct cox_publisher_options), .pool = staged, .domains = domains};
     struct cox_error err = {0};
     assert_int_equal(cox_publisher_new(small, &publishing, &none, &err), COX_FULL);
     assert_non_null(strstr(err.text, "2 pools"));
@@ -981,15 +1003,17 @@ static void h11_b35_a_queue_does_not_grow_under_others(void **state)
     (void)state;
     struct cox_queue *again = NULL;
     struct cox_error err = {0};
-    const struct cox_queue_options deeper = {.depth = 16};
+    const struct cox_queue_options deeper = {.size = sizeof(struct cox_queue_options), .depth = 16};
     assert_int_equal(cox_queue_attach(cox_queue_fd(queue), &deeper, &again, &err), COX_UNSUPPORTED);
     assert_non_null(strstr(err.text, "8 messages, expected 16"));
-    const struct cox_queue_options wider = {.depth = 8, .domain_count_max = 5};
+    const struct cox_queue_options wider = {
+        .size = sizeof(struct cox_queue_options), .depth = 8, .domain_count_max = 5};
     err = (struct cox_error){0};
     assert_int_equal(cox_queue_attach(cox_queue_fd(queue), &wider, &again, &err), COX_UNSUPPORTED);
     assert_non_null(strstr(err.text, "4 domains, expected 5"));
     assert_null(again);
-    const struct cox_queue_options less = {.depth = 4, .domain_count_max = 1};
+    const struct cox_queue_options less = {
+        .size = sizeof(struct cox_queue_options), .depth = 4, .domain_count_max = 1};
     assert_int_equal(cox_queue_attach(cox_queue_fd(queue), &less, &again, NULL), 0);
     assert_int_equal(cox_queue_id(again), cox_queue_id(queue));
     cox_queue_free(again);

@@ -81,7 +81,9 @@ struct cox_channel_thread {
 
 struct cox_worker {
     struct cox_worker_options options;
+    /* points to callbacks_copy */
     const struct cox_worker_callbacks *callbacks;
+    struct cox_worker_callbacks callbacks_copy;
     void *context;
     /* while new runs */
     struct cox_inherit inherit;

@@ -67,8 +67,14 @@ struct cox_domain_memory {
     bool writable;
 };
 
-/* All functions return 0, COX_NO_SPACE, COX_DENIED, COX_CORRUPT (an fd that is no such memory),
- * COX_UNSUPPORTED, or -errno, with err telling. Ranges were checked by the caller. */
+/* Ranges were checked by the caller. All functions that return something return
+ *   0
+ *   COX_NO_SPACE: no memory of this kind is left
+ *   COX_DENIED: the process may not use it so
+ *   COX_CORRUPT: an fd that is no such memory
+ *   COX_UNSUPPORTED: the domain cannot do it
+ *   -errno
+ * and err tells why. */
 struct cox_domain_functions {
     /* "host"; for messages */
     const char *name;
@@ -102,27 +108,41 @@ struct cox_domains;
 /* With host and staged. Returns 0 or -ENOMEM. */
 COX_PUBLIC int cox_domains_new(struct cox_domains **ret_domains);
 COX_PUBLIC struct cox_domains *cox_domains_free(struct cox_domains *domains); /* NULL-safe */
-/* functions and context are borrowed until free. device_count: devices 0 to this - 1 exist. Returns
- * 0; COX_INVALID: kind is not one of yours, no device, or a required function is missing (all are
- * but copy, and the pair of commit and decommit); COX_BUSY: there is such a kind; COX_FULL. */
+/* functions and context are borrowed until free. device_count: devices 0 to this - 1 exist.
+ * Returns
+ *   0
+ *   COX_INVALID: kind is not one of yours, no device, or a required function is missing (all are
+ *     but copy, and the pair of commit and decommit)
+ *   COX_BUSY: there is such a kind
+ *   COX_FULL
+ */
 COX_PUBLIC int cox_domains_add(struct cox_domains *domains, uint32_t kind, uint32_t device_count,
                                const struct cox_domain_functions *functions, void *context,
                                struct cox_error *err);
-/* Numbers are input. Returns 0; COX_INVALID: no such kind here, or no such device. */
-COX_PUBLIC int cox_domains_find(const struct cox_domains *domains, struct cox_domain_id id,
-                                const struct cox_domain_functions **ret_functions,
-                                void **ret_context, struct cox_error *err);
+#ifdef COX_INTERNAL
+/* Numbers are input.
+ * Returns
+ *   0
+ *   COX_INVALID: no such kind here, or no such device
+ */
+int cox_domains_find(const struct cox_domains *domains, struct cox_domain_id id,
+                     const struct cox_domain_functions **ret_functions, void **ret_context,
+                     struct cox_error *err);
 
 /* Between memories of any two domains: directly where they are one and it can, else through the
- * host, a piece at a time. Ranges are checked: COX_INVALID, also where two of the same memory
- * overlap without being one; COX_DENIED: the target is attached for reading only. */
-COX_PUBLIC int cox_domain_copy(struct cox_domain_memory *to, uint64_t to_offset,
-                               struct cox_domain_memory *from, uint64_t from_offset, uint64_t size,
-                               struct cox_error *err);
-COX_PUBLIC int cox_domain_copy_to(struct cox_domain_memory *memory, uint64_t offset,
-                                  const void *host, uint64_t size, struct cox_error *err);
-COX_PUBLIC int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
-                                    uint64_t size, struct cox_error *err);
+ * host, a piece at a time.
+ * Returns what the domains return, and
+ *   COX_INVALID: a range is not in its memory, or two of the same memory overlap without being one
+ *   COX_DENIED: the target is attached for reading only
+ */
+int cox_domain_copy(struct cox_domain_memory *to, uint64_t to_offset,
+                    struct cox_domain_memory *from, uint64_t from_offset, uint64_t size,
+                    struct cox_error *err);
+int cox_domain_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
+                       uint64_t size, struct cox_error *err);
+int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
+                         uint64_t size, struct cox_error *err);
+#endif
 
 #ifdef __cplusplus
 }

@@ -24,13 +24,22 @@ extern "C" {
 #endif
 
 /* Initializes the driver (libcuda.so.1) in this process, and adds its devices as COX_DOMAIN_CUDA 0,
- * 1 and so on, in the driver's order. Returns 0; COX_UNSUPPORTED: err says what is missing (driver,
- * device, what a device cannot do); COX_NO_SPACE, COX_DENIED: the driver does not start; COX_BUSY:
- * added already; COX_FULL; -ENOMEM. Nothing is changed unless 0. */
+ * 1 and so on, in the driver's order. Nothing is changed unless 0.
+ * Returns
+ *   0
+ *   COX_UNSUPPORTED: err says what is missing (driver, device, what a device cannot do)
+ *   COX_NO_SPACE: the driver does not start
+ *   COX_DENIED: the driver does not start
+ *   COX_BUSY: added already
+ *   COX_FULL
+ *   -ENOMEM
+ */
 COX_PUBLIC int cox_domains_add_cuda(struct cox_domains *domains, struct cox_error *err);
+#ifdef COX_INTERNAL
 /* The same with the driver at that path, or of that name. */
-COX_PUBLIC int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,
-                                            struct cox_error *err);
+int cox_domains_add_cuda_library(struct cox_domains *domains, const char *library,
+                                 struct cox_error *err);
+#endif
 
 #ifdef __cplusplus
 }

@@ -53,16 +53,23 @@ struct cox_kv_blocks;
 
 /* block_count blocks of block_size bytes, all zero, every page reserved, all nobody's. The memory
  * is called memfd:cox_payload_kv: who writes to it can falsify keys and values of the owner, and
- * nothing else. Returns 0; COX_INVALID: a number out of range, err says which; COX_NO_SPACE;
- * -errno. */
+ * nothing else.
+ * Returns
+ *   0
+ *   COX_INVALID: a number out of range, err says which
+ *   COX_NO_SPACE
+ *   -errno
+ */
 COX_PUBLIC int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size,
                                  struct cox_kv_blocks **ret_blocks, struct cox_error *err);
 /* NULL-safe, returns NULL. Views stay as they are. */
 COX_PUBLIC struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks);
-COX_PUBLIC void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
+#ifdef COX_INTERNAL
+void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
 
-COX_PUBLIC uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks);
-COX_PUBLIC uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks); /* of one */
+uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks);
+uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks); /* of one */
+#endif
 /* Block 0; block b is b * block_size behind it. Lent until free. */
 COX_PUBLIC void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
 /* What readers attach to, open for reading only. Lent until free. By value: cox_exporter_export
@@ -70,10 +77,18 @@ COX_PUBLIC void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
 COX_PUBLIC int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
 
 /* The block is nobody's from now on, and may be written; copies of it that are under way are stale.
- * Also where it was nobody's. Returns 0; COX_INVALID: no such block. */
+ * Also where it was nobody's.
+ * Returns
+ *   0
+ *   COX_INVALID: no such block
+ */
 COX_PUBLIC int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
-/* What the block holds is this generation's. Returns 0; COX_INVALID: no such block, or generation
- * COX_KV_NOBODY; COX_STATE: it is somebody's, and stays so: take it first. */
+/* What the block holds is this generation's.
+ * Returns
+ *   0
+ *   COX_INVALID: no such block, or generation COX_KV_NOBODY
+ *   COX_STATE: it is somebody's, and stays so: take it first
+ */
 COX_PUBLIC int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block,
                                   uint64_t generation);
 /* As it is now, not ordered with anything. COX_KV_NOBODY also where there is no such block. */
@@ -84,21 +99,34 @@ COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks,
 struct cox_kv_view;
 
 /* fd: as cox_kv_blocks_fd gives it, in this process; it stays the caller's, and may be closed.
- * Returns 0; COX_DENIED: memory that could shrink, that others than its owner could write, or that
- * is another user's; COX_CORRUPT: no such blocks are in it; COX_VERSION; -errno. */
+ * Returns
+ *   0
+ *   COX_DENIED: memory that could shrink, that others than its owner could write, or that is
+ *     another user's
+ *   COX_CORRUPT: no such blocks are in it
+ *   COX_VERSION
+ *   -errno
+ */
 COX_PUBLIC int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct cox_error *err);
 /* NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
-COX_PUBLIC void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
+#ifdef COX_INTERNAL
+void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
+#endif
 
 COX_PUBLIC uint32_t cox_kv_view_count(const struct cox_kv_view *view);
 COX_PUBLIC uint64_t cox_kv_view_size(const struct cox_kv_view *view); /* of one block */
+#ifdef COX_INTERNAL
 /* As it is now, not ordered with anything. COX_KV_NOBODY also where there is no such block. */
-COX_PUBLIC uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
+uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
+#endif
 /* Copies the block, cox_kv_view_size bytes. generation: whose it must be; COX_KV_NOBODY: anybody's.
- * Returns 0: to holds what the owner gave under one generation; COX_INVALID: no such block;
- * COX_STALE: it is another's, or nobody's, or was taken during the copy: then the bytes of to are
- * worthless. */
+ * Returns
+ *   0: to holds what the owner gave under one generation
+ *   COX_INVALID: no such block
+ *   COX_STALE: it is another's, or nobody's, or was taken during the copy: then the bytes of to are
+ *     worthless
+ */
 COX_PUBLIC int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
                                 void *to, struct cox_error *err);
 

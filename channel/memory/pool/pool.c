@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/memory/domain/domain_table.h"
 #include "pool_internal.h"
@@ -186,11 +187,16 @@ static int pool_make_memory(struct cox_pool *pool, const struct cox_domains *dom
 int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **ret_pool,
                     struct cox_error *err)
 {
+    struct cox_pool_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_pool_options", err);
+    if (r)
+        return r;
+    options = &known;
     _cox_cleanup_(pool_dropp) struct cox_pool *pool = pool_new(err);
     uint64_t system = 0;
     if (!pool)
         return -ENOMEM;
-    int r = cox_pool_geometry_resolve(options, &pool->geometry, err);
+    r = cox_pool_geometry_resolve(options, &pool->geometry, err);
     if (r == 0)
         r = pool_identify(pool, &system, err);
     if (r == 0)
@@ -275,15 +281,17 @@ static int pool_attach_memory(struct cox_pool *pool, const struct cox_pool_layou
 int cox_pool_attach(const int fds[2], const struct cox_pool_attach_options *options,
                     struct cox_pool **ret_pool, struct cox_error *err)
 {
-    static const struct cox_pool_attach_options none = {0};
+    struct cox_pool_attach_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_pool_attach_options", err);
+    if (r)
+        return r;
+    options = &known;
     _cox_cleanup_(pool_dropp) struct cox_pool *pool = pool_new(err);
     struct cox_pool_layout_header header;
     if (!pool)
         return -ENOMEM;
-    if (!options)
-        options = &none;
     pool->read_only = options->read_only;
-    int r = pool_map_words(pool, fds[0], err);
+    r = pool_map_words(pool, fds[0], err);
     if (r == 0)
         r = pool_load(pool, &header, err);
     if (r == 0)

@@ -78,6 +78,8 @@ enum cox_pool_strategy {
 #define COX_POOL_HOLD_COUNT_MAX 4
 
 struct cox_pool_options {
+    /* set by COX_POOL_OPTIONS_INIT (base.h) */
+    size_t size;
     /* NULL: host memory only */
     const struct cox_domains *domains;
     /* all zero: host */
@@ -91,7 +93,7 @@ struct cox_pool_options {
     /* slab: a power of two, at least a page; 0: 64 KiB */
     uint64_t slab_size;
     /* slab: bytes of all slabs */
-    uint64_t size;
+    uint64_t slabs_size;
     /* 0: 16 */
     uint32_t owner_count_max;
     /* Pages are reserved when a block is allocated, and given back when it is freed beyond
@@ -101,7 +103,10 @@ struct cox_pool_options {
     uint64_t retain_size;
     /* of this process as an owner, in its messages; 0: 1 */
     uint32_t generation;
+    /* 0: the place of a later field */
+    uint32_t reserved;
 };
+#define COX_POOL_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_pool_options)
 
 /* Plain bytes, 32 of them; survives memcpy, a file, a protobuf field, shared memory. */
 struct cox_block_ref {
@@ -116,11 +121,19 @@ struct cox_block_ref {
     uint32_t reserved;
 };
 
-/* Returns 0; COX_INVALID: err says which option; COX_NO_SPACE; what the domain says; -errno. */
+/* Returns
+ *   0
+ *   COX_INVALID: err says which option
+ *   COX_NO_SPACE
+ *   what the domain says
+ *   -errno
+ */
 COX_PUBLIC int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **ret_pool,
                                struct cox_error *err);
 
 struct cox_pool_attach_options {
+    /* set by COX_POOL_ATTACH_OPTIONS_INIT (base.h) */
+    size_t size;
     /* NULL: host memory only */
     const struct cox_domains *domains;
     /* blocks cannot be written through this view; needs an fd open for reading only to be so
@@ -129,20 +142,31 @@ struct cox_pool_attach_options {
     /* 0: 1 */
     uint32_t generation;
 };
-/* fds: words, blocks, as cox_pool_fds gives them. Returns 0; COX_DENIED: memory that could shrink,
- * is another user's, or was made where pids mean other processes (another boot, pid or time
- * namespace); COX_VERSION; COX_CORRUPT; COX_FULL: no row is free (of the dead, rows are taken);
- * COX_INVALID: a domain that this process does not know; what the domain says; -errno. */
+#define COX_POOL_ATTACH_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_pool_attach_options)
+/* fds: words, blocks, as cox_pool_fds gives them.
+ * Returns
+ *   0
+ *   COX_DENIED: memory that could shrink, is another user's, or was made where pids mean other
+ *     processes (another boot, pid or time namespace)
+ *   COX_VERSION
+ *   COX_CORRUPT
+ *   COX_FULL: no row is free (of the dead, rows are taken)
+ *   COX_INVALID: the options; a domain that this process does not know
+ *   what the domain says
+ *   -errno
+ */
 COX_PUBLIC int cox_pool_attach(const int fds[2], const struct cox_pool_attach_options *options,
                                struct cox_pool **ret_pool, struct cox_error *err);
 /* Gives back all that this process holds, and lets go. NULL-safe, returns NULL. In the child of a
  * fork it only lets go of memory and fds: the row is the parent's. */
 COX_PUBLIC struct cox_pool *cox_pool_free(struct cox_pool *pool);
-COX_PUBLIC void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
+#ifdef COX_INTERNAL
+void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
 
 /* True when this process holds no reference of any block; what take_all took is none. A look at the
  * ledger of all blocks. */
-COX_PUBLIC bool cox_pool_is_idle(const struct cox_pool *pool);
+bool cox_pool_is_idle(const struct cox_pool *pool);
+#endif
 
 /* Lent until free. ret_fds[1] is open for writing where this process may write the blocks. */
 COX_PUBLIC void cox_pool_fds(const struct cox_pool *pool, int ret_fds[2]);
@@ -152,8 +176,11 @@ struct cox_pool_handle {
     struct cox_handle words, blocks;
 };
 /* read_only: the blocks' handle opens for reading only. Two puts at the exporter undo it
- * (unexport). Returns as cox_exporter_export; COX_UNSUPPORTED: the domain's memory has no fd, or,
- * read_only, one that is no file (a device's). */
+ * (unexport).
+ * Returns
+ *   as cox_exporter_export
+ *   COX_UNSUPPORTED: the domain's memory has no fd, or, read_only, one that is no file (a device's)
+ */
 COX_PUBLIC int cox_pool_export(struct cox_pool *pool, struct cox_exporter *exporter, bool read_only,
                                struct cox_pool_handle *ret_handle, struct cox_error *err);
 COX_PUBLIC void cox_pool_unexport(struct cox_exporter *exporter,
@@ -165,45 +192,79 @@ COX_PUBLIC int cox_pool_open(const struct cox_pool_handle *handle, const char *d
                              struct cox_pool **ret_pool, struct cox_error *err);
 
 COX_PUBLIC uint64_t cox_pool_id(const struct cox_pool *pool); /* random, not 0 */
-COX_PUBLIC struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
-COX_PUBLIC uint32_t cox_pool_block_count(const struct cox_pool *pool);
-COX_PUBLIC uint64_t
-cox_pool_block_size(const struct cox_pool *pool); /* fixed: of each; slab: of the smallest */
+#ifdef COX_INTERNAL
+struct cox_domain_id cox_pool_domain(const struct cox_pool *pool);
+uint32_t cox_pool_block_count(const struct cox_pool *pool);
+uint64_t cox_pool_block_size(
+    const struct cox_pool *pool); /* fixed: of each; slab: of the smallest */
+#endif
 COX_PUBLIC struct cox_domain_memory *cox_pool_memory(const struct cox_pool *pool); /* lent */
 
 /* ---- references ---- */
 
-/* Returns 0, with one reference held; COX_FULL: no block of that size is free, also after sweep;
- * COX_TOO_LARGE: no block of this pool has size bytes; COX_NO_SPACE: on_demand, and there is no
- * memory; COX_INVALID: size 0; COX_DENIED: attached read-only. The bytes are whatever was there
- * before. */
+/* The bytes are whatever was there before.
+ * Returns
+ *   0, with one reference held
+ *   COX_FULL: no block of that size is free, also after sweep
+ *   COX_TOO_LARGE: no block of this pool has size bytes
+ *   COX_NO_SPACE: on_demand, and there is no memory
+ *   COX_INVALID: size 0
+ *   COX_DENIED: attached read-only
+ */
 COX_PUBLIC int cox_pool_allocate(struct cox_pool *pool, uint64_t size,
                                  struct cox_block_ref *ret_ref, struct cox_error *err);
-/* One more reference, of this process's own or of one that another process told. Returns 0;
- * COX_NOT_FOUND: of another pool; COX_INVALID: no such block, or size beyond it; COX_STALE: freed
- * or renewed since; COX_FULL: the count of this process for the block is at its limit (65,535). */
+/* One more reference, of this process's own or of one that another process told.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: of another pool
+ *   COX_INVALID: no such block, or size beyond it
+ *   COX_STALE: freed or renewed since
+ *   COX_FULL: the count of this process for the block is at its limit (65,535)
+ */
 COX_PUBLIC int cox_pool_ref(struct cox_pool *pool, const struct cox_block_ref *ref,
                             struct cox_error *err);
-/* One less; the last one of all frees the block. Returns 0; COX_NOT_FOUND, COX_INVALID, COX_STALE:
- * this process holds no such reference (also a second unref of the same). */
+/* One less; the last one of all frees the block.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: this process holds no such reference (also a second unref of the same)
+ *   COX_INVALID: this process holds no such reference (also a second unref of the same)
+ *   COX_STALE: this process holds no such reference (also a second unref of the same)
+ */
 COX_PUBLIC int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref,
                               struct cox_error *err);
 
-/* Where in the pool's memory the block is. Returns 0; COX_NOT_FOUND, COX_INVALID. */
+/* Where in the pool's memory the block is.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND
+ *   COX_INVALID
+ */
 COX_PUBLIC int cox_pool_offset(const struct cox_pool *pool, const struct cox_block_ref *ref,
                                uint64_t *ret_offset);
 /* Address of the block in this process; NULL: the domain has none, or no such block. */
 COX_PUBLIC void *cox_pool_pointer(const struct cox_pool *pool, const struct cox_block_ref *ref);
+#ifdef COX_INTERNAL
 /* The reference of the block that a byte is in, as it is now: by offset, or by address. Counts
- * nothing. Returns 0; COX_NOT_FOUND: not in this pool, or in no used block. */
-COX_PUBLIC int cox_pool_find(const struct cox_pool *pool, uint64_t offset,
-                             struct cox_block_ref *ret_ref);
-COX_PUBLIC int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
-                                     struct cox_block_ref *ret_ref);
+ * nothing.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: not in this pool, or in no used block
+ */
+int cox_pool_find(const struct cox_pool *pool, uint64_t offset, struct cox_block_ref *ret_ref);
+int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
+                          struct cox_block_ref *ret_ref);
+#endif
 
-/* Bytes [offset, offset + size) of the block, from and to the host, and from block to block of any
- * two pools. The process holds a reference (asserted in no build: checked). Returns 0;
- * COX_NOT_FOUND, COX_INVALID, COX_STALE; COX_DENIED: read-only; what the domain says. */
+/* The next three copy bytes [offset, offset + size) of the block, from and to the host, and from
+ * block to block of any two pools. The process holds a reference (asserted in no build: checked).
+ * Returns
+ *   0
+ *   COX_NOT_FOUND
+ *   COX_INVALID
+ *   COX_STALE
+ *   COX_DENIED: read-only
+ *   what the domain says
+ */
 COX_PUBLIC int cox_pool_copy_to(struct cox_pool *pool, const struct cox_block_ref *ref,
                                 uint64_t offset, const void *host, uint64_t size,
                                 struct cox_error *err);
@@ -220,41 +281,64 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
  * for; others pin them with cox_pool_ref. Generations are then its own numbers, any but the one
  * before. For readers that need not be trusted, and are not waited for: kv_blocks.h. */
 
+#ifdef COX_INTERNAL
 /* Every block becomes USED with this generation, counted by this process. Of a fresh fixed pool
  * only: COX_STATE. A block taken so is no reference to unref: it stays this process's until free.
  * All or none; what the domain says, on demand: then the pool is not fresh any more. */
-COX_PUBLIC int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
+int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
 /* The generation of a block that this process took; 0: no such block. Not ordered with anything. */
-COX_PUBLIC uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
+uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
 /* Gives the block another generation: from now on nobody can pin the old one. Does not wait; until
- * settle the block must not be written. Returns 0, also when it has that generation; COX_INVALID;
- * COX_STATE: not this process's. */
-COX_PUBLIC int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation);
+ * settle the block must not be written.
+ * Returns
+ *   0, also when it has that generation
+ *   COX_INVALID
+ *   COX_STATE: not this process's
+ */
+int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation);
 /* Waits until nobody but this process counts the block: then it may be written. Looks at once, and
  * then, sleeping, at every unref and every 50 ms, whether who counts it is alive; the dead are
- * given back. cancelled (NULL: never) is asked in each slice. Returns 0; COX_TIMEOUT: err says
- * which process still reads it; COX_ABORTED: cancelled; COX_INVALID. */
-COX_PUBLIC int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                               bool (*cancelled)(void *context), void *context,
-                               struct cox_error *err);
+ * given back. cancelled (NULL: never) is asked in each slice.
+ * Returns
+ *   0
+ *   COX_TIMEOUT: err says which process still reads it
+ *   COX_ABORTED: cancelled
+ *   COX_INVALID
+ */
+int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                    bool (*cancelled)(void *context), void *context, struct cox_error *err);
+#endif
 
 /* ---- holds, for queues ---- */
 
+#ifdef COX_INTERNAL
 /* The owner joins a holder (a queue's id, not 0), so that its holds stay while this process lives.
  * Each join takes a leave, for two users of one pool in one process know nothing of each other;
- * free leaves all. Returns 0; COX_FULL; COX_INVALID; COX_BUSY: a process is stopped, for a second
- * now, in the midst of the same. */
-COX_PUBLIC int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err);
-COX_PUBLIC void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder);
+ * free leaves all.
+ * Returns
+ *   0
+ *   COX_FULL
+ *   COX_INVALID
+ *   COX_BUSY: a process is stopped, for a second now, in the midst of the same
+ */
+int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err);
+void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder);
 /* The block is held by {holder, tag}; the process has a reference of its own. tag: 1 to 2^48 - 1.
- * Idempotent. Returns 0; COX_STALE; COX_FULL: COX_POOL_HOLD_COUNT_MAX others hold it;
- * COX_NOT_FOUND: not joined; COX_INVALID. */
-COX_PUBLIC int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref,
-                             uint64_t holder, uint64_t tag, struct cox_error *err);
+ * Idempotent.
+ * Returns
+ *   0
+ *   COX_STALE
+ *   COX_FULL: COX_POOL_HOLD_COUNT_MAX others hold it
+ *   COX_NOT_FOUND: not joined
+ *   COX_INVALID
+ */
+int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
+                  uint64_t tag, struct cox_error *err);
 /* Not held by it any more; frees the block if nothing else counts it. Idempotent, from any process.
  */
-COX_PUBLIC void cox_pool_unhold(struct cox_pool *pool, const struct cox_block_ref *ref,
-                                uint64_t holder, uint64_t tag);
+void cox_pool_unhold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
+                     uint64_t tag);
+#endif
 
 /* ---- the dead, and display ---- */
 
@@ -277,10 +361,12 @@ struct cox_pool_stats {
 };
 /* A picture that is exact only while nobody changes anything. */
 COX_PUBLIC void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stats);
+#ifdef COX_INTERNAL
 /* Owners, holders and used blocks as text, one a line, for a debugger or a log. line is called for
  * each. */
-COX_PUBLIC void cox_pool_dump(const struct cox_pool *pool,
-                              void (*line)(void *context, const char *text), void *context);
+void cox_pool_dump(const struct cox_pool *pool, void (*line)(void *context, const char *text),
+                   void *context);
+#endif
 
 #ifdef __cplusplus
 }

@@ -60,8 +60,9 @@ static int resolve_fixed(const struct cox_pool_options *options, struct cox_pool
         return cox_fail(err, COX_INVALID,
                         "block_size %" PRIu64 ": on demand, blocks are whole pages of %d bytes",
                         options->block_size, COX_POOL_PAGE_SIZE);
-    if (options->slab_size || options->size)
-        return cox_fail(err, COX_INVALID, "slab_size and size are of slabs; blocks are fixed");
+    if (options->slab_size || options->slabs_size)
+        return cox_fail(err, COX_INVALID,
+                        "slab_size and slabs_size are of slabs; blocks are fixed");
     geometry->block_size = options->block_size;
     geometry->block_count = options->block_count;
     geometry->slab_units = 1;
@@ -84,17 +85,16 @@ static int resolve_slab(const struct cox_pool_options *options, struct cox_pool_
                         ") expected",
                         options->block_size, COX_POOL_BLOCK_SIZE_MIN, slab_size);
     if (options->block_count)
-        return cox_fail(err, COX_INVALID,
-                        "block_count is of fixed blocks; slabs have a size in all");
-    if (options->size == 0 || options->size > SIZE_MAX_SANE)
-        return cox_fail(err, COX_INVALID, "size %" PRIu64, options->size);
-    const uint64_t slab_count = (options->size + slab_size - 1) / slab_size;
+        return cox_fail(err, COX_INVALID, "block_count is of fixed blocks; slabs have slabs_size");
+    if (options->slabs_size == 0 || options->slabs_size > SIZE_MAX_SANE)
+        return cox_fail(err, COX_INVALID, "slabs_size %" PRIu64, options->slabs_size);
+    const uint64_t slab_count = (options->slabs_size + slab_size - 1) / slab_size;
     const uint64_t slab_units = slab_size / options->block_size;
     if (slab_units > COX_POOL_BLOCK_COUNT_MAX || slab_count > SLAB_COUNT_MAX ||
         slab_count > COX_POOL_BLOCK_COUNT_MAX / slab_units)
         return cox_fail(err, COX_INVALID,
-                        "size %" PRIu64 ": more than %" PRIu32 " blocks of %" PRIu64 " bytes",
-                        options->size, COX_POOL_BLOCK_COUNT_MAX, options->block_size);
+                        "slabs_size %" PRIu64 ": more than %" PRIu32 " blocks of %" PRIu64 " bytes",
+                        options->slabs_size, COX_POOL_BLOCK_COUNT_MAX, options->block_size);
     geometry->block_size = options->block_size;
     geometry->slab_size = slab_size;
     geometry->slab_count = (uint32_t)slab_count;
@@ -148,12 +148,13 @@ int cox_pool_geometry_load(const struct cox_pool_layout_header *header, uint64_t
         return cox_fail(err, COX_VERSION, "the pool is of version %" PRIu32 ", expected %d",
                         header->version, COX_POOL_VERSION);
     const struct cox_pool_options options = {
+        .size = sizeof(struct cox_pool_options),
         .domain = {header->domain_kind, header->domain_device},
         .strategy = (enum cox_pool_strategy)header->strategy,
         .block_size = header->block_size,
         .block_count = header->strategy == COX_POOL_FIXED ? header->block_count : 0,
         .slab_size = header->slab_size,
-        .size = header->strategy == COX_POOL_SLAB ? header->memory_size : 0,
+        .slabs_size = header->strategy == COX_POOL_SLAB ? header->memory_size : 0,
         .owner_count_max = header->owner_count,
         .on_demand = header->flags & COX_POOL_ON_DEMAND,
         .retain_size = header->retain_size,

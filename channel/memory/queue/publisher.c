@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 
 /* ---- coming and going ---- */
 
@@ -65,14 +66,18 @@ static int publisher_join(struct cox_publisher *publisher, bool read_only, struc
 int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_options *options,
                       struct cox_publisher **ret_publisher, struct cox_error *err)
 {
+    struct cox_publisher_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_publisher_options", err);
+    if (r)
+        return r;
+    options = &known;
     struct cox_publisher *publisher = calloc(1, sizeof *publisher);
     if (!publisher)
         return cox_fail(err, -ENOMEM, "publisher: %s", cox_status_text(-ENOMEM));
     publisher->queue = queue;
     publisher->pool = options->pool;
     publisher->exporter = options->exporter;
-    int r =
-        cox_queue_reach_begin(&publisher->reach, queue, options->domains, options->door_path, err);
+    r = cox_queue_reach_begin(&publisher->reach, queue, options->domains, options->door_path, err);
     if (r) {
         free(publisher);
         return r;

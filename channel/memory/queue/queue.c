@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/memory/domain/domain_table.h"
 #include "queue_lock.h"
@@ -171,11 +172,13 @@ static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_g
 int cox_queue_create(const struct cox_queue_options *options, struct cox_queue **ret_queue,
                      struct cox_error *err)
 {
-    const struct cox_queue_options standard = {0};
+    struct cox_queue_options known;
     struct cox_queue_geometry geometry;
     struct cox_region region = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = geometry_resolve(options ? options : &standard, &geometry, err);
+    int r = cox_options_copy(&known, sizeof known, options, "cox_queue_options", err);
+    if (r == 0)
+        r = geometry_resolve(&known, &geometry, err);
     if (r == 0)
         r = cox_region_create_unnamed(&region, "cox_queue", geometry.size, SEALS, false, &fd, err);
     if (r)
@@ -212,6 +215,7 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
                         "queue of version %" PRIu32 ", abi %08" PRIx32 "; expected %u, %08x",
                         header.version, header.abi, COX_QUEUE_VERSION, COX_QUEUE_ABI);
     const struct cox_queue_options options = {
+        .size = sizeof(struct cox_queue_options),
         .depth = header.depth,
         .domain_count_max = header.domain_count_max,
         .publisher_count_max = header.publisher_count_max,
@@ -247,22 +251,26 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
 int cox_queue_attach(int fd, const struct cox_queue_options *expected, struct cox_queue **ret_queue,
                      struct cox_error *err)
 {
+    struct cox_queue_options known;
     struct cox_queue_geometry geometry;
     struct cox_region region = {0};
     uint64_t id = 0;
+    int r = cox_options_copy(&known, sizeof known, expected, "cox_queue_options", err);
+    if (r)
+        return r;
     _cox_cleanup_(cox_close_fd) int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0)
         return cox_fail(err, -errno, "queue: dup: %s", cox_status_text(-errno));
     /* Memory that could shrink, or is of huge pages, would end this process with SIGBUS. */
-    int r = cox_domain_check_host_fd(own, sizeof(struct cox_queue_layout), true, err);
+    r = cox_domain_check_host_fd(own, sizeof(struct cox_queue_layout), true, err);
     if (r == 0)
         r = cox_region_attach_fd(&region, own, "cox_queue", sizeof(struct cox_queue_layout),
                                  COX_REGION_WRITE, err);
     if (r)
         return r;
     r = header_read(&region, &geometry, &id, err);
-    if (r == 0 && expected)
-        r = geometry_suffices(&geometry, expected, err);
+    if (r == 0)
+        r = geometry_suffices(&geometry, &known, err);
     if (r) {
         cox_region_detach(&region);
         return r;

@@ -52,6 +52,8 @@ struct cox_subscriber;
 #define COX_QUEUE_DEPTH_MAX 65536
 
 struct cox_queue_options {
+    /* set by COX_QUEUE_OPTIONS_INIT (base.h) */
+    size_t size;
     /* messages kept; 0: 16; a power of two */
     uint32_t depth;
     /* 0: 4; at most COX_DOMAIN_COUNT_MAX */
@@ -62,28 +64,48 @@ struct cox_queue_options {
     uint32_t subscriber_count_max;
     /* that messages may lie in; 0: 16 */
     uint32_t pool_count_max;
+    /* 0: the place of a later field */
+    uint32_t reserved;
 };
+#define COX_QUEUE_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_queue_options)
 
-/* Returns 0; COX_INVALID: a limit, err says which; COX_NO_SPACE; -errno. */
+/* Returns
+ *   0
+ *   COX_INVALID: a limit, err says which
+ *   COX_NO_SPACE
+ *   -errno
+ */
 COX_PUBLIC int cox_queue_create(const struct cox_queue_options *options,
                                 struct cox_queue **ret_queue, struct cox_error *err);
-/* expected (NULL: any): what the attacher was built for; where it is more than the queue has (a
- * deeper history, more domains), COX_UNSUPPORTED with both numbers: a queue does not grow under
- * those that are attached. fd is dup'd. Otherwise as cox_pool_attach. */
+/* expected (NULL: any): what the attacher was built for. A queue does not grow under those that are
+ * attached. fd is dup'd.
+ * Returns as cox_pool_attach, and
+ *   COX_UNSUPPORTED: more is expected than the queue has (a deeper history, more domains); err has
+ *     both numbers
+ */
 COX_PUBLIC int cox_queue_attach(int fd, const struct cox_queue_options *expected,
                                 struct cox_queue **ret_queue, struct cox_error *err);
 /* Endpoints first: asserted. NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_queue *cox_queue_free(struct cox_queue *queue);
-COX_PUBLIC void cox_queue_freep(struct cox_queue **queue);  /* for _cox_cleanup_ */
+#ifdef COX_INTERNAL
+void cox_queue_freep(struct cox_queue **queue); /* for _cox_cleanup_ */
+#endif
 COX_PUBLIC int cox_queue_fd(const struct cox_queue *queue); /* lent */
+/* By value. Returns as cox_exporter_export. */
 COX_PUBLIC int cox_queue_export(struct cox_queue *queue, struct cox_exporter *exporter,
                                 struct cox_handle *ret_handle, struct cox_error *err);
+/* Attaches in any process that can open the handle. Returns as cox_handle_open and
+ * cox_queue_attach. */
 COX_PUBLIC int cox_queue_open(const struct cox_handle *handle, const char *door_path,
                               uint64_t deadline_ns, const struct cox_queue_options *expected,
                               struct cox_queue **ret_queue, struct cox_error *err);
-COX_PUBLIC uint64_t cox_queue_id(const struct cox_queue *queue);
+#ifdef COX_INTERNAL
+uint64_t cox_queue_id(const struct cox_queue *queue);
+#endif
 
 struct cox_publisher_options {
+    /* set by COX_PUBLISHER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* that its messages are in */
     struct cox_pool *pool;
     /* How others come to the pool: the queue keeps the handle. NULL: only processes that are told
@@ -97,8 +119,12 @@ struct cox_publisher_options {
     const struct cox_domains *domains;
     const char *door_path;
 };
-/* Returns 0; COX_FULL: too many publishers, pools or domains, err says which and the limit; as
- * cox_pool_export. */
+#define COX_PUBLISHER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_publisher_options)
+/* Returns
+ *   0
+ *   COX_FULL: too many publishers, pools or domains, err says which and the limit
+ *   as cox_pool_export
+ */
 COX_PUBLIC int cox_publisher_new(struct cox_queue *queue,
                                  const struct cox_publisher_options *options,
                                  struct cox_publisher **ret_publisher, struct cox_error *err);
@@ -108,8 +134,14 @@ COX_PUBLIC struct cox_publisher *cox_publisher_free(struct cox_publisher *publis
 /* The block becomes a message for every subscriber of now; ref is of the publisher's pool, with a
  * reference that the caller has. length: bytes of it that are meant, at most ref->size; note: 8
  * bytes of the caller's own. Never waits for subscribers: what is depth messages old is let go.
- * Returns 0 and the message's number, from 1; COX_STALE, COX_NOT_FOUND, COX_INVALID, COX_FULL: as
- * cox_pool_hold; COX_CORRUPT. */
+ * Returns
+ *   0 and the message's number, from 1
+ *   COX_STALE: as cox_pool_hold
+ *   COX_NOT_FOUND: as cox_pool_hold
+ *   COX_INVALID: as cox_pool_hold
+ *   COX_FULL: as cox_pool_hold
+ *   COX_CORRUPT
+ */
 COX_PUBLIC int cox_publisher_publish(struct cox_publisher *publisher,
                                      const struct cox_block_ref *ref, uint64_t length,
                                      uint64_t note, uint64_t *ret_number, struct cox_error *err);
@@ -121,15 +153,19 @@ struct cox_publication {
     /* of the message, once it is published */
     uint64_t number;
 };
-/* Several at once, in this order, with nobody's between them: the lock is taken once. Returns as
- * publish, *ret_count publications are messages then, those before the one that failed; COX_INVALID
- * also for more of them than the queue is deep. What is no block of the publisher's pool, or too
- * short, is found before any is published. */
+/* Several at once, in this order, with nobody's between them: the lock is taken once. What is no
+ * block of the publisher's pool, or too short, is found before any is published.
+ * Returns
+ *   as publish: *ret_count publications are messages then, those before the one that failed
+ *   COX_INVALID: also, there are more of them than the queue is deep
+ */
 COX_PUBLIC int cox_publisher_publish_batch(struct cox_publisher *publisher,
                                            struct cox_publication *publications, uint32_t count,
                                            uint32_t *ret_count, struct cox_error *err);
 
 struct cox_subscriber_options {
+    /* set by COX_SUBSCRIBER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* In whose domain it takes: what lies elsewhere is copied into it. NULL: it takes host memory
      * as it is, and what lies elsewhere is COX_UNSUPPORTED. */
     struct cox_pool *pool;
@@ -144,7 +180,13 @@ struct cox_subscriber_options {
      * told the pool by other ways; who cannot come to it makes a copy of its own. */
     struct cox_exporter *exporter;
 };
-/* Sees messages from now on. Returns 0; COX_FULL; -errno. */
+#define COX_SUBSCRIBER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_subscriber_options)
+/* Sees messages from now on.
+ * Returns
+ *   0
+ *   COX_FULL
+ *   -errno
+ */
 COX_PUBLIC int cox_subscriber_new(struct cox_queue *queue,
                                   const struct cox_subscriber_options *options,
                                   struct cox_subscriber **ret_subscriber, struct cox_error *err);
@@ -167,14 +209,26 @@ struct cox_message {
     /* this call made the copy */
     bool copied;
 };
-/* The oldest message not taken. Returns 0; COX_EMPTY: none; COX_FULL, COX_NO_SPACE, -ENOMEM: no
- * room for the copy in its pool, or its reference, the message stays; COX_PEER_DEAD, COX_DENIED,
- * COX_UNSUPPORTED, ...: this one cannot be had, err says why, and it counts as taken; COX_CORRUPT.
+/* The oldest message not taken.
+ * Returns
+ *   0
+ *   COX_EMPTY: none
+ *   COX_FULL: no room for the copy in its pool, or its reference, the message stays
+ *   COX_NO_SPACE: no room for the copy in its pool, or its reference, the message stays
+ *   -ENOMEM: no room for the copy in its pool, or its reference, the message stays
+ *   COX_PEER_DEAD: its publisher is gone, and so is its memory; it counts as taken
+ *   COX_DENIED: its memory cannot be opened; it counts as taken
+ *   COX_UNSUPPORTED: its memory is of a kind that this subscriber cannot take; it counts as taken
+ *   any other: it cannot be had, err says why, and it counts as taken
+ *   COX_CORRUPT
  */
 COX_PUBLIC int cox_subscriber_take(struct cox_subscriber *subscriber,
                                    struct cox_message *ret_message, struct cox_error *err);
-/* As many as there are, count_max (1 at least) at most, the oldest first. Returns 0: one at least;
- * COX_EMPTY; as take, of the one behind the *ret_count messages that are the caller's in any case.
+/* As many as there are, count_max (1 at least) at most, the oldest first.
+ * Returns
+ *   0: one at least
+ *   COX_EMPTY
+ *   as take, of the one behind the *ret_count messages that are the caller's in any case
  */
 COX_PUBLIC int cox_subscriber_take_batch(struct cox_subscriber *subscriber,
                                          struct cox_message *ret_messages, uint32_t count_max,
@@ -186,16 +240,29 @@ COX_PUBLIC uint64_t cox_subscriber_pending(const struct cox_subscriber *subscrib
 
 struct cox_queue_set;
 
+/* Returns 0 or -errno. */
 COX_PUBLIC int cox_queue_set_new(struct cox_queue_set **ret_set);
 COX_PUBLIC struct cox_queue_set *cox_queue_set_free(struct cox_queue_set *set); /* NULL-safe */
-/* Borrowed until removed. Returns 0; COX_FULL: 64 at most; COX_BUSY: it is in. */
+/* Borrowed until removed.
+ * Returns
+ *   0
+ *   COX_FULL: 64 at most
+ *   COX_BUSY: it is in
+ */
 COX_PUBLIC int cox_queue_set_add(struct cox_queue_set *set, struct cox_subscriber *subscriber,
                                  struct cox_error *err);
 COX_PUBLIC void cox_queue_set_remove(struct cox_queue_set *set, struct cox_subscriber *subscriber);
 /* Waits until one has something to take; of several, one after the other gets its turn. Sleeps
  * without waking up, but where the kernel can sleep on one word alone (before Linux 5.16): there it
- * looks every 10 ms. Returns 0; COX_TIMEOUT; COX_ABORTED: triggered, once per trigger; COX_EMPTY:
- * the set is empty; COX_CORRUPT, -errno. */
+ * looks every 10 ms.
+ * Returns
+ *   0
+ *   COX_TIMEOUT
+ *   COX_ABORTED: triggered, once per trigger
+ *   COX_EMPTY: the set is empty
+ *   COX_CORRUPT
+ *   -errno
+ */
 COX_PUBLIC int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
                                   struct cox_subscriber **ret_subscriber);
 /* From any thread, and from signal handlers. */
@@ -206,8 +273,10 @@ COX_PUBLIC void cox_queue_set_trigger(struct cox_queue_set *set);
 /* Takes out endpoints of dead processes and lets go what only they kept. Returns how many
  * endpoints. */
 COX_PUBLIC uint32_t cox_queue_sweep(struct cox_queue *queue);
-COX_PUBLIC void cox_queue_dump(struct cox_queue *queue,
-                               void (*line)(void *context, const char *text), void *context);
+#ifdef COX_INTERNAL
+void cox_queue_dump(struct cox_queue *queue, void (*line)(void *context, const char *text),
+                    void *context);
+#endif
 
 #ifdef __cplusplus
 }

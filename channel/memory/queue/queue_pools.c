@@ -240,6 +240,7 @@ static int reach_attach(struct cox_queue_reach *reach, const struct cox_queue_en
             ": this process does not have it, and nobody says (any more) how to open it",
             entry->id);
     const struct cox_pool_attach_options options = {
+        .size = sizeof(struct cox_pool_attach_options),
         .domains = reach->domains,
         .read_only = (entry->flags & COX_QUEUE_POOL_READ_ONLY) != 0,
     };

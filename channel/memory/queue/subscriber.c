@@ -6,6 +6,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
+#include "channel/base/options.h"
 #include "queue_lock.h"
 
 /* Another one makes the copy for this domain; when that takes longer, one makes its own. */
@@ -92,14 +93,18 @@ static int subscriber_prepare(struct cox_subscriber *subscriber,
 int cox_subscriber_new(struct cox_queue *queue, const struct cox_subscriber_options *options,
                        struct cox_subscriber **ret_subscriber, struct cox_error *err)
 {
+    struct cox_subscriber_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_subscriber_options", err);
+    if (r)
+        return r;
+    options = &known;
     struct cox_subscriber *subscriber = calloc(1, sizeof *subscriber);
     if (!subscriber)
         return cox_fail(err, -ENOMEM, "subscriber: %s", cox_status_text(-ENOMEM));
     subscriber->queue = queue;
     subscriber->pool = options->pool;
     subscriber->exporter = options->exporter;
-    int r =
-        cox_queue_reach_begin(&subscriber->reach, queue, options->domains, options->door_path, err);
+    r = cox_queue_reach_begin(&subscriber->reach, queue, options->domains, options->door_path, err);
     if (r) {
         free(subscriber);
         return r;

@@ -1,5 +1,6 @@
-#include "step.h"
+#include "nested_parser.h"
 
+#include "announcement.h"
 #include "proto/wire.h"
 #include "proto/executor.pb-c.h"
 
@@ -254,7 +255,7 @@ static int prompt_announce(struct cox_sequence_store *store, const struct group 
         return r;
     (*ret_sequence)->announced_count = (*ret_sequence)->tokens.count;
     if (prompt->known == 0 || metadata->sampling_params)
-        (*ret_sequence)->sampling = cox_step_sampling(metadata->sampling_params);
+        (*ret_sequence)->sampling = cox_announcement_sampling(metadata->sampling_params);
     if (metadata->has_do_sample && !metadata->do_sample)
         (*ret_sequence)->sampling.temperature = 0;
     return 0;
@@ -266,8 +267,8 @@ static int prompt_lora(struct cox_sequence_store *store, const struct group *gro
 {
     const char *name = group->metadata->lora_id;
     if (prompt->known == 0)
-        return cox_step_lora(store, slot, name, "metadata", group->index, err);
-    const struct cox_lora_use *lora = cox_sequence_store_get(store, slot)->lora;
+        return cox_announcement_set_lora(store, slot, name, "metadata", group->index, err);
+    const struct cox_adapter_reference *lora = cox_sequence_store_get(store, slot)->lora;
     if (name && *name && (!lora || strcmp(lora->name, name) != 0))
         return cox_fail(err, COX_CORRUPT,
                         "metadata %zu: a chunk with lora_id '%.*s', the chunk before had '%s'",
@@ -380,8 +381,9 @@ static int group_check(struct group *group, struct cox_error *err)
     return tables_count_check(group, err);
 }
 
-int cox_step_nested(struct cox_sequence_store *store, struct cox_batch_builder *builder,
-                    const struct Coxswain__ExecuteModelRequest *request, struct cox_error *err)
+int cox_nested_parser_apply(struct cox_sequence_store *store, struct cox_batch_builder *builder,
+                            const struct Coxswain__ExecuteModelRequest *request,
+                            struct cox_error *err)
 {
     uint32_t slot;
     for (size_t i = 0; i < request->n_finished_requests_ids; i++)
