@@ -158,7 +158,7 @@ static inline void cox_executor_count_restart(struct cox_executor *executor, uin
 /* A thread is inside until exit, which is the clean-up of the variable that enter returns. */
 static inline struct cox_executor *cox_executor_enter(struct cox_executor *executor)
 {
-    /* acq_rel: partner is the acquire in stop: a thread that exited uses nothing of the executor. */
+    /* acq_rel: partner is the acquire in stop. A thread that exited uses the executor no more. */
     atomic_fetch_add_explicit(&executor->callers, 1, memory_order_acq_rel);
     return executor;
 }
