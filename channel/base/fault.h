@@ -60,12 +60,12 @@
     X(REQUEST_STAMPED, "request.stamped")                                                          \
     X(REQUEST_PUBLISHED, "request.published")                                                      \
     X(GATE_OPENED, "gate.opened")                                                                  \
-    /* Bytes that do not fit their frame or slot (bulk.h). */                                      \
-    X(BULK_EXPORTED, "bulk.exported") /* a block, with nothing in it */                            \
-    X(BULK_WRITTEN, "bulk.written")   /* nobody knows of it yet */                                 \
-    X(BULK_OPENED, "bulk.opened")     /* by a reader */                                            \
-    X(BULK_COPIED, "bulk.copied")     /* an answer, by the coordinator */                          \
-    X(BULK_DROPPED, "bulk.dropped")   /* by its sender */                                          \
+    /* Bytes that do not fit their frame or slot (large_payload.h). */                             \
+    X(LARGE_PAYLOAD_EXPORTED, "large_payload.exported") /* a block, with nothing in it */          \
+    X(LARGE_PAYLOAD_WRITTEN, "large_payload.written")   /* nobody knows of it yet */               \
+    X(LARGE_PAYLOAD_OPENED, "large_payload.opened")     /* by a reader */                          \
+    X(LARGE_PAYLOAD_COPIED, "large_payload.copied")     /* an answer, by the coordinator */        \
+    X(LARGE_PAYLOAD_DROPPED, "large_payload.dropped")   /* by its sender */                        \
     /* Tokens, of each bell in the order of enum cox_bell. */                                      \
     X(POSTED_REQUEST_PRODUCE, "posted.request_produce")                                            \
     X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \

@@ -192,11 +192,11 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
     case COX_OPTION_NO_SHARED_WEIGHTS:
         options->own_weights = true;
         return 0;
-    case COX_OPTION_NO_BULK:
-        options->no_bulk = true;
+    case COX_OPTION_NO_LARGE_PAYLOADS:
+        options->no_large_payloads = true;
         return 0;
-    case COX_OPTION_BULK_SIZE:
-        return cox_parse_size("--bulk-size", value, &options->bulk_size, err);
+    case COX_OPTION_LARGE_PAYLOAD_SIZE:
+        return cox_parse_size("--bulk-size", value, &options->large_payload_size, err);
     case COX_OPTION_REQUEST_SIZE:
         return channel_size("--request-size", value, options->request_size, err);
     case COX_OPTION_RESPONSE_SIZE:
@@ -254,7 +254,7 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
     if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
         return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
-    if (options->no_bulk && options->bulk_size)
+    if (options->no_large_payloads && options->large_payload_size)
         return cox_fail(err, COX_INVALID, "--bulk-size: not with --no-bulk");
     const struct cox_recovery_options *recovery = &options->recovery;
     if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&

@@ -1,4 +1,4 @@
-#include "bulk.h"
+#include "large_payload.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -24,13 +24,13 @@
 
 /* ---- sender ---- */
 
-void cox_bulk_sender_init(struct cox_bulk_sender *sender)
+void cox_large_payload_sender_init(struct cox_large_payload_sender *sender)
 {
     memset(sender, 0, sizeof *sender);
     pthread_mutex_init(&sender->lock, NULL);
 }
 
-void cox_bulk_sender_deinit(struct cox_bulk_sender *sender)
+void cox_large_payload_sender_deinit(struct cox_large_payload_sender *sender)
 {
     sender->exporter = cox_exporter_free(sender->exporter);
     sender->plain = cox_exporter_free(sender->plain);
@@ -38,7 +38,8 @@ void cox_bulk_sender_deinit(struct cox_bulk_sender *sender)
 }
 
 /* A door that does not answer the first time is not tried again. */
-static int sender_open(struct cox_bulk_sender *sender, const char *door_path, struct cox_error *err)
+static int sender_open(struct cox_large_payload_sender *sender, const char *door_path,
+                       struct cox_error *err)
 {
     const struct cox_exporter_options options = {.door_path = door_path};
     int r = 0;
@@ -52,8 +53,8 @@ static int sender_open(struct cox_bulk_sender *sender, const char *door_path, st
 }
 
 /* Without the door readers who may take fds can read all the same: it may be full, or gone. */
-static int sender_export(struct cox_bulk_sender *sender, int fd, struct cox_bulk_block *block,
-                         struct cox_error *err)
+static int sender_export(struct cox_large_payload_sender *sender, int fd,
+                         struct cox_large_payload *block, struct cox_error *err)
 {
     int r = -EINVAL;
     pthread_mutex_lock(&sender->lock);
@@ -73,33 +74,33 @@ static int sender_export(struct cox_bulk_sender *sender, int fd, struct cox_bulk
 static uint64_t block_size_for(uint64_t size)
 {
     uint64_t rounded = BLOCK_SIZE_MIN;
-    while (rounded < size && rounded < COX_BULK_KEEP_SIZE)
+    while (rounded < size && rounded < COX_LARGE_PAYLOAD_KEEP_SIZE)
         rounded *= 2;
     return rounded >= size ? rounded
                            : (size + BLOCK_SIZE_UNIT - 1) / BLOCK_SIZE_UNIT * BLOCK_SIZE_UNIT;
 }
 
-bool cox_bulk_is_large(const struct cox_bulk_block *block)
+bool cox_large_payload_is_transient(const struct cox_large_payload *block)
 {
-    return block->region.size > COX_BULK_KEEP_SIZE;
+    return block->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE;
 }
 
 /* FUTURE_WRITE: from here on the mapping of this process is the only way to write it. */
-static int block_make(struct cox_bulk_sender *sender, uint64_t size, struct cox_bulk_block *block,
-                      struct cox_error *err)
+static int block_make(struct cox_large_payload_sender *sender, uint64_t size,
+                      struct cox_large_payload *block, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
     _cox_cleanup_(cox_close_fd) int reader = -1;
-    struct cox_bulk_block made = {0};
+    struct cox_large_payload made = {0};
     struct cox_error why = {0};
-    int r = cox_region_create_unnamed(&made.region, "cox_bulk", size,
+    int r = cox_region_create_unnamed(&made.region, "cox_large_payload", size,
                                       SEALS_SIZE | F_SEAL_FUTURE_WRITE, false, &fd, &why);
     if (r)
         return cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text);
-    r = cox_region_open_reader(fd, "cox_bulk", &reader, err);
+    r = cox_region_open_reader(fd, "cox_large_payload", &reader, err);
     if (r == 0)
         r = sender_export(sender, reader, &made, err);
-    cox_fault_point(COX_FAULT_BULK_EXPORTED);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_EXPORTED);
     if (r) {
         cox_region_detach(&made.region);
         return r;
@@ -111,26 +112,28 @@ static int block_make(struct cox_bulk_sender *sender, uint64_t size, struct cox_
     return 0;
 }
 
-int cox_bulk_reserve(struct cox_bulk_sender *sender, const char *door_path, uint64_t size,
-                     struct cox_bulk_block *block, struct cox_error *err)
+int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *door_path,
+                              uint64_t size, struct cox_large_payload *block, struct cox_error *err)
 {
     if (block->region.base && block->region.size >= size)
         return 0;
-    cox_bulk_drop(sender, block); /* first: both need not be there at a time */
-    if (size > COX_BULK_SIZE_MAX)
+    cox_large_payload_drop(sender, block); /* first: both need not be there at a time */
+    if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
         return cox_fail(err, COX_NO_SPACE, "a block of %" PRIu64 " bytes: at most %" PRIu64, size,
-                        COX_BULK_SIZE_MAX);
+                        COX_LARGE_PAYLOAD_SIZE_MAX);
     int r = sender_open(sender, door_path, err);
     return r ? r : block_make(sender, block_size_for(size), block, err);
 }
 
-struct cox_bulk_ref cox_bulk_refer(const struct cox_bulk_block *block, uint64_t size)
+struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
+                                                     uint64_t size)
 {
     COX_ASSERT(size <= block->region.size);
-    return (struct cox_bulk_ref){.handle = block->handle, .size = size};
+    return (struct cox_large_payload_ref){.handle = block->handle, .size = size};
 }
 
-void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block)
+void cox_large_payload_drop(struct cox_large_payload_sender *sender,
+                            struct cox_large_payload *block)
 {
     if (!block->region.base)
         return;
@@ -140,7 +143,7 @@ void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block)
     cox_exporter_put(block->exporter, &block->handle);
     cox_region_detach(&block->region);
     memset(block, 0, sizeof *block);
-    cox_fault_point(COX_FAULT_BULK_DROPPED);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_DROPPED);
 }
 
 /* ---- reader ---- */
@@ -172,8 +175,8 @@ static int check_seals(int fd, uint64_t size, struct cox_error *err)
 }
 
 /* Who made the handle chooses what is opened, so it has to be the one who sent it. */
-static int check_peer(const struct cox_handle_info *info, const struct cox_bulk_peer *peer,
-                      struct cox_error *err)
+static int check_peer(const struct cox_handle_info *info,
+                      const struct cox_large_payload_origin *peer, struct cox_error *err)
 {
     uint64_t start = peer->start;
     if (info->pid != (uint32_t)peer->pid)
@@ -194,8 +197,9 @@ static int check_peer(const struct cox_handle_info *info, const struct cox_bulk_
     return 0;
 }
 
-static int bulk_open(const struct cox_bulk_ref *ref, const struct cox_bulk_peer *peer, int *ret_fd,
-                     struct cox_handle_info *ret_info, struct cox_error *err)
+static int payload_open(const struct cox_large_payload_ref *ref,
+                        const struct cox_large_payload_origin *peer, int *ret_fd,
+                        struct cox_handle_info *ret_info, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = cox_handle_parse(&ref->handle, ret_info, err);
@@ -215,14 +219,15 @@ static int bulk_open(const struct cox_bulk_ref *ref, const struct cox_bulk_peer 
         r = check_seals(fd, ret_info->size, err);
     if (r)
         return r;
-    cox_fault_point(COX_FAULT_BULK_OPENED);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_OPENED);
     *ret_fd = cox_steal_fd(&fd);
     return 0;
 }
 
-int cox_bulk_view_map(struct cox_bulk_view *view, const struct cox_bulk_ref *ref,
-                      const struct cox_bulk_peer *peer, const uint8_t **ret_bytes,
-                      struct cox_error *err)
+int cox_large_payload_view_map(struct cox_large_payload_view *view,
+                               const struct cox_large_payload_ref *ref,
+                               const struct cox_large_payload_origin *peer,
+                               const uint8_t **ret_bytes, struct cox_error *err)
 {
     struct cox_handle_info info;
     _cox_cleanup_(cox_close_fd) int fd = -1;
@@ -233,10 +238,11 @@ int cox_bulk_view_map(struct cox_bulk_view *view, const struct cox_bulk_ref *ref
                         (size_t)view->region.size);
     if (!mapped) {
         struct cox_error why = {0};
-        cox_bulk_view_drop(view);
-        int r = bulk_open(ref, peer, &fd, &info, &why);
+        cox_large_payload_view_drop(view);
+        int r = payload_open(ref, peer, &fd, &info, &why);
         if (r == 0)
-            r = cox_region_map(&view->region, fd, info.size, COX_REGION_READ, "cox_bulk", &why);
+            r = cox_region_map(&view->region, fd, info.size, COX_REGION_READ, "cox_large_payload",
+                               &why);
         if (r)
             return cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text);
         view->handle = ref->handle;
@@ -245,25 +251,26 @@ int cox_bulk_view_map(struct cox_bulk_view *view, const struct cox_bulk_ref *ref
     return 0;
 }
 
-void cox_bulk_view_let_go(struct cox_bulk_view *view)
+void cox_large_payload_view_release(struct cox_large_payload_view *view)
 {
-    if (view->region.size > COX_BULK_KEEP_SIZE)
-        cox_bulk_view_drop(view);
+    if (view->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE)
+        cox_large_payload_view_drop(view);
 }
 
-void cox_bulk_view_drop(struct cox_bulk_view *view)
+void cox_large_payload_view_drop(struct cox_large_payload_view *view)
 {
     if (view->region.base)
         cox_region_detach(&view->region);
     memset(view, 0, sizeof *view);
 }
 
-int cox_bulk_read(const struct cox_bulk_ref *ref, const struct cox_bulk_peer *peer, void *buffer,
-                  struct cox_error *err)
+int cox_large_payload_read(const struct cox_large_payload_ref *ref,
+                           const struct cox_large_payload_origin *peer, void *buffer,
+                           struct cox_error *err)
 {
     struct cox_handle_info info;
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = bulk_open(ref, peer, &fd, &info, err);
+    int r = payload_open(ref, peer, &fd, &info, err);
     if (r)
         return r;
     for (uint64_t done = 0; done < ref->size;) {

@@ -1,6 +1,6 @@
 /*
- * bulk: bytes that do not fit their frame or slot, in memory of their own that the frame or slot
- * refers to.
+ * large_payload: bytes that do not fit their frame or slot, in memory of their own that the frame
+ * or slot refers to.
  *
  * A block is one memfd, written by its sender, sealed, and open to others for reading only; what
  * travels is a reference: its handle (handle.h), and how many bytes of it are meant. There is no
@@ -13,8 +13,8 @@
  *
  * When nobody is to open it any more is what the frame or slot says that refers to it: a frame that
  * every asked rank has returned or is dead for, a slot whose request has ended. Blocks up to
- * COX_BULK_KEEP_SIZE are kept by both sides, for the next message in the same frame or slot: their
- * pages are there, and they are mapped. Larger ones go at once.
+ * COX_LARGE_PAYLOAD_KEEP_SIZE are kept by both sides, for the next message in the same frame or
+ * slot: their pages are there, and they are mapped. Larger ones go at once.
  *
  * Private to the library.
  * Threads: a sender may be used by any; a block or a view by one at a time.
@@ -28,8 +28,8 @@
  * If the sender dies: what is open stays valid, the rest is gone (COX_PEER_DEAD). If a reader dies:
  * nothing is left.
  */
-#ifndef COX_CHANNEL_BULK_H
-#define COX_CHANNEL_BULK_H
+#ifndef COX_CHANNEL_LARGE_PAYLOAD_H
+#define COX_CHANNEL_LARGE_PAYLOAD_H
 
 #include "channel/handle/handle.h"
 #include "channel/shm/region.h"
@@ -38,18 +38,18 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-#define COX_BULK_KEEP_SIZE (UINT64_C(4) << 20)
+#define COX_LARGE_PAYLOAD_KEEP_SIZE (UINT64_C(4) << 20)
 /* The most that a side may be told to send or take. */
-#define COX_BULK_SIZE_MAX (UINT64_C(1) << 40)
+#define COX_LARGE_PAYLOAD_SIZE_MAX (UINT64_C(1) << 40)
 
-struct cox_bulk_ref {
+struct cox_large_payload_ref {
     struct cox_handle handle;
     /* bytes of it that are meant */
     uint64_t size;
 };
 
 /* One process that sends; all its blocks have been dropped before deinit. */
-struct cox_bulk_sender {
+struct cox_large_payload_sender {
     /* of the exporters, which the first reserve makes */
     pthread_mutex_t lock;
     /* leaves what it exports at the door; NULL: there is none */
@@ -61,10 +61,10 @@ struct cox_bulk_sender {
     _Atomic uint64_t block_bytes;
 };
 
-void cox_bulk_sender_init(struct cox_bulk_sender *sender);
-void cox_bulk_sender_deinit(struct cox_bulk_sender *sender);
+void cox_large_payload_sender_init(struct cox_large_payload_sender *sender);
+void cox_large_payload_sender_deinit(struct cox_large_payload_sender *sender);
 
-struct cox_bulk_block {
+struct cox_large_payload {
     /* where the sender writes; base NULL: there is none */
     struct cox_region region;
     struct cox_handle handle;
@@ -76,17 +76,20 @@ struct cox_bulk_block {
  * of the group, NULL: none; looked at by the first reserve of a sender. Where the door does not
  * take it, readers have the kernel's way alone. Returns 0; COX_NO_SPACE; what cox_exporter_new and
  * _export return. Unless 0 there is no block. */
-int cox_bulk_reserve(struct cox_bulk_sender *sender, const char *door_path, uint64_t size,
-                     struct cox_bulk_block *block, struct cox_error *err);
+int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *door_path,
+                              uint64_t size, struct cox_large_payload *block,
+                              struct cox_error *err);
 /* size bytes of it. */
-struct cox_bulk_ref cox_bulk_refer(const struct cox_bulk_block *block, uint64_t size);
+struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
+                                                     uint64_t size);
 /* It is too large to be kept. */
-bool cox_bulk_is_large(const struct cox_bulk_block *block);
+bool cox_large_payload_is_transient(const struct cox_large_payload *block);
 /* Idempotent; a zeroed block is fine. */
-void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block);
+void cox_large_payload_drop(struct cox_large_payload_sender *sender,
+                            struct cox_large_payload *block);
 
 /* Who is expected to have sent it. */
-struct cox_bulk_peer {
+struct cox_large_payload_origin {
     pid_t pid;
     /* 0: whatever process has that pid */
     uint64_t start;
@@ -95,7 +98,7 @@ struct cox_bulk_peer {
 };
 
 /* What a reader has mapped; all zero: nothing. */
-struct cox_bulk_view {
+struct cox_large_payload_view {
     struct cox_handle handle;
     struct cox_region region;
 };
@@ -103,15 +106,18 @@ struct cox_bulk_view {
 /* Maps it for reading, unless that is mapped already. Returns 0, and *ret_bytes are lent until
  * let_go; COX_CORRUPT: no such reference can be; also memory that could shrink; COX_NO_SPACE; as
  * cox_handle_open. */
-int cox_bulk_view_map(struct cox_bulk_view *view, const struct cox_bulk_ref *ref,
-                      const struct cox_bulk_peer *peer, const uint8_t **ret_bytes,
-                      struct cox_error *err);
-void cox_bulk_view_let_go(struct cox_bulk_view *view); /* what is small is kept */
-void cox_bulk_view_drop(struct cox_bulk_view *view);   /* idempotent */
+int cox_large_payload_view_map(struct cox_large_payload_view *view,
+                               const struct cox_large_payload_ref *ref,
+                               const struct cox_large_payload_origin *peer,
+                               const uint8_t **ret_bytes, struct cox_error *err);
+void cox_large_payload_view_release(
+    struct cox_large_payload_view *view);                              /* what is small is kept */
+void cox_large_payload_view_drop(struct cox_large_payload_view *view); /* idempotent */
 
 /* Copies its ref->size bytes to buffer. Bytes that the sender writes meanwhile may be any. Returns
  * as map. */
-int cox_bulk_read(const struct cox_bulk_ref *ref, const struct cox_bulk_peer *peer, void *buffer,
-                  struct cox_error *err);
+int cox_large_payload_read(const struct cox_large_payload_ref *ref,
+                           const struct cox_large_payload_origin *peer, void *buffer,
+                           struct cox_error *err);
 
 #endif
