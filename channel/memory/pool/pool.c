@@ -19,7 +19,7 @@
 
 int cox_pool_check_here(const struct cox_pool *pool, struct cox_error *err)
 {
-    return cox_pool_ledger_is_here(pool->ledger)
+    return cox_pool_local_refs_is_here(pool->local_refs)
                ? 0
                : cox_fail(err, COX_STATE, "in the child of a fork: the pool is its parent's");
 }
@@ -45,7 +45,7 @@ static struct cox_pool *pool_new(struct cox_error *err)
 /* Without what it holds for others to see. */
 static void pool_drop(struct cox_pool *pool)
 {
-    cox_pool_ledger_free(pool->ledger, pool->geometry.block_count);
+    cox_pool_local_refs_free(pool->local_refs, pool->geometry.block_count);
     if (pool->memory)
         pool->memory->functions->destroy(pool->memory);
     cox_domains_free(pool->own_domains);
@@ -108,7 +108,7 @@ static void pool_point(struct cox_pool *pool)
 /* The row, and where it looks first: not where the others do. */
 static int pool_join(struct cox_pool *pool, uint32_t generation, struct cox_error *err)
 {
-    int r = cox_pool_ledger_new(pool->geometry.block_count, &pool->ledger, err);
+    int r = cox_pool_local_refs_new(pool->geometry.block_count, &pool->local_refs, err);
     if (r == 0)
         r = cox_pool_owner_claim(pool, generation, err);
     if (r)
@@ -302,7 +302,7 @@ struct cox_pool *cox_pool_free(struct cox_pool *pool)
 {
     if (!pool)
         return NULL;
-    if (cox_pool_ledger_is_here(pool->ledger)) {
+    if (cox_pool_local_refs_is_here(pool->local_refs)) {
         cox_pool_owner_leave(pool);
         for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
             pthread_mutex_destroy(&pool->locks[i]);

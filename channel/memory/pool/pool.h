@@ -141,7 +141,7 @@ COX_PUBLIC struct cox_pool *cox_pool_free(struct cox_pool *pool);
 COX_PUBLIC void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
 
 /* True when this process holds no reference of any block; what take_all took is none. A look at the
- * ledger of all blocks. */
+ * local references of all blocks. */
 COX_PUBLIC bool cox_pool_is_idle(const struct cox_pool *pool);
 
 /* Lent until free. ret_fds[1] is open for writing where this process may write the blocks. */

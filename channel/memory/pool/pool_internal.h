@@ -7,7 +7,7 @@
  *   pool_block.c      a block's word, counts and the last look: the protocol
  *   pool_pages.c      on_demand
  *   pool_slab.c       slabs and runs of them
- *   pool_ledger.c     what this process holds, by generation; private memory
+ *   pool_local_refs.c     what this process holds, by generation; private memory
  *   pool_reference.c  allocate, ref, unref, find, copy
  *   pool_renew.c      take_all, renew, settle
  *   pool_hold.c       holders and holds
@@ -33,7 +33,7 @@
 /* How often who waits looks whether others live. */
 #define COX_POOL_SLICE_NS (50 * COX_NSEC_PER_MSEC)
 
-struct cox_pool_ledger;
+struct cox_pool_local_refs;
 
 struct cox_pool {
     struct cox_pool_geometry geometry;
@@ -59,7 +59,7 @@ struct cox_pool {
     struct cox_pool_layout_slab *slabs;
     struct cox_pool_layout_pages *pages;
 
-    struct cox_pool_ledger *ledger;
+    struct cox_pool_local_refs *local_refs;
     pthread_mutex_t locks[COX_POOL_LOCK_COUNT];
     pthread_mutex_t settle_lock;
     /* threads that settle */
@@ -174,20 +174,21 @@ void cox_pool_slab_sweep(struct cox_pool *pool, uint32_t as);
 bool cox_pool_slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t as);
 void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as);
 
-/* ---- pool_ledger.c ---- */
+/* ---- pool_local_refs.c ---- */
 
-int cox_pool_ledger_new(uint32_t block_count, struct cox_pool_ledger **ret_ledger,
-                        struct cox_error *err);
-struct cox_pool_ledger *cox_pool_ledger_free(struct cox_pool_ledger *ledger,
-                                             uint32_t block_count); /* NULL-safe */
+int cox_pool_local_refs_new(uint32_t block_count, struct cox_pool_local_refs **ret_refs,
+                            struct cox_error *err);
+struct cox_pool_local_refs *cox_pool_local_refs_free(struct cox_pool_local_refs *refs,
+                                                     uint32_t block_count); /* NULL-safe */
 /* False in the child of a fork. */
-bool cox_pool_ledger_is_here(const struct cox_pool_ledger *ledger);
+bool cox_pool_local_refs_is_here(const struct cox_pool_local_refs *refs);
 /* One reference more. Returns 0; COX_FULL; -ENOMEM. */
-int cox_pool_ledger_add(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
+int cox_pool_local_refs_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation);
 /* One less; false: there is none. */
-bool cox_pool_ledger_drop(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
-bool cox_pool_ledger_is_empty(const struct cox_pool_ledger *ledger, uint32_t block_count);
-bool cox_pool_ledger_has(struct cox_pool_ledger *ledger, uint32_t block, uint64_t generation);
+bool cox_pool_local_refs_drop(struct cox_pool_local_refs *refs, uint32_t block,
+                              uint64_t generation);
+bool cox_pool_local_refs_is_empty(const struct cox_pool_local_refs *refs, uint32_t block_count);
+bool cox_pool_local_refs_has(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation);
 
 /* ---- pool_reference.c ---- */
 

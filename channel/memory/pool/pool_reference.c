@@ -29,7 +29,7 @@ int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *
 
 bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref)
 {
-    if (cox_pool_ledger_has(pool->ledger, ref->block, ref->generation))
+    if (cox_pool_local_refs_has(pool->local_refs, ref->block, ref->generation))
         return true;
     return atomic_load(&pool->took_all) &&
            cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, ref->block))).generation ==
@@ -102,9 +102,9 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
         return cox_fail(err, r, "no block of %" PRIu64 " bytes is free", size);
     if (r)
         return r;
-    r = cox_pool_ledger_add(pool->ledger, block, generation);
+    r = cox_pool_local_refs_add(pool->local_refs, block, generation);
     if (r == 0 && (r = cox_pool_block_use(pool, block, generation)))
-        cox_pool_ledger_drop(pool->ledger, block, generation);
+        cox_pool_local_refs_drop(pool->local_refs, block, generation);
     if (r) {
         cox_pool_block_unclaim(pool, block, generation, pool->owner);
         return cox_fail(err, r, "block %" PRIu32 ": %s", block, cox_status_text(r));
@@ -151,7 +151,7 @@ int cox_pool_ref(struct cox_pool *pool, const struct cox_block_ref *ref, struct 
         ref->size > cox_pool_slab_block_size(pool, ref->block))
         r = COX_INVALID;
     if (r == 0)
-        r = cox_pool_ledger_add(pool->ledger, ref->block, ref->generation);
+        r = cox_pool_local_refs_add(pool->local_refs, ref->block, ref->generation);
     if (r == 0)
         return 0;
     cox_pool_count_drop(pool, ref->block);
@@ -167,7 +167,7 @@ int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref, struc
     int r = reference_check(pool, ref, err);
     if (r)
         return r;
-    if (!cox_pool_ledger_drop(pool->ledger, ref->block, ref->generation))
+    if (!cox_pool_local_refs_drop(pool->local_refs, ref->block, ref->generation))
         return cox_fail(err, COX_STALE,
                         "this process has no reference of block %" PRIu32 ", generation %" PRIu64,
                         ref->block, ref->generation);
@@ -179,7 +179,7 @@ int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref, struc
 
 bool cox_pool_is_idle(const struct cox_pool *pool)
 {
-    return cox_pool_ledger_is_empty(pool->ledger, pool->geometry.block_count);
+    return cox_pool_local_refs_is_empty(pool->local_refs, pool->geometry.block_count);
 }
 
 /* ---- where it is ---- */
