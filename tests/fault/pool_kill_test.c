@@ -167,7 +167,7 @@ static void use_numbers(const struct forks_self *self)
     FORK_CHECK(cox_pool_create(&options, &pool, NULL) == 0, "create");
     cox_pool_fds(pool, fds);
     FORK_CHECK(cox_pool_attach(fds, NULL, &late.reader, NULL) == 0, "attach");
-    FORK_CHECK(cox_pool_take_all(pool, 7, NULL) == 0, "take_all");
+    FORK_CHECK(cox_pool_adopt_all(pool, 7, NULL) == 0, "adopt_all");
     late.ref = (struct cox_block_ref){cox_pool_id(pool), 7, 4096, 2, 0};
     FORK_CHECK(cox_pool_ref(late.reader, &late.ref, NULL) == 0, "ref");
     FORK_CHECK(cox_pool_renew(pool, 2, 8) == 0, "renew");
@@ -362,7 +362,7 @@ static bool strike(const struct run *kind, const char *point, uint32_t passage)
     struct cox_pool *pool = pool_made(&run->options);
     cox_pool_fds(pool, run->fds);
     if (run->owner_is_survivor)
-        assert_int_equal(cox_pool_take_all(pool, 7, NULL), 0);
+        assert_int_equal(cox_pool_adopt_all(pool, 7, NULL), 0);
     for (uint32_t i = 0; i < KEPT_COUNT; i++) {
         struct cox_block_ref *ref = &run->kept[i];
         if (run->owner_is_survivor)

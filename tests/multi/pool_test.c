@@ -361,7 +361,7 @@ static void p9_who_settles_is_woken(void **state)
     struct cox_error err = {0};
     uint64_t shortest_ns = UINT64_MAX;
     cox_pool_fds(pool, shared->fds);
-    assert_int_equal(cox_pool_take_all(pool, 1, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 1, NULL), 0);
     forks_start(&forks, 1, reader_main, shared);
     for (uint32_t round = 0; round < SETTLE_ROUNDS; round++) {
         step_await(shared, round + 1);
@@ -407,7 +407,7 @@ static void p9_b37_a_reader_that_is_killed_is_in_nobodys_way(void **state)
     char text[64];
     struct cox_error err = {0};
     cox_pool_fds(pool, shared->fds);
-    assert_int_equal(cox_pool_take_all(pool, 1, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 1, NULL), 0);
     forks_start(&forks, 1, doomed_reader_main, shared);
     step_await(shared, 1);
     assert_int_equal(cox_pool_renew(pool, 9, 2), 0);
@@ -428,7 +428,7 @@ static void doomed_owner_main(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     struct cox_pool *pool = attached(self, shared);
-    FORK_CHECK(cox_pool_take_all(pool, 1, NULL) == 0, "take_all");
+    FORK_CHECK(cox_pool_adopt_all(pool, 1, NULL) == 0, "adopt_all");
     const struct cox_block_ref ref = {cox_pool_id(pool), 1, BLOCK_SIZE, 9, 0};
     block_fill(cox_pool_pointer(pool, &ref), BLOCK_SIZE, 9, 1);
     atomic_store(&shared->step, 1);

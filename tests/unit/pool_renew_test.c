@@ -21,11 +21,11 @@ static void p9_all_blocks_are_taken_by_one(void **state)
     struct cox_block_ref ref;
     assert_int_equal(cox_pool_generation(pool, 0), 0);
     assert_int_equal(cox_pool_renew(pool, 0, 7), COX_STATE);
-    assert_int_equal(cox_pool_take_all(pool, 0, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_take_all(pool, UINT64_C(1) << 48, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_take_all(pool, 1000, NULL), 0);
-    assert_int_equal(cox_pool_take_all(pool, 1000, NULL), COX_STATE);
-    assert_int_equal(cox_pool_take_all(other, 1000, NULL), COX_STATE);
+    assert_int_equal(cox_pool_adopt_all(pool, 0, NULL), COX_INVALID);
+    assert_int_equal(cox_pool_adopt_all(pool, UINT64_C(1) << 48, NULL), COX_INVALID);
+    assert_int_equal(cox_pool_adopt_all(pool, 1000, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 1000, NULL), COX_STATE);
+    assert_int_equal(cox_pool_adopt_all(other, 1000, NULL), COX_STATE);
     assert_int_equal(cox_pool_allocate(pool, 1, &ref, NULL), COX_FULL);
     assert_int_equal(pool_stats(pool).reference_count, BLOCK_COUNT);
     for (uint32_t block = 0; block < BLOCK_COUNT; block++)
@@ -44,7 +44,7 @@ static void p9_all_blocks_are_taken_by_one(void **state)
     assert_int_equal(cox_pool_unref(other, &ref, NULL), 0);
     pool_is_whole(other);
     /* No pool that somebody has allocated of is fresh. */
-    assert_int_equal(cox_pool_take_all(other, 5, NULL), COX_STATE);
+    assert_int_equal(cox_pool_adopt_all(other, 5, NULL), COX_STATE);
     cox_pool_free(other);
 }
 
@@ -54,11 +54,11 @@ static void p9_a30_only_a_fresh_fixed_pool_is_taken(void **state)
     const struct cox_pool_options slab = {
         .strategy = COX_POOL_SLAB, .block_size = 64, .size = 1 << 20};
     struct cox_pool *pool = pool_made(&slab);
-    assert_int_equal(cox_pool_take_all(pool, 5, NULL), COX_STATE);
+    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_STATE);
     cox_pool_free(pool);
     pool = pool_made(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 1);
-    assert_int_equal(cox_pool_take_all(pool, 5, NULL), COX_STATE);
+    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_STATE);
     assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - 1);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     pool_is_whole(pool);
@@ -71,7 +71,7 @@ static void p9_a_renewed_block_has_no_new_readers(void **state)
     struct cox_pool *pool = pool_made(&fixed), *reader = pool_attached(pool);
     const struct cox_block_ref old = told(pool, 5, 1000), next = told(pool, 5, 2000);
     struct cox_error err = {0};
-    assert_int_equal(cox_pool_take_all(pool, 1000, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 1000, NULL), 0);
     assert_int_equal(cox_pool_ref(reader, &old, NULL), 0);
     assert_int_equal(cox_pool_renew(pool, BLOCK_COUNT, 2000), COX_INVALID);
     assert_int_equal(cox_pool_renew(pool, 5, 0), COX_INVALID);
@@ -117,7 +117,7 @@ static void m13_settle_can_be_cancelled(void **state)
     struct cox_pool *pool = pool_made(&fixed), *reader = pool_attached(pool);
     const struct cox_block_ref ref = told(pool, 0, 9);
     int asked = 0;
-    assert_int_equal(cox_pool_take_all(pool, 9, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 9, NULL), 0);
     assert_int_equal(cox_pool_ref(reader, &ref, NULL), 0);
     assert_int_equal(cox_pool_renew(pool, 0, 10), 0);
     assert_int_equal(cox_pool_settle(pool, 0, COX_DEADLINE_NEVER, third_time, &asked, NULL),

@@ -307,7 +307,7 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
         assert_int_equal(pool_stats(pool).reference_count, retained);
         drop(pool, refs, (uint32_t)retained);
     }
-    assert_int_equal(cox_pool_take_all(pool, 5, NULL), COX_STATE); /* it is not fresh */
+    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_STATE); /* it is not fresh */
     failing.commit = 0;
     pool_is_whole(pool);
     assert_int_equal(pages_of(pool), retained * size);
@@ -330,7 +330,7 @@ static void h18_h28_no_pages_is_an_error_and_no_loss(void **state)
         16384, 0);
 }
 
-static void h18_take_all_without_pages_takes_nothing(void **state)
+static void h18_adopt_all_without_pages_adopts_nothing(void **state)
 {
     (void)state;
     struct cox_domains *domains = failing_domains();
@@ -341,10 +341,10 @@ static void h18_take_all_without_pages_takes_nothing(void **state)
                                              .on_demand = true};
     struct cox_pool *pool = pool_made(&options);
     failing.commit = COX_NO_SPACE;
-    assert_int_equal(cox_pool_take_all(pool, 5, NULL), COX_NO_SPACE);
+    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_NO_SPACE);
     assert_int_equal(pool_stats(pool).free_count, 8);
     failing.commit = 0;
-    assert_int_equal(cox_pool_take_all(pool, 5, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), 0);
     assert_int_equal(pages_of(pool), 8 * 4096);
     cox_pool_free(pool);
     cox_domains_free(domains);
@@ -361,7 +361,7 @@ int main(void)
         SLAB_TEST(h18_on_demand_pages_come_and_go),
         SLAB_TEST(h18_on_demand_a_run_has_pages),
         SLAB_TEST(h18_h28_no_pages_is_an_error_and_no_loss),
-        SLAB_TEST(h18_take_all_without_pages_takes_nothing),
+        SLAB_TEST(h18_adopt_all_without_pages_adopts_nothing),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -331,7 +331,7 @@ static void h19_a_reader_reads_only(void **state)
     assert_int_equal(cox_pool_copy_to(reader, &ref, 0, &byte, 1, NULL), COX_DENIED);
     assert_int_equal(cox_pool_copy_from(reader, &ref, 0, &byte, 1, NULL), 0);
     assert_int_equal(byte, 0);
-    assert_int_equal(cox_pool_take_all(reader, 5, NULL), COX_DENIED);
+    assert_int_equal(cox_pool_adopt_all(reader, 5, NULL), COX_DENIED);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(reader, &ref, NULL), 0); /* the last one */
     pool_is_whole(pool);

@@ -140,8 +140,8 @@ COX_PUBLIC int cox_pool_attach(const int fds[2], const struct cox_pool_attach_op
 COX_PUBLIC struct cox_pool *cox_pool_free(struct cox_pool *pool);
 COX_PUBLIC void cox_pool_freep(struct cox_pool **pool); /* for _cox_cleanup_ */
 
-/* True when this process holds no reference of any block; what take_all took is none. A look at the
- * local references of all blocks. */
+/* True when this process holds no reference of any block; what adopt_all took is none. A look at
+ * the local references of all blocks. */
 COX_PUBLIC bool cox_pool_is_idle(const struct cox_pool *pool);
 
 /* Lent until free. ret_fds[1] is open for writing where this process may write the blocks. */
@@ -223,7 +223,8 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
 /* Every block becomes USED with this generation, counted by this process. Of a fresh fixed pool
  * only: COX_STATE. A block taken so is no reference to unref: it stays this process's until free.
  * All or none; what the domain says, on demand: then the pool is not fresh any more. */
-COX_PUBLIC int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
+COX_PUBLIC int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation,
+                                  struct cox_error *err);
 /* The generation of a block that this process took; 0: no such block. Not ordered with anything. */
 COX_PUBLIC uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
 /* Gives the block another generation: from now on nobody can pin the old one. Does not wait; until

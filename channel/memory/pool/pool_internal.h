@@ -9,7 +9,7 @@
  *   pool_slab.c       slabs and runs of them
  *   pool_local_refs.c     what this process holds, by generation; private memory
  *   pool_reference.c  allocate, ref, unref, find, copy
- *   pool_renew.c      take_all, renew, settle
+ *   pool_renew.c      adopt_all, renew, settle
  *   pool_hold.c       holders and holds
  *   pool_sweep.c      what the dead left
  *   pool_display.c    stats, dump
@@ -45,7 +45,7 @@ struct cox_pool {
     struct cox_domain_memory *memory;
     bool read_only;
     /* this process gives out the blocks by number */
-    _Atomic bool took_all;
+    _Atomic bool adopted_all;
     /* row of this process; UINT32_MAX: none */
     uint32_t owner;
     int32_t pid;

@@ -31,7 +31,7 @@ bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref)
 {
     if (cox_pool_local_refs_has(pool->local_refs, ref->block, ref->generation))
         return true;
-    return atomic_load(&pool->took_all) &&
+    return atomic_load(&pool->adopted_all) &&
            cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, ref->block))).generation ==
                ref->generation;
 }

@@ -15,10 +15,10 @@ static bool generation_is(uint64_t generation)
     return generation > 0 && generation <= COX_POOL_GENERATION_MAX;
 }
 
-/* ---- take_all ---- */
+/* ---- adopt_all ---- */
 
-static int take_one(struct cox_pool *pool, uint32_t block, uint64_t generation,
-                    struct cox_error *err)
+static int adopt_one(struct cox_pool *pool, uint32_t block, uint64_t generation,
+                     struct cox_error *err)
 {
     uint64_t first;
     if (!cox_pool_block_claim(pool, block, pool->owner, &first))
@@ -35,10 +35,10 @@ static int take_one(struct cox_pool *pool, uint32_t block, uint64_t generation,
     return r;
 }
 
-int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err)
+int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err)
 {
     const uint32_t count = pool->geometry.block_count;
-    uint32_t taken = 0;
+    uint32_t adopted = 0;
     int r = cox_pool_check_here(pool, err);
     if (r)
         return r;
@@ -51,23 +51,23 @@ int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_err
     for (uint32_t block = 0; r == 0 && block < count; block++)
         if (atomic_load(cox_pool_block_word_of(pool, block)) != cox_pool_word(1, COX_POOL_FREE, 0))
             r = COX_STATE;
-    while (r == 0 && taken < count)
-        if ((r = take_one(pool, taken, generation, err)) == 0)
-            taken++;
+    while (r == 0 && adopted < count)
+        if ((r = adopt_one(pool, adopted, generation, err)) == 0)
+            adopted++;
     if (r == 0) {
-        atomic_store(&pool->took_all, true);
+        atomic_store(&pool->adopted_all, true);
         return 0;
     }
     /* Somebody has allocated meanwhile, or there is no memory: all or none. */
-    while (taken > 0)
-        cox_pool_count_drop(pool, --taken);
-    return cox_fail(err, r, "all blocks of the pool cannot be taken: %s",
+    while (adopted > 0)
+        cox_pool_count_drop(pool, --adopted);
+    return cox_fail(err, r, "all blocks of the pool cannot be adopted: %s",
                     r == COX_STATE ? "some are, or were, in use" : cox_status_text(r));
 }
 
 uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block)
 {
-    if (!atomic_load(&pool->took_all) || block >= pool->geometry.block_count)
+    if (!atomic_load(&pool->adopted_all) || block >= pool->geometry.block_count)
         return 0;
     return word_look(pool, block).generation;
 }
@@ -83,7 +83,7 @@ int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation)
         return r;
     if (block >= pool->geometry.block_count || !generation_is(generation))
         return COX_INVALID;
-    if (!atomic_load(&pool->took_all))
+    if (!atomic_load(&pool->adopted_all))
         return COX_STATE;
     uint64_t word = atomic_load(cox_pool_block_word_of(pool, block));
     for (;;) {
