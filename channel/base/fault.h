@@ -241,7 +241,7 @@
     X(POOL_PAGES, "pool.pages")   /* of a block or slab, about to be there or not, or so */        \
     X(POOL_RETAINED, "pool.retained")                                                              \
     X(POOL_SLAB, "pool.slab") /* another phase of a slab */                                        \
-    X(POOL_RENEWED, "pool.renewed")                                                                \
+    X(POOL_GENERATION_BUMPED, "pool.generation_bumped")                                            \
     X(POOL_SETTLING, "pool.settling") /* a process sleeps until a block is its own, or no more */  \
     X(POOL_RUNG, "pool.rung")                                                                      \
     X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \

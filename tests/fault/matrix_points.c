@@ -139,7 +139,7 @@ static const struct row {
     {COX_FAULT_POOL_PAGES, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_RETAINED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_SLAB, ELSEWHERE, "tests/fault/pool_kill_test.c"},
-    {COX_FAULT_POOL_RENEWED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
+    {COX_FAULT_POOL_GENERATION_BUMPED, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_SETTLING, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_RUNG, ELSEWHERE, "tests/fault/pool_kill_test.c"},
     {COX_FAULT_POOL_HOLDER, ELSEWHERE, "tests/fault/pool_kill_test.c"},

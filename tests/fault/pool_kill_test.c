@@ -30,7 +30,7 @@
 static const char *const points[] = {
     "pool.made",      "pool.joined",  "pool.claimed",  "pool.counted",     "pool.used",
     "pool.uncounted", "pool.closing", "pool.looked",   "pool.reopened",    "pool.freed",
-    "pool.hinted",    "pool.pages",   "pool.retained", "pool.slab",        "pool.renewed",
+    "pool.hinted",    "pool.pages",   "pool.retained", "pool.slab",        "pool.generation_bumped",
     "pool.settling",  "pool.rung",    "pool.holder",   "pool.held",        "pool.unheld",
     "pool.sweeping",  "pool.swept",   "pool.left",     "domain.committed", "domain.returned",
     "memory.created",
@@ -170,7 +170,7 @@ static void use_numbers(const struct forks_self *self)
     FORK_CHECK(cox_pool_adopt_all(pool, 7, NULL) == 0, "adopt_all");
     late.ref = (struct cox_block_ref){cox_pool_id(pool), 7, 4096, 2, 0};
     FORK_CHECK(cox_pool_ref(late.reader, &late.ref, NULL) == 0, "ref");
-    FORK_CHECK(cox_pool_renew(pool, 2, 8) == 0, "renew");
+    FORK_CHECK(cox_pool_bump_generation(pool, 2, 8) == 0, "bump_generation");
     FORK_CHECK(cox_pool_settle(pool, 2, 0, NULL, NULL, NULL) == COX_TIMEOUT, "settle");
     FORK_CHECK(cox_pool_settle(pool, 2, COX_DEADLINE_NEVER, give_back, &late, NULL) == 0, "settle");
     cox_pool_free(late.reader);
@@ -325,7 +325,7 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
         cox_pool_holder_leave(pool, BOTH);
         check_kept(pool, run);
         for (uint32_t block = 0; block < stats.block_count; block++) {
-            assert_int_equal(cox_pool_renew(pool, block, 9), 0);
+            assert_int_equal(cox_pool_bump_generation(pool, block, 9), 0);
             assert_int_equal(cox_pool_settle(pool, block, 0, NULL, NULL, NULL), 0);
         }
     } else {

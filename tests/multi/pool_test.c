@@ -365,7 +365,7 @@ static void p9_who_settles_is_woken(void **state)
     forks_start(&forks, 1, reader_main, shared);
     for (uint32_t round = 0; round < SETTLE_ROUNDS; round++) {
         step_await(shared, round + 1);
-        assert_int_equal(cox_pool_renew(pool, 0, round + 2), 0);
+        assert_int_equal(cox_pool_bump_generation(pool, 0, round + 2), 0);
         const uint64_t begun_ns = cox_now_ns();
         int r = cox_pool_settle(pool, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, NULL, &err);
         const uint64_t ns = cox_now_ns() - begun_ns;
@@ -410,7 +410,7 @@ static void p9_b37_a_reader_that_is_killed_is_in_nobodys_way(void **state)
     assert_int_equal(cox_pool_adopt_all(pool, 1, NULL), 0);
     forks_start(&forks, 1, doomed_reader_main, shared);
     step_await(shared, 1);
-    assert_int_equal(cox_pool_renew(pool, 9, 2), 0);
+    assert_int_equal(cox_pool_bump_generation(pool, 9, 2), 0);
     snprintf(text, sizeof text, "process %d", (int)forks.pids[0]);
     assert_int_equal(cox_pool_settle(pool, 9, cox_deadline_after_ms(120), NULL, NULL, &err),
                      COX_TIMEOUT);

@@ -480,7 +480,7 @@ static void b23_b32_words_written_over_crash_nobody(void **state)
                 cox_pool_ref(pool, &found, NULL);
                 cox_pool_hold(pool, ref, 9, 1 + random_next(&random) % 100, NULL);
                 cox_pool_unhold(other, ref, 9, 1 + random_next(&random) % 100);
-                cox_pool_renew(pool, (uint32_t)random_next(&random) % 100, 77);
+                cox_pool_bump_generation(pool, (uint32_t)random_next(&random) % 100, 77);
                 cox_pool_settle(pool, (uint32_t)random_next(&random) % 100, 0, NULL, NULL, NULL);
                 cox_pool_unref(other, ref, NULL);
                 cox_pool_unref(pool, ref, NULL);

@@ -18,7 +18,7 @@
  * other. That one protocol is the reference count, and it is the pin of a reader in another group:
  *
  *     FREE(g) -allocate-> CLAIMED(g, owner) -> USED(g) -last unref-> CLOSING(g, owner) -> FREE(g+1)
- *                                                ^    '--renew: USED(g')   |
+ *                                                ^    '--bump_generation: USED(g')   |
  *                                                '---- somebody counts it -'
  *
  * CLAIMED and CLOSING belong to an owner for a moment; of a dead one they are undone by sweep.
@@ -42,16 +42,14 @@
  *   the threads share the process's row (counts are atomic).
  * Ownership: a reference that allocate or ref gave is the process's until it says unref. fds are
  *   dup'd. Pointers into blocks are lent while a reference is held.
- * Blocks: renew and settle, until their deadline; the rest nothing. A full pool is COX_FULL, and
- *   nothing is ever overwritten.
- * In the child of a fork everything that changes something is COX_STATE: the row is its parent's.
- * Bytes: the words are input, for every process that has them may have spoilt them: numbers out of
- *   range are COX_CORRUPT. A spoilt count can free a block too early or never; it crashes nobody.
- * exec: a process that execs lives on, and so does its row, with all that it counts, until it ends:
- * free first. If the process dies, at any instruction: its row stays until sweep, which every
- * allocate that finds
- *   nothing calls. The last process out destroys pool and blocks: both are memfds (or what the
- *   domain has) without names.
+ * Blocks: bump_generation and settle, until their deadline; the rest nothing. A full pool is
+ *   COX_FULL, and nothing is ever overwritten. In the child of a fork everything that changes
+ *   something is COX_STATE: the row is its parent's. Bytes: the words are input, for every process
+ *   that has them may have spoilt them: numbers out of range are COX_CORRUPT. A spoilt count can
+ *   free a block too early or never; it crashes nobody. exec: a process that execs lives on, and so
+ *   does its row, with all that it counts, until it ends: free first. If the process dies, at any
+ *   instruction: its row stays until sweep, which every allocate that finds nothing calls. The last
+ *   process out destroys pool and blocks: both are memfds (or what the domain has) without names.
  */
 #ifndef COX_CHANNEL_MEMORY_POOL_H
 #define COX_CHANNEL_MEMORY_POOL_H
@@ -230,7 +228,7 @@ COX_PUBLIC uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t bl
 /* Gives the block another generation: from now on nobody can pin the old one. Does not wait; until
  * settle the block must not be written. Returns 0, also when it has that generation; COX_INVALID;
  * COX_STATE: not this process's. */
-COX_PUBLIC int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation);
+COX_PUBLIC int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation);
 /* Waits until nobody but this process counts the block: then it may be written. Looks at once, and
  * then, sleeping, at every unref and every 50 ms, whether who counts it is alive; the dead are
  * given back. cancelled (NULL: never) is asked in each slice. Returns 0; COX_TIMEOUT: err says

@@ -9,7 +9,7 @@
  *   pool_slab.c       slabs and runs of them
  *   pool_local_refs.c     what this process holds, by generation; private memory
  *   pool_reference.c  allocate, ref, unref, find, copy
- *   pool_renew.c      adopt_all, renew, settle
+ *   pool_generation.c      adopt_all, bump_generation, settle
  *   pool_hold.c       holders and holds
  *   pool_sweep.c      what the dead left
  *   pool_display.c    stats, dump

@@ -20,7 +20,7 @@ static void p9_all_blocks_are_taken_by_one(void **state)
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref;
     assert_int_equal(cox_pool_generation(pool, 0), 0);
-    assert_int_equal(cox_pool_renew(pool, 0, 7), COX_STATE);
+    assert_int_equal(cox_pool_bump_generation(pool, 0, 7), COX_STATE);
     assert_int_equal(cox_pool_adopt_all(pool, 0, NULL), COX_INVALID);
     assert_int_equal(cox_pool_adopt_all(pool, UINT64_C(1) << 48, NULL), COX_INVALID);
     assert_int_equal(cox_pool_adopt_all(pool, 1000, NULL), 0);
@@ -32,7 +32,7 @@ static void p9_all_blocks_are_taken_by_one(void **state)
         assert_int_equal(cox_pool_generation(pool, block), 1000);
     assert_int_equal(cox_pool_generation(pool, BLOCK_COUNT), 0);
     assert_int_equal(cox_pool_generation(other, 0), 0); /* not its own */
-    assert_int_equal(cox_pool_renew(other, 0, 7), COX_STATE);
+    assert_int_equal(cox_pool_bump_generation(other, 0, 7), COX_STATE);
     /* Its bytes are its own, too, while it has them. */
     ref = told(pool, 3, 1000);
     assert_int_equal(cox_pool_copy_to(pool, &ref, 0, "abc", 3, NULL), 0);
@@ -65,7 +65,7 @@ static void p9_a30_only_a_fresh_fixed_pool_is_taken(void **state)
     cox_pool_free(pool);
 }
 
-static void p9_a_renewed_block_has_no_new_readers(void **state)
+static void p9_a_block_of_a_bumped_generation_has_no_new_readers(void **state)
 {
     (void)state;
     struct cox_pool *pool = pool_made(&fixed), *reader = pool_attached(pool);
@@ -73,11 +73,11 @@ static void p9_a_renewed_block_has_no_new_readers(void **state)
     struct cox_error err = {0};
     assert_int_equal(cox_pool_adopt_all(pool, 1000, NULL), 0);
     assert_int_equal(cox_pool_ref(reader, &old, NULL), 0);
-    assert_int_equal(cox_pool_renew(pool, BLOCK_COUNT, 2000), COX_INVALID);
-    assert_int_equal(cox_pool_renew(pool, 5, 0), COX_INVALID);
-    assert_int_equal(cox_pool_renew(pool, 5, UINT64_C(1) << 48), COX_INVALID);
-    assert_int_equal(cox_pool_renew(pool, 5, 2000), 0);
-    assert_int_equal(cox_pool_renew(pool, 5, 2000), 0);
+    assert_int_equal(cox_pool_bump_generation(pool, BLOCK_COUNT, 2000), COX_INVALID);
+    assert_int_equal(cox_pool_bump_generation(pool, 5, 0), COX_INVALID);
+    assert_int_equal(cox_pool_bump_generation(pool, 5, UINT64_C(1) << 48), COX_INVALID);
+    assert_int_equal(cox_pool_bump_generation(pool, 5, 2000), 0);
+    assert_int_equal(cox_pool_bump_generation(pool, 5, 2000), 0);
     assert_int_equal(cox_pool_generation(pool, 5), 2000);
     assert_int_equal(cox_pool_ref(reader, &old, NULL), COX_STALE);
     /* The one that was there before still reads. */
@@ -119,7 +119,7 @@ static void m13_settle_can_be_cancelled(void **state)
     int asked = 0;
     assert_int_equal(cox_pool_adopt_all(pool, 9, NULL), 0);
     assert_int_equal(cox_pool_ref(reader, &ref, NULL), 0);
-    assert_int_equal(cox_pool_renew(pool, 0, 10), 0);
+    assert_int_equal(cox_pool_bump_generation(pool, 0, 10), 0);
     assert_int_equal(cox_pool_settle(pool, 0, COX_DEADLINE_NEVER, third_time, &asked, NULL),
                      COX_ABORTED);
     assert_int_equal(asked, 3);
@@ -233,7 +233,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         LEAK_TEST(p9_all_blocks_are_taken_by_one),
         LEAK_TEST(p9_a30_only_a_fresh_fixed_pool_is_taken),
-        LEAK_TEST(p9_a_renewed_block_has_no_new_readers),
+        LEAK_TEST(p9_a_block_of_a_bumped_generation_has_no_new_readers),
         LEAK_TEST(m13_settle_can_be_cancelled),
         LEAK_TEST(h28_a_message_holds_a_block),
         LEAK_TEST(b37_a_holder_is_there_while_somebody_is),

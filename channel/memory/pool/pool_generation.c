@@ -1,4 +1,4 @@
-/* pool_renew: blocks that one process gives out by number. */
+/* pool_generation: blocks that one process gives out by number. */
 #include <inttypes.h>
 
 #include "channel/base/fault.h"
@@ -72,11 +72,11 @@ uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block)
     return word_look(pool, block).generation;
 }
 
-/* ---- renew ---- */
+/* ---- bump_generation ---- */
 
 /* Whoever looks whether the block can be freed finds it renewed: it does not change it then, and it
  * is counted. */
-int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation)
+int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation)
 {
     int r = cox_pool_check_here(pool, NULL);
     if (r)
@@ -94,7 +94,7 @@ int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation)
             return 0;
         bool changed = atomic_compare_exchange_strong(&pool->blocks[block].block_word, &word,
                                                       cox_pool_word(generation, COX_POOL_USED, 0));
-        cox_fault_point(COX_FAULT_POOL_RENEWED);
+        cox_fault_point(COX_FAULT_POOL_GENERATION_BUMPED);
         if (changed)
             return 0;
     }
