@@ -174,7 +174,7 @@
     X(QUEUE_SUBSCRIBER_LEFT, "queue.subscriber_left") /* its messages are not let go yet */        \
     X(QUEUE_INTENDED, "queue.intended")               /* a block is about to be held */            \
     X(QUEUE_HELD, "queue.held")                       /* and no row says so */                     \
-    X(QUEUE_SETTLED, "queue.settled")                 /* a row does, or nothing is held */         \
+    X(QUEUE_INTENT_CLEARED, "queue.intent_cleared")   /* a row does, or nothing is held */         \
     X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
     X(QUEUE_RINGING, "queue.ringing")         /* one of them counts as awake, and sleeps */        \
     X(QUEUE_RUNG, "queue.rung")               /* one of them is */                                 \
@@ -242,8 +242,8 @@
     X(POOL_RETAINED, "pool.retained")                                                              \
     X(POOL_SLAB, "pool.slab") /* another phase of a slab */                                        \
     X(POOL_GENERATION_BUMPED, "pool.generation_bumped")                                            \
-    X(POOL_SETTLING, "pool.settling") /* a process sleeps until a block is its own, or no more */  \
-    X(POOL_RUNG, "pool.rung")                                                                      \
+    X(POOL_UNPIN_WAITING, "pool.unpin_waiting") /* a thread starts or stops waiting */             \
+    X(POOL_WOKEN, "pool.woken")                                                                    \
     X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \
     X(POOL_HELD, "pool.held")                                                                      \
     X(POOL_UNHELD, "pool.unheld")                                                                  \

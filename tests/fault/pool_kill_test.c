@@ -28,12 +28,15 @@
 #define SPARED 9
 
 static const char *const points[] = {
-    "pool.made",      "pool.joined",  "pool.claimed",  "pool.counted",     "pool.used",
-    "pool.uncounted", "pool.closing", "pool.looked",   "pool.reopened",    "pool.freed",
-    "pool.hinted",    "pool.pages",   "pool.retained", "pool.slab",        "pool.generation_bumped",
-    "pool.settling",  "pool.rung",    "pool.holder",   "pool.held",        "pool.unheld",
-    "pool.sweeping",  "pool.swept",   "pool.left",     "domain.committed", "domain.returned",
-    "memory.created",
+    "pool.made",          "pool.joined",    "pool.claimed",
+    "pool.counted",       "pool.used",      "pool.uncounted",
+    "pool.closing",       "pool.looked",    "pool.reopened",
+    "pool.freed",         "pool.hinted",    "pool.pages",
+    "pool.retained",      "pool.slab",      "pool.generation_bumped",
+    "pool.unpin_waiting", "pool.woken",     "pool.holder",
+    "pool.held",          "pool.unheld",    "pool.sweeping",
+    "pool.swept",         "pool.left",      "domain.committed",
+    "domain.returned",    "memory.created",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 
@@ -93,8 +96,8 @@ static void use_references(const struct forks_self *self, struct cox_pool *pool)
     struct cox_block_ref stale = run->kept[2];
     stale.generation++;
     FORK_CHECK(cox_pool_ref(pool, &stale, NULL) == COX_STALE, "stale");
-    FORK_CHECK(cox_pool_settle(pool, run->kept[0].block, 0, NULL, NULL, NULL) == COX_TIMEOUT,
-               "settle");
+    FORK_CHECK(cox_pool_wait_unpinned(pool, run->kept[0].block, 0, NULL, NULL, NULL) == COX_TIMEOUT,
+               "wait_unpinned");
 }
 
 static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
@@ -171,8 +174,10 @@ static void use_numbers(const struct forks_self *self)
     late.ref = (struct cox_block_ref){cox_pool_id(pool), 7, 4096, 2, 0};
     FORK_CHECK(cox_pool_ref(late.reader, &late.ref, NULL) == 0, "ref");
     FORK_CHECK(cox_pool_bump_generation(pool, 2, 8) == 0, "bump_generation");
-    FORK_CHECK(cox_pool_settle(pool, 2, 0, NULL, NULL, NULL) == COX_TIMEOUT, "settle");
-    FORK_CHECK(cox_pool_settle(pool, 2, COX_DEADLINE_NEVER, give_back, &late, NULL) == 0, "settle");
+    FORK_CHECK(cox_pool_wait_unpinned(pool, 2, 0, NULL, NULL, NULL) == COX_TIMEOUT,
+               "wait_unpinned");
+    FORK_CHECK(cox_pool_wait_unpinned(pool, 2, COX_DEADLINE_NEVER, give_back, &late, NULL) == 0,
+               "wait_unpinned");
     cox_pool_free(late.reader);
     cox_pool_free(pool);
 }
@@ -259,7 +264,7 @@ static void check_settling(const struct run *run)
     const struct cox_pool_layout_header *header =
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ, MAP_SHARED, run->fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
-    assert_int_equal(atomic_load(&header->settling[0]), 0);
+    assert_int_equal(atomic_load(&header->unpin_waiters[0]), 0);
     assert_int_equal(atomic_load(&header->holders_lock), 0);
     munmap((void *)header, COX_POOL_PAGE_SIZE);
 }
@@ -326,7 +331,7 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
         check_kept(pool, run);
         for (uint32_t block = 0; block < stats.block_count; block++) {
             assert_int_equal(cox_pool_bump_generation(pool, block, 9), 0);
-            assert_int_equal(cox_pool_settle(pool, block, 0, NULL, NULL, NULL), 0);
+            assert_int_equal(cox_pool_wait_unpinned(pool, block, 0, NULL, NULL, NULL), 0);
         }
     } else {
         assert_int_equal(pool_stats(pool).reference_count, KEPT_COUNT);

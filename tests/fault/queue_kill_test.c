@@ -378,7 +378,7 @@ static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state
         "queue.subscriber_left",
         "queue.intended",
         "queue.held",
-        "queue.settled",
+        "queue.intent_cleared",
         "queue.announced",
         "queue.copy_filled",
         "queue.row_filled",
@@ -480,10 +480,10 @@ static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
 static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state)
 {
     (void)state;
-    static const char *const points[] = {"queue.locked",      "queue.intended",   "queue.held",
-                                         "queue.row_ending",  "pool.unheld",      "pool.freed",
-                                         "queue.let_go",      "queue.row_ended",  "queue.announced",
-                                         "queue.copy_filled", "queue.row_filled", "queue.settled"};
+    static const char *const points[] = {
+        "queue.locked",    "queue.intended",    "queue.held",       "queue.row_ending",
+        "pool.unheld",     "pool.freed",        "queue.let_go",     "queue.row_ended",
+        "queue.announced", "queue.copy_filled", "queue.row_filled", "queue.intent_cleared"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         for (uint32_t passage = 1;; passage++) {
             char plan[128];
@@ -541,7 +541,7 @@ static void b37_a_process_dies_while_it_repairs_what_another_left(void **state)
     static const char *const points[] = {"queue.repairing", "queue.repaired", "queue.counted",
                                          "queue.row_ended", "queue.locked"};
     STRIKE(points, sweep_only, lock_before);
-    static const char *const more[] = {"queue.settled", "queue.repairing", "queue.repaired"};
+    static const char *const more[] = {"queue.intent_cleared", "queue.repairing", "queue.repaired"};
     STRIKE(more, sweep_only, intent_before);
 }
 
@@ -643,7 +643,7 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
     (void)state;
     static const char *const points[] = {
         "queue.held",      "queue.announced",    "queue.ringing",
-        "queue.rung",      "queue.row_filled",   "queue.settled",
+        "queue.rung",      "queue.row_filled",   "queue.intent_cleared",
         "queue.published", "queue.publish_done", "queue.unlocked",
     };
     assert_int_equal(pipe(told), 0);

@@ -342,7 +342,7 @@ static void reader_main(const struct forks_self *self)
         FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
         atomic_store(&shared->step, round + 1);
         /* Once the owner settles. */
-        while (atomic_load(&header->settling[0]) == 0)
+        while (atomic_load(&header->unpin_waiters[0]) == 0)
             sched_yield();
         FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
         while (atomic_load(&shared->count) < round + 1)
@@ -352,7 +352,7 @@ static void reader_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void p9_who_settles_is_woken(void **state)
+static void p9_a_process_that_waits_for_unpinned_is_woken(void **state)
 {
     (void)state;
     struct shared *shared = forks_share(sizeof *shared);
@@ -367,7 +367,8 @@ static void p9_who_settles_is_woken(void **state)
         step_await(shared, round + 1);
         assert_int_equal(cox_pool_bump_generation(pool, 0, round + 2), 0);
         const uint64_t begun_ns = cox_now_ns();
-        int r = cox_pool_settle(pool, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, NULL, &err);
+        int r = cox_pool_wait_unpinned(pool, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, NULL,
+                                       &err);
         const uint64_t ns = cox_now_ns() - begun_ns;
         if (r)
             fail_msg("%d %s", r, err.text);
@@ -412,12 +413,13 @@ static void p9_b37_a_reader_that_is_killed_is_in_nobodys_way(void **state)
     step_await(shared, 1);
     assert_int_equal(cox_pool_bump_generation(pool, 9, 2), 0);
     snprintf(text, sizeof text, "process %d", (int)forks.pids[0]);
-    assert_int_equal(cox_pool_settle(pool, 9, cox_deadline_after_ms(120), NULL, NULL, &err),
+    assert_int_equal(cox_pool_wait_unpinned(pool, 9, cox_deadline_after_ms(120), NULL, NULL, &err),
                      COX_TIMEOUT);
     assert_non_null(strstr(err.text, text));
     /* Killed while the owner waits for it, without any deadline. */
     pid_t pid = forks.pids[0];
-    assert_int_equal(cox_pool_settle(pool, 9, COX_DEADLINE_NEVER, kill_reader, &pid, NULL), 0);
+    assert_int_equal(cox_pool_wait_unpinned(pool, 9, COX_DEADLINE_NEVER, kill_reader, &pid, NULL),
+                     0);
     assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
     assert_int_equal(pool_stats(pool).reference_count, BLOCK_COUNT);
     cox_pool_free(pool);
@@ -509,7 +511,7 @@ int main(void)
         TEST(h20_b37_the_rows_of_the_dead_are_taken),
         TEST(b25_a_row_whose_pid_is_another_process_is_swept),
         TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep),
-        TEST(p9_who_settles_is_woken),
+        TEST(p9_a_process_that_waits_for_unpinned_is_woken),
         TEST(p9_b37_a_reader_that_is_killed_is_in_nobodys_way),
         TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along),
         TEST(b24_b31_rows_have_one_owner_at_a_time),

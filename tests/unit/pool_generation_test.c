@@ -83,24 +83,24 @@ static void p9_a_block_of_a_bumped_generation_has_no_new_readers(void **state)
     /* The one that was there before still reads. */
     char text[64];
     snprintf(text, sizeof text, "process %d", (int)getpid());
-    assert_int_equal(cox_pool_settle(pool, 5, cox_deadline_after_ms(1), NULL, NULL, &err),
+    assert_int_equal(cox_pool_wait_unpinned(pool, 5, cox_deadline_after_ms(1), NULL, NULL, &err),
                      COX_TIMEOUT);
     assert_non_null(strstr(err.text, text));
-    assert_int_equal(cox_pool_settle(pool, 6, 0, NULL, NULL, NULL), 0);
-    assert_int_equal(cox_pool_settle(pool, BLOCK_COUNT, 0, NULL, NULL, NULL), COX_INVALID);
+    assert_int_equal(cox_pool_wait_unpinned(pool, 6, 0, NULL, NULL, NULL), 0);
+    assert_int_equal(cox_pool_wait_unpinned(pool, BLOCK_COUNT, 0, NULL, NULL, NULL), COX_INVALID);
     /* A reader of both generations gives back each, once. */
     assert_int_equal(cox_pool_ref(reader, &next, NULL), 0);
     assert_int_equal(cox_pool_ref(reader, &next, NULL), 0);
     assert_int_equal(cox_pool_unref(reader, &old, NULL), 0);
     assert_int_equal(cox_pool_unref(reader, &old, NULL), COX_STALE);
-    assert_int_equal(cox_pool_settle(pool, 5, 0, NULL, NULL, NULL), COX_TIMEOUT);
+    assert_int_equal(cox_pool_wait_unpinned(pool, 5, 0, NULL, NULL, NULL), COX_TIMEOUT);
     assert_int_equal(cox_pool_unref(reader, &next, NULL), 0);
     assert_int_equal(cox_pool_unref(reader, &next, NULL), 0);
     assert_int_equal(cox_pool_unref(reader, &next, NULL), COX_STALE);
-    assert_int_equal(cox_pool_settle(pool, 5, 0, NULL, NULL, NULL), 0);
+    assert_int_equal(cox_pool_wait_unpinned(pool, 5, 0, NULL, NULL, NULL), 0);
     /* Its own references are in nobody's way. */
     assert_int_equal(cox_pool_ref(pool, &next, NULL), 0);
-    assert_int_equal(cox_pool_settle(pool, 5, 0, NULL, NULL, NULL), 0);
+    assert_int_equal(cox_pool_wait_unpinned(pool, 5, 0, NULL, NULL, NULL), 0);
     assert_int_equal(cox_pool_unref(pool, &next, NULL), 0);
     cox_pool_free(reader);
     cox_pool_free(pool);
@@ -111,7 +111,7 @@ static bool third_time(void *context)
     return ++*(int *)context == 3;
 }
 
-static void m13_settle_can_be_cancelled(void **state)
+static void m13_wait_unpinned_can_be_cancelled(void **state)
 {
     (void)state;
     struct cox_pool *pool = pool_made(&fixed), *reader = pool_attached(pool);
@@ -120,11 +120,11 @@ static void m13_settle_can_be_cancelled(void **state)
     assert_int_equal(cox_pool_adopt_all(pool, 9, NULL), 0);
     assert_int_equal(cox_pool_ref(reader, &ref, NULL), 0);
     assert_int_equal(cox_pool_bump_generation(pool, 0, 10), 0);
-    assert_int_equal(cox_pool_settle(pool, 0, COX_DEADLINE_NEVER, third_time, &asked, NULL),
+    assert_int_equal(cox_pool_wait_unpinned(pool, 0, COX_DEADLINE_NEVER, third_time, &asked, NULL),
                      COX_ABORTED);
     assert_int_equal(asked, 3);
     cox_pool_free(reader);
-    assert_int_equal(cox_pool_settle(pool, 0, 0, third_time, &asked, NULL), 0);
+    assert_int_equal(cox_pool_wait_unpinned(pool, 0, 0, third_time, &asked, NULL), 0);
     cox_pool_free(pool);
 }
 
@@ -234,7 +234,7 @@ int main(void)
         LEAK_TEST(p9_all_blocks_are_taken_by_one),
         LEAK_TEST(p9_a30_only_a_fresh_fixed_pool_is_taken),
         LEAK_TEST(p9_a_block_of_a_bumped_generation_has_no_new_readers),
-        LEAK_TEST(m13_settle_can_be_cancelled),
+        LEAK_TEST(m13_wait_unpinned_can_be_cancelled),
         LEAK_TEST(h28_a_message_holds_a_block),
         LEAK_TEST(b37_a_holder_is_there_while_somebody_is),
         LEAK_TEST(b24_the_place_of_a_holder_is_taken_again),

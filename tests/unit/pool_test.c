@@ -481,7 +481,8 @@ static void b23_b32_words_written_over_crash_nobody(void **state)
                 cox_pool_hold(pool, ref, 9, 1 + random_next(&random) % 100, NULL);
                 cox_pool_unhold(other, ref, 9, 1 + random_next(&random) % 100);
                 cox_pool_bump_generation(pool, (uint32_t)random_next(&random) % 100, 77);
-                cox_pool_settle(pool, (uint32_t)random_next(&random) % 100, 0, NULL, NULL, NULL);
+                cox_pool_wait_unpinned(pool, (uint32_t)random_next(&random) % 100, 0, NULL, NULL,
+                                       NULL);
                 cox_pool_unref(other, ref, NULL);
                 cox_pool_unref(pool, ref, NULL);
                 if (i % 50 == 0)
@@ -527,7 +528,7 @@ static void child_of_a_fork(void *context)
     CHECK(cox_pool_ref(pool, &ref, NULL) == COX_STATE);
     CHECK(cox_pool_allocate(pool, 1, &ref, NULL) == COX_STATE);
     CHECK(cox_pool_sweep(pool) == 0);
-    CHECK(cox_pool_settle(pool, 0, 0, NULL, NULL, NULL) == COX_STATE);
+    CHECK(cox_pool_wait_unpinned(pool, 0, 0, NULL, NULL, NULL) == COX_STATE);
     CHECK(cox_pool_free(pool) == NULL);
 }
 

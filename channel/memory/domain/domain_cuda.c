@@ -283,8 +283,8 @@ static int cuda_attach(void *context, uint32_t device, int fd, uint64_t size, bo
 /* ---- bytes ---- */
 
 /* The driver returns from a copy to a device, or within one, before the bytes are there. */
-static int settle(const struct cuda_memory *memory, cox_cuda_result result, const char *what,
-                  struct cox_error *err)
+static int copy_finish(const struct cuda_memory *memory, cox_cuda_result result, const char *what,
+                       struct cox_error *err)
 {
     if (result == COX_CUDA_SUCCESS)
         result = memory->cuda->driver.stream_wait(NULL);
@@ -298,9 +298,9 @@ static int cuda_copy_to(struct cox_domain_memory *base, uint64_t offset, const v
     const struct cuda_memory *memory = cuda_of(base);
     int r = enter(memory, err);
     return r ? r
-             : settle(memory,
-                      memory->cuda->driver.copy_to_device(memory->base + offset, host, size),
-                      "copying to the device", err);
+             : copy_finish(memory,
+                           memory->cuda->driver.copy_to_device(memory->base + offset, host, size),
+                           "copying to the device", err);
 }
 
 static int cuda_copy_from(struct cox_domain_memory *base, uint64_t offset, void *host, size_t size,
@@ -309,8 +309,9 @@ static int cuda_copy_from(struct cox_domain_memory *base, uint64_t offset, void 
     const struct cuda_memory *memory = cuda_of(base);
     int r = enter(memory, err);
     return r ? r
-             : settle(memory, memory->cuda->driver.copy_to_host(host, memory->base + offset, size),
-                      "copying from the device", err);
+             : copy_finish(memory,
+                           memory->cuda->driver.copy_to_host(host, memory->base + offset, size),
+                           "copying from the device", err);
 }
 
 static int cuda_copy(struct cox_domain_memory *to_base, uint64_t to_offset,
@@ -323,10 +324,10 @@ static int cuda_copy(struct cox_domain_memory *to_base, uint64_t to_offset,
         return COX_UNSUPPORTED;
     int r = enter(to, err);
     return r ? r
-             : settle(to,
-                      to->cuda->driver.copy_in_device(to->base + to_offset,
-                                                      from->base + from_offset, size),
-                      "copying within the device", err);
+             : copy_finish(to,
+                           to->cuda->driver.copy_in_device(to->base + to_offset,
+                                                           from->base + from_offset, size),
+                           "copying within the device", err);
 }
 
 static const struct cox_domain_functions cuda_functions = {

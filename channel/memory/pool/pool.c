@@ -37,7 +37,7 @@ static struct cox_pool *pool_new(struct cox_error *err)
     pool->words_fd = -1;
     for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
         pthread_mutex_init(&pool->locks[i], NULL);
-    pthread_mutex_init(&pool->settle_lock, NULL);
+    pthread_mutex_init(&pool->unpin_lock, NULL);
     pthread_mutex_init(&pool->joined_lock, NULL);
     return pool;
 }
@@ -306,7 +306,7 @@ struct cox_pool *cox_pool_free(struct cox_pool *pool)
         cox_pool_owner_leave(pool);
         for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
             pthread_mutex_destroy(&pool->locks[i]);
-        pthread_mutex_destroy(&pool->settle_lock);
+        pthread_mutex_destroy(&pool->unpin_lock);
         pthread_mutex_destroy(&pool->joined_lock);
     }
     pool_drop(pool);

@@ -42,7 +42,7 @@
  *   the threads share the process's row (counts are atomic).
  * Ownership: a reference that allocate or ref gave is the process's until it says unref. fds are
  *   dup'd. Pointers into blocks are lent while a reference is held.
- * Blocks: bump_generation and settle, until their deadline; the rest nothing. A full pool is
+ * Blocks: bump_generation and wait_unpinned, until their deadline; the rest nothing. A full pool is
  *   COX_FULL, and nothing is ever overwritten. In the child of a fork everything that changes
  *   something is COX_STATE: the row is its parent's. Bytes: the words are input, for every process
  *   that has them may have spoilt them: numbers out of range are COX_CORRUPT. A spoilt count can
@@ -226,16 +226,16 @@ COX_PUBLIC int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation,
 /* The generation of a block that this process took; 0: no such block. Not ordered with anything. */
 COX_PUBLIC uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
 /* Gives the block another generation: from now on nobody can pin the old one. Does not wait; until
- * settle the block must not be written. Returns 0, also when it has that generation; COX_INVALID;
- * COX_STATE: not this process's. */
+ * wait_unpinned the block must not be written. Returns 0, also when it has that generation;
+ * COX_INVALID; COX_STATE: not this process's. */
 COX_PUBLIC int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation);
 /* Waits until nobody but this process counts the block: then it may be written. Looks at once, and
  * then, sleeping, at every unref and every 50 ms, whether who counts it is alive; the dead are
  * given back. cancelled (NULL: never) is asked in each slice. Returns 0; COX_TIMEOUT: err says
  * which process still reads it; COX_ABORTED: cancelled; COX_INVALID. */
-COX_PUBLIC int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                               bool (*cancelled)(void *context), void *context,
-                               struct cox_error *err);
+COX_PUBLIC int cox_pool_wait_unpinned(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                                      bool (*cancelled)(void *context), void *context,
+                                      struct cox_error *err);
 
 /* ---- holds, for queues ---- */
 

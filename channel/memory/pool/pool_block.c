@@ -45,22 +45,23 @@ bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block)
     cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
     if (seen > 1)
         return true;
-    cox_pool_ring(pool);
+    cox_pool_wake_unpin_waiters(pool);
     cox_pool_block_reclaim(pool, block, pool->owner);
     return true;
 }
 
-/* seq_cst with settling's bit: either we see who settles, or it sees what we have done. */
-void cox_pool_ring(struct cox_pool *pool)
+/* seq_cst with settling's bit: either we see who waits for unpinned, or it sees what we have done.
+ */
+void cox_pool_wake_unpin_waiters(struct cox_pool *pool)
 {
     bool rings = false;
     for (uint32_t i = 0; i <= (pool->geometry.owner_count - 1) / 64; i++)
-        rings = rings || atomic_load(&pool->header->settling[i]);
+        rings = rings || atomic_load(&pool->header->unpin_waiters[i]);
     if (!rings)
         return;
-    atomic_fetch_add(&pool->header->settle_bell, 1);
-    cox_futex_wake(&pool->header->settle_bell);
-    cox_fault_point(COX_FAULT_POOL_RUNG);
+    atomic_fetch_add(&pool->header->unpin_wakeup, 1);
+    cox_futex_wake(&pool->header->unpin_wakeup);
+    cox_fault_point(COX_FAULT_POOL_WOKEN);
 }
 
 bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block)

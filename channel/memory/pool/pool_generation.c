@@ -100,20 +100,20 @@ int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t gen
     }
 }
 
-/* ---- settle ---- */
+/* ---- wait_unpinned ---- */
 
-/* The bit of this process is set while any of its threads settles. */
-static void settling_change(struct cox_pool *pool, bool begins)
+/* The bit of this process is set while any of its threads waits for unpinned. */
+static void unpin_waiter_change(struct cox_pool *pool, bool begins)
 {
-    _Atomic uint64_t *settling = &pool->header->settling[pool->owner / 64];
+    _Atomic uint64_t *unpin_waiters = &pool->header->unpin_waiters[pool->owner / 64];
     const uint64_t mask = UINT64_C(1) << (pool->owner % 64);
-    pthread_mutex_lock(&pool->settle_lock);
-    if (begins && pool->settle_count++ == 0)
-        atomic_fetch_or(settling, mask);
-    else if (!begins && --pool->settle_count == 0)
-        atomic_fetch_and(settling, ~mask);
-    pthread_mutex_unlock(&pool->settle_lock);
-    cox_fault_point(COX_FAULT_POOL_SETTLING);
+    pthread_mutex_lock(&pool->unpin_lock);
+    if (begins && pool->unpin_waiter_count++ == 0)
+        atomic_fetch_or(unpin_waiters, mask);
+    else if (!begins && --pool->unpin_waiter_count == 0)
+        atomic_fetch_and(unpin_waiters, ~mask);
+    pthread_mutex_unlock(&pool->unpin_lock);
+    cox_fault_point(COX_FAULT_POOL_UNPIN_WAITING);
 }
 
 /* Another one than this process; UINT32_MAX: nobody. owner_count: it is held. */
@@ -138,12 +138,13 @@ static int fail_timeout(const struct cox_pool *pool, uint32_t block, uint32_t re
                     cox_pool_life_pid(atomic_load(&pool->owners[reader].owner_life)));
 }
 
-static int settle_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                       bool (*cancelled)(void *context), void *context, struct cox_error *err)
+static int wait_unpinned_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                              bool (*cancelled)(void *context), void *context,
+                              struct cox_error *err)
 {
     uint64_t sweep_ns = cox_deadline_after_ns(COX_POOL_SLICE_NS);
     for (;;) {
-        const uint32_t bell = atomic_load(&pool->header->settle_bell);
+        const uint32_t wakeup = atomic_load(&pool->header->unpin_wakeup);
         const uint32_t reader = find_reader(pool, block);
         if (reader == UINT32_MAX)
             return 0;
@@ -157,7 +158,7 @@ static int settle_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_
             sweep_ns = now_ns + COX_POOL_SLICE_NS;
             continue;
         }
-        int r = cox_futex_wait(&pool->header->settle_bell, bell,
+        int r = cox_futex_wait(&pool->header->unpin_wakeup, wakeup,
                                cox_deadline_min(sweep_ns, deadline_ns));
         if (r && r != COX_TIMEOUT)
             return cox_fail(err, r, "waiting for who reads block %" PRIu32 ": %s", block,
@@ -165,8 +166,8 @@ static int settle_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_
     }
 }
 
-int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                    bool (*cancelled)(void *context), void *context, struct cox_error *err)
+int cox_pool_wait_unpinned(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                           bool (*cancelled)(void *context), void *context, struct cox_error *err)
 {
     int r = cox_pool_check_here(pool, err);
     if (r)
@@ -176,8 +177,8 @@ int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
                         pool->geometry.block_count);
     if (find_reader(pool, block) == UINT32_MAX)
         return 0;
-    settling_change(pool, true);
-    r = settle_loop(pool, block, deadline_ns, cancelled, context, err);
-    settling_change(pool, false);
+    unpin_waiter_change(pool, true);
+    r = wait_unpinned_loop(pool, block, deadline_ns, cancelled, context, err);
+    unpin_waiter_change(pool, false);
     return r;
 }

@@ -108,7 +108,7 @@ static uint64_t places_free(struct cox_pool *pool, uint32_t as)
             cox_fault_point(COX_FAULT_POOL_HOLDER);
         }
     if (dropped)
-        cox_pool_ring(pool);
+        cox_pool_wake_unpin_waiters(pool);
     return dropped;
 }
 
@@ -221,7 +221,7 @@ static void hold_clear(struct cox_pool *pool, uint32_t block, uint64_t word)
     }
     if (!changed)
         return;
-    cox_pool_ring(pool);
+    cox_pool_wake_unpin_waiters(pool);
     cox_pool_block_reclaim(pool, block, pool->owner);
 }
 

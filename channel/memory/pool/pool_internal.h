@@ -9,7 +9,7 @@
  *   pool_slab.c       slabs and runs of them
  *   pool_local_refs.c     what this process holds, by generation; private memory
  *   pool_reference.c  allocate, ref, unref, find, copy
- *   pool_generation.c      adopt_all, bump_generation, settle
+ *   pool_generation.c      adopt_all, bump_generation, wait_unpinned
  *   pool_hold.c       holders and holds
  *   pool_sweep.c      what the dead left
  *   pool_display.c    stats, dump
@@ -61,9 +61,9 @@ struct cox_pool {
 
     struct cox_pool_local_refs *local_refs;
     pthread_mutex_t locks[COX_POOL_LOCK_COUNT];
-    pthread_mutex_t settle_lock;
-    /* threads that settle */
-    uint32_t settle_count;
+    pthread_mutex_t unpin_lock;
+    /* threads that wait_unpinned */
+    uint32_t unpin_waiter_count;
     /* of the next, and of this process's bits */
     pthread_mutex_t joined_lock;
     /* by place: joins that no leave undid */
@@ -132,8 +132,8 @@ bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block);
 bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block);
 /* USED or CLOSING, and nobody counts it: FREE. After every count and hold that went away. */
 void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as);
-/* Whoever sleeps in settle looks again. */
-void cox_pool_ring(struct cox_pool *pool);
+/* Whoever sleeps in wait_unpinned looks again. */
+void cox_pool_wake_unpin_waiters(struct cox_pool *pool);
 void cox_pool_hint(struct cox_pool *pool, uint32_t block);
 /* A block of a fixed pool, CLAIMED. Returns 0 or COX_FULL; only_pages: one whose pages are there.
  */

@@ -4,7 +4,8 @@
  * All zero is the start of everything but block words (FREE, generation 1) and the header. Areas
  * follow one another, each from a line of 128 bytes on (struct cox_pool_geometry has the offsets):
  *
- *   offset 0     header     constants, written before magic; the settle bell; holders. 4096 bytes
+ *   offset 0     header     constants, written before magic; the wakeup of wait_unpinned; holders.
+ *   4096 bytes
  *          4096  owners[]   one line per process: who it is, and its own counters
  *          ...   blocks[]   a word per block: {generation, phase, owner}. Slab: per unit of
  *                block_size
@@ -73,10 +74,11 @@ struct cox_pool_layout_header {
     /* no row from here on was ever used; only grows */
     _Atomic uint32_t owner_high;
     uint8_t padding_0[COX_POOL_LINE_SIZE - 4];
-    /* futex: a count went to 0 while somebody settles */
-    _Atomic uint32_t settle_bell;
+    /* futex: a count went to 0 while somebody waits for unpinned */
+    _Atomic uint32_t unpin_wakeup;
     uint8_t padding_1[COX_POOL_LINE_SIZE - 4];
-    _Atomic uint64_t settling[COX_POOL_OWNER_COUNT_MAX / 64]; /* by owner: sleeps on the bell */
+    _Atomic uint64_t
+        unpin_waiters[COX_POOL_OWNER_COUNT_MAX / 64]; /* by owner: sleeps on the bell */
     /* 0, or cox_pool_life of who has it */
     _Atomic uint64_t holders_lock;
     uint8_t padding_2[COX_POOL_LINE_SIZE - 8];
@@ -176,8 +178,8 @@ COX_POOL_AT(cox_pool_layout_header, blocks_ino, 96);
 COX_POOL_AT(cox_pool_layout_header, blocks_dev, 104);
 COX_POOL_AT(cox_pool_layout_header, constants_crc, 112);
 COX_POOL_AT(cox_pool_layout_header, owner_high, 128);
-COX_POOL_AT(cox_pool_layout_header, settle_bell, 256);
-COX_POOL_AT(cox_pool_layout_header, settling, 384);
+COX_POOL_AT(cox_pool_layout_header, unpin_wakeup, 256);
+COX_POOL_AT(cox_pool_layout_header, unpin_waiters, 384);
 COX_POOL_AT(cox_pool_layout_header, holders_lock, 512);
 COX_POOL_AT(cox_pool_layout_header, retained, 640);
 COX_POOL_AT(cox_pool_layout_header, holders, 768);

@@ -226,7 +226,7 @@ static int publish(struct cox_publisher *publisher, const struct cox_block_ref *
     cox_queue_row_end(queue, row);
     message->interest = announce(queue, message->number);
     row_fill(publisher, row, message);
-    cox_queue_settle(queue);
+    cox_queue_intent_clear(queue);
     /* seq_cst, both: partner is the look of who is about to sleep. */
     atomic_store(&state->queue_head, message->number);
     cox_fault_point(COX_FAULT_QUEUE_PUBLISHED);

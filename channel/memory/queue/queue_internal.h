@@ -209,13 +209,13 @@ struct cox_queue_message {
 };
 void cox_queue_row_read(struct cox_queue *queue, uint64_t number,
                         struct cox_queue_message *ret_message);
-/* Holds the block as the copy of the message in that domain; until settle, what to undo is written
- * down. Returns as cox_pool_hold; *ret_copy is for copy_fill. */
+/* Holds the block as the copy of the message in that domain; until intent_clear, what to undo is
+ * written down. Returns as cox_pool_hold; *ret_copy is for copy_fill. */
 int cox_queue_hold(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_index,
                    const struct cox_block_ref *ref, uint64_t number, uint32_t domain,
                    struct cox_queue_copy *ret_copy, struct cox_error *err);
 /* The row has it. */
-void cox_queue_settle(struct cox_queue *queue);
+void cox_queue_intent_clear(struct cox_queue *queue);
 void cox_queue_copy_fill(struct cox_queue_layout_copy *copy, const struct cox_queue_copy *from);
 /* The message is over: lets all its copies go. */
 void cox_queue_row_end(struct cox_queue *queue, struct cox_queue_layout_row *row);

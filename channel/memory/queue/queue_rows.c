@@ -187,7 +187,7 @@ int cox_queue_hold(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool
     int r = cox_pool_hold(pool, ref, queue->id, tag_of(number, domain), err);
     cox_fault_point(COX_FAULT_QUEUE_HELD);
     if (r) {
-        cox_queue_settle(queue);
+        cox_queue_intent_clear(queue);
         return r;
     }
     *ret_copy = (struct cox_queue_copy){
@@ -195,11 +195,11 @@ int cox_queue_hold(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool
     return 0;
 }
 
-void cox_queue_settle(struct cox_queue *queue)
+void cox_queue_intent_clear(struct cox_queue *queue)
 {
     atomic_store_explicit(&queue->layout->intent.intent_step, COX_QUEUE_INTENT_NONE,
                           memory_order_release);
-    cox_fault_point(COX_FAULT_QUEUE_SETTLED);
+    cox_fault_point(COX_FAULT_QUEUE_INTENT_CLEARED);
 }
 
 /* ---- rows ---- */
@@ -298,7 +298,7 @@ static void repair_intent(struct cox_queue *queue)
                 message.copies[domain].generation == copy.generation;
     if (!done && domain < queue->geometry.domain_count_max)
         copy_let_go(queue, &copy, number, domain);
-    cox_queue_settle(queue);
+    cox_queue_intent_clear(queue);
 }
 
 void cox_queue_repair(struct cox_queue *queue)

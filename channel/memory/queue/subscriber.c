@@ -469,7 +469,7 @@ static void copy_share(struct cox_subscriber *subscriber, const struct taking *t
         atomic_store_explicit(&row->row_mask, now.mask | UINT32_C(1) << domain,
                               memory_order_relaxed);
         cox_fault_point(COX_FAULT_QUEUE_COPY_SHARED);
-        cox_queue_settle(queue);
+        cox_queue_intent_clear(queue);
     } else {
         atomic_store_explicit(&row->copies[domain].copy_copier, 0, memory_order_relaxed);
     }
