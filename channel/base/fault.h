@@ -173,7 +173,7 @@
     X(QUEUE_SUBSCRIBER_JOINED, "queue.subscriber_joined")                                          \
     X(QUEUE_SUBSCRIBER_LEFT, "queue.subscriber_left") /* its messages are not let go yet */        \
     X(QUEUE_INTENDED, "queue.intended")               /* a block is about to be held */            \
-    X(QUEUE_HELD, "queue.held")                       /* and no row says so */                     \
+    X(QUEUE_PINNED, "queue.pinned")                   /* and no row says so */                     \
     X(QUEUE_INTENT_CLEARED, "queue.intent_cleared")   /* a row does, or nothing is held */         \
     X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
     X(QUEUE_RINGING, "queue.ringing")         /* one of them counts as awake, and sleeps */        \
@@ -244,9 +244,9 @@
     X(POOL_GENERATION_BUMPED, "pool.generation_bumped")                                            \
     X(POOL_UNPIN_WAITING, "pool.unpin_waiting") /* a thread starts or stops waiting */             \
     X(POOL_WOKEN, "pool.woken")                                                                    \
-    X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \
-    X(POOL_HELD, "pool.held")                                                                      \
-    X(POOL_UNHELD, "pool.unheld")                                                                  \
+    X(POOL_QUEUE, "pool.queue") /* one step of joining or leaving a queue */                       \
+    X(POOL_PINNED, "pool.pinned")                                                                  \
+    X(POOL_UNPINNED, "pool.unpinned")                                                              \
     X(POOL_SWEEPING, "pool.sweeping") /* a row, of the dead or its own */                          \
     X(POOL_SWEPT, "pool.swept")       /* all of it */                                              \
     X(POOL_LEFT, "pool.left")         /* the row is nobody's */

@@ -33,8 +33,8 @@ static const char *const points[] = {
     "pool.closing",       "pool.looked",    "pool.reopened",
     "pool.freed",         "pool.hinted",    "pool.pages",
     "pool.retained",      "pool.slab",      "pool.generation_bumped",
-    "pool.unpin_waiting", "pool.woken",     "pool.holder",
-    "pool.held",          "pool.unheld",    "pool.sweeping",
+    "pool.unpin_waiting", "pool.woken",     "pool.queue",
+    "pool.pinned",        "pool.unpinned",  "pool.sweeping",
     "pool.swept",         "pool.left",      "domain.committed",
     "domain.returned",    "memory.created",
 };
@@ -66,13 +66,13 @@ static void mess_main(const struct forks_self *self)
     struct cox_block_ref ref;
     FORK_CHECK(cox_pool_attach(run->fds, NULL, &pool, NULL) == 0, "attach");
     FORK_CHECK(cox_pool_ref(pool, &run->kept[0], NULL) == 0, "ref");
-    FORK_CHECK(cox_pool_holder_join(pool, BOTH, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_holder_join(pool, ALONE, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_hold(pool, &run->kept[0], BOTH, 50, NULL) == 0, "hold");
+    FORK_CHECK(cox_pool_queue_join(pool, BOTH, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_queue_join(pool, ALONE, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_pin(pool, &run->kept[0], BOTH, 50, NULL) == 0, "pin");
     if (!run->owner_is_survivor) {
         for (int i = 0; i < 2; i++) {
             FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
-            FORK_CHECK(cox_pool_hold(pool, &ref, i ? ALONE : BOTH, 51, NULL) == 0, "hold");
+            FORK_CHECK(cox_pool_pin(pool, &ref, i ? ALONE : BOTH, 51, NULL) == 0, "pin");
         }
         if (run->options.slab_size)
             FORK_CHECK(cox_pool_allocate(pool, 2 * run->options.slab_size, &ref, NULL) == 0, "run");
@@ -121,25 +121,25 @@ static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
     }
 }
 
-static void use_holds(const struct forks_self *self, struct cox_pool *pool)
+static void use_pins(const struct forks_self *self, struct cox_pool *pool)
 {
     struct run *run = self->context;
     struct cox_block_ref ref;
-    FORK_CHECK(cox_pool_holder_join(pool, BOTH, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_holder_join(pool, ALONE, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_hold(pool, &run->kept[0], ALONE, 1, NULL) == 0, "hold");
-    FORK_CHECK(cox_pool_hold(pool, &run->kept[1], BOTH, 2, NULL) == 0, "hold");
+    FORK_CHECK(cox_pool_queue_join(pool, BOTH, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_queue_join(pool, ALONE, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_pin(pool, &run->kept[0], ALONE, 1, NULL) == 0, "pin");
+    FORK_CHECK(cox_pool_pin(pool, &run->kept[1], BOTH, 2, NULL) == 0, "pin");
     if (!run->owner_is_survivor) { /* one that nobody but a message has, and then nobody */
         FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
-        FORK_CHECK(cox_pool_hold(pool, &ref, BOTH, 3, NULL) == 0, "hold");
+        FORK_CHECK(cox_pool_pin(pool, &ref, BOTH, 3, NULL) == 0, "pin");
         FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
         FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
         FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
-        cox_pool_unhold(pool, &ref, BOTH, 3);
+        cox_pool_unpin(pool, &ref, BOTH, 3);
         FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == COX_STALE, "stale");
     }
-    cox_pool_unhold(pool, &run->kept[1], BOTH, 2);
-    cox_pool_holder_leave(pool, ALONE);
+    cox_pool_unpin(pool, &run->kept[1], BOTH, 2);
+    cox_pool_queue_leave(pool, ALONE);
 }
 
 /* Asked while the owner settles: now the reader gives back. */
@@ -198,7 +198,7 @@ static void victim_main(const struct forks_self *self)
     use_references(self, pool);
     if (!run->owner_is_survivor)
         use_blocks(self, pool);
-    use_holds(self, pool);
+    use_pins(self, pool);
     use_numbers(self);
     cox_pool_free(pool);
     _exit(SPARED);
@@ -234,8 +234,8 @@ static uint64_t held_blocks(const struct cox_pool *pool, const struct run *run)
     uint64_t held = 0;
     for (uint64_t unit = 0; unit < unit_count; unit++) {
         bool is_held = false;
-        for (int i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-            is_held = is_held || atomic_load(&pool->holds[unit].hold_word[i]);
+        for (int i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+            is_held = is_held || atomic_load(&pool->pins[unit].pin_word[i]);
         for (int i = 0; i < KEPT_COUNT; i++)
             is_held = is_held && run->kept[i].block != unit;
         held += is_held;
@@ -265,11 +265,11 @@ static void check_settling(const struct run *run)
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ, MAP_SHARED, run->fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
     assert_int_equal(atomic_load(&header->unpin_waiters[0]), 0);
-    assert_int_equal(atomic_load(&header->holders_lock), 0);
+    assert_int_equal(atomic_load(&header->queues_lock), 0);
     munmap((void *)header, COX_POOL_PAGE_SIZE);
 }
 
-static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
+static void check_rows_and_queues(struct cox_pool *pool, const struct run *run)
 {
     struct cox_pool *others[8];
     assert_int_equal(pool_stats(pool).owner_count, 1);
@@ -277,10 +277,10 @@ static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
         others[i] = pool_attached(pool);
     for (uint32_t i = 0; i + 1 < run->options.owner_count_max; i++)
         cox_pool_free(others[i]);
-    for (uint64_t i = 0; i < COX_POOL_HOLDER_COUNT_MAX; i++)
-        assert_int_equal(cox_pool_holder_join(pool, 100 + i, NULL), 0);
-    for (uint64_t i = 0; i < COX_POOL_HOLDER_COUNT_MAX; i++)
-        cox_pool_holder_leave(pool, 100 + i);
+    for (uint64_t i = 0; i < COX_POOL_QUEUE_COUNT_MAX; i++)
+        assert_int_equal(cox_pool_queue_join(pool, 100 + i, NULL), 0);
+    for (uint64_t i = 0; i < COX_POOL_QUEUE_COUNT_MAX; i++)
+        cox_pool_queue_leave(pool, 100 + i);
 }
 
 /* Nobody has swept: what the dead was at is in nobody's way, and who finds nothing free sweeps by
@@ -327,7 +327,7 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
     if (run->owner_is_survivor) {
         const struct cox_pool_stats stats = pool_stats(pool);
         assert_int_equal(stats.reference_count, stats.block_count);
-        cox_pool_holder_leave(pool, BOTH);
+        cox_pool_queue_leave(pool, BOTH);
         check_kept(pool, run);
         for (uint32_t block = 0; block < stats.block_count; block++) {
             assert_int_equal(cox_pool_bump_generation(pool, block, 9), 0);
@@ -336,15 +336,15 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
     } else {
         assert_int_equal(pool_stats(pool).reference_count, KEPT_COUNT);
         /* What messages of both still hold, they hold. */
-        assert_true(pool_stats(pool).hold_count >= 2);
+        assert_true(pool_stats(pool).pin_count >= 2);
         if (run->options.on_demand) { /* of what is used, and what is retained */
             const struct cox_pool_stats stats = pool_stats(pool);
             assert_true(pages_of(run) <=
                         run->options.retain_size + (stats.block_count - stats.free_count) *
                                                        (stats.size / stats.block_count));
         }
-        cox_pool_holder_leave(pool, BOTH);
-        assert_int_equal(pool_stats(pool).hold_count, 0);
+        cox_pool_queue_leave(pool, BOTH);
+        assert_int_equal(pool_stats(pool).pin_count, 0);
         check_free(pool, run);
         check_kept(pool, run);
         if (run->options.on_demand)
@@ -353,7 +353,7 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
         if (run->options.on_demand)
             assert_true(pages_of(run) <= run->options.retain_size);
     }
-    check_rows_and_holders(pool, run);
+    check_rows_and_queues(pool, run);
 }
 
 /* Returns whether the victim was struck. */
@@ -376,7 +376,7 @@ static bool strike(const struct run *kind, const char *point, uint32_t passage)
             *ref = pool_allocated(pool, size_of(run));
         block_fill(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation);
     }
-    assert_int_equal(cox_pool_holder_join(pool, BOTH, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(pool, BOTH, NULL), 0);
     forks_start(&forks, 1, mess_main, run);
     assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
     forks_add(&forks, 1, 2, victim_main, run);

@@ -367,36 +367,21 @@ static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state
 {
     (void)state;
     static const char *const points[] = {
-        "queue.locked",
-        "queue.unlocked",
-        "queue.domain_entered",
-        "queue.pool_entered",
-        "queue.pool_closed",
-        "queue.publisher_joined",
-        "queue.publisher_left",
-        "queue.subscriber_joined",
-        "queue.subscriber_left",
-        "queue.intended",
-        "queue.held",
-        "queue.intent_cleared",
-        "queue.announced",
-        "queue.copy_filled",
-        "queue.row_filled",
-        "queue.published",
-        "queue.publish_done",
-        "queue.skipped",
-        "queue.taken",
-        "queue.take_counted",
-        "queue.copying",
-        "queue.copied",
-        "queue.copy_shared",
-        "queue.copy_over",
-        "queue.row_ending",
-        "queue.let_go",
-        "queue.row_ended",
-        "queue.counted",
-        "queue.armed",
-        "queue.disarmed",
+        "queue.locked",          "queue.unlocked",
+        "queue.domain_entered",  "queue.pool_entered",
+        "queue.pool_closed",     "queue.publisher_joined",
+        "queue.publisher_left",  "queue.subscriber_joined",
+        "queue.subscriber_left", "queue.intended",
+        "queue.pinned",          "queue.intent_cleared",
+        "queue.announced",       "queue.copy_filled",
+        "queue.row_filled",      "queue.published",
+        "queue.publish_done",    "queue.skipped",
+        "queue.taken",           "queue.take_counted",
+        "queue.copying",         "queue.copied",
+        "queue.copy_shared",     "queue.copy_over",
+        "queue.row_ending",      "queue.let_go",
+        "queue.row_ended",       "queue.counted",
+        "queue.armed",           "queue.disarmed",
         "queue.filled",
     };
     /* Only a queue's first process enters a domain. */
@@ -481,8 +466,8 @@ static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state
 {
     (void)state;
     static const char *const points[] = {
-        "queue.locked",    "queue.intended",    "queue.held",       "queue.row_ending",
-        "pool.unheld",     "pool.freed",        "queue.let_go",     "queue.row_ended",
+        "queue.locked",    "queue.intended",    "queue.pinned",     "queue.row_ending",
+        "pool.unpinned",   "pool.freed",        "queue.let_go",     "queue.row_ended",
         "queue.announced", "queue.copy_filled", "queue.row_filled", "queue.intent_cleared"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         for (uint32_t passage = 1;; passage++) {
@@ -521,7 +506,7 @@ static void die_with_the_lock(void)
 
 static void die_with_an_intent(void)
 {
-    cox_fault_arm("queue.held:kill:coordinator:3");
+    cox_fault_arm("queue.pinned:kill:coordinator:3");
     do_everything();
 }
 
@@ -642,7 +627,7 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
 {
     (void)state;
     static const char *const points[] = {
-        "queue.held",      "queue.announced",    "queue.ringing",
+        "queue.pinned",    "queue.announced",    "queue.ringing",
         "queue.rung",      "queue.row_filled",   "queue.intent_cleared",
         "queue.published", "queue.publish_done", "queue.unlocked",
     };

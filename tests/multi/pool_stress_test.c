@@ -19,7 +19,7 @@
 
 #define BOX_COUNT 16
 #define OWN_COUNT 8
-#define HOLDER 77
+#define QUEUE_ID 77
 #define THREAD_COUNT 2 /* of each process, which share its row */
 #define BLOCK_SIZE 1024
 
@@ -89,10 +89,10 @@ static void drop(const struct forks_self *self, struct own *own, uint32_t at)
         return;
     check_bytes(self, own, ref);
     if (own->tags[at] && own->tags[at] % 2)
-        cox_pool_unhold(own->pool, ref, HOLDER, own->tags[at]);
+        cox_pool_unpin(own->pool, ref, QUEUE_ID, own->tags[at]);
     FORK_CHECK(cox_pool_unref(own->pool, ref, NULL) == 0, "unref");
     if (own->tags[at] && own->tags[at] % 2 == 0) /* the message was the last one */
-        cox_pool_unhold(own->pool, ref, HOLDER, own->tags[at]);
+        cox_pool_unpin(own->pool, ref, QUEUE_ID, own->tags[at]);
     *ref = (struct cox_block_ref){0};
     own->tags[at] = 0;
 }
@@ -115,7 +115,7 @@ static void make(const struct forks_self *self, struct own *own, uint32_t at)
     block_fill(cox_pool_pointer(own->pool, ref), size, ref->block, ref->generation);
     if (random_next(&own->random) % 4 == 0) {
         own->tags[at] = ++own->tag;
-        r = cox_pool_hold(own->pool, ref, HOLDER, own->tags[at], &err);
+        r = cox_pool_pin(own->pool, ref, QUEUE_ID, own->tags[at], &err);
         FORK_CHECK(r == 0, "%d %s", r, err.text);
     }
     /* release: who has the number finds the block filled */
@@ -189,7 +189,7 @@ static void stress_main(const struct forks_self *self)
     FORK_CHECK(owns, "calloc");
     int r = cox_pool_attach(stress->fds, NULL, &pool, &err);
     FORK_CHECK(r == 0, "%d %s", r, err.text);
-    r = cox_pool_holder_join(pool, HOLDER, &err);
+    r = cox_pool_queue_join(pool, QUEUE_ID, &err);
     FORK_CHECK(r == 0, "%d %s", r, err.text);
     for (uint32_t i = 0; i < THREAD_COUNT; i++) {
         struct own *own = &owns[i];

@@ -188,8 +188,8 @@ static void victim_main(const struct forks_self *self)
     }
     for (uint32_t i = 20; i < 30; i++)
         FORK_CHECK(cox_pool_allocate(pool, 1, &shared->refs[i], NULL) == 0, "allocate");
-    FORK_CHECK(cox_pool_holder_join(pool, 5, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_hold(pool, &shared->refs[0], 5, 1, NULL) == 0, "hold");
+    FORK_CHECK(cox_pool_queue_join(pool, 5, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_pin(pool, &shared->refs[0], 5, 1, NULL) == 0, "pin");
     atomic_fetch_add(&shared->count, 1);
     for (;;)
         pause();
@@ -307,19 +307,19 @@ static void b33_b37_a_lock_that_is_taken_delays_a_sweep(void **state)
     uint64_t start;
     cox_pool_fds(pool, fds);
     assert_int_equal(cox_peer_start_time(getppid(), &start), 0);
-    assert_int_equal(cox_pool_holder_join(other, 5, NULL), 0);
-    assert_int_equal(cox_pool_hold(other, &ref, 5, 1, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(other, 5, NULL), 0);
+    assert_int_equal(cox_pool_pin(other, &ref, 5, 1, NULL), 0);
     struct cox_pool_layout_header *header =
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
-    atomic_store(&header->holders_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
-    assert_int_equal(cox_pool_holder_join(pool, 6, NULL), COX_BUSY);
+    atomic_store(&header->queues_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    assert_int_equal(cox_pool_queue_join(pool, 6, NULL), COX_BUSY);
     cox_pool_free(other);
-    assert_int_equal(pool_stats(pool).hold_count, 1);
+    assert_int_equal(pool_stats(pool).pin_count, 1);
     assert_int_equal(cox_pool_sweep(pool), 0);
-    atomic_store(&header->holders_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
+    atomic_store(&header->queues_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
-    assert_int_equal(atomic_load(&header->holders_lock), 0);
+    assert_int_equal(atomic_load(&header->queues_lock), 0);
     munmap(header, COX_POOL_PAGE_SIZE);
     pool_is_whole(pool);
     cox_pool_free(pool);

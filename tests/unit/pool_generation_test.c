@@ -130,30 +130,30 @@ static void m13_wait_unpinned_can_be_cancelled(void **state)
 
 /* ---- holds ---- */
 
-static void h28_a_message_holds_a_block(void **state)
+static void h28_a_message_pins_a_block(void **state)
 {
     (void)state;
     struct cox_pool *pool = pool_made(&fixed), *other = pool_attached(pool);
     struct cox_block_ref ref = pool_allocated(pool, 100);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, 1, NULL), COX_NOT_FOUND);
-    assert_int_equal(cox_pool_holder_join(pool, 0, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_holder_join(pool, 5, NULL), 0);
-    assert_int_equal(cox_pool_holder_join(pool, 5, NULL), 0);
-    assert_int_equal(cox_pool_hold(pool, &ref, 0, 1, NULL), COX_NOT_FOUND);
-    assert_int_equal(cox_pool_hold(pool, &ref, 6, 1, NULL), COX_NOT_FOUND);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, 0, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, UINT64_C(1) << 48, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_hold(other, &ref, 5, 1, NULL), COX_NOT_FOUND); /* has not joined */
-    assert_int_equal(cox_pool_holder_join(other, 5, NULL), 0);
-    assert_int_equal(cox_pool_hold(other, &ref, 5, 1, NULL), COX_STALE); /* has no reference */
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, 1, NULL), 0);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, 1, NULL), 0);
-    assert_int_equal(pool_stats(pool).hold_count, 1);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, 2, NULL), 0);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, 3, NULL), 0);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, (UINT64_C(1) << 48) - 1, NULL), 0);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, 4, NULL), COX_FULL);
-    assert_int_equal(cox_pool_hold(pool, &ref, 5, 2, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, 1, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_pool_queue_join(pool, 0, NULL), COX_INVALID);
+    assert_int_equal(cox_pool_queue_join(pool, 5, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(pool, 5, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 0, 1, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_pool_pin(pool, &ref, 6, 1, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, 0, NULL), COX_INVALID);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, UINT64_C(1) << 48, NULL), COX_INVALID);
+    assert_int_equal(cox_pool_pin(other, &ref, 5, 1, NULL), COX_NOT_FOUND); /* has not joined */
+    assert_int_equal(cox_pool_queue_join(other, 5, NULL), 0);
+    assert_int_equal(cox_pool_pin(other, &ref, 5, 1, NULL), COX_STALE); /* has no reference */
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, 1, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, 1, NULL), 0);
+    assert_int_equal(pool_stats(pool).pin_count, 1);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, 2, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, 3, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, (UINT64_C(1) << 48) - 1, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, 4, NULL), COX_FULL);
+    assert_int_equal(cox_pool_pin(pool, &ref, 5, 2, NULL), 0);
     /* Nobody but the messages: who takes one may still have it. */
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - 1);
@@ -161,70 +161,70 @@ static void h28_a_message_holds_a_block(void **state)
     assert_int_equal(cox_pool_unref(other, &ref, NULL), 0);
     /* The last one frees, whoever says so, also twice. */
     for (int round = 0; round < 2; round++) {
-        cox_pool_unhold(other, &ref, 5, 1);
-        cox_pool_unhold(pool, &ref, 5, 2);
-        cox_pool_unhold(other, &ref, 5, (UINT64_C(1) << 48) - 1);
-        cox_pool_unhold(pool, &ref, 6, 3); /* another holder's */
-        cox_pool_unhold(pool, &ref, 5, 9); /* another message's */
-        cox_pool_unhold(pool, &ref, 0, 3);
+        cox_pool_unpin(other, &ref, 5, 1);
+        cox_pool_unpin(pool, &ref, 5, 2);
+        cox_pool_unpin(other, &ref, 5, (UINT64_C(1) << 48) - 1);
+        cox_pool_unpin(pool, &ref, 6, 3); /* another holder's */
+        cox_pool_unpin(pool, &ref, 5, 9); /* another message's */
+        cox_pool_unpin(pool, &ref, 0, 3);
     }
-    assert_int_equal(pool_stats(pool).hold_count, 1);
-    cox_pool_unhold(other, &ref, 5, 3);
+    assert_int_equal(pool_stats(pool).pin_count, 1);
+    cox_pool_unpin(other, &ref, 5, 3);
     assert_int_equal(cox_pool_ref(other, &ref, NULL), COX_STALE);
     assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT);
     /* What was held before is not what somebody else holds now. */
     struct cox_block_ref again = ref;
     while (again.block != ref.block || again.generation == ref.generation)
         again = pool_allocated(pool, 1);
-    assert_int_equal(cox_pool_hold(pool, &again, 5, 7, NULL), 0);
-    cox_pool_unhold(other, &ref, 5, 3);
-    assert_int_equal(pool_stats(pool).hold_count, 1);
+    assert_int_equal(cox_pool_pin(pool, &again, 5, 7, NULL), 0);
+    cox_pool_unpin(other, &ref, 5, 3);
+    assert_int_equal(pool_stats(pool).pin_count, 1);
     cox_pool_free(pool);
     cox_pool_free(other);
 }
 
-static void b37_a_holder_is_there_while_somebody_is(void **state)
+static void b37_a_queue_is_there_while_somebody_is(void **state)
 {
     (void)state;
     struct cox_pool *a = pool_made(&fixed), *b = pool_attached(a), *c = pool_attached(a);
     struct cox_block_ref ref = pool_allocated(a, 100), other = pool_allocated(a, 100);
-    assert_int_equal(cox_pool_holder_join(a, 5, NULL), 0);
-    assert_int_equal(cox_pool_holder_join(b, 5, NULL), 0);
-    assert_int_equal(cox_pool_holder_join(a, 77, NULL), 0);
-    assert_int_equal(cox_pool_hold(a, &ref, 5, 1, NULL), 0);
-    assert_int_equal(cox_pool_hold(a, &other, 77, 1, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(a, 5, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(b, 5, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(a, 77, NULL), 0);
+    assert_int_equal(cox_pool_pin(a, &ref, 5, 1, NULL), 0);
+    assert_int_equal(cox_pool_pin(a, &other, 77, 1, NULL), 0);
     a = cox_pool_free(a);
-    assert_int_equal(pool_stats(c).hold_count, 1); /* of 77 nobody is left */
+    assert_int_equal(pool_stats(c).pin_count, 1); /* of 77 nobody is left */
     assert_int_equal(cox_pool_ref(c, &other, NULL), COX_STALE);
     assert_int_equal(cox_pool_ref(c, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(c, &ref, NULL), 0);
-    cox_pool_holder_leave(c, 5); /* it had not joined */
-    cox_pool_holder_leave(c, 6);
-    assert_int_equal(pool_stats(c).hold_count, 1);
-    cox_pool_holder_leave(b, 5);
-    cox_pool_holder_leave(b, 5);
-    assert_int_equal(pool_stats(c).hold_count, 0);
+    cox_pool_queue_leave(c, 5); /* it had not joined */
+    cox_pool_queue_leave(c, 6);
+    assert_int_equal(pool_stats(c).pin_count, 1);
+    cox_pool_queue_leave(b, 5);
+    cox_pool_queue_leave(b, 5);
+    assert_int_equal(pool_stats(c).pin_count, 0);
     assert_int_equal(cox_pool_ref(c, &ref, NULL), COX_STALE);
     pool_is_whole(b);
     cox_pool_free(b);
     cox_pool_free(c);
 }
 
-static void b24_the_place_of_a_holder_is_taken_again(void **state)
+static void b24_the_place_of_a_queue_is_taken_again(void **state)
 {
     (void)state;
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 100);
-    for (uint64_t holder = 1; holder <= COX_POOL_HOLDER_COUNT_MAX; holder++)
-        assert_int_equal(cox_pool_holder_join(pool, holder, NULL), 0);
-    assert_int_equal(cox_pool_holder_join(pool, 1000, NULL), COX_FULL);
-    assert_int_equal(cox_pool_hold(pool, &ref, 33, 1, NULL), 0);
-    cox_pool_holder_leave(pool, 33);
-    assert_int_equal(pool_stats(pool).hold_count, 0);
-    assert_int_equal(cox_pool_holder_join(pool, 1000, NULL), 0);
-    assert_int_equal(cox_pool_hold(pool, &ref, 1000, 1, NULL), 0);
-    cox_pool_unhold(pool, &ref, 33, 1); /* late, of who was there before */
-    assert_int_equal(pool_stats(pool).hold_count, 1);
+    for (uint64_t queue_id = 1; queue_id <= COX_POOL_QUEUE_COUNT_MAX; queue_id++)
+        assert_int_equal(cox_pool_queue_join(pool, queue_id, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(pool, 1000, NULL), COX_FULL);
+    assert_int_equal(cox_pool_pin(pool, &ref, 33, 1, NULL), 0);
+    cox_pool_queue_leave(pool, 33);
+    assert_int_equal(pool_stats(pool).pin_count, 0);
+    assert_int_equal(cox_pool_queue_join(pool, 1000, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 1000, 1, NULL), 0);
+    cox_pool_unpin(pool, &ref, 33, 1); /* late, of who was there before */
+    assert_int_equal(pool_stats(pool).pin_count, 1);
     cox_pool_free(pool);
 }
 
@@ -235,9 +235,9 @@ int main(void)
         LEAK_TEST(p9_a30_only_a_fresh_fixed_pool_is_taken),
         LEAK_TEST(p9_a_block_of_a_bumped_generation_has_no_new_readers),
         LEAK_TEST(m13_wait_unpinned_can_be_cancelled),
-        LEAK_TEST(h28_a_message_holds_a_block),
-        LEAK_TEST(b37_a_holder_is_there_while_somebody_is),
-        LEAK_TEST(b24_the_place_of_a_holder_is_taken_again),
+        LEAK_TEST(h28_a_message_pins_a_block),
+        LEAK_TEST(b37_a_queue_is_there_while_somebody_is),
+        LEAK_TEST(b24_the_place_of_a_queue_is_taken_again),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

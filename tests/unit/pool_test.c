@@ -172,10 +172,10 @@ static void p9_references_that_are_none_are_told_apart(void **state)
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         int r = cox_pool_ref(pool, &all[i].ref, &err);
         if (r != all[i].expected || cox_pool_unref(pool, &all[i].ref, NULL) != r ||
-            cox_pool_hold(pool, &all[i].ref, 1, 1, NULL) == 0 ||
+            cox_pool_pin(pool, &all[i].ref, 1, 1, NULL) == 0 ||
             cox_pool_copy_to(pool, &all[i].ref, 0, &all[i], 1, NULL) != r)
             fail_msg("%zu: %d %s", i, r, err.text);
-        cox_pool_unhold(pool, &all[i].ref, 1, 1);
+        cox_pool_unpin(pool, &all[i].ref, 1, 1);
         if (all[i].expected != COX_STALE) {
             assert_int_equal(cox_pool_offset(pool, &all[i].ref, &offset), r);
             assert_null(cox_pool_pointer(pool, &all[i].ref));
@@ -464,13 +464,13 @@ static void b23_b32_words_written_over_crash_nobody(void **state)
             uint64_t *words =
                 mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
             const uint64_t count = (uint64_t)st.st_size / 8;
-            assert_int_equal(cox_pool_holder_join(pool, 9, NULL), 0);
+            assert_int_equal(cox_pool_queue_join(pool, 9, NULL), 0);
             for (int i = 0; i < 200; i++) {
                 struct cox_block_ref *ref = &refs[random_next(&random) % 20];
                 /* Behind the constants; the lock of a live process is a wait of its own. */
                 for (int n = 0; n < 30; n++) {
                     const uint64_t at = 16 + random_next(&random) % (count - 16);
-                    if (at != offsetof(struct cox_pool_layout_header, holders_lock) / 8)
+                    if (at != offsetof(struct cox_pool_layout_header, queues_lock) / 8)
                         words[at] = random_next(&random) % 3 ? random_next(&random)
                                                              : random_next(&random) & 0xf00f;
                 }
@@ -478,8 +478,8 @@ static void b23_b32_words_written_over_crash_nobody(void **state)
                 cox_pool_ref(other, ref, NULL);
                 cox_pool_find(pool, random_next(&random) % (1 << 20), &found);
                 cox_pool_ref(pool, &found, NULL);
-                cox_pool_hold(pool, ref, 9, 1 + random_next(&random) % 100, NULL);
-                cox_pool_unhold(other, ref, 9, 1 + random_next(&random) % 100);
+                cox_pool_pin(pool, ref, 9, 1 + random_next(&random) % 100, NULL);
+                cox_pool_unpin(other, ref, 9, 1 + random_next(&random) % 100);
                 cox_pool_bump_generation(pool, (uint32_t)random_next(&random) % 100, 77);
                 cox_pool_wait_unpinned(pool, (uint32_t)random_next(&random) % 100, 0, NULL, NULL,
                                        NULL);
@@ -560,8 +560,8 @@ static void h16_dump_and_stats(void **state)
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 1);
     uint32_t lines = 0;
-    assert_int_equal(cox_pool_holder_join(pool, 1234, NULL), 0);
-    assert_int_equal(cox_pool_hold(pool, &ref, 1234, 1, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(pool, 1234, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 1234, 1, NULL), 0);
     cox_pool_dump(pool, count_line, &lines);
     assert_int_equal(lines, 4); /* pool, owner, holder, block */
     struct cox_pool_stats stats = pool_stats(pool);
@@ -571,7 +571,7 @@ static void h16_dump_and_stats(void **state)
     assert_int_equal(stats.used_size, BLOCK_SIZE);
     assert_int_equal(stats.owner_count, 1);
     assert_int_equal(stats.reference_count, 1);
-    assert_int_equal(stats.hold_count, 1);
+    assert_int_equal(stats.pin_count, 1);
     assert_int_equal(stats.allocated, 1);
     assert_int_equal(stats.freed, 0);
     cox_pool_free(pool);

@@ -577,7 +577,7 @@ static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
     struct cox_pool_layout_header *header =
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
-    atomic_store(&header->holders_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    atomic_store(&header->queues_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
     /* Less than the second that the other one waits. One try may be slow by the machine. */
     const uint64_t bound_ns = 500 * COX_NSEC_PER_MSEC;
     for (int tries = 0; tries < 3 && slowest_ns >= bound_ns; tries++) {
@@ -593,7 +593,7 @@ static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
         assert_int_equal((intptr_t)answer, COX_BUSY);
     }
     assert_true(slowest_ns < bound_ns);
-    atomic_store(&header->holders_lock, 0);
+    atomic_store(&header->queues_lock, 0);
     munmap(header, COX_POOL_PAGE_SIZE);
     cox_pool_free(pool);
 }
@@ -822,7 +822,7 @@ static void h4_b33_a_publish_that_fails_changes_nothing(void **state)
         publish(note);
     assert_int_equal(cox_pool_allocate(host, 100, &ref, NULL), 0);
     fixture_fill(cox_pool_pointer(host, &ref), 100, 5);
-    for (int i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
+    for (int i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
         assert_int_equal(cox_publisher_publish(publisher, &ref, 100, 5, &number, NULL), 0);
     assert_int_equal(cox_publisher_publish(publisher, &ref, 100, 5, &number, NULL), COX_FULL);
     assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);

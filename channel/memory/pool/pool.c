@@ -99,7 +99,7 @@ static void pool_point(struct cox_pool *pool)
     pool->header = (struct cox_pool_layout_header *)base;
     pool->owners = (struct cox_pool_layout_owner *)(base + geometry->owners);
     pool->blocks = (struct cox_pool_layout_block *)(base + geometry->blocks);
-    pool->holds = (struct cox_pool_layout_holds *)(base + geometry->holds);
+    pool->pins = (struct cox_pool_layout_pins *)(base + geometry->pins);
     pool->hints = (struct cox_pool_layout_hints *)(base + geometry->hints);
     pool->slabs = (struct cox_pool_layout_slab *)(base + geometry->slabs);
     pool->pages = (struct cox_pool_layout_pages *)(base + geometry->pages);

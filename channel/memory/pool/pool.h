@@ -71,9 +71,9 @@ enum cox_pool_strategy {
 #define COX_POOL_BLOCK_SIZE_MIN 64
 #define COX_POOL_BLOCK_COUNT_MAX (UINT32_C(1) << 24)
 #define COX_POOL_OWNER_COUNT_MAX 1024
-#define COX_POOL_HOLDER_COUNT_MAX 64
+#define COX_POOL_QUEUE_COUNT_MAX 64
 /* Holds of one block at a time: messages of so many queues may refer to it. */
-#define COX_POOL_HOLD_COUNT_MAX 4
+#define COX_POOL_PIN_COUNT_MAX 4
 
 struct cox_pool_options {
     /* NULL: host memory only */
@@ -243,17 +243,17 @@ COX_PUBLIC int cox_pool_wait_unpinned(struct cox_pool *pool, uint32_t block, uin
  * Each join takes a leave, for two users of one pool in one process know nothing of each other;
  * free leaves all. Returns 0; COX_FULL; COX_INVALID; COX_BUSY: a process is stopped, for a second
  * now, in the midst of the same. */
-COX_PUBLIC int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err);
-COX_PUBLIC void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder);
+COX_PUBLIC int cox_pool_queue_join(struct cox_pool *pool, uint64_t queue_id, struct cox_error *err);
+COX_PUBLIC void cox_pool_queue_leave(struct cox_pool *pool, uint64_t queue_id);
 /* The block is held by {holder, tag}; the process has a reference of its own. tag: 1 to 2^48 - 1.
- * Idempotent. Returns 0; COX_STALE; COX_FULL: COX_POOL_HOLD_COUNT_MAX others hold it;
+ * Idempotent. Returns 0; COX_STALE; COX_FULL: COX_POOL_PIN_COUNT_MAX others hold it;
  * COX_NOT_FOUND: not joined; COX_INVALID. */
-COX_PUBLIC int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref,
-                             uint64_t holder, uint64_t tag, struct cox_error *err);
+COX_PUBLIC int cox_pool_pin(struct cox_pool *pool, const struct cox_block_ref *ref,
+                            uint64_t queue_id, uint64_t tag, struct cox_error *err);
 /* Not held by it any more; frees the block if nothing else counts it. Idempotent, from any process.
  */
-COX_PUBLIC void cox_pool_unhold(struct cox_pool *pool, const struct cox_block_ref *ref,
-                                uint64_t holder, uint64_t tag);
+COX_PUBLIC void cox_pool_unpin(struct cox_pool *pool, const struct cox_block_ref *ref,
+                               uint64_t queue_id, uint64_t tag);
 
 /* ---- the dead, and display ---- */
 
@@ -268,7 +268,7 @@ struct cox_pool_stats {
     uint64_t size, used_size;
     /* rows in use */
     uint32_t owner_count;
-    uint64_t reference_count, hold_count;
+    uint64_t reference_count, pin_count;
     /* blocks, since the pool is, by all processes */
     uint64_t allocated, freed;
     /* references and holds given back for the dead */

@@ -70,8 +70,8 @@ bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block)
     for (uint32_t owner = 0; owner < high; owner++)
         if (atomic_load(&cox_pool_count_of(pool, owner, block)->row_count))
             return true;
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-        if (atomic_load(&pool->holds[block].hold_word[i]))
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+        if (atomic_load(&pool->pins[block].pin_word[i]))
             return true;
     return false;
 }

@@ -14,11 +14,11 @@ static uint64_t references_of(const struct cox_pool *pool, uint32_t block)
     return count;
 }
 
-static uint64_t holds_of(const struct cox_pool *pool, uint32_t block)
+static uint64_t pins_of(const struct cox_pool *pool, uint32_t block)
 {
     uint64_t count = 0;
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-        count += atomic_load(&pool->holds[block].hold_word[i]) != 0;
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+        count += atomic_load(&pool->pins[block].pin_word[i]) != 0;
     return count;
 }
 
@@ -60,7 +60,7 @@ void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stat
         else if (pool->geometry.slab_count == 0)
             stats.free_count++;
         stats.reference_count += references_of(pool, block);
-        stats.hold_count += holds_of(pool, block);
+        stats.pin_count += pins_of(pool, block);
     }
     stats.block_count =
         pool->geometry.slab_count ? pool->geometry.slab_count : pool->geometry.block_count;
@@ -117,7 +117,7 @@ static void dump_block(const struct cox_pool *pool, uint32_t block, line_fn line
         if (count)
             at += (size_t)snprintf(text + at, sizeof text - at, " %" PRIu32 "x%u", owner, count);
     }
-    snprintf(text + at, sizeof text - at, ", holds %" PRIu64, holds_of(pool, block));
+    snprintf(text + at, sizeof text - at, ", pins %" PRIu64, pins_of(pool, block));
     line(context, text);
 }
 
@@ -136,11 +136,11 @@ void cox_pool_dump(const struct cox_pool *pool, void (*line)(void *context, cons
     line(context, text);
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool); owner++)
         dump_owner(pool, owner, line, context);
-    for (uint32_t place = 0; place < COX_POOL_HOLDER_COUNT_MAX; place++) {
-        const uint64_t holder = atomic_load(&pool->header->holders[place].holder_id);
-        if (!holder)
+    for (uint32_t place = 0; place < COX_POOL_QUEUE_COUNT_MAX; place++) {
+        const uint64_t queue_id = atomic_load(&pool->header->queues[place].queue_id);
+        if (!queue_id)
             continue;
-        snprintf(text, sizeof text, "holder %016" PRIx64 ": place %" PRIu32, holder, place);
+        snprintf(text, sizeof text, "queue %016" PRIx64 ": place %" PRIu32, queue_id, place);
         line(context, text);
     }
     for (uint32_t block = 0; block < pool->geometry.block_count; block++)

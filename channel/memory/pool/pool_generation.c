@@ -123,8 +123,8 @@ static uint32_t find_reader(const struct cox_pool *pool, uint32_t block)
     for (uint32_t owner = 0; owner < high; owner++)
         if (owner != pool->owner && atomic_load(&cox_pool_count_of(pool, owner, block)->row_count))
             return owner;
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-        if (atomic_load(&pool->holds[block].hold_word[i]))
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+        if (atomic_load(&pool->pins[block].pin_word[i]))
             return pool->geometry.owner_count;
     return UINT32_MAX;
 }
@@ -133,7 +133,7 @@ static int fail_timeout(const struct cox_pool *pool, uint32_t block, uint32_t re
                         struct cox_error *err)
 {
     if (reader >= pool->geometry.owner_count)
-        return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still held by a message", block);
+        return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still pinned by a message", block);
     return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still read by process %d", block,
                     cox_pool_life_pid(atomic_load(&pool->owners[reader].owner_life)));
 }

@@ -31,8 +31,8 @@ static void geometry_place(struct cox_pool_geometry *geometry)
     geometry->owners = COX_POOL_PAGE_SIZE;
     geometry->blocks =
         geometry->owners + geometry->owner_count * sizeof(struct cox_pool_layout_owner);
-    geometry->holds = to_line(geometry->blocks + count * sizeof(struct cox_pool_layout_block));
-    geometry->hints = to_line(geometry->holds + count * sizeof(struct cox_pool_layout_holds));
+    geometry->pins = to_line(geometry->blocks + count * sizeof(struct cox_pool_layout_block));
+    geometry->hints = to_line(geometry->pins + count * sizeof(struct cox_pool_layout_pins));
     geometry->slabs =
         to_line(geometry->hints + (count + 63) / 64 * sizeof(struct cox_pool_layout_hints));
     geometry->pages =

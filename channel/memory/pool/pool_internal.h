@@ -10,7 +10,7 @@
  *   pool_local_refs.c     what this process holds, by generation; private memory
  *   pool_reference.c  allocate, ref, unref, find, copy
  *   pool_generation.c      adopt_all, bump_generation, wait_unpinned
- *   pool_hold.c       holders and holds
+ *   pool_pin.c       holders and holds
  *   pool_sweep.c      what the dead left
  *   pool_display.c    stats, dump
  *
@@ -54,7 +54,7 @@ struct cox_pool {
     struct cox_pool_layout_header *header;
     struct cox_pool_layout_owner *owners;
     struct cox_pool_layout_block *blocks;
-    struct cox_pool_layout_holds *holds;
+    struct cox_pool_layout_pins *pins;
     struct cox_pool_layout_hints *hints;
     struct cox_pool_layout_slab *slabs;
     struct cox_pool_layout_pages *pages;
@@ -67,7 +67,7 @@ struct cox_pool {
     /* of the next, and of this process's bits */
     pthread_mutex_t joined_lock;
     /* by place: joins that no leave undid */
-    uint32_t joined_counts[COX_POOL_HOLDER_COUNT_MAX];
+    uint32_t joined_counts[COX_POOL_QUEUE_COUNT_MAX];
     /* where the next block is looked for first */
     _Atomic uint32_t cursors[COX_POOL_CLASS_COUNT];
 };
@@ -198,11 +198,11 @@ int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *
 /* This process has a reference. */
 bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref);
 
-/* ---- pool_hold.c ---- */
+/* ---- pool_pin.c ---- */
 
 /* Holds of holders that nobody alive has joined are dropped, in the name of `as`. Returns how many.
  */
-uint64_t cox_pool_holders_sweep(struct cox_pool *pool, uint32_t as);
+uint64_t cox_pool_queues_sweep(struct cox_pool *pool, uint32_t as);
 
 /* ---- pool_sweep.c ---- */
 

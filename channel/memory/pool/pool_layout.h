@@ -33,12 +33,12 @@
 #define COX_POOL_VERSION 1
 #define COX_POOL_ON_DEMAND 1u /* in flags */
 
-/* A holder is there while an owner's `joined` has its bit. Changed under `holders_lock`. */
-struct cox_pool_layout_holder {
+/* A holder is there while an owner's `joined` has its bit. Changed under `queues_lock`. */
+struct cox_pool_layout_queue {
     /* 0: none */
-    _Atomic uint64_t holder_id;
+    _Atomic uint64_t queue_id;
     /* another one each time that the place is taken */
-    _Atomic uint64_t holder_epoch;
+    _Atomic uint64_t queue_epoch;
 };
 
 struct cox_pool_layout_header {
@@ -80,13 +80,13 @@ struct cox_pool_layout_header {
     _Atomic uint64_t
         unpin_waiters[COX_POOL_OWNER_COUNT_MAX / 64]; /* by owner: sleeps on the bell */
     /* 0, or cox_pool_life of who has it */
-    _Atomic uint64_t holders_lock;
+    _Atomic uint64_t queues_lock;
     uint8_t padding_2[COX_POOL_LINE_SIZE - 8];
     /* bytes of free blocks whose pages are there; about */
     _Atomic int64_t retained;
     uint8_t padding_3[COX_POOL_LINE_SIZE - 8];
-    struct cox_pool_layout_holder holders[COX_POOL_HOLDER_COUNT_MAX];
-    uint8_t padding_4[COX_POOL_PAGE_SIZE - 6 * COX_POOL_LINE_SIZE - 16 * COX_POOL_HOLDER_COUNT_MAX];
+    struct cox_pool_layout_queue queues[COX_POOL_QUEUE_COUNT_MAX];
+    uint8_t padding_4[COX_POOL_PAGE_SIZE - 6 * COX_POOL_LINE_SIZE - 16 * COX_POOL_QUEUE_COUNT_MAX];
 };
 
 /* EMPTY -> LIVE                  by compare-and-swap: the process that is now the owner
@@ -120,9 +120,9 @@ struct cox_pool_layout_block {
     _Atomic uint64_t block_word;
 };
 
-struct cox_pool_layout_holds {
-    /* cox_pool_hold_word; 0: none */
-    _Atomic uint64_t hold_word[COX_POOL_HOLD_COUNT_MAX];
+struct cox_pool_layout_pins {
+    /* cox_pool_pin_word; 0: none */
+    _Atomic uint64_t pin_word[COX_POOL_PIN_COUNT_MAX];
 };
 
 struct cox_pool_layout_hints {
@@ -156,8 +156,8 @@ struct cox_pool_layout_count {
 #define COX_POOL_AT(type, member, offset)                                                          \
     _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
 
-COX_POOL_AT(cox_pool_layout_holder, holder_epoch, 8);
-_Static_assert(sizeof(struct cox_pool_layout_holder) == 16, "holder size");
+COX_POOL_AT(cox_pool_layout_queue, queue_epoch, 8);
+_Static_assert(sizeof(struct cox_pool_layout_queue) == 16, "queue size");
 COX_POOL_AT(cox_pool_layout_header, pool_magic, 0);
 COX_POOL_AT(cox_pool_layout_header, version, 8);
 COX_POOL_AT(cox_pool_layout_header, strategy, 12);
@@ -180,9 +180,9 @@ COX_POOL_AT(cox_pool_layout_header, constants_crc, 112);
 COX_POOL_AT(cox_pool_layout_header, owner_high, 128);
 COX_POOL_AT(cox_pool_layout_header, unpin_wakeup, 256);
 COX_POOL_AT(cox_pool_layout_header, unpin_waiters, 384);
-COX_POOL_AT(cox_pool_layout_header, holders_lock, 512);
+COX_POOL_AT(cox_pool_layout_header, queues_lock, 512);
 COX_POOL_AT(cox_pool_layout_header, retained, 640);
-COX_POOL_AT(cox_pool_layout_header, holders, 768);
+COX_POOL_AT(cox_pool_layout_header, queues, 768);
 _Static_assert(sizeof(struct cox_pool_layout_header) == COX_POOL_PAGE_SIZE, "header size");
 COX_POOL_AT(cox_pool_layout_owner, owner_life, 0);
 COX_POOL_AT(cox_pool_layout_owner, owner_joined, 8);
@@ -192,7 +192,7 @@ COX_POOL_AT(cox_pool_layout_owner, owner_freed, 32);
 COX_POOL_AT(cox_pool_layout_owner, owner_swept, 40);
 _Static_assert(sizeof(struct cox_pool_layout_owner) == COX_POOL_LINE_SIZE, "owner line size");
 _Static_assert(sizeof(struct cox_pool_layout_block) == 8, "block size");
-_Static_assert(sizeof(struct cox_pool_layout_holds) == 32, "holds size");
+_Static_assert(sizeof(struct cox_pool_layout_pins) == 32, "holds size");
 _Static_assert(sizeof(struct cox_pool_layout_hints) == 8, "hints size");
 COX_POOL_AT(cox_pool_layout_slab, slab_used, 8);
 _Static_assert(sizeof(struct cox_pool_layout_slab) == 16, "slab size");
@@ -257,7 +257,7 @@ static inline uint64_t cox_pool_life_start(uint64_t life)
 
 /* {tag:48, epoch of the holder's place:10, place:6}: what was held for a holder that is gone is
  * never taken for what the next one in its place holds. */
-static inline uint64_t cox_pool_hold_word(uint64_t tag, uint64_t epoch, uint32_t place)
+static inline uint64_t cox_pool_pin_word(uint64_t tag, uint64_t epoch, uint32_t place)
 {
     return tag << 16 | (epoch & 0x3ff) << 6 | place;
 }

@@ -53,11 +53,11 @@ bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, 
     cox_fault_point(COX_FAULT_POOL_SWEEPING);
     uint64_t count = sweep_row(pool, owner);
     atomic_store(&line->owner_joined, 0);
-    cox_fault_point(COX_FAULT_POOL_HOLDER);
+    cox_fault_point(COX_FAULT_POOL_QUEUE);
     atomic_fetch_and(&pool->header->unpin_waiters[owner / 64], ~(UINT64_C(1) << (owner % 64)));
     cox_fault_point(COX_FAULT_POOL_UNPIN_WAITING);
     cox_pool_wake_unpin_waiters(pool);
-    count += cox_pool_holders_sweep(pool, owner);
+    count += cox_pool_queues_sweep(pool, owner);
     for (uint32_t block = 0; block < pool->geometry.block_count; block++)
         sweep_block(pool, block, owner);
     if (pool->geometry.slab_count)
@@ -87,7 +87,7 @@ bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back)
             swept = true;
     }
     /* Where somebody else had the holders' lock when a row was swept. */
-    const uint64_t dropped = cox_pool_holders_sweep(pool, pool->owner);
+    const uint64_t dropped = cox_pool_queues_sweep(pool, pool->owner);
     *given_back += dropped;
     return swept || dropped > 0;
 }

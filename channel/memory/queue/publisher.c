@@ -219,8 +219,8 @@ static int publish(struct cox_publisher *publisher, const struct cox_block_ref *
     struct cox_queue_layout_publisher *line = cox_queue_publisher_at(queue, publisher->slot);
     message->number = COX_QUEUE_LOAD(state->queue_head) + 1;
     struct cox_queue_layout_row *row = cox_queue_row_at(queue, message->number);
-    int r = cox_queue_hold(queue, publisher->pool, publisher->pool_index, ref, message->number,
-                           publisher->domain, &message->copies[publisher->domain], err);
+    int r = cox_queue_pin(queue, publisher->pool, publisher->pool_index, ref, message->number,
+                          publisher->domain, &message->copies[publisher->domain], err);
     if (r)
         return r;
     cox_queue_row_end(queue, row);

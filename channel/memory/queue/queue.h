@@ -109,7 +109,7 @@ COX_PUBLIC struct cox_publisher *cox_publisher_free(struct cox_publisher *publis
  * reference that the caller has. length: bytes of it that are meant, at most ref->size; note: 8
  * bytes of the caller's own. Never waits for subscribers: what is depth messages old is let go.
  * Returns 0 and the message's number, from 1; COX_STALE, COX_NOT_FOUND, COX_INVALID, COX_FULL: as
- * cox_pool_hold; COX_CORRUPT. */
+ * cox_pool_pin; COX_CORRUPT. */
 COX_PUBLIC int cox_publisher_publish(struct cox_publisher *publisher,
                                      const struct cox_block_ref *ref, uint64_t length,
                                      uint64_t note, uint64_t *ret_number, struct cox_error *err);

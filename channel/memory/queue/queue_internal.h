@@ -175,7 +175,7 @@ int cox_queue_reach_begin(struct cox_queue_reach *reach, struct cox_queue *queue
                           const struct cox_domains *domains, const char *door_path,
                           struct cox_error *err);
 void cox_queue_reach_end(struct cox_queue_reach *reach); /* idempotent */
-/* Borrowed. Returns 0; COX_FULL: as cox_pool_holder_join; -ENOMEM. */
+/* Borrowed. Returns 0; COX_FULL: as cox_pool_queue_join; -ENOMEM. */
 int cox_queue_reach_add(struct cox_queue_reach *reach, struct cox_pool *pool,
                         struct cox_error *err);
 /* NULL: not known. */
@@ -191,7 +191,7 @@ int cox_queue_reach_open(struct cox_queue_reach *reach, uint32_t index,
 void cox_queue_reach_open_all(struct cox_queue_reach *reach);
 
 /* By whatever pool of this process it is. False: it has none of that id. */
-bool cox_queue_pools_unhold(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag);
+bool cox_queue_pools_unpin(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag);
 void cox_queue_pools_sweep(struct cox_queue *queue);
 uint32_t cox_queue_pools_turn(struct cox_queue *queue);
 
@@ -210,10 +210,10 @@ struct cox_queue_message {
 void cox_queue_row_read(struct cox_queue *queue, uint64_t number,
                         struct cox_queue_message *ret_message);
 /* Holds the block as the copy of the message in that domain; until intent_clear, what to undo is
- * written down. Returns as cox_pool_hold; *ret_copy is for copy_fill. */
-int cox_queue_hold(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_index,
-                   const struct cox_block_ref *ref, uint64_t number, uint32_t domain,
-                   struct cox_queue_copy *ret_copy, struct cox_error *err);
+ * written down. Returns as cox_pool_pin; *ret_copy is for copy_fill. */
+int cox_queue_pin(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_index,
+                  const struct cox_block_ref *ref, uint64_t number, uint32_t domain,
+                  struct cox_queue_copy *ret_copy, struct cox_error *err);
 /* The row has it. */
 void cox_queue_intent_clear(struct cox_queue *queue);
 void cox_queue_copy_fill(struct cox_queue_layout_copy *copy, const struct cox_queue_copy *from);

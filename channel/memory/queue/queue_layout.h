@@ -86,7 +86,7 @@ struct cox_queue_layout_state {
 
 enum cox_queue_intent {
     COX_QUEUE_INTENT_NONE = 0,
-    COX_QUEUE_INTENT_HOLD = 1, /* the block is about to be held as a copy of the message, or is */
+    COX_QUEUE_INTENT_PIN = 1, /* the block is about to be held as a copy of the message, or is */
 };
 
 /* Written before a block is held, cleared when a row says the same. Of a dead owner it says what to

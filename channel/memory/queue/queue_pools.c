@@ -66,7 +66,7 @@ static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
 {
     if (pools_use_known(queue, pool))
         return 0;
-    int r = cox_pool_holder_join(pool, queue->id, err);
+    int r = cox_pool_queue_join(pool, queue->id, err);
     bool known = false;
     pthread_mutex_lock(&queue->mutex);
     struct cox_queue_pool *found = r ? NULL : pools_find(queue, pool);
@@ -86,7 +86,7 @@ static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
     }
     pthread_mutex_unlock(&queue->mutex);
     if (known)
-        cox_pool_holder_leave(pool, queue->id);
+        cox_pool_queue_leave(pool, queue->id);
     return r ? cox_fail(err, r, "pool %016" PRIx64 " for queue %016" PRIx64 ": %s",
                         cox_pool_id(pool), queue->id, cox_status_text(r))
              : 0;
@@ -111,18 +111,18 @@ static void pools_unuse(struct cox_queue *queue, struct cox_pool *pool)
     if (here)
         pthread_mutex_unlock(&queue->mutex);
     if (over && here)
-        cox_pool_holder_leave(pool, queue->id);
+        cox_pool_queue_leave(pool, queue->id);
     if (over && owned)
         cox_pool_free(pool);
 }
 
-bool cox_queue_pools_unhold(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag)
+bool cox_queue_pools_unpin(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag)
 {
     bool found = false;
     pthread_mutex_lock(&queue->mutex);
     for (uint32_t i = 0; !found && i < queue->pool_count; i++)
         if (queue->pools[i].id == ref->pool) {
-            cox_pool_unhold(queue->pools[i].pool, ref, queue->id, tag);
+            cox_pool_unpin(queue->pools[i].pool, ref, queue->id, tag);
             found = true;
         }
     pthread_mutex_unlock(&queue->mutex);

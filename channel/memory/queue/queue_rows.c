@@ -106,7 +106,7 @@ static bool deferred_let_go(struct cox_queue *queue, struct cox_queue_layout_def
         .size = COX_QUEUE_LOAD(deferred->deferred_size),
         .block = COX_QUEUE_LOAD(deferred->deferred_block),
     };
-    return cox_queue_pools_unhold(queue, &ref, tag);
+    return cox_queue_pools_unpin(queue, &ref, tag);
 }
 
 void cox_queue_drain(struct cox_queue *queue)
@@ -145,7 +145,7 @@ static void copy_let_go(struct cox_queue *queue, const struct cox_queue_copy *co
         return; /* spoilt: nobody can tell what it was */
     const struct cox_block_ref ref = {
         .pool = entry.id, .generation = copy->generation, .size = copy->size, .block = copy->block};
-    if (!cox_queue_pools_unhold(queue, &ref, tag))
+    if (!cox_queue_pools_unpin(queue, &ref, tag))
         deferred_add(queue, copy, entry.stamp, tag);
 }
 
@@ -170,9 +170,9 @@ void cox_queue_copy_fill(struct cox_queue_layout_copy *copy, const struct cox_qu
     cox_fault_point(COX_FAULT_QUEUE_COPY_FILLED);
 }
 
-int cox_queue_hold(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_index,
-                   const struct cox_block_ref *ref, uint64_t number, uint32_t domain,
-                   struct cox_queue_copy *ret_copy, struct cox_error *err)
+int cox_queue_pin(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_index,
+                  const struct cox_block_ref *ref, uint64_t number, uint32_t domain,
+                  struct cox_queue_copy *ret_copy, struct cox_error *err)
 {
     struct cox_queue_layout_intent *intent = &queue->layout->intent;
     atomic_store_explicit(&intent->intent_pool, pool_index, memory_order_relaxed);
@@ -182,10 +182,10 @@ int cox_queue_hold(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool
     atomic_store_explicit(&intent->intent_size, ref->size, memory_order_relaxed);
     atomic_store_explicit(&intent->intent_number, number, memory_order_relaxed);
     /* release: partner is the lock; the next owner sees a step and what it is about. */
-    atomic_store_explicit(&intent->intent_step, COX_QUEUE_INTENT_HOLD, memory_order_release);
+    atomic_store_explicit(&intent->intent_step, COX_QUEUE_INTENT_PIN, memory_order_release);
     cox_fault_point(COX_FAULT_QUEUE_INTENDED);
-    int r = cox_pool_hold(pool, ref, queue->id, tag_of(number, domain), err);
-    cox_fault_point(COX_FAULT_QUEUE_HELD);
+    int r = cox_pool_pin(pool, ref, queue->id, tag_of(number, domain), err);
+    cox_fault_point(COX_FAULT_QUEUE_PINNED);
     if (r) {
         cox_queue_intent_clear(queue);
         return r;
@@ -279,7 +279,7 @@ void cox_queue_recount(struct cox_queue *queue)
 static void repair_intent(struct cox_queue *queue)
 {
     struct cox_queue_layout_intent *intent = &queue->layout->intent;
-    /* acquire: partner is the release store of cox_queue_hold. */
+    /* acquire: partner is the release store of cox_queue_pin. */
     if (atomic_load_explicit(&intent->intent_step, memory_order_acquire) == COX_QUEUE_INTENT_NONE)
         return;
     const uint64_t number = COX_QUEUE_LOAD(intent->intent_number);

@@ -463,8 +463,8 @@ static void copy_share(struct cox_subscriber *subscriber, const struct taking *t
         return;
     struct cox_queue_layout_row *row = cox_queue_row_at(queue, now.number);
     /* Cannot be held: nobody else gets it then. */
-    if (cox_queue_hold(queue, subscriber->pool, subscriber->pool_index, ref, now.number, domain,
-                       &copy, NULL) == 0) {
+    if (cox_queue_pin(queue, subscriber->pool, subscriber->pool_index, ref, now.number, domain,
+                      &copy, NULL) == 0) {
         cox_queue_copy_fill(&row->copies[domain], &copy);
         atomic_store_explicit(&row->row_mask, now.mask | UINT32_C(1) << domain,
                               memory_order_relaxed);

@@ -1,5 +1,5 @@
 /*
- * pool_hold: holders, and the blocks that are held for them.
+ * pool_pin: holders, and the blocks that are held for them.
  *
  * The table of holders changes under a lock in shared memory that names its process: of a dead one
  * it is taken over. Each change is one word, so nothing is ever half done. Holds themselves need no
@@ -23,11 +23,11 @@
 static bool lock_try(struct cox_pool *pool)
 {
     const uint64_t own = cox_pool_life(COX_POOL_OWNER_LIVE, pool->pid, pool->start);
-    uint64_t seen = atomic_load(&pool->header->holders_lock);
+    uint64_t seen = atomic_load(&pool->header->queues_lock);
     if (seen && (seen == own || !cox_pool_life_is_dead(pool, seen)))
         return false;
-    bool locked = atomic_compare_exchange_strong(&pool->header->holders_lock, &seen, own);
-    cox_fault_point(COX_FAULT_POOL_HOLDER);
+    bool locked = atomic_compare_exchange_strong(&pool->header->queues_lock, &seen, own);
+    cox_fault_point(COX_FAULT_POOL_QUEUE);
     return locked;
 }
 
@@ -37,8 +37,8 @@ static int lock_wait(struct cox_pool *pool, struct cox_error *err)
     while (!lock_try(pool)) {
         if (cox_now_ns() > deadline_ns)
             return cox_fail(err, COX_BUSY,
-                            "process %d is stopped while it changes the pool's holders",
-                            cox_pool_life_pid(atomic_load(&pool->header->holders_lock)));
+                            "process %d is stopped while it changes the pool's queues",
+                            cox_pool_life_pid(atomic_load(&pool->header->queues_lock)));
         sched_yield();
     }
     return 0;
@@ -46,16 +46,16 @@ static int lock_wait(struct cox_pool *pool, struct cox_error *err)
 
 static void lock_release(struct cox_pool *pool)
 {
-    atomic_store(&pool->header->holders_lock, 0);
-    cox_fault_point(COX_FAULT_POOL_HOLDER);
+    atomic_store(&pool->header->queues_lock, 0);
+    cox_fault_point(COX_FAULT_POOL_QUEUE);
 }
 
 /* ---- holders ---- */
 
-static uint32_t place_of(const struct cox_pool *pool, uint64_t holder)
+static uint32_t place_of(const struct cox_pool *pool, uint64_t queue_id)
 {
-    for (uint32_t place = 0; place < COX_POOL_HOLDER_COUNT_MAX; place++)
-        if (atomic_load(&pool->header->holders[place].holder_id) == holder)
+    for (uint32_t place = 0; place < COX_POOL_QUEUE_COUNT_MAX; place++)
+        if (atomic_load(&pool->header->queues[place].queue_id) == queue_id)
             return place;
     return PLACE_NONE;
 }
@@ -71,17 +71,16 @@ static uint64_t joined_by_all(const struct cox_pool *pool)
 
 /* Under the lock. What is not held for somebody who is there is dropped: also what nobody can have
  * set. */
-static uint64_t holds_drop(struct cox_pool *pool, uint64_t places, uint32_t as)
+static uint64_t pins_drop(struct cox_pool *pool, uint64_t places, uint32_t as)
 {
     uint64_t dropped = 0;
     for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
         bool changed = false;
-        for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++) {
-            uint64_t word = atomic_load(&pool->holds[block].hold_word[i]);
+        for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++) {
+            uint64_t word = atomic_load(&pool->pins[block].pin_word[i]);
             if (word && places >> (word & 63) & 1) {
-                changed |=
-                    atomic_compare_exchange_strong(&pool->holds[block].hold_word[i], &word, 0);
-                cox_fault_point(COX_FAULT_POOL_UNHELD);
+                changed |= atomic_compare_exchange_strong(&pool->pins[block].pin_word[i], &word, 0);
+                cox_fault_point(COX_FAULT_POOL_UNPINNED);
                 dropped++;
             }
         }
@@ -96,23 +95,23 @@ static uint64_t places_free(struct cox_pool *pool, uint32_t as)
 {
     const uint64_t joined = joined_by_all(pool);
     uint64_t gone = 0, dropped = 0;
-    for (uint32_t place = 0; place < COX_POOL_HOLDER_COUNT_MAX; place++)
-        if (atomic_load(&pool->header->holders[place].holder_id) && !(joined >> place & 1))
+    for (uint32_t place = 0; place < COX_POOL_QUEUE_COUNT_MAX; place++)
+        if (atomic_load(&pool->header->queues[place].queue_id) && !(joined >> place & 1))
             gone |= UINT64_C(1) << place;
     if (gone == 0)
         return 0;
-    dropped = holds_drop(pool, gone, as);
-    for (uint32_t place = 0; place < COX_POOL_HOLDER_COUNT_MAX; place++)
+    dropped = pins_drop(pool, gone, as);
+    for (uint32_t place = 0; place < COX_POOL_QUEUE_COUNT_MAX; place++)
         if (gone >> place & 1) {
-            atomic_store(&pool->header->holders[place].holder_id, 0);
-            cox_fault_point(COX_FAULT_POOL_HOLDER);
+            atomic_store(&pool->header->queues[place].queue_id, 0);
+            cox_fault_point(COX_FAULT_POOL_QUEUE);
         }
     if (dropped)
         cox_pool_wake_unpin_waiters(pool);
     return dropped;
 }
 
-uint64_t cox_pool_holders_sweep(struct cox_pool *pool, uint32_t as)
+uint64_t cox_pool_queues_sweep(struct cox_pool *pool, uint32_t as)
 {
     if (!lock_try(pool))
         return 0; /* who has it does it, or the next sweep */
@@ -121,49 +120,50 @@ uint64_t cox_pool_holders_sweep(struct cox_pool *pool, uint32_t as)
     return dropped;
 }
 
-static int place_take(struct cox_pool *pool, uint64_t holder, uint32_t *ret_place)
+static int place_take(struct cox_pool *pool, uint64_t queue_id, uint32_t *ret_place)
 {
-    uint32_t place = place_of(pool, holder);
+    uint32_t place = place_of(pool, queue_id);
     if (place == PLACE_NONE && (place = place_of(pool, 0)) != PLACE_NONE) {
-        atomic_fetch_add(&pool->header->holders[place].holder_epoch, 1);
-        atomic_store(&pool->header->holders[place].holder_id, holder);
-        cox_fault_point(COX_FAULT_POOL_HOLDER);
+        atomic_fetch_add(&pool->header->queues[place].queue_epoch, 1);
+        atomic_store(&pool->header->queues[place].queue_id, queue_id);
+        cox_fault_point(COX_FAULT_POOL_QUEUE);
     }
     *ret_place = place;
     return place == PLACE_NONE ? COX_FULL : 0;
 }
 
-int cox_pool_holder_join(struct cox_pool *pool, uint64_t holder, struct cox_error *err)
+int cox_pool_queue_join(struct cox_pool *pool, uint64_t queue_id, struct cox_error *err)
 {
     uint32_t place = PLACE_NONE;
     int r = cox_pool_check_here(pool, err);
     if (r)
         return r;
-    if (holder == 0)
-        return cox_fail(err, COX_INVALID, "0 is no holder");
+    if (queue_id == 0)
+        return cox_fail(err, COX_INVALID, "0 is no queue");
     r = lock_wait(pool, err);
     if (r)
         return r;
     places_free(pool, pool->owner);
-    r = place_take(pool, holder, &place);
+    r = place_take(pool, queue_id, &place);
     if (r == 0) {
         pthread_mutex_lock(&pool->joined_lock);
         pool->joined_counts[place]++;
         atomic_fetch_or(&pool->owners[pool->owner].owner_joined, UINT64_C(1) << place);
         pthread_mutex_unlock(&pool->joined_lock);
-        cox_fault_point(COX_FAULT_POOL_HOLDER);
+        cox_fault_point(COX_FAULT_POOL_QUEUE);
     }
     lock_release(pool);
-    return r ? cox_fail(err, r, "blocks are held for %d others already", COX_POOL_HOLDER_COUNT_MAX)
+    return r ? cox_fail(err, r, "%d other queues have joined the pool already",
+                        COX_POOL_QUEUE_COUNT_MAX)
              : 0;
 }
 
-void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder)
+void cox_pool_queue_leave(struct cox_pool *pool, uint64_t queue_id)
 {
-    if (cox_pool_check_here(pool, NULL) || holder == 0)
+    if (cox_pool_check_here(pool, NULL) || queue_id == 0)
         return;
     /* A place stays the holder's while this process has joined. */
-    const uint32_t place = place_of(pool, holder);
+    const uint32_t place = place_of(pool, queue_id);
     if (place == PLACE_NONE)
         return;
     pthread_mutex_lock(&pool->joined_lock);
@@ -171,53 +171,53 @@ void cox_pool_holder_leave(struct cox_pool *pool, uint64_t holder)
     if (last)
         atomic_fetch_and(&pool->owners[pool->owner].owner_joined, ~(UINT64_C(1) << place));
     pthread_mutex_unlock(&pool->joined_lock);
-    cox_fault_point(COX_FAULT_POOL_HOLDER);
+    cox_fault_point(COX_FAULT_POOL_QUEUE);
     if (last)
-        cox_pool_holders_sweep(pool, pool->owner);
+        cox_pool_queues_sweep(pool, pool->owner);
 }
 
 /* ---- holds ---- */
 
-static int hold_word_of(const struct cox_pool *pool, uint64_t holder, uint64_t tag,
-                        uint64_t *ret_word, uint32_t *ret_place)
+static int pin_word_of(const struct cox_pool *pool, uint64_t queue_id, uint64_t tag,
+                       uint64_t *ret_word, uint32_t *ret_place)
 {
-    const uint32_t place = holder ? place_of(pool, holder) : PLACE_NONE;
+    const uint32_t place = queue_id ? place_of(pool, queue_id) : PLACE_NONE;
     if (place == PLACE_NONE)
         return COX_NOT_FOUND;
-    const uint64_t epoch = atomic_load(&pool->header->holders[place].holder_epoch);
+    const uint64_t epoch = atomic_load(&pool->header->queues[place].queue_epoch);
     /* Who has not joined may find the place given to another one meanwhile, whose messages have the
      * same tags. */
-    if (atomic_load(&pool->header->holders[place].holder_id) != holder)
+    if (atomic_load(&pool->header->queues[place].queue_id) != queue_id)
         return COX_NOT_FOUND;
     *ret_place = place;
-    *ret_word = cox_pool_hold_word(tag, epoch, place);
+    *ret_word = cox_pool_pin_word(tag, epoch, place);
     return 0;
 }
 
 /* Returns 0; COX_FULL. */
-static int hold_set(struct cox_pool *pool, uint32_t block, uint64_t word)
+static int pin_set(struct cox_pool *pool, uint32_t block, uint64_t word)
 {
-    struct cox_pool_layout_holds *holds = &pool->holds[block];
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-        if (atomic_load(&holds->hold_word[i]) == word)
+    struct cox_pool_layout_pins *pins = &pool->pins[block];
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+        if (atomic_load(&pins->pin_word[i]) == word)
             return 0;
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++) {
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++) {
         uint64_t none = 0;
-        bool set = atomic_compare_exchange_strong(&holds->hold_word[i], &none, word);
-        cox_fault_point(COX_FAULT_POOL_HELD);
+        bool set = atomic_compare_exchange_strong(&pins->pin_word[i], &none, word);
+        cox_fault_point(COX_FAULT_POOL_PINNED);
         if (set)
             return 0;
     }
     return COX_FULL;
 }
 
-static void hold_clear(struct cox_pool *pool, uint32_t block, uint64_t word)
+static void pin_clear(struct cox_pool *pool, uint32_t block, uint64_t word)
 {
     bool changed = false;
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++) {
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++) {
         uint64_t seen = word;
-        changed |= atomic_compare_exchange_strong(&pool->holds[block].hold_word[i], &seen, 0);
-        cox_fault_point(COX_FAULT_POOL_UNHELD);
+        changed |= atomic_compare_exchange_strong(&pool->pins[block].pin_word[i], &seen, 0);
+        cox_fault_point(COX_FAULT_POOL_UNPINNED);
     }
     if (!changed)
         return;
@@ -225,8 +225,8 @@ static void hold_clear(struct cox_pool *pool, uint32_t block, uint64_t word)
     cox_pool_block_reclaim(pool, block, pool->owner);
 }
 
-int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
-                  uint64_t tag, struct cox_error *err)
+int cox_pool_pin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t queue_id,
+                 uint64_t tag, struct cox_error *err)
 {
     uint64_t word = 0;
     uint32_t place = 0;
@@ -237,29 +237,28 @@ int cox_pool_hold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64
         return r;
     if (tag == 0 || tag > COX_POOL_GENERATION_MAX)
         return cox_fail(err, COX_INVALID, "tag %" PRIu64 ": 1 to 2^48 - 1", tag);
-    if (hold_word_of(pool, holder, tag, &word, &place) ||
+    if (pin_word_of(pool, queue_id, tag, &word, &place) ||
         !(atomic_load(&pool->owners[pool->owner].owner_joined) >> place & 1))
-        return cox_fail(err, COX_NOT_FOUND, "this process has not joined holder %016" PRIx64,
-                        holder);
+        return cox_fail(err, COX_NOT_FOUND, "this process has not joined queue %016" PRIx64,
+                        queue_id);
     /* With a reference of its own the block stays what it is: nothing to look at afterwards. */
     if (!cox_pool_has(pool, ref))
         return cox_fail(err, COX_STALE, "this process has no such reference of block %" PRIu32,
                         ref->block);
-    r = hold_set(pool, ref->block, word);
+    r = pin_set(pool, ref->block, word);
     if (r == COX_FULL && cox_pool_sweep(pool))
-        r = hold_set(pool, ref->block, word);
-    return r ? cox_fail(err, r, "%d others hold block %" PRIu32, COX_POOL_HOLD_COUNT_MAX,
-                        ref->block)
+        r = pin_set(pool, ref->block, word);
+    return r ? cox_fail(err, r, "%d others pin block %" PRIu32, COX_POOL_PIN_COUNT_MAX, ref->block)
              : 0;
 }
 
-void cox_pool_unhold(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t holder,
-                     uint64_t tag)
+void cox_pool_unpin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_t queue_id,
+                    uint64_t tag)
 {
     uint64_t word;
     uint32_t place;
     if (cox_pool_check_here(pool, NULL) || cox_pool_check_ref(pool, ref, NULL) || tag == 0 ||
-        tag > COX_POOL_GENERATION_MAX || hold_word_of(pool, holder, tag, &word, &place))
+        tag > COX_POOL_GENERATION_MAX || pin_word_of(pool, queue_id, tag, &word, &place))
         return;
-    hold_clear(pool, ref->block, word);
+    pin_clear(pool, ref->block, word);
 }
