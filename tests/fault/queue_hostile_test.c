@@ -25,13 +25,13 @@
 #define SCRIBBLE_MS 4000
 
 static struct cox_domains *domains;
-static struct cox_pool *host, *staged;
+static struct cox_pool *host, *bounce;
 static uint64_t slowest_ns;
 static size_t where; /* what was written over */
 
 struct world {
     struct cox_queue *queue, *again;
-    struct cox_publisher *of_host, *of_staged;
+    struct cox_publisher *of_host, *of_bounce;
     struct cox_subscriber *near, *far;
     struct cox_queue_set *set;
 };
@@ -62,9 +62,9 @@ static struct world world_make(void)
     assert_int_equal(cox_queue_create(&small, &world.queue, NULL), 0);
     assert_int_equal(cox_queue_attach(cox_queue_fd(world.queue), NULL, &world.again, NULL), 0);
     world.of_host = fixture_publisher(world.queue, host, domains, NULL);
-    world.of_staged = fixture_publisher(world.again, staged, domains, NULL);
+    world.of_bounce = fixture_publisher(world.again, bounce, domains, NULL);
     world.near = fixture_subscriber(world.again, NULL, &host, 1, domains, NULL);
-    world.far = fixture_subscriber(world.queue, staged, &host, 1, domains, NULL);
+    world.far = fixture_subscriber(world.queue, bounce, &host, 1, domains, NULL);
     assert_int_equal(cox_queue_set_new(&world.set), 0);
     assert_int_equal(cox_queue_set_add(world.set, world.near, NULL), 0);
     assert_int_equal(cox_queue_set_add(world.set, world.far, NULL), 0);
@@ -98,12 +98,12 @@ static void call_everything(struct world *world)
     struct cox_subscriber *ready;
     struct cox_queue *third = NULL;
     size_t length = 0;
-    const struct cox_subscriber_options options = {.pool = staged, .domains = domains};
+    const struct cox_subscriber_options options = {.pool = bounce, .domains = domains};
     struct cox_subscriber *late = NULL;
     int r;
     TIMED(r = cox_queue_set_wait(world->set, cox_deadline_after_ms(1), &ready));
     take_some(world->far);
-    TIMED(fixture_publish(world->of_staged, staged, 100, 3, NULL));
+    TIMED(fixture_publish(world->of_bounce, bounce, 100, 3, NULL));
     take_some(world->near);
     TIMED(r = cox_subscriber_new(world->again, &options, &late, NULL));
     for (uint64_t note = 4; note < 8; note++)
@@ -126,14 +126,14 @@ static void world_free(struct world *world)
     TIMED(cox_subscriber_free(world->near));
     TIMED(cox_subscriber_free(world->far));
     TIMED(cox_publisher_free(world->of_host));
-    TIMED(cox_publisher_free(world->of_staged));
+    TIMED(cox_publisher_free(world->of_bounce));
     TIMED(cox_queue_free(world->again));
     TIMED(cox_queue_free(world->queue));
     /* Pools are not spoilt; what the lies left held goes with the last one who joined. */
     cox_pool_sweep(host);
-    cox_pool_sweep(staged);
+    cox_pool_sweep(bounce);
     assert_int_equal(fixture_used(host), 0);
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
 }
 
 static int setup(void **state)
@@ -141,7 +141,7 @@ static int setup(void **state)
     (void)state;
     assert_int_equal(cox_domains_new(&domains), 0);
     host = fixture_pool(domains, COX_DOMAIN_HOST, 16);
-    staged = fixture_pool(domains, COX_DOMAIN_STAGED, 16);
+    bounce = fixture_pool(domains, COX_DOMAIN_BOUNCE, 16);
     slowest_ns = 0;
     return 0;
 }
@@ -151,7 +151,7 @@ static int teardown(void **state)
     (void)state;
     print_message("slowest call: %" PRIu64 " us\n", slowest_ns / 1000);
     cox_pool_free(host);
-    cox_pool_free(staged);
+    cox_pool_free(bounce);
     cox_domains_free(domains);
     return 0;
 }

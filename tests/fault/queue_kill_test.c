@@ -33,7 +33,7 @@
 #define SURVIVAL_MS 3000
 
 static struct cox_domains *domains;
-static struct cox_pool *host, *staged;
+static struct cox_pool *host, *bounce;
 static struct cox_queue *queue;
 static struct cox_publisher *publisher;
 static struct cox_subscriber *near, *far;
@@ -43,20 +43,20 @@ static uint64_t notes; /* the last one that the parent gave */
 
 /* What a child has of its own. */
 struct own {
-    struct cox_pool *host, *staged;
+    struct cox_pool *host, *bounce;
     struct cox_queue *queue;
 };
 
-static struct own attach(bool with_staged)
+static struct own attach(bool with_bounce)
 {
     struct own own = {0};
     const struct cox_pool_attach_options options = {.domains = domains};
     int fds[2];
     cox_pool_fds(host, fds);
     COX_ASSERT(cox_pool_attach(fds, &options, &own.host, NULL) == 0);
-    cox_pool_fds(staged, fds);
-    if (with_staged)
-        COX_ASSERT(cox_pool_attach(fds, &options, &own.staged, NULL) == 0);
+    cox_pool_fds(bounce, fds);
+    if (with_bounce)
+        COX_ASSERT(cox_pool_attach(fds, &options, &own.bounce, NULL) == 0);
     COX_ASSERT(cox_queue_attach(cox_queue_fd(queue), NULL, &own.queue, NULL) == 0);
     return own;
 }
@@ -65,7 +65,7 @@ static void detach(struct own *own)
 {
     cox_queue_free(own->queue);
     cox_pool_free(own->host);
-    cox_pool_free(own->staged);
+    cox_pool_free(own->bounce);
 }
 
 static void take_all(struct cox_subscriber *subscriber, uint32_t count_max)
@@ -117,7 +117,7 @@ static void do_everything(void)
     struct cox_subscriber *child_near =
         fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
     struct cox_subscriber *child_far =
-        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, exporter);
+        fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, exporter);
     COX_ASSERT(cox_queue_set_new(&set) == 0);
     COX_ASSERT(cox_queue_set_add(set, child_near, NULL) == 0);
     COX_ASSERT(cox_queue_set_wait(set, cox_deadline_after_ms(1), &ready) == COX_TIMEOUT);
@@ -157,7 +157,7 @@ static void leave_a_copy_to_others(void)
         cox_fault_arm(NULL);
         struct own other = attach(true);
         struct cox_subscriber *other_far =
-            fixture_subscriber(other.queue, other.staged, &other.host, 1, domains, NULL);
+            fixture_subscriber(other.queue, other.bounce, &other.host, 1, domains, NULL);
         struct cox_publisher *of_other = fixture_publisher(other.queue, other.host, domains, NULL);
         child_publish(of_other, other.host, 3);
         take_all(other_far, UINT32_MAX);
@@ -179,7 +179,7 @@ static void sweep_only(void)
     struct own own = attach(true);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
     struct cox_subscriber *child_far =
-        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+        fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
     cox_queue_sweep(own.queue);
     cox_subscriber_free(child_far);
     cox_publisher_free(of_child);
@@ -193,7 +193,7 @@ static void reclaim(void)
     struct own own = attach(true);
     struct cox_queue *small;
     COX_ASSERT(cox_queue_create(&options, &small, NULL) == 0);
-    struct cox_publisher *first = fixture_publisher(small, own.staged, domains, NULL);
+    struct cox_publisher *first = fixture_publisher(small, own.bounce, domains, NULL);
     cox_publisher_free(first);
     struct cox_publisher *second = fixture_publisher(small, own.host, domains, NULL);
     cox_publisher_free(second);
@@ -257,11 +257,11 @@ static void note_struck(const char *point)
 static void setup_queue(void)
 {
     host = fixture_pool(domains, COX_DOMAIN_HOST, BLOCKS);
-    staged = fixture_pool(domains, COX_DOMAIN_STAGED, BLOCKS);
+    bounce = fixture_pool(domains, COX_DOMAIN_BOUNCE, BLOCKS);
     queue = fixture_queue(DEPTH);
     publisher = fixture_publisher(queue, host, domains, NULL);
     near = fixture_subscriber(queue, NULL, &host, 1, domains, NULL);
-    far = fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+    far = fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
 }
 
 /* Also what was published by the dead, if it was. */
@@ -306,14 +306,14 @@ static void survive(const char *what)
     assert_int_equal(take_rest(near, what), notes);
     take_rest(far, what);
     cox_pool_sweep(host);
-    cox_pool_sweep(staged);
+    cox_pool_sweep(bounce);
     const uint64_t took_ms = (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC;
-    if (fixture_used(host) || fixture_used(staged)) {
+    if (fixture_used(host) || fixture_used(bounce)) {
         cox_queue_dump(queue, complain, NULL);
         cox_pool_dump(host, complain, NULL);
-        cox_pool_dump(staged, complain, NULL);
+        cox_pool_dump(bounce, complain, NULL);
         fail_msg("%s: %u blocks of host memory, %u others are held for nobody", what,
-                 fixture_used(host), fixture_used(staged));
+                 fixture_used(host), fixture_used(bounce));
     }
     if (took_ms > SURVIVAL_MS)
         fail_msg("%s: going on took %" PRIu64 " ms", what, took_ms);
@@ -327,9 +327,9 @@ static void teardown_queue(const char *what)
     publisher = cox_publisher_free(publisher);
     queue = cox_queue_free(queue);
     assert_int_equal(fixture_used(host), 0);
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
     host = cox_pool_free(host);
-    staged = cox_pool_free(staged);
+    bounce = cox_pool_free(bounce);
 }
 
 /* Strikes at the n-th passage, for each n until the child gets through. Returns how often it
@@ -427,7 +427,7 @@ static void leave_endpoints(void)
 {
     struct own own = attach(true);
     fixture_publisher(own.queue, own.host, domains, NULL);
-    fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+    fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
     fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
     child_publish(of_child, own.host, 2);
@@ -475,7 +475,7 @@ static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state
             snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, points[i], passage);
             setup_queue();
             struct cox_subscriber *other =
-                fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+                fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
             for (int k = 0; k < DEPTH; k++)
                 assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
             assert_int_equal(taken_one(other, plan), 1); /* from now on it has two copies */
@@ -761,7 +761,7 @@ static void take_far(void)
 {
     struct own own = attach(true);
     struct cox_subscriber *child_far =
-        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+        fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
     char byte = 'j';
     COX_ASSERT(write(told[1], &byte, 1) == 1);
     while (cox_subscriber_pending(child_far) == 0)

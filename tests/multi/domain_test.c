@@ -1,4 +1,4 @@
-/* Memory of host, staged and a domain from outside in several processes: who may attach to what,
+/* Memory of host, bounce and a domain from outside in several processes: who may attach to what,
  * and what is left when one of them is killed. */
 #include "channel/memory/domain/domain.h"
 
@@ -23,7 +23,7 @@ static struct cox_domains *domains;
 static struct inverted_context inverted;
 
 static const struct cox_domain_id ids[] = {
-    {COX_DOMAIN_HOST, 0}, {COX_DOMAIN_STAGED, 0}, {INVERTED_KIND, 0}};
+    {COX_DOMAIN_HOST, 0}, {COX_DOMAIN_BOUNCE, 0}, {INVERTED_KIND, 0}};
 #define ID_COUNT (sizeof ids / sizeof ids[0])
 
 static int setup(void **state)

@@ -18,7 +18,7 @@
 #define QUEUES 3
 #define DEPTH 8
 #define BLOCKS 64
-#define SUBSCRIBERS 5 /* host, host, staged, staged, staged with a pool of its own */
+#define SUBSCRIBERS 5 /* host, host, bounce, bounce, bounce with a pool of its own */
 #define RANKS_MAX 8
 #define LAST_NOTE UINT64_MAX
 
@@ -31,7 +31,7 @@
 
 struct shared {
     int queue_fds[QUEUES];
-    /* host, staged */
+    /* host, bounce */
     int pool_fds[2][2];
     bool for_ever;
     _Atomic uint32_t joined;
@@ -53,7 +53,7 @@ static uint64_t random_next(uint64_t *state)
 struct own {
     struct cox_domains *domains;
     struct cox_exporter *exporter;
-    struct cox_pool *host, *staged;
+    struct cox_pool *host, *bounce;
     struct cox_queue *queues[QUEUES];
 };
 
@@ -66,7 +66,7 @@ static struct own own_open(const struct forks_self *self)
     FORK_CHECK(cox_exporter_new(&consent, &own.exporter, NULL) == 0, "exporter");
     const struct cox_pool_attach_options options = {.domains = own.domains};
     FORK_CHECK(cox_pool_attach(shared->pool_fds[0], &options, &own.host, NULL) == 0, "pool");
-    FORK_CHECK(cox_pool_attach(shared->pool_fds[1], &options, &own.staged, NULL) == 0, "pool");
+    FORK_CHECK(cox_pool_attach(shared->pool_fds[1], &options, &own.bounce, NULL) == 0, "pool");
     for (int i = 0; i < QUEUES; i++)
         FORK_CHECK(cox_queue_attach(shared->queue_fds[i], NULL, &own.queues[i], NULL) == 0,
                    "queue");
@@ -78,7 +78,7 @@ static void own_close(struct own *own)
     for (int i = 0; i < QUEUES; i++)
         cox_queue_free(own->queues[i]);
     cox_pool_free(own->host);
-    cox_pool_free(own->staged);
+    cox_pool_free(own->bounce);
     cox_exporter_free(own->exporter);
     cox_domains_free(own->domains);
 }
@@ -139,11 +139,11 @@ static void subscriber_main(const struct forks_self *self, uint32_t which)
 {
     struct shared *shared = self->context;
     struct own own = own_open(self);
-    struct cox_pool *pool = which < 2 ? NULL : own.staged, *mine = NULL;
+    struct cox_pool *pool = which < 2 ? NULL : own.bounce, *mine = NULL;
     struct taker takers[QUEUES] = {0};
     struct cox_queue_set *set = NULL;
     if (which == 4)
-        pool = mine = fixture_pool(own.domains, COX_DOMAIN_STAGED, 4);
+        pool = mine = fixture_pool(own.domains, COX_DOMAIN_BOUNCE, 4);
     FORK_CHECK(cox_queue_set_new(&set) == 0, "set");
     for (uint32_t i = 0; i < QUEUES; i++) {
         takers[i].subscriber =
@@ -224,7 +224,7 @@ struct made {
 static struct made make(void)
 {
     struct made made = {.shared = forks_share(sizeof *made.shared)};
-    static const uint32_t kinds[2] = {COX_DOMAIN_HOST, COX_DOMAIN_STAGED};
+    static const uint32_t kinds[2] = {COX_DOMAIN_HOST, COX_DOMAIN_BOUNCE};
     assert_int_equal(cox_domains_new(&made.domains), 0);
     for (int i = 0; i < 2; i++) {
         const struct cox_pool_options options = {.domains = made.domains,

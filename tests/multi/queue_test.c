@@ -15,12 +15,12 @@
 #include "tests/unit/queue_fixture.h"
 
 #define PUBLISHERS 2
-#define SUBSCRIBERS 5 /* host, host, staged, staged, staged with a pool of its own */
+#define SUBSCRIBERS 5 /* host, host, bounce, bounce, bounce with a pool of its own */
 #define MESSAGES 1500
 
 struct shared {
     struct cox_handle queue;
-    /* host, staged */
+    /* host, bounce */
     int pool_fds[2][2];
     _Atomic uint32_t joined;
     _Atomic uint64_t taken, skipped, copied;
@@ -105,7 +105,7 @@ static void take_all(const struct forks_self *self, struct shared *shared,
     if (which == 2 || which == 3)
         pool = attach_pool(domains, shared->pool_fds[1]);
     else if (which == 4)
-        pool = fixture_pool(domains, COX_DOMAIN_STAGED, 4);
+        pool = fixture_pool(domains, COX_DOMAIN_BOUNCE, 4);
     struct cox_subscriber *subscriber = fixture_subscriber(queue, pool, NULL, 0, domains, exporter),
                           *ready;
     struct cox_queue_set *set;
@@ -178,7 +178,7 @@ static void h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped(void **state)
          .block_size = FIXTURE_BLOCK_SIZE,
          .block_count = 128,
          .owner_count_max = 64},
-        {.domain = {COX_DOMAIN_STAGED, 0},
+        {.domain = {COX_DOMAIN_BOUNCE, 0},
          .block_size = FIXTURE_BLOCK_SIZE,
          .block_count = 128,
          .owner_count_max = 64},

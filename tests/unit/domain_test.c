@@ -1,4 +1,4 @@
-/* Domains: the table, memory of host, staged and a domain from outside, and copies between them. */
+/* Domains: the table, memory of host, bounce and a domain from outside, and copies between them. */
 #include "channel/memory/domain/domain.h"
 
 #include <fcntl.h>
@@ -20,9 +20,9 @@ static struct inverted_context inverted;
 static uint8_t pattern[SIZE], seen[SIZE];
 
 static const struct cox_domain_id host_id = {COX_DOMAIN_HOST, 0};
-static const struct cox_domain_id staged_id = {COX_DOMAIN_STAGED, 0};
+static const struct cox_domain_id bounce_id = {COX_DOMAIN_BOUNCE, 0};
 static const struct cox_domain_id inverted_id = {INVERTED_KIND, 1};
-static const struct cox_domain_id *const ids[] = {&host_id, &staged_id, &inverted_id};
+static const struct cox_domain_id *const ids[] = {&host_id, &bounce_id, &inverted_id};
 #define ID_COUNT (sizeof ids / sizeof ids[0])
 
 static int setup(void **state)
@@ -119,8 +119,8 @@ static void h27_a_domain_is_found_by_numbers_that_are_checked(void **state)
     assert_ptr_equal(context, &inverted);
     assert_int_equal(cox_domains_find(domains, host_id, &functions, &context, NULL), 0);
     assert_string_equal(functions->name, "host");
-    assert_int_equal(cox_domains_find(domains, staged_id, &functions, &context, NULL), 0);
-    assert_string_equal(functions->name, "staged");
+    assert_int_equal(cox_domains_find(domains, bounce_id, &functions, &context, NULL), 0);
+    assert_string_equal(functions->name, "bounce");
 
     const struct cox_domain_id wrong[] = {
         {0, 0},   {COX_DOMAIN_CUDA, 0}, {4, 0},         {63, 0}, {76, 0},
@@ -129,11 +129,11 @@ static void h27_a_domain_is_found_by_numbers_that_are_checked(void **state)
         REFUSED(COX_INVALID, "no domains of kind",
                 cox_domains_find(domains, wrong[i], &functions, &context, &err));
     const struct cox_domain_id beyond[] = {
-        {COX_DOMAIN_HOST, 1}, {COX_DOMAIN_STAGED, UINT32_MAX}, {INVERTED_KIND, 2}};
+        {COX_DOMAIN_HOST, 1}, {COX_DOMAIN_BOUNCE, UINT32_MAX}, {INVERTED_KIND, 2}};
     for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++)
         REFUSED(COX_INVALID, "of them",
                 cox_domains_find(domains, beyond[i], &functions, &context, &err));
-    assert_string_equal(functions->name, "staged"); /* untouched */
+    assert_string_equal(functions->name, "bounce"); /* untouched */
 }
 
 static int add(uint32_t kind, uint32_t device_count, const struct cox_domain_functions *functions,
@@ -146,7 +146,7 @@ static void h27_only_whole_domains_of_the_users_kinds_are_added_once(void **stat
 {
     (void)state;
     const struct cox_domain_functions *good = &inverted_domain_functions;
-    const uint32_t kinds[] = {0,   COX_DOMAIN_HOST, COX_DOMAIN_STAGED, COX_DOMAIN_CUDA, 63,
+    const uint32_t kinds[] = {0,   COX_DOMAIN_HOST, COX_DOMAIN_BOUNCE, COX_DOMAIN_CUDA, 63,
                               128, UINT32_MAX};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         REFUSED(COX_INVALID, "64 to 127", add(kinds[i], 1, good, &err));
@@ -186,7 +186,7 @@ static void h27_only_whole_domains_of_the_users_kinds_are_added_once(void **stat
     assert_int_equal(add(127, 1, good, NULL), 0);
 }
 
-/* host, staged, two inverted: 28 are left of 32. */
+/* host, bounce, two inverted: 28 are left of 32. */
 static void h12_h27_a_full_table_says_so(void **state)
 {
     (void)state;
@@ -312,13 +312,13 @@ static void h26_within_one_memory_what_overlaps_is_refused(void **state)
 
 /* ---- each domain ---- */
 
-static void h28_host_memory_has_an_address_and_staged_memory_none(void **state)
+static void h28_host_memory_has_an_address_and_bounce_memory_none(void **state)
 {
     (void)state;
-    struct cox_domain_memory *host = created(host_id, SIZE), *staged = created(staged_id, SIZE);
+    struct cox_domain_memory *host = created(host_id, SIZE), *bounce = created(bounce_id, SIZE);
     assert_non_null(host->address);
-    assert_null(staged->address);
-    assert_int_equal(staged->device_address, 0);
+    assert_null(bounce->address);
+    assert_int_equal(bounce->device_address, 0);
     memcpy((uint8_t *)host->address + 5, pattern, 1000);
     assert_int_equal(cox_domain_copy_from(host, 5, seen, 1000, NULL), 0);
     assert_memory_equal(seen, pattern, 1000);
@@ -327,9 +327,9 @@ static void h28_host_memory_has_an_address_and_staged_memory_none(void **state)
     FILE *maps = fopen("/proc/self/maps", "re");
     assert_non_null(maps);
     while (fgets(line, sizeof line, maps))
-        assert_null(strstr(line, "cox_staged"));
+        assert_null(strstr(line, "cox_bounce"));
     fclose(maps);
-    destroy(staged);
+    destroy(bounce);
     destroy(host);
 }
 
@@ -445,7 +445,7 @@ static void h28_memory_that_others_use_is_no_memory_to_reserve(void **state)
 static void beyond_the_limit(void *context)
 {
     struct rlimit limit = {65536, 65536};
-    struct cox_domain_memory *memory = NULL, *staged = context;
+    struct cox_domain_memory *memory = NULL, *bounce = context;
     struct cox_error err = {0};
     CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
     for (size_t i = 0; i < 2; i++) {
@@ -458,16 +458,16 @@ static void beyond_the_limit(void *context)
         CHECK(cox_domain_copy_to(memory, 0, pattern, 65536, NULL) == 0);
     }
     /* It was made where there was no limit. */
-    CHECK(cox_domain_copy_to(staged, 0, pattern, 65536, NULL) == 0);
-    CHECK(cox_domain_copy_to(staged, 1, pattern, 65536, NULL) == COX_NO_SPACE);
+    CHECK(cox_domain_copy_to(bounce, 0, pattern, 65536, NULL) == 0);
+    CHECK(cox_domain_copy_to(bounce, 1, pattern, 65536, NULL) == COX_NO_SPACE);
 }
 
 static void h28_a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
 {
     (void)state;
-    struct cox_domain_memory *staged = created(staged_id, SIZE);
-    child_run(beyond_the_limit, staged);
-    destroy(staged);
+    struct cox_domain_memory *bounce = created(bounce_id, SIZE);
+    child_run(beyond_the_limit, bounce);
+    destroy(bounce);
 }
 
 /* ---- a domain from outside ---- */
@@ -537,7 +537,7 @@ static void h26_a_copy_that_fails_ends_there_with_its_reason(void **state)
 {
     (void)state;
     struct cox_domain_functions failing = inverted_domain_functions;
-    struct cox_domain_memory *from = created(staged_id, SIZE), *to = created(inverted_id, SIZE);
+    struct cox_domain_memory *from = created(bounce_id, SIZE), *to = created(inverted_id, SIZE);
     failing.copy_to = failing_copy_to;
     to->functions = &failing;
     copies_left = 1;
@@ -573,7 +573,7 @@ int main(void)
         DOMAIN_TEST(h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits),
         DOMAIN_TEST(h26_any_two_domains_copy_to_each_other),
         DOMAIN_TEST(h26_within_one_memory_what_overlaps_is_refused),
-        DOMAIN_TEST(h28_host_memory_has_an_address_and_staged_memory_none),
+        DOMAIN_TEST(h28_host_memory_has_an_address_and_bounce_memory_none),
         DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec),
         DOMAIN_TEST(b14_h28_memory_that_is_cut_short_while_it_is_looked_at_is_refused),
         DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand),

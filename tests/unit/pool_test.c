@@ -35,7 +35,7 @@ static void h18_bad_options_are_refused(void **state)
         {{.block_size = 64, .block_count = 1, .strategy = 3}, "strategy"},
         {{.block_size = 64, .block_count = 1, .domain = {99, 0}}, "domain"},
         {{.block_size = 64, .block_count = 1, .domain = {COX_DOMAIN_HOST, 1}}, "host"},
-        {{.block_size = 64, .block_count = 1, .domain = {COX_DOMAIN_STAGED, 0}}, "domain"},
+        {{.block_size = 64, .block_count = 1, .domain = {COX_DOMAIN_BOUNCE, 0}}, "domain"},
         {{.strategy = COX_POOL_SLAB, .block_size = 64}, "size"},
         {{.strategy = COX_POOL_SLAB, .block_size = 96, .size = 65536}, "block_size"},
         {{.strategy = COX_POOL_SLAB, .block_size = 1 << 17, .size = 65536}, "block_size"},
@@ -278,18 +278,18 @@ static void h24_h25_h26_bytes_go_in_out_and_across(void **state)
     struct cox_pool_options options = fixed;
     struct cox_pool *host = pool_made(&options);
     options.domains = domains;
-    options.domain = (struct cox_domain_id){COX_DOMAIN_STAGED, 0};
-    struct cox_pool *staged = pool_made(&options);
+    options.domain = (struct cox_domain_id){COX_DOMAIN_BOUNCE, 0};
+    struct cox_pool *bounce = pool_made(&options);
     uint8_t pattern[1000], seen[1000] = {0};
     for (size_t i = 0; i < sizeof pattern; i++)
         pattern[i] = (uint8_t)(i * 7 + 1);
-    struct cox_block_ref a = pool_allocated(host, 1000), b = pool_allocated(staged, 1000);
+    struct cox_block_ref a = pool_allocated(host, 1000), b = pool_allocated(bounce, 1000);
     struct cox_block_ref c = pool_allocated(host, 1000);
-    assert_null(cox_pool_pointer(staged, &b)); /* that domain has no addresses */
+    assert_null(cox_pool_pointer(bounce, &b)); /* that domain has no addresses */
     assert_int_equal(cox_pool_copy_to(host, &a, 0, pattern, 1000, NULL), 0);
-    assert_int_equal(cox_pool_copy(staged, &b, host, &a, 1000, NULL), 0);
-    assert_int_equal(cox_pool_copy(host, &c, staged, &b, 1000, NULL), 0);
-    assert_int_equal(cox_pool_copy_from(staged, &b, 500, seen, 500, NULL), 0);
+    assert_int_equal(cox_pool_copy(bounce, &b, host, &a, 1000, NULL), 0);
+    assert_int_equal(cox_pool_copy(host, &c, bounce, &b, 1000, NULL), 0);
+    assert_int_equal(cox_pool_copy_from(bounce, &b, 500, seen, 500, NULL), 0);
     assert_memory_equal(seen, pattern + 500, 500);
     assert_int_equal(cox_pool_copy_from(host, &c, 0, seen, 1000, NULL), 0);
     assert_memory_equal(seen, pattern, 1000);
@@ -297,13 +297,13 @@ static void h24_h25_h26_bytes_go_in_out_and_across(void **state)
     assert_int_equal(cox_pool_copy_from(host, &a, 1, seen, 1000, NULL), COX_INVALID);
     assert_int_equal(cox_pool_copy_from(host, &a, UINT64_MAX, seen, 2, NULL), COX_INVALID);
     assert_int_equal(cox_pool_copy_to(host, &a, 1001, seen, 0, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_copy(staged, &b, host, &a, 1001, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_copy(staged, &a, host, &b, 1, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_pool_copy(bounce, &b, host, &a, 1001, NULL), COX_INVALID);
+    assert_int_equal(cox_pool_copy(bounce, &a, host, &b, 1, NULL), COX_NOT_FOUND);
     assert_int_equal(cox_pool_unref(host, &a, NULL), 0);
     assert_int_equal(cox_pool_copy_from(host, &a, 0, seen, 1, NULL), COX_STALE);
-    assert_int_equal(cox_pool_copy(staged, &b, host, &a, 1, NULL), COX_STALE);
+    assert_int_equal(cox_pool_copy(bounce, &b, host, &a, 1, NULL), COX_STALE);
     cox_pool_free(host);
-    cox_pool_free(staged);
+    cox_pool_free(bounce);
     cox_domains_free(domains);
 }
 

@@ -23,7 +23,7 @@
 #include "channel/base/peer.h"
 
 static struct cox_domains *domains;
-static struct cox_pool *host, *staged;
+static struct cox_pool *host, *bounce;
 static struct cox_queue *queue;
 static struct cox_publisher *publisher;
 
@@ -32,7 +32,7 @@ static int setup(void **state)
     (void)state;
     assert_int_equal(cox_domains_new(&domains), 0);
     host = fixture_pool(domains, COX_DOMAIN_HOST, 32);
-    staged = fixture_pool(domains, COX_DOMAIN_STAGED, 32);
+    bounce = fixture_pool(domains, COX_DOMAIN_BOUNCE, 32);
     queue = fixture_queue(8);
     publisher = fixture_publisher(queue, host, domains, NULL);
     return 0;
@@ -44,11 +44,11 @@ static int teardown(void **state)
     (void)state;
     publisher = cox_publisher_free(publisher);
     queue = cox_queue_free(queue);
-    const uint32_t in_host = fixture_used(host), in_staged = fixture_used(staged);
+    const uint32_t in_host = fixture_used(host), in_bounce = fixture_used(bounce);
     host = cox_pool_free(host);
-    staged = cox_pool_free(staged);
+    bounce = cox_pool_free(bounce);
     domains = cox_domains_free(domains);
-    return in_host == 0 && in_staged == 0 ? 0 : -1;
+    return in_host == 0 && in_bounce == 0 ? 0 : -1;
 }
 
 static struct cox_subscriber *host_subscriber(void)
@@ -56,9 +56,9 @@ static struct cox_subscriber *host_subscriber(void)
     return fixture_subscriber(queue, NULL, &host, 1, domains, NULL);
 }
 
-static struct cox_subscriber *staged_subscriber(void)
+static struct cox_subscriber *bounce_subscriber(void)
 {
-    return fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+    return fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
 }
 
 static void publish(uint64_t note)
@@ -123,7 +123,7 @@ static void h6_the_first_taker_of_another_domain_copies_for_all(void **state)
     struct cox_subscriber *takers[3];
     struct cox_message messages[3];
     for (int i = 0; i < 3; i++)
-        takers[i] = staged_subscriber();
+        takers[i] = bounce_subscriber();
     publish(9);
     for (int i = 0; i < 3; i++)
         messages[i] = take(takers[i], 9);
@@ -131,24 +131,24 @@ static void h6_the_first_taker_of_another_domain_copies_for_all(void **state)
     assert_false(messages[1].copied);
     assert_false(messages[2].copied);
     assert_null(messages[0].bytes);
-    assert_ptr_equal(messages[1].pool, staged);
+    assert_ptr_equal(messages[1].pool, bounce);
     assert_memory_equal(&messages[1].ref, &messages[0].ref, sizeof messages[0].ref);
     assert_memory_equal(&messages[2].ref, &messages[0].ref, sizeof messages[0].ref);
-    assert_int_equal(fixture_used(staged), 1);
+    assert_int_equal(fixture_used(bounce), 1);
     assert_int_equal(fixture_used(host), 0); /* taken by all: over */
     for (int i = 0; i < 3; i++) {
         fixture_let_go(&messages[i]);
         cox_subscriber_free(takers[i]);
     }
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
 }
 
 /* Another pool of the domain that this one has no way to come to. */
 static void h6_a_copy_out_of_reach_is_made_again(void **state)
 {
     (void)state;
-    struct cox_pool *other = fixture_pool(domains, COX_DOMAIN_STAGED, 4);
-    struct cox_subscriber *first = staged_subscriber();
+    struct cox_pool *other = fixture_pool(domains, COX_DOMAIN_BOUNCE, 4);
+    struct cox_subscriber *first = bounce_subscriber();
     struct cox_subscriber *second = fixture_subscriber(queue, other, &host, 1, domains, NULL);
     publish(3);
     struct cox_message of_first = take(first, 3), of_second = take(second, 3);
@@ -166,7 +166,7 @@ static void h6_a_copy_out_of_reach_is_made_again(void **state)
 static void h6_no_room_for_the_copy_leaves_the_message(void **state)
 {
     (void)state;
-    struct cox_pool *small = fixture_pool(domains, COX_DOMAIN_STAGED, 1);
+    struct cox_pool *small = fixture_pool(domains, COX_DOMAIN_BOUNCE, 1);
     struct cox_subscriber *taker = fixture_subscriber(queue, small, &host, 1, domains, NULL);
     struct cox_message message;
     struct cox_block_ref ref;
@@ -187,15 +187,15 @@ static void h6_no_room_for_the_copy_leaves_the_message(void **state)
 static void h6_without_a_pool_other_domains_are_refused_with_words(void **state)
 {
     (void)state;
-    struct cox_publisher *remote = fixture_publisher(queue, staged, domains, NULL);
+    struct cox_publisher *remote = fixture_publisher(queue, bounce, domains, NULL);
     struct cox_subscriber *taker = fixture_subscriber(queue, NULL, NULL, 0, domains, NULL);
     struct cox_message message;
     struct cox_error err = {0};
-    assert_int_equal(fixture_publish(remote, staged, 100, 5, NULL), 0);
+    assert_int_equal(fixture_publish(remote, bounce, 100, 5, NULL), 0);
     assert_int_equal(cox_subscriber_take(taker, &message, &err), COX_UNSUPPORTED);
     assert_non_null(strstr(err.text, "no pool"));
     take_nothing(taker); /* it counts as taken */
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
     cox_subscriber_free(taker);
     cox_publisher_free(remote);
 }
@@ -203,7 +203,7 @@ static void h6_without_a_pool_other_domains_are_refused_with_words(void **state)
 /* ---- as many domains as there may be ---- */
 
 #define OWN_KIND 64
-#define OWN_COUNT (COX_DOMAIN_COUNT_MAX - 2) /* beside host and staged */
+#define OWN_COUNT (COX_DOMAIN_COUNT_MAX - 2) /* beside host and bounce */
 
 static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device)
 {
@@ -231,11 +231,11 @@ static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
     struct cox_queue *wide;
     struct cox_error err = {0};
     assert_int_equal(
-        cox_domains_add(domains, OWN_KIND, OWN_COUNT, &cox_domain_staged_functions, NULL, NULL), 0);
+        cox_domains_add(domains, OWN_KIND, OWN_COUNT, &cox_domain_bounce_functions, NULL, NULL), 0);
     assert_int_equal(cox_queue_create(&options, &wide, NULL), 0);
     struct cox_publisher *from = fixture_publisher(wide, host, domains, NULL);
     pools[0] = fixture_pool(domains, COX_DOMAIN_HOST, 2);
-    pools[1] = fixture_pool(domains, COX_DOMAIN_STAGED, 2);
+    pools[1] = fixture_pool(domains, COX_DOMAIN_BOUNCE, 2);
     for (uint32_t i = 0; i < OWN_COUNT; i++)
         pools[2 + i] = pool_on(domains, i);
     for (int round = 0; round < 2; round++)
@@ -251,7 +251,7 @@ static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
     /* One more is another process's that knows others. */
     assert_int_equal(cox_domains_new(&others), 0);
     assert_int_equal(
-        cox_domains_add(others, OWN_KIND + 1, 1, &cox_domain_staged_functions, NULL, NULL), 0);
+        cox_domains_add(others, OWN_KIND + 1, 1, &cox_domain_bounce_functions, NULL, NULL), 0);
     const struct cox_pool_options one_more = {.domains = others,
                                               .domain = {OWN_KIND + 1, 0},
                                               .block_size = FIXTURE_BLOCK_SIZE,
@@ -288,7 +288,7 @@ static struct cox_domain_functions failing_functions;
 static int failing_create(void *context, uint32_t device, uint64_t size, bool on_demand,
                           struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
-    int r = cox_domain_staged_functions.create(context, device, size, on_demand, ret_memory, err);
+    int r = cox_domain_bounce_functions.create(context, device, size, on_demand, ret_memory, err);
     if (r == 0)
         (*ret_memory)->functions = &failing_functions;
     return r;
@@ -298,14 +298,14 @@ static int failing_commit(struct cox_domain_memory *memory, uint64_t offset, uin
                           struct cox_error *err)
 {
     return failing.commit ? cox_fail(err, failing.commit, "no memory today")
-                          : cox_domain_staged_functions.commit(memory, offset, size, err);
+                          : cox_domain_bounce_functions.commit(memory, offset, size, err);
 }
 
 static int failing_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *bytes,
                            size_t size, struct cox_error *err)
 {
     return failing.copy_to ? cox_fail(err, failing.copy_to, "no copies today")
-                           : cox_domain_staged_functions.copy_to(memory, offset, bytes, size, err);
+                           : cox_domain_bounce_functions.copy_to(memory, offset, bytes, size, err);
 }
 
 static struct cox_pool *failing_pool(void)
@@ -317,7 +317,7 @@ static struct cox_pool *failing_pool(void)
                                              .on_demand = true};
     struct cox_pool *pool = NULL;
     memset(&failing, 0, sizeof failing);
-    failing_functions = cox_domain_staged_functions;
+    failing_functions = cox_domain_bounce_functions;
     failing_functions.create = failing_create;
     failing_functions.commit = failing_commit;
     failing_functions.copy_to = failing_copy_to;
@@ -491,16 +491,16 @@ static void h8_b32_a_slow_subscriber_skips_to_what_is_kept(void **state)
 static void h9_the_last_taker_frees_all_copies_at_once(void **state)
 {
     (void)state;
-    struct cox_subscriber *near = host_subscriber(), *far = staged_subscriber();
+    struct cox_subscriber *near = host_subscriber(), *far = bounce_subscriber();
     publish(4);
     assert_int_equal(fixture_used(host), 1);
     struct cox_message of_far = take(far, 4);
     fixture_let_go(&of_far);
     assert_int_equal(fixture_used(host), 1);
-    assert_int_equal(fixture_used(staged), 1);
+    assert_int_equal(fixture_used(bounce), 1);
     struct cox_message of_near = take(near, 4);
     assert_int_equal(fixture_used(host), 1); /* the taker's own reference */
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
     fixture_let_go(&of_near);
     assert_int_equal(fixture_used(host), 0);
     cox_subscriber_free(near);
@@ -649,14 +649,14 @@ static void h10_a_late_subscriber_sees_only_what_is_new(void **state)
 static void h1_h4_several_publishers_share_one_order(void **state)
 {
     (void)state;
-    struct cox_publisher *remote = fixture_publisher(queue, staged, domains, NULL);
-    struct cox_pool *both[] = {host, staged};
+    struct cox_publisher *remote = fixture_publisher(queue, bounce, domains, NULL);
+    struct cox_pool *both[] = {host, bounce};
     struct cox_pool *own = fixture_pool(domains, COX_DOMAIN_HOST, 4);
     struct cox_subscriber *taker = fixture_subscriber(queue, own, both, 2, domains, NULL);
     uint64_t number;
     assert_int_equal(fixture_publish(publisher, host, 100, 1, &number), 0);
     assert_int_equal(number, 1);
-    assert_int_equal(fixture_publish(remote, staged, 100, 2, &number), 0);
+    assert_int_equal(fixture_publish(remote, bounce, 100, 2, &number), 0);
     assert_int_equal(number, 2);
     assert_int_equal(fixture_publish(publisher, host, 100, 3, &number), 0);
     for (uint64_t note = 1; note <= 3; note++) {
@@ -691,7 +691,7 @@ static void let_go(const struct cox_publication *publications, uint32_t count)
 static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
 {
     (void)state;
-    struct cox_subscriber *near = host_subscriber(), *far = staged_subscriber();
+    struct cox_subscriber *near = host_subscriber(), *far = bounce_subscriber();
     struct cox_publication batch[9];
     struct cox_message messages[9];
     uint32_t count = 77;
@@ -725,7 +725,7 @@ static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
         fixture_let_go(&messages[i]);
     }
     assert_int_equal(fixture_used(host), 0);
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
     cox_subscriber_free(near);
     cox_subscriber_free(far);
 }
@@ -767,9 +767,9 @@ static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
     }
     let_go(batch, 9);
     /* Of several that one cannot have each is told, and those before it are the caller's. */
-    struct cox_publisher *remote = fixture_publisher(queue, staged, domains, NULL);
+    struct cox_publisher *remote = fixture_publisher(queue, bounce, domains, NULL);
     publish(1);
-    assert_int_equal(fixture_publish(remote, staged, 100, 2, NULL), 0);
+    assert_int_equal(fixture_publish(remote, bounce, 100, 2, NULL), 0);
     publish(3);
     assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), COX_UNSUPPORTED);
     assert_int_equal(count, 1);
@@ -791,7 +791,7 @@ static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
     struct cox_block_ref ref, foreign;
     uint64_t number = 77;
     assert_int_equal(cox_pool_allocate(host, 100, &ref, NULL), 0);
-    assert_int_equal(cox_pool_allocate(staged, 100, &foreign, NULL), 0);
+    assert_int_equal(cox_pool_allocate(bounce, 100, &foreign, NULL), 0);
     assert_int_equal(cox_publisher_publish(publisher, &ref, 101, 0, &number, NULL), COX_INVALID);
     assert_int_equal(cox_publisher_publish(publisher, &foreign, 1, 0, &number, NULL),
                      COX_NOT_FOUND);
@@ -806,7 +806,7 @@ static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
     /* None of them kept the lock (B33), or a hold. */
     assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);
     assert_int_equal(cox_pool_unref(host, &ref, NULL), 0);
-    assert_int_equal(cox_pool_unref(staged, &foreign, NULL), 0);
+    assert_int_equal(cox_pool_unref(bounce, &foreign, NULL), 0);
     assert_int_equal(fixture_used(host), 0);
     cox_subscriber_free(taker);
 }
@@ -870,7 +870,7 @@ static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
     const struct cox_queue_options options = {
         .depth = 2, .domain_count_max = 1, .publisher_count_max = 1, .subscriber_count_max = 2};
     const struct cox_subscriber_options near = {.pools = &host, .pool_count = 1};
-    const struct cox_subscriber_options far = {.pool = staged, .domains = domains};
+    const struct cox_subscriber_options far = {.pool = bounce, .domains = domains};
     const struct cox_publisher_options publishing = {.pool = host};
     struct cox_queue *small;
     struct cox_publisher *first, *none = NULL;
@@ -964,7 +964,7 @@ static void h12_pools_come_and_go(void **state)
     struct cox_pool *third = fixture_pool(domains, COX_DOMAIN_HOST, 1);
     struct cox_publisher *of_third = fixture_publisher(small, third, domains, NULL);
     struct cox_publisher *none = NULL;
-    const struct cox_publisher_options publishing = {.pool = staged, .domains = domains};
+    const struct cox_publisher_options publishing = {.pool = bounce, .domains = domains};
     struct cox_error err = {0};
     assert_int_equal(cox_publisher_new(small, &publishing, &none, &err), COX_FULL);
     assert_non_null(strstr(err.text, "2 pools"));
@@ -1103,7 +1103,7 @@ static void h16_b39_dump_tells_what_is_there(void **state)
 {
     (void)state;
     static char text[65536];
-    struct cox_subscriber *near = host_subscriber(), *far = staged_subscriber();
+    struct cox_subscriber *near = host_subscriber(), *far = bounce_subscriber();
     text[0] = '\0';
     publish(UINT64_C(0x2525256e25732500)); /* %%%n%s% */
     struct cox_message message = take(far, UINT64_C(0x2525256e25732500));

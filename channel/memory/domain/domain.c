@@ -73,7 +73,7 @@ int cox_domains_new(struct cox_domains **ret_domains)
         return -ENOMEM;
     cox_domains_add_builtin(domains, COX_DOMAIN_HOST, 1, &cox_domain_host_functions, NULL, NULL,
                             NULL);
-    cox_domains_add_builtin(domains, COX_DOMAIN_STAGED, 1, &cox_domain_staged_functions, NULL, NULL,
+    cox_domains_add_builtin(domains, COX_DOMAIN_BOUNCE, 1, &cox_domain_bounce_functions, NULL, NULL,
                             NULL);
     *ret_domains = domains;
     return 0;

@@ -10,9 +10,9 @@
  * entry for are refused. Built in:
  *
  *   COX_DOMAIN_HOST    a sealed memfd that everybody maps: blocks have addresses
- *   COX_DOMAIN_STAGED  host memory that nobody maps: it is reached by copies alone (pread, pwrite
+ *   COX_DOMAIN_BOUNCE  host memory that nobody maps: it is reached by copies alone (pread, pwrite
  *                      on its memfd), as a device without a window is. For tests, and the template
- *                      for a domain of your own: domain_staged.c is that and no more
+ *                      for a domain of your own: domain_bounce.c is that and no more
  *   COX_DOMAIN_CUDA    device memory, exported and imported as an fd, once
  *                      cox_domains_add_cuda has found a driver (domain_cuda.h)
  *
@@ -34,7 +34,7 @@ extern "C" {
 
 enum cox_domain_kind {
     COX_DOMAIN_HOST = 1,
-    COX_DOMAIN_STAGED = 2,
+    COX_DOMAIN_BOUNCE = 2,
     COX_DOMAIN_CUDA = 3,
     COX_DOMAIN_USER_FIRST = 64, /* yours: 64 to 127 */
     COX_DOMAIN_USER_LAST = 127,
@@ -99,7 +99,7 @@ struct cox_domain_functions {
 
 struct cox_domains;
 
-/* With host and staged. Returns 0 or -ENOMEM. */
+/* With host and bounce. Returns 0 or -ENOMEM. */
 COX_PUBLIC int cox_domains_new(struct cox_domains **ret_domains);
 COX_PUBLIC struct cox_domains *cox_domains_free(struct cox_domains *domains); /* NULL-safe */
 /* functions and context are borrowed until free. device_count: devices 0 to this - 1 exist. Returns

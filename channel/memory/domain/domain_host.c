@@ -31,7 +31,7 @@ static struct host_memory *host_of(struct cox_domain_memory *memory)
     return (struct host_memory *)memory;
 }
 
-/* ---- checks, for staged memory too ---- */
+/* ---- checks, for bounce memory too ---- */
 
 /* The value of a line of /proc/meminfo. */
 static uint64_t meminfo_value(const char *text, const char *name)

@@ -10,7 +10,7 @@
 #include "domain.h"
 
 extern const struct cox_domain_functions cox_domain_host_functions;
-extern const struct cox_domain_functions cox_domain_staged_functions;
+extern const struct cox_domain_functions cox_domain_bounce_functions;
 
 /* As cox_domains_add, for any kind. release (NULL: nothing to do) is called with context by
  * cox_domains_free; after a failure context stays the caller's. */
