@@ -193,7 +193,7 @@
     X(QUEUE_ROW_ENDING, "queue.row_ending") /* nobody takes it any more */                         \
     X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
     X(QUEUE_COUNTED, "queue.counted")                                                              \
-    X(QUEUE_DEFERRED, "queue.deferred")                                                            \
+    X(QUEUE_FREE_PENDING, "queue.free_pending")                                                    \
     X(QUEUE_DRAINED, "queue.drained")                                                              \
     X(QUEUE_BURIED, "queue.buried") /* a dead endpoint is out */                                   \
     X(QUEUE_REPAIRING, "queue.repairing")                                                          \

@@ -96,7 +96,7 @@ static const struct row {
     {COX_FAULT_QUEUE_ROW_ENDING, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_ROW_ENDED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_COUNTED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
-    {COX_FAULT_QUEUE_DEFERRED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
+    {COX_FAULT_QUEUE_FREE_PENDING, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_DRAINED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_BURIED, ELSEWHERE, "tests/fault/queue_kill_test.c"},
     {COX_FAULT_QUEUE_REPAIRING, ELSEWHERE, "tests/fault/queue_kill_test.c"},

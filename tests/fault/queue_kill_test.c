@@ -402,7 +402,7 @@ static void h12_a_process_dies_while_it_makes_room(void **state)
 static void h9_a_process_dies_that_leaves_a_copy_to_others(void **state)
 {
     (void)state;
-    static const char *const points[] = {"queue.deferred"};
+    static const char *const points[] = {"queue.free_pending"};
     STRIKE(points, leave_a_copy_to_others, NULL);
     /* And when nobody dies, too. */
     setup_queue();
@@ -410,7 +410,7 @@ static void h9_a_process_dies_that_leaves_a_copy_to_others(void **state)
     teardown_queue("a copy left to others");
 }
 
-static void defer_before(void)
+static void leave_pending_free_before(void)
 {
     assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "before"));
 }
@@ -419,7 +419,7 @@ static void h9_a_process_dies_while_it_lets_go_what_was_left_to_it(void **state)
 {
     (void)state;
     static const char *const points[] = {"queue.drained"};
-    STRIKE(points, do_everything, defer_before);
+    STRIKE(points, do_everything, leave_pending_free_before);
 }
 
 /* Dead endpoints, which have not taken what there is. */
@@ -550,7 +550,7 @@ static void b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost(void **state
         scenario_fn scenario;
         void (*before)(void);
     } all[] = {
-        {do_everything, NULL},          {do_everything, defer_before},
+        {do_everything, NULL},          {do_everything, leave_pending_free_before},
         {leave_a_copy_to_others, NULL}, {reclaim, NULL},
         {sweep_only, leave_before},     {sweep_only, lock_before},
         {sweep_only, intent_before},

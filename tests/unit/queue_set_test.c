@@ -389,7 +389,7 @@ static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
         if (round == 0)
             atomic_store(&layout->state.queue_publishing, 1);
         else /* or as it leaves something to others */
-            atomic_fetch_add(&layout->state.deferred_turn, 1);
+            atomic_fetch_add(&layout->state.pending_free_turn, 1);
         uint64_t begin_ns = cox_now_ns();
         assert_int_equal(cox_queue_set_wait(set, cox_deadline_after_ms(20), &ready), COX_TIMEOUT);
         publish(1, 1);

@@ -1052,7 +1052,7 @@ static void h2_a29_b16_attach_trusts_nothing_before_it_is_checked(void **state)
                                  &header->publisher_count_max,
                                  &header->subscriber_count_max,
                                  &header->pool_count_max,
-                                 &header->deferred_count_max};
+                                 &header->pending_free_count_max};
     const uint32_t values[] = {0, 1, 3, 64, 65535, 1 << 20, UINT32_MAX};
     *header = good;
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)

@@ -51,17 +51,18 @@ static int geometry_resolve(const struct cox_queue_options *options,
         .pool_count_max = numbers[4].value,
     };
     /* A pool whose processes do nothing has at most depth copies that wait to be let go. */
-    const uint64_t deferred = (uint64_t)depth * geometry.pool_count_max;
-    geometry.deferred_count_max =
-        deferred < COX_QUEUE_DEFERRED_COUNT_MAX ? (uint32_t)deferred : COX_QUEUE_DEFERRED_COUNT_MAX;
+    const uint64_t pending_free = (uint64_t)depth * geometry.pool_count_max;
+    geometry.pending_free_count_max = pending_free < COX_QUEUE_PENDING_FREE_COUNT_MAX
+                                          ? (uint32_t)pending_free
+                                          : COX_QUEUE_PENDING_FREE_COUNT_MAX;
     geometry.publishers = sizeof(struct cox_queue_layout) +
                           geometry.pool_count_max * sizeof(struct cox_queue_layout_pool);
     geometry.subscribers = geometry.publishers +
                            geometry.publisher_count_max * sizeof(struct cox_queue_layout_publisher);
-    geometry.deferred = geometry.subscribers +
-                        geometry.subscriber_count_max * sizeof(struct cox_queue_layout_subscriber);
-    geometry.rows =
-        geometry.deferred + geometry.deferred_count_max * sizeof(struct cox_queue_layout_deferred);
+    geometry.pending_frees = geometry.subscribers + geometry.subscriber_count_max *
+                                                        sizeof(struct cox_queue_layout_subscriber);
+    geometry.rows = geometry.pending_frees +
+                    geometry.pending_free_count_max * sizeof(struct cox_queue_layout_pending_free);
     geometry.rows = (geometry.rows + 127) / 128 * 128;
     geometry.row_size = sizeof(struct cox_queue_layout_row) +
                         geometry.domain_count_max * sizeof(struct cox_queue_layout_copy);
@@ -161,7 +162,7 @@ static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_g
     header->publisher_count_max = geometry->publisher_count_max;
     header->subscriber_count_max = geometry->subscriber_count_max;
     header->pool_count_max = geometry->pool_count_max;
-    header->deferred_count_max = geometry->deferred_count_max;
+    header->pending_free_count_max = geometry->pending_free_count_max;
     /* release: partner is the acquire load of attach. */
     atomic_store_explicit(&header->queue_magic, COX_QUEUE_MAGIC, memory_order_release);
     cox_fault_point(COX_FAULT_QUEUE_FILLED);
@@ -226,8 +227,8 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
         header.publisher_count_max != geometry.publisher_count_max ||
         header.subscriber_count_max != geometry.subscriber_count_max ||
         header.pool_count_max != geometry.pool_count_max ||
-        header.deferred_count_max != geometry.deferred_count_max || header.size != geometry.size ||
-        region->size < geometry.size || header.id == 0)
+        header.pending_free_count_max != geometry.pending_free_count_max ||
+        header.size != geometry.size || region->size < geometry.size || header.id == 0)
         return cox_fail(err, COX_CORRUPT,
                         "queue: its header speaks of %" PRIu64 " bytes, its numbers of %" PRIu64
                         ", there are %" PRIu64,

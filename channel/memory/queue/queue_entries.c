@@ -76,12 +76,12 @@ static void used_by_endpoints(struct cox_queue *queue, struct entries_used *used
     }
 }
 
-static void used_by_deferred(struct cox_queue *queue, struct entries_used *used)
+static void used_by_pending_frees(struct cox_queue *queue, struct entries_used *used)
 {
-    for (uint32_t i = 0; i < queue->geometry.deferred_count_max; i++) {
-        struct cox_queue_layout_deferred *deferred = cox_queue_deferred_at(queue, i);
-        if (COX_QUEUE_LOAD(deferred->deferred_tag))
-            used_pool(used, COX_QUEUE_LOAD(deferred->deferred_pool));
+    for (uint32_t i = 0; i < queue->geometry.pending_free_count_max; i++) {
+        struct cox_queue_layout_pending_free *pending_free = cox_queue_pending_free_at(queue, i);
+        if (COX_QUEUE_LOAD(pending_free->pending_free_tag))
+            used_pool(used, COX_QUEUE_LOAD(pending_free->pending_free_pool));
     }
 }
 
@@ -89,14 +89,14 @@ static void used_by_deferred(struct cox_queue *queue, struct entries_used *used)
  * who takes or publishes there: its last process gives all of it back. */
 static void reclaim_pools(struct cox_queue *queue)
 {
-    struct entries_used used = {0}, deferred = {0};
+    struct entries_used used = {0}, pending_free = {0};
     used_by_rows(queue, &used);
     used_by_endpoints(queue, &used);
-    used_by_deferred(queue, &deferred);
+    used_by_pending_frees(queue, &pending_free);
     uint32_t free_count = 0;
     for (int round = 0; round < 2 && free_count == 0; round++)
         for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++) {
-            if (used.pools[i] || (round == 0 && deferred.pools[i]))
+            if (used.pools[i] || (round == 0 && pending_free.pools[i]))
                 continue;
             atomic_store_explicit(&queue->layout->pools[i].pool_id, 0, memory_order_relaxed);
             cox_fault_point(COX_FAULT_QUEUE_POOL_CLEARED);

@@ -25,7 +25,7 @@
 /* Numbers beyond are nobody's: there is no wrapping round. */
 #define COX_QUEUE_HEAD_MAX (UINT64_C(1) << 62)
 #define COX_QUEUE_POOL_COUNT_MAX 1024
-#define COX_QUEUE_DEFERRED_COUNT_MAX 65536
+#define COX_QUEUE_PENDING_FREE_COUNT_MAX 65536
 #define COX_QUEUE_SLICE_NS (50 * COX_NSEC_PER_MSEC)
 /* For a visit at a door. */
 #define COX_QUEUE_DOOR_MS 1000
@@ -36,9 +36,9 @@
 
 struct cox_queue_geometry {
     uint32_t depth, domain_count_max, publisher_count_max, subscriber_count_max, pool_count_max,
-        deferred_count_max;
+        pending_free_count_max;
     /* offsets */
-    uint64_t publishers, subscribers, deferred, rows;
+    uint64_t publishers, subscribers, pending_frees, rows;
     uint64_t row_size, size;
 };
 
@@ -73,7 +73,7 @@ struct cox_queue {
     /* Under the lock. */
     /* depth + 1, for the count of interest */
     uint32_t *counts;
-    /* deferred_turn at which nothing was left that this process can let go */
+    /* pending_free_turn at which nothing was left that this process can let go */
     uint64_t drained;
     /* changes with the pools, under the mutex */
     uint32_t pool_turn;
@@ -97,11 +97,11 @@ static inline struct cox_queue_layout_subscriber *cox_queue_subscriber_at(struct
                                                   queue->geometry.subscribers) +
            slot;
 }
-static inline struct cox_queue_layout_deferred *cox_queue_deferred_at(struct cox_queue *queue,
-                                                                      uint32_t slot)
+static inline struct cox_queue_layout_pending_free *cox_queue_pending_free_at(
+    struct cox_queue *queue, uint32_t slot)
 {
-    return (struct cox_queue_layout_deferred *)((char *)queue->region.base +
-                                                queue->geometry.deferred) +
+    return (struct cox_queue_layout_pending_free *)((char *)queue->region.base +
+                                                    queue->geometry.pending_frees) +
            slot;
 }
 /* Of any number: masked before it is used. */
@@ -254,7 +254,7 @@ struct cox_subscriber {
     uint64_t next;
     /* since the last message */
     uint64_t skipped;
-    uint64_t deferred_seen;
+    uint64_t pending_free_seen;
     /* NULL: in none */
     struct cox_queue_set *set;
 };

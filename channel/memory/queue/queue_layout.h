@@ -7,8 +7,9 @@
  *   384               the intent of who has the lock
  *   512               domains[32]
  *   768               pools[pool_count_max]
- *   then, each where the one before ends: publishers, subscribers, deferred[deferred_count_max],
- *   and from a line's start on the ring: depth rows, each with domain_count_max copies
+ *   then, each where the one before ends: publishers, subscribers,
+ *   pending_frees[pending_free_count_max], and from a line's start on the ring: depth rows, each
+ *   with domain_count_max copies
  *
  * Everything from 256 on is written by who has the lock; what is looked at without it says so. What
  * anybody reads is read once, checked, and used: the processes that have the memory may write
@@ -44,7 +45,7 @@ struct cox_queue_layout_header {
     uint32_t publisher_count_max;
     uint32_t subscriber_count_max;
     uint32_t pool_count_max;
-    uint32_t deferred_count_max;
+    uint32_t pending_free_count_max;
     uint8_t padding[128 - 64];
 };
 
@@ -74,11 +75,11 @@ struct cox_queue_layout_state {
     /* no used one from here on */
     _Atomic uint32_t publisher_end;
     _Atomic uint32_t subscriber_end;
-    _Atomic uint32_t deferred_end;
+    _Atomic uint32_t pending_free_end;
     /* not kept for want of room */
-    _Atomic uint32_t deferred_lost;
+    _Atomic uint32_t pending_free_lost;
     /* one more with each that is kept */
-    _Atomic uint64_t deferred_turn;
+    _Atomic uint64_t pending_free_turn;
     /* one more with each pool that is entered */
     _Atomic uint64_t pool_turn;
     uint8_t padding[128 - 56];
@@ -152,16 +153,16 @@ struct cox_queue_layout_subscriber {
 };
 
 /* A copy to be let go, by whoever has its pool: who let the message go has not. */
-struct cox_queue_layout_deferred {
+struct cox_queue_layout_pending_free {
     /* 0: free; after the rest */
-    _Atomic uint64_t deferred_tag;
+    _Atomic uint64_t pending_free_tag;
     /* of the pool's entry */
-    _Atomic uint64_t deferred_stamp;
+    _Atomic uint64_t pending_free_stamp;
     /* index */
-    _Atomic uint32_t deferred_pool;
-    _Atomic uint32_t deferred_block;
-    _Atomic uint64_t deferred_generation;
-    _Atomic uint64_t deferred_size;
+    _Atomic uint32_t pending_free_pool;
+    _Atomic uint32_t pending_free_block;
+    _Atomic uint64_t pending_free_generation;
+    _Atomic uint64_t pending_free_size;
     uint64_t reserved;
 };
 
@@ -206,7 +207,7 @@ static_assert(offsetof(struct cox_queue_layout_header, domain_count_max) == 44, 
 static_assert(offsetof(struct cox_queue_layout_header, publisher_count_max) == 48, "header");
 static_assert(offsetof(struct cox_queue_layout_header, subscriber_count_max) == 52, "header");
 static_assert(offsetof(struct cox_queue_layout_header, pool_count_max) == 56, "header");
-static_assert(offsetof(struct cox_queue_layout_header, deferred_count_max) == 60, "header");
+static_assert(offsetof(struct cox_queue_layout_header, pending_free_count_max) == 60, "header");
 static_assert(sizeof(struct cox_queue_layout_lock) == 128, "lock");
 static_assert(offsetof(struct cox_queue_layout_lock, lock_turns) == 8, "lock");
 static_assert(offsetof(struct cox_queue_layout_lock, lock_wake) == 16, "lock");
@@ -217,9 +218,9 @@ static_assert(offsetof(struct cox_queue_layout_state, queue_copied) == 16, "stat
 static_assert(offsetof(struct cox_queue_layout_state, queue_copy_wait) == 20, "state");
 static_assert(offsetof(struct cox_queue_layout_state, publisher_end) == 24, "state");
 static_assert(offsetof(struct cox_queue_layout_state, subscriber_end) == 28, "state");
-static_assert(offsetof(struct cox_queue_layout_state, deferred_end) == 32, "state");
-static_assert(offsetof(struct cox_queue_layout_state, deferred_lost) == 36, "state");
-static_assert(offsetof(struct cox_queue_layout_state, deferred_turn) == 40, "state");
+static_assert(offsetof(struct cox_queue_layout_state, pending_free_end) == 32, "state");
+static_assert(offsetof(struct cox_queue_layout_state, pending_free_lost) == 36, "state");
+static_assert(offsetof(struct cox_queue_layout_state, pending_free_turn) == 40, "state");
 static_assert(offsetof(struct cox_queue_layout_state, pool_turn) == 48, "state");
 static_assert(sizeof(struct cox_queue_layout_intent) == 128, "intent");
 static_assert(offsetof(struct cox_queue_layout_intent, intent_pool) == 4, "intent");
@@ -243,12 +244,17 @@ static_assert(offsetof(struct cox_queue_layout_subscriber, subscriber_pool) == 2
 static_assert(offsetof(struct cox_queue_layout_subscriber, subscriber_wake) == 24, "subscriber");
 static_assert(offsetof(struct cox_queue_layout_subscriber, subscriber_sleeping) == 28,
               "subscriber");
-static_assert(sizeof(struct cox_queue_layout_deferred) == 48, "deferred");
-static_assert(offsetof(struct cox_queue_layout_deferred, deferred_stamp) == 8, "deferred");
-static_assert(offsetof(struct cox_queue_layout_deferred, deferred_pool) == 16, "deferred");
-static_assert(offsetof(struct cox_queue_layout_deferred, deferred_block) == 20, "deferred");
-static_assert(offsetof(struct cox_queue_layout_deferred, deferred_generation) == 24, "deferred");
-static_assert(offsetof(struct cox_queue_layout_deferred, deferred_size) == 32, "deferred");
+static_assert(sizeof(struct cox_queue_layout_pending_free) == 48, "pending free");
+static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_stamp) == 8,
+              "pending free");
+static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_pool) == 16,
+              "pending free");
+static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_block) == 20,
+              "pending free");
+static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_generation) == 24,
+              "pending free");
+static_assert(offsetof(struct cox_queue_layout_pending_free, pending_free_size) == 32,
+              "pending free");
 static_assert(sizeof(struct cox_queue_layout_copy) == 32, "copy");
 static_assert(offsetof(struct cox_queue_layout_copy, copy_generation) == 8, "copy");
 static_assert(offsetof(struct cox_queue_layout_copy, copy_size) == 16, "copy");

@@ -51,7 +51,7 @@ static void repair_sleepers(struct cox_queue *queue)
 /* ---- what nobody here can let go ---- */
 
 /* Those who take from that pool. */
-static void deferred_tell(struct cox_queue *queue, uint32_t pool)
+static void pending_free_wake(struct cox_queue *queue, uint32_t pool)
 {
     uint32_t end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.subscriber_end),
                                    queue->geometry.subscriber_count_max);
@@ -63,48 +63,50 @@ static void deferred_tell(struct cox_queue *queue, uint32_t pool)
     }
 }
 
-static void deferred_add(struct cox_queue *queue, const struct cox_queue_copy *copy, uint64_t stamp,
-                         uint64_t tag)
+static void pending_free_add(struct cox_queue *queue, const struct cox_queue_copy *copy,
+                             uint64_t stamp, uint64_t tag)
 {
     struct cox_queue_layout_state *state = &queue->layout->state;
-    const uint32_t count_max = queue->geometry.deferred_count_max;
+    const uint32_t count_max = queue->geometry.pending_free_count_max;
     uint32_t slot = 0;
-    while (slot < count_max && COX_QUEUE_LOAD(cox_queue_deferred_at(queue, slot)->deferred_tag))
+    while (slot < count_max &&
+           COX_QUEUE_LOAD(cox_queue_pending_free_at(queue, slot)->pending_free_tag))
         slot++;
     if (slot == count_max) {
         /* It stays held until the last process that has the pool lets go of the queue. */
-        atomic_fetch_add_explicit(&state->deferred_lost, 1, memory_order_relaxed);
-        cox_fault_point(COX_FAULT_QUEUE_DEFERRED);
+        atomic_fetch_add_explicit(&state->pending_free_lost, 1, memory_order_relaxed);
+        cox_fault_point(COX_FAULT_QUEUE_FREE_PENDING);
         return;
     }
-    struct cox_queue_layout_deferred *deferred = cox_queue_deferred_at(queue, slot);
-    atomic_store_explicit(&deferred->deferred_stamp, stamp, memory_order_relaxed);
-    atomic_store_explicit(&deferred->deferred_pool, copy->pool, memory_order_relaxed);
-    atomic_store_explicit(&deferred->deferred_block, copy->block, memory_order_relaxed);
-    atomic_store_explicit(&deferred->deferred_generation, copy->generation, memory_order_relaxed);
-    atomic_store_explicit(&deferred->deferred_size, copy->size, memory_order_relaxed);
-    if (COX_QUEUE_LOAD(state->deferred_end) <= slot)
-        atomic_store_explicit(&state->deferred_end, slot + 1, memory_order_relaxed);
-    atomic_store_explicit(&deferred->deferred_tag, tag, memory_order_release);
+    struct cox_queue_layout_pending_free *pending_free = cox_queue_pending_free_at(queue, slot);
+    atomic_store_explicit(&pending_free->pending_free_stamp, stamp, memory_order_relaxed);
+    atomic_store_explicit(&pending_free->pending_free_pool, copy->pool, memory_order_relaxed);
+    atomic_store_explicit(&pending_free->pending_free_block, copy->block, memory_order_relaxed);
+    atomic_store_explicit(&pending_free->pending_free_generation, copy->generation,
+                          memory_order_relaxed);
+    atomic_store_explicit(&pending_free->pending_free_size, copy->size, memory_order_relaxed);
+    if (COX_QUEUE_LOAD(state->pending_free_end) <= slot)
+        atomic_store_explicit(&state->pending_free_end, slot + 1, memory_order_relaxed);
+    atomic_store_explicit(&pending_free->pending_free_tag, tag, memory_order_release);
     /* seq_cst: who goes to sleep either sees this, or is seen to sleep by tell (queue_set.c). */
-    atomic_fetch_add(&state->deferred_turn, 1);
-    cox_fault_point(COX_FAULT_QUEUE_DEFERRED);
-    deferred_tell(queue, copy->pool);
+    atomic_fetch_add(&state->pending_free_turn, 1);
+    cox_fault_point(COX_FAULT_QUEUE_FREE_PENDING);
+    pending_free_wake(queue, copy->pool);
 }
 
 /* True: it need not be kept any more. */
-static bool deferred_let_go(struct cox_queue *queue, struct cox_queue_layout_deferred *deferred,
-                            uint64_t tag)
+static bool pending_free_run(struct cox_queue *queue,
+                             struct cox_queue_layout_pending_free *pending_free, uint64_t tag)
 {
     struct cox_queue_entry entry;
-    if (!cox_queue_entry_read(queue, COX_QUEUE_LOAD(deferred->deferred_pool), &entry) ||
-        entry.stamp != COX_QUEUE_LOAD(deferred->deferred_stamp))
+    if (!cox_queue_entry_read(queue, COX_QUEUE_LOAD(pending_free->pending_free_pool), &entry) ||
+        entry.stamp != COX_QUEUE_LOAD(pending_free->pending_free_stamp))
         return true;
     const struct cox_block_ref ref = {
         .pool = entry.id,
-        .generation = COX_QUEUE_LOAD(deferred->deferred_generation),
-        .size = COX_QUEUE_LOAD(deferred->deferred_size),
-        .block = COX_QUEUE_LOAD(deferred->deferred_block),
+        .generation = COX_QUEUE_LOAD(pending_free->pending_free_generation),
+        .size = COX_QUEUE_LOAD(pending_free->pending_free_size),
+        .block = COX_QUEUE_LOAD(pending_free->pending_free_block),
     };
     return cox_queue_pools_unpin(queue, &ref, tag);
 }
@@ -112,23 +114,24 @@ static bool deferred_let_go(struct cox_queue *queue, struct cox_queue_layout_def
 void cox_queue_drain(struct cox_queue *queue)
 {
     struct cox_queue_layout_state *state = &queue->layout->state;
-    uint32_t end =
-        cox_queue_bound(COX_QUEUE_LOAD(state->deferred_end), queue->geometry.deferred_count_max);
+    uint32_t end = cox_queue_bound(COX_QUEUE_LOAD(state->pending_free_end),
+                                   queue->geometry.pending_free_count_max);
     if (end == 0)
         return;
-    const uint64_t turn = COX_QUEUE_LOAD(state->deferred_turn);
+    const uint64_t turn = COX_QUEUE_LOAD(state->pending_free_turn);
     const uint32_t pool_turn = cox_queue_pools_turn(queue);
     if (turn == queue->drained && pool_turn == queue->drained_at)
         return;
     for (uint32_t i = 0; i < end; i++) {
-        struct cox_queue_layout_deferred *deferred = cox_queue_deferred_at(queue, i);
-        uint64_t tag = COX_QUEUE_LOAD(deferred->deferred_tag);
-        if (tag && deferred_let_go(queue, deferred, tag))
-            atomic_store_explicit(&deferred->deferred_tag, 0, memory_order_relaxed);
+        struct cox_queue_layout_pending_free *pending_free = cox_queue_pending_free_at(queue, i);
+        uint64_t tag = COX_QUEUE_LOAD(pending_free->pending_free_tag);
+        if (tag && pending_free_run(queue, pending_free, tag))
+            atomic_store_explicit(&pending_free->pending_free_tag, 0, memory_order_relaxed);
     }
-    while (end > 0 && COX_QUEUE_LOAD(cox_queue_deferred_at(queue, end - 1)->deferred_tag) == 0)
+    while (end > 0 &&
+           COX_QUEUE_LOAD(cox_queue_pending_free_at(queue, end - 1)->pending_free_tag) == 0)
         end--;
-    atomic_store_explicit(&state->deferred_end, end, memory_order_relaxed);
+    atomic_store_explicit(&state->pending_free_end, end, memory_order_relaxed);
     queue->drained = turn;
     queue->drained_at = pool_turn;
     cox_fault_point(COX_FAULT_QUEUE_DRAINED);
@@ -146,7 +149,7 @@ static void copy_let_go(struct cox_queue *queue, const struct cox_queue_copy *co
     const struct cox_block_ref ref = {
         .pool = entry.id, .generation = copy->generation, .size = copy->size, .block = copy->block};
     if (!cox_queue_pools_unpin(queue, &ref, tag))
-        deferred_add(queue, copy, entry.stamp, tag);
+        pending_free_add(queue, copy, entry.stamp, tag);
 }
 
 static void copy_read(struct cox_queue_layout_copy *copy, struct cox_queue_copy *ret_copy)
@@ -316,7 +319,8 @@ void cox_queue_repair(struct cox_queue *queue)
            COX_QUEUE_LOAD(cox_queue_subscriber_at(queue, end - 1)->subscriber_process) == 0)
         end--;
     atomic_store_explicit(&state->subscriber_end, end, memory_order_relaxed);
-    atomic_store_explicit(&state->deferred_end, geometry->deferred_count_max, memory_order_relaxed);
+    atomic_store_explicit(&state->pending_free_end, geometry->pending_free_count_max,
+                          memory_order_relaxed);
     cox_fault_point(COX_FAULT_QUEUE_REPAIRING);
     repair_intent(queue);
     /* Of a message that did not come to be published nobody has heard; who was woken for it waits

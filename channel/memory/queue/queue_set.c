@@ -116,12 +116,12 @@ static int set_enter(struct cox_queue *queue, uint64_t deadline_ns)
         queue, cox_deadline_min(cox_deadline_after_ns(LOCK_SLICE_NS), deadline_ns), NULL);
 }
 
-/* What others left to this process since it last looked. seq_cst: partner is deferred_add
+/* What others left to this process since it last looked. seq_cst: partner is pending_free_add
  * (queue_rows.c). */
 static bool is_behind(const struct cox_subscriber *subscriber, uint64_t *ret_turn)
 {
-    *ret_turn = atomic_load(&subscriber->queue->layout->state.deferred_turn);
-    return *ret_turn != subscriber->deferred_seen;
+    *ret_turn = atomic_load(&subscriber->queue->layout->state.pending_free_turn);
+    return *ret_turn != subscriber->pending_free_seen;
 }
 
 static bool set_is_behind(const struct cox_queue_set *set)
@@ -148,7 +148,7 @@ static void set_drain(struct cox_queue_set *set, uint64_t deadline_ns)
             cox_queue_drain(queue);
             cox_queue_leave(queue);
         }
-        subscriber->deferred_seen = turn;
+        subscriber->pending_free_seen = turn;
     }
 }
 

@@ -536,7 +536,7 @@ int cox_subscriber_take(struct cox_subscriber *subscriber, struct cox_message *r
         uint32_t seen = 0;
         /* Nothing to find out from others: no lock. */
         if (cox_subscriber_pending(subscriber) == 0 && queue->pid == getpid() &&
-            COX_QUEUE_LOAD(queue->layout->state.deferred_end) == 0)
+            COX_QUEUE_LOAD(queue->layout->state.pending_free_end) == 0)
             return COX_EMPTY;
         int r = cox_queue_enter(queue, err);
         if (r)
