@@ -144,7 +144,7 @@ static void h6_the_first_taker_of_another_domain_copies_for_all(void **state)
 }
 
 /* Another pool of the domain that this one has no way to come to. */
-static void h6_a_copy_out_of_reach_is_made_again(void **state)
+static void h6_a_copy_in_a_pool_that_cannot_be_opened_is_made_again(void **state)
 {
     (void)state;
     struct cox_pool *other = fixture_pool(domains, COX_DOMAIN_BOUNCE, 4);
@@ -1130,7 +1130,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(h4_h5_h13_the_same_domain_takes_the_very_block),
         TEST(h6_the_first_taker_of_another_domain_copies_for_all),
-        TEST(h6_a_copy_out_of_reach_is_made_again),
+        TEST(h6_a_copy_in_a_pool_that_cannot_be_opened_is_made_again),
         TEST(h6_no_room_for_the_copy_leaves_the_message),
         TEST(h6_without_a_pool_other_domains_are_refused_with_words),
         TEST(h6_h12_a_message_has_a_copy_in_each_of_32_domains),

@@ -71,13 +71,13 @@ int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_option
     publisher->queue = queue;
     publisher->pool = options->pool;
     publisher->exporter = options->exporter;
-    int r =
-        cox_queue_reach_begin(&publisher->reach, queue, options->domains, options->door_path, err);
+    int r = cox_queue_pool_cache_init(&publisher->pool_cache, queue, options->domains,
+                                      options->door_path, err);
     if (r) {
         free(publisher);
         return r;
     }
-    r = cox_queue_reach_add(&publisher->reach, options->pool, err);
+    r = cox_queue_pool_cache_add(&publisher->pool_cache, options->pool, err);
     if (r == 0 && options->exporter) {
         r = cox_pool_export(options->pool, options->exporter, options->read_only,
                             &publisher->handle, err);
@@ -88,7 +88,7 @@ int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_option
     if (r) {
         if (publisher->exported)
             cox_pool_unexport(publisher->exporter, &publisher->handle);
-        cox_queue_reach_end(&publisher->reach);
+        cox_queue_pool_cache_deinit(&publisher->pool_cache);
         free(publisher);
         return r;
     }
@@ -124,7 +124,7 @@ struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher)
     }
     if (publisher->exported)
         cox_pool_unexport(publisher->exporter, &publisher->handle);
-    cox_queue_reach_end(&publisher->reach);
+    cox_queue_pool_cache_deinit(&publisher->pool_cache);
     atomic_fetch_sub_explicit(&queue->endpoint_count, 1, memory_order_release);
     free(publisher);
     return NULL;
@@ -141,8 +141,8 @@ static bool evicted_unknown(struct cox_publisher *publisher, uint64_t number, ui
     for (uint32_t d = 0; message.number && d < publisher->queue->geometry.domain_count_max; d++) {
         const uint32_t index = message.copies[d].pool;
         if (!(message.mask >> d & 1) || !cox_queue_entry_read(publisher->queue, index, ret_entry) ||
-            cox_queue_reach_find(&publisher->reach, ret_entry->id) ||
-            cox_queue_reach_failed(&publisher->reach, index, ret_entry))
+            cox_queue_pool_cache_find(&publisher->pool_cache, ret_entry->id) ||
+            cox_queue_pool_cache_failed(&publisher->pool_cache, index, ret_entry))
             continue;
         *ret_index = index;
         return true;
@@ -170,7 +170,7 @@ static int enter_prepared(struct cox_publisher *publisher, uint32_t count, struc
         if (!unknown || round > queue->geometry.pool_count_max)
             return 0;
         cox_queue_leave(queue);
-        cox_queue_reach_open(&publisher->reach, index, &entry, NULL);
+        cox_queue_pool_cache_open(&publisher->pool_cache, index, &entry, NULL);
     }
 }
 

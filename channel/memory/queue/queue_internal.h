@@ -8,8 +8,8 @@
  * Threads: the pools have a mutex of their own, which is taken behind the queue's lock and never
  *   held while waiting. What is marked "under the lock" is called between enter and leave.
  * Ownership: endpoints hold a use of each pool they may take from; a pool that was opened here is
- * freed with its last use. Blocks: enter, as queue_lock.h; reach_open, at a door, never under the
- * lock. If the process dies: as queue.h.
+ * freed with its last use. Blocks: enter, as queue_lock.h; pool_cache_open, at a door, never under
+ * the lock. If the process dies: as queue.h.
  */
 #ifndef COX_CHANNEL_MEMORY_QUEUE_INTERNAL_H
 #define COX_CHANNEL_MEMORY_QUEUE_INTERNAL_H
@@ -157,7 +157,7 @@ void cox_queue_entry_close(struct cox_queue *queue, uint32_t index);
 /* ---- pools that this process knows ---- */
 
 /* What one endpoint can come to. */
-struct cox_queue_reach {
+struct cox_queue_pool_cache {
     struct cox_queue *queue;
     const struct cox_domains *domains;
     char *door_path;
@@ -171,24 +171,24 @@ struct cox_queue_reach {
         uint64_t until_ns;
     } * failed;
 };
-int cox_queue_reach_begin(struct cox_queue_reach *reach, struct cox_queue *queue,
-                          const struct cox_domains *domains, const char *door_path,
-                          struct cox_error *err);
-void cox_queue_reach_end(struct cox_queue_reach *reach); /* idempotent */
+int cox_queue_pool_cache_init(struct cox_queue_pool_cache *cache, struct cox_queue *queue,
+                              const struct cox_domains *domains, const char *door_path,
+                              struct cox_error *err);
+void cox_queue_pool_cache_deinit(struct cox_queue_pool_cache *cache); /* idempotent */
 /* Borrowed. Returns 0; COX_FULL: as cox_pool_queue_join; -ENOMEM. */
-int cox_queue_reach_add(struct cox_queue_reach *reach, struct cox_pool *pool,
-                        struct cox_error *err);
+int cox_queue_pool_cache_add(struct cox_queue_pool_cache *cache, struct cox_pool *pool,
+                             struct cox_error *err);
 /* NULL: not known. */
-struct cox_pool *cox_queue_reach_find(const struct cox_queue_reach *reach, uint64_t id);
+struct cox_pool *cox_queue_pool_cache_find(const struct cox_queue_pool_cache *cache, uint64_t id);
 /* 0, or what opening it gave. */
-int cox_queue_reach_failed(const struct cox_queue_reach *reach, uint32_t index,
-                           const struct cox_queue_entry *entry);
+int cox_queue_pool_cache_failed(const struct cox_queue_pool_cache *cache, uint32_t index,
+                                const struct cox_queue_entry *entry);
 /* Opens what is not known. Not under the lock. Returns 0; COX_PEER_DEAD: no handle; as
  * cox_pool_open; COX_CORRUPT. */
-int cox_queue_reach_open(struct cox_queue_reach *reach, uint32_t index,
-                         const struct cox_queue_entry *entry, struct cox_error *err);
+int cox_queue_pool_cache_open(struct cox_queue_pool_cache *cache, uint32_t index,
+                              const struct cox_queue_entry *entry, struct cox_error *err);
 /* Opens what it can of all pools. Not under the lock. */
-void cox_queue_reach_open_all(struct cox_queue_reach *reach);
+void cox_queue_pool_cache_open_all(struct cox_queue_pool_cache *cache);
 
 /* By whatever pool of this process it is. False: it has none of that id. */
 bool cox_queue_pools_unpin(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag);
@@ -231,7 +231,7 @@ void cox_queue_ring(struct cox_queue_layout_subscriber *subscriber);
 
 struct cox_publisher {
     struct cox_queue *queue;
-    struct cox_queue_reach reach;
+    struct cox_queue_pool_cache pool_cache;
     struct cox_pool *pool;
     struct cox_exporter *exporter;
     struct cox_pool_handle handle;
@@ -243,7 +243,7 @@ struct cox_queue_set;
 
 struct cox_subscriber {
     struct cox_queue *queue;
-    struct cox_queue_reach reach;
+    struct cox_queue_pool_cache pool_cache;
     /* NULL: none of its own */
     struct cox_pool *pool;
     struct cox_exporter *exporter;

@@ -149,86 +149,87 @@ uint32_t cox_queue_pools_turn(struct cox_queue *queue)
 
 /* ---- an endpoint's ---- */
 
-int cox_queue_reach_begin(struct cox_queue_reach *reach, struct cox_queue *queue,
-                          const struct cox_domains *domains, const char *door_path,
-                          struct cox_error *err)
+int cox_queue_pool_cache_init(struct cox_queue_pool_cache *cache, struct cox_queue *queue,
+                              const struct cox_domains *domains, const char *door_path,
+                              struct cox_error *err)
 {
-    *reach = (struct cox_queue_reach){.queue = queue, .domains = domains};
-    reach->failed = calloc(queue->geometry.pool_count_max, sizeof *reach->failed);
-    reach->door_path = door_path ? strdup(door_path) : NULL;
-    if (reach->failed && (reach->door_path || !door_path))
+    *cache = (struct cox_queue_pool_cache){.queue = queue, .domains = domains};
+    cache->failed = calloc(queue->geometry.pool_count_max, sizeof *cache->failed);
+    cache->door_path = door_path ? strdup(door_path) : NULL;
+    if (cache->failed && (cache->door_path || !door_path))
         return 0;
-    cox_queue_reach_end(reach);
+    cox_queue_pool_cache_deinit(cache);
     return cox_fail(err, -ENOMEM, "endpoint: %s", cox_status_text(-ENOMEM));
 }
 
-void cox_queue_reach_end(struct cox_queue_reach *reach)
+void cox_queue_pool_cache_deinit(struct cox_queue_pool_cache *cache)
 {
-    for (uint32_t i = 0; i < reach->count; i++)
-        pools_unuse(reach->queue, reach->pools[i]);
-    reach->count = reach->capacity = 0;
-    free(reach->pools);
-    free(reach->failed);
-    free(reach->door_path);
-    reach->pools = NULL;
-    reach->failed = NULL;
-    reach->door_path = NULL;
+    for (uint32_t i = 0; i < cache->count; i++)
+        pools_unuse(cache->queue, cache->pools[i]);
+    cache->count = cache->capacity = 0;
+    free(cache->pools);
+    free(cache->failed);
+    free(cache->door_path);
+    cache->pools = NULL;
+    cache->failed = NULL;
+    cache->door_path = NULL;
 }
 
-static int reach_keep(struct cox_queue_reach *reach, struct cox_pool *pool)
+static int cache_keep(struct cox_queue_pool_cache *cache, struct cox_pool *pool)
 {
-    int r = grow((void **)&reach->pools, reach->count, &reach->capacity, sizeof *reach->pools);
+    int r = grow((void **)&cache->pools, cache->count, &cache->capacity, sizeof *cache->pools);
     if (r == 0)
-        reach->pools[reach->count++] = pool;
+        cache->pools[cache->count++] = pool;
     return r;
 }
 
-int cox_queue_reach_add(struct cox_queue_reach *reach, struct cox_pool *pool, struct cox_error *err)
+int cox_queue_pool_cache_add(struct cox_queue_pool_cache *cache, struct cox_pool *pool,
+                             struct cox_error *err)
 {
-    int r = pools_use(reach->queue, pool, false, err);
+    int r = pools_use(cache->queue, pool, false, err);
     if (r)
         return r;
-    r = reach_keep(reach, pool);
+    r = cache_keep(cache, pool);
     if (r == 0)
         return 0;
-    pools_unuse(reach->queue, pool);
+    pools_unuse(cache->queue, pool);
     return cox_fail(err, r, "endpoint: %s", cox_status_text(r));
 }
 
-struct cox_pool *cox_queue_reach_find(const struct cox_queue_reach *reach, uint64_t id)
+struct cox_pool *cox_queue_pool_cache_find(const struct cox_queue_pool_cache *cache, uint64_t id)
 {
-    for (uint32_t i = 0; i < reach->count; i++)
-        if (cox_pool_id(reach->pools[i]) == id)
-            return reach->pools[i];
+    for (uint32_t i = 0; i < cache->count; i++)
+        if (cox_pool_id(cache->pools[i]) == id)
+            return cache->pools[i];
     return NULL;
 }
 
-int cox_queue_reach_failed(const struct cox_queue_reach *reach, uint32_t index,
-                           const struct cox_queue_entry *entry)
+int cox_queue_pool_cache_failed(const struct cox_queue_pool_cache *cache, uint32_t index,
+                                const struct cox_queue_entry *entry)
 {
-    const struct cox_queue_failed *failed = &reach->failed[index];
+    const struct cox_queue_failed *failed = &cache->failed[index];
     return failed->stamp == entry->stamp && cox_now_ns() < failed->until_ns ? failed->code : 0;
 }
 
 /* Is it what the entry says? Whoever has the queue's memory may have written there. */
-static int reach_check(struct cox_queue_reach *reach, const struct cox_pool *pool,
+static int cache_check(struct cox_queue_pool_cache *cache, const struct cox_pool *pool,
                        const struct cox_queue_entry *entry, struct cox_error *err)
 {
     const struct cox_domain_id domain = cox_pool_domain(pool);
-    const uint64_t word = COX_QUEUE_LOAD(reach->queue->layout->queue_domains[entry->domain]);
+    const uint64_t word = COX_QUEUE_LOAD(cache->queue->layout->queue_domains[entry->domain]);
     if (cox_pool_id(pool) == entry->id && word == ((uint64_t)domain.kind << 32 | domain.device))
         return 0;
     return cox_fail(err, COX_CORRUPT,
                     "queue %016" PRIx64 ": the handle of pool %016" PRIx64 " opens pool %016" PRIx64
                     ", or one of another domain",
-                    reach->queue->id, entry->id, cox_pool_id(pool));
+                    cache->queue->id, entry->id, cox_pool_id(pool));
 }
 
 /* *ret_pool has a use. */
-static int reach_attach(struct cox_queue_reach *reach, const struct cox_queue_entry *entry,
+static int cache_attach(struct cox_queue_pool_cache *cache, const struct cox_queue_entry *entry,
                         struct cox_pool **ret_pool, struct cox_error *err)
 {
-    struct cox_pool *pool = pools_use_opened(reach->queue, entry->id);
+    struct cox_pool *pool = pools_use_opened(cache->queue, entry->id);
     if (pool) { /* by another endpoint of this process */
         *ret_pool = pool;
         return 0;
@@ -240,16 +241,16 @@ static int reach_attach(struct cox_queue_reach *reach, const struct cox_queue_en
             ": this process does not have it, and nobody says (any more) how to open it",
             entry->id);
     const struct cox_pool_attach_options options = {
-        .domains = reach->domains,
+        .domains = cache->domains,
         .read_only = (entry->flags & COX_QUEUE_POOL_READ_ONLY) != 0,
     };
-    int r = cox_pool_open(&entry->handle, reach->door_path,
+    int r = cox_pool_open(&entry->handle, cache->door_path,
                           cox_deadline_after_ms(COX_QUEUE_DOOR_MS), &options, &pool, err);
     if (r)
         return r;
-    r = reach_check(reach, pool, entry, err);
+    r = cache_check(cache, pool, entry, err);
     if (r == 0)
-        r = pools_use(reach->queue, pool, true, err);
+        r = pools_use(cache->queue, pool, true, err);
     if (r) {
         cox_pool_free(pool);
         return r;
@@ -279,56 +280,56 @@ static bool entries_have(struct cox_queue *queue, uint64_t id)
 /* Where publishers come and go, their pools would pile up in who stays. One that was opened here,
  * that no message can lie in any more, and of which nobody in this process has a reference, is let
  * go before another one is opened. */
-static void reach_trim(struct cox_queue_reach *reach)
+static void cache_trim(struct cox_queue_pool_cache *cache)
 {
     uint32_t kept = 0;
-    if (cox_queue_enter(reach->queue, NULL))
+    if (cox_queue_enter(cache->queue, NULL))
         return;
-    for (uint32_t i = 0; i < reach->count; i++) {
-        struct cox_pool *pool = reach->pools[i];
-        if (entries_have(reach->queue, cox_pool_id(pool)) || !pools_opened(reach->queue, pool) ||
+    for (uint32_t i = 0; i < cache->count; i++) {
+        struct cox_pool *pool = cache->pools[i];
+        if (entries_have(cache->queue, cox_pool_id(pool)) || !pools_opened(cache->queue, pool) ||
             !cox_pool_is_idle(pool)) {
-            reach->pools[i] = reach->pools[kept];
-            reach->pools[kept++] = pool;
+            cache->pools[i] = cache->pools[kept];
+            cache->pools[kept++] = pool;
         }
     }
-    cox_queue_leave(reach->queue);
+    cox_queue_leave(cache->queue);
     /* Not with the lock: whoever else holds blocks for this queue may be stopped. */
-    while (reach->count > kept)
-        pools_unuse(reach->queue, reach->pools[--reach->count]);
+    while (cache->count > kept)
+        pools_unuse(cache->queue, cache->pools[--cache->count]);
 }
 
-int cox_queue_reach_open(struct cox_queue_reach *reach, uint32_t index,
-                         const struct cox_queue_entry *entry, struct cox_error *err)
+int cox_queue_pool_cache_open(struct cox_queue_pool_cache *cache, uint32_t index,
+                              const struct cox_queue_entry *entry, struct cox_error *err)
 {
-    reach_trim(reach);
+    cache_trim(cache);
     struct cox_pool *pool = NULL;
-    int r = reach_attach(reach, entry, &pool, err);
+    int r = cache_attach(cache, entry, &pool, err);
     if (r == 0) {
-        r = reach_keep(reach, pool);
+        r = cache_keep(cache, pool);
         if (r)
-            pools_unuse(reach->queue, pool);
+            pools_unuse(cache->queue, pool);
     }
     /* Not tried again with every message. What the importer or the pool lacks may be there later;
      * an exporter that is gone does not come back. */
     if (r)
-        reach->failed[index] = (struct cox_queue_failed){
+        cache->failed[index] = (struct cox_queue_failed){
             entry->stamp, r,
             r == COX_PEER_DEAD ? COX_DEADLINE_NEVER : cox_deadline_after_ms(RETRY_MS)};
     return r ? cox_fail(err, r, "pool %016" PRIx64 ": %s", entry->id, cox_status_text(r)) : 0;
 }
 
-void cox_queue_reach_open_all(struct cox_queue_reach *reach)
+void cox_queue_pool_cache_open_all(struct cox_queue_pool_cache *cache)
 {
-    struct cox_queue *queue = reach->queue;
+    struct cox_queue *queue = cache->queue;
     for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++) {
         struct cox_queue_entry entry;
         if (cox_queue_enter(queue, NULL))
             return;
         bool there = cox_queue_entry_read(queue, i, &entry);
         cox_queue_leave(queue);
-        if (there && !cox_queue_reach_find(reach, entry.id) &&
-            !cox_queue_reach_failed(reach, i, &entry))
-            cox_queue_reach_open(reach, i, &entry, NULL);
+        if (there && !cox_queue_pool_cache_find(cache, entry.id) &&
+            !cox_queue_pool_cache_failed(cache, i, &entry))
+            cox_queue_pool_cache_open(cache, i, &entry, NULL);
     }
 }

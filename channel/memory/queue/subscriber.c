@@ -78,10 +78,10 @@ static int subscriber_prepare(struct cox_subscriber *subscriber,
 {
     int r = 0;
     if (options->pool)
-        r = cox_queue_reach_add(&subscriber->reach, options->pool, err);
+        r = cox_queue_pool_cache_add(&subscriber->pool_cache, options->pool, err);
     for (uint32_t i = 0; r == 0 && i < options->pool_count; i++)
-        if (!cox_queue_reach_find(&subscriber->reach, cox_pool_id(options->pools[i])))
-            r = cox_queue_reach_add(&subscriber->reach, options->pools[i], err);
+        if (!cox_queue_pool_cache_find(&subscriber->pool_cache, cox_pool_id(options->pools[i])))
+            r = cox_queue_pool_cache_add(&subscriber->pool_cache, options->pools[i], err);
     if (r == 0 && options->pool && options->exporter) {
         r = cox_pool_export(options->pool, options->exporter, false, &subscriber->handle, err);
         subscriber->exported = r == 0;
@@ -98,8 +98,8 @@ int cox_subscriber_new(struct cox_queue *queue, const struct cox_subscriber_opti
     subscriber->queue = queue;
     subscriber->pool = options->pool;
     subscriber->exporter = options->exporter;
-    int r =
-        cox_queue_reach_begin(&subscriber->reach, queue, options->domains, options->door_path, err);
+    int r = cox_queue_pool_cache_init(&subscriber->pool_cache, queue, options->domains,
+                                      options->door_path, err);
     if (r) {
         free(subscriber);
         return r;
@@ -110,7 +110,7 @@ int cox_subscriber_new(struct cox_queue *queue, const struct cox_subscriber_opti
     if (r) {
         if (subscriber->exported)
             cox_pool_unexport(subscriber->exporter, &subscriber->handle);
-        cox_queue_reach_end(&subscriber->reach);
+        cox_queue_pool_cache_deinit(&subscriber->pool_cache);
         free(subscriber);
         return r;
     }
@@ -144,12 +144,12 @@ struct cox_subscriber *cox_subscriber_free(struct cox_subscriber *subscriber)
     if (queue->pid == getpid()) {
         /* What it has not taken may end with it: that is let go at once where it can be reached. */
         if (cox_subscriber_pending(subscriber) > 0)
-            cox_queue_reach_open_all(&subscriber->reach);
+            cox_queue_pool_cache_open_all(&subscriber->pool_cache);
         subscriber_leave(subscriber);
     }
     if (subscriber->exported)
         cox_pool_unexport(subscriber->exporter, &subscriber->handle);
-    cox_queue_reach_end(&subscriber->reach);
+    cox_queue_pool_cache_deinit(&subscriber->pool_cache);
     atomic_fetch_sub_explicit(&queue->endpoint_count, 1, memory_order_release);
     free(subscriber);
     return NULL;
@@ -252,8 +252,9 @@ static bool taking_last_unknown(struct cox_subscriber *subscriber, struct taking
         taking->pool_index = taking->message.copies[d].pool;
         if ((taking->message.mask >> d & 1) &&
             cox_queue_entry_read(subscriber->queue, taking->pool_index, &taking->entry) &&
-            !cox_queue_reach_find(&subscriber->reach, taking->entry.id) &&
-            !cox_queue_reach_failed(&subscriber->reach, taking->pool_index, &taking->entry))
+            !cox_queue_pool_cache_find(&subscriber->pool_cache, taking->entry.id) &&
+            !cox_queue_pool_cache_failed(&subscriber->pool_cache, taking->pool_index,
+                                         &taking->entry))
             return true;
     }
     return false;
@@ -305,7 +306,7 @@ static enum taking_step take_shared(struct cox_subscriber *subscriber, struct ta
         *ret_r = fail_corrupt(taking, "it is in a pool that is not there", err);
         return TAKING_DONE;
     }
-    struct cox_pool *pool = cox_queue_reach_find(&subscriber->reach, taking->entry.id);
+    struct cox_pool *pool = cox_queue_pool_cache_find(&subscriber->pool_cache, taking->entry.id);
     if (!pool)
         return TAKING_OPEN;
     const struct cox_block_ref ref = copy_ref(taking, subscriber->domain, taking->entry.id);
@@ -329,7 +330,7 @@ static enum taking_step take_source(struct cox_subscriber *subscriber, struct ta
         const uint32_t index = taking->message.copies[d].pool;
         if (!(taking->message.mask >> d & 1) || !cox_queue_entry_read(queue, index, &entry))
             continue;
-        struct cox_pool *pool = cox_queue_reach_find(&subscriber->reach, entry.id);
+        struct cox_pool *pool = cox_queue_pool_cache_find(&subscriber->pool_cache, entry.id);
         if (pool) {
             const struct cox_block_ref ref = copy_ref(taking, d, entry.id);
             if (taking->message.length > ref.size)
@@ -341,7 +342,7 @@ static enum taking_step take_source(struct cox_subscriber *subscriber, struct ta
             taking->entry = entry;
             return *ret_r ? TAKING_DONE : TAKING_COPY;
         }
-        int failed = cox_queue_reach_failed(&subscriber->reach, index, &entry);
+        int failed = cox_queue_pool_cache_failed(&subscriber->pool_cache, index, &entry);
         if (failed) {
             taking->failed = failed;
             continue;
@@ -404,7 +405,8 @@ static enum taking_step take_step(struct cox_subscriber *subscriber, struct taki
         enum taking_step step = take_shared(subscriber, taking, ret_message, ret_r, err);
         if (step != TAKING_OPEN)
             return step;
-        int failed = cox_queue_reach_failed(&subscriber->reach, taking->pool_index, &taking->entry);
+        int failed = cox_queue_pool_cache_failed(&subscriber->pool_cache, taking->pool_index,
+                                                 &taking->entry);
         if (!failed)
             return TAKING_OPEN;
         /* What it cannot come to, it copies for itself, if it can come to another copy. */
@@ -559,7 +561,8 @@ int cox_subscriber_take(struct cox_subscriber *subscriber, struct cox_message *r
             /* Each is tried once; there are no more unless somebody goes on writing there. */
             if (opened++ > 2 * queue->geometry.pool_count_max)
                 return cox_fail(err, COX_CORRUPT, "queue: its pools are others at every look");
-            cox_queue_reach_open(&subscriber->reach, taking.pool_index, &taking.entry, NULL);
+            cox_queue_pool_cache_open(&subscriber->pool_cache, taking.pool_index, &taking.entry,
+                                      NULL);
             break;
         case TAKING_WAIT:
             wait_for_copy(subscriber, &taking, seen);
