@@ -106,8 +106,8 @@ static void call_everything(struct world *world)
     TIMED(fixture_publish(world->of_bounce, bounce, 100, 3, NULL));
     take_some(world->near);
     TIMED(r = cox_subscriber_new(world->again, &options, &late, NULL));
-    for (uint64_t note = 4; note < 8; note++)
-        TIMED(fixture_publish(world->of_host, host, 100, note, NULL));
+    for (uint64_t user_data = 4; user_data < 8; user_data++)
+        TIMED(fixture_publish(world->of_host, host, 100, user_data, NULL));
     take_some(world->far);
     take_some(world->near);
     if (r == 0)

@@ -37,7 +37,7 @@ static struct cox_pool *host, *bounce;
 static struct cox_queue *queue;
 static struct cox_publisher *publisher;
 static struct cox_subscriber *near, *far;
-static uint64_t notes; /* the last one that the parent gave */
+static uint64_t user_data_last; /* the last one that the parent gave */
 
 /* ---- children ---- */
 
@@ -95,9 +95,9 @@ static void child_publish_batch(struct cox_publisher *of_child, struct cox_pool 
     struct cox_publication batch[DEPTH];
     uint32_t count;
     for (uint64_t i = 0; i < DEPTH; i++) {
-        batch[i] = (struct cox_publication){.length = 100, .note = 2000 + i};
+        batch[i] = (struct cox_publication){.length = 100, .user_data = 2000 + i};
         COX_ASSERT(cox_pool_allocate(pool, 100, &batch[i].ref, NULL) == 0);
-        fixture_fill(cox_pool_pointer(pool, &batch[i].ref), 100, batch[i].note);
+        fixture_fill(cox_pool_pointer(pool, &batch[i].ref), 100, batch[i].user_data);
     }
     COX_ASSERT(cox_publisher_publish_batch(of_child, batch, DEPTH, &count, NULL) == 0);
     for (uint64_t i = 0; i < DEPTH; i++)
@@ -278,7 +278,7 @@ static uint64_t take_rest(struct cox_subscriber *subscriber, const char *what)
             fail_msg("%s: %s: %s", what, cox_status_text(r), err.text);
         if (!fixture_is_sound(&message))
             fail_msg("%s: message %" PRIu64 " is not what was published", what, message.number);
-        last = message.note;
+        last = message.user_data;
         fixture_let_go(&message);
     }
 }
@@ -294,16 +294,16 @@ static void survive(const char *what)
 {
     const uint64_t begin_ns = cox_now_ns();
     for (int i = 0; i < DEPTH + 2; i++) {
-        int r = fixture_publish(publisher, host, 100, ++notes, NULL);
+        int r = fixture_publish(publisher, host, 100, ++user_data_last, NULL);
         if (r)
             fail_msg("%s: publish: %s", what, cox_status_text(r));
         if (i % 2 == 0)
-            assert_int_equal(take_rest(far, what), notes);
+            assert_int_equal(take_rest(far, what), user_data_last);
         if (i % 3 == 0)
-            assert_int_equal(take_rest(near, what), notes);
+            assert_int_equal(take_rest(near, what), user_data_last);
     }
     cox_queue_sweep(queue);
-    assert_int_equal(take_rest(near, what), notes);
+    assert_int_equal(take_rest(near, what), user_data_last);
     take_rest(far, what);
     cox_pool_sweep(host);
     cox_pool_sweep(bounce);
@@ -477,7 +477,7 @@ static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state
             struct cox_subscriber *other =
                 fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
             for (int k = 0; k < DEPTH; k++)
-                assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+                assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
             assert_int_equal(taken_one(other, plan), 1); /* from now on it has two copies */
             bool killed = child_end(child_start(overwrite_one, plan), plan);
             const uint64_t first = taken_one(near, plan);
@@ -644,7 +644,7 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
                 if (!ends_soon(sleeper))
                     fail_msg("%s: the message is there, and who waited for it sleeps", plan);
             } else {
-                assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+                assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
                 if (!ends_soon(sleeper))
                     fail_msg("%s: the next message is there, and who waited sleeps", plan);
             }
@@ -704,8 +704,8 @@ static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **stat
             pid_t sleeper = child_start(sleep_on_two, plan);
             assert_int_equal(waitpid(sleeper, &status, WUNTRACED), sleeper);
             assert_true(WIFSTOPPED(status));
-            assert_int_equal(fixture_publish(to ? to_second : publisher, host, 100, ++notes, NULL),
-                             0);
+            assert_int_equal(
+                fixture_publish(to ? to_second : publisher, host, 100, ++user_data_last, NULL), 0);
             kill(sleeper, SIGCONT);
             if (!ends_soon(sleeper))
                 fail_msg("%s: a message of queue %d is slept through", plan, to);
@@ -745,7 +745,7 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
             sched_yield();
         }
         if (!strikes)
-            assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+            assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
         assert_int_equal(child_end(sleeper, "sleeper"), strikes != 0);
         if (strikes)
             note_struck("queue.publisher_awaited");
@@ -789,7 +789,7 @@ static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state
         /* Which of the two copies is chance, but only one is stopped there. */
         kill(waiter, SIGSTOP);
         assert_int_equal(waitpid(waiter, &status, WUNTRACED), waiter);
-        assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+        assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
         assert_int_equal(waitpid(copier, &status, WUNTRACED), copier);
         assert_true(WIFSTOPPED(status));
         kill(waiter, SIGCONT);

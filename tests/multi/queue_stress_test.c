@@ -20,7 +20,7 @@
 #define BLOCKS 64
 #define SUBSCRIBERS 5 /* host, host, bounce, bounce, bounce with a pool of its own */
 #define RANKS_MAX 8
-#define LAST_NOTE UINT64_MAX
+#define LAST_USER_DATA UINT64_MAX
 
 #ifdef COX_TSAN
 #define MESSAGES 200
@@ -122,7 +122,7 @@ static void take_one(const struct forks_self *self, struct taker *taker, uint32_
     atomic_fetch_add_explicit(&shared->copied, message.copied, memory_order_relaxed);
     taker->number = message.number;
     taker->gone = 0;
-    taker->is_over = message.note == LAST_NOTE;
+    taker->is_over = message.user_data == LAST_USER_DATA;
     fixture_let_go(&message);
     atomic_store(&shared->acknowledged[self->rank][queue], taker->number);
 }
@@ -198,12 +198,12 @@ static void one_by_one_main(const struct forks_self *self)
         publishers[i] = fixture_publisher(own.queues[i], own.host, own.domains, NULL);
     while (atomic_load(&shared->joined) < SUBSCRIBERS)
         sched_yield();
-    for (uint64_t note = 1; note <= MESSAGES + QUEUES; note++) {
-        const bool is_last = note > MESSAGES;
-        const uint32_t at =
-            is_last ? (uint32_t)(note - MESSAGES - 1) : (uint32_t)(random_next(&random) % QUEUES);
-        FORK_CHECK(fixture_publish(publishers[at], own.host, 1 + note % 4096,
-                                   is_last ? LAST_NOTE : note, &number) == 0,
+    for (uint64_t user_data = 1; user_data <= MESSAGES + QUEUES; user_data++) {
+        const bool is_last = user_data > MESSAGES;
+        const uint32_t at = is_last ? (uint32_t)(user_data - MESSAGES - 1)
+                                    : (uint32_t)(random_next(&random) % QUEUES);
+        FORK_CHECK(fixture_publish(publishers[at], own.host, 1 + user_data % 4096,
+                                   is_last ? LAST_USER_DATA : user_data, &number) == 0,
                    "publish");
         await_taken(self, shared, at, number);
     }
@@ -303,17 +303,18 @@ static void h6_h14_b36_who_waits_on_several_queues_sleeps_through_nothing(void *
 
 /* Nobody's message comes between. */
 static int publish_batch(const struct forks_self *self, struct cox_publisher *publisher,
-                         struct cox_pool *pool, uint64_t note)
+                         struct cox_pool *pool, uint64_t user_data)
 {
     struct cox_publication batch[BATCH];
     uint32_t made = 0, count;
     int r = 0;
     for (; r == 0 && made < BATCH; made += r == 0) {
-        batch[made] = (struct cox_publication){.length = 1 + note % 4096, .note = note + made};
+        batch[made] =
+            (struct cox_publication){.length = 1 + user_data % 4096, .user_data = user_data + made};
         r = cox_pool_allocate(pool, FIXTURE_BLOCK_SIZE, &batch[made].ref, NULL);
         if (r == 0)
             fixture_fill(cox_pool_pointer(pool, &batch[made].ref), batch[made].length,
-                         batch[made].note);
+                         batch[made].user_data);
     }
     if (r == 0)
         r = cox_publisher_publish_batch(publisher, batch, BATCH, &count, NULL);
@@ -344,13 +345,14 @@ static void publish_for_ever(const struct forks_self *self)
     for (int i = 0; i < QUEUES; i++)
         publishers[i] = fixture_publisher(own.queues[i], pool, own.domains, own.exporter);
     while (!atomic_load(&shared->stops)) {
-        const uint64_t note = random_next(&random) >> 1;
-        const int r = self->rank == 1 ? publish_batch(self, publishers[note % QUEUES], pool, note)
-                                      : fixture_publish(publishers[note % QUEUES], pool,
-                                                        1 + note % 4096, note, NULL);
+        const uint64_t user_data = random_next(&random) >> 1;
+        const int r = self->rank == 1
+                          ? publish_batch(self, publishers[user_data % QUEUES], pool, user_data)
+                          : fixture_publish(publishers[user_data % QUEUES], pool,
+                                            1 + user_data % 4096, user_data, NULL);
         FORK_CHECK(r == 0 || r == COX_FULL, "%s", cox_status_text(r));
         atomic_fetch_add(&shared->progress[self->rank], 1);
-        if (r || note % 8 == 0)
+        if (r || user_data % 8 == 0)
             sched_yield();
     }
     for (int i = 0; i < QUEUES; i++)
@@ -407,7 +409,7 @@ static void b37_h8_h9_h20_many_at_once_and_killed(void **state)
     for (int i = 0; i < QUEUES; i++) {
         cox_pool_sweep(made.pools[0]);
         assert_int_equal(
-            fixture_publish(made.publishers[i][0], made.pools[0], 100, LAST_NOTE, NULL), 0);
+            fixture_publish(made.publishers[i][0], made.pools[0], 100, LAST_USER_DATA, NULL), 0);
     }
     for (uint32_t rank = PUBLISHERS; rank < PUBLISHERS + SUBSCRIBERS; rank++)
         assert_int_equal(forks_end(&forks, places[rank]), 0);

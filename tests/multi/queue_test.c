@@ -67,8 +67,9 @@ static void publish_all(const struct forks_self *self, struct shared *shared,
     while (atomic_load(&shared->joined) < SUBSCRIBERS)
         sched_yield();
     for (uint64_t i = 1; i <= MESSAGES;) {
-        uint64_t note = (uint64_t)self->rank << 32 | i;
-        int r = fixture_publish(publisher, pool, 1 + note % FIXTURE_BLOCK_SIZE, note, NULL);
+        uint64_t user_data = (uint64_t)self->rank << 32 | i;
+        int r =
+            fixture_publish(publisher, pool, 1 + user_data % FIXTURE_BLOCK_SIZE, user_data, NULL);
         FORK_CHECK(r == 0 || r == COX_FULL, "%s", cox_status_text(r));
         FORK_CHECK(cox_now_ns() < end_ns, "no room");
         i += r == 0;
@@ -89,8 +90,8 @@ static void publish_all(const struct forks_self *self, struct shared *shared,
 static void check_message(const struct forks_self *self, const struct cox_message *message,
                           uint64_t last[PUBLISHERS])
 {
-    const uint64_t from = message->note >> 32, i = message->note & UINT32_MAX;
-    FORK_CHECK(from < PUBLISHERS, "note %016" PRIx64, message->note);
+    const uint64_t from = message->user_data >> 32, i = message->user_data & UINT32_MAX;
+    FORK_CHECK(from < PUBLISHERS, "user data %016" PRIx64, message->user_data);
     FORK_CHECK(i > last[from], "message %" PRIu64 " behind %" PRIu64, i, last[from]);
     FORK_CHECK(fixture_is_sound(message), "message %" PRIu64, message->number);
     last[from] = i;
@@ -236,11 +237,11 @@ static void heir_main(const struct forks_self *self)
     atomic_store(&heir->step, 1);
     while (atomic_load(&heir->step) < 3)
         sched_yield();
-    for (uint64_t note = 5; note <= 6; note++) {
+    for (uint64_t user_data = 5; user_data <= 6; user_data++) {
         struct cox_message message;
         cox_queue_sweep(queue);
         FORK_CHECK(cox_subscriber_take(subscriber, &message, NULL) == 0, "take");
-        FORK_CHECK(message.note == note && fixture_is_sound(&message), "bytes");
+        FORK_CHECK(message.user_data == user_data && fixture_is_sound(&message), "bytes");
         fixture_let_go(&message);
     }
     FORK_CHECK(fixture_used(pool) == 0, "held");

@@ -24,14 +24,14 @@ struct cox_subscriber *fixture_subscriber(struct cox_queue *queue, struct cox_po
                                           struct cox_pool *const *pools, uint32_t pool_count,
                                           const struct cox_domains *domains,
                                           struct cox_exporter *exporter);
-/* Bytes that follow from the note, so that whoever reads can tell. */
-void fixture_fill(void *bytes, uint64_t length, uint64_t note);
-bool fixture_is_filled(const void *bytes, uint64_t length, uint64_t note);
-/* Allocates, fills with what follows from note, publishes, and lets go of its own reference.
+/* Bytes that follow from the user data, so that whoever reads can tell. */
+void fixture_fill(void *bytes, uint64_t length, uint64_t user_data);
+bool fixture_is_filled(const void *bytes, uint64_t length, uint64_t user_data);
+/* Allocates, fills with what follows from user data, publishes, and lets go of its own reference.
  * Returns what publish (or allocate) returns. */
 int fixture_publish(struct cox_publisher *publisher, struct cox_pool *pool, uint64_t length,
-                    uint64_t note, uint64_t *ret_number);
-/* The message's bytes are those of its note, wherever they are. */
+                    uint64_t user_data, uint64_t *ret_number);
+/* The message's bytes are those of its user data, wherever they are. */
 bool fixture_is_sound(const struct cox_message *message);
 void fixture_let_go(const struct cox_message *message);
 /* Blocks that somebody counts or holds. */

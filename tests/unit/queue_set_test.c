@@ -58,16 +58,16 @@ static int teardown(void **state)
     return used == 0 ? 0 : -1;
 }
 
-static void publish(int i, uint64_t note)
+static void publish(int i, uint64_t user_data)
 {
-    assert_int_equal(fixture_publish(publishers[i], host, 100, note, NULL), 0);
+    assert_int_equal(fixture_publish(publishers[i], host, 100, user_data, NULL), 0);
 }
 
-static void take(struct cox_subscriber *subscriber, uint64_t note)
+static void take(struct cox_subscriber *subscriber, uint64_t user_data)
 {
     struct cox_message message;
     assert_int_equal(cox_subscriber_take(subscriber, &message, NULL), 0);
-    assert_int_equal(message.note, note);
+    assert_int_equal(message.user_data, user_data);
     assert_true(fixture_is_sound(&message));
     fixture_let_go(&message);
 }
@@ -108,17 +108,17 @@ static void h14_a_deadline_ends_the_wait(void **state)
 static void h14_each_queue_gets_its_turn(void **state)
 {
     (void)state;
-    for (uint64_t note = 1; note <= 4; note++)
+    for (uint64_t user_data = 1; user_data <= 4; user_data++)
         for (int i = 0; i < QUEUE_COUNT; i++)
-            publish(i, note);
-    for (uint64_t note = 1; note <= 4; note++)
+            publish(i, user_data);
+    for (uint64_t user_data = 1; user_data <= 4; user_data++)
         for (int i = 0; i < QUEUE_COUNT; i++) {
             struct cox_subscriber *ready = wait_ready();
             assert_ptr_equal(ready, subscribers[i]);
             struct cox_message message;
             assert_int_equal(cox_subscriber_take(ready, &message, NULL), 0);
             fixture_let_go(&message);
-            publish(0, note); /* a queue that always has something */
+            publish(0, user_data); /* a queue that always has something */
         }
 }
 

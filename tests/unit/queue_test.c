@@ -61,21 +61,21 @@ static struct cox_subscriber *bounce_subscriber(void)
     return fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
 }
 
-static void publish(uint64_t note)
+static void publish(uint64_t user_data)
 {
     uint64_t number = 0;
-    assert_int_equal(fixture_publish(publisher, host, 100, note, &number), 0);
+    assert_int_equal(fixture_publish(publisher, host, 100, user_data, &number), 0);
     assert_true(number > 0);
 }
 
-static struct cox_message take(struct cox_subscriber *subscriber, uint64_t note)
+static struct cox_message take(struct cox_subscriber *subscriber, uint64_t user_data)
 {
     struct cox_message message = {0};
     struct cox_error err = {0};
     int r = cox_subscriber_take(subscriber, &message, &err);
     if (r)
         fail_msg("%s: %s", cox_status_text(r), err.text);
-    assert_int_equal(message.note, note);
+    assert_int_equal(message.user_data, user_data);
     assert_int_equal(message.length, 100);
     assert_true(fixture_is_sound(&message));
     return message;
@@ -429,7 +429,7 @@ static void h13_b15_pools_that_are_over_do_not_pile_up(void **state)
         struct cox_message message;
         assert_int_equal(fixture_publish(comes, pool, 64, turn, NULL), 0);
         assert_int_equal(cox_subscriber_take(stays, &message, NULL), 0);
-        assert_int_equal(message.note, turn);
+        assert_int_equal(message.user_data, turn);
         /* Of the tenth a reference is kept: its bytes stay. */
         if (turn == 10)
             kept = message;
@@ -466,22 +466,22 @@ static void h8_b32_a_slow_subscriber_skips_to_what_is_kept(void **state)
 {
     (void)state;
     struct cox_subscriber *slow = host_subscriber(), *fast = host_subscriber();
-    for (uint64_t note = 1; note <= 20; note++) {
-        publish(note);
-        struct cox_message message = take(fast, note);
-        assert_int_equal(message.number, note);
+    for (uint64_t user_data = 1; user_data <= 20; user_data++) {
+        publish(user_data);
+        struct cox_message message = take(fast, user_data);
+        assert_int_equal(message.number, user_data);
         assert_int_equal(message.skipped, 0);
         fixture_let_go(&message);
     }
     /* What was overwritten is let go. */
     assert_int_equal(fixture_used(host), 8);
     assert_int_equal(cox_subscriber_pending(slow), 8);
-    for (uint64_t note = 13; note <= 20; note++) {
-        struct cox_message message = take(slow, note);
-        assert_int_equal(message.skipped, note == 13 ? 12 : 0);
-        assert_int_equal(message.number, note);
+    for (uint64_t user_data = 13; user_data <= 20; user_data++) {
+        struct cox_message message = take(slow, user_data);
+        assert_int_equal(message.skipped, user_data == 13 ? 12 : 0);
+        assert_int_equal(message.number, user_data);
         fixture_let_go(&message);
-        assert_int_equal(fixture_used(host), 20 - note);
+        assert_int_equal(fixture_used(host), 20 - user_data);
     }
     take_nothing(slow);
     cox_subscriber_free(slow);
@@ -511,10 +511,10 @@ static void h9_leaving_counts_as_having_skipped_everything(void **state)
 {
     (void)state;
     struct cox_subscriber *stays = host_subscriber(), *leaves = host_subscriber();
-    for (uint64_t note = 1; note <= 5; note++)
-        publish(note);
-    for (uint64_t note = 1; note <= 3; note++) {
-        struct cox_message message = take(stays, note);
+    for (uint64_t user_data = 1; user_data <= 5; user_data++)
+        publish(user_data);
+    for (uint64_t user_data = 1; user_data <= 3; user_data++) {
+        struct cox_message message = take(stays, user_data);
         fixture_let_go(&message);
     }
     assert_int_equal(fixture_used(host), 5);
@@ -659,11 +659,11 @@ static void h1_h4_several_publishers_share_one_order(void **state)
     assert_int_equal(fixture_publish(remote, bounce, 100, 2, &number), 0);
     assert_int_equal(number, 2);
     assert_int_equal(fixture_publish(publisher, host, 100, 3, &number), 0);
-    for (uint64_t note = 1; note <= 3; note++) {
-        struct cox_message message = take(taker, note);
-        assert_int_equal(message.number, note);
-        assert_int_equal(message.copied, note == 2);
-        assert_ptr_equal(message.pool, note == 2 ? own : host);
+    for (uint64_t user_data = 1; user_data <= 3; user_data++) {
+        struct cox_message message = take(taker, user_data);
+        assert_int_equal(message.number, user_data);
+        assert_int_equal(message.copied, user_data == 2);
+        assert_ptr_equal(message.pool, user_data == 2 ? own : host);
         fixture_let_go(&message);
     }
     cox_subscriber_free(taker);
@@ -674,11 +674,11 @@ static void h1_h4_several_publishers_share_one_order(void **state)
 
 /* ---- several at once ---- */
 
-static struct cox_publication publication(uint64_t note)
+static struct cox_publication publication(uint64_t user_data)
 {
-    struct cox_publication made = {.length = 100, .note = note};
+    struct cox_publication made = {.length = 100, .user_data = user_data};
     assert_int_equal(cox_pool_allocate(host, 100, &made.ref, NULL), 0);
-    fixture_fill(cox_pool_pointer(host, &made.ref), 100, note);
+    fixture_fill(cox_pool_pointer(host, &made.ref), 100, user_data);
     return made;
 }
 
@@ -711,7 +711,7 @@ static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
         assert_int_equal(count, 5);
         for (uint64_t i = 0; i < 8; i++) {
             assert_int_equal(messages[i].number, batch[i].number);
-            assert_int_equal(messages[i].note, batch[i].note);
+            assert_int_equal(messages[i].user_data, batch[i].user_data);
             assert_true(fixture_is_sound(&messages[i]));
             fixture_let_go(&messages[i]);
         }
@@ -720,7 +720,7 @@ static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
     assert_int_equal(count, 8);
     assert_int_equal(messages[0].skipped, 16);
     for (uint64_t i = 0; i < 8; i++) {
-        assert_int_equal(messages[i].note, 20 + i);
+        assert_int_equal(messages[i].user_data, 20 + i);
         assert_true(fixture_is_sound(&messages[i]));
         fixture_let_go(&messages[i]);
     }
@@ -762,7 +762,7 @@ static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
     assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), 0);
     assert_int_equal(count, 2);
     for (uint64_t i = 0; i < 2; i++) {
-        assert_int_equal(messages[i].note, i);
+        assert_int_equal(messages[i].user_data, i);
         fixture_let_go(&messages[i]);
     }
     let_go(batch, 9);
@@ -776,7 +776,7 @@ static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
     fixture_let_go(&messages[0]);
     assert_int_equal(cox_subscriber_take_batch(taker, messages, 9, &count, NULL), 0);
     assert_int_equal(count, 1);
-    assert_int_equal(messages[0].note, 3);
+    assert_int_equal(messages[0].user_data, 3);
     fixture_let_go(&messages[0]);
     cox_publisher_free(remote);
     cox_subscriber_free(taker);
@@ -818,16 +818,16 @@ static void h4_b33_a_publish_that_fails_changes_nothing(void **state)
     struct cox_subscriber *taker = host_subscriber();
     struct cox_block_ref ref;
     uint64_t number;
-    for (uint64_t note = 1; note <= 4; note++)
-        publish(note);
+    for (uint64_t user_data = 1; user_data <= 4; user_data++)
+        publish(user_data);
     assert_int_equal(cox_pool_allocate(host, 100, &ref, NULL), 0);
     fixture_fill(cox_pool_pointer(host, &ref), 100, 5);
     for (int i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
         assert_int_equal(cox_publisher_publish(publisher, &ref, 100, 5, &number, NULL), 0);
     assert_int_equal(cox_publisher_publish(publisher, &ref, 100, 5, &number, NULL), COX_FULL);
     assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);
-    for (uint64_t note = 1; note <= 8; note++) {
-        struct cox_message message = take(taker, note <= 4 ? note : 5);
+    for (uint64_t user_data = 1; user_data <= 8; user_data++) {
+        struct cox_message message = take(taker, user_data <= 4 ? user_data : 5);
         assert_int_equal(message.skipped, 0);
         fixture_let_go(&message);
     }
@@ -1109,13 +1109,14 @@ static void h16_b39_dump_tells_what_is_there(void **state)
     struct cox_message message = take(far, UINT64_C(0x2525256e25732500));
     fixture_let_go(&message);
     cox_queue_dump(queue, dump_append, text);
-    const char *const expected[] = {"depth 8, last message 1",
-                                    "publisher 0: process",
-                                    "subscriber 0: process",
-                                    "subscriber 1: process",
-                                    "message 1: 100 bytes, note 2525256e25732500, 1 subscribers",
-                                    "domain 0: pool 0",
-                                    "domain 1: pool 1"};
+    const char *const expected[] = {
+        "depth 8, last message 1",
+        "publisher 0: process",
+        "subscriber 0: process",
+        "subscriber 1: process",
+        "message 1: 100 bytes, user data 2525256e25732500, 1 subscribers",
+        "domain 0: pool 0",
+        "domain 1: pool 1"};
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++)
         if (!strstr(text, expected[i]))
             fail_msg("'%s' is not in:\n%s", expected[i], text);

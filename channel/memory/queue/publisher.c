@@ -201,7 +201,7 @@ static void row_fill(struct cox_publisher *publisher, struct cox_queue_layout_ro
     const struct cox_queue_copy none = {0};
     for (uint32_t d = 0; d < publisher->queue->geometry.domain_count_max; d++)
         cox_queue_copy_fill(&row->copies[d], d == publisher->domain ? &message->copies[d] : &none);
-    atomic_store_explicit(&row->row_note, message->note, memory_order_relaxed);
+    atomic_store_explicit(&row->row_user_data, message->user_data, memory_order_relaxed);
     atomic_store_explicit(&row->row_length, message->length, memory_order_relaxed);
     atomic_store_explicit(&row->row_interest, message->interest, memory_order_relaxed);
     atomic_store_explicit(&row->row_mask, UINT32_C(1) << publisher->domain, memory_order_relaxed);
@@ -283,7 +283,7 @@ int cox_publisher_publish_batch(struct cox_publisher *publisher,
         return r;
     for (uint32_t i = 0; r == 0 && i < count; i++) {
         struct cox_queue_message message = {.length = publications[i].length,
-                                            .note = publications[i].note};
+                                            .user_data = publications[i].user_data};
         r = publish(publisher, &publications[i].ref, &message, err);
         if (r == 0) {
             publications[i].number = message.number;
@@ -295,10 +295,10 @@ int cox_publisher_publish_batch(struct cox_publisher *publisher,
 }
 
 int cox_publisher_publish(struct cox_publisher *publisher, const struct cox_block_ref *ref,
-                          uint64_t length, uint64_t note, uint64_t *ret_number,
+                          uint64_t length, uint64_t user_data, uint64_t *ret_number,
                           struct cox_error *err)
 {
-    struct cox_publication publication = {.ref = *ref, .length = length, .note = note};
+    struct cox_publication publication = {.ref = *ref, .length = length, .user_data = user_data};
     uint32_t count;
     int r = cox_publisher_publish_batch(publisher, &publication, 1, &count, err);
     if (r == 0)

@@ -106,18 +106,19 @@ COX_PUBLIC int cox_publisher_new(struct cox_queue *queue,
  * NULL. */
 COX_PUBLIC struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher);
 /* The block becomes a message for every subscriber of now; ref is of the publisher's pool, with a
- * reference that the caller has. length: bytes of it that are meant, at most ref->size; note: 8
- * bytes of the caller's own. Never waits for subscribers: what is depth messages old is let go.
+ * reference that the caller has. length: bytes of it that are meant, at most ref->size; user_data:
+ * 8 bytes of the caller's own. Never waits for subscribers: what is depth messages old is let go.
  * Returns 0 and the message's number, from 1; COX_STALE, COX_NOT_FOUND, COX_INVALID, COX_FULL: as
  * cox_pool_pin; COX_CORRUPT. */
 COX_PUBLIC int cox_publisher_publish(struct cox_publisher *publisher,
                                      const struct cox_block_ref *ref, uint64_t length,
-                                     uint64_t note, uint64_t *ret_number, struct cox_error *err);
+                                     uint64_t user_data, uint64_t *ret_number,
+                                     struct cox_error *err);
 
 struct cox_publication {
     struct cox_block_ref ref;
     /* as above */
-    uint64_t length, note;
+    uint64_t length, user_data;
     /* of the message, once it is published */
     uint64_t number;
 };
@@ -159,7 +160,7 @@ struct cox_message {
     /* NULL: the domain has no addresses */
     const void *bytes;
     uint64_t length;
-    uint64_t note;
+    uint64_t user_data;
     /* of the message */
     uint64_t number;
     /* messages that this subscriber missed before it */

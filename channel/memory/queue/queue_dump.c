@@ -76,9 +76,9 @@ static void dump_rows(struct cox_queue *queue, const struct dump *dump)
         if (message.number == 0)
             continue;
         dump_line(dump,
-                  "message %" PRIu64 ": %" PRIu64 " bytes, note %016" PRIx64 ", %" PRIu32
+                  "message %" PRIu64 ": %" PRIu64 " bytes, user data %016" PRIx64 ", %" PRIu32
                   " subscribers have not taken it%s",
-                  message.number & ~COX_QUEUE_ROW_ENDING, message.length, message.note,
+                  message.number & ~COX_QUEUE_ROW_ENDING, message.length, message.user_data,
                   message.interest,
                   message.number & COX_QUEUE_ROW_ENDING ? ", it is being let go" : "");
         for (uint32_t d = 0; d < queue->geometry.domain_count_max; d++) {

@@ -203,7 +203,7 @@ struct cox_queue_copy {
     uint32_t pool, block;
 };
 struct cox_queue_message {
-    uint64_t number, note, length;
+    uint64_t number, user_data, length;
     uint32_t mask, interest;
     struct cox_queue_copy copies[COX_DOMAIN_COUNT_MAX];
 };

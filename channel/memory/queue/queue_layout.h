@@ -185,7 +185,7 @@ struct cox_queue_layout_row {
     /* of the message; 0: none; after the rest, and cleared after its copies, which are let go with
      * COX_QUEUE_ROW_ENDING set here */
     _Atomic uint64_t row_number;
-    _Atomic uint64_t row_note;
+    _Atomic uint64_t row_user_data;
     _Atomic uint64_t row_length;
     /* bit d: there is a copy in domain d, and the message holds it */
     _Atomic uint32_t row_mask;
@@ -261,7 +261,7 @@ static_assert(offsetof(struct cox_queue_layout_copy, copy_size) == 16, "copy");
 static_assert(offsetof(struct cox_queue_layout_copy, copy_pool) == 24, "copy");
 static_assert(offsetof(struct cox_queue_layout_copy, copy_block) == 28, "copy");
 static_assert(sizeof(struct cox_queue_layout_row) == 64, "row");
-static_assert(offsetof(struct cox_queue_layout_row, row_note) == 8, "row");
+static_assert(offsetof(struct cox_queue_layout_row, row_user_data) == 8, "row");
 static_assert(offsetof(struct cox_queue_layout_row, row_length) == 16, "row");
 static_assert(offsetof(struct cox_queue_layout_row, row_mask) == 24, "row");
 static_assert(offsetof(struct cox_queue_layout_row, row_interest) == 28, "row");

@@ -212,7 +212,7 @@ void cox_queue_row_read(struct cox_queue *queue, uint64_t number,
 {
     struct cox_queue_layout_row *row = cox_queue_row_at(queue, number);
     ret_message->number = COX_QUEUE_LOAD(row->row_number);
-    ret_message->note = COX_QUEUE_LOAD(row->row_note);
+    ret_message->user_data = COX_QUEUE_LOAD(row->row_user_data);
     ret_message->length = COX_QUEUE_LOAD(row->row_length);
     ret_message->mask = COX_QUEUE_LOAD(row->row_mask) & cox_queue_domain_mask(queue);
     ret_message->interest = COX_QUEUE_LOAD(row->row_interest);
