@@ -275,19 +275,22 @@ static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
     assert_ptr_not_equal(words, MAP_FAILED);
     struct cox_pool_layout_owner *owners =
         (struct cox_pool_layout_owner *)(words + COX_POOL_PAGE_SIZE);
-    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    atomic_store(&owners[1].owner_identity,
+                 cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start));
     assert_int_equal(cox_pool_sweep(pool), 0);
     assert_int_equal(pool_stats(pool).reference_count, 1);
-    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
+    atomic_store(&owners[1].owner_identity,
+                 cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), COX_STALE);
     /* Somebody alive sweeps a row: nobody else does. Once that one is dead, the next one begins
      * anew. */
     struct cox_block_ref again = pool_allocated(other, 1); /* counted in the row that is nobody's */
-    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_SWEEPING, getppid(), start));
+    atomic_store(&owners[1].owner_identity,
+                 cox_pool_identity(COX_POOL_OWNER_SWEEPING, getppid(), start));
     assert_int_equal(cox_pool_sweep(pool), 0);
-    atomic_store(&owners[1].owner_life,
-                 cox_pool_life(COX_POOL_OWNER_SWEEPING, getppid(), start + 1));
+    atomic_store(&owners[1].owner_identity,
+                 cox_pool_identity(COX_POOL_OWNER_SWEEPING, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
     assert_int_equal(cox_pool_ref(pool, &again, NULL), COX_STALE);
     munmap(words, 2 * COX_POOL_PAGE_SIZE);
@@ -312,12 +315,13 @@ static void b33_b37_a_lock_that_is_taken_delays_a_sweep(void **state)
     struct cox_pool_layout_header *header =
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
-    atomic_store(&header->queues_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    atomic_store(&header->queues_lock, cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start));
     assert_int_equal(cox_pool_queue_join(pool, 6, NULL), COX_BUSY);
     cox_pool_free(other);
     assert_int_equal(pool_stats(pool).pin_count, 1);
     assert_int_equal(cox_pool_sweep(pool), 0);
-    atomic_store(&header->queues_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
+    atomic_store(&header->queues_lock,
+                 cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
     assert_int_equal(atomic_load(&header->queues_lock), 0);
     munmap(header, COX_POOL_PAGE_SIZE);

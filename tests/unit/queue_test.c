@@ -577,7 +577,7 @@ static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
     struct cox_pool_layout_header *header =
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
-    atomic_store(&header->queues_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    atomic_store(&header->queues_lock, cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start));
     /* Less than the second that the other one waits. One try may be slow by the machine. */
     const uint64_t bound_ns = 500 * COX_NSEC_PER_MSEC;
     for (int tries = 0; tries < 3 && slowest_ns >= bound_ns; tries++) {

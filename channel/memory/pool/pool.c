@@ -106,11 +106,11 @@ static void pool_point(struct cox_pool *pool)
 }
 
 /* The row, and where it looks first: not where the others do. */
-static int pool_join(struct cox_pool *pool, uint32_t generation, struct cox_error *err)
+static int pool_join(struct cox_pool *pool, uint32_t incarnation, struct cox_error *err)
 {
     int r = cox_pool_local_refs_new(pool->geometry.block_count, &pool->local_refs, err);
     if (r == 0)
-        r = cox_pool_owner_claim(pool, generation, err);
+        r = cox_pool_owner_claim(pool, incarnation, err);
     if (r)
         return r;
     const uint64_t part = pool->geometry.block_count / 64;
@@ -205,7 +205,7 @@ int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **re
     pool_point(pool);
     r = pool_fill(pool, system, err);
     if (r == 0)
-        r = pool_join(pool, options->generation, err);
+        r = pool_join(pool, options->incarnation, err);
     if (r)
         return r;
     *ret_pool = cox_steal_ptr(&pool);
@@ -291,7 +291,7 @@ int cox_pool_attach(const int fds[2], const struct cox_pool_attach_options *opti
     if (r)
         return r;
     pool_point(pool);
-    r = pool_join(pool, options->generation, err);
+    r = pool_join(pool, options->incarnation, err);
     if (r)
         return r;
     *ret_pool = cox_steal_ptr(&pool);

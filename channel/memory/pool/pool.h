@@ -98,7 +98,7 @@ struct cox_pool_options {
     bool on_demand;
     uint64_t retain_size;
     /* of this process as an owner, in its messages; 0: 1 */
-    uint32_t generation;
+    uint32_t incarnation;
 };
 
 /* Plain bytes, 32 of them; survives memcpy, a file, a protobuf field, shared memory. */
@@ -125,7 +125,7 @@ struct cox_pool_attach_options {
      * against malice as well */
     bool read_only;
     /* 0: 1 */
-    uint32_t generation;
+    uint32_t incarnation;
 };
 /* fds: words, blocks, as cox_pool_fds gives them. Returns 0; COX_DENIED: memory that could shrink,
  * is another user's, or was made where pids mean other processes (another boot, pid or time

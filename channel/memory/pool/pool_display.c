@@ -68,7 +68,7 @@ void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stat
         stats.free_count += slab_is_empty(pool, slab);
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool); owner++) {
         const struct cox_pool_layout_owner *line = &pool->owners[owner];
-        stats.owner_count += atomic_load(&line->owner_life) != COX_POOL_OWNER_EMPTY;
+        stats.owner_count += atomic_load(&line->owner_identity) != COX_POOL_OWNER_EMPTY;
         stats.allocated += atomic_load(&line->owner_allocated);
         stats.freed += atomic_load(&line->owner_freed);
         stats.swept += atomic_load(&line->owner_swept);
@@ -83,18 +83,18 @@ typedef void (*line_fn)(void *context, const char *text);
 static void dump_owner(const struct cox_pool *pool, uint32_t owner, line_fn line, void *context)
 {
     const struct cox_pool_layout_owner *entry = &pool->owners[owner];
-    const uint64_t life = atomic_load(&entry->owner_life);
+    const uint64_t identity = atomic_load(&entry->owner_identity);
     char text[LINE_SIZE];
-    if (life == COX_POOL_OWNER_EMPTY)
+    if (identity == COX_POOL_OWNER_EMPTY)
         return;
     snprintf(text, sizeof text,
-             "owner %" PRIu32 ": %sprocess %d started at %" PRIu64 ", generation %" PRIu32
+             "owner %" PRIu32 ": %sprocess %d started at %" PRIu64 ", incarnation %" PRIu32
              ", joined %016" PRIx64 ", allocated %" PRIu64 ", freed %" PRIu64 "%s",
-             owner, cox_pool_life_state(life) == COX_POOL_OWNER_LIVE ? "" : "swept by ",
-             cox_pool_life_pid(life), cox_pool_life_start(life),
-             atomic_load(&entry->owner_generation), atomic_load(&entry->owner_joined),
+             owner, cox_pool_identity_state(identity) == COX_POOL_OWNER_LIVE ? "" : "swept by ",
+             cox_pool_identity_pid(identity), cox_pool_identity_start(identity),
+             atomic_load(&entry->owner_incarnation), atomic_load(&entry->owner_joined),
              atomic_load(&entry->owner_allocated), atomic_load(&entry->owner_freed),
-             cox_pool_life_is_dead(pool, life) ? ", dead" : "");
+             cox_pool_identity_is_dead(pool, identity) ? ", dead" : "");
     line(context, text);
 }
 

@@ -135,7 +135,7 @@ static int fail_timeout(const struct cox_pool *pool, uint32_t block, uint32_t re
     if (reader >= pool->geometry.owner_count)
         return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still pinned by a message", block);
     return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still read by process %d", block,
-                    cox_pool_life_pid(atomic_load(&pool->owners[reader].owner_life)));
+                    cox_pool_identity_pid(atomic_load(&pool->owners[reader].owner_identity)));
 }
 
 static int wait_unpinned_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,

@@ -106,11 +106,11 @@ int cox_pool_check_here(const struct cox_pool *pool, struct cox_error *err);
 /* ---- pool_owner.c ---- */
 
 /* Takes a row, of the dead if no other is left. Returns 0 or COX_FULL. */
-int cox_pool_owner_claim(struct cox_pool *pool, uint32_t generation, struct cox_error *err);
+int cox_pool_owner_claim(struct cox_pool *pool, uint32_t incarnation, struct cox_error *err);
 /* All that this process holds is given back. */
 void cox_pool_owner_leave(struct cox_pool *pool);
 /* Whoever stands there: LIVE or SWEEPING, and its process is gone. */
-bool cox_pool_life_is_dead(const struct cox_pool *pool, uint64_t life);
+bool cox_pool_identity_is_dead(const struct cox_pool *pool, uint64_t identity);
 
 /* ---- pool_block.c ---- */
 
@@ -212,7 +212,7 @@ bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back);
 
 /* Wins the row of a dead owner and gives back what it held; then it is EMPTY, or taken by `next`
  * (0: none). Returns whether it won. */
-bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, uint64_t next,
+bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identity, uint64_t next,
                           uint64_t *given_back);
 
 #endif

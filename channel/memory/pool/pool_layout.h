@@ -79,7 +79,7 @@ struct cox_pool_layout_header {
     uint8_t padding_1[COX_POOL_LINE_SIZE - 4];
     _Atomic uint64_t
         unpin_waiters[COX_POOL_OWNER_COUNT_MAX / 64]; /* by owner: sleeps on the bell */
-    /* 0, or cox_pool_life of who has it */
+    /* 0, or cox_pool_identity of who has it */
     _Atomic uint64_t queues_lock;
     uint8_t padding_2[COX_POOL_LINE_SIZE - 8];
     /* bytes of free blocks whose pages are there; about */
@@ -101,12 +101,12 @@ enum cox_pool_owner_state {
 };
 
 struct cox_pool_layout_owner {
-    /* cox_pool_life */
-    _Atomic uint64_t owner_life;
+    /* cox_pool_identity */
+    _Atomic uint64_t owner_identity;
     /* a bit per holder */
     _Atomic uint64_t owner_joined;
     /* for display */
-    _Atomic uint32_t owner_generation;
+    _Atomic uint32_t owner_incarnation;
     uint32_t reserved;
     /* For display; never set back, whoever the row is of. */
     _Atomic uint64_t owner_allocated;
@@ -184,9 +184,9 @@ COX_POOL_AT(cox_pool_layout_header, queues_lock, 512);
 COX_POOL_AT(cox_pool_layout_header, retained, 640);
 COX_POOL_AT(cox_pool_layout_header, queues, 768);
 _Static_assert(sizeof(struct cox_pool_layout_header) == COX_POOL_PAGE_SIZE, "header size");
-COX_POOL_AT(cox_pool_layout_owner, owner_life, 0);
+COX_POOL_AT(cox_pool_layout_owner, owner_identity, 0);
 COX_POOL_AT(cox_pool_layout_owner, owner_joined, 8);
-COX_POOL_AT(cox_pool_layout_owner, owner_generation, 16);
+COX_POOL_AT(cox_pool_layout_owner, owner_incarnation, 16);
 COX_POOL_AT(cox_pool_layout_owner, owner_allocated, 24);
 COX_POOL_AT(cox_pool_layout_owner, owner_freed, 32);
 COX_POOL_AT(cox_pool_layout_owner, owner_swept, 40);
@@ -234,25 +234,26 @@ static inline uint64_t cox_pool_generation_next(uint64_t generation)
 
 /* Of an owner, and of the holders' lock: {state:4, pid:22, start:38}. pids have 22 bits
  * (PID_MAX_LIMIT), 38 bits of clock ticks last 87 years. */
-static inline uint64_t cox_pool_life(enum cox_pool_owner_state state, int32_t pid, uint64_t start)
+static inline uint64_t cox_pool_identity(enum cox_pool_owner_state state, int32_t pid,
+                                         uint64_t start)
 {
     return (uint64_t)state << 60 | ((uint64_t)pid & 0x3fffff) << 38 |
            (start & ((UINT64_C(1) << 38) - 1));
 }
 
-static inline uint32_t cox_pool_life_state(uint64_t life)
+static inline uint32_t cox_pool_identity_state(uint64_t identity)
 {
-    return (uint32_t)(life >> 60);
+    return (uint32_t)(identity >> 60);
 }
 
-static inline int32_t cox_pool_life_pid(uint64_t life)
+static inline int32_t cox_pool_identity_pid(uint64_t identity)
 {
-    return (int32_t)(life >> 38 & 0x3fffff);
+    return (int32_t)(identity >> 38 & 0x3fffff);
 }
 
-static inline uint64_t cox_pool_life_start(uint64_t life)
+static inline uint64_t cox_pool_identity_start(uint64_t identity)
 {
-    return life & ((UINT64_C(1) << 38) - 1);
+    return identity & ((UINT64_C(1) << 38) - 1);
 }
 
 /* {tag:48, epoch of the holder's place:10, place:6}: what was held for a holder that is gone is

@@ -22,9 +22,9 @@
 
 static bool lock_try(struct cox_pool *pool)
 {
-    const uint64_t own = cox_pool_life(COX_POOL_OWNER_LIVE, pool->pid, pool->start);
+    const uint64_t own = cox_pool_identity(COX_POOL_OWNER_LIVE, pool->pid, pool->start);
     uint64_t seen = atomic_load(&pool->header->queues_lock);
-    if (seen && (seen == own || !cox_pool_life_is_dead(pool, seen)))
+    if (seen && (seen == own || !cox_pool_identity_is_dead(pool, seen)))
         return false;
     bool locked = atomic_compare_exchange_strong(&pool->header->queues_lock, &seen, own);
     cox_fault_point(COX_FAULT_POOL_QUEUE);
@@ -38,7 +38,7 @@ static int lock_wait(struct cox_pool *pool, struct cox_error *err)
         if (cox_now_ns() > deadline_ns)
             return cox_fail(err, COX_BUSY,
                             "process %d is stopped while it changes the pool's queues",
-                            cox_pool_life_pid(atomic_load(&pool->header->queues_lock)));
+                            cox_pool_identity_pid(atomic_load(&pool->header->queues_lock)));
         sched_yield();
     }
     return 0;

@@ -42,13 +42,13 @@ static void sweep_block(struct cox_pool *pool, uint32_t block, uint32_t owner)
         }
     }
 }
-bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, uint64_t next,
+bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identity, uint64_t next,
                           uint64_t *given_back)
 {
     struct cox_pool_layout_owner *line = &pool->owners[owner];
-    const uint64_t own = cox_pool_life(COX_POOL_OWNER_SWEEPING, pool->pid, pool->start);
+    const uint64_t own = cox_pool_identity(COX_POOL_OWNER_SWEEPING, pool->pid, pool->start);
     const bool leaves = owner == pool->owner;
-    if (!atomic_compare_exchange_strong(&line->owner_life, &life, own))
+    if (!atomic_compare_exchange_strong(&line->owner_identity, &identity, own))
         return false;
     cox_fault_point(COX_FAULT_POOL_SWEEPING);
     uint64_t count = sweep_row(pool, owner);
@@ -70,7 +70,7 @@ bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, 
         cox_fault_point(COX_FAULT_POOL_SWEPT);
         *given_back += count;
     }
-    atomic_store(&line->owner_life, next);
+    atomic_store(&line->owner_identity, next);
     cox_fault_point(COX_FAULT_POOL_LEFT);
     return true;
 }
@@ -81,9 +81,9 @@ bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back)
     if (cox_pool_check_here(pool, NULL))
         return false;
     for (uint32_t owner = 0; owner < pool->geometry.owner_count; owner++) {
-        const uint64_t life = atomic_load(&pool->owners[owner].owner_life);
-        if (life != COX_POOL_OWNER_EMPTY && cox_pool_life_is_dead(pool, life) &&
-            cox_pool_sweep_owner(pool, owner, life, COX_POOL_OWNER_EMPTY, given_back))
+        const uint64_t identity = atomic_load(&pool->owners[owner].owner_identity);
+        if (identity != COX_POOL_OWNER_EMPTY && cox_pool_identity_is_dead(pool, identity) &&
+            cox_pool_sweep_owner(pool, owner, identity, COX_POOL_OWNER_EMPTY, given_back))
             swept = true;
     }
     /* Where somebody else had the holders' lock when a row was swept. */
