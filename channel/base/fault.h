@@ -176,8 +176,8 @@
     X(QUEUE_PINNED, "queue.pinned")                   /* and no row says so */                     \
     X(QUEUE_INTENT_CLEARED, "queue.intent_cleared")   /* a row does, or nothing is held */         \
     X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
-    X(QUEUE_RINGING, "queue.ringing")         /* one of them counts as awake, and sleeps */        \
-    X(QUEUE_RUNG, "queue.rung")               /* one of them is */                                 \
+    X(QUEUE_WAKING, "queue.waking")           /* one of them counts as awake, and sleeps */        \
+    X(QUEUE_WOKEN, "queue.woken")             /* one of them is */                                 \
     X(QUEUE_COPY_FILLED, "queue.copy_filled") /* where a copy is; it does not count yet */         \
     X(QUEUE_ROW_FILLED, "queue.row_filled")   /* the message is there, not published */            \
     X(QUEUE_PUBLISHED, "queue.published")                                                          \
@@ -195,7 +195,7 @@
     X(QUEUE_COUNTED, "queue.counted")                                                              \
     X(QUEUE_FREE_PENDING, "queue.free_pending")                                                    \
     X(QUEUE_DRAINED, "queue.drained")                                                              \
-    X(QUEUE_BURIED, "queue.buried") /* a dead endpoint is out */                                   \
+    X(QUEUE_REAPED, "queue.reaped") /* a dead endpoint is out */                                   \
     X(QUEUE_REPAIRING, "queue.repairing")                                                          \
     X(QUEUE_REPAIRED, "queue.repaired")                                                            \
     X(QUEUE_ARMED, "queue.armed") /* about to sleep */                                             \

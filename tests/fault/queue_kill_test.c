@@ -442,10 +442,10 @@ static void leave_before(void)
 static void b37_a_process_dies_while_it_takes_out_the_dead(void **state)
 {
     (void)state;
-    static const char *const points[] = {"queue.buried", "queue.counted", "queue.let_go"};
+    static const char *const points[] = {"queue.reaped", "queue.counted", "queue.let_go"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         strike(points[i], sweep_only, leave_before);
-    assert_true(strike("queue.buried", sweep_only, leave_before) > 0);
+    assert_true(strike("queue.reaped", sweep_only, leave_before) > 0);
 }
 
 static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
@@ -627,8 +627,8 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
 {
     (void)state;
     static const char *const points[] = {
-        "queue.pinned",    "queue.announced",    "queue.ringing",
-        "queue.rung",      "queue.row_filled",   "queue.intent_cleared",
+        "queue.pinned",    "queue.announced",    "queue.waking",
+        "queue.woken",     "queue.row_filled",   "queue.intent_cleared",
         "queue.published", "queue.publish_done", "queue.unlocked",
     };
     assert_int_equal(pipe(told), 0);
@@ -737,11 +737,11 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
         assert_int_equal(read(told[0], &byte, 1), 1);
         /* The lie of a queue that somebody spoilt: it is put right by who looks. */
         atomic_store(&queue->layout->state.queue_publishing, 7);
-        cox_queue_ring(sleeper_line());
+        cox_queue_wake_subscriber(sleeper_line());
         const uint64_t end_ns = cox_deadline_after_ms(10000);
         while (atomic_load(&queue->layout->state.queue_publishing)) {
             assert_true(cox_now_ns() < end_ns);
-            cox_queue_ring(sleeper_line());
+            cox_queue_wake_subscriber(sleeper_line());
             sched_yield();
         }
         if (!strikes)

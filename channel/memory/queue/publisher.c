@@ -58,7 +58,7 @@ static int publisher_join(struct cox_publisher *publisher, bool read_only, struc
         cox_queue_leave(queue);
         if (r != COX_FULL || round > 0)
             return r && round == 0 ? cox_fail(err, r, "queue: %s", cox_status_text(r)) : r;
-        cox_queue_look(queue, true);
+        cox_queue_reap_dead(queue, true);
     }
 }
 
@@ -119,7 +119,7 @@ struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher)
     struct cox_queue *queue = publisher->queue;
     if (queue->pid == getpid()) {
         /* What the dead keep would stay held when this was the last one that can let it go. */
-        cox_queue_look(queue, false);
+        cox_queue_reap_dead(queue, false);
         publisher_leave(publisher);
     }
     if (publisher->exported)
@@ -190,7 +190,7 @@ static uint32_t announce(struct cox_queue *queue, uint64_t number)
             continue;
         if (COX_QUEUE_LOAD(subscriber->subscriber_next) <= number)
             interest++;
-        cox_queue_ring(subscriber);
+        cox_queue_wake_subscriber(subscriber);
     }
     return interest;
 }
@@ -256,10 +256,10 @@ static void look_at_times(struct cox_queue *queue)
 {
     const uint64_t now = cox_now_ns();
     /* relaxed: as above. */
-    if (now - atomic_load_explicit(&queue->looked_ns, memory_order_relaxed) <= COX_QUEUE_SLICE_NS)
+    if (now - atomic_load_explicit(&queue->reaped_ns, memory_order_relaxed) <= COX_QUEUE_SLICE_NS)
         return;
-    atomic_store_explicit(&queue->looked_ns, now, memory_order_relaxed);
-    cox_queue_look(queue, false);
+    atomic_store_explicit(&queue->reaped_ns, now, memory_order_relaxed);
+    cox_queue_reap_dead(queue, false);
 }
 
 int cox_publisher_publish_batch(struct cox_publisher *publisher,

@@ -355,18 +355,18 @@ void cox_queue_leave(struct cox_queue *queue)
 /* ---- the dead ---- */
 
 /* The word names a dead process still, under the lock. True: it names nobody now. */
-static bool bury(struct cox_queue *queue, _Atomic uint64_t *process, uint64_t seen)
+static bool reap(struct cox_queue *queue, _Atomic uint64_t *process, uint64_t seen)
 {
     if (cox_queue_enter(queue, NULL))
         return false;
-    bool buried = COX_QUEUE_LOAD(*process) == seen;
-    if (buried) {
+    bool reaped = COX_QUEUE_LOAD(*process) == seen;
+    if (reaped) {
         atomic_store_explicit(process, 0, memory_order_relaxed);
-        cox_fault_point(COX_FAULT_QUEUE_BURIED);
+        cox_fault_point(COX_FAULT_QUEUE_REAPED);
         cox_queue_recount(queue);
     }
     cox_queue_leave(queue);
-    return buried;
+    return reaped;
 }
 
 /* Endpoints of one process are mostly beside each other: the last answer is kept. */
@@ -388,13 +388,13 @@ static uint32_t look_at_publishers(struct cox_queue *queue)
     for (uint32_t i = 0; i < end; i++) {
         struct cox_queue_layout_publisher *publisher = cox_queue_publisher_at(queue, i);
         uint64_t seen = COX_QUEUE_LOAD(publisher->publisher_process);
-        if (is_dead(queue, seen, &alive) && bury(queue, &publisher->publisher_process, seen))
+        if (is_dead(queue, seen, &alive) && reap(queue, &publisher->publisher_process, seen))
             count++;
     }
     return count;
 }
 
-uint32_t cox_queue_look(struct cox_queue *queue, bool all)
+uint32_t cox_queue_reap_dead(struct cox_queue *queue, bool all)
 {
     uint32_t count = all ? look_at_publishers(queue) : 0;
     uint32_t end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.subscriber_end),
@@ -407,7 +407,7 @@ uint32_t cox_queue_look(struct cox_queue *queue, bool all)
         /* Who has taken everything keeps nothing. */
         if (!all && COX_QUEUE_LOAD(subscriber->subscriber_next) > head)
             continue;
-        if (is_dead(queue, seen, &alive) && bury(queue, &subscriber->subscriber_process, seen))
+        if (is_dead(queue, seen, &alive) && reap(queue, &subscriber->subscriber_process, seen))
             count++;
     }
     return count;
@@ -421,7 +421,7 @@ uint32_t cox_queue_sweep(struct cox_queue *queue)
      * nothing. */
     if (cox_queue_enter(queue, NULL) == 0)
         cox_queue_leave(queue);
-    uint32_t count = cox_queue_look(queue, true);
+    uint32_t count = cox_queue_reap_dead(queue, true);
     if (cox_queue_enter(queue, NULL) == 0) {
         cox_queue_drain(queue);
         cox_queue_leave(queue);

@@ -65,7 +65,7 @@ struct cox_queue {
     int fd;
     _Atomic uint32_t endpoint_count;
     /* when somebody last looked for the dead among the slow */
-    _Atomic uint64_t looked_ns;
+    _Atomic uint64_t reaped_ns;
     /* pools */
     pthread_mutex_t mutex;
     struct cox_queue_pool *pools;
@@ -131,7 +131,7 @@ int cox_queue_enter_until(struct cox_queue *queue, uint64_t deadline_ns, struct 
 void cox_queue_leave(struct cox_queue *queue);
 /* Takes out dead subscribers that are behind (all: any dead endpoint). Without the lock. Returns
  * how many endpoints. */
-uint32_t cox_queue_look(struct cox_queue *queue, bool all);
+uint32_t cox_queue_reap_dead(struct cox_queue *queue, bool all);
 
 /* ---- entries of pools and domains, under the lock ---- */
 
@@ -225,7 +225,7 @@ void cox_queue_repair(struct cox_queue *queue);
 /* Lets go what was deferred and is in a pool of this process. */
 void cox_queue_drain(struct cox_queue *queue);
 /* Wakes who sleeps as this subscriber. */
-void cox_queue_ring(struct cox_queue_layout_subscriber *subscriber);
+void cox_queue_wake_subscriber(struct cox_queue_layout_subscriber *subscriber);
 
 /* ---- endpoints ---- */
 

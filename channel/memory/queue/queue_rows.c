@@ -23,17 +23,17 @@ static void subscriber_wake(struct cox_queue_layout_subscriber *subscriber)
     /* relaxed: it only has to be another value than the one that was seen. */
     atomic_fetch_add_explicit(&subscriber->subscriber_wake, 1, memory_order_relaxed);
     cox_futex_wake(&subscriber->subscriber_wake);
-    cox_fault_point(COX_FAULT_QUEUE_RUNG);
+    cox_fault_point(COX_FAULT_QUEUE_WOKEN);
 }
 
-void cox_queue_ring(struct cox_queue_layout_subscriber *subscriber)
+void cox_queue_wake_subscriber(struct cox_queue_layout_subscriber *subscriber)
 {
     /* seq_cst: either this sees that the subscriber is about to sleep, or that one sees what was
      * stored before this call (queue_set.c). */
     if (!atomic_load(&subscriber->subscriber_sleeping) ||
         !atomic_exchange(&subscriber->subscriber_sleeping, 0))
         return;
-    cox_fault_point(COX_FAULT_QUEUE_RINGING);
+    cox_fault_point(COX_FAULT_QUEUE_WAKING);
     subscriber_wake(subscriber);
 }
 
@@ -59,7 +59,7 @@ static void pending_free_wake(struct cox_queue *queue, uint32_t pool)
         struct cox_queue_layout_subscriber *subscriber = cox_queue_subscriber_at(queue, i);
         if (COX_QUEUE_LOAD(subscriber->subscriber_process) &&
             COX_QUEUE_LOAD(subscriber->subscriber_pool) == pool)
-            cox_queue_ring(subscriber);
+            cox_queue_wake_subscriber(subscriber);
     }
 }
 

@@ -161,7 +161,7 @@ static void set_arm(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 1
         uint32_t seen = COX_QUEUE_LOAD(line->subscriber_wake);
         waiters[i] = (struct waiter){
             .value = seen, .address = (uintptr_t)&line->subscriber_wake, .flags = WAITER_SIZE_U32};
-        /* seq_cst: partner is cox_queue_ring. */
+        /* seq_cst: partner is cox_queue_wake_subscriber. */
         atomic_store(&line->subscriber_sleeping, 1);
         cox_fault_point(COX_FAULT_QUEUE_ARMED);
     }

@@ -68,7 +68,7 @@ static int subscriber_join(struct cox_subscriber *subscriber, struct cox_error *
         cox_queue_leave(queue);
         if (r != COX_FULL || round > 0)
             return r && round == 0 ? cox_fail(err, r, "queue: %s", cox_status_text(r)) : r;
-        cox_queue_look(queue, true);
+        cox_queue_reap_dead(queue, true);
     }
 }
 
