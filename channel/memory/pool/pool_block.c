@@ -25,11 +25,11 @@
 int cox_pool_count_add(struct cox_pool *pool, uint32_t block)
 {
     struct cox_pool_layout_count *count = cox_pool_count_of(pool, pool->owner, block);
-    uint16_t seen = atomic_load_explicit(&count->row_count, memory_order_relaxed);
+    uint16_t seen = atomic_load_explicit(&count->ref_count, memory_order_relaxed);
     do
         if (seen == COX_POOL_COUNT_MAX)
             return COX_FULL;
-    while (!atomic_compare_exchange_weak(&count->row_count, &seen, (uint16_t)(seen + 1)));
+    while (!atomic_compare_exchange_weak(&count->ref_count, &seen, (uint16_t)(seen + 1)));
     cox_fault_point(COX_FAULT_POOL_COUNTED);
     return 0;
 }
@@ -37,11 +37,11 @@ int cox_pool_count_add(struct cox_pool *pool, uint32_t block)
 bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block)
 {
     struct cox_pool_layout_count *count = cox_pool_count_of(pool, pool->owner, block);
-    uint16_t seen = atomic_load_explicit(&count->row_count, memory_order_relaxed);
+    uint16_t seen = atomic_load_explicit(&count->ref_count, memory_order_relaxed);
     do
         if (seen == 0) /* somebody has spoilt it */
             return false;
-    while (!atomic_compare_exchange_weak(&count->row_count, &seen, (uint16_t)(seen - 1)));
+    while (!atomic_compare_exchange_weak(&count->ref_count, &seen, (uint16_t)(seen - 1)));
     cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
     if (seen > 1)
         return true;
@@ -68,7 +68,7 @@ bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block)
 {
     const uint32_t high = cox_pool_owner_high(pool);
     for (uint32_t owner = 0; owner < high; owner++)
-        if (atomic_load(&cox_pool_count_of(pool, owner, block)->row_count))
+        if (atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count))
             return true;
     for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
         if (atomic_load(&pool->pins[block].pin_word[i]))

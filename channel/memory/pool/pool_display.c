@@ -10,7 +10,7 @@ static uint64_t references_of(const struct cox_pool *pool, uint32_t block)
 {
     uint64_t count = 0;
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool); owner++)
-        count += atomic_load(&cox_pool_count_of(pool, owner, block)->row_count);
+        count += atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count);
     return count;
 }
 
@@ -113,7 +113,7 @@ static void dump_block(const struct cox_pool *pool, uint32_t block, line_fn line
                  word.generation, block_size_of(pool, block), cox_pool_block_offset(pool, block));
     size_t at = (size_t)length;
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool) && at < sizeof text - 24; owner++) {
-        const unsigned count = atomic_load(&cox_pool_count_of(pool, owner, block)->row_count);
+        const unsigned count = atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count);
         if (count)
             at += (size_t)snprintf(text + at, sizeof text - at, " %" PRIu32 "x%u", owner, count);
     }

@@ -121,7 +121,7 @@ static uint32_t find_reader(const struct cox_pool *pool, uint32_t block)
 {
     const uint32_t high = cox_pool_owner_high(pool);
     for (uint32_t owner = 0; owner < high; owner++)
-        if (owner != pool->owner && atomic_load(&cox_pool_count_of(pool, owner, block)->row_count))
+        if (owner != pool->owner && atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count))
             return owner;
     for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
         if (atomic_load(&pool->pins[block].pin_word[i]))

@@ -37,10 +37,10 @@ static void geometry_place(struct cox_pool_geometry *geometry)
         to_line(geometry->hints + (count + 63) / 64 * sizeof(struct cox_pool_layout_hints));
     geometry->pages =
         to_line(geometry->slabs + geometry->slab_count * sizeof(struct cox_pool_layout_slab));
-    geometry->rows =
+    geometry->reference_rows =
         to_line(geometry->pages + geometry->page_count * sizeof(struct cox_pool_layout_pages));
     geometry->row_stride = to_line(count * sizeof(struct cox_pool_layout_count));
-    const uint64_t end = geometry->rows + geometry->owner_count * geometry->row_stride;
+    const uint64_t end = geometry->reference_rows + geometry->owner_count * geometry->row_stride;
     geometry->words_size = (end + COX_POOL_PAGE_SIZE - 1) / COX_POOL_PAGE_SIZE * COX_POOL_PAGE_SIZE;
 }
 

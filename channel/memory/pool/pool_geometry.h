@@ -30,7 +30,7 @@ struct cox_pool_geometry {
     uint64_t retain_size;
     uint64_t memory_size;
     /* Offsets in the words. */
-    uint64_t owners, blocks, pins, hints, slabs, pages, rows;
+    uint64_t owners, blocks, pins, hints, slabs, pages, reference_rows;
     uint64_t row_stride;
     uint64_t words_size;
 };

@@ -81,7 +81,8 @@ static inline struct cox_pool_layout_count *cox_pool_count_of(const struct cox_p
                                                               uint32_t owner, uint32_t block)
 {
     struct cox_pool_layout_count *row =
-        (struct cox_pool_layout_count *)((uint8_t *)pool->words.base + pool->geometry.rows +
+        (struct cox_pool_layout_count *)((uint8_t *)pool->words.base +
+                                         pool->geometry.reference_rows +
                                          owner * pool->geometry.row_stride);
     return &row[block];
 }

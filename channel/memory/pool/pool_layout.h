@@ -149,7 +149,7 @@ struct cox_pool_layout_pages {
 };
 
 struct cox_pool_layout_count {
-    _Atomic uint16_t row_count;
+    _Atomic uint16_t ref_count;
 };
 #define COX_POOL_COUNT_MAX UINT16_MAX
 

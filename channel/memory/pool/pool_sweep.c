@@ -13,9 +13,9 @@ static uint64_t sweep_row(struct cox_pool *pool, uint32_t owner)
     uint64_t given_back = 0;
     for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
         struct cox_pool_layout_count *count = cox_pool_count_of(pool, owner, block);
-        if (atomic_load_explicit(&count->row_count, memory_order_relaxed) == 0)
+        if (atomic_load_explicit(&count->ref_count, memory_order_relaxed) == 0)
             continue; /* nobody else writes here */
-        given_back += atomic_exchange(&count->row_count, 0);
+        given_back += atomic_exchange(&count->ref_count, 0);
         cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
     }
     return given_back;
