@@ -196,7 +196,7 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
         options->no_large_payloads = true;
         return 0;
     case COX_OPTION_LARGE_PAYLOAD_SIZE:
-        return cox_parse_size("--bulk-size", value, &options->large_payload_size, err);
+        return cox_parse_size("--large-payload-size", value, &options->large_payload_size, err);
     case COX_OPTION_REQUEST_SIZE:
         return channel_size("--request-size", value, options->request_size, err);
     case COX_OPTION_RESPONSE_SIZE:
@@ -255,7 +255,7 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
     if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
         return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
     if (options->no_large_payloads && options->large_payload_size)
-        return cox_fail(err, COX_INVALID, "--bulk-size: not with --no-bulk");
+        return cox_fail(err, COX_INVALID, "--large-payload-size: not with --no-large-payloads");
     const struct cox_recovery_options *recovery = &options->recovery;
     if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&
         recovery->on_death != COX_ON_DEATH_RESTART &&
@@ -333,11 +333,11 @@ void cox_group_choice_help(FILE *file)
         "      --worker PATH         worker program (default: $COXSWAIN_WORKER, coxswain-worker\n"
         "                            beside this program, or in PATH)\n"
         "      --huge-pages          sealed memory on huge pages, if there are any\n"
-        "      --bulk-size BYTES[K|M|G]\n"
-        "                            a request or an answer that does not fit its frame or slot goes in\n"
-        "                            memory of its own, of so many bytes at most (default 2G, an\n"
-        "                            answer 1G and a little)\n"
-        "      --no-bulk             it is refused\n"
+        "      --large-payload-size BYTES[K|M|G]\n"
+        "                            maximum size of a request or reply that does not fit its frame or\n"
+        "                            slot and is sent out of line (default: requests 2G, replies a\n"
+        "                            little over 1G)\n"
+        "      --no-large-payloads   refuse requests and replies that do not fit\n"
         "      --keep-names          leave the names in /dev/shm while the group lives\n"
         "      --start-timeout SEC   workers have so long to attach (default 60)\n"
         "      --timeout SEC         a request has so long to be answered (default 30)\n");
