@@ -16,10 +16,10 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
-/* So that messages that differ a little in size find the kept block large enough. */
+/* Rounding lets a kept payload fit the next message of a slightly larger size. */
 #define BLOCK_SIZE_MIN (UINT64_C(64) << 10)
 #define BLOCK_SIZE_UNIT (UINT64_C(4) << 10)
-/* How long a door may take to hand an fd out. */
+/* Limit for fetching an fd from the control socket. */
 #define DOOR_MS 1000
 
 /* ---- sender ---- */
@@ -37,7 +37,7 @@ void cox_large_payload_sender_deinit(struct cox_large_payload_sender *sender)
     pthread_mutex_destroy(&sender->lock);
 }
 
-/* A door that does not answer the first time is not tried again. */
+/* A control socket that fails once is not tried again: each try can cost a second. */
 static int sender_open(struct cox_large_payload_sender *sender, const char *door_path,
                        struct cox_error *err)
 {
@@ -52,7 +52,7 @@ static int sender_open(struct cox_large_payload_sender *sender, const char *door
     return r;
 }
 
-/* Without the door readers who may take fds can read all the same: it may be full, or gone. */
+/* The control socket may be full or gone; readers with pidfd_getfd do not need it. */
 static int sender_export(struct cox_large_payload_sender *sender, int fd,
                          struct cox_large_payload *block, struct cox_error *err)
 {
@@ -85,7 +85,7 @@ bool cox_large_payload_is_transient(const struct cox_large_payload *block)
     return block->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE;
 }
 
-/* FUTURE_WRITE: from here on the mapping of this process is the only way to write it. */
+/* F_SEAL_FUTURE_WRITE: only this process can write, through the mapping that exists already. */
 static int block_make(struct cox_large_payload_sender *sender, uint64_t size,
                       struct cox_large_payload *block, struct cox_error *err)
 {
@@ -117,7 +117,7 @@ int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const cha
 {
     if (block->region.base && block->region.size >= size)
         return 0;
-    cox_large_payload_drop(sender, block); /* first: both need not be there at a time */
+    cox_large_payload_drop(sender, block); /* before the new one: they never exist at once */
     if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
         return cox_fail(err, COX_NO_SPACE, "a block of %" PRIu64 " bytes: at most %" PRIu64, size,
                         COX_LARGE_PAYLOAD_SIZE_MAX);
@@ -148,8 +148,8 @@ void cox_large_payload_drop(struct cox_large_payload_sender *sender,
 
 /* ---- reader ---- */
 
-/* Whoever's memory it is cannot take the pages away under a reader. Answers only for memory of the
- * kernel's own: nothing else, whose reading may block, has seals. */
+/* The seals guarantee that the owner cannot truncate the file under a reader. They also prove that
+ * it is a memfd: reading any other file could block. */
 static int check_seals(int fd, uint64_t size, struct cox_error *err)
 {
     struct stat st;
@@ -161,11 +161,11 @@ static int check_seals(int fd, uint64_t size, struct cox_error *err)
     if (((unsigned)seals & SEALS_SIZE) != SEALS_SIZE)
         return cox_fail(err, COX_CORRUPT, "the block has the seals %#x: it could shrink or grow",
                         (unsigned)seals);
-    /* A hole in huge pages may not be filled: there may be none left. */
+    /* Filling a hole in huge pages can fail with SIGBUS: there may be none left. */
     if (fstatfs(fd, &fs) == 0 && fs.f_type != TMPFS_MAGIC)
         return cox_fail(err, COX_CORRUPT, "the block is on pages of %ju bytes",
                         (uintmax_t)fs.f_bsize);
-    /* Behind the seals: before them it may have been cut short. */
+    /* After the seals: before them the file could still be truncated. */
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "the block's size: %s", cox_status_text(-errno));
     if ((uint64_t)st.st_size < size)
@@ -174,7 +174,7 @@ static int check_seals(int fd, uint64_t size, struct cox_error *err)
     return 0;
 }
 
-/* Who made the handle chooses what is opened, so it has to be the one who sent it. */
+/* The process in the handle decides which file is opened, so it must be the sender. */
 static int check_peer(const struct cox_handle_info *info,
                       const struct cox_large_payload_origin *peer, struct cox_error *err)
 {
@@ -274,7 +274,7 @@ int cox_large_payload_read(const struct cox_large_payload_ref *ref,
     if (r)
         return r;
     for (uint64_t done = 0; done < ref->size;) {
-        /* By copy: pages that somebody punched out read as zeros, and are not made. */
+        /* pread: punched-out pages read as zeros and are not allocated. */
         ssize_t got = pread(fd, (uint8_t *)buffer + done, ref->size - done, (off_t)done);
         if (got < 0 && errno == EINTR)
             continue;
