@@ -100,20 +100,20 @@ enum cox_option {
     {                                                                                              \
         "help", no_argument, NULL, 'h'                                                             \
     }
-#define COX_GROUP_CHOICE_LONG_OPTIONS                                                                   \
-    COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},                  \
-        {"huge-pages", no_argument, NULL, COX_OPTION_HUGE_PAGES},                                       \
-        {"no-shared-weights", no_argument, NULL, COX_OPTION_NO_SHARED_WEIGHTS},                         \
-        {"no-large-payloads", no_argument, NULL, COX_OPTION_NO_LARGE_PAYLOADS},                         \
-        {"large-payload-size", required_argument, NULL,                                                 \
-         COX_OPTION_LARGE_PAYLOAD_SIZE}, /* The names of earlier releases, which help does not list. */ \
-        {"no-bulk", no_argument, NULL, COX_OPTION_NO_LARGE_PAYLOADS},                                   \
-        {"bulk-size", required_argument, NULL, COX_OPTION_LARGE_PAYLOAD_SIZE},                          \
-        {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                           \
-        {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},                                       \
-        {"worker", required_argument, NULL, COX_OPTION_WORKER},                                         \
-    {                                                                                                   \
-        "model", required_argument, NULL, COX_OPTION_MODEL                                              \
+/* no-bulk and bulk-size are names of earlier releases, which help does not list. */
+#define COX_GROUP_CHOICE_LONG_OPTIONS                                                              \
+    COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},             \
+        {"huge-pages", no_argument, NULL, COX_OPTION_HUGE_PAGES},                                  \
+        {"no-shared-weights", no_argument, NULL, COX_OPTION_NO_SHARED_WEIGHTS},                    \
+        {"no-large-payloads", no_argument, NULL, COX_OPTION_NO_LARGE_PAYLOADS},                    \
+        {"large-payload-size", required_argument, NULL, COX_OPTION_LARGE_PAYLOAD_SIZE},            \
+        {"no-bulk", no_argument, NULL, COX_OPTION_NO_LARGE_PAYLOADS},                              \
+        {"bulk-size", required_argument, NULL, COX_OPTION_LARGE_PAYLOAD_SIZE},                     \
+        {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                      \
+        {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},                                  \
+        {"worker", required_argument, NULL, COX_OPTION_WORKER},                                    \
+    {                                                                                              \
+        "model", required_argument, NULL, COX_OPTION_MODEL                                         \
     }
 
 /* What happens when a rank dies. */
