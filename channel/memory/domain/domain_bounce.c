@@ -1,10 +1,10 @@
 /*
- * domain_bounce: host memory that nobody maps, reached by copies alone.
+ * domain_bounce: host memory that is never mapped, accessed by copies alone.
  *
- * The template for a domain of your own. What yours needs: an object that struct cox_domain_memory
- * comes first in; create and attach, which fill it in; destroy; copy_to and copy_from. The rest may
- * be left out: without copy, copies within the domain go through the host; without commit and
- * decommit, everything is reserved by create, and on_demand may be passed over.
+ * The template for a domain of your own. Required: an object that starts with struct
+ * cox_domain_memory; create and attach, which fill it in; destroy; copy_to and copy_from. Optional:
+ * without copy, copies within the domain go through the host; without commit and decommit, create
+ * allocates everything and may ignore on_demand.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -19,7 +19,7 @@
 #define MFD_NOEXEC_SEAL 0x0008u
 #endif
 
-/* No more than what every memory has: no address, so that nobody reaches for the bytes past us. */
+/* No address, so that no caller accesses the bytes without the copy functions. */
 static int bounce_new(int *fd, uint64_t size, bool writable, struct cox_domain_memory **ret_memory,
                       struct cox_error *err)
 {
@@ -40,7 +40,7 @@ static void bounce_destroy(struct cox_domain_memory *memory)
     free(memory);
 }
 
-/* Of that size, zeros; its pages are there, or come with commit. */
+/* Sets the size; allocates the pages, unless commit will. */
 static int bounce_allocate(int fd, uint64_t size, bool on_demand)
 {
     int e;
@@ -93,8 +93,8 @@ static int bounce_attach(void *context, uint32_t device, int fd, uint64_t size, 
 static int bounce_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
                           size_t size, struct cox_error *err)
 {
-    /* Writing beyond the limit ends a process by a signal; it is another one's than the creator's.
-     */
+    /* Beyond RLIMIT_FSIZE pwrite raises SIGXFSZ; the limit may be lower here than in the
+     * creator. */
     int r = cox_domain_check_host_size(offset + size, true, err);
     for (size_t done = 0; r == 0 && done < size;) {
         ssize_t n =
