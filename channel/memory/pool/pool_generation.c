@@ -1,4 +1,4 @@
-/* pool_generation: blocks that one process gives out by number. */
+/* pool_generation: blocks that one process manages by number. */
 #include <inttypes.h>
 
 #include "channel/base/fault.h"
@@ -58,7 +58,7 @@ int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation, struct cox_er
         atomic_store(&pool->adopted_all, true);
         return 0;
     }
-    /* Somebody has allocated meanwhile, or there is no memory: all or none. */
+    /* Another process has allocated a block, or memory ran out: all or none. */
     while (adopted > 0)
         cox_pool_count_drop(pool, --adopted);
     return cox_fail(err, r, "all blocks of the pool cannot be adopted: %s",
@@ -74,8 +74,8 @@ uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block)
 
 /* ---- bump_generation ---- */
 
-/* Whoever looks whether the block can be freed finds it renewed: it does not change it then, and it
- * is counted. */
+/* A process that is about to free the block fails its compare-and-swap on the new word, and this
+ * process counts the block. */
 int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation)
 {
     int r = cox_pool_check_here(pool, NULL);
@@ -89,7 +89,7 @@ int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t gen
     for (;;) {
         const struct cox_pool_word seen = cox_pool_word_split(word);
         if (seen.phase != COX_POOL_USED && seen.phase != COX_POOL_CLOSING)
-            return COX_STATE; /* somebody has spoilt it */
+            return COX_STATE; /* another process corrupted the word */
         if (seen.generation == generation)
             return 0;
         bool changed = atomic_compare_exchange_strong(&pool->blocks[block].block_word, &word,
@@ -102,7 +102,7 @@ int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t gen
 
 /* ---- wait_unpinned ---- */
 
-/* The bit of this process is set while any of its threads waits for unpinned. */
+/* Keeps the bit of this process set while any of its threads waits. */
 static void unpin_waiter_change(struct cox_pool *pool, bool begins)
 {
     _Atomic uint64_t *unpin_waiters = &pool->header->unpin_waiters[pool->owner / 64];
@@ -116,7 +116,8 @@ static void unpin_waiter_change(struct cox_pool *pool, bool begins)
     cox_fault_point(COX_FAULT_POOL_UNPIN_WAITING);
 }
 
-/* Another one than this process; UINT32_MAX: nobody. owner_count: it is held. */
+/* A process other than this one that references the block; owner_count: a message pins it;
+ * UINT32_MAX: none. */
 static uint32_t find_reader(const struct cox_pool *pool, uint32_t block)
 {
     const uint32_t high = cox_pool_owner_high(pool);
@@ -153,7 +154,7 @@ static int wait_unpinned_loop(struct cox_pool *pool, uint32_t block, uint64_t de
         const uint64_t now_ns = cox_now_ns();
         if (now_ns >= deadline_ns)
             return fail_timeout(pool, block, reader, err);
-        if (now_ns >= sweep_ns) { /* who reads it, or held it, may be dead */
+        if (now_ns >= sweep_ns) { /* the reader may be dead */
             cox_pool_sweep(pool);
             sweep_ns = now_ns + COX_POOL_SLICE_NS;
             continue;

@@ -1,11 +1,10 @@
 /*
- * pool_local_refs: what this process holds, block by block and by generation, in private memory: a
- * reference that it does not have cannot be given back, also when it has another one of the same
- * block.
+ * pool_local_refs: the references of this process by block and generation, in private memory. unref
+ * checks them: the shared row has only a count per block, not the generation.
  *
- * One word per block, {generation:48, count:16}, and a list for what does not fit there: references
- * of an older generation of a block that was renewed. In the child of a fork all of it reads as
- * zeros.
+ * One word per block, {generation:48, count:16}, and a list for what does not fit: references to an
+ * older generation of a block whose generation was bumped. In the child of a fork all words read as
+ * zeros (MADV_WIPEONFORK).
  */
 #include "pool_internal.h"
 
@@ -20,12 +19,12 @@ struct older {
 };
 
 struct cox_pool_local_refs {
-    /* of olders */
+    /* guards olders */
     pthread_mutex_t lock;
     struct older *olders;
-    /* so that the lock is seldom asked for */
+    /* avoids the lock while the list is empty */
     _Atomic uint32_t older_count;
-    /* words[0]: 1; then one per block */
+    /* words[0]: 1, or 0 in the child of a fork; then one per block */
     _Atomic uint64_t *words;
 };
 
@@ -48,11 +47,10 @@ int cox_pool_local_refs_new(uint32_t block_count, struct cox_pool_local_refs **r
         return cox_fail(err, r, "the pool's local references of %zu bytes: %s",
                         local_refs_size(block_count), cox_status_text(r));
     }
-    /* A kernel that cannot is older than any with pidfds; the child is then trusted not to use it.
-     */
+    /* Cannot fail on kernels with pidfds; on older ones a child must not use the pool. */
     madvise(map, local_refs_size(block_count), MADV_WIPEONFORK);
     refs->words = map;
-    atomic_store_explicit(&refs->words[0], 1, memory_order_relaxed); /* nobody else has it yet */
+    atomic_store_explicit(&refs->words[0], 1, memory_order_relaxed); /* not shared yet */
     pthread_mutex_init(&refs->lock, NULL);
     *ret_refs = refs;
     return 0;
@@ -79,7 +77,7 @@ bool cox_pool_local_refs_is_here(const struct cox_pool_local_refs *refs)
     return atomic_load_explicit(&refs->words[0], memory_order_relaxed) == 1;
 }
 
-/* ---- of another generation ---- */
+/* ---- older generations ---- */
 
 static struct older **older_find(struct cox_pool_local_refs *refs, uint32_t block,
                                  uint64_t generation)
@@ -125,8 +123,7 @@ static bool older_drop(struct cox_pool_local_refs *refs, uint32_t block, uint64_
 
 /* ---- references ---- */
 
-/* The words are relaxed: what orders threads is whatever passes a reference from one to the other.
- */
+/* relaxed: threads that pass a reference to each other synchronize themselves. */
 int cox_pool_local_refs_add(struct cox_pool_local_refs *refs, uint32_t block, uint64_t generation)
 {
     _Atomic uint64_t *record = &refs->words[block + 1];

@@ -1,4 +1,4 @@
-/* pool_owner: the rows of a pool, and who has them. */
+/* pool_owner: the rows of a pool, and their owners. */
 #include <inttypes.h>
 
 #include "channel/base/fault.h"
@@ -20,14 +20,14 @@ bool cox_pool_identity_is_dead(const struct cox_pool *pool, uint64_t identity)
     cox_peer_close(&peer);
     if (r == 0 || r == COX_PEER_DEAD)
         return r == COX_PEER_DEAD;
-    /* No pidfds here, or no fd is free: whoever has the pid now may be another one. A zombie counts
-     * as alive, for its other threads may not have ended. */
+    /* Without a pidfd: the pid may belong to another process now, so compare start times. A zombie
+     * counts as alive, since its other threads may still run. */
     r = cox_peer_start_time(pid, &start);
     return r == COX_PEER_DEAD ||
            (r == 0 && cox_pool_identity_start(start) != cox_pool_identity_start(identity));
 }
 
-/* Before the first count: whoever looks at all rows looks at this one from then on. */
+/* Before the first count: from now on scans of all rows include this one. */
 static void owner_raise(struct cox_pool *pool, uint32_t owner)
 {
     uint32_t high = atomic_load(&pool->header->owner_high);
@@ -55,7 +55,7 @@ int cox_pool_owner_claim(struct cox_pool *pool, uint32_t incarnation, struct cox
 {
     bool taken = false;
     uint32_t owner = 0;
-    /* First the empty ones: those of the dead cost a pass over all blocks. */
+    /* Empty rows first: a row of a dead owner costs a pass over all blocks. */
     for (; owner < pool->geometry.owner_count; owner++)
         if (atomic_load(&pool->owners[owner].owner_identity) == COX_POOL_OWNER_EMPTY &&
             (taken = owner_take(pool, owner)))
@@ -69,7 +69,7 @@ int cox_pool_owner_claim(struct cox_pool *pool, uint32_t incarnation, struct cox
                         pool->geometry.owner_count);
     pool->owner = owner;
     owner_raise(pool, owner);
-    /* relaxed: a number to look at */
+    /* relaxed: for display */
     atomic_store_explicit(&pool->owners[owner].owner_incarnation, incarnation ? incarnation : 1,
                           memory_order_relaxed);
     cox_fault_point(COX_FAULT_POOL_JOINED);

@@ -1,10 +1,10 @@
 /*
- * pool_pin: holders, and the blocks that are held for them.
+ * pool_pin: queues that joined the pool, and pins of blocks for them.
  *
- * The table of holders changes under a lock in shared memory that names its process: of a dead one
- * it is taken over. Each change is one word, so nothing is ever half done. Holds themselves need no
- * lock: they are set by who has joined, so that the holder's place is not given away meanwhile, and
- * cleared by the very word that was set.
+ * The table of queues changes under a lock in shared memory that names its owner; when the owner is
+ * dead, the next process takes the lock over. Each change is one word, so nothing is left half
+ * done. Pins need no lock: only a process that joined the queue sets them, which keeps the queue's
+ * place. They are cleared by compare-and-swap of the exact word.
  */
 #include <inttypes.h>
 
@@ -13,8 +13,8 @@
 
 #include <sched.h>
 
-/* Whoever has the lock has it for microseconds, or for one pass over the blocks; longer only if it
- * is stopped. */
+/* The lock is held for microseconds, or for one pass over the blocks, unless its owner is
+ * stopped. */
 #define LOCK_PATIENCE_NS COX_NSEC_PER_SEC
 #define PLACE_NONE UINT32_MAX
 
@@ -50,7 +50,7 @@ static void lock_release(struct cox_pool *pool)
     cox_fault_point(COX_FAULT_POOL_QUEUE);
 }
 
-/* ---- holders ---- */
+/* ---- queues ---- */
 
 static uint32_t place_of(const struct cox_pool *pool, uint64_t queue_id)
 {
@@ -60,7 +60,7 @@ static uint32_t place_of(const struct cox_pool *pool, uint64_t queue_id)
     return PLACE_NONE;
 }
 
-/* Whom processes that are there, dead or alive, have joined. */
+/* Bits of the queues that any process with a row, dead or alive, has joined. */
 static uint64_t joined_by_all(const struct cox_pool *pool)
 {
     uint64_t joined = 0;
@@ -69,8 +69,7 @@ static uint64_t joined_by_all(const struct cox_pool *pool)
     return joined;
 }
 
-/* Under the lock. What is not held for somebody who is there is dropped: also what nobody can have
- * set. */
+/* Under the lock: clears all pins of these places, corrupt ones included. */
 static uint64_t pins_drop(struct cox_pool *pool, uint64_t places, uint32_t as)
 {
     uint64_t dropped = 0;
@@ -90,7 +89,7 @@ static uint64_t pins_drop(struct cox_pool *pool, uint64_t places, uint32_t as)
     return dropped;
 }
 
-/* Under the lock. A place that is empty or whose members are gone. */
+/* Under the lock: frees places of queues without members. */
 static uint64_t places_free(struct cox_pool *pool, uint32_t as)
 {
     const uint64_t joined = joined_by_all(pool);
@@ -114,7 +113,7 @@ static uint64_t places_free(struct cox_pool *pool, uint32_t as)
 uint64_t cox_pool_queues_sweep(struct cox_pool *pool, uint32_t as)
 {
     if (!lock_try(pool))
-        return 0; /* who has it does it, or the next sweep */
+        return 0; /* the lock owner does it, or the next sweep */
     const uint64_t dropped = places_free(pool, as);
     lock_release(pool);
     return dropped;
@@ -162,7 +161,7 @@ void cox_pool_queue_leave(struct cox_pool *pool, uint64_t queue_id)
 {
     if (cox_pool_check_here(pool, NULL) || queue_id == 0)
         return;
-    /* A place stays the holder's while this process has joined. */
+    /* The place is stable while this process has joined the queue. */
     const uint32_t place = place_of(pool, queue_id);
     if (place == PLACE_NONE)
         return;
@@ -176,7 +175,7 @@ void cox_pool_queue_leave(struct cox_pool *pool, uint64_t queue_id)
         cox_pool_queues_sweep(pool, pool->owner);
 }
 
-/* ---- holds ---- */
+/* ---- pins ---- */
 
 static int pin_word_of(const struct cox_pool *pool, uint64_t queue_id, uint64_t tag,
                        uint64_t *ret_word, uint32_t *ret_place)
@@ -185,7 +184,7 @@ static int pin_word_of(const struct cox_pool *pool, uint64_t queue_id, uint64_t 
     if (place == PLACE_NONE)
         return COX_NOT_FOUND;
     const uint64_t epoch = atomic_load(&pool->header->queues[place].queue_epoch);
-    /* Who has not joined may find the place given to another one meanwhile, whose messages have the
+    /* Without a join the place may have passed to another queue meanwhile, whose messages use the
      * same tags. */
     if (atomic_load(&pool->header->queues[place].queue_id) != queue_id)
         return COX_NOT_FOUND;
@@ -241,7 +240,7 @@ int cox_pool_pin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_
         !(atomic_load(&pool->owners[pool->owner].owner_joined) >> place & 1))
         return cox_fail(err, COX_NOT_FOUND, "this process has not joined queue %016" PRIx64,
                         queue_id);
-    /* With a reference of its own the block stays what it is: nothing to look at afterwards. */
+    /* This process's reference keeps the block in use: no check afterwards. */
     if (!cox_pool_has(pool, ref))
         return cox_fail(err, COX_STALE, "this process has no such reference of block %" PRIu32,
                         ref->block);

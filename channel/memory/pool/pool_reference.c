@@ -1,4 +1,4 @@
-/* pool_reference: allocate, ref, unref; where a block is; its bytes. */
+/* pool_reference: allocate, ref, unref, lookup, copies. */
 #include <inttypes.h>
 
 #include "channel/base/fault.h"
@@ -36,7 +36,7 @@ bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref)
                ref->generation;
 }
 
-/* As above, and it can be used here. */
+/* As check_ref; also COX_STATE in the child of a fork. */
 static int reference_check(const struct cox_pool *pool, const struct cox_block_ref *ref,
                            struct cox_error *err)
 {
@@ -115,8 +115,8 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
 
 /* ---- references ---- */
 
-/* Counted by this process: has it this generation? What is about to be freed is used again, since
- * somebody counts it. Returns 0; COX_STALE; COX_CORRUPT. */
+/* After this process counts the block: checks that it still has the generation. CLOSING becomes
+ * USED again, since it is counted. Returns 0; COX_STALE; COX_CORRUPT. */
 static int word_confirm(struct cox_pool *pool, const struct cox_block_ref *ref)
 {
     _Atomic uint64_t *block_word = cox_pool_block_word_of(pool, ref->block);
@@ -182,7 +182,7 @@ bool cox_pool_is_idle(const struct cox_pool *pool)
     return cox_pool_local_refs_is_empty(pool->local_refs, pool->geometry.block_count);
 }
 
-/* ---- where it is ---- */
+/* ---- lookup ---- */
 
 int cox_pool_offset(const struct cox_pool *pool, const struct cox_block_ref *ref,
                     uint64_t *ret_offset)
@@ -229,9 +229,9 @@ int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
     return cox_pool_find(pool, address - base, ret_ref);
 }
 
-/* ---- bytes ---- */
+/* ---- copies ---- */
 
-/* A range of a block that this process holds. */
+/* Checks a range of a block that this process must have referenced. */
 static int range_check(const struct cox_pool *pool, const struct cox_block_ref *ref,
                        uint64_t offset, uint64_t size, bool writes, struct cox_error *err)
 {

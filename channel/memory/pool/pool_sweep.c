@@ -1,9 +1,9 @@
 /*
- * pool_sweep: what a dead owner left is given back.
+ * pool_sweep: releases what a dead owner left.
  *
- * One thread sweeps a row: whoever wins its word. If it dies, the next one begins anew; each step
- * may be done twice. All blocks are looked at, since the dead may have stopped counting one without
- * having had its last look.
+ * One thread sweeps a row: the one whose compare-and-swap won it. If that process dies, the next
+ * one starts over, since each step may be repeated. It visits all blocks: the dead owner may have
+ * dropped a count without its last check.
  */
 #include "channel/base/fault.h"
 #include "pool_internal.h"
@@ -14,7 +14,7 @@ static uint64_t sweep_row(struct cox_pool *pool, uint32_t owner)
     for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
         struct cox_pool_layout_count *count = cox_pool_count_of(pool, owner, block);
         if (atomic_load_explicit(&count->ref_count, memory_order_relaxed) == 0)
-            continue; /* nobody else writes here */
+            continue; /* no other process writes this row */
         given_back += atomic_exchange(&count->ref_count, 0);
         cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
     }
@@ -31,7 +31,8 @@ static void sweep_block(struct cox_pool *pool, uint32_t block, uint32_t owner)
         cox_pool_block_unclaim(pool, block, word.generation, owner);
     } else if (word.phase == COX_POOL_USED || word.phase == COX_POOL_CLOSING) {
         cox_pool_block_reclaim(pool, block, owner);
-        /* It had gone to CLOSING, and somebody counts: a reference may be had of it as before. */
+        /* The dead owner set CLOSING, and the block is still counted: reopens it for new
+         * references. */
         const struct cox_pool_word now =
             cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
         uint64_t closing = cox_pool_word(now.generation, COX_POOL_CLOSING, owner);
@@ -65,7 +66,7 @@ bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identi
     if (pool->geometry.on_demand && !leaves)
         cox_pool_pages_sweep(pool, owner);
     if (!leaves) {
-        /* relaxed: a number to look at */
+        /* relaxed: for display */
         atomic_fetch_add_explicit(&line->owner_swept, count, memory_order_relaxed);
         cox_fault_point(COX_FAULT_POOL_SWEPT);
         *given_back += count;
@@ -86,7 +87,7 @@ bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back)
             cox_pool_sweep_owner(pool, owner, identity, COX_POOL_OWNER_EMPTY, given_back))
             swept = true;
     }
-    /* Where somebody else had the holders' lock when a row was swept. */
+    /* Pins remain if another process had queues_lock during the sweep of a row. */
     const uint64_t dropped = cox_pool_queues_sweep(pool, pool->owner);
     *given_back += dropped;
     return swept || dropped > 0;
