@@ -1,5 +1,5 @@
 #include "adapter_options.h"
-#include "command.h"
+#include "runner.h"
 #include "console.h"
 #include "crew.h"
 #include "init_options.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum {
-    OPTION_NO_INIT = COX_OPTION_COMMAND,
+    OPTION_NO_INIT = COX_OPTION_KEY(0),
     OPTION_INIT,
     OPTION_INIT_FILE,
     OPTION_NO_FLAGS,
@@ -29,55 +29,16 @@ enum {
 #define LEGACY "legacy workers hold and pull nothing"
 #define NOT_INITIALIZED "its workers were not told to initialize (--no-init)"
 
-static void help(FILE *file)
-{
-    fprintf(
-        file,
-        "Usage: coxswain run [OPTION]... [-- COMMAND [ARGUMENT]...]\n"
-        "\n"
-        "Starts a group of worker processes, COMMAND or the reference worker, tells them to\n"
-        "initialize, and keeps them until SIGINT, SIGTERM, SIGHUP or `coxswain stop` comes or\n"
-        "one of them dies (--on-death; before the group is complete, any death ends it). COMMAND\n"
-        "gets rank, world size and name of the group in its environment (COXSWAIN_*) and as flags\n"
-        "(--local_rank, ...).\n"
-        "When all is ready it prints `name NAME`, `door PATH` and a line `rank R pid P` for each.\n"
-        "With the reference worker, `coxswain generate --name NAME` then completes prompts on\n"
-        "the group, for any number of callers at once.\n"
-        "\n"
-        "      --init KEY=VALUE      configuration that every worker gets at init; may be repeated\n"
-        "      --init-file FILE      the same: a JSON object of strings, numbers, true and false;\n"
-        "                            what --init says comes before it\n"
-        "      --no-init             start them only\n"
-        "      --no-flags            nothing is appended to COMMAND; the environment has it all\n"
-        "      --external            start none: wait for workers that somebody starts by hand,\n"
-        "                            as long as that takes; standard error tells how they come\n"
-        "                            (coxswain-worker --door NAME)\n"
-        "      --adapter NAME=DIR    load this LoRA adapter at the start (see coxswain lora)\n"
-        "      --role ROLE           prefill: computes prompts, and holds their keys and values for a\n"
-        "                            group that decodes; decode: goes on with them; standard, the\n"
-        "                            default: both (coxswain role changes it)\n"
-        "      --step-tokens N       compute so many tokens in one step (default 512)\n"
-        "      --quiet               nothing of what the workers write\n");
-    cox_async_options_help(file);
-    cox_recovery_options_help(file);
-    cox_group_choice_help(file);
-    cox_exit_help(file);
-}
-
-static const struct option long_options[] = {
-    COX_GROUP_CHOICE_LONG_OPTIONS,
-    COX_RECOVERY_LONG_OPTIONS,
-    COX_ASYNC_LONG_OPTIONS,
-    {"init", required_argument, NULL, OPTION_INIT},
-    {"init-file", required_argument, NULL, OPTION_INIT_FILE},
-    {"no-init", no_argument, NULL, OPTION_NO_INIT},
-    {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
-    {"quiet", no_argument, NULL, OPTION_QUIET},
-    {"external", no_argument, NULL, OPTION_EXTERNAL},
-    {"adapter", required_argument, NULL, OPTION_ADAPTER},
-    {"role", required_argument, NULL, OPTION_ROLE},
-    {"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
-    {NULL, 0, NULL, 0},
+struct run {
+    struct cox_group_choice group;
+    struct cox_crew_options options;
+    struct cox_adapter_choice adapters;
+    struct cox_init_choice init;
+    enum cox_role role;
+    /* 0: the default */
+    uint32_t step_tokens;
+    /* the reference worker's command */
+    const char *reference[4];
 };
 
 static int print_group(struct cox_crew *crew, struct cox_error *err)
@@ -167,92 +128,174 @@ static int keep(const struct cox_crew_options *options, enum cox_role role, uint
     return COX_EXIT_OK;
 }
 
-int cox_command_run(int argc, char **argv)
+static int take_option(void *choice, int option, const char *value, struct cox_error *err)
 {
-    struct cox_group_choice group;
-    struct cox_crew_options options = {.group = &group, .init = true, .need_door = true};
-    _cox_cleanup_(cox_adapter_choice_deinit) struct cox_adapter_choice adapters = {0};
-    _cox_cleanup_(cox_init_choice_deinit) struct cox_init_choice init = {0};
-    enum cox_role role = COX_ROLE_STANDARD;
+    struct run *run = choice;
     uint64_t number;
-    uint32_t step_tokens = 0; /* the default */
-    struct cox_error error = {0};
-    cox_group_choice_init(&group);
-    int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
-                                       NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        if (option == OPTION_ROLE)
-            r = cox_role_parse(optarg, &role, &error);
-        else if (option == OPTION_INIT)
-            r = cox_init_choice_take(&init, optarg, &error);
-        else if (option == OPTION_INIT_FILE)
-            r = cox_init_choice_read(&init, optarg, &error);
-        else if (option == OPTION_NO_INIT)
-            options.init = false;
-        else if (option == OPTION_NO_FLAGS)
-            options.no_flags = true;
-        else if (option == OPTION_EXTERNAL)
-            options.external = true;
-        else if (option == OPTION_ADAPTER)
-            r = cox_adapter_choice_take(&adapters, optarg, &error);
-        else if (option == OPTION_STEP_TOKENS) {
-            r = cox_parse_number("--step-tokens", optarg, 1, INT32_MAX, &number, &error);
-            step_tokens = r ? 0 : (uint32_t)number;
-        } else if (option == OPTION_QUIET)
-            options.quiet = true;
-        else
-            r = cox_group_choice_take(&group, option, optarg, argv, &error);
+    int r;
+    switch (option) {
+    case OPTION_ROLE:
+        return cox_role_parse(value, &run->role, err);
+    case OPTION_INIT:
+        return cox_init_choice_take(&run->init, value, err);
+    case OPTION_INIT_FILE:
+        return cox_init_choice_read(&run->init, value, err);
+    case OPTION_NO_INIT:
+        run->options.init = false;
+        return 0;
+    case OPTION_NO_FLAGS:
+        run->options.no_flags = true;
+        return 0;
+    case OPTION_EXTERNAL:
+        run->options.external = true;
+        return 0;
+    case OPTION_ADAPTER:
+        return cox_adapter_choice_take(&run->adapters, value, err);
+    case OPTION_STEP_TOKENS:
+        r = cox_parse_number("--step-tokens", value, 1, INT32_MAX, &number, err);
+        run->step_tokens = r ? 0 : (uint32_t)number;
+        return r;
+    default: /* OPTION_QUIET */
+        run->options.quiet = true;
+        return 0;
     }
-    if (!r)
-        r = cox_group_choice_check(&group, &error);
-    const char *worker = NULL, *model = NULL;
-    const char *reference[4] = {NULL};
-    if (!r && options.external && optind < argc)
-        r = cox_fail(&error, COX_INVALID, "--external starts no worker: '%.64s' is not executed",
-                     argv[optind]);
-    if (!r && options.external && (group.worker || options.no_flags))
-        r = cox_fail(&error, COX_INVALID,
-                     "--external starts no worker: leave out --worker and --no-flags");
-    if (!r && options.external) {
-        if (options.init)
-            r = cox_model_find(&group, &model, &error);
-        else
-            options.refusal = NOT_INITIALIZED;
-        options.model = model;
-        options.share_weights = true;
-    } else if (!r && optind < argc) {
-        options.command = (const char *const *)(argv + optind);
-        options.model = group.model;
-        options.refusal = "its workers are a command of its own";
-    } else if (!r) {
-        r = cox_worker_find(&group, &worker, &error);
-        if (!r)
-            r = cox_model_find(&group, &model, &error);
-        if (!r && options.init)
-            r = cox_worker_check(&group, worker, model, &error);
-        reference[0] = worker;
-        reference[1] = "--model";
-        reference[2] = model;
-        options.command = reference;
-        options.model = model;
-        options.share_weights = true;
-        if (!options.init)
-            options.refusal = NOT_INITIALIZED;
-    }
-    options.config = init.entries;
-    options.config_count = init.count;
-    if (!r && init.count && !options.init)
-        r = cox_fail(&error, COX_INVALID, "--no-init: nobody is told what --init says");
-    if (!r && options.model && cox_init_choice_get(&init, "model"))
-        r = cox_fail(&error, COX_INVALID, "'model' in --init or --init-file: use --model DIR");
-    if (!r && role != COX_ROLE_STANDARD && (options.refusal || group.legacy_workers))
-        r = cox_fail(&error, COX_INVALID, "--role is for groups that take prompts: %s",
-                     options.refusal ? options.refusal : LEGACY);
-    if (r)
-        return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);
-    return cox_exit_flushed(keep(&options, role, step_tokens, &adapters));
 }
+
+static int choose_external(struct run *run, int count, char *const *words, struct cox_error *err)
+{
+    if (count)
+        return cox_fail(err, COX_INVALID, "--external starts no worker: '%.64s' is not executed",
+                        words[0]);
+    if (run->group.worker || run->options.no_flags)
+        return cox_fail(err, COX_INVALID,
+                        "--external starts no worker: leave out --worker and --no-flags");
+    run->options.share_weights = true;
+    if (run->options.init)
+        return cox_model_find(&run->group, &run->options.model, err);
+    run->options.refusal = NOT_INITIALIZED;
+    return 0;
+}
+
+static int choose_reference(struct run *run, struct cox_error *err)
+{
+    const char *worker = NULL, *model = NULL;
+    int r = cox_worker_find(&run->group, &worker, err);
+    if (!r)
+        r = cox_model_find(&run->group, &model, err);
+    if (!r && run->options.init)
+        r = cox_worker_check(&run->group, worker, model, err);
+    if (r)
+        return r;
+    run->reference[0] = worker;
+    run->reference[1] = "--model";
+    run->reference[2] = model;
+    run->options.command = run->reference;
+    run->options.model = model;
+    run->options.share_weights = true;
+    run->options.refusal = run->options.init ? NULL : NOT_INITIALIZED;
+    return 0;
+}
+
+/* COMMAND; without one, the reference worker. */
+static int take_command(void *choice, int count, char *const *words, struct cox_error *err)
+{
+    struct run *run = choice;
+    int r = cox_group_choice_check(&run->group, err);
+    if (r)
+        return r;
+    if (run->options.external)
+        return choose_external(run, count, words, err);
+    if (count == 0)
+        return choose_reference(run, err);
+    run->options.command = (const char *const *)words;
+    run->options.model = run->group.model;
+    run->options.refusal = "its workers are a command of its own";
+    return 0;
+}
+
+static int check(const void *choice, struct cox_error *err)
+{
+    const struct run *run = choice;
+    if (run->init.count && !run->options.init)
+        return cox_fail(err, COX_INVALID, "--no-init: no worker is told what --init says");
+    if (run->options.model && cox_init_choice_get(&run->init, "model"))
+        return cox_fail(err, COX_INVALID, "'model' in --init or --init-file: use --model DIR");
+    if (run->role != COX_ROLE_STANDARD && (run->options.refusal || run->group.legacy_workers))
+        return cox_fail(err, COX_INVALID, "--role is for groups that take prompts: %s",
+                        run->options.refusal ? run->options.refusal : LEGACY);
+    return 0;
+}
+
+static void init(void *choice)
+{
+    struct run *run = choice;
+    cox_group_choice_init(&run->group);
+    run->options.group = &run->group;
+    run->options.init = run->options.need_door = true;
+    run->role = COX_ROLE_STANDARD;
+}
+
+static int run_group(void *choice)
+{
+    struct run *run = choice;
+    run->options.config = run->init.entries;
+    run->options.config_count = run->init.count;
+    return keep(&run->options, run->role, run->step_tokens, &run->adapters);
+}
+
+static void deinit(void *choice)
+{
+    struct run *run = choice;
+    cox_adapter_choice_deinit(&run->adapters);
+    cox_init_choice_deinit(&run->init);
+}
+
+static const struct argp_option options[] = {
+    {"init", OPTION_INIT, "KEY=VALUE", 0,
+     "configuration that every worker gets at init; may be repeated", 0},
+    {"init-file", OPTION_INIT_FILE, "FILE", 0,
+     "the same: a JSON object of strings, numbers, true and false; --init takes precedence", 0},
+    {"no-init", OPTION_NO_INIT, NULL, 0, "start the workers only", 0},
+    {"no-flags", OPTION_NO_FLAGS, NULL, 0,
+     "nothing is appended to COMMAND; the environment has it all", 0},
+    {"external", OPTION_EXTERNAL, NULL, 0,
+     "start no worker: wait for workers that are started by hand, as long as that takes; standard "
+     "error reports each (coxswain-worker --door NAME)",
+     0},
+    {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
+     "load this LoRA adapter at the start (see coxswain lora)", 0},
+    {"role", OPTION_ROLE, "ROLE", 0,
+     "prefill: computes prompts, and holds their keys and values for a group that decodes; decode: "
+     "continues them; standard, the default: both (coxswain role changes it)",
+     0},
+    {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
+     0},
+    {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
+    {0},
+};
+static const struct cox_option_group run_options = {
+    .options = options, .take = take_option, .check = check};
+
+const struct cox_command cox_command_run = {
+    .name = "run",
+    .summary = "start workers and keep them until told to end",
+    .arguments = "[-- COMMAND [ARGUMENT]...]",
+    .text = "Starts a group of worker processes, COMMAND or the reference worker, tells them to "
+            "initialize, and keeps them until SIGINT, SIGTERM, SIGHUP or `coxswain stop` comes or "
+            "one of them dies (--on-death; before the group is complete, any death ends it). "
+            "COMMAND gets rank, world size and name of the group in its environment (COXSWAIN_*) "
+            "and as flags (--local_rank, ...).\n"
+            "When all is ready it prints `name NAME`, `door PATH` and a line `rank R pid P` for "
+            "each. With the reference worker, `coxswain generate --name NAME` then completes "
+            "prompts on the group, for any number of callers at once.",
+    .choice_size = sizeof(struct run),
+    .init = init,
+    .groups = {{&run_options, 0},
+               {&cox_scheduling_option_group, offsetof(struct run, group)},
+               {&cox_death_option_group, offsetof(struct run, group)},
+               {&cox_start_option_group, offsetof(struct run, group)},
+               {&cox_layout_option_group, offsetof(struct run, group)}},
+    .words = take_command,
+    .run = run_group,
+    .deinit = deinit,
+};

@@ -73,6 +73,8 @@ static int phases_fill(channel_message *message, const struct cox_channel_stats 
         message->phases[phase] = &phases[phase];
         phases[phase].name = (char *)(uintptr_t)cox_phase_name(phase);
         SET(&phases[phase], count, stats->phases[phase].count);
+        if (stats->phases[phase].count == 0)
+            continue;
         SET(&phases[phase], p50_ns, stats->phases[phase].p50_ns);
         SET(&phases[phase], p99_ns, stats->phases[phase].p99_ns);
     }

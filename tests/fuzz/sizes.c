@@ -63,7 +63,7 @@ static void coordinator_options(char **arguments, int count)
         int option = known[(uint8_t)arguments[a][0] % (sizeof known / sizeof known[0])];
         struct cox_error err = {0};
         const char *value = arguments[a][0] ? arguments[a] + 1 : arguments[a];
-        if (cox_group_choice_take(&options, option, value, arguments, &err))
+        if (cox_layout_option_group.take(&options, option, value, &err))
             fuzz_check_error(COX_INVALID, &err);
     }
     FUZZ_CHECK(options.rank_count >= 1 && options.rank_count <= COX_RANK_COUNT_MAX);

@@ -841,6 +841,50 @@ def test_waiting_for_workers_ends_when_told_to():
 
 
 @test
+def test_every_command_prints_its_reply_as_json():
+    with Group(2) as group:
+        name = ["--name", group.name, "--json"]
+        def told(command, *arguments, status=0):
+            return json.loads(expect(run([command, *arguments, *name]), status).out)
+        status = told("status")
+        check(status["ok"] is True and status["error"] is None and status["uptime_s"] > 0, "no status", status)
+        check(set(status["ranks"][0]["channels"]) == {c["name"] for c in status["channels"]}, "channels by name", status)
+        check(status["channels"][0]["phases"]["total"]["p50_s"] is None or
+              status["channels"][0]["phases"]["total"]["count"], "a time of nothing", status)
+        paused = told("recover", "pause")
+        check(paused["command"] == "pause" and paused["ok"] is True and paused["engine_state"], "not paused", paused)
+        check([(r["rank"], r["result"]) for r in paused["ranks"]] == [(0, 0), (1, 0)], "not every rank", paused)
+        for rank in told("recover", "start")["ranks"]:
+            check(rank["result"] == 0, "a rank failed", rank)
+        check(told("link-status")["links"] == [], "links of nobody")
+        check(told("role")["role"] == "standard", "another role")
+        check(told("role", "decode") == {"role": "decode", "ok": True, "error": None}, "not switched")
+        check(told("lora", "list")["adapters"] == [], "adapters of nobody")
+        refused = told("link", "coxnobody", status=2)
+        check(refused["ok"] is False and "no group 'coxnobody' is alive" in refused["error"], "no reason", refused)
+        check(told("stop") == {"ok": True, "error": None}, "not stopped")
+    gone = json.loads(expect(run(["status", "--name", "coxnobody", "--json"]), 2, "coxnobody").out)
+    check(gone["ok"] is False and gone["name"] is None and gone["ranks"] == [], "a status of nobody", gone)
+
+
+@test
+def test_a_command_line_that_is_wrong_is_explained():
+    for arguments, part in ((["stop", "--odd"], "--odd is no option of this command"),
+                            (["stop", "--name"], "--name needs a value"),
+                            (["stop", "--json=yes"], "--json takes no value"),
+                            (["stop", "x"], "'x' is not expected here"),
+                            (["stop", "--timeout", "0"], "--timeout is '0'"),
+                            (["stop", "--name", "a", "--door", "/b"], "either a --name or a --door")):
+        check(expect(run(arguments), 2, part, "coxswain stop --help").out == "", "output for wrong input")
+    for command in ("generate", "eval", "run", "status", "recover", "lora", "role", "link", "unlink", "link-status",
+                    "pull-kv", "weights", "stop", "layout", "clean", "doctor", "handle"):
+        for flag in ("--help", "-h"):
+            text = expect(run([command, flag]), 0).out
+            check(text.startswith("Usage: coxswain %s " % command) and "Exit status: 0 ok" in text, "odd help", text)
+            check(max(map(len, text.split("\n"))) <= 100, "lines of help too long", text)
+
+
+@test
 def test_a_door_by_its_name_has_to_be_there():
     def worker(*arguments):
         return run(arguments, command="coxswain-worker")
