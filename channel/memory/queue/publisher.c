@@ -6,7 +6,7 @@
 
 #include "channel/base/fault.h"
 
-/* ---- coming and going ---- */
+/* ---- create and free ---- */
 
 static int slot_find(struct cox_queue *queue, uint32_t *ret_slot)
 {
@@ -49,7 +49,7 @@ static int publisher_enter(struct cox_publisher *publisher, bool read_only, stru
 static int publisher_join(struct cox_publisher *publisher, bool read_only, struct cox_error *err)
 {
     struct cox_queue *queue = publisher->queue;
-    /* The second time without the dead. */
+    /* Retries once after reaping dead endpoints. */
     for (int round = 0;; round++) {
         int r = cox_queue_enter(queue, err);
         if (r)
@@ -92,7 +92,7 @@ int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_option
         free(publisher);
         return r;
     }
-    /* relaxed: counts; whoever frees the queue was told by its threads that they are done. */
+    /* relaxed: a count; the caller synchronizes its threads before it frees the queue. */
     atomic_fetch_add_explicit(&queue->endpoint_count, 1, memory_order_relaxed);
     *ret_publisher = publisher;
     return 0;
@@ -102,7 +102,7 @@ static void publisher_leave(struct cox_publisher *publisher)
 {
     struct cox_queue *queue = publisher->queue;
     if (cox_queue_enter(queue, NULL))
-        return; /* its process counts as there until it ends */
+        return; /* the slot stays until this process ends */
     if (publisher->exported)
         cox_queue_entry_close(queue, publisher->pool_index);
     struct cox_queue_layout_publisher *line = cox_queue_publisher_at(queue, publisher->slot);
@@ -118,7 +118,8 @@ struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher)
         return NULL;
     struct cox_queue *queue = publisher->queue;
     if (queue->pid == getpid()) {
-        /* What the dead keep would stay held when this was the last one that can let it go. */
+        /* Blocks that dead subscribers keep would stay pinned if this were the last process with
+         * their pool. */
         cox_queue_reap_dead(queue, false);
         publisher_leave(publisher);
     }
@@ -130,9 +131,9 @@ struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher)
     return NULL;
 }
 
-/* ---- publishing ---- */
+/* ---- publish ---- */
 
-/* A pool in which the message that makes room has a copy, and that could be opened. */
+/* Finds a pool that has a copy of the message to be evicted, and that can be opened. */
 static bool evicted_unknown(struct cox_publisher *publisher, uint64_t number, uint32_t *ret_index,
                             struct cox_queue_entry *ret_entry)
 {
@@ -150,12 +151,11 @@ static bool evicted_unknown(struct cox_publisher *publisher, uint64_t number, ui
     return false;
 }
 
-/* Enters with every pool known that the messages which make room for so many lie in, as far as they
- * can be opened. */
+/* Takes the lock once the pools of all messages to be evicted are open, as far as possible. */
 static int enter_prepared(struct cox_publisher *publisher, uint32_t count, struct cox_error *err)
 {
     struct cox_queue *queue = publisher->queue;
-    /* Each round opens one that is not tried again. */
+    /* Each round opens one pool, which is not tried again. */
     for (uint32_t round = 0;; round++) {
         struct cox_queue_entry entry;
         uint32_t index;
@@ -174,14 +174,14 @@ static int enter_prepared(struct cox_publisher *publisher, uint32_t count, struc
     }
 }
 
-/* Wakes who sleeps. Returns how many are to have message `number`. */
+/* Wakes waiting subscribers. Returns how many get message `number`. */
 static uint32_t announce(struct cox_queue *queue, uint64_t number)
 {
     struct cox_queue_layout_state *state = &queue->layout->state;
     uint32_t interest = 0, end = cox_queue_bound(COX_QUEUE_LOAD(state->subscriber_end),
                                                  queue->geometry.subscriber_count_max);
-    /* seq_cst: who goes to sleep either sees this, and waits for the lock, or is seen to sleep. So
-     * nobody sleeps through a message whose publisher died right behind its head. */
+    /* seq_cst: a subscriber that is about to block either sees this and takes the lock, or is seen
+     * as sleeping. So none misses a message whose publisher dies right after it stored the head. */
     atomic_store(&state->queue_publishing, number);
     cox_fault_point(COX_FAULT_QUEUE_ANNOUNCED);
     for (uint32_t i = 0; i < end; i++) {
@@ -209,7 +209,7 @@ static void row_fill(struct cox_publisher *publisher, struct cox_queue_layout_ro
     cox_fault_point(COX_FAULT_QUEUE_ROW_FILLED);
 }
 
-/* Under the lock. Killed anywhere here, the message was not published, unless its number is the
+/* Under the lock. If the process dies here, the message is published only if its number is the
  * head. */
 static int publish(struct cox_publisher *publisher, const struct cox_block_ref *ref,
                    struct cox_queue_message *message, struct cox_error *err)
@@ -227,7 +227,7 @@ static int publish(struct cox_publisher *publisher, const struct cox_block_ref *
     message->interest = announce(queue, message->number);
     row_fill(publisher, row, message);
     cox_queue_intent_clear(queue);
-    /* seq_cst, both: partner is the look of who is about to sleep. */
+    /* seq_cst, both: partner is the check of a subscriber that is about to block. */
     atomic_store(&state->queue_head, message->number);
     cox_fault_point(COX_FAULT_QUEUE_PUBLISHED);
     atomic_store(&state->queue_publishing, 0);
@@ -251,7 +251,7 @@ static int publication_check(const struct cox_publisher *publisher,
     return 0;
 }
 
-/* Somebody looks now and then. */
+/* Reaps dead subscribers, once per slice. */
 static void look_at_times(struct cox_queue *queue)
 {
     const uint64_t now = cox_now_ns();

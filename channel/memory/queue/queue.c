@@ -22,7 +22,7 @@ static uint32_t either(uint32_t wanted, uint32_t standard)
     return wanted ? wanted : standard;
 }
 
-/* Where everything is; also for numbers that a stranger wrote, so each is checked. */
+/* Computes all offsets. Also for numbers from shared memory, so each is checked. */
 static int geometry_resolve(const struct cox_queue_options *options,
                             struct cox_queue_geometry *ret_geometry, struct cox_error *err)
 {
@@ -50,7 +50,7 @@ static int geometry_resolve(const struct cox_queue_options *options,
         .subscriber_count_max = numbers[3].value,
         .pool_count_max = numbers[4].value,
     };
-    /* A pool whose processes do nothing has at most depth copies that wait to be let go. */
+    /* A pool whose processes are idle has at most depth copies to be freed. */
     const uint64_t pending_free = (uint64_t)depth * geometry.pool_count_max;
     geometry.pending_free_count_max = pending_free < COX_QUEUE_PENDING_FREE_COUNT_MAX
                                           ? (uint32_t)pending_free
@@ -71,7 +71,7 @@ static int geometry_resolve(const struct cox_queue_options *options,
     return 0;
 }
 
-/* What was expected where the queue has less: it does not grow under those that are attached. */
+/* Checks the expected limits: a queue never grows. */
 static int geometry_suffices(const struct cox_queue_geometry *geometry,
                              const struct cox_queue_options *expected, struct cox_error *err)
 {
@@ -95,9 +95,9 @@ static int geometry_suffices(const struct cox_queue_geometry *geometry,
     return 0;
 }
 
-/* ---- making and attaching ---- */
+/* ---- create and attach ---- */
 
-/* What every process has of its own. The region and the fd are taken over in any case. */
+/* Creates the private object. Takes region and fd over in any case. */
 static int queue_make(struct cox_region *region, int *fd, const struct cox_queue_geometry *geometry,
                       struct cox_queue **ret_queue, struct cox_error *err)
 {
@@ -141,7 +141,7 @@ static int random_id(uint64_t *ret_id, struct cox_error *err)
     return 0;
 }
 
-/* Nobody else has the memory yet. */
+/* Initializes the memory, before other processes can attach. */
 static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_geometry *geometry,
                        struct cox_error *err)
 {
@@ -195,7 +195,7 @@ int cox_queue_create(const struct cox_queue_options *options, struct cox_queue *
     return 0;
 }
 
-/* What the header says, read once. */
+/* Copies the header once, and checks the copy. */
 static int header_read(const struct cox_region *region, struct cox_queue_geometry *ret_geometry,
                        uint64_t *ret_id, struct cox_error *err)
 {
@@ -203,7 +203,7 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
     /* acquire: partner is the release store of create. */
     if (atomic_load_explicit(&layout->header.queue_magic, memory_order_acquire) != COX_QUEUE_MAGIC)
         return cox_fail(err, COX_CORRUPT, "the memory is not that of a queue");
-    /* Through volatile, so that the compiler reads each field once. */
+    /* volatile: the compiler reads each field exactly once. */
     struct cox_queue_layout_header header;
     const volatile unsigned char *from = (const volatile unsigned char *)&layout->header;
     for (size_t i = 0; i < sizeof header; i++)
@@ -254,7 +254,7 @@ int cox_queue_attach(int fd, const struct cox_queue_options *expected, struct co
     _cox_cleanup_(cox_close_fd) int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0)
         return cox_fail(err, -errno, "queue: dup: %s", cox_status_text(-errno));
-    /* Memory that could shrink, or is of huge pages, would end this process with SIGBUS. */
+    /* Memory that can shrink, or on huge pages, would raise SIGBUS. */
     int r = cox_domain_check_host_fd(own, sizeof(struct cox_queue_layout), true, err);
     if (r == 0)
         r = cox_region_attach_fd(&region, own, "cox_queue", sizeof(struct cox_queue_layout),
@@ -281,7 +281,7 @@ struct cox_queue *cox_queue_free(struct cox_queue *queue)
 {
     if (!queue)
         return NULL;
-    /* acquire: partner is the release of the last endpoint that went. */
+    /* acquire: partner is the release by the last freed endpoint. */
     COX_ASSERT(atomic_load_explicit(&queue->endpoint_count, memory_order_acquire) == 0);
     COX_ASSERT(queue->pool_count == 0);
     cox_region_detach(&queue->region);
@@ -352,9 +352,9 @@ void cox_queue_leave(struct cox_queue *queue)
     cox_queue_unlock(&queue->layout->lock, queue->identity);
 }
 
-/* ---- the dead ---- */
+/* ---- dead processes ---- */
 
-/* The word names a dead process still, under the lock. True: it names nobody now. */
+/* Under the lock, clears a word that still names the dead process. Returns whether it did. */
 static bool reap(struct cox_queue *queue, _Atomic uint64_t *process, uint64_t seen)
 {
     if (cox_queue_enter(queue, NULL))
@@ -369,7 +369,7 @@ static bool reap(struct cox_queue *queue, _Atomic uint64_t *process, uint64_t se
     return reaped;
 }
 
-/* Endpoints of one process are mostly beside each other: the last answer is kept. */
+/* Caches the last live identity: endpoints of one process are mostly adjacent. */
 static bool is_dead(const struct cox_queue *queue, uint64_t identity, uint64_t *last_alive)
 {
     if (identity == 0 || identity == queue->identity || identity == *last_alive)
@@ -404,7 +404,7 @@ uint32_t cox_queue_reap_dead(struct cox_queue *queue, bool all)
     for (uint32_t i = 0; i < end; i++) {
         struct cox_queue_layout_subscriber *subscriber = cox_queue_subscriber_at(queue, i);
         uint64_t seen = COX_QUEUE_LOAD(subscriber->subscriber_process);
-        /* Who has taken everything keeps nothing. */
+        /* A subscriber that took everything keeps no message. */
         if (!all && COX_QUEUE_LOAD(subscriber->subscriber_next) > head)
             continue;
         if (is_dead(queue, seen, &alive) && reap(queue, &subscriber->subscriber_process, seen))
@@ -417,8 +417,7 @@ uint32_t cox_queue_sweep(struct cox_queue *queue)
 {
     if (queue->pid != getpid())
         return 0;
-    /* Also when every endpoint lives: one may have died with the lock, and others been woken for
-     * nothing. */
+    /* Takes the lock even if all endpoints are alive: a process may have died with it. */
     if (cox_queue_enter(queue, NULL) == 0)
         cox_queue_leave(queue);
     uint32_t count = cox_queue_reap_dead(queue, true);

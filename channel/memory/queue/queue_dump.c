@@ -1,4 +1,4 @@
-/* A queue as text. Without the lock: also of one that nobody gets any more. */
+/* A queue as text. Without the lock, so that it works when the lock cannot be taken. */
 #include "queue_internal.h"
 
 #include <inttypes.h>

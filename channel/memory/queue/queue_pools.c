@@ -1,4 +1,4 @@
-/* The pools that this process knows of a queue's, and how an endpoint comes to others. */
+/* The queue's pools that this process has, and the pool cache of an endpoint. */
 #include "queue_internal.h"
 
 #include <inttypes.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What could not be opened is tried again after so long. */
+/* Interval before a pool that could not be opened is tried again. */
 #define RETRY_MS 1000
 
 /* Grows *array so that one more fits. Returns 0 or -ENOMEM. */
@@ -23,7 +23,7 @@ static int grow(void **array, uint32_t count, uint32_t *capacity, size_t item_si
     return 0;
 }
 
-/* ---- the queue's ---- */
+/* ---- pools of the process ---- */
 
 static struct cox_queue_pool *pools_find(struct cox_queue *queue, const struct cox_pool *pool)
 {
@@ -33,7 +33,7 @@ static struct cox_queue_pool *pools_find(struct cox_queue *queue, const struct c
     return NULL;
 }
 
-/* One use more of a pool that was opened here. NULL: there is none. */
+/* Adds a use of a pool that was opened from a handle. NULL: none. */
 static struct cox_pool *pools_use_opened(struct cox_queue *queue, uint64_t id)
 {
     struct cox_pool *pool = NULL;
@@ -47,7 +47,7 @@ static struct cox_pool *pools_use_opened(struct cox_queue *queue, uint64_t id)
     return pool;
 }
 
-/* One use more of a pool that is known. */
+/* Adds a use of a pool that this process has. */
 static bool pools_use_known(struct cox_queue *queue, const struct cox_pool *pool)
 {
     pthread_mutex_lock(&queue->mutex);
@@ -58,9 +58,9 @@ static bool pools_use_known(struct cox_queue *queue, const struct cox_pool *pool
     return found != NULL;
 }
 
-/* One use more. The first one joins: from then on messages in it stay while this process lives. Not
- * within the mutex, which whoever has the queue's lock asks for: joining waits for others, who may
- * be stopped. */
+/* Adds a use. The first use joins the queue to the pool, so that its pins stay while this process
+ * is alive. Not within the mutex, which the owner of the queue's lock takes: joining can wait for a
+ * stopped process. */
 static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
                      struct cox_error *err)
 {
@@ -81,7 +81,7 @@ static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
                 (struct cox_queue_pool){pool, cox_pool_id(pool), 1, owned};
             queue->pool_turn++;
         } else {
-            known = true; /* nobody keeps what was joined */
+            known = true; /* undoes the join */
         }
     }
     pthread_mutex_unlock(&queue->mutex);
@@ -96,8 +96,8 @@ static void pools_unuse(struct cox_queue *queue, struct cox_pool *pool)
 {
     bool over = false, owned = false;
     const bool here = queue->pid == getpid();
-    /* In the child of a fork a thread of its parent's may have the mutex, and nobody ever gives it
-     * back. */
+    /* In the child of a fork a parent's thread may have held the mutex, which then is never
+     * unlocked. */
     if (here)
         pthread_mutex_lock(&queue->mutex);
     struct cox_queue_pool *found = pools_find(queue, pool);
@@ -129,8 +129,8 @@ bool cox_queue_pools_unpin(struct cox_queue *queue, const struct cox_block_ref *
     return found;
 }
 
-/* Within the mutex: whoever lent a pool may free it once its endpoint is gone. It waits for nobody.
- */
+/* Within the mutex: the lender of a pool may free it once its endpoint is freed. sweep does not
+ * block. */
 void cox_queue_pools_sweep(struct cox_queue *queue)
 {
     pthread_mutex_lock(&queue->mutex);
@@ -147,7 +147,7 @@ uint32_t cox_queue_pools_turn(struct cox_queue *queue)
     return turn;
 }
 
-/* ---- an endpoint's ---- */
+/* ---- pool cache of an endpoint ---- */
 
 int cox_queue_pool_cache_init(struct cox_queue_pool_cache *cache, struct cox_queue *queue,
                               const struct cox_domains *domains, const char *door_path,
@@ -211,7 +211,7 @@ int cox_queue_pool_cache_failed(const struct cox_queue_pool_cache *cache, uint32
     return failed->stamp == entry->stamp && cox_now_ns() < failed->until_ns ? failed->code : 0;
 }
 
-/* Is it what the entry says? Whoever has the queue's memory may have written there. */
+/* Checks the pool against the entry, which is input. */
 static int cache_check(struct cox_queue_pool_cache *cache, const struct cox_pool *pool,
                        const struct cox_queue_entry *entry, struct cox_error *err)
 {
@@ -225,12 +225,12 @@ static int cache_check(struct cox_queue_pool_cache *cache, const struct cox_pool
                     cache->queue->id, entry->id, cox_pool_id(pool));
 }
 
-/* *ret_pool has a use. */
+/* Attaches to the pool of an entry; *ret_pool has a use. */
 static int cache_attach(struct cox_queue_pool_cache *cache, const struct cox_queue_entry *entry,
                         struct cox_pool **ret_pool, struct cox_error *err)
 {
     struct cox_pool *pool = pools_use_opened(cache->queue, entry->id);
-    if (pool) { /* by another endpoint of this process */
+    if (pool) { /* opened by another endpoint of this process */
         *ret_pool = pool;
         return 0;
     }
@@ -268,7 +268,7 @@ static bool pools_opened(struct cox_queue *queue, const struct cox_pool *pool)
     return opened;
 }
 
-/* With the queue's lock. */
+/* Under the queue's lock. */
 static bool entries_have(struct cox_queue *queue, uint64_t id)
 {
     for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++)
@@ -277,9 +277,8 @@ static bool entries_have(struct cox_queue *queue, uint64_t id)
     return false;
 }
 
-/* Where publishers come and go, their pools would pile up in who stays. One that was opened here,
- * that no message can lie in any more, and of which nobody in this process has a reference, is let
- * go before another one is opened. */
+/* Frees, before another pool is opened, opened pools that no message can refer to any more and that
+ * this process has no reference in. Otherwise pools of short-lived publishers would pile up. */
 static void cache_trim(struct cox_queue_pool_cache *cache)
 {
     uint32_t kept = 0;
@@ -294,7 +293,7 @@ static void cache_trim(struct cox_queue_pool_cache *cache)
         }
     }
     cox_queue_leave(cache->queue);
-    /* Not with the lock: whoever else holds blocks for this queue may be stopped. */
+    /* Not under the lock: the pool may wait for a stopped process. */
     while (cache->count > kept)
         pools_unuse(cache->queue, cache->pools[--cache->count]);
 }
@@ -310,8 +309,8 @@ int cox_queue_pool_cache_open(struct cox_queue_pool_cache *cache, uint32_t index
         if (r)
             pools_unuse(cache->queue, pool);
     }
-    /* Not tried again with every message. What the importer or the pool lacks may be there later;
-     * an exporter that is gone does not come back. */
+    /* Not retried with every message. What the importer or the pool lacks may come later; an
+     * exporter that is dead stays dead. */
     if (r)
         cache->failed[index] = (struct cox_queue_failed){
             entry->stamp, r,

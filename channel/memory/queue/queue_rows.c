@@ -1,5 +1,5 @@
-/* Messages, under the lock: what they hold, who waits for them, and what a dead owner of the lock
- * left half done. */
+/* Messages, under the lock: their copies, their subscribers, and the repair of what a dead owner of
+ * the lock left half done. */
 #include "queue_internal.h"
 
 #include <string.h>
@@ -7,8 +7,8 @@
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 
-/* A hold's name: message and domain. Numbers go round in 43 bits; by then the message is long over.
- */
+/* A pin's tag: message and domain. Numbers wrap at 43 bits; by then the old message is long
+ * over. */
 #define TAG_DOMAIN_BITS 5
 #define TAG_NUMBER_MAX ((UINT64_C(1) << (48 - TAG_DOMAIN_BITS)) - 1)
 static_assert(COX_DOMAIN_COUNT_MAX <= 1 << TAG_DOMAIN_BITS, "tags");
@@ -20,7 +20,7 @@ static uint64_t tag_of(uint64_t number, uint32_t domain)
 
 static void subscriber_wake(struct cox_queue_layout_subscriber *subscriber)
 {
-    /* relaxed: it only has to be another value than the one that was seen. */
+    /* relaxed: it only has to differ from the value that was seen. */
     atomic_fetch_add_explicit(&subscriber->subscriber_wake, 1, memory_order_relaxed);
     cox_futex_wake(&subscriber->subscriber_wake);
     cox_fault_point(COX_FAULT_QUEUE_WOKEN);
@@ -28,8 +28,8 @@ static void subscriber_wake(struct cox_queue_layout_subscriber *subscriber)
 
 void cox_queue_wake_subscriber(struct cox_queue_layout_subscriber *subscriber)
 {
-    /* seq_cst: either this sees that the subscriber is about to sleep, or that one sees what was
-     * stored before this call (queue_set.c). */
+    /* seq_cst: either this thread sees that the subscriber is about to block, or the subscriber
+     * sees what was stored before this call (queue_set.c). */
     if (!atomic_load(&subscriber->subscriber_sleeping) ||
         !atomic_exchange(&subscriber->subscriber_sleeping, 0))
         return;
@@ -37,8 +37,8 @@ void cox_queue_wake_subscriber(struct cox_queue_layout_subscriber *subscriber)
     subscriber_wake(subscriber);
 }
 
-/* Whoever died as it rang may have said that nobody sleeps there, and not woken who does: nobody
- * would ring again. */
+/* A process that died while waking may have cleared `sleeping` without the futex wake, which no
+ * other process would repeat. */
 static void repair_sleepers(struct cox_queue *queue)
 {
     for (uint32_t i = 0; i < queue->geometry.subscriber_count_max; i++) {
@@ -48,9 +48,9 @@ static void repair_sleepers(struct cox_queue *queue)
     }
 }
 
-/* ---- what nobody here can let go ---- */
+/* ---- pending frees: copies whose pool this process does not have ---- */
 
-/* Those who take from that pool. */
+/* Wakes subscribers that use the pool. */
 static void pending_free_wake(struct cox_queue *queue, uint32_t pool)
 {
     uint32_t end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.subscriber_end),
@@ -73,7 +73,7 @@ static void pending_free_add(struct cox_queue *queue, const struct cox_queue_cop
            COX_QUEUE_LOAD(cox_queue_pending_free_at(queue, slot)->pending_free_tag))
         slot++;
     if (slot == count_max) {
-        /* It stays held until the last process that has the pool lets go of the queue. */
+        /* The block stays pinned until the last process that has the pool leaves the queue. */
         atomic_fetch_add_explicit(&state->pending_free_lost, 1, memory_order_relaxed);
         cox_fault_point(COX_FAULT_QUEUE_FREE_PENDING);
         return;
@@ -88,13 +88,14 @@ static void pending_free_add(struct cox_queue *queue, const struct cox_queue_cop
     if (COX_QUEUE_LOAD(state->pending_free_end) <= slot)
         atomic_store_explicit(&state->pending_free_end, slot + 1, memory_order_relaxed);
     atomic_store_explicit(&pending_free->pending_free_tag, tag, memory_order_release);
-    /* seq_cst: who goes to sleep either sees this, or is seen to sleep by tell (queue_set.c). */
+    /* seq_cst: a subscriber that is about to block either sees this, or is seen as sleeping below
+     * (queue_set.c). */
     atomic_fetch_add(&state->pending_free_turn, 1);
     cox_fault_point(COX_FAULT_QUEUE_FREE_PENDING);
     pending_free_wake(queue, copy->pool);
 }
 
-/* True: it need not be kept any more. */
+/* Unpins the copy. True: the entry is done. */
 static bool pending_free_run(struct cox_queue *queue,
                              struct cox_queue_layout_pending_free *pending_free, uint64_t tag)
 {
@@ -145,7 +146,7 @@ static void copy_let_go(struct cox_queue *queue, const struct cox_queue_copy *co
     const uint64_t tag = tag_of(number, domain);
     struct cox_queue_entry entry;
     if (!cox_queue_entry_read(queue, copy->pool, &entry))
-        return; /* spoilt: nobody can tell what it was */
+        return; /* corrupt: the block is unknown */
     const struct cox_block_ref ref = {
         .pool = entry.id, .generation = copy->generation, .size = copy->size, .block = copy->block};
     if (!cox_queue_pools_unpin(queue, &ref, tag))
@@ -184,7 +185,7 @@ int cox_queue_pin(struct cox_queue *queue, struct cox_pool *pool, uint32_t pool_
     atomic_store_explicit(&intent->intent_generation, ref->generation, memory_order_relaxed);
     atomic_store_explicit(&intent->intent_size, ref->size, memory_order_relaxed);
     atomic_store_explicit(&intent->intent_number, number, memory_order_relaxed);
-    /* release: partner is the lock; the next owner sees a step and what it is about. */
+    /* release: partner is the lock; its next owner sees a step together with its data. */
     atomic_store_explicit(&intent->intent_step, COX_QUEUE_INTENT_PIN, memory_order_release);
     cox_fault_point(COX_FAULT_QUEUE_INTENDED);
     int r = cox_pool_pin(pool, ref, queue->id, tag_of(number, domain), err);
@@ -249,10 +250,11 @@ void cox_queue_recount(struct cox_queue *queue)
     struct cox_queue_layout_state *state = &queue->layout->state;
     const uint32_t depth = queue->geometry.depth;
     const uint64_t head = COX_QUEUE_LOAD(state->queue_head);
-    const uint64_t first = head >= depth ? head - depth + 1 : 1; /* the oldest that can be there */
+    const uint64_t first = head >= depth ? head - depth + 1 : 1; /* the oldest that can exist */
     uint32_t end = cox_queue_bound(COX_QUEUE_LOAD(state->subscriber_end),
                                    queue->geometry.subscriber_count_max);
-    /* counts[i]: subscribers whose next message is first + i, the last: who has them all. */
+    /* counts[i]: subscribers whose next message is first + i; the last: those that have taken
+     * all. */
     memset(queue->counts, 0, (depth + 1) * sizeof *queue->counts);
     for (uint32_t i = 0; i < end; i++) {
         struct cox_queue_layout_subscriber *subscriber = cox_queue_subscriber_at(queue, i);
@@ -270,15 +272,16 @@ void cox_queue_recount(struct cox_queue *queue)
             continue;
         atomic_store_explicit(&row->row_interest, interest, memory_order_relaxed);
         cox_fault_point(COX_FAULT_QUEUE_COUNTED);
-        /* Also what is not of the last depth messages: never published, or half let go. */
+        /* Also ends rows outside the last depth messages: never published, or half ended. */
         if (interest == 0 || COX_QUEUE_LOAD(row->row_number) != first + i || first + i > head)
             cox_queue_row_end(queue, row);
     }
 }
 
-/* ---- after a death ---- */
+/* ---- repair after a death ---- */
 
-/* A block was about to be held. If a row that counts has it, that was done; else nobody does. */
+/* A block was about to be pinned. If a valid row refers to it, that was done; otherwise unpins
+ * it. */
 static void repair_intent(struct cox_queue *queue)
 {
     struct cox_queue_layout_intent *intent = &queue->layout->intent;
@@ -308,7 +311,7 @@ void cox_queue_repair(struct cox_queue *queue)
 {
     struct cox_queue_layout_state *state = &queue->layout->state;
     const struct cox_queue_geometry *geometry = &queue->geometry;
-    /* The marks may be those of before. */
+    /* The end marks may be outdated. */
     uint32_t end = geometry->publisher_count_max;
     while (end > 0 &&
            COX_QUEUE_LOAD(cox_queue_publisher_at(queue, end - 1)->publisher_process) == 0)
@@ -323,8 +326,8 @@ void cox_queue_repair(struct cox_queue *queue)
                           memory_order_relaxed);
     cox_fault_point(COX_FAULT_QUEUE_REPAIRING);
     repair_intent(queue);
-    /* Of a message that did not come to be published nobody has heard; who was woken for it waits
-     * for the lock. */
+    /* No process has seen a message that was not published; subscribers woken for it wait for the
+     * lock. */
     cox_queue_recount(queue);
     for (uint32_t i = 0; i < geometry->depth; i++) {
         struct cox_queue_layout_row *row = cox_queue_row_at(queue, i);
