@@ -188,9 +188,9 @@
     X(QUEUE_COPYING, "queue.copying")           /* this process makes the copy */                  \
     X(QUEUE_COPIED, "queue.copied")             /* its bytes are there, nobody is told */          \
     X(QUEUE_COPY_SHARED, "queue.copy_shared")                                                      \
-    X(QUEUE_COPY_OVER, "queue.copy_over")   /* who waited for it is woken */                       \
-    X(QUEUE_LET_GO, "queue.let_go")         /* a copy; the row still has it */                     \
-    X(QUEUE_ROW_ENDING, "queue.row_ending") /* nobody takes it any more */                         \
+    X(QUEUE_COPY_OVER, "queue.copy_over")         /* who waited for it is woken */                 \
+    X(QUEUE_COPY_UNPINNED, "queue.copy_unpinned") /* a copy; the row still has it */               \
+    X(QUEUE_ROW_ENDING, "queue.row_ending")       /* nobody takes it any more */                   \
     X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
     X(QUEUE_COUNTED, "queue.counted")                                                              \
     X(QUEUE_FREE_PENDING, "queue.free_pending")                                                    \
@@ -234,7 +234,7 @@
     X(POOL_USED, "pool.used")                                                                      \
     X(POOL_UNCOUNTED, "pool.uncounted") /* one reference less, or all of a dead owner */           \
     X(POOL_CLOSING, "pool.closing")     /* about to look whether anybody counts it */              \
-    X(POOL_LOOKED, "pool.looked")       /* once, or again */                                       \
+    X(POOL_CHECKED, "pool.checked")     /* once, or again */                                       \
     X(POOL_REOPENED, "pool.reopened")   /* somebody does */                                        \
     X(POOL_FREED, "pool.freed")                                                                    \
     X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \

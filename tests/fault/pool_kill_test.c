@@ -30,7 +30,7 @@
 static const char *const points[] = {
     "pool.made",          "pool.joined",    "pool.claimed",
     "pool.counted",       "pool.used",      "pool.uncounted",
-    "pool.closing",       "pool.looked",    "pool.reopened",
+    "pool.closing",       "pool.checked",   "pool.reopened",
     "pool.freed",         "pool.hinted",    "pool.pages",
     "pool.retained",      "pool.slab",      "pool.generation_bumped",
     "pool.unpin_waiting", "pool.woken",     "pool.queue",

@@ -47,7 +47,7 @@ static void wait_until_over(struct race *race)
 static void stop_again(int signal_number)
 {
     (void)signal_number;
-    cox_fault_arm("pool.looked:stop:0:1");
+    cox_fault_arm("pool.checked:stop:0:1");
 }
 
 static void go_on(int signal_number)
@@ -161,7 +161,7 @@ static void looker_main(const struct forks_self *self)
     struct race *race = self->context;
     struct cox_pool *pool = attached(self);
     FORK_CHECK(cox_pool_allocate(pool, 1, &race->ref, NULL) == 0, "allocate");
-    cox_fault_arm("pool.looked:stop:0:2");
+    cox_fault_arm("pool.checked:stop:0:2");
     FORK_CHECK(cox_pool_unref(pool, &race->ref, NULL) == 0, "unref");
     atomic_fetch_add(&race->step, 1);
     wait_until_over(race);
@@ -286,11 +286,11 @@ static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
     const struct sigaction action = {.sa_handler = wake};
     pthread_t threads[2];
     assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
-    cox_fault_arm("pool.looked:read:coordinator:2");
+    cox_fault_arm("pool.checked:read:coordinator:2");
     assert_int_equal(pthread_create(&threads[0], NULL, closer_thread, &first), 0);
     await_sleep(&first);
     assert_int_equal(cox_pool_ref(pool, &second.ref, NULL), 0);
-    cox_fault_arm("pool.looked:read:coordinator:1");
+    cox_fault_arm("pool.checked:read:coordinator:1");
     assert_int_equal(pthread_create(&threads[1], NULL, closer_thread, &second), 0);
     await_sleep(&second);
     assert_int_equal(cox_pool_ref(other, &second.ref, NULL), 0);

@@ -379,7 +379,7 @@ static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state
         "queue.taken",           "queue.take_counted",
         "queue.copying",         "queue.copied",
         "queue.copy_shared",     "queue.copy_over",
-        "queue.row_ending",      "queue.let_go",
+        "queue.row_ending",      "queue.copy_unpinned",
         "queue.row_ended",       "queue.counted",
         "queue.armed",           "queue.disarmed",
         "queue.filled",
@@ -442,7 +442,7 @@ static void leave_before(void)
 static void b37_a_process_dies_while_it_takes_out_the_dead(void **state)
 {
     (void)state;
-    static const char *const points[] = {"queue.reaped", "queue.counted", "queue.let_go"};
+    static const char *const points[] = {"queue.reaped", "queue.counted", "queue.copy_unpinned"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         strike(points[i], sweep_only, leave_before);
     assert_true(strike("queue.reaped", sweep_only, leave_before) > 0);
@@ -466,9 +466,9 @@ static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state
 {
     (void)state;
     static const char *const points[] = {
-        "queue.locked",    "queue.intended",    "queue.pinned",     "queue.row_ending",
-        "pool.unpinned",   "pool.freed",        "queue.let_go",     "queue.row_ended",
-        "queue.announced", "queue.copy_filled", "queue.row_filled", "queue.intent_cleared"};
+        "queue.locked",    "queue.intended",    "queue.pinned",        "queue.row_ending",
+        "pool.unpinned",   "pool.freed",        "queue.copy_unpinned", "queue.row_ended",
+        "queue.announced", "queue.copy_filled", "queue.row_filled",    "queue.intent_cleared"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         for (uint32_t passage = 1;; passage++) {
             char plan[128];

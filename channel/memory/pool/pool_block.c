@@ -55,10 +55,10 @@ bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block)
  * dropped count. */
 void cox_pool_wake_unpin_waiters(struct cox_pool *pool)
 {
-    bool rings = false;
+    bool waits = false;
     for (uint32_t i = 0; i <= (pool->geometry.owner_count - 1) / 64; i++)
-        rings = rings || atomic_load(&pool->header->unpin_waiters[i]);
-    if (!rings)
+        waits = waits || atomic_load(&pool->header->unpin_waiters[i]);
+    if (!waits)
         return;
     atomic_fetch_add(&pool->header->unpin_wakeup, 1);
     cox_futex_wake(&pool->header->unpin_wakeup);
@@ -153,7 +153,7 @@ static bool block_close(struct cox_pool *pool, uint32_t block, uint32_t as)
     } while (!atomic_compare_exchange_weak(block_word, &word, closing));
     cox_fault_point(COX_FAULT_POOL_CLOSING);
     const bool counted = cox_pool_block_is_counted(pool, block);
-    cox_fault_point(COX_FAULT_POOL_LOOKED);
+    cox_fault_point(COX_FAULT_POOL_CHECKED);
     word = closing;
     const uint64_t next =
         counted ? cox_pool_word(seen.generation, COX_POOL_USED, 0)
@@ -167,7 +167,7 @@ void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as)
 {
     if (cox_pool_block_is_counted(pool, block))
         return;
-    cox_fault_point(COX_FAULT_POOL_LOOKED);
+    cox_fault_point(COX_FAULT_POOL_CHECKED);
     /* For a dead owner this thread is alone: it won the row. */
     pthread_mutex_t *lock = as == pool->owner ? &pool->locks[block % COX_POOL_LOCK_COUNT] : NULL;
     if (lock)

@@ -22,7 +22,7 @@ static uint64_t pins_of(const struct cox_pool *pool, uint32_t block)
     return count;
 }
 
-static struct cox_pool_word word_look(const struct cox_pool *pool, uint32_t block)
+static struct cox_pool_word word_load(const struct cox_pool *pool, uint32_t block)
 {
     return cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
 }
@@ -46,7 +46,7 @@ static bool slab_is_empty(const struct cox_pool *pool, uint32_t slab)
     if (phase != COX_POOL_SLAB_CUT)
         return false;
     for (uint32_t unit = 0; unit < units; unit++)
-        if (word_look(pool, slab * units + unit).phase != COX_POOL_FREE)
+        if (word_load(pool, slab * units + unit).phase != COX_POOL_FREE)
             return false;
     return true;
 }
@@ -55,7 +55,7 @@ void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stat
 {
     struct cox_pool_stats stats = {.size = pool->geometry.memory_size};
     for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
-        if (word_look(pool, block).phase != COX_POOL_FREE)
+        if (word_load(pool, block).phase != COX_POOL_FREE)
             stats.used_size += block_size_of(pool, block);
         else if (pool->geometry.slab_count == 0)
             stats.free_count++;
@@ -101,7 +101,7 @@ static void dump_owner(const struct cox_pool *pool, uint32_t owner, line_fn line
 static void dump_block(const struct cox_pool *pool, uint32_t block, line_fn line, void *context)
 {
     static const char *const phases[] = {"free", "claimed", "used", "closing"};
-    const struct cox_pool_word word = word_look(pool, block);
+    const struct cox_pool_word word = word_load(pool, block);
     char text[LINE_SIZE];
     if (word.phase == COX_POOL_FREE)
         return;

@@ -5,7 +5,7 @@
 #include "channel/base/futex.h"
 #include "pool_internal.h"
 
-static struct cox_pool_word word_look(const struct cox_pool *pool, uint32_t block)
+static struct cox_pool_word word_load(const struct cox_pool *pool, uint32_t block)
 {
     return cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
 }
@@ -69,7 +69,7 @@ uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block)
 {
     if (!atomic_load(&pool->adopted_all) || block >= pool->geometry.block_count)
         return 0;
-    return word_look(pool, block).generation;
+    return word_load(pool, block).generation;
 }
 
 /* ---- bump_generation ---- */

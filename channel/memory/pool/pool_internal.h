@@ -207,11 +207,11 @@ uint64_t cox_pool_queues_sweep(struct cox_pool *pool, uint32_t as);
 
 /* As cox_pool_sweep. Returns whether it did anything: a dead owner also leaves blocks that it does
  * not count. */
-bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back);
+bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *released);
 
 /* Takes a dead owner's row by compare-and-swap and releases what it held; then the row is EMPTY, or
  * taken by `next` (0: none). Returns whether it won the row. */
 bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identity, uint64_t next,
-                          uint64_t *given_back);
+                          uint64_t *released);
 
 #endif

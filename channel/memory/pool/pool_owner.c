@@ -40,7 +40,7 @@ static void owner_raise(struct cox_pool *pool, uint32_t owner)
 static bool owner_take(struct cox_pool *pool, uint32_t owner)
 {
     const uint64_t own = cox_pool_identity(COX_POOL_OWNER_LIVE, pool->pid, pool->start);
-    uint64_t given_back = 0, identity = atomic_load(&pool->owners[owner].owner_identity);
+    uint64_t released = 0, identity = atomic_load(&pool->owners[owner].owner_identity);
     if (cox_pool_identity_state(identity) == COX_POOL_OWNER_EMPTY) {
         bool taken =
             atomic_compare_exchange_strong(&pool->owners[owner].owner_identity, &identity, own);
@@ -48,7 +48,7 @@ static bool owner_take(struct cox_pool *pool, uint32_t owner)
         return taken;
     }
     return cox_pool_identity_is_dead(pool, identity) &&
-           cox_pool_sweep_owner(pool, owner, identity, own, &given_back);
+           cox_pool_sweep_owner(pool, owner, identity, own, &released);
 }
 
 int cox_pool_owner_claim(struct cox_pool *pool, uint32_t incarnation, struct cox_error *err)
@@ -78,10 +78,10 @@ int cox_pool_owner_claim(struct cox_pool *pool, uint32_t incarnation, struct cox
 
 void cox_pool_owner_leave(struct cox_pool *pool)
 {
-    uint64_t given_back = 0;
+    uint64_t released = 0;
     if (pool->owner == UINT32_MAX)
         return;
     cox_pool_sweep_owner(pool, pool->owner,
                          cox_pool_identity(COX_POOL_OWNER_LIVE, pool->pid, pool->start), 0,
-                         &given_back);
+                         &released);
 }

@@ -81,7 +81,7 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
                       struct cox_error *err)
 {
     uint32_t block = 0;
-    uint64_t generation = 0, given_back = 0;
+    uint64_t generation = 0, released = 0;
     int r = cox_pool_check_here(pool, err);
     if (r)
         return r;
@@ -96,7 +96,7 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
                         "a block of %" PRIu64 " bytes; this pool has none above %" PRIu64, size,
                         size_max);
     r = block_find(pool, size, &block, &generation, err);
-    if (r == COX_FULL && cox_pool_sweep_dead(pool, &given_back))
+    if (r == COX_FULL && cox_pool_sweep_dead(pool, &released))
         r = block_find(pool, size, &block, &generation, err);
     if (r == COX_FULL)
         return cox_fail(err, r, "no block of %" PRIu64 " bytes is free", size);

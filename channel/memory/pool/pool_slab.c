@@ -14,7 +14,7 @@
 
 #define SLAB_NONE UINT32_MAX
 
-static struct cox_pool_slab_word slab_look(const struct cox_pool *pool, uint32_t slab)
+static struct cox_pool_slab_word slab_load(const struct cox_pool *pool, uint32_t slab)
 {
     return cox_pool_slab_word_split(atomic_load(&pool->slabs[slab].slab_word));
 }
@@ -54,7 +54,7 @@ static bool slab_empty(struct cox_pool *pool, uint32_t slab, struct cox_pool_sla
 uint64_t cox_pool_slab_block_size(const struct cox_pool *pool, uint32_t block)
 {
     const uint32_t slab = block / pool->geometry.slab_units;
-    const struct cox_pool_slab_word word = slab_look(pool, slab);
+    const struct cox_pool_slab_word word = slab_load(pool, slab);
     const uint32_t unit = block - first_unit(pool, slab);
     if (word.phase == COX_POOL_SLAB_CUT || word.phase == COX_POOL_SLAB_LEAVING) {
         const uint32_t units = class_units(pool, word.value);
@@ -69,13 +69,13 @@ uint64_t cox_pool_slab_block_size(const struct cox_pool *pool, uint32_t block)
 uint32_t cox_pool_slab_block_of(const struct cox_pool *pool, uint32_t unit)
 {
     uint32_t slab = unit / pool->geometry.slab_units;
-    struct cox_pool_slab_word word = slab_look(pool, slab);
+    struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase == COX_POOL_SLAB_CUT || word.phase == COX_POOL_SLAB_LEAVING)
         return unit - (unit - first_unit(pool, slab)) % class_units(pool, word.value);
     const uint32_t at = slab;
     if (word.phase == COX_POOL_SLAB_TAIL && word.value < slab) {
         slab = word.value;
-        word = slab_look(pool, slab);
+        word = slab_load(pool, slab);
     }
     return word.phase == COX_POOL_SLAB_RUN && at - slab < word.value ? first_unit(pool, slab)
                                                                      : SLAB_NONE;
@@ -87,7 +87,7 @@ uint32_t cox_pool_slab_block_of(const struct cox_pool *pool, uint32_t unit)
  * CLAIMED, for sweep. */
 static bool slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t length, uint32_t as)
 {
-    const struct cox_pool_slab_word word = slab_look(pool, slab);
+    const struct cox_pool_slab_word word = slab_load(pool, slab);
     return word.phase == COX_POOL_SLAB_EMPTY &&
            slab_change(pool, slab, word, word.turn + 1, length, COX_POOL_SLAB_CLAIMED, as);
 }
@@ -99,7 +99,7 @@ bool cox_pool_slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t as)
 
 void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {
-    const struct cox_pool_slab_word word = slab_look(pool, slab);
+    const struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase == COX_POOL_SLAB_CLAIMED && word.owner == as)
         slab_empty(pool, slab, word);
 }
@@ -127,7 +127,7 @@ static uint32_t count_used(const struct cox_pool *pool, uint32_t slab, uint32_t 
 /* CUT -> EMPTY if all blocks are free. */
 static void slab_leave(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {
-    struct cox_pool_slab_word word = slab_look(pool, slab);
+    struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase != COX_POOL_SLAB_CUT || count_used(pool, slab, word.value, 1) ||
         !slab_change(pool, slab, word, word.turn, word.value, COX_POOL_SLAB_LEAVING, as))
         return;
@@ -146,7 +146,7 @@ static void slab_leave(struct cox_pool *pool, uint32_t slab, uint32_t as)
 /* End of the run of a CLAIMED slab. The word is input. */
 static uint32_t run_end(const struct cox_pool *pool, uint32_t first)
 {
-    const uint32_t length = slab_look(pool, first).value, count = pool->geometry.slab_count;
+    const uint32_t length = slab_load(pool, first).value, count = pool->geometry.slab_count;
     return length < count - first ? first + length : count;
 }
 
@@ -155,7 +155,7 @@ static void run_dissolve(struct cox_pool *pool, uint32_t first, uint32_t as)
 {
     const uint32_t end = run_end(pool, first);
     for (uint32_t slab = first + 1; slab < end; slab++) {
-        const struct cox_pool_slab_word word = slab_look(pool, slab);
+        const struct cox_pool_slab_word word = slab_load(pool, slab);
         if (word.phase != COX_POOL_SLAB_TAIL || word.value != first)
             continue; /* not part of the run yet, or no longer */
         slab_empty(pool, slab, word);
@@ -169,7 +169,7 @@ static void run_dissolve(struct cox_pool *pool, uint32_t first, uint32_t as)
  * existed, but in another turn. */
 static void run_leave(struct cox_pool *pool, uint32_t first, uint32_t as)
 {
-    const struct cox_pool_slab_word word = slab_look(pool, first);
+    const struct cox_pool_slab_word word = slab_load(pool, first);
     if (word.phase != COX_POOL_SLAB_RUN ||
         cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, first_unit(pool, first))))
                 .phase != COX_POOL_FREE)
@@ -178,11 +178,11 @@ static void run_leave(struct cox_pool *pool, uint32_t first, uint32_t as)
         run_dissolve(pool, first, as);
 }
 
-static bool run_looks_empty(const struct cox_pool *pool, uint32_t first, uint32_t length,
+static bool run_seems_empty(const struct cox_pool *pool, uint32_t first, uint32_t length,
                             uint32_t *ret_next)
 {
     for (uint32_t slab = first; slab < first + length; slab++)
-        if (slab_look(pool, slab).phase != COX_POOL_SLAB_EMPTY) {
+        if (slab_load(pool, slab).phase != COX_POOL_SLAB_EMPTY) {
             *ret_next = slab + 1;
             return false;
         }
@@ -198,7 +198,7 @@ static int run_claim(struct cox_pool *pool, uint32_t first, uint32_t length, str
     int r = 0;
     cox_pool_pages_release(pool, first);
     for (uint32_t slab = first + 1; r == 0 && slab < first + length; slab++) {
-        const struct cox_pool_slab_word word = slab_look(pool, slab);
+        const struct cox_pool_slab_word word = slab_load(pool, slab);
         if (word.phase != COX_POOL_SLAB_EMPTY ||
             !slab_change(pool, slab, word, word.turn + 1, first, COX_POOL_SLAB_TAIL, 0))
             r = COX_FULL;
@@ -218,14 +218,14 @@ static int run_find(struct cox_pool *pool, uint32_t length, uint32_t *ret_block,
     uint32_t first = 0;
     int r;
     while (length <= pool->geometry.slab_count && first <= pool->geometry.slab_count - length) {
-        if (!run_looks_empty(pool, first, length, &first))
+        if (!run_seems_empty(pool, first, length, &first))
             continue;
         r = run_claim(pool, first, length, err);
         if (r && r != COX_FULL)
             return r;
         const uint32_t block = first_unit(pool, first);
         if (r == 0 && cox_pool_block_claim(pool, block, pool->owner, ret_generation)) {
-            struct cox_pool_slab_word word = slab_look(pool, first);
+            struct cox_pool_slab_word word = slab_load(pool, first);
             slab_change(pool, first, word, word.turn, length, COX_POOL_SLAB_RUN, 0);
             *ret_block = block;
             return 0;
@@ -292,8 +292,8 @@ static bool cut_find_hinted(struct cox_pool *pool, uint32_t slab, uint64_t slab_
     return false;
 }
 
-static bool cut_find_looking(struct cox_pool *pool, uint32_t slab, uint64_t slab_word,
-                             uint32_t *ret_block, uint64_t *ret_generation)
+static bool cut_find_scanning(struct cox_pool *pool, uint32_t slab, uint64_t slab_word,
+                              uint32_t *ret_block, uint64_t *ret_generation)
 {
     const uint32_t first = first_unit(pool, slab);
     const uint32_t units = class_units(pool, cox_pool_slab_word_split(slab_word).value);
@@ -321,7 +321,7 @@ static bool class_find(struct cox_pool *pool, uint32_t class, bool by_hints, uin
         if (by_hints ? atomic_load_explicit(&pool->slabs[slab].slab_used, memory_order_relaxed) <
                                capacity &&
                            cut_find_hinted(pool, slab, word, ret_block, ret_generation)
-                     : cut_find_looking(pool, slab, word, ret_block, ret_generation)) {
+                     : cut_find_scanning(pool, slab, word, ret_block, ret_generation)) {
             atomic_store_explicit(&pool->cursors[class], slab, memory_order_relaxed);
             return true;
         }
@@ -345,7 +345,7 @@ static int class_cut(struct cox_pool *pool, uint32_t class, bool only_pages, str
         atomic_store(&pool->slabs[slab].slab_used, 0);
         for (uint32_t unit = 0; unit < pool->geometry.slab_units; unit += class_units(pool, class))
             cox_pool_hint(pool, first_unit(pool, slab) + unit);
-        const struct cox_pool_slab_word word = slab_look(pool, slab);
+        const struct cox_pool_slab_word word = slab_load(pool, slab);
         slab_change(pool, slab, word, word.turn, class, COX_POOL_SLAB_CUT, 0);
         /* relaxed: any value is valid */
         atomic_store_explicit(&pool->cursors[class], slab, memory_order_relaxed);
@@ -407,7 +407,7 @@ int cox_pool_slab_find(struct cox_pool *pool, uint64_t size, uint32_t *ret_block
 void cox_pool_slab_freed(struct cox_pool *pool, uint32_t block, uint32_t as)
 {
     const uint32_t slab = block / pool->geometry.slab_units;
-    const struct cox_pool_slab_word word = slab_look(pool, slab);
+    const struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase == COX_POOL_SLAB_RUN) {
         run_leave(pool, slab, as);
         return;
@@ -425,7 +425,7 @@ static void sweep_claimed(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {
     const uint32_t end = run_end(pool, slab);
     for (uint32_t page = slab; pool->geometry.on_demand && page < end; page++) {
-        const struct cox_pool_slab_word word = slab_look(pool, page);
+        const struct cox_pool_slab_word word = slab_load(pool, page);
         if (page > slab && (word.phase != COX_POOL_SLAB_TAIL || word.value != slab))
             continue;
         if (!cox_pool_pages_are_there(pool, page))
@@ -437,12 +437,12 @@ static void sweep_claimed(struct cox_pool *pool, uint32_t slab, uint32_t as)
 void cox_pool_slab_sweep(struct cox_pool *pool, uint32_t as)
 {
     for (uint32_t slab = 0; slab < pool->geometry.slab_count; slab++) {
-        struct cox_pool_slab_word word = slab_look(pool, slab);
+        struct cox_pool_slab_word word = slab_load(pool, slab);
         if (word.phase == COX_POOL_SLAB_CLAIMED && word.owner == as)
             sweep_claimed(pool, slab, as);
         else if (word.phase == COX_POOL_SLAB_LEAVING && word.owner == as)
             slab_change(pool, slab, word, word.turn, word.value, COX_POOL_SLAB_CUT, 0);
-        word = slab_look(pool, slab);
+        word = slab_load(pool, slab);
         if (word.phase == COX_POOL_SLAB_CUT) {
             atomic_store_explicit(&pool->slabs[slab].slab_used,
                                   count_used(pool, slab, word.value, UINT32_MAX),

@@ -10,15 +10,15 @@
 
 static uint64_t sweep_row(struct cox_pool *pool, uint32_t owner)
 {
-    uint64_t given_back = 0;
+    uint64_t released = 0;
     for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
         struct cox_pool_layout_count *count = cox_pool_count_of(pool, owner, block);
         if (atomic_load_explicit(&count->ref_count, memory_order_relaxed) == 0)
             continue; /* no other process writes this row */
-        given_back += atomic_exchange(&count->ref_count, 0);
+        released += atomic_exchange(&count->ref_count, 0);
         cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
     }
-    return given_back;
+    return released;
 }
 
 static void sweep_block(struct cox_pool *pool, uint32_t block, uint32_t owner)
@@ -44,7 +44,7 @@ static void sweep_block(struct cox_pool *pool, uint32_t block, uint32_t owner)
     }
 }
 bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identity, uint64_t next,
-                          uint64_t *given_back)
+                          uint64_t *released)
 {
     struct cox_pool_layout_owner *line = &pool->owners[owner];
     const uint64_t own = cox_pool_identity(COX_POOL_OWNER_SWEEPING, pool->pid, pool->start);
@@ -69,14 +69,14 @@ bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identi
         /* relaxed: for display */
         atomic_fetch_add_explicit(&line->owner_swept, count, memory_order_relaxed);
         cox_fault_point(COX_FAULT_POOL_SWEPT);
-        *given_back += count;
+        *released += count;
     }
     atomic_store(&line->owner_identity, next);
     cox_fault_point(COX_FAULT_POOL_LEFT);
     return true;
 }
 
-bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back)
+bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *released)
 {
     bool swept = false;
     if (cox_pool_check_here(pool, NULL))
@@ -84,18 +84,18 @@ bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back)
     for (uint32_t owner = 0; owner < pool->geometry.owner_count; owner++) {
         const uint64_t identity = atomic_load(&pool->owners[owner].owner_identity);
         if (identity != COX_POOL_OWNER_EMPTY && cox_pool_identity_is_dead(pool, identity) &&
-            cox_pool_sweep_owner(pool, owner, identity, COX_POOL_OWNER_EMPTY, given_back))
+            cox_pool_sweep_owner(pool, owner, identity, COX_POOL_OWNER_EMPTY, released))
             swept = true;
     }
     /* Pins remain if another process had queues_lock during the sweep of a row. */
     const uint64_t dropped = cox_pool_queues_sweep(pool, pool->owner);
-    *given_back += dropped;
+    *released += dropped;
     return swept || dropped > 0;
 }
 
 uint64_t cox_pool_sweep(struct cox_pool *pool)
 {
-    uint64_t given_back = 0;
-    cox_pool_sweep_dead(pool, &given_back);
-    return given_back;
+    uint64_t released = 0;
+    cox_pool_sweep_dead(pool, &released);
+    return released;
 }

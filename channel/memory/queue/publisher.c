@@ -252,7 +252,7 @@ static int publication_check(const struct cox_publisher *publisher,
 }
 
 /* Reaps dead subscribers, once per slice. */
-static void look_at_times(struct cox_queue *queue)
+static void reap_periodically(struct cox_queue *queue)
 {
     const uint64_t now = cox_now_ns();
     /* relaxed: as above. */
@@ -277,7 +277,7 @@ int cox_publisher_publish_batch(struct cox_publisher *publisher,
         r = publication_check(publisher, &publications[i], err);
     if (r || count == 0)
         return r;
-    look_at_times(queue);
+    reap_periodically(queue);
     r = enter_prepared(publisher, count, err);
     if (r)
         return r;

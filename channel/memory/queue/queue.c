@@ -380,7 +380,7 @@ static bool is_dead(const struct cox_queue *queue, uint64_t identity, uint64_t *
     return false;
 }
 
-static uint32_t look_at_publishers(struct cox_queue *queue)
+static uint32_t reap_publishers(struct cox_queue *queue)
 {
     uint32_t count = 0, end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.publisher_end),
                                               queue->geometry.publisher_count_max);
@@ -396,7 +396,7 @@ static uint32_t look_at_publishers(struct cox_queue *queue)
 
 uint32_t cox_queue_reap_dead(struct cox_queue *queue, bool all)
 {
-    uint32_t count = all ? look_at_publishers(queue) : 0;
+    uint32_t count = all ? reap_publishers(queue) : 0;
     uint32_t end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.subscriber_end),
                                    queue->geometry.subscriber_count_max);
     const uint64_t head = COX_QUEUE_LOAD(queue->layout->state.queue_head);

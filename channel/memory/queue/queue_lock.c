@@ -13,7 +13,7 @@
 
 /* The lock is held for less than a context switch takes, so a few spins are often cheaper than
  * blocking. */
-#define LOOKS 100
+#define SPIN_COUNT 100
 /* The first slice is short: a word that names no live process is detected soon. */
 #define FIRST_SLICE_NS COX_NSEC_PER_MSEC
 #define SLICE_NS (50 * COX_NSEC_PER_MSEC)
@@ -91,7 +91,7 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
     struct lock_watch watch = {0};
     int lost = 0;
     *ret_repair = false;
-    for (int look = 0; look < LOOKS; look++)
+    for (int spin = 0; spin < SPIN_COUNT; spin++)
         if (atomic_load_explicit(&lock->lock_owner, memory_order_relaxed) == 0 &&
             lock_try(lock, 0, identity))
             return 0;

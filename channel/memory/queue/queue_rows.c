@@ -140,8 +140,8 @@ void cox_queue_drain(struct cox_queue *queue)
 
 /* ---- copies ---- */
 
-static void copy_let_go(struct cox_queue *queue, const struct cox_queue_copy *copy, uint64_t number,
-                        uint32_t domain)
+static void copy_unpin(struct cox_queue *queue, const struct cox_queue_copy *copy, uint64_t number,
+                       uint32_t domain)
 {
     const uint64_t tag = tag_of(number, domain);
     struct cox_queue_entry entry;
@@ -235,8 +235,8 @@ void cox_queue_row_end(struct cox_queue *queue, struct cox_queue_layout_row *row
             continue;
         struct cox_queue_copy copy;
         copy_read(&row->copies[d], &copy);
-        copy_let_go(queue, &copy, number, d);
-        cox_fault_point(COX_FAULT_QUEUE_LET_GO);
+        copy_unpin(queue, &copy, number, d);
+        cox_fault_point(COX_FAULT_QUEUE_COPY_UNPINNED);
         mask &= ~(UINT32_C(1) << d);
         atomic_store_explicit(&row->row_mask, mask, memory_order_relaxed);
     }
@@ -303,7 +303,7 @@ static void repair_intent(struct cox_queue *queue)
                 message.copies[domain].block == copy.block &&
                 message.copies[domain].generation == copy.generation;
     if (!done && domain < queue->geometry.domain_count_max)
-        copy_let_go(queue, &copy, number, domain);
+        copy_unpin(queue, &copy, number, domain);
     cox_queue_intent_clear(queue);
 }
 

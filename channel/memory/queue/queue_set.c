@@ -28,9 +28,9 @@ struct waiter {
 struct cox_queue_set {
     struct cox_subscriber *subscribers[SET_MAX];
     uint32_t count, turn;
-    /* incremented by trigger; reported ones are in told */
+    /* incremented by trigger; reported ones are in reported */
     _Atomic uint32_t triggers;
-    uint32_t told;
+    uint32_t reported;
     /* the kernel has no futex_waitv */
     bool one_word;
 };
@@ -203,7 +203,7 @@ static int set_await_publishers(struct cox_queue_set *set, uint64_t deadline_ns,
 }
 
 /* Returns 0: woken, also spuriously; COX_TIMEOUT; -errno. */
-static int set_sleep(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 1],
+static int set_block(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 1],
                      uint32_t triggers, uint64_t deadline_ns)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -234,8 +234,8 @@ int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
     for (;;) {
         /* acquire: partner is the release of trigger. */
         uint32_t triggers = atomic_load_explicit(&set->triggers, memory_order_acquire);
-        if (triggers != set->told) {
-            set->told++;
+        if (triggers != set->reported) {
+            set->reported++;
             return COX_ABORTED;
         }
         if (set->count == 0)
@@ -251,7 +251,7 @@ int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
             r = set_await_publishers(set, deadline_ns, &waited);
             ready = r ? NULL : set_ready(set);
             if (r == 0 && !ready && !waited && !set_is_behind(set))
-                r = set_sleep(set, waiters, triggers, deadline_ns);
+                r = set_block(set, waiters, triggers, deadline_ns);
             set_disarm(set);
         }
         if (ready) {

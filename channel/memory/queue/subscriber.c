@@ -480,7 +480,7 @@ static void copy_share(struct cox_subscriber *subscriber, const struct taking *t
 }
 
 /* Under the lock: cancels the copy, so that another process may try. */
-static void copy_give_up(struct cox_subscriber *subscriber, const struct taking *taking)
+static void copy_cancel(struct cox_subscriber *subscriber, const struct taking *taking)
 {
     struct cox_queue *queue = subscriber->queue;
     struct cox_queue_layout_row *row = cox_queue_row_at(queue, taking->message.number);
@@ -515,7 +515,7 @@ static int take_copy(struct cox_subscriber *subscriber, const struct taking *tak
         if (r == 0)
             copy_share(subscriber, taking, &ref);
         else
-            copy_give_up(subscriber, taking);
+            copy_cancel(subscriber, taking);
         if (!is_for_now(r))
             taking_consume(subscriber, taking);
         cox_queue_leave(queue);
