@@ -49,7 +49,7 @@ static uint64_t random_next(uint64_t *state)
     return *state ^= *state << 17;
 }
 
-/* What a process has of its own. */
+/* Private state of a process. */
 struct own {
     struct cox_domains *domains;
     struct cox_exporter *exporter;
@@ -83,10 +83,9 @@ static void own_close(struct own *own)
     cox_domains_free(own->domains);
 }
 
-/* ---- who takes ---- */
+/* ---- subscribers ---- */
 
-/* Of one queue: each message is the one behind the last, or those between were skipped, or could
- * not be had. */
+/* Per queue: each message follows the last one, or those between were skipped or inaccessible. */
 struct taker {
     struct cox_subscriber *subscriber;
     uint64_t number, gone;
@@ -100,7 +99,7 @@ static void take_one(const struct forks_self *self, struct taker *taker, uint32_
     struct cox_message message;
     struct cox_error err = {0};
     int r = cox_subscriber_take(taker->subscriber, &message, &err);
-    /* Its pool went with its process, before anybody here had it. */
+    /* Its pool was freed with its process, before this one had it. */
     if (r == COX_PEER_DEAD && shared->for_ever) {
         taker->gone++;
         atomic_fetch_add(&shared->gone, 1);
@@ -168,7 +167,7 @@ static void subscriber_main(const struct forks_self *self, uint32_t which)
     own_close(&own);
 }
 
-/* ---- nobody sleeps through a message ---- */
+/* ---- no subscriber misses a wakeup ---- */
 
 static void await_taken(const struct forks_self *self, struct shared *shared, uint32_t queue,
                         uint64_t number)
@@ -183,7 +182,8 @@ static void await_taken(const struct forks_self *self, struct shared *shared, ui
         }
 }
 
-/* The next message comes when everybody has this one: nothing else wakes who missed it. */
+/* The next message is published when all have this one, so nothing else wakes a subscriber that
+ * missed it. */
 static void one_by_one_main(const struct forks_self *self)
 {
     struct shared *shared = self->context;
@@ -217,7 +217,7 @@ struct made {
     struct cox_domains *domains;
     struct cox_pool *pools[2];
     struct cox_queue *queues[QUEUES];
-    /* In each queue, of each pool: whatever was left held stays so until they go. */
+    /* In each queue, for each pool: leftover pins stay until these processes leave. */
     struct cox_publisher *publishers[QUEUES][2];
 };
 
@@ -251,7 +251,7 @@ static void show(void *context, const char *text)
     print_message("  %s\n", text);
 }
 
-/* Nothing is held, by nobody, and every block can be had. */
+/* Asserts that nothing is pinned or referenced, and that every block can be allocated. */
 static void unmake(struct made *made)
 {
     print_message("%" PRIu64 " taken, %" PRIu64 " skipped, %" PRIu64 " copied, %" PRIu64 " gone\n",
@@ -290,18 +290,18 @@ static void h6_h14_b36_who_waits_on_several_queues_sleeps_through_nothing(void *
     forks_run(1 + SUBSCRIBERS, one_by_one_main, made.shared);
     assert_int_equal(atomic_load(&made.shared->skipped), 0);
     assert_int_equal(atomic_load(&made.shared->taken), (MESSAGES + QUEUES) * SUBSCRIBERS);
-    /* Three processes of another domain: one copies, the two others have its copy. */
+    /* Three subscribers of another domain: one copies, two share its copy. */
     assert_int_equal(atomic_load(&made.shared->copied), MESSAGES + QUEUES);
     unmake(&made);
 }
 
-/* ---- killed at any moment ---- */
+/* ---- kills at random moments ---- */
 
-#define PUBLISHERS 3 /* two in the pool of all, one in a pool of its own that it exports */
+#define PUBLISHERS 3 /* two in the common pool, one in its own exported pool */
 
 #define BATCH 3
 
-/* Nobody's message comes between. */
+/* No other message comes between. */
 static int publish_batch(const struct forks_self *self, struct cox_publisher *publisher,
                          struct cox_pool *pool, uint64_t user_data)
 {
@@ -369,7 +369,7 @@ static void doomed_main(const struct forks_self *self)
         subscriber_main(self, self->rank - PUBLISHERS);
 }
 
-/* Everybody alive goes on: so far. */
+/* All live processes make progress, up to here. */
 static void await_progress(struct shared *shared, uint32_t rank, uint64_t steps)
 {
     const uint64_t end_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);

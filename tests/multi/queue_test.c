@@ -73,11 +73,11 @@ static void publish_all(const struct forks_self *self, struct shared *shared,
         FORK_CHECK(r == 0 || r == COX_FULL, "%s", cox_status_text(r));
         FORK_CHECK(cox_now_ns() < end_ns, "no room");
         i += r == 0;
-        /* Not everything is to be skipped, and not nothing. */
+        /* Neither all messages shall be skipped, nor none. */
         if (r || i % 64 < 32)
             sched_yield();
     }
-    /* What it published can be opened until everybody has it. */
+    /* Its pool can be opened until all have its messages. */
     while (atomic_load(&shared->done) < SUBSCRIBERS) {
         FORK_CHECK(cox_now_ns() < end_ns, "nobody takes");
         sched_yield();
@@ -115,7 +115,7 @@ static void take_all(const struct forks_self *self, struct shared *shared,
     FORK_CHECK(cox_queue_set_add(set, subscriber, NULL) == 0, "set");
     atomic_fetch_add(&shared->joined, 1);
     const uint64_t end_ns = cox_deadline_after_ms(TEST_PATIENCE_MS * 3);
-    /* The last one is never overwritten. */
+    /* The last message is never evicted. */
     while (number < PUBLISHERS * MESSAGES) {
         struct cox_message message;
         struct cox_error err = {0};
@@ -145,8 +145,7 @@ static void take_all(const struct forks_self *self, struct shared *shared,
     atomic_fetch_add(&shared->done, 1);
     cox_queue_set_free(set);
     cox_subscriber_free(subscriber);
-    if (which ==
-        4) /* of its own: only its own copies were in it, and those that others still read */
+    if (which == 4) /* its own pool: only its copies were in it, and those that others still read */
         cox_pool_sweep(pool);
     cox_pool_free(pool);
     cox_exporter_free(exporter);
@@ -199,7 +198,7 @@ static void h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped(void **state)
                   atomic_load(&shared->taken), atomic_load(&shared->skipped),
                   atomic_load(&shared->copied));
     assert_true(atomic_load(&shared->taken) > SUBSCRIBERS);
-    /* Nobody is there any more, and nothing is held: the last one out was no special one. */
+    /* No endpoint is left, and nothing is pinned: any process may be the last. */
     for (int i = 0; i < 2; i++) {
         assert_int_equal(cox_queue_sweep(queue), 0);
         assert_int_equal(fixture_used(made[i]), 0);
@@ -210,7 +209,7 @@ static void h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped(void **state)
     cox_domains_free(domains);
 }
 
-/* ---- without anybody who made it ---- */
+/* ---- after the creator has left ---- */
 
 struct heir {
     struct cox_handle queue;
@@ -231,7 +230,7 @@ static void heir_main(const struct forks_self *self)
         FORK_CHECK(fixture_publish(publisher, pool, 100, 5, NULL) == 0, "publish");
         FORK_CHECK(fixture_publish(publisher, pool, 100, 6, NULL) == 0, "publish");
         atomic_store(&heir->step, 2);
-        _exit(0); /* without a word */
+        _exit(0); /* without leaving the queue */
     }
     struct cox_subscriber *subscriber = fixture_subscriber(queue, NULL, &pool, 1, NULL, NULL);
     atomic_store(&heir->step, 1);
@@ -261,7 +260,7 @@ static void h3_h17_h20_messages_outlive_their_publisher_and_their_maker(void **s
     cox_pool_fds(pool, heir->fds);
     heir->queue_fd = cox_queue_fd(queue);
     forks_start(&forks, 2, heir_main, heir);
-    /* Those who made both are gone before anybody takes. */
+    /* The creators of queue and pool are gone before the first take. */
     cox_queue_free(queue);
     cox_pool_free(pool);
     assert_int_equal(forks_end(&forks, 0), 0);

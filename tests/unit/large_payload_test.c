@@ -1,4 +1,4 @@
-/* Blocks in one process: what a sender makes, what a reader opens, and what it refuses. */
+/* Large payloads in one process: what a sender makes, what a reader opens, and what it refuses. */
 #include "testing.h"
 
 #include "channel/memory/large_payload.h"
@@ -59,14 +59,14 @@ static void m3_a_block_is_read_by_copy_and_in_place(void **state)
     assert_memory_equal(copy, block.region.base, SIZE);
     assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
     assert_memory_equal(bytes, copy, SIZE);
-    /* What is small stays mapped, and is found again. */
+    /* A small payload stays mapped, and is reused. */
     cox_large_payload_view_release(&view);
     memset(block.region.base, 9, SIZE);
     ref.size = SIZE - 1;
     assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &again, NULL), 0);
     assert_ptr_equal(bytes, again);
     assert_int_equal(again[SIZE - 1], 9);
-    /* And never written: neither through the mapping, nor by a new one. */
+    /* It cannot be written, neither through the mapping nor through a new one. */
     assert_int_equal(mprotect(view.region.base, 4096, PROT_READ | PROT_WRITE), -1);
     assert_int_equal(errno, EACCES);
     cox_large_payload_view_drop(&view);
@@ -76,7 +76,7 @@ static void m3_a_block_is_read_by_copy_and_in_place(void **state)
     assert_int_equal(cox_handle_open(&ref.handle, NULL, 0, &fd, NULL), 0);
     assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int writer = open(path, O_RDWR | O_CLOEXEC); /* the owner may; it is no use */
+    int writer = open(path, O_RDWR | O_CLOEXEC); /* a seal prevents writes */
     assert_true(writer >= 0);
     assert_int_equal(pwrite(writer, "x", 1, 0), -1);
     assert_int_equal(errno, EPERM);
@@ -102,7 +102,7 @@ static void m3_a_block_outlives_its_sender_for_who_has_it(void **state)
     assert_int_equal(bytes[2 * COX_LARGE_PAYLOAD_KEEP_SIZE - 1], 3);
     struct cox_large_payload_view late = {0};
     assert_int_equal(cox_large_payload_view_map(&late, &ref, &self, &bytes, NULL), COX_NOT_FOUND);
-    cox_large_payload_view_release(&view); /* large: gone */
+    cox_large_payload_view_release(&view); /* too large to be kept: unmapped */
     assert_null(view.region.base);
 }
 
@@ -170,7 +170,7 @@ static void m3_what_cannot_be_is_refused(void **state)
     end(&block);
 }
 
-/* Who can make it shrink can end whoever reads it. */
+/* A process that can truncate the memory can kill its readers. */
 static void m3_memory_that_could_shrink_is_refused(void **state)
 {
     (void)state;
@@ -196,7 +196,7 @@ static void m3_memory_that_could_shrink_is_refused(void **state)
     cox_large_payload_sender_deinit(&sender);
 }
 
-/* Readers who need the door are told; all others do not notice. */
+/* Readers that need the control socket get an error; others do not notice. */
 static void m3_a_door_that_is_gone_or_full_does_not_matter(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Blocks that one process gives out by number, and blocks that messages hold. */
+/* Blocks that one process manages by number, and blocks that messages pin. */
 #include "channel_fixture.h"
 #include "pool_fixture.h"
 
@@ -31,9 +31,9 @@ static void p9_all_blocks_are_taken_by_one(void **state)
     for (uint32_t block = 0; block < BLOCK_COUNT; block++)
         assert_int_equal(cox_pool_generation(pool, block), 1000);
     assert_int_equal(cox_pool_generation(pool, BLOCK_COUNT), 0);
-    assert_int_equal(cox_pool_generation(other, 0), 0); /* not its own */
+    assert_int_equal(cox_pool_generation(other, 0), 0); /* not adopted by it */
     assert_int_equal(cox_pool_bump_generation(other, 0, 7), COX_STATE);
-    /* Its bytes are its own, too, while it has them. */
+    /* It may also copy them while it has them. */
     ref = told(pool, 3, 1000);
     assert_int_equal(cox_pool_copy_to(pool, &ref, 0, "abc", 3, NULL), 0);
     assert_int_equal(cox_pool_copy_to(other, &ref, 0, "abc", 3, NULL), COX_STALE);
@@ -43,7 +43,7 @@ static void p9_all_blocks_are_taken_by_one(void **state)
     assert_int_equal(pool_stats(other).reference_count, 1);
     assert_int_equal(cox_pool_unref(other, &ref, NULL), 0);
     pool_is_whole(other);
-    /* No pool that somebody has allocated of is fresh. */
+    /* A pool with an allocated block is not fresh. */
     assert_int_equal(cox_pool_adopt_all(other, 5, NULL), COX_STATE);
     cox_pool_free(other);
 }
@@ -80,7 +80,7 @@ static void p9_a_block_of_a_bumped_generation_has_no_new_readers(void **state)
     assert_int_equal(cox_pool_bump_generation(pool, 5, 2000), 0);
     assert_int_equal(cox_pool_generation(pool, 5), 2000);
     assert_int_equal(cox_pool_ref(reader, &old, NULL), COX_STALE);
-    /* The one that was there before still reads. */
+    /* The reader of the old generation still reads. */
     char text[64];
     snprintf(text, sizeof text, "process %d", (int)getpid());
     assert_int_equal(cox_pool_wait_unpinned(pool, 5, cox_deadline_after_ms(1), NULL, NULL, &err),
@@ -88,7 +88,7 @@ static void p9_a_block_of_a_bumped_generation_has_no_new_readers(void **state)
     assert_non_null(strstr(err.text, text));
     assert_int_equal(cox_pool_wait_unpinned(pool, 6, 0, NULL, NULL, NULL), 0);
     assert_int_equal(cox_pool_wait_unpinned(pool, BLOCK_COUNT, 0, NULL, NULL, NULL), COX_INVALID);
-    /* A reader of both generations gives back each, once. */
+    /* A reader of both generations releases each once. */
     assert_int_equal(cox_pool_ref(reader, &next, NULL), 0);
     assert_int_equal(cox_pool_ref(reader, &next, NULL), 0);
     assert_int_equal(cox_pool_unref(reader, &old, NULL), 0);
@@ -98,7 +98,7 @@ static void p9_a_block_of_a_bumped_generation_has_no_new_readers(void **state)
     assert_int_equal(cox_pool_unref(reader, &next, NULL), 0);
     assert_int_equal(cox_pool_unref(reader, &next, NULL), COX_STALE);
     assert_int_equal(cox_pool_wait_unpinned(pool, 5, 0, NULL, NULL, NULL), 0);
-    /* Its own references are in nobody's way. */
+    /* References of this process do not delay it. */
     assert_int_equal(cox_pool_ref(pool, &next, NULL), 0);
     assert_int_equal(cox_pool_wait_unpinned(pool, 5, 0, NULL, NULL, NULL), 0);
     assert_int_equal(cox_pool_unref(pool, &next, NULL), 0);
@@ -128,7 +128,7 @@ static void m13_wait_unpinned_can_be_cancelled(void **state)
     cox_pool_free(pool);
 }
 
-/* ---- holds ---- */
+/* ---- pins ---- */
 
 static void h28_a_message_pins_a_block(void **state)
 {
@@ -154,17 +154,17 @@ static void h28_a_message_pins_a_block(void **state)
     assert_int_equal(cox_pool_pin(pool, &ref, 5, (UINT64_C(1) << 48) - 1, NULL), 0);
     assert_int_equal(cox_pool_pin(pool, &ref, 5, 4, NULL), COX_FULL);
     assert_int_equal(cox_pool_pin(pool, &ref, 5, 2, NULL), 0);
-    /* Nobody but the messages: who takes one may still have it. */
+    /* Only messages count the block; a subscriber can still reference it. */
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - 1);
     assert_int_equal(cox_pool_ref(other, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(other, &ref, NULL), 0);
-    /* The last one frees, whoever says so, also twice. */
+    /* Clearing the last pin frees the block, from any process, also twice. */
     for (int round = 0; round < 2; round++) {
         cox_pool_unpin(other, &ref, 5, 1);
         cox_pool_unpin(pool, &ref, 5, 2);
         cox_pool_unpin(other, &ref, 5, (UINT64_C(1) << 48) - 1);
-        cox_pool_unpin(pool, &ref, 6, 3); /* another holder's */
+        cox_pool_unpin(pool, &ref, 6, 3); /* another queue's */
         cox_pool_unpin(pool, &ref, 5, 9); /* another message's */
         cox_pool_unpin(pool, &ref, 0, 3);
     }
@@ -172,7 +172,7 @@ static void h28_a_message_pins_a_block(void **state)
     cox_pool_unpin(other, &ref, 5, 3);
     assert_int_equal(cox_pool_ref(other, &ref, NULL), COX_STALE);
     assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT);
-    /* What was held before is not what somebody else holds now. */
+    /* A stale pin does not match the block of now. */
     struct cox_block_ref again = ref;
     while (again.block != ref.block || again.generation == ref.generation)
         again = pool_allocated(pool, 1);
@@ -194,7 +194,7 @@ static void b37_a_queue_is_there_while_somebody_is(void **state)
     assert_int_equal(cox_pool_pin(a, &ref, 5, 1, NULL), 0);
     assert_int_equal(cox_pool_pin(a, &other, 77, 1, NULL), 0);
     a = cox_pool_free(a);
-    assert_int_equal(pool_stats(c).pin_count, 1); /* of 77 nobody is left */
+    assert_int_equal(pool_stats(c).pin_count, 1); /* queue 77 has no member left */
     assert_int_equal(cox_pool_ref(c, &other, NULL), COX_STALE);
     assert_int_equal(cox_pool_ref(c, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(c, &ref, NULL), 0);
@@ -223,7 +223,7 @@ static void b24_the_place_of_a_queue_is_taken_again(void **state)
     assert_int_equal(pool_stats(pool).pin_count, 0);
     assert_int_equal(cox_pool_queue_join(pool, 1000, NULL), 0);
     assert_int_equal(cox_pool_pin(pool, &ref, 1000, 1, NULL), 0);
-    cox_pool_unpin(pool, &ref, 33, 1); /* late, of who was there before */
+    cox_pool_unpin(pool, &ref, 33, 1); /* late, from the queue that was there before */
     assert_int_equal(pool_stats(pool).pin_count, 1);
     cox_pool_free(pool);
 }

@@ -1,5 +1,5 @@
-/* A queue within one process: what is copied and what is not, who sees what, and what is let go
- * when. */
+/* A queue within one process: what is copied, which subscriber gets what, and when blocks are
+ * unpinned. */
 #include "queue_fixture.h"
 
 #include <dirent.h>
@@ -38,7 +38,7 @@ static int setup(void **state)
     return 0;
 }
 
-/* Nothing is held when the last one is out, whatever the test did. */
+/* Nothing is pinned once the last endpoint is freed, whatever the test did. */
 static int teardown(void **state)
 {
     (void)state;
@@ -110,7 +110,7 @@ static void h4_h5_h13_the_same_domain_takes_the_very_block(void **state)
     assert_int_equal(fixture_used(host), 1);
     fixture_let_go(&of_a);
     fixture_let_go(&of_b);
-    assert_int_equal(fixture_used(host), 1); /* the publisher's own */
+    assert_int_equal(fixture_used(host), 1); /* the publisher's reference */
     assert_int_equal(cox_pool_unref(host, &ref, NULL), 0);
     assert_int_equal(fixture_used(host), 0);
     cox_subscriber_free(a);
@@ -135,7 +135,7 @@ static void h6_the_first_taker_of_another_domain_copies_for_all(void **state)
     assert_memory_equal(&messages[1].ref, &messages[0].ref, sizeof messages[0].ref);
     assert_memory_equal(&messages[2].ref, &messages[0].ref, sizeof messages[0].ref);
     assert_int_equal(fixture_used(bounce), 1);
-    assert_int_equal(fixture_used(host), 0); /* taken by all: over */
+    assert_int_equal(fixture_used(host), 0); /* taken by all subscribers: over */
     for (int i = 0; i < 3; i++) {
         fixture_let_go(&messages[i]);
         cox_subscriber_free(takers[i]);
@@ -143,7 +143,7 @@ static void h6_the_first_taker_of_another_domain_copies_for_all(void **state)
     assert_int_equal(fixture_used(bounce), 0);
 }
 
-/* Another pool of the domain that this one has no way to come to. */
+/* Another pool of the domain, which this subscriber cannot open. */
 static void h6_a_copy_in_a_pool_that_cannot_be_opened_is_made_again(void **state)
 {
     (void)state;
@@ -203,7 +203,7 @@ static void h6_without_a_pool_other_domains_are_refused_with_words(void **state)
 /* ---- as many domains as there may be ---- */
 
 #define OWN_KIND 64
-#define OWN_COUNT (COX_DOMAIN_COUNT_MAX - 2) /* beside host and bounce */
+#define OWN_COUNT (COX_DOMAIN_COUNT_MAX - 2) /* without host and bounce */
 
 static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device)
 {
@@ -218,7 +218,7 @@ static struct cox_pool *pool_on(const struct cox_domains *table, uint32_t device
     return pool;
 }
 
-/* Each domain has its own bit of the mask, the last one, too. */
+/* Each domain has its own bit of the mask, also the last one. */
 static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
 {
     (void)state;
@@ -248,7 +248,7 @@ static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
             if (messages[round][i].copied != (round == 0 && i > 0))
                 fail_msg("domain %" PRIu32 ", taker %d", i, round);
         }
-    /* One more is another process's that knows others. */
+    /* One more domain, of another process with other domains. */
     assert_int_equal(cox_domains_new(&others), 0);
     assert_int_equal(
         cox_domains_add(others, OWN_KIND + 1, 1, &cox_domain_bounce_functions, NULL, NULL), 0);
@@ -266,7 +266,7 @@ static void h6_h12_a_message_has_a_copy_in_each_of_32_domains(void **state)
     for (int round = 0; round < 2; round++)
         for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++)
             fixture_let_go(&messages[round][i]);
-    /* Taken by all: all 32 are let go, with everybody still there. */
+    /* Taken by all subscribers: all 32 copies are unpinned while all endpoints exist. */
     assert_int_equal(fixture_used(host), 0);
     for (uint32_t i = 0; i < COX_DOMAIN_COUNT_MAX; i++) {
         assert_int_equal(fixture_used(pools[i]), 0);
@@ -357,7 +357,8 @@ static void h6_h28_a_domain_without_memory_leaves_the_message(void **state)
     cox_pool_free(pool);
 }
 
-/* It counts as taken for whom it failed; the next one makes the copy, for all who come then. */
+/* The message counts as taken where the copy failed; the next subscriber makes the copy, for all
+ * after it. */
 static void h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it(void **state)
 {
     (void)state;
@@ -387,7 +388,7 @@ static void h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it(void **
     cox_pool_free(pool);
 }
 
-/* A pool that this one neither has nor can open. */
+/* A pool that this subscriber neither has nor can open. */
 static void h5_what_cannot_be_reached_is_told_once(void **state)
 {
     (void)state;
@@ -414,7 +415,7 @@ static uint32_t fds_open(void)
     return count;
 }
 
-/* Publishers that come and go, each with a pool of its own. */
+/* Short-lived publishers, each with a pool of its own. */
 static void h13_b15_pools_that_are_over_do_not_pile_up(void **state)
 {
     (void)state;
@@ -430,7 +431,7 @@ static void h13_b15_pools_that_are_over_do_not_pile_up(void **state)
         assert_int_equal(fixture_publish(comes, pool, 64, turn, NULL), 0);
         assert_int_equal(cox_subscriber_take(stays, &message, NULL), 0);
         assert_int_equal(message.user_data, turn);
-        /* Of the tenth a reference is kept: its bytes stay. */
+        /* A reference to the tenth is kept: its bytes stay. */
         if (turn == 10)
             kept = message;
         else
@@ -447,7 +448,7 @@ static void h13_b15_pools_that_are_over_do_not_pile_up(void **state)
     cox_subscriber_free(stays);
 }
 
-/* ---- who sees what ---- */
+/* ---- which messages a subscriber gets ---- */
 
 static void h7_nothing_there_is_an_answer_of_its_own(void **state)
 {
@@ -473,7 +474,7 @@ static void h8_b32_a_slow_subscriber_skips_to_what_is_kept(void **state)
         assert_int_equal(message.skipped, 0);
         fixture_let_go(&message);
     }
-    /* What was overwritten is let go. */
+    /* Evicted messages are unpinned. */
     assert_int_equal(fixture_used(host), 8);
     assert_int_equal(cox_subscriber_pending(slow), 8);
     for (uint64_t user_data = 13; user_data <= 20; user_data++) {
@@ -499,7 +500,7 @@ static void h9_the_last_taker_frees_all_copies_at_once(void **state)
     assert_int_equal(fixture_used(host), 1);
     assert_int_equal(fixture_used(bounce), 1);
     struct cox_message of_near = take(near, 4);
-    assert_int_equal(fixture_used(host), 1); /* the taker's own reference */
+    assert_int_equal(fixture_used(host), 1); /* the subscriber's reference */
     assert_int_equal(fixture_used(bounce), 0);
     fixture_let_go(&of_near);
     assert_int_equal(fixture_used(host), 0);
@@ -524,7 +525,7 @@ static void h9_leaving_counts_as_having_skipped_everything(void **state)
     assert_int_equal(fixture_used(host), 0);
 }
 
-/* Two views of one queue in one process, with one pool: neither knows of the other. */
+/* Two attachments to one queue in one process, with one pool, are independent. */
 static void h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing(void **state)
 {
     (void)state;
@@ -543,7 +544,7 @@ static void h9_b37_of_two_in_one_process_the_first_to_leave_ends_nothing(void **
     assert_true(fixture_is_sound(&message));
     fixture_let_go(&message);
     assert_int_equal(fixture_publish(second, pool, 100, 8, NULL), 0);
-    /* With the last one it ends. */
+    /* The last one ends it. */
     cox_publisher_free(second);
     assert_int_equal(fixture_used(pool), 1);
     cox_subscriber_free(subscriber);
@@ -562,8 +563,8 @@ static void *thread_join_stuck(void *argument)
     return (void *)(intptr_t)r;
 }
 
-/* A process is stopped as it changes the holders of one pool: who wants to join there waits for it,
- * others of the queue do not. */
+/* A process is stopped while it changes the queues of a pool: a join of that pool waits for it,
+ * other users of the queue do not. */
 static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
 {
     (void)state;
@@ -578,7 +579,7 @@ static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
     atomic_store(&header->queues_lock, cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start));
-    /* Less than the second that the other one waits. One try may be slow by the machine. */
+    /* Less than the second that the other one waits. A loaded machine may delay one try. */
     const uint64_t bound_ns = 500 * COX_NSEC_PER_MSEC;
     for (int tries = 0; tries < 3 && slowest_ns >= bound_ns; tries++) {
         assert_int_equal(pthread_create(&thread, NULL, thread_join_stuck, pool), 0);
@@ -598,8 +599,7 @@ static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
     cox_pool_free(pool);
 }
 
-/* Of huge pages there may be none where somebody made a hole: reading there would end this process.
- */
+/* Reading a hole in huge pages raises SIGBUS if no huge page is free. */
 static void b14_memory_of_huge_pages_is_refused(void **state)
 {
     (void)state;
@@ -672,7 +672,7 @@ static void h1_h4_several_publishers_share_one_order(void **state)
     cox_pool_free(own);
 }
 
-/* ---- several at once ---- */
+/* ---- batches ---- */
 
 static struct cox_publication publication(uint64_t user_data)
 {
@@ -697,7 +697,7 @@ static void a29_h4_h5_a_batch_is_published_and_taken_in_its_order(void **state)
     uint32_t count = 77;
     assert_int_equal(cox_subscriber_take_batch(near, messages, 9, &count, NULL), COX_EMPTY);
     assert_int_equal(count, 0);
-    for (uint64_t turn = 0; turn < 3; turn++) { /* each overwrites what far has not taken */
+    for (uint64_t turn = 0; turn < 3; turn++) { /* each evicts messages that far has not taken */
         for (uint64_t i = 0; i < 8; i++)
             batch[i] = publication(10 * turn + i);
         assert_int_equal(cox_publisher_publish_batch(publisher, batch, 8, &count, NULL), 0);
@@ -744,7 +744,7 @@ static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
     assert_non_null(strstr(err.text, "depth 8"));
     assert_int_equal(count, 0);
     assert_int_equal(cox_publisher_publish_batch(publisher, batch, 0, &count, NULL), 0);
-    /* What can be seen is seen first. */
+    /* Errors that can be found early are found first. */
     batch[2].length = UINT64_MAX;
     assert_int_equal(cox_publisher_publish_batch(publisher, batch, 3, &count, NULL), COX_INVALID);
     batch[2].length = 100;
@@ -753,7 +753,7 @@ static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
     batch[2].ref.pool--;
     assert_int_equal(count, 0);
     take_nothing(taker);
-    /* And what cannot, when it comes to it. */
+    /* Other errors are found at their message. */
     batch[2].ref.generation++;
     assert_int_equal(cox_publisher_publish_batch(publisher, batch, 5, &count, NULL), COX_STALE);
     batch[2].ref.generation--;
@@ -766,7 +766,7 @@ static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
         fixture_let_go(&messages[i]);
     }
     let_go(batch, 9);
-    /* Of several that one cannot have each is told, and those before it are the caller's. */
+    /* Each inaccessible message is reported, and the caller owns those before it. */
     struct cox_publisher *remote = fixture_publisher(queue, bounce, domains, NULL);
     publish(1);
     assert_int_equal(fixture_publish(remote, bounce, 100, 2, NULL), 0);
@@ -782,7 +782,7 @@ static void a29_h4_b33_a_batch_that_fails_tells_how_far_it_came(void **state)
     cox_subscriber_free(taker);
 }
 
-/* ---- what is refused ---- */
+/* ---- errors ---- */
 
 static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
 {
@@ -803,7 +803,7 @@ static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
     assert_int_equal(cox_publisher_publish(publisher, &wrong, 1, 0, &number, NULL), COX_STALE);
     assert_int_equal(number, 77);
     take_nothing(taker);
-    /* None of them kept the lock (B33), or a hold. */
+    /* None of them kept the lock (B33), or a pin. */
     assert_int_equal(atomic_load(&queue->layout->lock.lock_owner), 0);
     assert_int_equal(cox_pool_unref(host, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(bounce, &foreign, NULL), 0);
@@ -811,7 +811,7 @@ static void h4_publish_refuses_what_is_no_block_of_its_pool(void **state)
     cox_subscriber_free(taker);
 }
 
-/* A block that too many messages hold already: nothing is overwritten for it. */
+/* A block with too many pins already: publish fails, and evicts nothing. */
 static void h4_b33_a_publish_that_fails_changes_nothing(void **state)
 {
     (void)state;
@@ -889,7 +889,7 @@ static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
     assert_int_equal(cox_subscriber_new(small, &near, &c, &err), COX_FULL);
     assert_non_null(strstr(err.text, "2 subscribers"));
     assert_null(c);
-    /* A place that was left is another one's; and so is a domain. */
+    /* A slot that was left is reused, and so is a domain. */
     cox_subscriber_free(b);
     assert_int_equal(cox_subscriber_new(small, &near, &b, NULL), 0);
     cox_subscriber_free(a);
@@ -900,7 +900,7 @@ static void h12_one_endpoint_too_many_is_told_the_limit(void **state)
     cox_queue_free(small);
 }
 
-/* 65,535 of each, all but two of them written down by hand, and each counts. */
+/* 65,535 of each, all but two written into the memory directly, and each counts. */
 static void h12_the_65536th_endpoint_is_refused(void **state)
 {
     (void)state;
@@ -943,7 +943,7 @@ static void h12_the_65536th_endpoint_is_refused(void **state)
     cox_queue_free(large);
 }
 
-/* Entries are reused, and those of a message are not. */
+/* Entries are reused, but not those of a message. */
 static void h12_pools_come_and_go(void **state)
 {
     (void)state;
@@ -995,7 +995,7 @@ static void h11_b35_a_queue_does_not_grow_under_others(void **state)
     cox_queue_free(again);
 }
 
-/* ---- attaching ---- */
+/* ---- attach ---- */
 
 static int memory_of(const void *bytes, size_t size, int seals)
 {
