@@ -1,5 +1,5 @@
-/* Domains: the table, memory of host and bounce, and CUDA memory with a stand-in for the driver,
- * with each of their calls failing in turn. */
+/* Domains: the table, memory of host and bounce, and CUDA memory with a fake driver, with each of
+ * their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -14,7 +14,7 @@ static const struct cox_domain_id host_id = {COX_DOMAIN_HOST, 0};
 static const struct cox_domain_id bounce_id = {COX_DOMAIN_BOUNCE, 0};
 static const struct cox_domain_id cuda_id = {COX_DOMAIN_CUDA, 0};
 
-static const char *library; /* the stand-in */
+static const char *library; /* the fake driver */
 static struct cox_domains *domains, *without;
 static struct cox_domain_memory *host, *bounce, *cuda, *sparse_host, *sparse_bounce;
 static uint8_t bytes[SIZE];
@@ -152,7 +152,7 @@ static int attach_cuda(void *object, struct cox_error *err)
         .destroy = destroy                                                                         \
     }
 
-/* What is free in /dev/shm is asked for, and need not be known. */
+/* Reading the free space of /dev/shm is optional. */
 #define HOST_MEMORY(function)                                                                      \
     {                                                                                              \
         .name = #function, .size = sizeof(struct cox_domain_memory *), .construct = function,      \

@@ -1,5 +1,5 @@
-/* Blocks: making, mapping and reading them, with each of their calls failing in turn. The sender of
- * what is read is a process of its own. */
+/* Large payloads: reserve, map and read, with each of their calls failing in turn. The sender of
+ * what is read is another process. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -18,7 +18,7 @@
 
 static struct cox_large_payload_sender sender;
 static struct cox_large_payload kept;
-static struct cox_large_payload_ref foreign; /* of the child */
+static struct cox_large_payload_ref foreign; /* the child's payload */
 static struct cox_large_payload_origin child;
 
 /* ---- sending ---- */
@@ -56,7 +56,7 @@ static void sender_prepare_kept(void)
     assert_int_equal(cox_large_payload_reserve(&sender, NULL, BLOCK_SIZE, &kept, NULL), 0);
 }
 
-/* In place of one that is too small: after a failure there is none. */
+/* Replaces a payload that is too small: after a failure there is none. */
 static int reserve_larger(void *object, struct cox_error *err)
 {
     (void)object;

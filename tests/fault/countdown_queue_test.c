@@ -129,7 +129,7 @@ static void h15_b47_a_queue_is_made_through_interruptions(void **state)
     EACH(countdown_interrupted);
 }
 
-/* ---- taking: the message is had, or it stays, or what is missing is told; nothing is lost ---- */
+/* ---- take: it succeeds, or the message stays, or the error is reported; nothing is lost ---- */
 
 static struct cox_publisher *publisher;
 static struct cox_subscriber *taker;

@@ -1,7 +1,7 @@
 /*
- * pool_kill_test: a process that uses a pool is killed at each passage of each step, beside one
- * that lives and one that was dead before: after a sweep everything that the dead had is free,
- * nothing that the living have is lost, and every block, row and holder can be had.
+ * pool_kill_test: a process that uses a pool is killed at each passage of each fault point, beside
+ * a live process and one that died before. After a sweep all that the dead had is free, the living
+ * have lost nothing, and every block, row and queue can be used.
  */
 #include "forks.h"
 #include "testing.h"
@@ -22,9 +22,9 @@
 #if COX_TESTING
 
 #define KEPT_COUNT 3
-#define BOTH 5  /* a holder that the survivor has joined, too */
-#define ALONE 6 /* one that it has not */
-/* Of a victim that was not struck. */
+#define BOTH 5  /* a queue that the survivor has joined, too */
+#define ALONE 6 /* a queue that it has not joined */
+/* Exit status of a victim that was not killed. */
 #define SPARED 9
 
 static const char *const points[] = {
@@ -43,10 +43,10 @@ static const char *const points[] = {
 struct run {
     struct cox_pool_options options;
     int fds[2];
-    /* which takes all; the victim only reads */
+    /* which adopts all; the victim only reads */
     bool owner_is_survivor;
     struct cox_block_ref kept[KEPT_COUNT];
-    /* by the dead one as it was about to be freed */
+    /* referenced by the dead process as it was about to be freed */
     struct cox_block_ref left;
     const char *point;
     uint32_t passage;
@@ -57,7 +57,7 @@ static uint64_t size_of(const struct run *run)
     return run->options.block_size;
 }
 
-/* ---- who is dead before ---- */
+/* ---- the process that died before ---- */
 
 static void mess_main(const struct forks_self *self)
 {
@@ -83,7 +83,7 @@ static void mess_main(const struct forks_self *self)
     kill(getpid(), SIGKILL);
 }
 
-/* ---- who is killed ---- */
+/* ---- the victim ---- */
 
 static void use_references(const struct forks_self *self, struct cox_pool *pool)
 {
@@ -108,7 +108,7 @@ static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
     struct cox_block_ref refs[5];
     const int count = run->options.slab_size ? 4 : 5;
     for (int i = 2; run->options.slab_size == 0 && i < count; i++)
-        sizes[i] = size_of(run); /* more than the dead have left with pages */
+        sizes[i] = size_of(run); /* larger than what the dead left with pages */
     for (int i = 0; i < count; i++) {
         FORK_CHECK(cox_pool_allocate(pool, sizes[i], &refs[i], NULL) == 0, "allocate %d", i);
         block_fill(cox_pool_pointer(pool, &refs[i]), sizes[i], refs[i].block, refs[i].generation);
@@ -129,7 +129,7 @@ static void use_pins(const struct forks_self *self, struct cox_pool *pool)
     FORK_CHECK(cox_pool_queue_join(pool, ALONE, NULL) == 0, "join");
     FORK_CHECK(cox_pool_pin(pool, &run->kept[0], ALONE, 1, NULL) == 0, "pin");
     FORK_CHECK(cox_pool_pin(pool, &run->kept[1], BOTH, 2, NULL) == 0, "pin");
-    if (!run->owner_is_survivor) { /* one that nobody but a message has, and then nobody */
+    if (!run->owner_is_survivor) { /* a block that only a message pins, and then nothing */
         FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
         FORK_CHECK(cox_pool_pin(pool, &ref, BOTH, 3, NULL) == 0, "pin");
         FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
@@ -142,7 +142,7 @@ static void use_pins(const struct forks_self *self, struct cox_pool *pool)
     cox_pool_queue_leave(pool, ALONE);
 }
 
-/* Asked while the owner settles: now the reader gives back. */
+/* Called while the owner waits: now the reader releases its reference. */
 struct late {
     struct cox_pool *reader;
     struct cox_block_ref ref;
@@ -155,7 +155,7 @@ static bool give_back(void *context)
     return false;
 }
 
-/* A pool of the victim's own, with a reader that it has itself. */
+/* A pool of the victim, with a reader in the same process. */
 static void use_numbers(const struct forks_self *self)
 {
     struct run *run = self->context;
@@ -191,7 +191,7 @@ static void victim_main(const struct forks_self *self)
              run->passage);
     cox_fault_arm(plan);
     FORK_CHECK(cox_pool_attach(run->fds, NULL, &pool, NULL) == 0, "attach");
-    /* Nobody has looked whether it is free; unless the row was taken, which looks. */
+    /* No process has tried to free it, unless the row was taken, which tries. */
     if (!run->owner_is_survivor && cox_pool_ref(pool, &run->left, NULL) == 0)
         FORK_CHECK(cox_pool_unref(pool, &run->left, NULL) == 0, "unref");
     cox_pool_sweep(pool);
@@ -204,7 +204,7 @@ static void victim_main(const struct forks_self *self)
     _exit(SPARED);
 }
 
-/* ---- who survives ---- */
+/* ---- the survivor ---- */
 
 static uint64_t pages_of(const struct run *run)
 {
@@ -227,7 +227,7 @@ static void check_kept(struct cox_pool *pool, struct run *run)
     }
 }
 
-/* Held by messages and counted by nobody. */
+/* Blocks that only messages pin. */
 static uint64_t held_blocks(const struct cox_pool *pool, const struct run *run)
 {
     const uint64_t unit_count = pool_stats(pool).size / run->options.block_size;
@@ -243,7 +243,7 @@ static uint64_t held_blocks(const struct cox_pool *pool, const struct run *run)
     return held;
 }
 
-/* Those that are free are to be had, each of them. */
+/* Every free block can be allocated. */
 static void check_free(struct cox_pool *pool, const struct run *run)
 {
     const uint64_t count = pool_stats(pool).size / size_of(run);
@@ -258,7 +258,7 @@ static void check_free(struct cox_pool *pool, const struct run *run)
     free(refs);
 }
 
-/* Nobody sleeps, so nobody need be woken. */
+/* No process waits, so none needs a wakeup. */
 static void check_settling(const struct run *run)
 {
     const struct cox_pool_layout_header *header =
@@ -283,8 +283,8 @@ static void check_rows_and_queues(struct cox_pool *pool, const struct run *run)
         cox_pool_queue_leave(pool, 100 + i);
 }
 
-/* Nobody has swept: what the dead was at is in nobody's way, and who finds nothing free sweeps by
- * itself. */
+/* Without a sweep: what the dead process was doing delays no other, and allocate sweeps by itself
+ * when it finds nothing. */
 static void check_unswept(struct cox_pool *pool, const struct run *run)
 {
     const uint64_t count = pool_stats(pool).size / size_of(run);
@@ -308,7 +308,7 @@ static void check_unswept(struct cox_pool *pool, const struct run *run)
             break;
     }
     assert_int_equal(r, COX_FULL);
-    /* What is not to be had is kept, or held for those who live. */
+    /* A block that cannot be allocated is kept, or pinned for live processes. */
     if (run->owner_is_survivor)
         assert_int_equal(had, 0);
     else
@@ -335,9 +335,9 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
         }
     } else {
         assert_int_equal(pool_stats(pool).reference_count, KEPT_COUNT);
-        /* What messages of both still hold, they hold. */
+        /* Pins of a queue that both joined stay. */
         assert_true(pool_stats(pool).pin_count >= 2);
-        if (run->options.on_demand) { /* of what is used, and what is retained */
+        if (run->options.on_demand) { /* pages of used and of retained blocks */
             const struct cox_pool_stats stats = pool_stats(pool);
             assert_true(pages_of(run) <=
                         run->options.retain_size + (stats.block_count - stats.free_count) *
@@ -356,7 +356,7 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
     check_rows_and_queues(pool, run);
 }
 
-/* Returns whether the victim was struck. */
+/* Returns whether the victim was killed. */
 static bool strike(const struct run *kind, const char *point, uint32_t passage)
 {
     struct run *run = forks_share(sizeof *run);
@@ -403,7 +403,7 @@ static void strike_everywhere(const struct run *kind)
 static void b37_b24_h20_killed_with_fixed_blocks(void **state)
 {
     (void)state;
-    /* As many rows as processes live: the victim takes that of the dead one. */
+    /* As many rows as live processes: the victim takes the row of the dead one. */
     const struct run kind = {
         .options = {.block_size = 1024, .block_count = 12, .owner_count_max = 2}};
     strike_everywhere(&kind);

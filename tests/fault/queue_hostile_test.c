@@ -1,6 +1,6 @@
 /*
- * queue_hostile_test: somebody writes over the memory of a queue, while others use it. Whatever is
- * written: nobody crashes, every call returns in bounded time, and what is taken is either refused
+ * queue_hostile_test: a process overwrites the memory of a queue while others use it. Whatever it
+ * writes: no process crashes, every call returns in bounded time, and a message is either refused
  * or lies within a block.
  */
 #include <inttypes.h>
@@ -20,14 +20,14 @@
 #include "tests/unit/queue_fixture.h"
 #include "channel/memory/queue/queue_internal.h"
 
-/* One call: the patience of the lock, that for a copy, and a slow machine. */
+/* Limit per call: the patience for the lock, that for a copy, and a slow machine. */
 #define CALL_MS 25000
 #define SCRIBBLE_MS 4000
 
 static struct cox_domains *domains;
 static struct cox_pool *host, *bounce;
 static uint64_t slowest_ns;
-static size_t where; /* what was written over */
+static size_t where; /* offset that was overwritten */
 
 struct world {
     struct cox_queue *queue, *again;
@@ -42,7 +42,7 @@ static const struct cox_queue_options small = {.depth = 2,
                                                .subscriber_count_max = 3,
                                                .pool_count_max = 3};
 
-/* The time of a call, and that none takes too long. */
+/* Measures a call, and asserts that none exceeds the limit. */
 #define TIMED(call)                                                                                \
     do {                                                                                           \
         const uint64_t begin_ns = cox_now_ns();                                                    \
@@ -83,7 +83,7 @@ static void take_some(struct cox_subscriber *subscriber)
             continue;
         assert_true(message.length <= message.ref.size);
         assert_true(message.ref.size <= FIXTURE_BLOCK_SIZE);
-        fixture_is_sound(&message); /* reads all of it; whether it is right is not known */
+        fixture_is_sound(&message); /* reads all bytes, which may be wrong */
         fixture_let_go(&message);
     }
 }
@@ -129,7 +129,7 @@ static void world_free(struct world *world)
     TIMED(cox_publisher_free(world->of_bounce));
     TIMED(cox_queue_free(world->again));
     TIMED(cox_queue_free(world->queue));
-    /* Pools are not spoilt; what the lies left held goes with the last one who joined. */
+    /* Pools are not corrupt; pins that corruption left end with the last process that joined. */
     cox_pool_sweep(host);
     cox_pool_sweep(bounce);
     assert_int_equal(fixture_used(host), 0);
@@ -182,7 +182,7 @@ static void b14_b32_b38_any_low_bit_of_a_queue_may_be_flipped(void **state)
     with_each_byte(0x01);
 }
 
-/* Numbers that are plausible where they do not belong. */
+/* Plausible numbers in wrong places. */
 static void b14_any_word_of_a_queue_may_be_any_other(void **state)
 {
     (void)state;

@@ -1,10 +1,10 @@
 /*
- * queue_kill_test: a process is killed at each step of a queue; those that are left go on, no block
- * is lost, and nobody waits for the dead.
+ * queue_kill_test: a process is killed at each step of a queue; the others continue, no block is
+ * lost, and no process waits for the dead.
  *
- * The parent has a publisher and two subscribers of its own, in two domains. A child does
- * everything that a process can do with a queue, and is killed at the n-th passage of a point, for
- * each n until it gets through.
+ * The parent has a publisher and two subscribers, in two domains. A child does everything that a
+ * process can do with a queue, and is killed at the n-th passage of a fault point, for each n until
+ * it completes.
  */
 #include <inttypes.h>
 #include <sched.h>
@@ -29,7 +29,7 @@
 
 #define DEPTH 4
 #define BLOCKS 24
-/* What a survivor may take for all that it does after a death; a slice is 50 ms. */
+/* Limit for all that a survivor does after a death; a slice is 50 ms. */
 #define SURVIVAL_MS 3000
 
 static struct cox_domains *domains;
@@ -37,11 +37,11 @@ static struct cox_pool *host, *bounce;
 static struct cox_queue *queue;
 static struct cox_publisher *publisher;
 static struct cox_subscriber *near, *far;
-static uint64_t user_data_last; /* the last one that the parent gave */
+static uint64_t user_data_last; /* of the last message that the parent published */
 
 /* ---- children ---- */
 
-/* What a child has of its own. */
+/* Private state of a child. */
 struct own {
     struct cox_pool *host, *bounce;
     struct cox_queue *queue;
@@ -104,7 +104,7 @@ static void child_publish_batch(struct cox_publisher *of_child, struct cox_pool 
         COX_ASSERT(cox_pool_unref(pool, &batch[i].ref, NULL) == 0);
 }
 
-/* Everything that one process can do by itself. */
+/* Everything that one process can do alone. */
 static void do_everything(void)
 {
     struct own own = attach(true);
@@ -142,14 +142,14 @@ static void do_everything(void)
     cox_queue_free(made);
 }
 
-/* The last taker of a message that has a copy where it cannot come to. */
+/* The last subscriber of a message with an inaccessible copy. */
 static void leave_a_copy_to_others(void)
 {
     struct own own = attach(false);
     struct cox_subscriber *child_near =
         fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
-    /* The parent's objects are not for this process; what it does, another child does. */
+    /* A child cannot use the parent's objects; what they would do, another child does. */
     pid_t pid = fork();
     COX_ASSERT(pid >= 0);
     if (pid == 0) {
@@ -186,7 +186,7 @@ static void sweep_only(void)
     detach(&own);
 }
 
-/* With room for one domain and one pool, which another one's are in. */
+/* Room for one domain and one pool, which another process uses. */
 static void reclaim(void)
 {
     const struct cox_queue_options options = {.domain_count_max = 1, .pool_count_max = 1};
@@ -201,7 +201,7 @@ static void reclaim(void)
     detach(&own);
 }
 
-/* Into the place of a message that the parent's subscribers have not taken. */
+/* Evicts a message that the parent's subscribers have not taken. */
 static void overwrite_one(void)
 {
     struct own own = attach(true);
@@ -213,7 +213,7 @@ static void overwrite_one(void)
 
 typedef void (*scenario_fn)(void);
 
-/* Returns its pid. plan NULL: nothing happens to it. */
+/* Returns its pid. plan NULL: no fault. */
 static pid_t child_start(scenario_fn scenario, const char *plan)
 {
     fflush(NULL);
@@ -231,7 +231,7 @@ static pid_t child_start(scenario_fn scenario, const char *plan)
     return pid;
 }
 
-/* True: it was killed; false: it got through. */
+/* True: killed; false: it completed. */
 static bool child_end(pid_t pid, const char *what)
 {
     int status;
@@ -264,7 +264,7 @@ static void setup_queue(void)
     far = fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
 }
 
-/* Also what was published by the dead, if it was. */
+/* Also messages of the dead process, if they were published. */
 static uint64_t take_rest(struct cox_subscriber *subscriber, const char *what)
 {
     uint64_t last = 0;
@@ -289,7 +289,7 @@ static void complain(void *context, const char *text)
     print_message("  %s\n", text);
 }
 
-/* Everybody alive goes on at once, and in the end nothing is held. */
+/* All live processes continue at once, and in the end nothing is pinned. */
 static void survive(const char *what)
 {
     const uint64_t begin_ns = cox_now_ns();
@@ -332,8 +332,7 @@ static void teardown_queue(const char *what)
     bounce = cox_pool_free(bounce);
 }
 
-/* Strikes at the n-th passage, for each n until the child gets through. Returns how often it
- * struck. */
+/* Kills at the n-th passage, for each n until the child completes. Returns how often it killed. */
 static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(void))
 {
     for (uint32_t passage = 1;; passage++) {
@@ -384,7 +383,7 @@ static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state
         "queue.armed",           "queue.disarmed",
         "queue.filled",
     };
-    /* Only a queue's first process enters a domain. */
+    /* Only the first process of a queue adds a domain. */
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         if (strcmp(points[i], "queue.domain_entered") != 0 &&
             strike(points[i], do_everything, NULL) == 0)
@@ -404,7 +403,7 @@ static void h9_a_process_dies_that_leaves_a_copy_to_others(void **state)
     (void)state;
     static const char *const points[] = {"queue.free_pending"};
     STRIKE(points, leave_a_copy_to_others, NULL);
-    /* And when nobody dies, too. */
+    /* And without a death. */
     setup_queue();
     assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "no death"));
     teardown_queue("a copy left to others");
@@ -422,7 +421,7 @@ static void h9_a_process_dies_while_it_lets_go_what_was_left_to_it(void **state)
     STRIKE(points, do_everything, leave_pending_free_before);
 }
 
-/* Dead endpoints, which have not taken what there is. */
+/* Dead endpoints that had messages to take. */
 static void leave_endpoints(void)
 {
     struct own own = attach(true);
@@ -460,8 +459,7 @@ static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
     return message.number;
 }
 
-/* Of a message whose copies were let go one after the other nobody is given what is left: it is
- * there for all, or skipped by all. */
+/* A message whose copies were being unpinned is either complete for all, or skipped by all. */
 static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state)
 {
     (void)state;
@@ -478,7 +476,7 @@ static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state
                 fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
             for (int k = 0; k < DEPTH; k++)
                 assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
-            assert_int_equal(taken_one(other, plan), 1); /* from now on it has two copies */
+            assert_int_equal(taken_one(other, plan), 1); /* the message has two copies now */
             bool killed = child_end(child_start(overwrite_one, plan), plan);
             const uint64_t first = taken_one(near, plan);
             assert_true(first == 1 || first == 2);
@@ -530,8 +528,7 @@ static void b37_a_process_dies_while_it_repairs_what_another_left(void **state)
     STRIKE(more, sweep_only, intent_before);
 }
 
-/* At every passage of every step of the queue and of the pools that its steps are made of, whoever
- * was there before. */
+/* At every passage of every step of the queue and of its pools, after a first death. */
 static uint32_t strike_everywhere(scenario_fn scenario, void (*before)(void))
 {
     uint32_t count = 0;
@@ -559,7 +556,7 @@ static void b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost(void **state
         print_message("%" PRIu32 " deaths\n", strike_everywhere(all[i].scenario, all[i].before));
 }
 
-/* ---- who sleeps meanwhile ---- */
+/* ---- waiters ---- */
 
 static int told[2];
 
@@ -591,7 +588,7 @@ static void publish_one(void)
     detach(&own);
 }
 
-/* The sleeper, beside the parent's two: it is the third. */
+/* The waiter is the third subscriber, after the parent's two. */
 static struct cox_queue_layout_subscriber *sleeper_line(void)
 {
     return cox_queue_subscriber_at(queue, 2);
@@ -621,8 +618,7 @@ static bool ends_soon(pid_t pid)
     return false;
 }
 
-/* A message that is there is slept through by nobody, though the one who was to wake them is dead.
- */
+/* No subscriber misses a message, though the process that was to wake it is dead. */
 static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void **state)
 {
     (void)state;
@@ -687,9 +683,8 @@ static void sleep_on_two(void)
     detach(&own);
 }
 
-/* Stopped between the look and the sleep, as it says of one queue after the other that it sleeps
- * there: a message that is published meanwhile, where it has said so and where it has not yet, is
- * not slept through. */
+/* The waiter is stopped between its check and the futex call, while it announces its wait queue by
+ * queue. It misses no message published meanwhile, announced or not. */
 static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **state)
 {
     (void)state;
@@ -716,7 +711,8 @@ static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **stat
         }
 }
 
-/* Who is about to sleep sees a message announced, and waits for the lock of a dead publisher. */
+/* A subscriber that is about to block sees the announced message, and waits for the lock of a dead
+ * publisher. */
 static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
 {
     (void)state;
@@ -727,15 +723,15 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
         pid_t stuck = child_start(publish_one, "queue.announced:stop:coordinator:1");
         assert_int_equal(waitpid(stuck, &status, WUNTRACED), stuck);
         assert_true(WIFSTOPPED(status));
-        /* It cannot join before the lock is free: an endpoint of the parent's, in a child of its
-         * own set. */
+        /* It cannot join before the lock is free: uses an endpoint of the parent, in a child's own
+         * set. */
         kill(stuck, SIGKILL);
         assert_int_equal(waitpid(stuck, &status, 0), stuck);
         pid_t sleeper = child_start(sleep_and_tell,
                                     strikes ? "queue.publisher_awaited:kill:coordinator:1" : NULL);
         char byte;
         assert_int_equal(read(told[0], &byte, 1), 1);
-        /* The lie of a queue that somebody spoilt: it is put right by who looks. */
+        /* A corrupt word: the process that checks it repairs it. */
         atomic_store(&queue->layout->state.queue_publishing, 7);
         cox_queue_wake_subscriber(sleeper_line());
         const uint64_t end_ns = cox_deadline_after_ms(10000);
@@ -755,7 +751,7 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
     }
 }
 
-/* ---- who copies ---- */
+/* ---- copies ---- */
 
 static void take_far(void)
 {
@@ -771,8 +767,8 @@ static void take_far(void)
     detach(&own);
 }
 
-/* One copies and is stopped, another one waits for the copy; when the first is dead the second
- * makes it. */
+/* One process copies and is stopped, another one waits for the copy; when the first is dead, the
+ * second makes it. */
 static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state)
 {
     (void)state;
@@ -786,7 +782,7 @@ static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state
         assert_int_equal(read(told[0], &byte, 1), 1);
         pid_t waiter = child_start(take_far, "queue.copying:stop:coordinator:1000");
         assert_int_equal(read(told[0], &byte, 1), 1);
-        /* Which of the two copies is chance, but only one is stopped there. */
+        /* Either of the two may copy, but only one is stopped there. */
         kill(waiter, SIGSTOP);
         assert_int_equal(waitpid(waiter, &status, WUNTRACED), waiter);
         assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
