@@ -1,16 +1,16 @@
 /*
- * pool: one block of channel/memory/pool/pool.h: references counted by owner, pins, holds, renewal, and what sweep gives back for the
+ * pool: one block of channel/memory/pool/pool.h: reference counts by owner, pins, generations, and what sweep releases for the
  * dead.
  *
  * `word` is {generation, phase, by}, changed by compare-and-swap only; `count` has one byte per process, which it alone
- * writes (of a dead one: who sweeps). `data` is what the block's bytes say, TORN while they are written. README.md tells what is left out;
- * check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
+ * writes (for a dead one: the sweeping process). `data` is the block's content, TORN while it is written. README.md lists what is left
+ * out; check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
  *
- * Kinds of runs (-D): by default every process allocates the block, writes it, tells the others its generation, lets go; or takes
- * a reference that it was told, reads, lets go; OPS times.
- * KV: process 0 has the block for good and renews it BUMPS times, the others pin what it told last.
- * QUEUE: process 0 publishes the block as a message that holds it, and lets go at once; the others take it, each once, under the
- * queue's lock; the last one ends the hold.
+ * Kinds of runs (-D): by default every process OPS times either allocates the block, writes it, publishes its generation and
+ * releases it; or takes a published reference, reads and releases it.
+ * KV: process 0 has the block for good and bumps its generation BUMPS times, the others reference the one published last.
+ * QUEUE: process 0 publishes the block as a message that pins it, and releases it at once; the others take it, each once, under the
+ * queue's lock; the last one clears the pin.
  * PROCESSES; CRASHES: so many processes are killed, between any two steps; survivors sweep.
  */
 #ifndef PROCESSES
@@ -316,7 +316,7 @@ proctype user(byte me)
            if
            :: G(told > 0, generation = told);
               take(generation);
-              S(assert(got)); /* held by the message, and nobody ends that without the lock */
+              S(assert(got)); /* pinned by the message, which ends only under the lock */
               S(interest--; last = interest == 0);
               if
               :: G(last, pin = false); reclaim()
