@@ -119,7 +119,7 @@ int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const cha
         return 0;
     cox_large_payload_drop(sender, block); /* before the new one: they never exist at once */
     if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
-        return cox_fail(err, COX_NO_SPACE, "a block of %" PRIu64 " bytes: at most %" PRIu64, size,
+        return cox_fail(err, COX_NO_SPACE, "a payload of %" PRIu64 " bytes: at most %" PRIu64, size,
                         COX_LARGE_PAYLOAD_SIZE_MAX);
     int r = sender_open(sender, door_path, err);
     return r ? r : block_make(sender, block_size_for(size), block, err);
@@ -157,19 +157,20 @@ static int check_seals(int fd, uint64_t size, struct cox_error *err)
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0)
         return cox_fail(err, errno == EINVAL ? COX_CORRUPT : -errno,
-                        "the block is no memory that can be sealed: %s", cox_status_text(-errno));
+                        "the payload is not in sealed memory: %s", cox_status_text(-errno));
     if (((unsigned)seals & SEALS_SIZE) != SEALS_SIZE)
-        return cox_fail(err, COX_CORRUPT, "the block has the seals %#x: it could shrink or grow",
+        return cox_fail(err, COX_CORRUPT,
+                        "the payload's memory has seals %#x: it could shrink or grow",
                         (unsigned)seals);
     /* Filling a hole in huge pages can fail with SIGBUS: there may be none left. */
     if (fstatfs(fd, &fs) == 0 && fs.f_type != TMPFS_MAGIC)
-        return cox_fail(err, COX_CORRUPT, "the block is on pages of %ju bytes",
+        return cox_fail(err, COX_CORRUPT, "the payload is on pages of %ju bytes",
                         (uintmax_t)fs.f_bsize);
     /* After the seals: before them the file could still be truncated. */
     if (fstat(fd, &st) < 0)
-        return cox_fail(err, -errno, "the block's size: %s", cox_status_text(-errno));
+        return cox_fail(err, -errno, "the payload's size: %s", cox_status_text(-errno));
     if ((uint64_t)st.st_size < size)
-        return cox_fail(err, COX_CORRUPT, "the block has %jd bytes, its handle says %" PRIu64,
+        return cox_fail(err, COX_CORRUPT, "the payload's memory has %jd bytes, its handle %" PRIu64,
                         (intmax_t)st.st_size, size);
     return 0;
 }
@@ -181,8 +182,8 @@ static int check_peer(const struct cox_handle_info *info,
     uint64_t start = peer->start;
     if (info->pid != (uint32_t)peer->pid)
         return cox_fail(err, COX_CORRUPT,
-                        "the block is of process %" PRIu32 ", its sender is process %jd", info->pid,
-                        (intmax_t)peer->pid);
+                        "the payload belongs to process %" PRIu32 ", its sender is process %jd",
+                        info->pid, (intmax_t)peer->pid);
     int r = start ? 0 : cox_peer_start_time(peer->pid, &start);
     if (r == COX_PEER_DEAD || r == -ENOENT || r == -ESRCH)
         return cox_handle_fail_dead(info, err);
@@ -191,7 +192,7 @@ static int check_peer(const struct cox_handle_info *info,
                         cox_status_text(r));
     if (info->start != start)
         return cox_fail(err, COX_CORRUPT,
-                        "the block is of a process %" PRIu32 " started at %" PRIu64
+                        "the payload belongs to a process %" PRIu32 " started at %" PRIu64
                         ", its sender was at %" PRIu64,
                         info->pid, info->start, start);
     return 0;
@@ -204,7 +205,7 @@ static int payload_open(const struct cox_large_payload_ref *ref,
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = cox_handle_parse(&ref->handle, ret_info, err);
     if (r == COX_VERSION)
-        return cox_fail(err, COX_CORRUPT, "a block's handle of another version");
+        return cox_fail(err, COX_CORRUPT, "a payload's handle of another version");
     if (r == 0)
         r = check_peer(ret_info, peer, err);
     if (r)
@@ -212,7 +213,7 @@ static int payload_open(const struct cox_large_payload_ref *ref,
     if (ret_info->kind != COX_HANDLE_MEMORY || ret_info->offset != 0 || ref->size == 0 ||
         ref->size > ret_info->size)
         return cox_fail(err, COX_CORRUPT,
-                        "%" PRIu64 " bytes of a block of %" PRIu64 " from %" PRIu64 " on",
+                        "%" PRIu64 " bytes of a payload of %" PRIu64 " at offset %" PRIu64,
                         ref->size, ret_info->size, ret_info->offset);
     r = cox_handle_open(&ref->handle, peer->door_path, cox_deadline_after_ms(DOOR_MS), &fd, err);
     if (r == 0)
@@ -234,7 +235,7 @@ int cox_large_payload_view_map(struct cox_large_payload_view *view,
     bool mapped =
         view->region.base && memcmp(&view->handle, &ref->handle, sizeof view->handle) == 0;
     if (mapped && (ref->size == 0 || ref->size > view->region.size))
-        return cox_fail(err, COX_CORRUPT, "%" PRIu64 " bytes of a block of %zu", ref->size,
+        return cox_fail(err, COX_CORRUPT, "%" PRIu64 " bytes of a payload of %zu", ref->size,
                         (size_t)view->region.size);
     if (!mapped) {
         struct cox_error why = {0};
@@ -279,8 +280,8 @@ int cox_large_payload_read(const struct cox_large_payload_ref *ref,
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return cox_fail(err, got ? -errno : COX_CORRUPT, "reading a block: %s",
-                            got ? cox_status_text(-errno) : "it has fewer bytes than it says");
+            return cox_fail(err, got ? -errno : COX_CORRUPT, "reading a payload: %s",
+                            got ? cox_status_text(-errno) : "it has fewer bytes than its handle");
         done += (uint64_t)got;
     }
     return 0;

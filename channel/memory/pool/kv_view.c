@@ -68,7 +68,7 @@ static int view_check_fd(int fd, uint64_t *ret_size, struct cox_error *err)
     if (!(seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)))
         return cox_fail(
             err, COX_DENIED,
-            "KV blocks that others than their owner could write: their memory has the seals %#x, expected %#x among them",
+            "KV blocks that a process other than their owner could write: their memory has seals %#x, expected at least %#x",
             (unsigned)seals, (unsigned)F_SEAL_FUTURE_WRITE);
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "KV blocks: fstat: %s", cox_status_text(-errno));

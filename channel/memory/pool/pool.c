@@ -245,7 +245,7 @@ static int pool_load(struct cox_pool *pool, struct cox_pool_layout_header *heade
     if (r == 0 && system != header->system)
         r = cox_fail(
             err, COX_DENIED,
-            "the pool was made in another pid or time namespace: who is alive there cannot be told here");
+            "the pool was created in another pid or time namespace, whose processes are unknown here: attach in the same namespaces");
     pool->id = header->id;
     return r;
 }

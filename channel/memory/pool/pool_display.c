@@ -109,7 +109,7 @@ static void dump_block(const struct cox_pool *pool, uint32_t block, line_fn line
         snprintf(text, sizeof text,
                  "block %" PRIu32 ": %s, generation %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64
                  ", counted by",
-                 block, word.phase <= COX_POOL_CLOSING ? phases[word.phase] : "spoilt",
+                 block, word.phase <= COX_POOL_CLOSING ? phases[word.phase] : "corrupt",
                  word.generation, block_size_of(pool, block), cox_pool_block_offset(pool, block));
     size_t at = (size_t)length;
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool) && at < sizeof text - 24; owner++) {

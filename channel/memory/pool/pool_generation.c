@@ -162,7 +162,7 @@ static int wait_unpinned_loop(struct cox_pool *pool, uint32_t block, uint64_t de
         int r = cox_futex_wait(&pool->header->unpin_wakeup, wakeup,
                                cox_deadline_min(sweep_ns, deadline_ns));
         if (r && r != COX_TIMEOUT)
-            return cox_fail(err, r, "waiting for who reads block %" PRIu32 ": %s", block,
+            return cox_fail(err, r, "waiting for readers of block %" PRIu32 ": %s", block,
                             cox_status_text(r));
     }
 }

@@ -193,7 +193,7 @@ COX_POOL_AT(cox_pool_layout_owner, owner_freed, 32);
 COX_POOL_AT(cox_pool_layout_owner, owner_swept, 40);
 _Static_assert(sizeof(struct cox_pool_layout_owner) == COX_POOL_LINE_SIZE, "owner line size");
 _Static_assert(sizeof(struct cox_pool_layout_block) == 8, "block size");
-_Static_assert(sizeof(struct cox_pool_layout_pins) == 32, "holds size");
+_Static_assert(sizeof(struct cox_pool_layout_pins) == 32, "pins size");
 _Static_assert(sizeof(struct cox_pool_layout_hints) == 8, "hints size");
 COX_POOL_AT(cox_pool_layout_slab, slab_used, 8);
 _Static_assert(sizeof(struct cox_pool_layout_slab) == 16, "slab size");

@@ -247,7 +247,8 @@ int cox_pool_pin(struct cox_pool *pool, const struct cox_block_ref *ref, uint64_
     r = pin_set(pool, ref->block, word);
     if (r == COX_FULL && cox_pool_sweep(pool))
         r = pin_set(pool, ref->block, word);
-    return r ? cox_fail(err, r, "%d others pin block %" PRIu32, COX_POOL_PIN_COUNT_MAX, ref->block)
+    return r ? cox_fail(err, r, "block %" PRIu32 " has %d other pins already", ref->block,
+                        COX_POOL_PIN_COUNT_MAX)
              : 0;
 }
 

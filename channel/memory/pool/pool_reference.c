@@ -173,7 +173,7 @@ int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref, struc
                         ref->block, ref->generation);
     return cox_pool_count_drop(pool, ref->block)
                ? 0
-               : cox_fail(err, COX_CORRUPT, "somebody has spoilt the counts of block %" PRIu32,
+               : cox_fail(err, COX_CORRUPT, "the counts of block %" PRIu32 " are corrupt",
                           ref->block);
 }
 

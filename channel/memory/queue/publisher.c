@@ -34,7 +34,7 @@ static int publisher_enter(struct cox_publisher *publisher, bool read_only, stru
     if (r)
         return r;
     if (!cox_queue_entry_read(queue, publisher->pool_index, &entry))
-        return cox_fail(err, COX_CORRUPT, "queue: the entry of a pool was spoilt");
+        return cox_fail(err, COX_CORRUPT, "queue: the entry of a pool is corrupt");
     publisher->domain = entry.domain;
     struct cox_queue_layout_publisher *line = cox_queue_publisher_at(queue, publisher->slot);
     atomic_store_explicit(&line->publisher_pool, publisher->pool_index, memory_order_relaxed);

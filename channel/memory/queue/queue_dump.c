@@ -79,8 +79,7 @@ static void dump_rows(struct cox_queue *queue, const struct dump *dump)
                   "message %" PRIu64 ": %" PRIu64 " bytes, user data %016" PRIx64 ", %" PRIu32
                   " subscribers have not taken it%s",
                   message.number & ~COX_QUEUE_ROW_ENDING, message.length, message.user_data,
-                  message.interest,
-                  message.number & COX_QUEUE_ROW_ENDING ? ", it is being let go" : "");
+                  message.interest, message.number & COX_QUEUE_ROW_ENDING ? ", ending" : "");
         for (uint32_t d = 0; d < queue->geometry.domain_count_max; d++) {
             const struct cox_queue_copy *copy = &message.copies[d];
             if (message.mask >> d & 1)
@@ -101,7 +100,7 @@ static void dump_pending_frees(struct cox_queue *queue, const struct dump *dump)
         struct cox_queue_layout_pending_free *pending_free = cox_queue_pending_free_at(queue, i);
         if (COX_QUEUE_LOAD(pending_free->pending_free_tag))
             dump_line(dump,
-                      "to be let go: pool %" PRIu32 ", block %" PRIu32 ", generation %" PRIu64,
+                      "pending free: pool %" PRIu32 ", block %" PRIu32 ", generation %" PRIu64,
                       COX_QUEUE_LOAD(pending_free->pending_free_pool),
                       COX_QUEUE_LOAD(pending_free->pending_free_block),
                       COX_QUEUE_LOAD(pending_free->pending_free_generation));
@@ -120,7 +119,7 @@ void cox_queue_dump(struct cox_queue *queue, void (*line)(void *context, const c
         dump_line(&dump, "lock: process %" PRIu32 "%s", cox_queue_identity_pid(owner),
                   liveness(owner));
     if (COX_QUEUE_LOAD(state->pending_free_lost))
-        dump_line(&dump, "%" PRIu32 " blocks stay held: there was no room to remember them",
+        dump_line(&dump, "%" PRIu32 " blocks stay pinned: the table of pending frees was full",
                   COX_QUEUE_LOAD(state->pending_free_lost));
     dump_pools(queue, &dump);
     dump_endpoints(queue, &dump);

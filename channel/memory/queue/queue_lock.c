@@ -81,7 +81,7 @@ static int lock_watch(struct lock_watch *watch, uint64_t owner, uint64_t turns,
     return cox_fail(
         err, COX_TIMEOUT,
         "process %" PRIu32
-        " keeps the queue's lock for %d ms: it is stopped, or the queue's memory was spoilt",
+        " keeps the queue's lock for %d ms: it is stopped, or the queue's memory is corrupt",
         cox_queue_identity_pid(owner), COX_QUEUE_LOCK_PATIENCE_MS);
 }
 
@@ -120,7 +120,7 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
             if (++lost == LOST_MAX)
                 return cox_fail(
                     err, COX_TIMEOUT,
-                    "the queue's lock names one dead process after the other: the queue's memory is being written over");
+                    "the queue's lock names one dead process after another: a process keeps overwriting the queue's memory");
             continue;
         }
         r = lock_watch(&watch, owner, turns, err);

@@ -235,11 +235,10 @@ static int cache_attach(struct cox_queue_pool_cache *cache, const struct cox_que
         return 0;
     }
     if (!(entry->flags & COX_QUEUE_POOL_HANDLE))
-        return cox_fail(
-            err, COX_PEER_DEAD,
-            "pool %016" PRIx64
-            ": this process does not have it, and nobody says (any more) how to open it",
-            entry->id);
+        return cox_fail(err, COX_PEER_DEAD,
+                        "pool %016" PRIx64
+                        ": this process does not have it, and its entry has no handle (any more)",
+                        entry->id);
     const struct cox_pool_attach_options options = {
         .domains = cache->domains,
         .read_only = (entry->flags & COX_QUEUE_POOL_READ_ONLY) != 0,

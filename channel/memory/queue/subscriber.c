@@ -562,7 +562,9 @@ int cox_subscriber_take(struct cox_subscriber *subscriber, struct cox_message *r
             /* Each pool is tried once, so more rounds mean that a process keeps overwriting the
              * entries. */
             if (opened++ > 2 * queue->geometry.pool_count_max)
-                return cox_fail(err, COX_CORRUPT, "queue: its pools are others at every look");
+                return cox_fail(
+                    err, COX_CORRUPT,
+                    "queue: its pool entries keep changing: a process keeps overwriting them");
             cox_queue_pool_cache_open(&subscriber->pool_cache, taking.pool_index, &taking.entry,
                                       NULL);
             break;
