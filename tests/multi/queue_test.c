@@ -79,7 +79,7 @@ static void publish_all(const struct forks_self *self, struct shared *shared,
     }
     /* Its pool can be opened until all have its messages. */
     while (atomic_load(&shared->done) < SUBSCRIBERS) {
-        FORK_CHECK(cox_now_ns() < end_ns, "nobody takes");
+        FORK_CHECK(cox_now_ns() < end_ns, "no message was taken in time");
         sched_yield();
     }
     cox_publisher_free(publisher);
