@@ -202,6 +202,18 @@ struct cox_collector {
     /* The answers to the request in each frame; the gathering thread's alone. */
     struct cox_gathering gatherings[COX_DEPTH_MAX];
 
+    /* The host collects completions itself (collecting.c); there is no response thread. */
+    bool collected;
+    /* a thread is inside cox_collector_collect */
+    bool collecting;
+    /* Completions that nobody has collected yet, by frame; `gatherings` has what they point to. */
+    struct cox_completion *kept;
+    bool is_kept[COX_DEPTH_MAX];
+    uint32_t kept_count;
+    /* What the completions point to that were collected last; depth of them. */
+    struct cox_gathering *lent;
+    uint32_t lent_count;
+
     bool threaded;
     pthread_t thread;
 };
@@ -215,6 +227,8 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
 void cox_collector_deinit(struct cox_collector *collector);
 /* Starts the response thread. Returns 0 or -errno. */
 int cox_collector_start(struct cox_collector *collector);
+/* In place of start: the host collects the completions. Returns 0 or -ENOMEM. */
+int cox_collector_start_collected(struct cox_collector *collector);
 /* Ends what is in flight with COX_CLOSED and refuses what comes; joins the thread, if any.
  * Idempotent. */
 void cox_collector_stop(struct cox_collector *collector);
@@ -255,6 +269,25 @@ void cox_collector_gather_leave(struct cox_collector *collector);
 /* Gathers everything published up to `sequence` on the calling thread (channels without a response
  * thread). */
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
+
+/* ---- channels whose completions the host collects (collecting.c) ---- */
+
+/* Under submit_lock, after claim: the frame's last completion was not collected yet, and its
+ * replies still lie where those of the next request go. Takes the lock. */
+bool cox_collector_is_uncollected(struct cox_collector *collector, uint64_t sequence);
+/* Waits on the calling thread until the completion of `waiter` was handed over: gathers, or waits
+ * for the thread that does. Returns its status. */
+int cox_collector_collect_call(struct cox_collector *collector, const struct cox_waiter *waiter);
+/* Collects on the calling thread. As cox_executor_completions, without COX_INVALID and COX_STATE.
+ */
+int cox_collector_collect(struct cox_collector *collector, struct cox_completion *completions,
+                          uint32_t count_max, uint64_t deadline_ns, uint32_t *ret_count);
+/* Ends what is in flight, once `stopping` is set. */
+void cox_collector_collect_rest(struct cox_collector *collector);
+/* With lock held, which it gives up meanwhile: until no request in flight asks the rank, or the
+ * deadline. */
+void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
+                                uint64_t deadline_ns);
 
 /* A dead rank is about to be started again. From now on requests that ask it are refused with
  * COX_PEER_DEAD; returns when all that did ask it have ended, and handlers that were told so have

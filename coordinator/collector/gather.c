@@ -163,7 +163,7 @@ static void gather_note_last_errors(struct cox_collector *collector, const struc
 /* Memory that only large requests and answers take. The ranks that answered in a block give it back
  * when they are awake next, which may be never: so they are woken, and those as well whose answer
  * has just come too late to be looked at. */
-COX_HOT static void gather_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
+COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->ranks[rank].in_block ||
@@ -195,6 +195,10 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     cox_collector_advance(collector);
     cox_stats_end(&collector->stats, completion.status, &gathering->taken);
     struct cox_waiter *waiter = entry->waiter;
+    if (!waiter && collector->collected) {
+        cox_collector_keep(collector, entry, &completion);
+        return;
+    }
     entry->waiter = NULL;
     cox_completion_fn handler = waiter ? waiter->visit : collector->handler;
     void *context = waiter ? waiter->visit_context : collector->handler_context;
@@ -234,7 +238,7 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
      * to wait for. */
     pthread_cond_broadcast(&collector->ended_cond);
     if (holds)
-        gather_let_go(collector, gathering);
+        cox_collector_let_go(collector, gathering);
     pthread_mutex_lock(&collector->lock);
 }
 
@@ -365,22 +369,36 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
     return false;
 }
 
+COX_HOT static inline bool gather_step(struct cox_collector *collector, bool *looked_again,
+                                       uint64_t deadline_ns)
+{
+    /* Before the look: a cause stored after this is seen by the sleep. */
+    const struct cox_look before = cox_collector_look(collector);
+    int owing;
+    uint64_t owed, next_ns;
+    if (gather_round(collector, &before, looked_again, &owing, &owed, &next_ns))
+        return true;
+    if (owing < 0 || deadline_ns == 0)
+        return false;
+    next_ns = cox_deadline_min(next_ns, collector->ring_ns);
+    cox_collector_sleep(collector, (uint32_t)owing, owed, &before,
+                        cox_deadline_min(next_ns, deadline_ns));
+    *looked_again = false;
+    return true;
+}
+
+bool cox_collector_gather_step(struct cox_collector *collector, bool *looked_again,
+                               uint64_t deadline_ns)
+{
+    return gather_step(collector, looked_again, deadline_ns);
+}
+
 COX_HOT void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence)
 {
     bool looked_again = false;
-    while (sequence == 0 || collector->ended < sequence) {
-        /* Before the look: a cause stored after this is seen by the sleep. */
-        const struct cox_look before = cox_collector_look(collector);
-        int owing;
-        uint64_t owed, deadline_ns;
-        if (gather_round(collector, &before, &looked_again, &owing, &owed, &deadline_ns))
-            continue;
-        if (owing < 0)
-            return;
-        cox_collector_sleep(collector, (uint32_t)owing, owed, &before,
-                            cox_deadline_min(deadline_ns, collector->ring_ns));
-        looked_again = false;
-    }
+    while ((sequence == 0 || collector->ended < sequence) &&
+           gather_step(collector, &looked_again, COX_DEADLINE_NEVER))
+        continue;
 }
 
 int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns)

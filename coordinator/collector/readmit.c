@@ -6,7 +6,7 @@
 
 #include "channel/base/fault.h"
 
-static bool collector_asks(struct cox_collector *collector, uint32_t rank)
+bool cox_collector_asks(struct cox_collector *collector, uint32_t rank)
 {
     for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
         const struct cox_entry *entry = collector_entry(collector, sequence);
@@ -25,7 +25,9 @@ int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint
     collector->ranks[rank].left_out = true;
     pthread_mutex_unlock(&collector->submit_lock);
     /* They all end soon: the rank is dead. */
-    while (collector_asks(collector, rank) && cox_now_ns() < deadline_ns)
+    if (collector->collected)
+        cox_collector_collect_rank(collector, rank, deadline_ns);
+    while (cox_collector_asks(collector, rank) && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
     /* The last of them may be in the hands of the handler that runs now; later ones are about
      * others. */
@@ -33,7 +35,7 @@ int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint
     while (collector->in_handler && collector->handler_runs == run && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
     bool told = !collector->in_handler || collector->handler_runs != run;
-    int r = collector_asks(collector, rank) || !told ? COX_TIMEOUT : 0;
+    int r = cox_collector_asks(collector, rank) || !told ? COX_TIMEOUT : 0;
     pthread_mutex_unlock(&collector->lock);
     cox_fault_point(COX_FAULT_RANK_LEFT_OUT);
     return r;

@@ -346,10 +346,10 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
     executor->faults.report = executor_on_fault;
     executor->faults.context = executor;
     int r = cox_faults_start(&executor->faults);
-    if (r == 0)
-        r = cox_collector_start(&executor->collectors[COX_CHANNEL_EXECUTE]);
-    if (r == 0)
-        r = cox_collector_start(&executor->collectors[COX_CHANNEL_TRANSFER]);
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
+        if (cox_executor_is_async((enum cox_channel_id)c))
+            r = executor->options.collect ? cox_collector_start_collected(&executor->collectors[c])
+                                          : cox_collector_start(&executor->collectors[c]);
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
 }
 
@@ -408,6 +408,10 @@ static int executor_check_options(const struct cox_executor_options *options, ch
     if (options->external_workers && options->legacy_workers)
         return cox_fail(err, COX_INVALID,
                         "legacy workers cannot log on: let them be started by this program");
+    if (options->collect && options->legacy_workers)
+        return cox_fail(err, COX_INVALID,
+                        "replies of legacy workers are collected by a response thread: leave out "
+                        "collect, and register a handler");
     if (options->no_door && (options->external_workers || options->attach == COX_ATTACH_SEALED))
         return cox_fail(err, COX_INVALID,
                         "sealed attach, and workers that are started by hand, need the door");
@@ -716,6 +720,8 @@ int cox_executor_register(struct cox_executor *executor, enum cox_channel_id cha
 {
     if (!cox_executor_is_async(channel))
         return COX_INVALID;
+    if (executor->options.collect)
+        return COX_STATE;
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     int r = collector->handler ? COX_BUSY : 0;
@@ -733,6 +739,8 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
 {
     if (!cox_executor_is_async(channel) || !handler)
         return COX_INVALID;
+    if (executor->options.collect)
+        return COX_STATE;
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     /* That handler may wait for this one. */

@@ -55,6 +55,9 @@ struct cox_executor_options {
      * start waits for them, without a limit unless start_timeout_ms says one. command is not used.
      */
     bool external_workers;
+    /* The host collects completions itself, on threads of its own (cox_executor_completions): there
+     * are no response threads and no handlers. Not with legacy workers. */
+    bool collect;
     /* ranks that know nothing of the control region; depth 1 */
     bool legacy_workers;
     /* leave names in /dev/shm while the group lives */
@@ -174,15 +177,41 @@ COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 
 /* Registers the handler of an asynchronous channel (execute or transfer). Returns 0; COX_BUSY:
- * there is one; COX_INVALID: another channel. */
+ * there is one; COX_INVALID: another channel; COX_STATE: the host collects (options.collect). */
 COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                                      cox_completion_fn handler, void *context);
 /* Puts another handler in place of the present one (or the first one); NULL is COX_INVALID. On
  * return the old one is not running and will not be called again (inside the old handler itself:
- * once it returns). Returns 0; COX_INVALID; COX_DEADLOCK: inside a handler or hook while a handler
- * of another thread runs, which may be waiting for this one. */
+ * once it returns). Returns 0; COX_INVALID; COX_STATE: as register; COX_DEADLOCK: inside a handler
+ * or hook while a handler of another thread runs, which may be waiting for this one. */
 COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                                     cox_completion_fn handler, void *context);
+
+/* Collects completions of the execute or transfer channel on the calling thread, in place of
+ * handlers, in a group that was started with options.collect: waits until there is at least one, or
+ * until deadline_ns (absolute; 0: takes what is there), and hands out those that are there, oldest
+ * request first, count_max at most (depth is enough for all).
+ *
+ * Ownership: ret_completions is the caller's; what they point to is lent until the next call for
+ *   the same channel, or free.
+ * Threads: any, one at a time per channel; not inside the visit of a call, nor inside a hook. Calls
+ *   by other threads may run meanwhile: the thread that waits here gathers for them, and their
+ *   visits run on it, or the other way round.
+ * Deadlines of requests expire, and deaths end them, while some thread collects or calls. After
+ * stop, what was in flight can be collected, as COX_CLOSED. A submit for which no completion was
+ * collected from `depth` requests before is COX_FULL.
+ *
+ * Returns 0, *ret_count is at least 1;
+ *   COX_TIMEOUT   none until the deadline
+ *   COX_CLOSED    the group has been stopped, and everything is collected
+ *   COX_BUSY      another thread is collecting this channel
+ *   COX_STATE     the group was started without options.collect
+ *   COX_DEADLOCK  inside a visit or hook
+ *   COX_INVALID   another channel, or a count_max of 0 */
+COX_PUBLIC int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id channel,
+                                        struct cox_completion *ret_completions, uint32_t count_max,
+                                        uint64_t deadline_ns, uint32_t *ret_count,
+                                        struct cox_error *err);
 
 struct cox_submit_options {
     enum cox_gather gather;

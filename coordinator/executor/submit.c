@@ -114,6 +114,11 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
                      cox_channel_name(collector->channel->id));
     if (r == 0)
         r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
+    if (r == 0 && collector->collected && entry->replies &&
+        cox_collector_is_uncollected(collector, entry->sequence))
+        r = cox_fail(err, COX_FULL,
+                     "%s: completions wait to be collected (cox_executor_completions)",
+                     cox_channel_name(collector->channel->id));
     if (r == 0)
         cox_collector_release_blocks(collector); /* the one behind this frame among them */
     /* After claim, which a rank that was started again passes only when it has been counted. */
@@ -248,6 +253,8 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     if (r == 0 && gathers) {
         cox_collector_gather(collector, entry.sequence);
         r = waiter.status;
+    } else if (r == 0 && entry.replies && collector->collected) {
+        r = cox_collector_collect_call(collector, &waiter);
     } else if (r == 0 && entry.replies) {
         r = cox_collector_await(collector, entry.sequence, &waiter, options->deadline_ns, err);
     }
@@ -261,6 +268,31 @@ static uint32_t message_type(const Coxswain__ExecuteRequest *request)
 {
     uint32_t type = (uint32_t)request->execute_type;
     return type == COX_TYPE_OPAQUE ? NO_TYPE : type;
+}
+
+int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id channel,
+                             struct cox_completion *ret_completions, uint32_t count_max,
+                             uint64_t deadline_ns, uint32_t *ret_count, struct cox_error *err)
+{
+    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    (void)visited;
+    if (!cox_executor_is_async(channel) || count_max == 0)
+        return cox_fail(err, COX_INVALID,
+                        "completions are collected on the execute and transfer channels, one at "
+                        "least");
+    if (!executor->options.collect)
+        return cox_fail(err, COX_STATE,
+                        "this group's completions go to handlers: start it with options.collect");
+    if (cox_inside(executor))
+        return cox_fail(err, COX_DEADLOCK,
+                        "completions are collected outside of the visits of calls, and of hooks");
+    int r = cox_collector_collect(&executor->collectors[channel], ret_completions, count_max,
+                                  deadline_ns, ret_count);
+    return r ? cox_fail(err, r, "%s: %s", cox_channel_name(channel),
+                        r == COX_BUSY     ? "another thread is collecting"
+                        : r == COX_CLOSED ? "the group has been stopped, and all is collected"
+                                          : "no completion in time")
+             : 0;
 }
 
 COX_HOT int cox_executor_submit(struct cox_executor *executor,

@@ -388,6 +388,7 @@ static int coxswain_run(void *subject, uint8_t *request, uint64_t *samples_ns, s
         return run_callers(c, count);
     switch (flavour.by) {
     case GROUP_BY_CALL:
+    case GROUP_BY_COLLECT:
         return run_calls(c, count);
     case GROUP_BY_HAND_OFF:
         return run_hand_offs(c, count);
@@ -426,7 +427,7 @@ static int coxswain_start(const struct subject_options *options, void **ret_subj
     sem_init(&c->ended, 0, 0);
     int r = group_start(&flavour, options->rank_count, options->request_size, options->reply_size,
                         words, &c->executor, err);
-    if (r == 0 && flavour.by != GROUP_BY_CALL && !flavour.callers)
+    if (r == 0 && flavour.by != GROUP_BY_CALL && flavour.by != GROUP_BY_COLLECT && !flavour.callers)
         r = cox_executor_register(c->executor, COX_CHANNEL_EXECUTE, on_completion, c);
     if (r) {
         coxswain_stop(c);
