@@ -449,7 +449,8 @@ void cox_collector_deinit(struct cox_collector *collector)
         return;
     for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++) {
         cox_gathering_deinit(&collector->gatherings[frame]);
-        cox_bulk_drop(&collector->blocks->sender, &collector->request_buffers[frame].block);
+        cox_large_payload_drop(&collector->blocks->sender,
+                               &collector->request_buffers[frame].block);
     }
     for (uint32_t i = 0; collector->lent && i < collector_geometry(collector)->depth; i++)
         cox_gathering_deinit(&collector->lent[i]);

@@ -50,9 +50,10 @@
 
 struct cox_operation;
 
-/* What a group's channels have in common where bytes go in blocks (channel/memory/bulk.h). */
+/* What a group's channels have in common where bytes go in blocks (channel/memory/large_payload.h).
+ */
 struct cox_blocks_choice {
-    struct cox_bulk_sender sender;
+    struct cox_large_payload_sender sender;
     /* 0: requests do not */
     uint64_t request_size_max;
     struct cox_reply_limits reply_limits;
@@ -61,7 +62,7 @@ struct cox_blocks_choice {
 /* The block behind a frame. */
 struct cox_request_buffer {
     /* under submit_lock while not in use */
-    struct cox_bulk_block block;
+    struct cox_large_payload block;
     /* by the request in the frame; under lock */
     bool used;
 };
@@ -238,9 +239,9 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length);
 /* Under submit_lock, after claim: the block of the frame, with room for size bytes. Returns as
- * cox_bulk_reserve. */
+ * cox_large_payload_reserve. */
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
-                                struct cox_bulk_block **ret_block, struct cox_error *err);
+                                struct cox_large_payload **ret_block, struct cox_error *err);
 /* Lets go of blocks that nobody reads any more: their requests have ended, and every asked rank has
  * returned the frame or is dead. Takes the lock. Idempotent; done after every claim, and where
  * there is a response thread every slice until they are all released. */

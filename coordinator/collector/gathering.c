@@ -8,7 +8,7 @@
 #include "channel/base/fault.h"
 #include "channel/memory/domain/domain_table.h"
 #include "channel/shm/reply.h"
-#include "proto/bulk_ref.h"
+#include "proto/large_payload_ref.h"
 #include "proto/executor.pb-c.h"
 #include "report.h"
 
@@ -176,7 +176,7 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
     if (r == 0 && !legacy && response->status == 0 && response->bulk) {
         struct cox_error why;
         cox_error_clear(&why);
-        r = cox_bulk_ref_read(response->bulk, &own->ref, &why);
+        r = cox_large_payload_ref_read(response->bulk, &own->ref, &why);
         if (r)
             gathering_error(gathering, rank, r, why.text);
         gathering->in_blocks |= r == 0;
@@ -227,7 +227,7 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
                        uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
 {
     const uint64_t size = own->ref.size;
-    const struct cox_bulk_peer peer = {.pid = pid, .door_path = reply_limits->door_path};
+    const struct cox_large_payload_origin peer = {.pid = pid, .door_path = reply_limits->door_path};
     if (size > reply_limits->size_max)
         return cox_fail(err, COX_TOO_LARGE,
                         reply_limits->size_max
@@ -248,7 +248,7 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
         return cox_fail(err, COX_NO_SPACE, "no memory for %" PRIu64 " bytes of rank %" PRIu32, size,
                         rank);
     struct cox_error why = {0};
-    r = cox_bulk_read(&own->ref, &peer, own->block, &why);
+    r = cox_large_payload_read(&own->ref, &peer, own->block, &why);
     /* Of what a rank says of itself there is nothing that could be anywhere else. */
     if (r == COX_NOT_FOUND || r == COX_INVALID)
         r = COX_CORRUPT;
@@ -271,7 +271,7 @@ int cox_gathering_take_block(struct cox_gathering *gathering,
             gathering_error(gathering, rank, r, why.text);
         return r == COX_PEER_DEAD ? r : 0;
     }
-    cox_fault_point(COX_FAULT_BULK_COPIED);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_COPIED);
     gathering->taken.bytes += size;
     gathering->taken.block_bytes += size;
     gathering->taken.block_count++;

@@ -5,8 +5,8 @@
  * There is one for every frame of a channel, so that a request whose deadline passes can end while
  * the one before it still waits.
  *
- * An answer in a block (channel/memory/bulk.h) is taken in two steps: its reference out of the
- * slot, and then, which may take a while, the bytes out of the block.
+ * An answer in a block (channel/memory/large_payload.h) is taken in two steps: its reference out of
+ * the slot, and then, which may take a while, the bytes out of the block.
  *
  * Threads: the collector's, one at a time.
  * Ownership: results point into the gathering and live until it begins again, or lets go.
@@ -16,7 +16,7 @@
 #ifndef COX_COORDINATOR_GATHERING_H
 #define COX_COORDINATOR_GATHERING_H
 
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
 #include "proto/operation.h"
 #include "proto/wire.h"
@@ -41,7 +41,7 @@ struct cox_gathering {
         /* of its answer, at most */
         size_t slot_capacity;
         /* of the block that the answer is in */
-        struct cox_bulk_ref ref;
+        struct cox_large_payload_ref ref;
         /* private copy of it; NULL: none */
         uint8_t *block;
         bool in_block;

@@ -1,5 +1,6 @@
 /*
- * The blocks behind frames, for requests that are larger than a frame (channel/memory/bulk.h).
+ * The blocks behind frames, for requests that are larger than a frame
+ * (channel/memory/large_payload.h).
  */
 #include "collect_internal.h"
 
@@ -11,13 +12,13 @@ static struct cox_request_buffer *collector_request_buffer(struct cox_collector 
 }
 
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
-                                struct cox_bulk_block **ret_block, struct cox_error *err)
+                                struct cox_large_payload **ret_block, struct cox_error *err)
 {
     struct cox_blocks_choice *blocks = collector->blocks;
     /* Whoever releases only looks at those in use. */
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
-    int r = cox_bulk_reserve(&blocks->sender, blocks->reply_limits.door_path, size, &behind->block,
-                             err);
+    int r = cox_large_payload_reserve(&blocks->sender, blocks->reply_limits.door_path, size,
+                                      &behind->block, err);
     if (r == 0)
         *ret_block = &behind->block;
     return r;
@@ -44,7 +45,7 @@ static bool collector_block_is_free(struct cox_collector *collector, const struc
 
 void cox_collector_release_blocks(struct cox_collector *collector)
 {
-    struct cox_bulk_block large[COX_DEPTH_MAX];
+    struct cox_large_payload large[COX_DEPTH_MAX];
     uint32_t count = 0;
     /* relaxed: whoever claims has seen the request in that frame published. */
     if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) == 0)
@@ -56,15 +57,15 @@ void cox_collector_release_blocks(struct cox_collector *collector)
             continue;
         behind->used = false;
         atomic_fetch_sub_explicit(&collector->blocks_used, 1, memory_order_relaxed);
-        if (cox_bulk_is_large(&behind->block)) {
+        if (cox_large_payload_is_transient(&behind->block)) {
             large[count++] = behind->block;
-            behind->block = (struct cox_bulk_block){0};
+            behind->block = (struct cox_large_payload){0};
         }
     }
     pthread_mutex_unlock(&collector->lock);
     /* Not under the lock: it may take a while to give a gigabyte back. */
     for (uint32_t i = 0; i < count; i++)
-        cox_bulk_drop(&collector->blocks->sender, &large[i]);
+        cox_large_payload_drop(&collector->blocks->sender, &large[i]);
 }
 
 uint64_t cox_collector_held_bytes(const struct cox_collector *collector)

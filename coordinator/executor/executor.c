@@ -27,7 +27,7 @@
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000
 #define TERM_MS 2000
-#define BULK_SIZE_MAX (UINT64_C(2) << 30)
+#define LARGE_PAYLOAD_SIZE_MAX (UINT64_C(2) << 30)
 #define REPLY_SIZE_MAX ((UINT64_C(1) << 30) + (UINT64_C(64) << 20))
 /* Once a millisecond. */
 #define DEATH_ATTEMPTS 1000
@@ -484,11 +484,11 @@ static void executor_unlink(struct cox_executor *executor)
 static void executor_choose_blocks(struct cox_executor *executor)
 {
     const struct cox_executor_options *options = &executor->options;
-    cox_bulk_sender_init(&executor->blocks.sender);
-    if (options->no_bulk || executor->geometry.legacy)
+    cox_large_payload_sender_init(&executor->blocks.sender);
+    if (options->no_large_payloads || executor->geometry.legacy)
         return;
     executor->blocks.request_size_max =
-        options->bulk_size_max ? options->bulk_size_max : BULK_SIZE_MAX;
+        options->large_payload_size_max ? options->large_payload_size_max : LARGE_PAYLOAD_SIZE_MAX;
     executor->blocks.reply_limits.size_max =
         options->reply_size_max ? options->reply_size_max : REPLY_SIZE_MAX;
 }
@@ -682,7 +682,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_control_close(&executor->control);
     cox_inherit_close(&executor->inherit);
     cox_init_record_free(executor->init_record);
-    cox_bulk_sender_deinit(&executor->blocks.sender);
+    cox_large_payload_sender_deinit(&executor->blocks.sender);
     cox_kv_caches_free(executor->kv_caches);
     pthread_mutex_destroy(&executor->memory_lock);
     cox_last_errors_deinit(&executor->last_errors);
@@ -734,7 +734,7 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     cox_stats_read(&collector->stats, ret_stats);
-    ret_stats->bulk_held_bytes = cox_collector_held_bytes(collector);
+    ret_stats->large_held_bytes = cox_collector_held_bytes(collector);
     pthread_mutex_unlock(&collector->lock);
 }
 

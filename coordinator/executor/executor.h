@@ -69,12 +69,12 @@ struct cox_executor_options {
     /* bytes of a channel's response region, all slots together */
     uint64_t response_size[COX_CHANNEL_COUNT];
     /* What is larger than its frame or slot goes in memory of its own, made when it is needed and
-     * not before: requests up to bulk_size_max bytes (default 2 GiB; a message has 2 GiB - 1 at
-     * most), answers of one rank up to reply_size_max (default 1 GiB + 64 MiB). The coordinator has
-     * a private copy of every such answer until its handler has returned. Legacy workers know
-     * nothing of it. no_bulk: it is refused as too large. */
-    bool no_bulk;
-    uint64_t bulk_size_max;
+     * not before: requests up to large_payload_size_max bytes (default 2 GiB; a message has 2 GiB -
+     * 1 at most), answers of one rank up to reply_size_max (default 1 GiB + 64 MiB). The
+     * coordinator has a private copy of every such answer until its handler has returned. Legacy
+     * workers know nothing of it. no_large_payloads: it is refused as too large. */
+    bool no_large_payloads;
+    uint64_t large_payload_size_max;
     uint64_t reply_size_max;
     /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
     const char *door_folder;

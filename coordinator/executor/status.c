@@ -123,7 +123,7 @@ static void collector_status(struct cox_executor *executor, enum cox_channel_id 
     ret_status->channels[channel].published = collector->published;
     ret_status->channels[channel].ended = collector->ended;
     cox_stats_read(&collector->stats, &ret_status->channels[channel].stats);
-    ret_status->channels[channel].stats.bulk_held_bytes = cox_collector_held_bytes(collector);
+    ret_status->channels[channel].stats.large_held_bytes = cox_collector_held_bytes(collector);
     for (uint32_t i = 0; i < executor->geometry.depth; i++) {
         const struct cox_entry *entry = &collector->entries[i];
         if (entry->sequence && !entry->ended)

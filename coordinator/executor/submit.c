@@ -9,7 +9,7 @@
 #include "channel/shm/request.h"
 #include "channel/base/fault.h"
 #include "channel/base/options.h"
-#include "proto/bulk_ref.h"
+#include "proto/large_payload_ref.h"
 #include "proto/operation.h"
 #include "proto/step_wire.h"
 #include "proto/utf8.h"
@@ -69,7 +69,7 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
                         "%s: a request of %zu bytes, a frame holds %zu and a block %" PRIu64
                         " at most",
                         name, size, capacity, size_max);
-    struct cox_bulk_block *block;
+    struct cox_large_payload *block;
     struct cox_error why = {0};
     size_t packed;
     int r = cox_collector_reserve_block(collector, entry->sequence, size, &block, &why);
@@ -77,12 +77,12 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
         return cox_fail(err, r, "%s: a request of %zu bytes: %s", name, size, why.text);
     r = payload_pack(payload, block->region.base, block->region.size, &packed, NULL);
     COX_ASSERT(r == 0);
-    cox_fault_point(COX_FAULT_BULK_WRITTEN);
-    struct cox_bulk_ref ref = cox_bulk_refer(block, packed);
-    Coxswain__BulkRef bulk;
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
+    struct cox_large_payload_ref ref = cox_large_payload_refer(block, packed);
+    Coxswain__BulkRef reference;
     Coxswain__ExecuteRequest outer = COXSWAIN__EXECUTE_REQUEST__INIT;
-    cox_bulk_ref_fill(&bulk, &ref);
-    outer.bulk = &bulk;
+    cox_large_payload_ref_fill(&reference, &ref);
+    outer.bulk = &reference;
     if (payload->request) {
         outer.has_execute_type = payload->request->has_execute_type;
         outer.execute_type = payload->request->execute_type;

@@ -1,5 +1,5 @@
-/* Pools, and KV blocks: made, attached, opened by handle, exported, and memory on demand, with each
- * of their calls failing in turn. */
+/* Pools and KV blocks: create, attach, open by handle, export, and memory on demand, with each of
+ * their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -79,7 +79,7 @@ static void pool_prepare(void)
     assert_int_equal(cox_pool_create(options, &pool, NULL), 0);
 }
 
-/* What failed has left nothing behind. */
+/* A failure leaves nothing behind. */
 static void pool_restore(void)
 {
     struct cox_pool_stats stats;

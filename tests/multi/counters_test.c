@@ -308,9 +308,9 @@ static void p4_late_replies_are_counted(void **state)
 static void p3_status_counts_the_bytes_that_were_moved(void **state)
 {
     (void)state;
-    const struct cox_executor_options no_bulk = {.size = sizeof(struct cox_executor_options),
-                                                 .no_bulk = true};
-    struct test_group *g = test_group_start(4, &no_bulk);
+    const struct cox_executor_options no_large_payloads = {
+        .size = sizeof(struct cox_executor_options), .no_large_payloads = true};
+    struct test_group *g = test_group_start(4, &no_large_payloads);
     uint64_t sent = 0, received = 0;
     static const size_t sizes[] = {7, 255, 0, 4096, 60000, 1, 300, 0, 9};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {

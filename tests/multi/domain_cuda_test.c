@@ -156,7 +156,7 @@ static void h26_h28_every_domain_copies_to_the_device_and_back(void **state)
 {
     (void)state;
     const struct cox_domain_id others[] = {{COX_DOMAIN_HOST, 0},
-                                           {COX_DOMAIN_STAGED, 0},
+                                           {COX_DOMAIN_BOUNCE, 0},
                                            {INVERTED_KIND, 0},
                                            {COX_DOMAIN_CUDA, 0},
                                            {COX_DOMAIN_CUDA, 1}};

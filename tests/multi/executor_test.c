@@ -110,9 +110,9 @@ static void m3_oversize_request_is_refused_with_both_sizes(void **state)
     (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
-        const struct cox_executor_options no_bulk = {.size = sizeof(struct cox_executor_options),
-                                                     .no_bulk = true};
-        struct test_group *g = test_group_start(n, &no_bulk);
+        const struct cox_executor_options no_large_payloads = {
+            .size = sizeof(struct cox_executor_options), .no_large_payloads = true};
+        struct test_group *g = test_group_start(n, &no_large_payloads);
         struct cox_executor *executor = test_group_executor(g);
         const struct test_how how = {.gather = COX_GATHER_ALL};
         size_t max = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);

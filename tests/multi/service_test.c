@@ -392,12 +392,13 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_contains(text, "(OPAQUE): colours ?[31m\n");
     assert_columns(text);
     text = status_command(door, "--json");
-    assert_contains(
-        text,
-        "\"last_lines\":\"blocked\",\"deaths\":1,\"restarts\":1,\"last_error\":\"rank 1 (pid ");
+    assert_contains(text, "\"last_lines\":\"blocked\",");
+    assert_contains(text, "\"deaths\":1,\"restarts\":1,\"last_error\":\"rank 1 (pid ");
     assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
-    assert_contains(text, "\"stopped\":false,\"cpu_s\":");
-    assert_contains(text, "\"legacy\":false,\"deaths\":1,\"restarts\":1,");
+    assert_contains(text, "\"stopped\":false,");
+    assert_contains(text, "\"cpu_s\":");
+    assert_contains(text, "\"legacy\":false,");
+    assert_contains(text, "},\"deaths\":1,\"restarts\":1,"); /* of the group */
     doorman_end();
     test_group_free(g);
 }

@@ -22,5 +22,5 @@ cox_unit_test(NAME closer TIER quick
     LIBS coxswain_channel)
 target_link_options(test_unit_closer PRIVATE -Wl,--wrap=cox_thread_start)
 
-cox_unit_test(NAME bulk TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/bulk_test.c
+cox_unit_test(NAME large_payload TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/large_payload_test.c
     LIBS coxswain_testlib TIMEOUT 60)

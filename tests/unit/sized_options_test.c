@@ -226,7 +226,7 @@ static size_t subjects_make(struct subject *subjects)
         {SUBJECT(cox_worker_callbacks, finalize, init), .use = use_callbacks, .crashes = true},
         {SUBJECT(cox_pool_options, reserved, slab_size), .use = use_pool,
          .options.pool = {.block_size = 64, .block_count = 1, .slab_size = 4096}},
-        {SUBJECT(cox_pool_attach_options, generation, domains), .use = use_pool_attach,
+        {SUBJECT(cox_pool_attach_options, incarnation, domains), .use = use_pool_attach,
          .options.attach = {.domains = nowhere}, .crashes = true},
         {SUBJECT(cox_queue_options, reserved, depth), .use = use_queue,
          .options.queue = {.depth = 3}},

@@ -408,7 +408,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     cox_fault_rank((int)known.rank);
     worker->options = known;
     worker->request_size_default = !worker->options.request_size_max;
-    cox_bulk_sender_init(&worker->bulk);
+    cox_large_payload_sender_init(&worker->large_payloads);
     if (!worker->options.request_size_max)
         worker->options.request_size_max = REQUEST_SIZE_MAX;
     if (!worker->options.sequence_count_max)
@@ -532,7 +532,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
         cox_arena_deinit(&worker->threads[c].arena);
         free(worker->threads[c].copy);
     }
-    cox_bulk_sender_deinit(&worker->bulk);
+    cox_large_payload_sender_deinit(&worker->large_payloads);
     cox_channel_close(&worker->error_channel);
     cox_sealed_close(&worker->sealed);
     cox_close_fd(&worker->group_fd);

@@ -6,9 +6,9 @@
 
 #define SLAB_SIZE_DEFAULT (UINT64_C(64) << 10)
 #define OWNER_COUNT_DEFAULT 16
-/* The value of a slab's word has 24 bits, a length among them. */
+/* A slab's word has 24 bits for its value, which can be a length in slabs. */
 #define SLAB_COUNT_MAX ((UINT32_C(1) << 24) - 1)
-/* No memory is larger, and sums of a few of these do not overflow. */
+/* Larger than any memory, and sums of a few do not overflow. */
 #define SIZE_MAX_SANE (UINT64_C(1) << 56)
 
 static bool is_power_of_two(uint64_t value)
@@ -21,7 +21,7 @@ static uint64_t to_line(uint64_t offset)
     return (offset + COX_POOL_LINE_SIZE - 1) / COX_POOL_LINE_SIZE * COX_POOL_LINE_SIZE;
 }
 
-/* What the counts imply. No overflow: at most 2^24 blocks, 1024 owners. */
+/* Computes offsets and sizes from the counts. No overflow: at most 2^24 blocks, 1024 owners. */
 static void geometry_place(struct cox_pool_geometry *geometry)
 {
     const uint64_t count = geometry->block_count;
@@ -31,16 +31,16 @@ static void geometry_place(struct cox_pool_geometry *geometry)
     geometry->owners = COX_POOL_PAGE_SIZE;
     geometry->blocks =
         geometry->owners + geometry->owner_count * sizeof(struct cox_pool_layout_owner);
-    geometry->holds = to_line(geometry->blocks + count * sizeof(struct cox_pool_layout_block));
-    geometry->hints = to_line(geometry->holds + count * sizeof(struct cox_pool_layout_holds));
+    geometry->pins = to_line(geometry->blocks + count * sizeof(struct cox_pool_layout_block));
+    geometry->hints = to_line(geometry->pins + count * sizeof(struct cox_pool_layout_pins));
     geometry->slabs =
         to_line(geometry->hints + (count + 63) / 64 * sizeof(struct cox_pool_layout_hints));
     geometry->pages =
         to_line(geometry->slabs + geometry->slab_count * sizeof(struct cox_pool_layout_slab));
-    geometry->rows =
+    geometry->reference_rows =
         to_line(geometry->pages + geometry->page_count * sizeof(struct cox_pool_layout_pages));
     geometry->row_stride = to_line(count * sizeof(struct cox_pool_layout_count));
-    const uint64_t end = geometry->rows + geometry->owner_count * geometry->row_stride;
+    const uint64_t end = geometry->reference_rows + geometry->owner_count * geometry->row_stride;
     geometry->words_size = (end + COX_POOL_PAGE_SIZE - 1) / COX_POOL_PAGE_SIZE * COX_POOL_PAGE_SIZE;
 }
 
@@ -159,7 +159,7 @@ int cox_pool_geometry_load(const struct cox_pool_layout_header *header, uint64_t
         .on_demand = header->flags & COX_POOL_ON_DEMAND,
         .retain_size = header->retain_size,
     };
-    /* What fits into the same number of pages would else pass for it. */
+    /* Otherwise different constants with the same number of pages would pass. */
     if (header->constants_crc != cox_pool_geometry_crc(header) || header->strategy == 0 ||
         header->owner_count == 0 || header->domain_kind == 0)
         return cox_fail(err, COX_CORRUPT, "the pool's words make no sense");

@@ -23,7 +23,7 @@ static uint32_t either(uint32_t wanted, uint32_t standard)
     return wanted ? wanted : standard;
 }
 
-/* Where everything is; also for numbers that a stranger wrote, so each is checked. */
+/* Computes all offsets. Also for numbers from shared memory, so each is checked. */
 static int geometry_resolve(const struct cox_queue_options *options,
                             struct cox_queue_geometry *ret_geometry, struct cox_error *err)
 {
@@ -51,18 +51,19 @@ static int geometry_resolve(const struct cox_queue_options *options,
         .subscriber_count_max = numbers[3].value,
         .pool_count_max = numbers[4].value,
     };
-    /* A pool whose processes do nothing has at most depth copies that wait to be let go. */
-    const uint64_t deferred = (uint64_t)depth * geometry.pool_count_max;
-    geometry.deferred_count_max =
-        deferred < COX_QUEUE_DEFERRED_COUNT_MAX ? (uint32_t)deferred : COX_QUEUE_DEFERRED_COUNT_MAX;
+    /* A pool whose processes are idle has at most depth copies to be freed. */
+    const uint64_t pending_free = (uint64_t)depth * geometry.pool_count_max;
+    geometry.pending_free_count_max = pending_free < COX_QUEUE_PENDING_FREE_COUNT_MAX
+                                          ? (uint32_t)pending_free
+                                          : COX_QUEUE_PENDING_FREE_COUNT_MAX;
     geometry.publishers = sizeof(struct cox_queue_layout) +
                           geometry.pool_count_max * sizeof(struct cox_queue_layout_pool);
     geometry.subscribers = geometry.publishers +
                            geometry.publisher_count_max * sizeof(struct cox_queue_layout_publisher);
-    geometry.deferred = geometry.subscribers +
-                        geometry.subscriber_count_max * sizeof(struct cox_queue_layout_subscriber);
-    geometry.rows =
-        geometry.deferred + geometry.deferred_count_max * sizeof(struct cox_queue_layout_deferred);
+    geometry.pending_frees = geometry.subscribers + geometry.subscriber_count_max *
+                                                        sizeof(struct cox_queue_layout_subscriber);
+    geometry.rows = geometry.pending_frees +
+                    geometry.pending_free_count_max * sizeof(struct cox_queue_layout_pending_free);
     geometry.rows = (geometry.rows + 127) / 128 * 128;
     geometry.row_size = sizeof(struct cox_queue_layout_row) +
                         geometry.domain_count_max * sizeof(struct cox_queue_layout_copy);
@@ -71,7 +72,7 @@ static int geometry_resolve(const struct cox_queue_options *options,
     return 0;
 }
 
-/* What was expected where the queue has less: it does not grow under those that are attached. */
+/* Checks the expected limits: a queue never grows. */
 static int geometry_suffices(const struct cox_queue_geometry *geometry,
                              const struct cox_queue_options *expected, struct cox_error *err)
 {
@@ -95,9 +96,9 @@ static int geometry_suffices(const struct cox_queue_geometry *geometry,
     return 0;
 }
 
-/* ---- making and attaching ---- */
+/* ---- create and attach ---- */
 
-/* What every process has of its own. The region and the fd are taken over in any case. */
+/* Creates the private object. Takes region and fd over in any case. */
 static int queue_make(struct cox_region *region, int *fd, const struct cox_queue_geometry *geometry,
                       struct cox_queue **ret_queue, struct cox_error *err)
 {
@@ -141,7 +142,7 @@ static int random_id(uint64_t *ret_id, struct cox_error *err)
     return 0;
 }
 
-/* Nobody else has the memory yet. */
+/* Initializes the memory, before other processes can attach. */
 static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_geometry *geometry,
                        struct cox_error *err)
 {
@@ -162,7 +163,7 @@ static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_g
     header->publisher_count_max = geometry->publisher_count_max;
     header->subscriber_count_max = geometry->subscriber_count_max;
     header->pool_count_max = geometry->pool_count_max;
-    header->deferred_count_max = geometry->deferred_count_max;
+    header->pending_free_count_max = geometry->pending_free_count_max;
     /* release: partner is the acquire load of attach. */
     atomic_store_explicit(&header->queue_magic, COX_QUEUE_MAGIC, memory_order_release);
     cox_fault_point(COX_FAULT_QUEUE_FILLED);
@@ -197,7 +198,7 @@ int cox_queue_create(const struct cox_queue_options *options, struct cox_queue *
     return 0;
 }
 
-/* What the header says, read once. */
+/* Copies the header once, and checks the copy. */
 static int header_read(const struct cox_region *region, struct cox_queue_geometry *ret_geometry,
                        uint64_t *ret_id, struct cox_error *err)
 {
@@ -205,7 +206,7 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
     /* acquire: partner is the release store of create. */
     if (atomic_load_explicit(&layout->header.queue_magic, memory_order_acquire) != COX_QUEUE_MAGIC)
         return cox_fail(err, COX_CORRUPT, "the memory is not that of a queue");
-    /* Through volatile, so that the compiler reads each field once. */
+    /* volatile: the compiler reads each field exactly once. */
     struct cox_queue_layout_header header;
     const volatile unsigned char *from = (const volatile unsigned char *)&layout->header;
     for (size_t i = 0; i < sizeof header; i++)
@@ -230,8 +231,8 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
         header.publisher_count_max != geometry.publisher_count_max ||
         header.subscriber_count_max != geometry.subscriber_count_max ||
         header.pool_count_max != geometry.pool_count_max ||
-        header.deferred_count_max != geometry.deferred_count_max || header.size != geometry.size ||
-        region->size < geometry.size || header.id == 0)
+        header.pending_free_count_max != geometry.pending_free_count_max ||
+        header.size != geometry.size || region->size < geometry.size || header.id == 0)
         return cox_fail(err, COX_CORRUPT,
                         "queue: its header speaks of %" PRIu64 " bytes, its numbers of %" PRIu64
                         ", there are %" PRIu64,
@@ -288,7 +289,7 @@ struct cox_queue *cox_queue_free(struct cox_queue *queue)
 {
     if (!queue)
         return NULL;
-    /* acquire: partner is the release of the last endpoint that went. */
+    /* acquire: partner is the release by the last freed endpoint. */
     COX_ASSERT(atomic_load_explicit(&queue->endpoint_count, memory_order_acquire) == 0);
     COX_ASSERT(queue->pool_count == 0);
     cox_region_detach(&queue->region);
@@ -359,24 +360,24 @@ void cox_queue_leave(struct cox_queue *queue)
     cox_queue_unlock(&queue->layout->lock, queue->identity);
 }
 
-/* ---- the dead ---- */
+/* ---- dead processes ---- */
 
-/* The word names a dead process still, under the lock. True: it names nobody now. */
-static bool bury(struct cox_queue *queue, _Atomic uint64_t *process, uint64_t seen)
+/* Under the lock, clears a word that still names the dead process. Returns whether it did. */
+static bool reap(struct cox_queue *queue, _Atomic uint64_t *process, uint64_t seen)
 {
     if (cox_queue_enter(queue, NULL))
         return false;
-    bool buried = COX_QUEUE_LOAD(*process) == seen;
-    if (buried) {
+    bool reaped = COX_QUEUE_LOAD(*process) == seen;
+    if (reaped) {
         atomic_store_explicit(process, 0, memory_order_relaxed);
-        cox_fault_point(COX_FAULT_QUEUE_BURIED);
+        cox_fault_point(COX_FAULT_QUEUE_REAPED);
         cox_queue_recount(queue);
     }
     cox_queue_leave(queue);
-    return buried;
+    return reaped;
 }
 
-/* Endpoints of one process are mostly beside each other: the last answer is kept. */
+/* Caches the last live identity: endpoints of one process are mostly adjacent. */
 static bool is_dead(const struct cox_queue *queue, uint64_t identity, uint64_t *last_alive)
 {
     if (identity == 0 || identity == queue->identity || identity == *last_alive)
@@ -387,7 +388,7 @@ static bool is_dead(const struct cox_queue *queue, uint64_t identity, uint64_t *
     return false;
 }
 
-static uint32_t look_at_publishers(struct cox_queue *queue)
+static uint32_t reap_publishers(struct cox_queue *queue)
 {
     uint32_t count = 0, end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.publisher_end),
                                               queue->geometry.publisher_count_max);
@@ -395,15 +396,15 @@ static uint32_t look_at_publishers(struct cox_queue *queue)
     for (uint32_t i = 0; i < end; i++) {
         struct cox_queue_layout_publisher *publisher = cox_queue_publisher_at(queue, i);
         uint64_t seen = COX_QUEUE_LOAD(publisher->publisher_process);
-        if (is_dead(queue, seen, &alive) && bury(queue, &publisher->publisher_process, seen))
+        if (is_dead(queue, seen, &alive) && reap(queue, &publisher->publisher_process, seen))
             count++;
     }
     return count;
 }
 
-uint32_t cox_queue_look(struct cox_queue *queue, bool all)
+uint32_t cox_queue_reap_dead(struct cox_queue *queue, bool all)
 {
-    uint32_t count = all ? look_at_publishers(queue) : 0;
+    uint32_t count = all ? reap_publishers(queue) : 0;
     uint32_t end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.subscriber_end),
                                    queue->geometry.subscriber_count_max);
     const uint64_t head = COX_QUEUE_LOAD(queue->layout->state.queue_head);
@@ -411,10 +412,10 @@ uint32_t cox_queue_look(struct cox_queue *queue, bool all)
     for (uint32_t i = 0; i < end; i++) {
         struct cox_queue_layout_subscriber *subscriber = cox_queue_subscriber_at(queue, i);
         uint64_t seen = COX_QUEUE_LOAD(subscriber->subscriber_process);
-        /* Who has taken everything keeps nothing. */
+        /* A subscriber that took everything keeps no message. */
         if (!all && COX_QUEUE_LOAD(subscriber->subscriber_next) > head)
             continue;
-        if (is_dead(queue, seen, &alive) && bury(queue, &subscriber->subscriber_process, seen))
+        if (is_dead(queue, seen, &alive) && reap(queue, &subscriber->subscriber_process, seen))
             count++;
     }
     return count;
@@ -424,11 +425,10 @@ uint32_t cox_queue_sweep(struct cox_queue *queue)
 {
     if (queue->pid != getpid())
         return 0;
-    /* Also when every endpoint lives: one may have died with the lock, and others been woken for
-     * nothing. */
+    /* Takes the lock even if all endpoints are alive: a process may have died with it. */
     if (cox_queue_enter(queue, NULL) == 0)
         cox_queue_leave(queue);
-    uint32_t count = cox_queue_look(queue, true);
+    uint32_t count = cox_queue_reap_dead(queue, true);
     if (cox_queue_enter(queue, NULL) == 0) {
         cox_queue_drain(queue);
         cox_queue_leave(queue);

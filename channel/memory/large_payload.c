@@ -1,4 +1,4 @@
-#include "bulk.h"
+#include "large_payload.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -16,29 +16,30 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
-/* So that messages that differ a little in size find the kept block large enough. */
+/* Rounding lets a kept payload fit the next message of a slightly larger size. */
 #define BLOCK_SIZE_MIN (UINT64_C(64) << 10)
 #define BLOCK_SIZE_UNIT (UINT64_C(4) << 10)
-/* How long a door may take to hand an fd out. */
+/* Limit for fetching an fd from the control socket. */
 #define DOOR_MS 1000
 
 /* ---- sender ---- */
 
-void cox_bulk_sender_init(struct cox_bulk_sender *sender)
+void cox_large_payload_sender_init(struct cox_large_payload_sender *sender)
 {
     memset(sender, 0, sizeof *sender);
     pthread_mutex_init(&sender->lock, NULL);
 }
 
-void cox_bulk_sender_deinit(struct cox_bulk_sender *sender)
+void cox_large_payload_sender_deinit(struct cox_large_payload_sender *sender)
 {
     sender->exporter = cox_exporter_free(sender->exporter);
     sender->plain = cox_exporter_free(sender->plain);
     pthread_mutex_destroy(&sender->lock);
 }
 
-/* A door that does not answer the first time is not tried again. */
-static int sender_open(struct cox_bulk_sender *sender, const char *door_path, struct cox_error *err)
+/* A control socket that fails once is not tried again: each try can cost a second. */
+static int sender_open(struct cox_large_payload_sender *sender, const char *door_path,
+                       struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
                                                  .door_path = door_path};
@@ -52,9 +53,9 @@ static int sender_open(struct cox_bulk_sender *sender, const char *door_path, st
     return r;
 }
 
-/* Without the door readers who may take fds can read all the same: it may be full, or gone. */
-static int sender_export(struct cox_bulk_sender *sender, int fd, struct cox_bulk_block *block,
-                         struct cox_error *err)
+/* The control socket may be full or gone; readers with pidfd_getfd do not need it. */
+static int sender_export(struct cox_large_payload_sender *sender, int fd,
+                         struct cox_large_payload *block, struct cox_error *err)
 {
     int r = -EINVAL;
     pthread_mutex_lock(&sender->lock);
@@ -74,33 +75,33 @@ static int sender_export(struct cox_bulk_sender *sender, int fd, struct cox_bulk
 static uint64_t block_size_for(uint64_t size)
 {
     uint64_t rounded = BLOCK_SIZE_MIN;
-    while (rounded < size && rounded < COX_BULK_KEEP_SIZE)
+    while (rounded < size && rounded < COX_LARGE_PAYLOAD_KEEP_SIZE)
         rounded *= 2;
     return rounded >= size ? rounded
                            : (size + BLOCK_SIZE_UNIT - 1) / BLOCK_SIZE_UNIT * BLOCK_SIZE_UNIT;
 }
 
-bool cox_bulk_is_large(const struct cox_bulk_block *block)
+bool cox_large_payload_is_transient(const struct cox_large_payload *block)
 {
-    return block->region.size > COX_BULK_KEEP_SIZE;
+    return block->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE;
 }
 
-/* FUTURE_WRITE: from here on the mapping of this process is the only way to write it. */
-static int block_make(struct cox_bulk_sender *sender, uint64_t size, struct cox_bulk_block *block,
-                      struct cox_error *err)
+/* F_SEAL_FUTURE_WRITE: only this process can write, through the mapping that exists already. */
+static int block_make(struct cox_large_payload_sender *sender, uint64_t size,
+                      struct cox_large_payload *block, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
     _cox_cleanup_(cox_close_fd) int reader = -1;
-    struct cox_bulk_block made = {0};
+    struct cox_large_payload made = {0};
     struct cox_error why = {0};
-    int r = cox_region_create_unnamed(&made.region, "cox_bulk", size,
+    int r = cox_region_create_unnamed(&made.region, "cox_large_payload", size,
                                       SEALS_SIZE | F_SEAL_FUTURE_WRITE, false, &fd, &why);
     if (r)
         return cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text);
-    r = cox_region_open_reader(fd, "cox_bulk", &reader, err);
+    r = cox_region_open_reader(fd, "cox_large_payload", &reader, err);
     if (r == 0)
         r = sender_export(sender, reader, &made, err);
-    cox_fault_point(COX_FAULT_BULK_EXPORTED);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_EXPORTED);
     if (r) {
         cox_region_detach(&made.region);
         return r;
@@ -112,26 +113,28 @@ static int block_make(struct cox_bulk_sender *sender, uint64_t size, struct cox_
     return 0;
 }
 
-int cox_bulk_reserve(struct cox_bulk_sender *sender, const char *door_path, uint64_t size,
-                     struct cox_bulk_block *block, struct cox_error *err)
+int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *door_path,
+                              uint64_t size, struct cox_large_payload *block, struct cox_error *err)
 {
     if (block->region.base && block->region.size >= size)
         return 0;
-    cox_bulk_drop(sender, block); /* first: both need not be there at a time */
-    if (size > COX_BULK_SIZE_MAX)
-        return cox_fail(err, COX_NO_SPACE, "a block of %" PRIu64 " bytes: at most %" PRIu64, size,
-                        COX_BULK_SIZE_MAX);
+    cox_large_payload_drop(sender, block); /* before the new one: they never exist at once */
+    if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
+        return cox_fail(err, COX_NO_SPACE, "a payload of %" PRIu64 " bytes: at most %" PRIu64, size,
+                        COX_LARGE_PAYLOAD_SIZE_MAX);
     int r = sender_open(sender, door_path, err);
     return r ? r : block_make(sender, block_size_for(size), block, err);
 }
 
-struct cox_bulk_ref cox_bulk_refer(const struct cox_bulk_block *block, uint64_t size)
+struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
+                                                     uint64_t size)
 {
     COX_ASSERT(size <= block->region.size);
-    return (struct cox_bulk_ref){.handle = block->handle, .size = size};
+    return (struct cox_large_payload_ref){.handle = block->handle, .size = size};
 }
 
-void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block)
+void cox_large_payload_drop(struct cox_large_payload_sender *sender,
+                            struct cox_large_payload *block)
 {
     if (!block->region.base)
         return;
@@ -141,13 +144,13 @@ void cox_bulk_drop(struct cox_bulk_sender *sender, struct cox_bulk_block *block)
     cox_exporter_put(block->exporter, &block->handle);
     cox_region_detach(&block->region);
     memset(block, 0, sizeof *block);
-    cox_fault_point(COX_FAULT_BULK_DROPPED);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_DROPPED);
 }
 
 /* ---- reader ---- */
 
-/* Whoever's memory it is cannot take the pages away under a reader. Answers only for memory of the
- * kernel's own: nothing else, whose reading may block, has seals. */
+/* The seals guarantee that the owner cannot truncate the file under a reader. They also prove that
+ * it is a memfd: reading any other file could block. */
 static int check_seals(int fd, uint64_t size, struct cox_error *err)
 {
     struct stat st;
@@ -155,32 +158,33 @@ static int check_seals(int fd, uint64_t size, struct cox_error *err)
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0)
         return cox_fail(err, errno == EINVAL ? COX_CORRUPT : -errno,
-                        "the block is no memory that can be sealed: %s", cox_status_text(-errno));
+                        "the payload is not in sealed memory: %s", cox_status_text(-errno));
     if (((unsigned)seals & SEALS_SIZE) != SEALS_SIZE)
-        return cox_fail(err, COX_CORRUPT, "the block has the seals %#x: it could shrink or grow",
+        return cox_fail(err, COX_CORRUPT,
+                        "the payload's memory has seals %#x: it could shrink or grow",
                         (unsigned)seals);
-    /* A hole in huge pages may not be filled: there may be none left. */
+    /* Filling a hole in huge pages can fail with SIGBUS: there may be none left. */
     if (fstatfs(fd, &fs) == 0 && fs.f_type != TMPFS_MAGIC)
-        return cox_fail(err, COX_CORRUPT, "the block is on pages of %ju bytes",
+        return cox_fail(err, COX_CORRUPT, "the payload is on pages of %ju bytes",
                         (uintmax_t)fs.f_bsize);
-    /* Behind the seals: before them it may have been cut short. */
+    /* After the seals: before them the file could still be truncated. */
     if (fstat(fd, &st) < 0)
-        return cox_fail(err, -errno, "the block's size: %s", cox_status_text(-errno));
+        return cox_fail(err, -errno, "the payload's size: %s", cox_status_text(-errno));
     if ((uint64_t)st.st_size < size)
-        return cox_fail(err, COX_CORRUPT, "the block has %jd bytes, its handle says %" PRIu64,
+        return cox_fail(err, COX_CORRUPT, "the payload's memory has %jd bytes, its handle %" PRIu64,
                         (intmax_t)st.st_size, size);
     return 0;
 }
 
-/* Who made the handle chooses what is opened, so it has to be the one who sent it. */
-static int check_peer(const struct cox_handle_info *info, const struct cox_bulk_peer *peer,
-                      struct cox_error *err)
+/* The process in the handle decides which file is opened, so it must be the sender. */
+static int check_peer(const struct cox_handle_info *info,
+                      const struct cox_large_payload_origin *peer, struct cox_error *err)
 {
     uint64_t start = peer->start;
     if (info->pid != (uint32_t)peer->pid)
         return cox_fail(err, COX_CORRUPT,
-                        "the block is of process %" PRIu32 ", its sender is process %jd", info->pid,
-                        (intmax_t)peer->pid);
+                        "the payload belongs to process %" PRIu32 ", its sender is process %jd",
+                        info->pid, (intmax_t)peer->pid);
     int r = start ? 0 : cox_peer_start_time(peer->pid, &start);
     if (r == COX_PEER_DEAD || r == -ENOENT || r == -ESRCH)
         return cox_handle_fail_dead(info, err);
@@ -189,19 +193,20 @@ static int check_peer(const struct cox_handle_info *info, const struct cox_bulk_
                         cox_status_text(r));
     if (info->start != start)
         return cox_fail(err, COX_CORRUPT,
-                        "the block is of a process %" PRIu32 " started at %" PRIu64
+                        "the payload belongs to a process %" PRIu32 " started at %" PRIu64
                         ", its sender was at %" PRIu64,
                         info->pid, info->start, start);
     return 0;
 }
 
-static int bulk_open(const struct cox_bulk_ref *ref, const struct cox_bulk_peer *peer, int *ret_fd,
-                     struct cox_handle_info *ret_info, struct cox_error *err)
+static int payload_open(const struct cox_large_payload_ref *ref,
+                        const struct cox_large_payload_origin *peer, int *ret_fd,
+                        struct cox_handle_info *ret_info, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = cox_handle_parse(&ref->handle, ret_info, err);
     if (r == COX_VERSION)
-        return cox_fail(err, COX_CORRUPT, "a block's handle of another version");
+        return cox_fail(err, COX_CORRUPT, "a payload's handle of another version");
     if (r == 0)
         r = check_peer(ret_info, peer, err);
     if (r)
@@ -209,35 +214,37 @@ static int bulk_open(const struct cox_bulk_ref *ref, const struct cox_bulk_peer 
     if (ret_info->kind != COX_HANDLE_MEMORY || ret_info->offset != 0 || ref->size == 0 ||
         ref->size > ret_info->size)
         return cox_fail(err, COX_CORRUPT,
-                        "%" PRIu64 " bytes of a block of %" PRIu64 " from %" PRIu64 " on",
+                        "%" PRIu64 " bytes of a payload of %" PRIu64 " at offset %" PRIu64,
                         ref->size, ret_info->size, ret_info->offset);
     r = cox_handle_open(&ref->handle, peer->door_path, cox_deadline_after_ms(DOOR_MS), &fd, err);
     if (r == 0)
         r = check_seals(fd, ret_info->size, err);
     if (r)
         return r;
-    cox_fault_point(COX_FAULT_BULK_OPENED);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_OPENED);
     *ret_fd = cox_steal_fd(&fd);
     return 0;
 }
 
-int cox_bulk_view_map(struct cox_bulk_view *view, const struct cox_bulk_ref *ref,
-                      const struct cox_bulk_peer *peer, const uint8_t **ret_bytes,
-                      struct cox_error *err)
+int cox_large_payload_view_map(struct cox_large_payload_view *view,
+                               const struct cox_large_payload_ref *ref,
+                               const struct cox_large_payload_origin *peer,
+                               const uint8_t **ret_bytes, struct cox_error *err)
 {
     struct cox_handle_info info;
     _cox_cleanup_(cox_close_fd) int fd = -1;
     bool mapped =
         view->region.base && memcmp(&view->handle, &ref->handle, sizeof view->handle) == 0;
     if (mapped && (ref->size == 0 || ref->size > view->region.size))
-        return cox_fail(err, COX_CORRUPT, "%" PRIu64 " bytes of a block of %zu", ref->size,
+        return cox_fail(err, COX_CORRUPT, "%" PRIu64 " bytes of a payload of %zu", ref->size,
                         (size_t)view->region.size);
     if (!mapped) {
         struct cox_error why = {0};
-        cox_bulk_view_drop(view);
-        int r = bulk_open(ref, peer, &fd, &info, &why);
+        cox_large_payload_view_drop(view);
+        int r = payload_open(ref, peer, &fd, &info, &why);
         if (r == 0)
-            r = cox_region_map(&view->region, fd, info.size, COX_REGION_READ, "cox_bulk", &why);
+            r = cox_region_map(&view->region, fd, info.size, COX_REGION_READ, "cox_large_payload",
+                               &why);
         if (r)
             return cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text);
         view->handle = ref->handle;
@@ -246,35 +253,36 @@ int cox_bulk_view_map(struct cox_bulk_view *view, const struct cox_bulk_ref *ref
     return 0;
 }
 
-void cox_bulk_view_let_go(struct cox_bulk_view *view)
+void cox_large_payload_view_release(struct cox_large_payload_view *view)
 {
-    if (view->region.size > COX_BULK_KEEP_SIZE)
-        cox_bulk_view_drop(view);
+    if (view->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE)
+        cox_large_payload_view_drop(view);
 }
 
-void cox_bulk_view_drop(struct cox_bulk_view *view)
+void cox_large_payload_view_drop(struct cox_large_payload_view *view)
 {
     if (view->region.base)
         cox_region_detach(&view->region);
     memset(view, 0, sizeof *view);
 }
 
-int cox_bulk_read(const struct cox_bulk_ref *ref, const struct cox_bulk_peer *peer, void *buffer,
-                  struct cox_error *err)
+int cox_large_payload_read(const struct cox_large_payload_ref *ref,
+                           const struct cox_large_payload_origin *peer, void *buffer,
+                           struct cox_error *err)
 {
     struct cox_handle_info info;
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = bulk_open(ref, peer, &fd, &info, err);
+    int r = payload_open(ref, peer, &fd, &info, err);
     if (r)
         return r;
     for (uint64_t done = 0; done < ref->size;) {
-        /* By copy: pages that somebody punched out read as zeros, and are not made. */
+        /* pread: punched-out pages read as zeros and are not allocated. */
         ssize_t got = pread(fd, (uint8_t *)buffer + done, ref->size - done, (off_t)done);
         if (got < 0 && errno == EINTR)
             continue;
         if (got <= 0)
-            return cox_fail(err, got ? -errno : COX_CORRUPT, "reading a block: %s",
-                            got ? cox_status_text(-errno) : "it has fewer bytes than it says");
+            return cox_fail(err, got ? -errno : COX_CORRUPT, "reading a payload: %s",
+                            got ? cox_status_text(-errno) : "it has fewer bytes than its handle");
         done += (uint64_t)got;
     }
     return 0;

@@ -1,11 +1,12 @@
 /*
- * bulk_worker: the worker of bulk_test.c. An opaque request is a line of words, and whatever bytes
- * come behind it:
+ * large_payload_worker: the worker of large_payload_test.c. An opaque request is a line of words,
+ * and whatever bytes come behind it:
  *
  *   sum                 a digest of the whole request
  *   where               what /proc/self/maps says of the memory that the request lies in:
  *                       "PERMISSIONS INODE NAME"
- *   size N [DIGEST]     N bytes (bulk_bytes.h), behind a digest of the request if there is a second
+ *   size N [DIGEST]     N bytes (large_payload_bytes.h), behind a digest of the request if there is
+ *   a second
  *                       word
  *   grow N M            asks for room for N bytes, and answers M
  *   again N M           asks for N bytes, then for M, and answers M
@@ -22,12 +23,12 @@
  * An init has a value "blob" in its configuration, of which the answer has a digest, and "answer",
  * how many letters it is to have.
  */
-#include "bulk_bytes.h"
+#include "large_payload_bytes.h"
 
 #include "channel/handle/handle_internal.h"
 #include "channel/base/peer.h"
 #include "channel/shm/reply.h"
-#include "proto/bulk_ref.h"
+#include "proto/large_payload_ref.h"
 #include "proto/executor.pb-c.h"
 #include "worker/loop/worker_internal.h"
 
@@ -63,7 +64,7 @@ static int answer_text(const struct call *c, const char *text)
 static int answer_digest(const struct call *c)
 {
     char text[32];
-    snprintf(text, sizeof text, "%016" PRIx64, bulk_digest(c->request, c->size));
+    snprintf(text, sizeof text, "%016" PRIx64, payload_digest(c->request, c->size));
     return answer_text(c, text);
 }
 
@@ -102,9 +103,9 @@ static int answer_size(const struct call *c, const char *words)
     int r = room(c, head + size, &reply);
     if (r)
         return r;
-    uint64_t digest = bulk_digest(c->request, c->size);
+    uint64_t digest = payload_digest(c->request, c->size);
     memcpy(reply, &digest, head);
-    bulk_fill(reply + head, size, options.rank);
+    payload_fill(reply + head, size, options.rank);
     *c->ret_size = head + size;
     return 0;
 }
@@ -121,7 +122,7 @@ static int answer_grow(const struct call *c, const char *words)
         r = cox_worker_reply_grow(worker, second, &reply, c->err);
     if (r)
         return r;
-    bulk_fill(reply, second, options.rank);
+    payload_fill(reply, second, options.rank);
     *c->ret_size = second;
     return 0;
 }
@@ -139,12 +140,12 @@ static int answer_late(const struct call *c, const char *words)
 {
     char path[256] = "";
     size_t size = 0;
-    uint64_t before = bulk_digest(c->request, c->size);
+    uint64_t before = payload_digest(c->request, c->size);
     sscanf(words, "%*s %255s %zu", path, &size);
     printf("holds\n");
     fflush(stdout);
     await_pipe(path);
-    if (bulk_digest(c->request, c->size) != before)
+    if (payload_digest(c->request, c->size) != before)
         return answer_text(c, "changed");
     if (size == 0)
         return answer_text(c, "same");
@@ -152,7 +153,7 @@ static int answer_late(const struct call *c, const char *words)
     int r = room(c, size, &reply);
     if (r)
         return r;
-    bulk_fill(reply, size, options.rank);
+    payload_fill(reply, size, options.rank);
     *c->ret_size = size;
     return 0;
 }
@@ -165,7 +166,7 @@ static int answer_half(const struct call *c, const char *words)
     int r = room(c, size, &reply);
     if (r)
         return r;
-    bulk_fill(reply, size / 2, options.rank);
+    payload_fill(reply, size / 2, options.rank);
     raise(SIGKILL);
     return 0;
 }
@@ -197,7 +198,8 @@ static int make_memfd(size_t size, unsigned seals)
     return fd;
 }
 
-static void forge_handle(struct cox_bulk_ref *ref, void (*change)(struct cox_handle_info *info))
+static void forge_handle(struct cox_large_payload_ref *ref,
+                         void (*change)(struct cox_handle_info *info))
 {
     struct cox_handle_info info;
     if (cox_handle_parse(&ref->handle, &info, NULL))
@@ -239,7 +241,7 @@ static void change_fd(struct cox_handle_info *info)
 }
 
 /* Changes what is true as HOW says. Returns how many bytes of the handle are told. */
-static size_t forge(const char *how, struct cox_bulk_ref *ref)
+static size_t forge(const char *how, struct cox_large_payload_ref *ref)
 {
     static struct cox_exporter *exporter;
     const unsigned seals = F_SEAL_SHRINK | F_SEAL_GROW;
@@ -308,14 +310,14 @@ static int answer_forged(const struct call *c, const char *words)
     if (r)
         return r;
     memset(block, 0xff, 1 << 20);
-    struct cox_bulk_ref ref = cox_channel_thread_refer_block(thread, sequence, 1 << 20);
+    struct cox_large_payload_ref ref = cox_channel_thread_refer_block(thread, sequence, 1 << 20);
     const size_t told = forge(how, &ref);
-    Coxswain__BulkRef bulk;
+    Coxswain__BulkRef reference;
     Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    cox_bulk_ref_fill(&bulk, &ref);
-    bulk.handle.len = told;
-    bulk.has_handle = told > 0;
-    response.bulk = &bulk;
+    cox_large_payload_ref_fill(&reference, &ref);
+    reference.handle.len = told;
+    reference.has_handle = told > 0;
+    response.bulk = &reference;
     size_t capacity, length;
     uint8_t *slot = cox_reply_slot(&thread->channel, options.rank, sequence, false, &capacity);
     if (cox_wire_response_pack(&response, slot, capacity, &length))
@@ -385,7 +387,7 @@ static int on_init(void *context, const struct cox_init_request *request,
     text[size] = '\0';
     result->early_stopping_ids = size ? text : NULL;
     result->npu_block_count = 1;
-    result->max_position_embeddings = blob ? (int64_t)(bulk_digest(blob, strlen(blob)) >> 1) : 0;
+    result->max_position_embeddings = blob ? (int64_t)(payload_digest(blob, strlen(blob)) >> 1) : 0;
     return 0;
 }
 

@@ -1,10 +1,10 @@
 /*
- * domain_staged: host memory that nobody maps, reached by copies alone.
+ * domain_bounce: host memory that is never mapped, accessed by copies alone.
  *
- * The template for a domain of your own. What yours needs: an object that struct cox_domain_memory
- * comes first in; create and attach, which fill it in; destroy; copy_to and copy_from. The rest may
- * be left out: without copy, copies within the domain go through the host; without commit and
- * decommit, everything is reserved by create, and on_demand may be passed over.
+ * The template for a domain of your own. Required: an object that starts with struct
+ * cox_domain_memory; create and attach, which fill it in; destroy; copy_to and copy_from. Optional:
+ * without copy, copies within the domain go through the host; without commit and decommit, create
+ * allocates everything and may ignore on_demand.
  */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -19,14 +19,14 @@
 #define MFD_NOEXEC_SEAL 0x0008u
 #endif
 
-/* No more than what every memory has: no address, so that nobody reaches for the bytes past us. */
-static int staged_new(int *fd, uint64_t size, bool writable, struct cox_domain_memory **ret_memory,
+/* No address, so that no caller accesses the bytes without the copy functions. */
+static int bounce_new(int *fd, uint64_t size, bool writable, struct cox_domain_memory **ret_memory,
                       struct cox_error *err)
 {
     struct cox_domain_memory *memory = calloc(1, sizeof *memory);
     if (!memory)
-        return cox_fail(err, -ENOMEM, "staged memory: %s", cox_status_text(-ENOMEM));
-    *memory = (struct cox_domain_memory){.functions = &cox_domain_staged_functions,
+        return cox_fail(err, -ENOMEM, "bounce memory: %s", cox_status_text(-ENOMEM));
+    *memory = (struct cox_domain_memory){.functions = &cox_domain_bounce_functions,
                                          .size = size,
                                          .fd = cox_steal_fd(fd),
                                          .writable = writable};
@@ -34,14 +34,14 @@ static int staged_new(int *fd, uint64_t size, bool writable, struct cox_domain_m
     return 0;
 }
 
-static void staged_destroy(struct cox_domain_memory *memory)
+static void bounce_destroy(struct cox_domain_memory *memory)
 {
     cox_close_fd(&memory->fd);
     free(memory);
 }
 
-/* Of that size, zeros; its pages are there, or come with commit. */
-static int staged_allocate(int fd, uint64_t size, bool on_demand)
+/* Sets the size; allocates the pages, unless commit will. */
+static int bounce_allocate(int fd, uint64_t size, bool on_demand)
 {
     int e;
     do
@@ -53,7 +53,7 @@ static int staged_allocate(int fd, uint64_t size, bool on_demand)
     return -e;
 }
 
-static int staged_create(void *context, uint32_t device, uint64_t size, bool on_demand,
+static int bounce_create(void *context, uint32_t device, uint64_t size, bool on_demand,
                          struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
     (void)context;
@@ -62,21 +62,21 @@ static int staged_create(void *context, uint32_t device, uint64_t size, bool on_
     if (r)
         return r;
     _cox_cleanup_(cox_close_fd) int fd =
-        memfd_create("cox_staged", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+        memfd_create("cox_bounce", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     if (fd < 0 && errno == EINVAL)
-        fd = memfd_create("cox_staged", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        fd = memfd_create("cox_bounce", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     r = fd < 0 ? -errno : cox_fd_raise(&fd);
     if (r == 0)
-        r = staged_allocate(fd, size, on_demand);
+        r = bounce_allocate(fd, size, on_demand);
     if (r == 0 && fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0)
         r = -errno;
     if (r)
         return cox_fail(err, r == -ENOSPC || r == -ENOMEM ? COX_NO_SPACE : r,
-                        "staged memory of %" PRIu64 " bytes: %s", size, cox_status_text(r));
-    return staged_new(&fd, size, true, ret_memory, err);
+                        "bounce memory of %" PRIu64 " bytes: %s", size, cox_status_text(r));
+    return bounce_new(&fd, size, true, ret_memory, err);
 }
 
-static int staged_attach(void *context, uint32_t device, int fd, uint64_t size, bool writable,
+static int bounce_attach(void *context, uint32_t device, int fd, uint64_t size, bool writable,
                          struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
     (void)context;
@@ -86,15 +86,15 @@ static int staged_attach(void *context, uint32_t device, int fd, uint64_t size, 
         return r;
     _cox_cleanup_(cox_close_fd) int own = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     if (own < 0)
-        return cox_fail(err, -errno, "staged memory: dup: %s", cox_status_text(-errno));
-    return staged_new(&own, size, writable, ret_memory, err);
+        return cox_fail(err, -errno, "bounce memory: dup: %s", cox_status_text(-errno));
+    return bounce_new(&own, size, writable, ret_memory, err);
 }
 
-static int staged_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
+static int bounce_copy_to(struct cox_domain_memory *memory, uint64_t offset, const void *host,
                           size_t size, struct cox_error *err)
 {
-    /* Writing beyond the limit ends a process by a signal; it is another one's than the creator's.
-     */
+    /* Beyond RLIMIT_FSIZE pwrite raises SIGXFSZ; the limit may be lower here than in the
+     * creator. */
     int r = cox_domain_check_host_size(offset + size, true, err);
     for (size_t done = 0; r == 0 && done < size;) {
         ssize_t n =
@@ -103,12 +103,12 @@ static int staged_copy_to(struct cox_domain_memory *memory, uint64_t offset, con
             done += (size_t)n;
         else if (n == 0 || errno != EINTR)
             r = cox_fail(err, n == 0 || errno == ENOSPC ? COX_NO_SPACE : -errno,
-                         "writing staged memory: %s", n == 0 ? "nothing" : cox_status_text(-errno));
+                         "writing bounce memory: %s", n == 0 ? "nothing" : cox_status_text(-errno));
     }
     return r;
 }
 
-static int staged_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
+static int bounce_copy_from(struct cox_domain_memory *memory, uint64_t offset, void *host,
                             size_t size, struct cox_error *err)
 {
     int r = 0;
@@ -117,19 +117,19 @@ static int staged_copy_from(struct cox_domain_memory *memory, uint64_t offset, v
         if (n > 0)
             done += (size_t)n;
         else if (n == 0 || errno != EINTR)
-            r = cox_fail(err, n == 0 ? COX_CORRUPT : -errno, "reading staged memory: %s",
+            r = cox_fail(err, n == 0 ? COX_CORRUPT : -errno, "reading bounce memory: %s",
                          n == 0 ? "it has ended" : cox_status_text(-errno));
     }
     return r;
 }
 
-const struct cox_domain_functions cox_domain_staged_functions = {
-    .name = "staged",
-    .create = staged_create,
-    .attach = staged_attach,
-    .destroy = staged_destroy,
-    .copy_to = staged_copy_to,
-    .copy_from = staged_copy_from,
+const struct cox_domain_functions cox_domain_bounce_functions = {
+    .name = "bounce",
+    .create = bounce_create,
+    .attach = bounce_attach,
+    .destroy = bounce_destroy,
+    .copy_to = bounce_copy_to,
+    .copy_from = bounce_copy_from,
     .commit = cox_domain_host_commit,
     .decommit = cox_domain_host_decommit,
 };

@@ -1,9 +1,9 @@
 /* Requests and answers that do not fit their frame or slot: whole on every rank, in one memory,
  * counted, and gone once nobody reads them, whoever dies when. */
-#include "bulk_bytes.h"
+#include "large_payload_bytes.h"
 #include "testing.h"
 
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/base/fault.h"
 #include "coordinator/executor/executor.h"
 #include "proto/executor.pb-c.h"
@@ -25,7 +25,7 @@
 /* Small frames and slots, so that little is much: 16 KiB less the prefix. */
 #define ROOM ((size_t)(16 << 10) - 4)
 
-static const char *const worker_command[] = {COX_TEST_BIN_DIR "/bulk_worker", NULL};
+static const char *const worker_command[] = {COX_TEST_BIN_DIR "/large_payload_worker", NULL};
 
 static struct cox_executor_options small_options(uint32_t rank_count)
 {
@@ -61,7 +61,7 @@ static void held_add(struct held *held, uint64_t inodes[64], uint64_t inode, uin
     assert_true(held->blocks < 64);
     inodes[held->blocks++] = inode;
     held->bytes += size;
-    held->large += size > COX_BULK_KEEP_SIZE;
+    held->large += size > COX_LARGE_PAYLOAD_KEEP_SIZE;
 }
 
 /* Mapped by the process. */
@@ -73,7 +73,7 @@ static struct held held_by(pid_t pid)
     snprintf(path, sizeof path, "/proc/%jd/maps", (intmax_t)pid);
     FILE *maps = fopen(path, "re");
     while (maps && fgets(line, sizeof line, maps))
-        if (strstr(line, "memfd:cox_bulk") &&
+        if (strstr(line, "memfd:cox_large_payload") &&
             sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &begin, &end, &inode) == 3)
             held_add(&held, inodes, inode, end - begin);
     if (maps)
@@ -92,7 +92,7 @@ static size_t fds_of_blocks(pid_t pid)
     while (folder && (entry = readdir(folder))) {
         ssize_t length = readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1);
         target[length > 0 ? length : 0] = '\0';
-        count += strstr(target, "memfd:cox_bulk") != NULL;
+        count += strstr(target, "memfd:cox_large_payload") != NULL;
     }
     if (folder)
         closedir(folder);
@@ -118,7 +118,7 @@ static void expect_nothing_held(struct test_group *g, uint64_t dead)
     struct cox_executor *executor = test_group_executor(g);
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        while (stats_of(g, (enum cox_channel_id)c)->bulk_held_bytes > 0) {
+        while (stats_of(g, (enum cox_channel_id)c)->large_held_bytes > 0) {
             assert_true(cox_now_ns() < deadline_ns);
             nap();
         }
@@ -155,7 +155,7 @@ static struct bytes bytes_make(size_t size, const char *line)
     assert_non_null(bytes.at);
     size_t length = strlen(line);
     assert_true(length < size);
-    bulk_fill(bytes.at, size, 99);
+    payload_fill(bytes.at, size, 99);
     memcpy(bytes.at, line, length);
     bytes.at[length] = '\n';
     return bytes;
@@ -210,7 +210,7 @@ static void visit(void *context, const struct cox_completion *completion)
         snprintf(look->texts[rank], sizeof look->texts[rank], "%s",
                  result->text ? result->text : "");
         look->sizes[rank] = result->size;
-        look->digests[rank] = result->bytes ? bulk_digest(result->bytes, result->size) : 0;
+        look->digests[rank] = result->bytes ? payload_digest(result->bytes, result->size) : 0;
         size_t shown =
             result->size < sizeof look->words[rank] ? result->size : sizeof look->words[rank] - 1;
         if (result->bytes)
@@ -247,7 +247,7 @@ static void expect_whole(struct test_group *g, uint32_t n, size_t size)
     struct look look;
     BYTES bytes = bytes_make(size, "sum");
     char expected[32];
-    snprintf(expected, sizeof expected, "%016" PRIx64, bulk_digest(bytes.at, size));
+    snprintf(expected, sizeof expected, "%016" PRIx64, payload_digest(bytes.at, size));
     if (ask(g, &bytes, 0, &look))
         fail_msg("%zu bytes: %s", size, last_error.text);
     for (uint32_t rank = 0; rank < n; rank++)
@@ -258,8 +258,8 @@ static uint64_t digest_of_answer(size_t size, uint32_t rank)
 {
     uint8_t *bytes = malloc(size);
     assert_non_null(bytes);
-    bulk_fill(bytes, size, rank);
-    uint64_t digest = bulk_digest(bytes, size);
+    payload_fill(bytes, size, rank);
+    uint64_t digest = payload_digest(bytes, size);
     free(bytes);
     return digest;
 }
@@ -289,9 +289,9 @@ static int ask_init(struct test_group *g, size_t blob_size, size_t answer_size,
     typedef Coxswain__ExecuteRequest__ConfigEntry entry;
     char *blob = malloc(blob_size + 1), number[32];
     assert_non_null(blob);
-    bulk_fill((uint8_t *)blob, blob_size, 5);
+    payload_fill((uint8_t *)blob, blob_size, 5);
     blob[blob_size] = '\0';
-    *ret_digest = bulk_digest(blob, blob_size);
+    *ret_digest = payload_digest(blob, blob_size);
     snprintf(number, sizeof number, "%zu", answer_size);
     entry first = COXSWAIN__EXECUTE_REQUEST__CONFIG_ENTRY__INIT, second = first;
     first.key = (char[]){"blob"};
@@ -351,10 +351,10 @@ static void m3_requests_around_a_frame_and_far_beyond_reach_every_rank(void **st
             bytes += sizes[i] > ROOM ? sizes[i] : 0;
             all += sizes[i];
             const struct cox_channel_stats *stats = stats_of(g, COX_CHANNEL_EXECUTE);
-            assert_int_equal(stats->bulk_requests, count);
-            assert_int_equal(stats->bulk_request_bytes, bytes);
+            assert_int_equal(stats->large_requests, count);
+            assert_int_equal(stats->large_request_bytes, bytes);
             assert_int_equal(stats->request_bytes, all);
-            assert_int_equal(stats->bulk_replies, 0);
+            assert_int_equal(stats->large_replies, 0);
             expect_nothing_held(g, 0);
         }
         test_group_free(g);
@@ -376,10 +376,10 @@ static void m3_answers_around_a_slot_and_far_beyond_come_whole(void **state)
             bytes += sizes[i] > ROOM ? n * sizes[i] : 0;
             all += n * sizes[i];
             const struct cox_channel_stats *stats = stats_of(g, COX_CHANNEL_EXECUTE);
-            assert_int_equal(stats->bulk_replies, count);
-            assert_int_equal(stats->bulk_reply_bytes, bytes);
+            assert_int_equal(stats->large_replies, count);
+            assert_int_equal(stats->large_reply_bytes, bytes);
             assert_int_equal(stats->reply_bytes, all);
-            assert_int_equal(stats->bulk_requests, 0);
+            assert_int_equal(stats->large_requests, 0);
             expect_nothing_held(g, 0);
         }
         test_group_free(g);
@@ -393,15 +393,15 @@ static void m3_messages_travel_in_blocks_as_well(void **state)
     {
         struct test_group *g = small_group(n);
         expect_init(g, n, 100, 100);
-        assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_requests, 0);
-        assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_replies, 0);
+        assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->large_requests, 0);
+        assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->large_replies, 0);
         for (size_t size = ROOM - 64; size <= ROOM + 64; size += 16) {
             expect_init(g, n, size, 0);
             expect_init(g, n, 0, size);
         }
         expect_init(g, n, 64 * MIB, 64 * MIB);
-        assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_requests > 1);
-        assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_replies > n);
+        assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_requests > 1);
+        assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_replies > n);
         expect_nothing_held(g, 0);
         test_group_free(g);
     }
@@ -461,7 +461,7 @@ static void m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place(void **
             assert_int_equal(ask_line(g, sizes[i], 0, &look, "where"), 0);
             for (uint32_t rank = 0; rank < n; rank++) {
                 /* Shared, and not to be written. */
-                assert_non_null(strstr(look.words[rank], "memfd:cox_bulk"));
+                assert_non_null(strstr(look.words[rank], "memfd:cox_large_payload"));
                 assert_memory_equal(look.words[rank], "r--s ", 5);
                 assert_string_equal(look.words[rank], look.words[0]);
             }
@@ -492,9 +492,9 @@ static void m3_blocks_of_moderate_size_are_kept_for_the_next(void **state)
         assert_int_equal(strncmp(look.words[0], seen, 60) == 0, cases[i].same);
         snprintf(seen, sizeof seen, "%.60s", look.words[0]);
         expect_nothing_held(g, 0);
-        assert_int_equal(held_by(getpid()).blocks, cases[i].size <= COX_BULK_KEEP_SIZE);
+        assert_int_equal(held_by(getpid()).blocks, cases[i].size <= COX_LARGE_PAYLOAD_KEEP_SIZE);
         assert_int_equal(held_by(cox_executor_pid(test_group_executor(g), 1)).blocks,
-                         cases[i].size <= COX_BULK_KEEP_SIZE);
+                         cases[i].size <= COX_LARGE_PAYLOAD_KEEP_SIZE);
     }
     test_group_free(g);
     assert_int_equal(held_by(getpid()).blocks, 0);
@@ -529,7 +529,7 @@ static void p11_both_directions_full_at_once_get_through(void **state)
         assert_int_equal(
             cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
         BYTES bytes = bytes_make(6 * MIB, "size 6000000 with");
-        uint64_t digest = bulk_digest(bytes.at, bytes.size);
+        uint64_t digest = payload_digest(bytes.at, bytes.size);
         size_t done = 0;
         for (int round = 0; round < 5; round++) {
             size_t count = submit_until_full(g, &bytes);
@@ -560,7 +560,7 @@ static void m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes(void
 {
     (void)state;
     struct cox_executor_options options = small_options(2);
-    options.bulk_size_max = 100000;
+    options.large_payload_size_max = 100000;
     options.reply_size_max = 200000;
     struct test_group *g = test_group_start(2, &options);
     struct look look;
@@ -582,11 +582,11 @@ static void m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes(void
     test_group_free(g);
 }
 
-static void m3_without_bulk_it_is_refused_as_ever(void **state)
+static void m3_without_large_payloads_it_is_refused_as_ever(void **state)
 {
     (void)state;
     struct cox_executor_options options = small_options(2);
-    options.no_bulk = true;
+    options.no_large_payloads = true;
     struct test_group *g = test_group_start(2, &options);
     struct look look;
     expect_whole(g, 2, ROOM);
@@ -674,7 +674,7 @@ static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state
      * the deadline. */
     assert_int_equal(ask(g, &bytes, 500, &look), COX_TIMEOUT);
     assert_int_equal(look.outcomes[1], COX_OUTCOME_LATE);
-    assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_held_bytes >= 8 * MIB);
+    assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_held_bytes >= 8 * MIB);
     test_await_lines(g, 1, "holds", 1);
     /* Also when somebody looks. */
     const struct cox_submit_options soon = {.size = sizeof(struct cox_submit_options),
@@ -683,7 +683,7 @@ static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state
     assert_int_equal(
         cox_executor_call_opaque(test_group_executor(g), "sum", 3, &soon, NULL, NULL, &last_error),
         COX_TIMEOUT);
-    assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_held_bytes >= 8 * MIB);
+    assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_held_bytes >= 8 * MIB);
     test_pipe_release(pipe, 1);
     expect_nothing_held(g, 0); /* nobody asks anything meanwhile */
     expect_whole(g, 2, 8 * MIB);
@@ -703,7 +703,7 @@ static void m3_a_late_answer_in_a_block_is_dropped_and_freed(void **state)
     test_pipe_release(pipe, 1);
     expect_whole(g, 2, 100);
     assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->late_replies, 1);
-    assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->bulk_replies, 0);
+    assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->large_replies, 0);
     expect_nothing_held(g, 0);
     test_group_free(g);
 }
@@ -743,9 +743,9 @@ static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
     (void)state;
     test_needs_processes();
     static const char *const points[] = {
-        "rank.taken:kill:1",     "bulk.opened:kill:1",   "execute:kill:1",
-        "memory.created:kill:1", "bulk.exported:kill:1", "bulk.written:kill:1",
-        "reply.written:kill:1",  "reply.tagged:kill:1",  "rank.done:kill:1",
+        "rank.taken:kill:1",     "large_payload.opened:kill:1",   "execute:kill:1",
+        "memory.created:kill:1", "large_payload.exported:kill:1", "large_payload.written:kill:1",
+        "reply.written:kill:1",  "reply.tagged:kill:1",           "rank.done:kill:1",
     };
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         setenv("COXSWAIN_FAULT", points[i], 1);
@@ -835,7 +835,7 @@ static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
     test_needs_processes();
     needs_pidfd_getfd();
     static const char *const command[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM",
-                                          COX_TEST_BIN_DIR "/bulk_worker", NULL};
+                                          COX_TEST_BIN_DIR "/large_payload_worker", NULL};
     struct cox_executor_options options = small_options(2);
     struct look look;
     /* With a door, it has the block. */
@@ -874,7 +874,7 @@ int main(int argc, char **argv)
         TEST(m3_blocks_of_moderate_size_are_kept_for_the_next),
         TEST(p11_both_directions_full_at_once_get_through),
         TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes),
-        TEST(m3_without_bulk_it_is_refused_as_ever),
+        TEST(m3_without_large_payloads_it_is_refused_as_ever),
         TEST(m3_no_memory_for_a_block_is_said_and_the_group_goes_on),
         TEST(m3_an_answer_may_grow_shrink_and_stay_small),
         TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it),
@@ -886,5 +886,5 @@ int main(int argc, char **argv)
         TEST(m3_a_forged_reference_is_corrupt_for_that_rank_alone),
         TEST(m3_a_block_that_cannot_be_opened_is_a_clear_error),
     };
-    return cmocka_run_group_tests_name("bulk", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("large_payload", tests, NULL, NULL);
 }

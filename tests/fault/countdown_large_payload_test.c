@@ -1,5 +1,5 @@
-/* Blocks: making, mapping and reading them, with each of their calls failing in turn. The sender of
- * what is read is a process of its own. */
+/* Large payloads: reserve, map and read, with each of their calls failing in turn. The sender of
+ * what is read is another process. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -11,35 +11,35 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/base/peer.h"
 
 #define BLOCK_SIZE 100000
 
-static struct cox_bulk_sender sender;
-static struct cox_bulk_block kept;
-static struct cox_bulk_ref foreign; /* of the child */
-static struct cox_bulk_peer child;
+static struct cox_large_payload_sender sender;
+static struct cox_large_payload kept;
+static struct cox_large_payload_ref foreign; /* the child's payload */
+static struct cox_large_payload_origin child;
 
 /* ---- sending ---- */
 
 static void sender_prepare(void)
 {
-    cox_bulk_sender_init(&sender);
+    cox_large_payload_sender_init(&sender);
 }
 
 static void sender_restore(void)
 {
-    cox_bulk_drop(&sender, &kept);
+    cox_large_payload_drop(&sender, &kept);
     assert_int_equal(atomic_load(&sender.block_count), 0);
     assert_int_equal(atomic_load(&sender.block_bytes), 0);
-    cox_bulk_sender_deinit(&sender);
+    cox_large_payload_sender_deinit(&sender);
 }
 
 static int reserve(void *object, struct cox_error *err)
 {
-    struct cox_bulk_block block = {0};
-    int r = cox_bulk_reserve(&sender, NULL, BLOCK_SIZE, &block, err);
+    struct cox_large_payload block = {0};
+    int r = cox_large_payload_reserve(&sender, NULL, BLOCK_SIZE, &block, err);
     if (r == 0)
         memcpy(object, &block, sizeof block);
     return r;
@@ -47,20 +47,20 @@ static int reserve(void *object, struct cox_error *err)
 
 static void drop(void *object)
 {
-    cox_bulk_drop(&sender, object);
+    cox_large_payload_drop(&sender, object);
 }
 
 static void sender_prepare_kept(void)
 {
     sender_prepare();
-    assert_int_equal(cox_bulk_reserve(&sender, NULL, BLOCK_SIZE, &kept, NULL), 0);
+    assert_int_equal(cox_large_payload_reserve(&sender, NULL, BLOCK_SIZE, &kept, NULL), 0);
 }
 
-/* In place of one that is too small: after a failure there is none. */
+/* Replaces a payload that is too small: after a failure there is none. */
 static int reserve_larger(void *object, struct cox_error *err)
 {
     (void)object;
-    int r = cox_bulk_reserve(&sender, NULL, 2 * COX_BULK_KEEP_SIZE, &kept, err);
+    int r = cox_large_payload_reserve(&sender, NULL, 2 * COX_LARGE_PAYLOAD_KEEP_SIZE, &kept, err);
     assert_int_equal(r == 0, kept.region.base != NULL);
     return r;
 }
@@ -74,9 +74,9 @@ static void reserve_nothing(void *object)
 
 static int view_map(void *object, struct cox_error *err)
 {
-    struct cox_bulk_view view = {0};
+    struct cox_large_payload_view view = {0};
     const uint8_t *bytes;
-    int r = cox_bulk_view_map(&view, &foreign, &child, &bytes, err);
+    int r = cox_large_payload_view_map(&view, &foreign, &child, &bytes, err);
     if (r)
         return r;
     assert_memory_equal(bytes, "of the child", 12);
@@ -86,14 +86,14 @@ static int view_map(void *object, struct cox_error *err)
 
 static void view_drop(void *object)
 {
-    cox_bulk_view_drop(object);
+    cox_large_payload_view_drop(object);
 }
 
 static int block_read(void *object, struct cox_error *err)
 {
     static uint8_t bytes[BLOCK_SIZE];
     (void)object;
-    int r = cox_bulk_read(&foreign, &child, bytes, err);
+    int r = cox_large_payload_read(&foreign, &child, bytes, err);
     if (r == 0)
         assert_memory_equal(bytes, "of the child", 12);
     return r;
@@ -111,28 +111,28 @@ static int block_read_of_any_start(void *object, struct cox_error *err)
 static const int no_space[] = {COX_NO_SPACE, 0};
 
 static const struct countdown_subject subjects[] = {
-    {.name = "bulk_reserve",
-     .size = sizeof(struct cox_bulk_block),
+    {.name = "large_payload_reserve",
+     .size = sizeof(struct cox_large_payload),
      .codes = no_space,
      .lenient = true, /* the number that is its fd's turn may be too high */
      .construct = reserve,
      .destroy = drop,
      .prepare = sender_prepare,
      .restore = sender_restore},
-    {.name = "bulk_reserve in place of another",
+    {.name = "large_payload_reserve in place of another",
      .codes = no_space,
      .lenient = true,
      .construct = reserve_larger,
      .destroy = reserve_nothing,
      .prepare = sender_prepare_kept,
      .restore = sender_restore},
-    {.name = "bulk_view_map",
-     .size = sizeof(struct cox_bulk_view),
+    {.name = "large_payload_view_map",
+     .size = sizeof(struct cox_large_payload_view),
      .codes = no_space,
      .construct = view_map,
      .destroy = view_drop},
-    {.name = "bulk_read", .construct = block_read},
-    {.name = "bulk_read, start not told", .construct = block_read_of_any_start},
+    {.name = "large_payload_read", .construct = block_read},
+    {.name = "large_payload_read, start not told", .construct = block_read_of_any_start},
 };
 
 static void m3_b15_b29_any_call_may_fail_once(void **state)
@@ -158,13 +158,13 @@ static void m3_b47_interruptions_stay_inside(void **state)
 
 static _Noreturn void child_main(int told)
 {
-    struct cox_bulk_sender of_child;
-    struct cox_bulk_block block = {0};
+    struct cox_large_payload_sender of_child;
+    struct cox_large_payload block = {0};
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    cox_bulk_sender_init(&of_child);
-    COX_ASSERT(cox_bulk_reserve(&of_child, NULL, BLOCK_SIZE, &block, NULL) == 0);
+    cox_large_payload_sender_init(&of_child);
+    COX_ASSERT(cox_large_payload_reserve(&of_child, NULL, BLOCK_SIZE, &block, NULL) == 0);
     memcpy(block.region.base, "of the child", 12);
-    const struct cox_bulk_ref ref = cox_bulk_refer(&block, BLOCK_SIZE);
+    const struct cox_large_payload_ref ref = cox_large_payload_refer(&block, BLOCK_SIZE);
     COX_ASSERT(write(told, &ref, sizeof ref) == sizeof ref);
     for (;;)
         pause();

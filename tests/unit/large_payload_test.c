@@ -1,7 +1,7 @@
-/* Blocks in one process: what a sender makes, what a reader opens, and what it refuses. */
+/* Large payloads in one process: what a sender makes, what a reader opens, and what it refuses. */
 #include "testing.h"
 
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/socket/door.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/base/peer.h"
@@ -16,34 +16,34 @@
 
 #define SIZE 100000
 
-static struct cox_bulk_sender sender;
-static struct cox_bulk_peer self;
+static struct cox_large_payload_sender sender;
+static struct cox_large_payload_origin self;
 
 static void begin(void)
 {
-    cox_bulk_sender_init(&sender);
-    self = (struct cox_bulk_peer){.pid = getpid()};
+    cox_large_payload_sender_init(&sender);
+    self = (struct cox_large_payload_origin){.pid = getpid()};
     assert_int_equal(cox_peer_start_time(getpid(), &self.start), 0);
 }
 
-static struct cox_bulk_block block_of(const char *door_path, size_t size, uint8_t byte)
+static struct cox_large_payload block_of(const char *door_path, size_t size, uint8_t byte)
 {
-    struct cox_bulk_block block = {0};
+    struct cox_large_payload block = {0};
     struct cox_error err = {0};
-    if (cox_bulk_reserve(&sender, door_path, size, &block, &err))
+    if (cox_large_payload_reserve(&sender, door_path, size, &block, &err))
         fail_msg("%zu bytes: %s", size, err.text);
     assert_true(block.region.size >= size);
     memset(block.region.base, byte, size);
     return block;
 }
 
-static void end(struct cox_bulk_block *block)
+static void end(struct cox_large_payload *block)
 {
-    cox_bulk_drop(&sender, block);
-    cox_bulk_drop(&sender, block);
+    cox_large_payload_drop(&sender, block);
+    cox_large_payload_drop(&sender, block);
     assert_int_equal(atomic_load(&sender.block_count), 0);
     assert_int_equal(atomic_load(&sender.block_bytes), 0);
-    cox_bulk_sender_deinit(&sender);
+    cox_large_payload_sender_deinit(&sender);
 }
 
 static void m3_a_block_is_read_by_copy_and_in_place(void **state)
@@ -51,32 +51,32 @@ static void m3_a_block_is_read_by_copy_and_in_place(void **state)
     (void)state;
     begin();
     static uint8_t copy[SIZE];
-    struct cox_bulk_block block = block_of(NULL, SIZE, 7);
-    struct cox_bulk_ref ref = cox_bulk_refer(&block, SIZE);
-    struct cox_bulk_view view = {0};
+    struct cox_large_payload block = block_of(NULL, SIZE, 7);
+    struct cox_large_payload_ref ref = cox_large_payload_refer(&block, SIZE);
+    struct cox_large_payload_view view = {0};
     const uint8_t *bytes, *again;
-    assert_int_equal(cox_bulk_read(&ref, &self, copy, NULL), 0);
+    assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
     assert_memory_equal(copy, block.region.base, SIZE);
-    assert_int_equal(cox_bulk_view_map(&view, &ref, &self, &bytes, NULL), 0);
+    assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
     assert_memory_equal(bytes, copy, SIZE);
-    /* What is small stays mapped, and is found again. */
-    cox_bulk_view_let_go(&view);
+    /* A small payload stays mapped, and is reused. */
+    cox_large_payload_view_release(&view);
     memset(block.region.base, 9, SIZE);
     ref.size = SIZE - 1;
-    assert_int_equal(cox_bulk_view_map(&view, &ref, &self, &again, NULL), 0);
+    assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &again, NULL), 0);
     assert_ptr_equal(bytes, again);
     assert_int_equal(again[SIZE - 1], 9);
-    /* And never written: neither through the mapping, nor by a new one. */
+    /* It cannot be written, neither through the mapping nor through a new one. */
     assert_int_equal(mprotect(view.region.base, 4096, PROT_READ | PROT_WRITE), -1);
     assert_int_equal(errno, EACCES);
-    cox_bulk_view_drop(&view);
-    cox_bulk_view_drop(&view);
+    cox_large_payload_view_drop(&view);
+    cox_large_payload_view_drop(&view);
     int fd = -1;
     char path[64];
     assert_int_equal(cox_handle_open(&ref.handle, NULL, 0, &fd, NULL), 0);
     assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
-    int writer = open(path, O_RDWR | O_CLOEXEC); /* the owner may; it is no use */
+    int writer = open(path, O_RDWR | O_CLOEXEC); /* a seal prevents writes */
     assert_true(writer >= 0);
     assert_int_equal(pwrite(writer, "x", 1, 0), -1);
     assert_int_equal(errno, EPERM);
@@ -91,17 +91,18 @@ static void m3_a_block_outlives_its_sender_for_who_has_it(void **state)
 {
     (void)state;
     begin();
-    struct cox_bulk_block block = block_of(NULL, 2 * COX_BULK_KEEP_SIZE, 3);
-    assert_true(cox_bulk_is_large(&block));
-    struct cox_bulk_ref ref = cox_bulk_refer(&block, 2 * COX_BULK_KEEP_SIZE);
-    struct cox_bulk_view view = {0};
+    struct cox_large_payload block = block_of(NULL, 2 * COX_LARGE_PAYLOAD_KEEP_SIZE, 3);
+    assert_true(cox_large_payload_is_transient(&block));
+    struct cox_large_payload_ref ref =
+        cox_large_payload_refer(&block, 2 * COX_LARGE_PAYLOAD_KEEP_SIZE);
+    struct cox_large_payload_view view = {0};
     const uint8_t *bytes;
-    assert_int_equal(cox_bulk_view_map(&view, &ref, &self, &bytes, NULL), 0);
+    assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
     end(&block);
-    assert_int_equal(bytes[2 * COX_BULK_KEEP_SIZE - 1], 3);
-    struct cox_bulk_view late = {0};
-    assert_int_equal(cox_bulk_view_map(&late, &ref, &self, &bytes, NULL), COX_NOT_FOUND);
-    cox_bulk_view_let_go(&view); /* large: gone */
+    assert_int_equal(bytes[2 * COX_LARGE_PAYLOAD_KEEP_SIZE - 1], 3);
+    struct cox_large_payload_view late = {0};
+    assert_int_equal(cox_large_payload_view_map(&late, &ref, &self, &bytes, NULL), COX_NOT_FOUND);
+    cox_large_payload_view_release(&view); /* too large to be kept: unmapped */
     assert_null(view.region.base);
 }
 
@@ -109,18 +110,19 @@ static void m3_a_reserve_finds_what_is_large_enough(void **state)
 {
     (void)state;
     begin();
-    struct cox_bulk_block block = block_of(NULL, 1, 1);
+    struct cox_large_payload block = block_of(NULL, 1, 1);
     const struct cox_handle first = block.handle;
-    assert_int_equal(cox_bulk_reserve(&sender, NULL, 65536, &block, NULL), 0);
+    assert_int_equal(cox_large_payload_reserve(&sender, NULL, 65536, &block, NULL), 0);
     assert_memory_equal(&first, &block.handle, sizeof first);
-    assert_int_equal(cox_bulk_reserve(&sender, NULL, 65537, &block, NULL), 0);
+    assert_int_equal(cox_large_payload_reserve(&sender, NULL, 65537, &block, NULL), 0);
     assert_memory_not_equal(&first, &block.handle, sizeof first);
     assert_int_equal(atomic_load(&sender.block_count), 1);
     assert_int_equal(atomic_load(&sender.block_bytes), 131072);
-    assert_false(cox_bulk_is_large(&block));
+    assert_false(cox_large_payload_is_transient(&block));
     struct cox_error err = {0};
-    assert_int_equal(cox_bulk_reserve(&sender, NULL, COX_BULK_SIZE_MAX + 1, &block, &err),
-                     COX_NO_SPACE);
+    assert_int_equal(
+        cox_large_payload_reserve(&sender, NULL, COX_LARGE_PAYLOAD_SIZE_MAX + 1, &block, &err),
+        COX_NO_SPACE);
     assert_null(block.region.base);
     end(&block);
 }
@@ -129,12 +131,12 @@ static void m3_what_cannot_be_is_refused(void **state)
 {
     (void)state;
     begin();
-    struct cox_bulk_block block = block_of(NULL, SIZE, 7);
-    const struct cox_bulk_ref right = cox_bulk_refer(&block, SIZE);
+    struct cox_large_payload block = block_of(NULL, SIZE, 7);
+    const struct cox_large_payload_ref right = cox_large_payload_refer(&block, SIZE);
     for (int which = 0; which < 9; which++) {
-        struct cox_bulk_ref ref = right;
-        struct cox_bulk_peer peer = self;
-        struct cox_bulk_view view = {0};
+        struct cox_large_payload_ref ref = right;
+        struct cox_large_payload_origin peer = self;
+        struct cox_large_payload_view view = {0};
         struct cox_error err = {0};
         struct cox_handle_info info;
         const uint8_t *bytes = NULL;
@@ -160,7 +162,7 @@ static void m3_what_cannot_be_is_refused(void **state)
             info.ino++, expected = COX_NOT_FOUND;
         if (which >= 5)
             cox_handle_format(&info, &ref.handle);
-        int r = cox_bulk_view_map(&view, &ref, &peer, &bytes, &err);
+        int r = cox_large_payload_view_map(&view, &ref, &peer, &bytes, &err);
         if (r != expected || bytes || view.region.base)
             fail_msg("case %d: %d: %s", which, r, err.text);
         assert_true(err.text[0] != '\0');
@@ -168,7 +170,7 @@ static void m3_what_cannot_be_is_refused(void **state)
     end(&block);
 }
 
-/* Who can make it shrink can end whoever reads it. */
+/* A process that can truncate the memory can kill its readers. */
 static void m3_memory_that_could_shrink_is_refused(void **state)
 {
     (void)state;
@@ -178,31 +180,31 @@ static void m3_memory_that_could_shrink_is_refused(void **state)
     static const unsigned seals[] = {0, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SHRINK | F_SEAL_GROW};
     for (size_t i = 0; i < sizeof seals / sizeof *seals; i++) {
         int fd = memfd_create("seals", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-        struct cox_bulk_ref ref = {.size = 4096};
-        struct cox_bulk_view view = {0};
+        struct cox_large_payload_ref ref = {.size = 4096};
+        struct cox_large_payload_view view = {0};
         const uint8_t *bytes;
         assert_int_equal(ftruncate(fd, 4096), 0);
         assert_int_equal(fcntl(fd, F_ADD_SEALS, seals[i]), 0);
         assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &ref.handle, NULL), 0);
-        assert_int_equal(cox_bulk_view_map(&view, &ref, &self, &bytes, NULL),
+        assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL),
                          i < 3 ? COX_CORRUPT : 0);
-        cox_bulk_view_drop(&view);
+        cox_large_payload_view_drop(&view);
         cox_exporter_put(exporter, &ref.handle);
         close(fd);
     }
     cox_exporter_free(exporter);
-    cox_bulk_sender_deinit(&sender);
+    cox_large_payload_sender_deinit(&sender);
 }
 
-/* Readers who need the door are told; all others do not notice. */
+/* Readers that need the control socket get an error; others do not notice. */
 static void m3_a_door_that_is_gone_or_full_does_not_matter(void **state)
 {
     (void)state;
     static uint8_t copy[SIZE];
     begin();
-    struct cox_bulk_block block = block_of("/nonexistent/door", SIZE, 7);
-    struct cox_bulk_ref ref = cox_bulk_refer(&block, SIZE);
-    assert_int_equal(cox_bulk_read(&ref, &self, copy, NULL), 0);
+    struct cox_large_payload block = block_of("/nonexistent/door", SIZE, 7);
+    struct cox_large_payload_ref ref = cox_large_payload_refer(&block, SIZE);
+    assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
     end(&block);
     char name[64];
     const struct cox_door_options options = {.name = test_unique_name(name), .deposit_max = 2};
@@ -210,17 +212,17 @@ static void m3_a_door_that_is_gone_or_full_does_not_matter(void **state)
     struct cox_door *door = NULL;
     assert_int_equal(cox_door_open(&options, &hooks, &door, NULL), 0);
     begin();
-    struct cox_bulk_block blocks[4];
+    struct cox_large_payload blocks[4];
     for (int i = 0; i < 4; i++) {
         blocks[i] = block_of(cox_door_path(door), SIZE, (uint8_t)i);
         if (i == 0 || i == 3)
             assert_ptr_equal(blocks[i].exporter, i ? sender.plain : sender.exporter);
-        ref = cox_bulk_refer(&blocks[i], SIZE);
-        assert_int_equal(cox_bulk_read(&ref, &self, copy, NULL), 0);
+        ref = cox_large_payload_refer(&blocks[i], SIZE);
+        assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
         assert_int_equal(copy[SIZE - 1], i);
     }
     for (int i = 1; i < 4; i++)
-        cox_bulk_drop(&sender, &blocks[i]);
+        cox_large_payload_drop(&sender, &blocks[i]);
     end(&blocks[0]);
     cox_door_close(door);
 }
@@ -235,5 +237,5 @@ int main(void)
         TEST(m3_memory_that_could_shrink_is_refused),
         TEST(m3_a_door_that_is_gone_or_full_does_not_matter),
     };
-    return cmocka_run_group_tests_name("bulk", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("large_payload", tests, NULL, NULL);
 }

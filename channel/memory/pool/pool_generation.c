@@ -1,11 +1,11 @@
-/* pool_renew: blocks that one process gives out by number. */
+/* pool_generation: blocks that one process manages by number. */
 #include <inttypes.h>
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "pool_internal.h"
 
-static struct cox_pool_word word_look(const struct cox_pool *pool, uint32_t block)
+static struct cox_pool_word word_load(const struct cox_pool *pool, uint32_t block)
 {
     return cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
 }
@@ -15,10 +15,10 @@ static bool generation_is(uint64_t generation)
     return generation > 0 && generation <= COX_POOL_GENERATION_MAX;
 }
 
-/* ---- take_all ---- */
+/* ---- adopt_all ---- */
 
-static int take_one(struct cox_pool *pool, uint32_t block, uint64_t generation,
-                    struct cox_error *err)
+static int adopt_one(struct cox_pool *pool, uint32_t block, uint64_t generation,
+                     struct cox_error *err)
 {
     uint64_t first;
     if (!cox_pool_block_claim(pool, block, pool->owner, &first))
@@ -35,10 +35,10 @@ static int take_one(struct cox_pool *pool, uint32_t block, uint64_t generation,
     return r;
 }
 
-int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err)
+int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err)
 {
     const uint32_t count = pool->geometry.block_count;
-    uint32_t taken = 0;
+    uint32_t adopted = 0;
     int r = cox_pool_check_here(pool, err);
     if (r)
         return r;
@@ -51,80 +51,81 @@ int cox_pool_take_all(struct cox_pool *pool, uint64_t generation, struct cox_err
     for (uint32_t block = 0; r == 0 && block < count; block++)
         if (atomic_load(cox_pool_block_word_of(pool, block)) != cox_pool_word(1, COX_POOL_FREE, 0))
             r = COX_STATE;
-    while (r == 0 && taken < count)
-        if ((r = take_one(pool, taken, generation, err)) == 0)
-            taken++;
+    while (r == 0 && adopted < count)
+        if ((r = adopt_one(pool, adopted, generation, err)) == 0)
+            adopted++;
     if (r == 0) {
-        atomic_store(&pool->took_all, true);
+        atomic_store(&pool->adopted_all, true);
         return 0;
     }
-    /* Somebody has allocated meanwhile, or there is no memory: all or none. */
-    while (taken > 0)
-        cox_pool_count_drop(pool, --taken);
-    return cox_fail(err, r, "all blocks of the pool cannot be taken: %s",
+    /* Another process has allocated a block, or memory ran out: all or none. */
+    while (adopted > 0)
+        cox_pool_count_drop(pool, --adopted);
+    return cox_fail(err, r, "all blocks of the pool cannot be adopted: %s",
                     r == COX_STATE ? "some are, or were, in use" : cox_status_text(r));
 }
 
 uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block)
 {
-    if (!atomic_load(&pool->took_all) || block >= pool->geometry.block_count)
+    if (!atomic_load(&pool->adopted_all) || block >= pool->geometry.block_count)
         return 0;
-    return word_look(pool, block).generation;
+    return word_load(pool, block).generation;
 }
 
-/* ---- renew ---- */
+/* ---- bump_generation ---- */
 
-/* Whoever looks whether the block can be freed finds it renewed: it does not change it then, and it
- * is counted. */
-int cox_pool_renew(struct cox_pool *pool, uint32_t block, uint64_t generation)
+/* A process that is about to free the block fails its compare-and-swap on the new word, and this
+ * process counts the block. */
+int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation)
 {
     int r = cox_pool_check_here(pool, NULL);
     if (r)
         return r;
     if (block >= pool->geometry.block_count || !generation_is(generation))
         return COX_INVALID;
-    if (!atomic_load(&pool->took_all))
+    if (!atomic_load(&pool->adopted_all))
         return COX_STATE;
     uint64_t word = atomic_load(cox_pool_block_word_of(pool, block));
     for (;;) {
         const struct cox_pool_word seen = cox_pool_word_split(word);
         if (seen.phase != COX_POOL_USED && seen.phase != COX_POOL_CLOSING)
-            return COX_STATE; /* somebody has spoilt it */
+            return COX_STATE; /* another process corrupted the word */
         if (seen.generation == generation)
             return 0;
         bool changed = atomic_compare_exchange_strong(&pool->blocks[block].block_word, &word,
                                                       cox_pool_word(generation, COX_POOL_USED, 0));
-        cox_fault_point(COX_FAULT_POOL_RENEWED);
+        cox_fault_point(COX_FAULT_POOL_GENERATION_BUMPED);
         if (changed)
             return 0;
     }
 }
 
-/* ---- settle ---- */
+/* ---- wait_unpinned ---- */
 
-/* The bit of this process is set while any of its threads settles. */
-static void settling_change(struct cox_pool *pool, bool begins)
+/* Keeps the bit of this process set while any of its threads waits. */
+static void unpin_waiter_change(struct cox_pool *pool, bool begins)
 {
-    _Atomic uint64_t *settling = &pool->header->settling[pool->owner / 64];
+    _Atomic uint64_t *unpin_waiters = &pool->header->unpin_waiters[pool->owner / 64];
     const uint64_t mask = UINT64_C(1) << (pool->owner % 64);
-    pthread_mutex_lock(&pool->settle_lock);
-    if (begins && pool->settle_count++ == 0)
-        atomic_fetch_or(settling, mask);
-    else if (!begins && --pool->settle_count == 0)
-        atomic_fetch_and(settling, ~mask);
-    pthread_mutex_unlock(&pool->settle_lock);
-    cox_fault_point(COX_FAULT_POOL_SETTLING);
+    pthread_mutex_lock(&pool->unpin_lock);
+    if (begins && pool->unpin_waiter_count++ == 0)
+        atomic_fetch_or(unpin_waiters, mask);
+    else if (!begins && --pool->unpin_waiter_count == 0)
+        atomic_fetch_and(unpin_waiters, ~mask);
+    pthread_mutex_unlock(&pool->unpin_lock);
+    cox_fault_point(COX_FAULT_POOL_UNPIN_WAITING);
 }
 
-/* Another one than this process; UINT32_MAX: nobody. owner_count: it is held. */
+/* A process other than this one that references the block; owner_count: a message pins it;
+ * UINT32_MAX: none. */
 static uint32_t find_reader(const struct cox_pool *pool, uint32_t block)
 {
     const uint32_t high = cox_pool_owner_high(pool);
     for (uint32_t owner = 0; owner < high; owner++)
-        if (owner != pool->owner && atomic_load(&cox_pool_count_of(pool, owner, block)->row_count))
+        if (owner != pool->owner && atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count))
             return owner;
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-        if (atomic_load(&pool->holds[block].hold_word[i]))
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+        if (atomic_load(&pool->pins[block].pin_word[i]))
             return pool->geometry.owner_count;
     return UINT32_MAX;
 }
@@ -133,17 +134,18 @@ static int fail_timeout(const struct cox_pool *pool, uint32_t block, uint32_t re
                         struct cox_error *err)
 {
     if (reader >= pool->geometry.owner_count)
-        return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still held by a message", block);
+        return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still pinned by a message", block);
     return cox_fail(err, COX_TIMEOUT, "block %" PRIu32 " is still read by process %d", block,
-                    cox_pool_life_pid(atomic_load(&pool->owners[reader].owner_life)));
+                    cox_pool_identity_pid(atomic_load(&pool->owners[reader].owner_identity)));
 }
 
-static int settle_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                       bool (*cancelled)(void *context), void *context, struct cox_error *err)
+static int wait_unpinned_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                              bool (*cancelled)(void *context), void *context,
+                              struct cox_error *err)
 {
     uint64_t sweep_ns = cox_deadline_after_ns(COX_POOL_SLICE_NS);
     for (;;) {
-        const uint32_t bell = atomic_load(&pool->header->settle_bell);
+        const uint32_t wakeup = atomic_load(&pool->header->unpin_wakeup);
         const uint32_t reader = find_reader(pool, block);
         if (reader == UINT32_MAX)
             return 0;
@@ -152,21 +154,21 @@ static int settle_loop(struct cox_pool *pool, uint32_t block, uint64_t deadline_
         const uint64_t now_ns = cox_now_ns();
         if (now_ns >= deadline_ns)
             return fail_timeout(pool, block, reader, err);
-        if (now_ns >= sweep_ns) { /* who reads it, or held it, may be dead */
+        if (now_ns >= sweep_ns) { /* the reader may be dead */
             cox_pool_sweep(pool);
             sweep_ns = now_ns + COX_POOL_SLICE_NS;
             continue;
         }
-        int r = cox_futex_wait(&pool->header->settle_bell, bell,
+        int r = cox_futex_wait(&pool->header->unpin_wakeup, wakeup,
                                cox_deadline_min(sweep_ns, deadline_ns));
         if (r && r != COX_TIMEOUT)
-            return cox_fail(err, r, "waiting for who reads block %" PRIu32 ": %s", block,
+            return cox_fail(err, r, "waiting for readers of block %" PRIu32 ": %s", block,
                             cox_status_text(r));
     }
 }
 
-int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
-                    bool (*cancelled)(void *context), void *context, struct cox_error *err)
+int cox_pool_wait_unpinned(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
+                           bool (*cancelled)(void *context), void *context, struct cox_error *err)
 {
     int r = cox_pool_check_here(pool, err);
     if (r)
@@ -176,8 +178,8 @@ int cox_pool_settle(struct cox_pool *pool, uint32_t block, uint64_t deadline_ns,
                         pool->geometry.block_count);
     if (find_reader(pool, block) == UINT32_MAX)
         return 0;
-    settling_change(pool, true);
-    r = settle_loop(pool, block, deadline_ns, cancelled, context, err);
-    settling_change(pool, false);
+    unpin_waiter_change(pool, true);
+    r = wait_unpinned_loop(pool, block, deadline_ns, cancelled, context, err);
+    unpin_waiter_change(pool, false);
     return r;
 }

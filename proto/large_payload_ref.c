@@ -1,10 +1,11 @@
-#include "bulk_ref.h"
+#include "large_payload_ref.h"
 
 #include <string.h>
 
 #include "proto/executor.pb-c.h"
 
-void cox_bulk_ref_fill(struct Coxswain__BulkRef *message, struct cox_bulk_ref *ref)
+void cox_large_payload_ref_fill(struct Coxswain__BulkRef *message,
+                                struct cox_large_payload_ref *ref)
 {
     coxswain__bulk_ref__init(message);
     message->has_handle = message->has_size = 1;
@@ -13,8 +14,8 @@ void cox_bulk_ref_fill(struct Coxswain__BulkRef *message, struct cox_bulk_ref *r
     message->size = ref->size;
 }
 
-int cox_bulk_ref_read(const struct Coxswain__BulkRef *message, struct cox_bulk_ref *ret_ref,
-                      struct cox_error *err)
+int cox_large_payload_ref_read(const struct Coxswain__BulkRef *message,
+                               struct cox_large_payload_ref *ret_ref, struct cox_error *err)
 {
     if (!message->has_handle || !message->has_size ||
         message->handle.len != sizeof ret_ref->handle.bytes)

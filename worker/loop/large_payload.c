@@ -1,10 +1,11 @@
-/* bulk: what of a channel thread's requests and answers is in blocks (channel/memory/bulk.h). */
+/* large_payload: what of a channel thread's requests and answers is in blocks
+ * (channel/memory/large_payload.h). */
 #include <inttypes.h>
 #include <string.h>
 
 #include "channel/base/fault.h"
 #include "channel/shm/state.h"
-#include "proto/bulk_ref.h"
+#include "proto/large_payload_ref.h"
 #include "worker_internal.h"
 
 static const char *worker_depot(const struct cox_worker *worker)
@@ -20,7 +21,8 @@ COX_HOT bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thre
 
 /* ---- requests ---- */
 
-static struct cox_bulk_view *thread_view(struct cox_channel_thread *thread, uint64_t sequence)
+static struct cox_large_payload_view *thread_view(struct cox_channel_thread *thread,
+                                                  uint64_t sequence)
 {
     return &thread->views[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
 }
@@ -30,16 +32,16 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
                                   const uint8_t **ret_bytes, size_t *ret_size)
 {
     const struct cox_worker *worker = thread->worker;
-    const struct cox_bulk_peer peer = {
+    const struct cox_large_payload_origin peer = {
         .pid = worker->coordinator.pid,
         .start = worker->coordinator.start,
         .door_path = worker_depot(worker),
     };
-    struct cox_bulk_ref ref;
+    struct cox_large_payload_ref ref;
     struct cox_error why = {0};
-    int r = cox_bulk_ref_read(message, &ref, &why);
+    int r = cox_large_payload_ref_read(message, &ref, &why);
     if (r == 0)
-        r = cox_bulk_view_map(thread_view(thread, sequence), &ref, &peer, ret_bytes, &why);
+        r = cox_large_payload_view_map(thread_view(thread, sequence), &ref, &peer, ret_bytes, &why);
     if (r)
         return cox_fail(&thread->error, r, "the block that the request is in: %s", why.text);
     *ret_size = ref.size;
@@ -48,7 +50,7 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
 
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    cox_bulk_view_let_go(thread_view(thread, sequence));
+    cox_large_payload_view_release(thread_view(thread, sequence));
 }
 
 /* ---- answers ---- */
@@ -64,8 +66,8 @@ static void answer_release(struct cox_channel_thread *thread,
 {
     thread->answer_count -= answer->sequence != 0;
     answer->sequence = 0;
-    if (cox_bulk_is_large(&answer->block))
-        cox_bulk_drop(&thread->worker->bulk, &answer->block);
+    if (cox_large_payload_is_transient(&answer->block))
+        cox_large_payload_drop(&thread->worker->large_payloads, &answer->block);
 }
 
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
@@ -76,8 +78,8 @@ int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t
     /* What it held belongs to a request that has ended: this one is in the same frame. */
     thread->answer_count -= answer->sequence != 0;
     answer->sequence = 0;
-    int r = cox_bulk_reserve(&thread->worker->bulk, worker_depot(thread->worker), size,
-                             &answer->block, &why);
+    int r = cox_large_payload_reserve(&thread->worker->large_payloads, worker_depot(thread->worker),
+                                      size, &answer->block, &why);
     if (r)
         return cox_fail(err, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
     answer->sequence = sequence;
@@ -86,11 +88,11 @@ int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t
     return 0;
 }
 
-struct cox_bulk_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
-                                                   uint64_t sequence, uint64_t size)
+struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
+                                                            uint64_t sequence, uint64_t size)
 {
-    cox_fault_point(COX_FAULT_BULK_WRITTEN);
-    return cox_bulk_refer(&thread_answer_block(thread, sequence)->block, size);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
+    return cox_large_payload_refer(&thread_answer_block(thread, sequence)->block, size);
 }
 
 void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence)
@@ -112,8 +114,8 @@ COX_HOT void cox_channel_thread_release_blocks(struct cox_channel_thread *thread
 void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread)
 {
     for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++) {
-        cox_bulk_view_drop(&thread->views[slot]);
-        cox_bulk_drop(&thread->worker->bulk, &thread->answers[slot].block);
+        cox_large_payload_view_drop(&thread->views[slot]);
+        cox_large_payload_drop(&thread->worker->large_payloads, &thread->answers[slot].block);
         thread->answers[slot].sequence = 0;
     }
     thread->answer_count = 0;
