@@ -256,6 +256,10 @@ void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline
      * a late answer), so the slice is a short one. */
     uint64_t until = cox_deadline_min(deadline_ns, cox_deadline_after_ms(1));
     struct timespec ts = cox_deadline_timespec(until);
+    if (collector->collected) {
+        cox_collector_collect_room(collector, until);
+        return;
+    }
     pthread_mutex_lock(&collector->lock);
     pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &ts);
     pthread_mutex_unlock(&collector->lock);

@@ -279,6 +279,8 @@ int cox_collector_collect_call(struct cox_collector *collector, const struct cox
  */
 int cox_collector_collect(struct cox_collector *collector, struct cox_completion *completions,
                           uint32_t count_max, uint64_t deadline_ns, uint32_t *ret_count);
+/* For cox_collector_await_room: gathers, until something has ended or the deadline has passed. */
+void cox_collector_collect_room(struct cox_collector *collector, uint64_t deadline_ns);
 /* Ends what is in flight, once `stopping` is set. */
 void cox_collector_collect_rest(struct cox_collector *collector);
 /* With lock held, which it gives up meanwhile: until no request in flight asks the rank, or the

@@ -15,6 +15,7 @@ struct until {
     /* NULL: not asked for */
     const struct cox_waiter *waiter;
     uint32_t rank;
+    uint64_t ended;
 };
 
 typedef bool (*until_fn)(const struct until *until);
@@ -32,6 +33,11 @@ static bool call_is_done(const struct until *until)
 static bool rank_is_not_asked(const struct until *until)
 {
     return !cox_collector_asks(until->collector, until->rank);
+}
+
+static bool more_has_ended(const struct until *until)
+{
+    return until->collector->ended != until->ended;
 }
 
 static bool completion_is_kept(const struct until *until)
@@ -101,6 +107,15 @@ int cox_collector_collect_call(struct cox_collector *collector, const struct cox
         gather_until(&until, call_is_done, COX_DEADLINE_NEVER);
     pthread_mutex_unlock(&collector->lock);
     return waiter->status;
+}
+
+void cox_collector_collect_room(struct cox_collector *collector, uint64_t deadline_ns)
+{
+    struct until until = {.collector = collector};
+    pthread_mutex_lock(&collector->lock);
+    until.ended = collector->ended;
+    gather_until(&until, more_has_ended, deadline_ns);
+    pthread_mutex_unlock(&collector->lock);
 }
 
 void cox_collector_collect_rest(struct cox_collector *collector)

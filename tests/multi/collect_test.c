@@ -127,6 +127,16 @@ static void p4_what_is_not_collected_takes_room(void **state)
     while (r == 0)
         r = submit(g, "echo y", NULL, patience(), &err);
     assert_int_equal(r, COX_FULL);
+    /* A call gathers, which makes no room: the completions are nobody's but the host's. */
+    const struct cox_submit_options brief = {
+        .size = sizeof brief, .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(50)};
+    struct cox_error why = {0};
+    assert_int_equal(
+        cox_executor_call_opaque(test_group_executor(g), "echo z", 6, &brief, NULL, NULL, &why),
+        COX_TIMEOUT);
+    assert_non_null(strstr(why.text, "no room in time"));
+    if (!strstr(why.text, "frames are in flight")) /* a slow machine did not get that far */
+        assert_non_null(strstr(why.text, "completions wait to be collected"));
     while (collect(g, completions, DEPTH, cox_deadline_after_ms(100), &count) == 0) {
         for (uint32_t i = 0; i < count; i++)
             assert_true(completions[i].ranks[1].size == 1);
