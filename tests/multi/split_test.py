@@ -418,7 +418,7 @@ def test_m10_wrong_words():
                 (["link", "--name", b.name, "coxsplit.nobody"], 2, "no group 'coxsplit.nobody' is alive"),
                 (["link", "--name", "coxsplit.nobody", a.name], 2, "no group 'coxsplit.nobody' is alive"),
                 (["link", "--name", b.name, "a/b"], 2, "a/b"),
-                (["link", "--wait", "--name", b.name, a.name], 2, "is not an option of link"),
+                (["link", "--wait", "--name", b.name, a.name], 2, "--wait is no option of this command"),
                 (["link-status", "--name", b.name, a.name], 2, "is not expected here"),
                 (["role", "--name", b.name, "boss"], 2, "'boss' is no role: expected prefill, decode or standard"),
                 (["run", "--role", "boss"], 2, "'boss' is no role"),
