@@ -1,10 +1,8 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
-#include "coordinator/command/command.h"
 #include "coordinator/command/console.h"
 #include "engine/command/engine_command.h"
 
 #include <fcntl.h>
-#include <getopt.h>
 #include <signal.h>
 #include <string.h>
 
@@ -12,33 +10,12 @@
  * all. */
 #define FLUSH_MS 2000
 
-#ifndef COX_VERSION_TEXT
-#define COX_VERSION_TEXT "unknown"
-#endif
-
-static const struct {
-    const char *name;
-    int (*run)(int argc, char **argv);
-    const char *summary;
-} commands[] = {
-    {"generate", cox_command_generate, "start workers, complete prompts, print the text"},
-    {"eval", cox_command_eval, "start workers, count how many known answers they give"},
-    {"run", cox_command_run, "start workers and keep them until told to end"},
-    {"status", cox_command_status, "tell how a running group is"},
-    {"recover", cox_command_recover,
-     "pause, reinitialize or resume a running group, replace ranks"},
-    {"lora", cox_command_lora, "load, unload and list LoRA adapters of a running group"},
-    {"role", cox_command_role, "say whether a running group computes prompts, decodes, or both"},
-    {"link", cox_command_link, "let a running group read the KV caches of another one"},
-    {"unlink", cox_command_unlink, "take that back"},
-    {"link-status", cox_command_link_status, "tell how every rank's links are"},
-    {"pull-kv", cox_command_pull_kv, "try a pull of what another group holds"},
-    {"weights", cox_command_weights, "give a running group other weights, between two steps"},
-    {"stop", cox_command_stop, "end a running group and wait until it is gone"},
-    {"layout", cox_command_layout, "print what a group would create in shared memory"},
-    {"clean", cox_command_clean, "remove what dead groups left in shared memory"},
-    {"doctor", cox_command_doctor, "check what this machine lets a group do"},
-    {"handle", cox_command_handle, "say what a by-value handle means, and open it"},
+static const struct cox_command *const commands[] = {
+    &cox_command_generate, &cox_command_eval,        &cox_command_run,     &cox_command_status,
+    &cox_command_recover,  &cox_command_lora,        &cox_command_role,    &cox_command_link,
+    &cox_command_unlink,   &cox_command_link_status, &cox_command_pull_kv, &cox_command_weights,
+    &cox_command_stop,     &cox_command_layout,      &cox_command_clean,   &cox_command_doctor,
+    &cox_command_handle,
 };
 
 static void help(FILE *file)
@@ -50,7 +27,7 @@ static void help(FILE *file)
             "Drives the worker processes of a multi-process inference engine on this machine.\n"
             "\n");
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        fprintf(file, "  %-11s %s\n", commands[i].name, commands[i].summary);
+        fprintf(file, "  %-11s %s\n", commands[i]->name, commands[i]->summary);
     fprintf(file, "\ncoxswain COMMAND --help tells the options of a command.\n");
     cox_exit_help(file);
 }
@@ -71,19 +48,18 @@ int main(int argc, char **argv)
         return COX_EXIT_FAILED;
     /* A reader that is gone is an error of the write, with a text, not a silent death. */
     signal(SIGPIPE, SIG_IGN);
-    opterr = 0;
     const char *name = argc > 1 ? argv[1] : "";
     if (!strcmp(name, "--help") || !strcmp(name, "-h") || !strcmp(name, "help")) {
         help(stdout);
         return cox_exit_flushed(COX_EXIT_OK);
     }
     if (!strcmp(name, "--version")) {
-        printf("coxswain " COX_VERSION_TEXT "\n");
+        printf("coxswain %s\n", cox_version());
         return cox_exit_flushed(COX_EXIT_OK);
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)
-        if (!strcmp(name, commands[i].name)) {
-            int exit_status = commands[i].run(argc - 1, argv + 1);
+        if (!strcmp(name, commands[i]->name)) {
+            int exit_status = cox_command_main(commands[i], argc - 1, argv + 1);
             cox_console_flush(cox_deadline_after_ms(FLUSH_MS));
             return exit_status;
         }

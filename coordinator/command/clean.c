@@ -1,5 +1,5 @@
 /* coxswain clean: removes what dead groups left in /dev/shm, and their sockets. */
-#include "command.h"
+#include "runner.h"
 
 #include "channel/shm/control.h"
 #include "channel/socket/door.h"
@@ -7,28 +7,12 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define SUFFIX "_control"
-
-static void help(FILE *file)
-{
-    fprintf(file,
-            "Usage: coxswain clean [NAME]...\n"
-            "\n"
-            "Removes the regions and semaphores that dead groups left in /dev/shm: of the groups\n"
-            "named, or of all groups of this user. A group is removed only after the lock of its\n"
-            "control region was won, so that a live one is never touched. And, whoever is named,\n"
-            "all sockets in $XDG_RUNTIME_DIR/coxswain (or /tmp/coxswain-UID) that nobody listens\n"
-            "on, as every start does.\n"
-            "\n"
-            "  -h, --help  this text\n");
-    cox_exit_help(file);
-}
 
 /* Returns the exit status. asked: the user named this group, so that its being alive is worth an
  * error. */
@@ -107,23 +91,42 @@ static int clean_doors(void)
     return COX_EXIT_OK;
 }
 
-int cox_command_clean(int argc, char **argv)
+struct choice {
+    int count;
+    char *const *names;
+};
+
+static int take_names(void *context, int count, char *const *words, struct cox_error *err)
 {
-    static const struct option options[] = {{"help", no_argument, NULL, 'h'}, {NULL, 0, NULL, 0}};
-    struct cox_error err = {0};
-    for (int option; (option = getopt_long(argc, argv, "+h", options, NULL)) != -1;) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        cox_fail(&err, COX_INVALID, "%.64s is no option of this command", argv[optind - 1]);
-        return cox_exit_usage("clean", &err);
-    }
-    int status = optind == argc ? clean_all() : COX_EXIT_OK;
-    for (int i = optind; i < argc; i++) {
-        int one = clean_one(argv[i], true);
+    struct choice *choice = context;
+    (void)err;
+    choice->count = count;
+    choice->names = words;
+    return 0;
+}
+
+static int run(void *context)
+{
+    const struct choice *choice = context;
+    int status = choice->count == 0 ? clean_all() : COX_EXIT_OK;
+    for (int i = 0; i < choice->count; i++) {
+        int one = clean_one(choice->names[i], true);
         status = status ? status : one;
     }
     int doors = clean_doors();
-    return cox_exit_flushed(status ? status : doors);
+    return status ? status : doors;
 }
+
+const struct cox_command cox_command_clean = {
+    .name = "clean",
+    .summary = "remove what dead groups left in shared memory",
+    .arguments = "[NAME]...",
+    .text = "Removes the regions and semaphores that dead groups left in /dev/shm: of the groups "
+            "named, or of all groups of this user. A group is removed only after the lock of its "
+            "control region was won, so that a live one is never touched. Also removes, whichever "
+            "groups are named, all sockets in $XDG_RUNTIME_DIR/coxswain (or /tmp/coxswain-UID) "
+            "that no process listens on, as every start does.",
+    .choice_size = sizeof(struct choice),
+    .words = take_names,
+    .run = run,
+};

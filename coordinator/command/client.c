@@ -155,6 +155,67 @@ int cox_client_open(struct cox_client *client, const char *name, uint64_t deadli
     return 0;
 }
 
+/* ---- text ---- */
+
+/* Bytes of a well-formed character of more than one byte, 0: it is none. */
+static size_t character_size(const unsigned char *at)
+{
+    size_t size = at[0] >= 0xc2 && at[0] <= 0xdf   ? 2
+                  : (at[0] & 0xf0) == 0xe0         ? 3
+                  : at[0] >= 0xf0 && at[0] <= 0xf4 ? 4
+                                                   : 0;
+    for (size_t i = 1; i < size; i++)
+        if ((at[i] & 0xc0) != 0x80)
+            return 0;
+    /* Too long for its character, a surrogate, above the last one; C1 controls. */
+    if ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) ||
+        (at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f) ||
+        (at[0] == 0xc2 && at[1] < 0xa0))
+        return 0;
+    return size;
+}
+
+void cox_client_clean_text(char *text)
+{
+    for (unsigned char *at = (unsigned char *)text; *at;) {
+        size_t size = *at < 0x80 ? 0 : character_size(at);
+        if (size) {
+            at += size;
+            continue;
+        }
+        if ((*at < 0x20 && *at != '\n' && *at != '\t') || *at >= 0x7f)
+            *at = '?';
+        at++;
+    }
+}
+
+static void field_clean(const ProtobufCFieldDescriptor *field, uint8_t *message);
+
+/* Every text of a message and of those in it. */
+static void message_clean(ProtobufCMessage *message)
+{
+    for (unsigned i = 0; i < message->descriptor->n_fields; i++)
+        field_clean(&message->descriptor->fields[i], (uint8_t *)message);
+}
+
+static void field_clean(const ProtobufCFieldDescriptor *field, uint8_t *message)
+{
+    bool is_text = field->type == PROTOBUF_C_TYPE_STRING;
+    bool is_list = field->label == PROTOBUF_C_LABEL_REPEATED;
+    bool is_other = (field->flags & PROTOBUF_C_FIELD_FLAG_ONEOF) != 0 &&
+                    *(uint32_t *)(void *)(message + field->quantifier_offset) != field->id;
+    if ((!is_text && field->type != PROTOBUF_C_TYPE_MESSAGE) || is_other)
+        return;
+    size_t count = is_list ? *(size_t *)(void *)(message + field->quantifier_offset) : 1;
+    void **items = is_list ? *(void ***)(void *)(message + field->offset)
+                           : (void **)(void *)(message + field->offset);
+    for (size_t i = 0; i < count; i++)
+        if (items[i] && is_text)
+            cox_client_clean_text(items[i]);
+        else if (items[i])
+            message_clean(items[i]);
+}
+
 /* ---- requests ---- */
 
 int cox_client_error(const struct CoxswainControl__Error *told, struct cox_error *err)
@@ -181,8 +242,10 @@ int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlRe
         r = cox_arena_init(&client->arena, 0, REPLY_ARENA_MAX);
     if (!r)
         r = cox_wire_control_reply_unpack(&client->arena, bytes, size, ret_reply);
-    return r ? cox_fail(err, r, "what the group answers makes no sense: %s", cox_status_text(r))
-             : 0;
+    if (r)
+        return cox_fail(err, r, "the group's reply is not valid: %s", cox_status_text(r));
+    message_clean(&(*ret_reply)->base);
+    return 0;
 }
 
 static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_reply **ret_reply,
@@ -237,6 +300,21 @@ int cox_client_ask(struct cox_client *client, const struct CoxswainControl__Cont
     return 0;
 }
 
+int cox_client_expect(struct cox_client *client,
+                      const struct CoxswainControl__ControlRequest *request, int reply_case,
+                      uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
+                      struct cox_error *err)
+{
+    control_reply *reply = NULL;
+    int r = cox_client_ask(client, request, deadline_ns, &reply, err);
+    if (r)
+        return r;
+    if ((int)reply->reply_case != reply_case)
+        return cox_fail(err, COX_CORRUPT, "the group's reply is not one to this request");
+    *ret_reply = reply;
+    return 0;
+}
+
 int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
                       struct CoxswainControl__StatusReply **ret_status, struct cox_error *err)
 {
@@ -244,12 +322,11 @@ int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
     control_request request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STATUS;
     request.status = &status;
-    control_reply *reply;
-    int r = cox_client_ask(client, &request, deadline_ns, &reply, err);
+    control_reply *reply = NULL;
+    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS,
+                              deadline_ns, &reply, err);
     if (r)
         return r;
-    if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_STATUS)
-        return cox_fail(err, COX_CORRUPT, "the group answered something else than its status");
     *ret_status = reply->status;
     return 0;
 }
@@ -281,38 +358,4 @@ int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
                      err, COX_TIMEOUT,
                      "the coordinator of the group '%s' lives and does not answer: it is stopped, or stuck; what was printed is right",
                      watch->name);
-}
-
-/* ---- text ---- */
-
-/* Bytes of a well-formed character of more than one byte, 0: it is none. */
-static size_t character_size(const unsigned char *at)
-{
-    size_t size = at[0] >= 0xc2 && at[0] <= 0xdf   ? 2
-                  : (at[0] & 0xf0) == 0xe0         ? 3
-                  : at[0] >= 0xf0 && at[0] <= 0xf4 ? 4
-                                                   : 0;
-    for (size_t i = 1; i < size; i++)
-        if ((at[i] & 0xc0) != 0x80)
-            return 0;
-    /* Too long for its character, a surrogate, above the last one; C1 controls. */
-    if ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) ||
-        (at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f) ||
-        (at[0] == 0xc2 && at[1] < 0xa0))
-        return 0;
-    return size;
-}
-
-void cox_client_clean_text(char *text)
-{
-    for (unsigned char *at = (unsigned char *)text; *at;) {
-        size_t size = *at < 0x80 ? 0 : character_size(at);
-        if (size) {
-            at += size;
-            continue;
-        }
-        if ((*at < 0x20 && *at != '\n' && *at != '\t') || *at >= 0x7f)
-            *at = '?';
-        at++;
-    }
 }

@@ -4,7 +4,8 @@
  * Threads: one at a time.
  * Ownership: what a reply points to is lent until the next call on the same client.
  * Blocks: open and ask until their deadline.
- * Bytes of the group are input: what makes no sense is COX_CORRUPT.
+ * Bytes of the group are input: what makes no sense is COX_CORRUPT. The texts of a reply are safe
+ *   to print: see cox_client_clean_text.
  * If the process dies: the kernel closes the connection, and the group forgets what it asked.
  */
 #ifndef COX_COORDINATOR_CLIENT_H
@@ -53,6 +54,11 @@ int cox_client_ask(struct cox_client *client, const struct CoxswainControl__Cont
  * -ENOMEM. */
 int cox_client_next(struct cox_client *client, struct CoxswainControl__ControlReply **ret_reply,
                     struct cox_error *err);
+/* As ask, for one kind of reply: its reply_case. COX_CORRUPT: it is another one. */
+int cox_client_expect(struct cox_client *client,
+                      const struct CoxswainControl__ControlRequest *request, int reply_case,
+                      uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
+                      struct cox_error *err);
 int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
                       struct CoxswainControl__StatusReply **ret_status, struct cox_error *err);
 

@@ -1,8 +1,5 @@
 /*
- * command: the sub-commands of coxswain, and what they have in common.
- *
- * Each takes its own argv, with the command's name in argv[0], and returns the exit status of the
- * program. They print.
+ * command: the exit status of the program, and errors on standard error.
  */
 #ifndef COX_COORDINATOR_COMMAND_H
 #define COX_COORDINATOR_COMMAND_H
@@ -11,28 +8,13 @@
 
 #include <stdio.h>
 
-enum cox_exit {
+enum cox_exit_status {
     COX_EXIT_OK = 0,
     COX_EXIT_FAILED = 1,   /* it did not work, and no worker is to blame */
     COX_EXIT_USAGE = 2,    /* options or input */
     COX_EXIT_WORKER = 3,   /* a worker died, failed, or did not answer */
     COX_EXIT_SIGNAL = 128, /* and the number of the signal that ended it */
 };
-
-int cox_command_status(int argc, char **argv);
-int cox_command_stop(int argc, char **argv);
-int cox_command_recover(int argc, char **argv);
-int cox_command_lora(int argc, char **argv);
-int cox_command_link(int argc, char **argv);
-int cox_command_unlink(int argc, char **argv);
-int cox_command_link_status(int argc, char **argv);
-int cox_command_role(int argc, char **argv);
-int cox_command_pull_kv(int argc, char **argv);
-int cox_command_layout(int argc, char **argv);
-int cox_command_clean(int argc, char **argv);
-int cox_command_doctor(int argc, char **argv);
-int cox_command_weights(int argc, char **argv);
-int cox_command_handle(int argc, char **argv);
 
 /* The lines of --help that tell the exit statuses. */
 void cox_exit_help(FILE *file);

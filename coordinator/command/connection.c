@@ -1,35 +1,55 @@
 #include "connection.h"
 
 #include "channel/shm/geometry.h"
+#include "options.h"
 
-int cox_connection_take(struct cox_connection *target, int option, char *const *argv,
-                        struct cox_error *err)
+enum {
+    KEY_NAME = COX_OPTION_KEY(0),
+    KEY_DOOR,
+    KEY_TIMEOUT,
+    KEY_JSON,
+};
+
+static int take(void *choice, int key, const char *value, struct cox_error *err)
 {
-    struct cox_group_choice other;
-    switch (option) {
-    case COX_OPTION_NAME:
-        target->name = optarg;
-        return cox_name_check(optarg, err);
-    case COX_OPTION_DOOR:
-        target->door = optarg;
+    struct cox_connection *connection = choice;
+    switch (key) {
+    case KEY_NAME:
+        connection->name = value;
+        return cox_name_check(value, err);
+    case KEY_DOOR:
+        connection->door = value;
         return 0;
-    case COX_OPTION_TIMEOUT:
-        return cox_parse_seconds("--timeout", optarg, &target->timeout_ms, err);
-    default: /* what getopt_long did not understand */
-        return cox_group_choice_take(&other, option, optarg, argv, err);
+    case KEY_TIMEOUT:
+        return cox_parse_seconds("--timeout", value, &connection->timeout_ms, err);
+    default: /* KEY_JSON */
+        connection->json = true;
+        return 0;
     }
 }
 
-int cox_connection_check(const struct cox_connection *target, struct cox_error *err)
+static int check(const void *choice, struct cox_error *err)
 {
-    return target->name && target->door
+    const struct cox_connection *connection = choice;
+    return connection->name && connection->door
                ? cox_fail(err, COX_INVALID, "a group has either a --name or a --door")
                : 0;
 }
 
-int cox_connection_open(const struct cox_connection *target, struct cox_client *client,
+static const struct argp_option options[] = {
+    {"name", KEY_NAME, "NAME", 0, "name of the group (default: the only one that is alive)", 0},
+    {"door", KEY_DOOR, "PATH", 0, "the same by its door, as `coxswain run` prints it", 0},
+    {"timeout", KEY_TIMEOUT, "SEC", 0, "give up after this time", 0},
+    {"json", KEY_JSON, NULL, 0, "print the reply as one JSON object", 0},
+    {0},
+};
+
+const struct cox_option_group cox_connection_options = {
+    .title = "The group:", .options = options, .take = take, .check = check};
+
+int cox_connection_open(const struct cox_connection *connection, struct cox_client *client,
                         uint64_t deadline_ns, struct cox_error *err)
 {
-    return target->door ? cox_client_open_path(client, target->door, deadline_ns, err)
-                        : cox_client_open(client, target->name, deadline_ns, err);
+    return connection->door ? cox_client_open_path(client, connection->door, deadline_ns, err)
+                            : cox_client_open(client, connection->name, deadline_ns, err);
 }

@@ -1,5 +1,5 @@
 /* coxswain doctor: what this machine lets a group do, and what to change where it does not. */
-#include "command.h"
+#include "options.h"
 
 #include "channel/shm/control.h"
 #include "channel/socket/door.h"
@@ -8,7 +8,6 @@
 #include "doctor_checks.h"
 
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -348,62 +347,60 @@ static void check_processors(struct doctor *doctor, const struct cox_cgroup_limi
                 quota->state == COX_CGROUP_NONE ? "none" : "cannot be told");
 }
 
-static void help(FILE *file)
+static int take(void *choice, int key, const char *value, struct cox_error *err)
 {
-    fprintf(
-        file,
-        "Usage: coxswain doctor [-n N]\n"
-        "\n"
-        "Looks at what this machine lets a group do: shared memory, sockets, process handles, limits,\n"
-        "memory, clock and processors, and says what to change. BAD keeps a group from starting\n"
-        "or working; note is worth knowing. Exit status 1 when something is BAD.\n"
-        "\n"
-        "  -n N, --ranks N  a group of N ranks has to start (default: 8 is measured, but what\n"
-        "                   lets at least one rank start is only a note)\n"
-        "  -h, --help       this text\n");
-    cox_exit_help(file);
+    struct doctor *doctor = choice;
+    uint64_t count;
+    (void)key;
+    int r = cox_parse_number("-n", value, 1, COX_RANK_COUNT_MAX, &count, err);
+    if (r)
+        return r;
+    doctor->rank_count = (uint32_t)count;
+    doctor->asked = true;
+    return 0;
 }
 
-int cox_command_doctor(int argc, char **argv)
+static void init(void *choice)
 {
-    static const struct option options[] = {{"ranks", required_argument, NULL, 'n'},
-                                            {"help", no_argument, NULL, 'h'},
-                                            {NULL, 0, NULL, 0}};
-    struct doctor doctor = {.rank_count = 8};
-    struct cox_error err = {0};
-    int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, "+n:h", options, NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        if (option != 'n') {
-            r = cox_fail(&err, COX_INVALID, "'%.64s' is no argument of this command",
-                         argv[optind - 1]);
-        } else {
-            char *end;
-            unsigned long count = strtoul(optarg, &end, 10);
-            if (*end || end == optarg || count < 1 || count > COX_RANK_COUNT_MAX)
-                r = cox_fail(&err, COX_INVALID, "-n '%.64s': the number of ranks must be 1 to %d",
-                             optarg, COX_RANK_COUNT_MAX);
-            doctor.rank_count = (uint32_t)count;
-            doctor.asked = true;
-        }
-    }
-    if (!r && optind < argc)
-        r = cox_fail(&err, COX_INVALID, "'%.64s' is no argument of this command", argv[optind]);
-    if (r)
-        return cox_exit_usage("doctor", &err);
+    struct doctor *doctor = choice;
+    doctor->rank_count = 8;
+}
+
+static int run(void *choice)
+{
+    struct doctor *doctor = choice;
     struct cox_cgroup cgroup;
     cox_cgroup_read("", &cgroup);
-    check_shared_memory(&doctor);
-    check_calls(&doctor);
-    check_door(&doctor);
-    check_handles(&doctor);
-    check_limits(&doctor);
-    check_tasks(&doctor, &cgroup.pids);
-    check_memory(&doctor, &cgroup);
-    check_clock(&doctor);
-    check_processors(&doctor, &cgroup.cpu);
-    return cox_exit_flushed(doctor.bad_count ? COX_EXIT_FAILED : COX_EXIT_OK);
+    check_shared_memory(doctor);
+    check_calls(doctor);
+    check_door(doctor);
+    check_handles(doctor);
+    check_limits(doctor);
+    check_tasks(doctor, &cgroup.pids);
+    check_memory(doctor, &cgroup);
+    check_clock(doctor);
+    check_processors(doctor, &cgroup.cpu);
+    return doctor->bad_count ? COX_EXIT_FAILED : COX_EXIT_OK;
 }
+
+static const struct argp_option options[] = {
+    {"ranks", 'n', "N", 0,
+     "a group of N ranks has to start (default: 8 is measured, but what lets at least one rank "
+     "start is only a note)",
+     0},
+    {0},
+};
+static const struct cox_option_group doctor_options = {.options = options, .take = take};
+
+const struct cox_command cox_command_doctor = {
+    .name = "doctor",
+    .summary = "check what this machine lets a group do",
+    .text = "Checks what this machine lets a group do: shared memory, sockets, process handles, "
+            "limits, memory, clock and processors, and says what to change. BAD keeps a group from "
+            "starting or working; note is worth knowing. The exit status is 1 when something is "
+            "BAD.",
+    .choice_size = sizeof(struct doctor),
+    .init = init,
+    .groups = {{&doctor_options, 0}},
+    .run = run,
+};

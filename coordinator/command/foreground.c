@@ -137,6 +137,7 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
 {
     const struct cox_group_choice *group = from->group;
     struct cox_executor_options made = {
+        .size = sizeof(struct cox_executor_options),
         .name = group->name,
         .rank_count = group->rank_count,
         .command = from->command,
@@ -147,9 +148,9 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
         .keep_names = group->keep_names,
         .attach = group->attach,
         .huge_pages = group->huge_pages,
-        .no_bulk = group->no_bulk,
-        .bulk_size_max = group->bulk_size,
-        .reply_size_max = group->bulk_size,
+        .no_large_payloads = group->no_large_payloads,
+        .large_payload_size_max = group->large_payload_size,
+        .reply_size_max = group->large_payload_size,
         .external_workers = from->external,
         .need_door = from->need_door,
         .start_timeout_ms = group->start_timeout_ms,

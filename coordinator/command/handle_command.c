@@ -1,5 +1,5 @@
 /* coxswain handle: what a by-value handle says, and whether it opens here. */
-#include "command.h"
+#include "runner.h"
 
 #include "channel/socket/door.h"
 #include "channel/handle/handle_internal.h"
@@ -7,7 +7,6 @@
 
 #include <ctype.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,25 +30,6 @@ struct handle_options {
     /* the door of `name` */
     char found[COX_DOOR_PATH_SIZE];
 };
-
-static void help(FILE *file)
-{
-    fprintf(
-        file,
-        "Usage: coxswain handle [OPTION]... FILE\n"
-        "\n"
-        "Reads the 64 bytes of a by-value handle from FILE (-: standard input), says what is in\n"
-        "them and whether its exporter lives, opens the handle as a worker would, says which way\n"
-        "that went, and prints the first bytes of the memory.\n"
-        "\n"
-        "      --hex        FILE has the handle as 128 hexadecimal digits; blanks do not count\n"
-        "      --bytes N    print at most N bytes of the memory (default %d, 0: none)\n"
-        "      --door PATH  where to ask for it when pidfd_getfd is missing or denied\n"
-        "      --name NAME  the same: the door of this group\n"
-        "  -h, --help       this text\n",
-        DUMP_SIZE_DEFAULT);
-    cox_exit_help(file);
-}
 
 /* ---- the file ---- */
 
@@ -230,10 +210,12 @@ static int opened_print(const struct handle_options *options, const struct cox_h
 
 /* ---- the command ---- */
 
-static const struct option long_options[] = {
-    {"hex", no_argument, NULL, 'x'},        {"bytes", required_argument, NULL, 'b'},
-    {"door", required_argument, NULL, 'd'}, {"name", required_argument, NULL, 'n'},
-    {"help", no_argument, NULL, 'h'},       {NULL, 0, NULL, 0}};
+enum {
+    KEY_HEX = COX_OPTION_KEY(0),
+    KEY_BYTES,
+    KEY_DOOR,
+    KEY_NAME,
+};
 
 static int bytes_parse(const char *text, uint64_t *ret_size, struct cox_error *err)
 {
@@ -247,63 +229,86 @@ static int bytes_parse(const char *text, uint64_t *ret_size, struct cox_error *e
     return 0;
 }
 
-/* *ret_help: only help is wanted. */
-static int options_parse(struct handle_options *options, int argc, char **argv, bool *ret_help,
-                         struct cox_error *err)
+static int take(void *choice, int key, const char *value, struct cox_error *err)
 {
-    int r = 0;
-    for (int option; r == 0 && (option = getopt_long(argc, argv, "h", long_options, NULL)) != -1;) {
-        if (option == 'h') {
-            *ret_help = true;
-            return 0;
-        }
-        if (option == 'x')
-            options->hex = true;
-        else if (option == 'b')
-            r = bytes_parse(optarg, &options->dump_size, err);
-        else if (option == 'd')
-            options->door_path = optarg;
-        else if (option == 'n')
-            options->name = optarg;
-        else
-            r = cox_fail(err, COX_INVALID, "%.64s is no option of this command, or lacks its value",
-                         argv[optind - 1]);
+    struct handle_options *options = choice;
+    switch (key) {
+    case KEY_HEX:
+        options->hex = true;
+        return 0;
+    case KEY_BYTES:
+        return bytes_parse(value, &options->dump_size, err);
+    case KEY_DOOR:
+        options->door_path = value;
+        return 0;
+    default: /* KEY_NAME */
+        options->name = value;
+        return 0;
     }
-    if (r == 0 && optind + 1 != argc)
-        r = cox_fail(err, COX_INVALID, "%d files named, expected one", argc - optind);
-    if (r == 0 && options->door_path && options->name)
-        r = cox_fail(err, COX_INVALID, "--door and --name are two ways to say the same: use one");
-    if (r == 0)
-        options->file = argv[optind];
-    if (r == 0 && options->name) {
-        r = cox_door_find(options->name, options->found, err);
-        options->door_path = options->found;
-    }
-    return r;
 }
 
-int cox_command_handle(int argc, char **argv)
+static int take_file(void *choice, int count, char *const *words, struct cox_error *err)
 {
-    struct handle_options options = {.dump_size = DUMP_SIZE_DEFAULT};
+    struct handle_options *options = choice;
+    if (count != 1)
+        return cox_fail(err, COX_INVALID, "%d files named, expected one", count);
+    if (options->door_path && options->name)
+        return cox_fail(err, COX_INVALID,
+                        "--door and --name are two ways to say the same: use one");
+    options->file = words[0];
+    if (!options->name)
+        return 0;
+    options->door_path = options->found;
+    return cox_door_find(options->name, options->found, err);
+}
+
+static void init(void *choice)
+{
+    struct handle_options *options = choice;
+    options->dump_size = DUMP_SIZE_DEFAULT;
+}
+
+static int run(void *choice)
+{
+    const struct handle_options *options = choice;
     struct cox_handle handle;
     struct cox_handle_info info;
     struct cox_error err = {0}, why = {0};
-    bool wants_help = false;
-    int r = options_parse(&options, argc, argv, &wants_help, &err);
-    if (r)
-        return cox_exit_usage("handle", &err);
-    if (wants_help) {
-        help(stdout);
-        return cox_exit_flushed(COX_EXIT_OK);
-    }
-    r = handle_read(&options, &handle, &err);
+    int r = handle_read(options, &handle, &err);
     if (r == 0 && cox_handle_parse(&handle, &info, &why))
-        r = cox_fail(&err, COX_INVALID, "%.200s: %s", options.file, why.text);
+        r = cox_fail(&err, COX_INVALID, "%.200s: %s", options->file, why.text);
     if (r) { /* the file's fault, no worker's */
         cox_console_say("%s", err.text);
         return COX_EXIT_USAGE;
     }
     info_print(&info);
-    r = opened_print(&options, &handle, &info, &err);
-    return cox_exit_flushed(r ? cox_exit_with(&err) : COX_EXIT_OK);
+    return opened_print(options, &handle, &info, &err) ? cox_exit_with(&err) : COX_EXIT_OK;
 }
+
+#define TEXT(number) TEXT_OF(number)
+#define TEXT_OF(number) #number
+
+static const struct argp_option option_table[] = {
+    {"hex", KEY_HEX, NULL, 0, "FILE has the handle as 128 hexadecimal digits; blanks do not count",
+     0},
+    {"bytes", KEY_BYTES, "N", 0,
+     "print at most N bytes of the memory (default " TEXT(DUMP_SIZE_DEFAULT) ", 0: none)", 0},
+    {"door", KEY_DOOR, "PATH", 0, "where to ask for it when pidfd_getfd is missing or denied", 0},
+    {"name", KEY_NAME, "NAME", 0, "the same: the door of this group", 0},
+    {0},
+};
+static const struct cox_option_group handle_group = {.options = option_table, .take = take};
+
+const struct cox_command cox_command_handle = {
+    .name = "handle",
+    .summary = "say what a by-value handle means, and open it",
+    .arguments = "FILE",
+    .text = "Reads the 64 bytes of a by-value handle from FILE (-: standard input), prints what is "
+            "in them and whether its exporter lives, opens the handle as a worker would, prints "
+            "the way that was taken, and the first bytes of the memory.",
+    .choice_size = sizeof(struct handle_options),
+    .init = init,
+    .groups = {{&handle_group, 0}},
+    .words = take_file,
+    .run = run,
+};

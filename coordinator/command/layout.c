@@ -1,6 +1,6 @@
 #include "command.h"
 
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/shm/geometry.h"
 #include "channel/shm/region.h"
 #include "options.h"
@@ -9,24 +9,6 @@
 #include <semaphore.h>
 #include <string.h>
 #include <unistd.h>
-
-static void help(FILE *file)
-{
-    fprintf(
-        file,
-        "Usage: coxswain layout [OPTION]...\n"
-        "\n"
-        "Prints every shared memory object that a group would create, its size, every semaphore with\n"
-        "its starting value, the totals, and what is free. Nothing is created.\n"
-        "\n");
-    cox_layout_options_help(file);
-    cox_exit_help(file);
-}
-
-static const struct option long_options[] = {
-    COX_LAYOUT_LONG_OPTIONS,
-    {NULL, 0, NULL, 0},
-};
 
 static void print_regions(const struct cox_geometry *geometry, const char *name,
                           const char *objects)
@@ -121,37 +103,35 @@ static void print_sealed(const struct cox_geometry *geometry)
 }
 
 /* Not reserved: made when it is needed, and given back. */
-static void print_bulk(const struct cox_geometry *geometry)
+static void print_large_payloads(const struct cox_geometry *geometry)
 {
     if (!geometry->legacy)
-        printf("bulk 0, until something does not fit; then %" PRIu64
+        printf("large payloads 0, until something does not fit; then %" PRIu64
                " at most are kept per frame and slot\n",
-               COX_BULK_KEEP_SIZE);
+               COX_LARGE_PAYLOAD_KEEP_SIZE);
 }
 
-int cox_command_layout(int argc, char **argv)
+static int take_geometry(const struct cox_group_choice *group, struct cox_geometry *ret_geometry,
+                         struct cox_error *err)
 {
-    struct cox_group_choice group;
-    struct cox_error error = {0};
-    cox_group_choice_init(&group);
-    int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
-                                       NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        r = cox_group_choice_take(&group, option, optarg, argv, &error);
-    }
-    if (!r && optind < argc)
-        r = cox_fail(&error, COX_INVALID, "'%.64s' is one argument too many", argv[optind]);
+    const struct cox_geometry_choice choice = cox_group_choice_geometry(group);
+    return cox_geometry_resolve(group->rank_count, &choice, ret_geometry, err);
+}
+
+static int check(const void *choice, struct cox_error *err)
+{
     struct cox_geometry geometry;
-    const struct cox_geometry_choice choice = cox_group_choice_geometry(&group);
-    if (!r)
-        r = cox_geometry_resolve(group.rank_count, &choice, &geometry, &error);
-    if (r)
-        return cox_exit_usage("layout", &error);
-    const char *name = group.name ? group.name : "NAME";
+    return take_geometry(choice, &geometry, err);
+}
+
+static int run(void *choice)
+{
+    const struct cox_group_choice *group = choice;
+    struct cox_error error = {0};
+    struct cox_geometry geometry;
+    if (take_geometry(group, &geometry, &error))
+        return cox_exit_with(&error);
+    const char *name = group->name ? group->name : "NAME";
     if (geometry.sealed) {
         print_sealed(&geometry);
     } else {
@@ -161,6 +141,25 @@ int cox_command_layout(int argc, char **argv)
         print_bells(&geometry, objects);
         print_totals(&geometry);
     }
-    print_bulk(&geometry);
-    return cox_exit_flushed(COX_EXIT_OK);
+    print_large_payloads(&geometry);
+    return COX_EXIT_OK;
 }
+
+static void init(void *choice)
+{
+    cox_group_choice_init(choice);
+}
+
+static const struct argp_option no_options[] = {{0}};
+static const struct cox_option_group checked = {.options = no_options, .check = check};
+
+const struct cox_command cox_command_layout = {
+    .name = "layout",
+    .summary = "print what a group would create in shared memory",
+    .text = "Prints every shared memory object that a group would create, its size, every "
+            "semaphore with its starting value, the totals, and what is free. Nothing is created.",
+    .choice_size = sizeof(struct cox_group_choice),
+    .init = init,
+    .groups = {{&cox_layout_option_group, 0}, {&checked, 0}},
+    .run = run,
+};

@@ -27,19 +27,6 @@ static uint64_t answer_deadline_ns(uint64_t deadline_ns)
                                                         : COX_DEADLINE_NEVER;
 }
 
-int cox_client_expect(struct cox_client *client, const control_request *request, int reply_case,
-                      uint64_t deadline_ns, control_reply **ret_reply, struct cox_error *err)
-{
-    control_reply *reply = NULL;
-    int r = cox_client_ask(client, request, deadline_ns, &reply, err);
-    if (r)
-        return r;
-    if ((int)reply->reply_case != reply_case)
-        return cox_fail(err, COX_CORRUPT, "the group answered something else than what was asked");
-    *ret_reply = reply;
-    return 0;
-}
-
 int cox_client_kv_info(struct cox_client *client, int64_t hold, uint64_t deadline_ns,
                        struct CoxswainControl__KvInfoReply **ret_info, struct cox_error *err)
 {
@@ -94,8 +81,6 @@ static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t
         *ret_state = (enum cox_group_link_state)link->state;
         if (link->state != COX_GROUP_LINK_FAILED)
             return 0;
-        if (link->text)
-            cox_client_clean_text(link->text);
         return cox_fail(err, COX_REJECTED, "'%s' could not be linked: %s (%" PRId32 ")", owner_name,
                         link->text ? link->text : "no reason was given", link->code);
     }

@@ -15,11 +15,6 @@
 struct CoxswainControl__KvInfoReply;
 struct CoxswainControl__LinkStatusReply;
 
-/* cox_client_ask for one kind of answer (a reply_case). COX_CORRUPT: it is another one. */
-int cox_client_expect(struct cox_client *client,
-                      const struct CoxswainControl__ControlRequest *request, int reply_case,
-                      uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
-                      struct cox_error *err);
 /* hold: of a sequence, 0: none. */
 int cox_client_kv_info(struct cox_client *client, int64_t hold, uint64_t deadline_ns,
                        struct CoxswainControl__KvInfoReply **ret_info, struct cox_error *err);

@@ -124,19 +124,6 @@ void cox_group_choice_init(struct cox_group_choice *options)
     *options = (struct cox_group_choice){.rank_count = COX_GROUP_CHOICE_RANK_COUNT_DEFAULT};
 }
 
-/* What getopt_long does not understand; opterr is 0, so that it says nothing itself. */
-static int not_understood(int option, char *const *argv, struct cox_error *err)
-{
-    const char *argument = argv[optind - 1];
-    char letter[3] = {'-', (char)optopt, 0};
-    /* For a letter optind may still stand on the cluster it is in. */
-    bool is_letter = optopt > 0 && optopt < 256;
-    if (option == ':')
-        return cox_fail(err, COX_INVALID, "%s needs a value", is_letter ? letter : argument);
-    return cox_fail(err, COX_INVALID, "%s is no option of this command, or is ambiguous",
-                    is_letter && optopt != 0 ? letter : argument);
-}
-
 static int parse_spin(const char *value, enum cox_spin *ret_spin, struct cox_error *err)
 {
     uint32_t spin = 0;
@@ -148,9 +135,9 @@ static int parse_spin(const char *value, enum cox_spin *ret_spin, struct cox_err
     return 0;
 }
 
-int cox_group_choice_take(struct cox_group_choice *options, int option, const char *value,
-                          char *const *argv, struct cox_error *err)
+static int take(void *choice, int option, const char *value, struct cox_error *err)
 {
+    struct cox_group_choice *options = choice;
     uint64_t number;
     int r = 0;
     switch (option) {
@@ -190,11 +177,11 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
     case COX_OPTION_NO_SHARED_WEIGHTS:
         options->own_weights = true;
         return 0;
-    case COX_OPTION_NO_BULK:
-        options->no_bulk = true;
+    case COX_OPTION_NO_LARGE_PAYLOADS:
+        options->no_large_payloads = true;
         return 0;
-    case COX_OPTION_BULK_SIZE:
-        return cox_parse_size("--bulk-size", value, &options->bulk_size, err);
+    case COX_OPTION_LARGE_PAYLOAD_SIZE:
+        return cox_parse_size("--large-payload-size", value, &options->large_payload_size, err);
     case COX_OPTION_REQUEST_SIZE:
         return channel_size("--request-size", value, options->request_size, err);
     case COX_OPTION_RESPONSE_SIZE:
@@ -221,14 +208,12 @@ int cox_group_choice_take(struct cox_group_choice *options, int option, const ch
         return cox_parse_seconds("--restart-window", value, &options->recovery.window_ms, err);
     case COX_OPTION_RESTART_BACKOFF:
         return parse_backoff(value, &options->recovery, err);
-    case COX_OPTION_ASYNC_SCHEDULING:
+    default: /* COX_OPTION_ASYNC_SCHEDULING */
         if (strcmp(value, "on") != 0 && strcmp(value, "off") != 0)
             return cox_fail(err, COX_INVALID, "--async-scheduling is '%.64s': expected on or off",
                             value);
         options->steps_in_flight = strcmp(value, "on") == 0 ? ASYNC_STEPS_IN_FLIGHT : 1;
         return 0;
-    default:
-        return not_understood(option, argv, err);
     }
 }
 
@@ -252,8 +237,8 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
     if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
         return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
-    if (options->no_bulk && options->bulk_size)
-        return cox_fail(err, COX_INVALID, "--bulk-size: not with --no-bulk");
+    if (options->no_large_payloads && options->large_payload_size)
+        return cox_fail(err, COX_INVALID, "--large-payload-size: not with --no-large-payloads");
     const struct cox_restart_policy *recovery = &options->recovery;
     if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&
         recovery->on_death != COX_ON_DEATH_RESTART &&
@@ -273,74 +258,100 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
     return 0;
 }
 
-void cox_layout_options_help(FILE *file)
-{
-    fprintf(
-        file,
-        "  -n, --ranks N             worker processes, 1 to %d (default %d); the reference worker\n"
-        "                            divides a model among 1, 2, 4 or 8\n"
-        "      --name NAME           name of the group (default: made of the process id)\n"
-        "      --depth D             requests in flight per channel, 1 to %d (default %d)\n"
-        "      --spin off|auto|max   whoever waits looks before it sleeps: not at all, for 50 us (auto,\n"
-        "                            the default), or for 2 ms; only where ranks + 1 fit the processors\n"
-        "                            that affinity and cgroup quota allow; never with\n"
-        "                            --legacy-workers\n"
-        "      --attach named|sealed how workers come to the group's memory: by names in /dev/shm\n"
-        "                            (default), or by fds at the group's door, where nothing has a\n"
-        "                            name and no worker can touch what is not its own\n"
-        "      --legacy-workers      the names, sizes and rules of MindIE-LLM workers; depth 1\n"
-        "      --request-size CHANNEL=BYTES[K|M|G]\n"
-        "      --response-size CHANNEL=BYTES[K|M|G]\n"
-        "                            bytes of a channel's region; CHANNEL is execute,\n"
-        "                            shared_sync_link, transfer, recover_command, execute_error\n"
-        "  -h, --help                this text\n",
-        COX_RANK_COUNT_MAX, COX_GROUP_CHOICE_RANK_COUNT_DEFAULT, COX_DEPTH_MAX, COX_DEPTH_DEFAULT);
-}
+/* ---- tables ---- */
 
-void cox_recovery_options_help(FILE *file)
-{
-    fprintf(
-        file,
-        "      --on-death WHAT       when a worker dies: fail, the default, ends; wait waits for\n"
-        "                            `coxswain recover restart`; restart replaces the dead one;\n"
-        "                            restart-all starts all of them again. Prompts go on where\n"
-        "                            they were\n"
-        "      --restart-max N       more than N deaths within the window fail (default 5)\n"
-        "      --restart-window SEC  that window (default 60)\n"
-        "      --restart-backoff MIN[-MAX]\n"
-        "                            seconds before a worker is replaced again, doubled each time\n"
-        "                            (default 0.1-5)\n");
-}
+#define NUMBER_TEXT(number) NUMBER_TEXT_OF(number)
+#define NUMBER_TEXT_OF(number) #number
 
-void cox_async_options_help(FILE *file)
-{
-    fprintf(
-        file,
-        "      --async-scheduling on|off\n"
-        "                            plan and send the next step while the workers compute one\n"
-        "                            (default on, where --depth and the workers allow it)\n");
-}
+static const struct argp_option layout_options[] = {
+    {"ranks", 'n', "N", 0,
+     "worker processes, 1 to " NUMBER_TEXT(COX_RANK_COUNT_MAX) " (default " NUMBER_TEXT(
+         COX_GROUP_CHOICE_RANK_COUNT_DEFAULT) "); the reference worker divides a model among 1, 2, 4 or 8",
+     0},
+    {"name", COX_OPTION_NAME, "NAME", 0, "name of the group (default: made of the process id)", 0},
+    {"depth", COX_OPTION_DEPTH, "D", 0,
+     "requests in flight per channel, 1 to " NUMBER_TEXT(COX_DEPTH_MAX) " (default " NUMBER_TEXT(
+         COX_DEPTH_DEFAULT) ")",
+     0},
+    {"spin", COX_OPTION_SPIN, "off|auto|max", 0,
+     "how long a wait spins before it blocks: not at all, 50 us (auto, the default), or 2 ms; only "
+     "where ranks + 1 fit the processors that affinity and cgroup quota allow; never with "
+     "--legacy-workers",
+     0},
+    {"attach", COX_OPTION_ATTACH, "named|sealed", 0,
+     "how workers reach the group's memory: by names in /dev/shm (default), or by fds at the "
+     "group's door, where nothing has a name and no worker can write what is not its own",
+     0},
+    {"legacy-workers", COX_OPTION_LEGACY_WORKERS, NULL, 0,
+     "the names, sizes and rules of MindIE-LLM workers; depth 1", 0},
+    {"request-size", COX_OPTION_REQUEST_SIZE, "CHANNEL=BYTES[K|M|G]", 0,
+     "bytes of a channel's request region; CHANNEL is execute, shared_sync_link, transfer, "
+     "recover_command or execute_error",
+     0},
+    {"response-size", COX_OPTION_RESPONSE_SIZE, "CHANNEL=BYTES[K|M|G]", 0,
+     "bytes of a channel's reply region", 0},
+    {0},
+};
 
-void cox_group_choice_help(FILE *file)
-{
-    fprintf(
-        file,
-        "      --model DIR           model folder (default: the model that came with the program)\n"
-        "      --no-shared-weights   every worker loads its own part of the model, in private memory,\n"
-        "                            instead of all using one copy that this program loads\n"
-        "      --worker PATH         worker program (default: $COXSWAIN_WORKER, coxswain-worker\n"
-        "                            beside this program, or in PATH)\n"
-        "      --huge-pages          sealed memory on huge pages, if there are any\n"
-        "      --bulk-size BYTES[K|M|G]\n"
-        "                            a request or an answer that does not fit its frame or slot goes in\n"
-        "                            memory of its own, of so many bytes at most (default 2G, an\n"
-        "                            answer 1G and a little)\n"
-        "      --no-bulk             it is refused\n"
-        "      --keep-names          leave the names in /dev/shm while the group lives\n"
-        "      --start-timeout SEC   workers have so long to attach (default 60)\n"
-        "      --timeout SEC         a request has so long to be answered (default 30)\n");
-    cox_layout_options_help(file);
-}
+static const struct argp_option start_options[] = {
+    {"model", COX_OPTION_MODEL, "DIR", 0,
+     "model folder (default: the model that came with the program)", 0},
+    {"no-shared-weights", COX_OPTION_NO_SHARED_WEIGHTS, NULL, 0,
+     "every worker loads its own part of the model into private memory, instead of all mapping "
+     "one copy that this program loads",
+     0},
+    {"worker", COX_OPTION_WORKER, "PATH", 0,
+     "worker program (default: $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH)",
+     0},
+    {"huge-pages", COX_OPTION_HUGE_PAGES, NULL, 0, "sealed memory on huge pages, if there are any",
+     0},
+    {"large-payload-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES[K|M|G]", 0,
+     "maximum size of a request or reply that does not fit its frame or slot and is sent out of "
+     "line (default 2G, a reply 1G and a little)",
+     0},
+    /* bulk-size and no-bulk: the names of earlier releases. */
+    {"bulk-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES", OPTION_HIDDEN, NULL, 0},
+    {"no-large-payloads", COX_OPTION_NO_LARGE_PAYLOADS, NULL, 0,
+     "refuse requests and replies that do not fit", 0},
+    {"no-bulk", COX_OPTION_NO_LARGE_PAYLOADS, NULL, OPTION_HIDDEN, NULL, 0},
+    {"keep-names", COX_OPTION_KEEP_NAMES, NULL, 0,
+     "leave the names in /dev/shm while the group lives", 0},
+    {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,
+     "time that workers have to attach (default 60)", 0},
+    {"timeout", COX_OPTION_TIMEOUT, "SEC", 0, "time that a request may take (default 30)", 0},
+    {0},
+};
+
+static const struct argp_option death_options[] = {
+    {"on-death", COX_OPTION_ON_DEATH, "WHAT", 0,
+     "when a worker dies: fail, the default, ends the group; wait waits for `coxswain recover "
+     "restart`; restart replaces the dead worker; restart-all replaces all of them. Prompts "
+     "continue where they were",
+     0},
+    {"restart-max", COX_OPTION_RESTART_MAX, "N", 0,
+     "more than N deaths within the window end the group (default 5)", 0},
+    {"restart-window", COX_OPTION_RESTART_WINDOW, "SEC", 0, "that window (default 60)", 0},
+    {"restart-backoff", COX_OPTION_RESTART_BACKOFF, "MIN[-MAX]", 0,
+     "seconds before a worker is replaced again, doubled each time (default 0.1-5)", 0},
+    {0},
+};
+
+static const struct argp_option scheduling_options[] = {
+    {"async-scheduling", COX_OPTION_ASYNC_SCHEDULING, "on|off", 0,
+     "plan and send the next step while the workers compute one (default on, where --depth and the "
+     "workers allow it)",
+     0},
+    {0},
+};
+
+const struct cox_option_group cox_layout_option_group = {
+    .title = "The group:", .options = layout_options, .take = take};
+const struct cox_option_group cox_start_option_group = {
+    .title = "The workers:", .options = start_options, .take = take};
+const struct cox_option_group cox_death_option_group = {
+    .title = "When a worker dies:", .options = death_options, .take = take};
+const struct cox_option_group cox_scheduling_option_group = {
+    .title = "Scheduling:", .options = scheduling_options, .take = take};
 
 /* ---- look-ups ---- */
 

@@ -2,9 +2,6 @@
  * options: the command line shared by the commands that have a group: how many ranks, which worker,
  * what sizes.
  *
- * Every command gives getopt_long COX_GROUP_CHOICE_LONG_OPTIONS beside its own options and hands
- * what is not its own to cox_group_choice_take.
- *
  * Threads: one.
  * Blocks: nothing.
  * Ownership: strings are argv's, or static storage, or in the struct.
@@ -15,8 +12,8 @@
 
 #include "coordinator/executor/executor.h"
 #include "coordinator/recovery/restart_policy.h"
+#include "runner.h"
 
-#include <getopt.h>
 #include <limits.h>
 #include <stdio.h>
 
@@ -40,9 +37,9 @@ struct cox_group_choice {
     bool huge_pages;
     /* every rank loads its own */
     bool own_weights;
-    bool no_bulk;
+    bool no_large_payloads;
     /* 0: default; requests and answers alike */
-    uint64_t bulk_size;
+    uint64_t large_payload_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];
     /* 0: default */
@@ -50,10 +47,10 @@ struct cox_group_choice {
     /* 0: default */
     uint64_t step_ms;
     /* --on-death and what belongs to it; 0: default. Only of commands that take
-     * COX_RECOVERY_LONG_OPTIONS. */
+     * cox_death_option_group. */
     struct cox_restart_policy recovery;
     bool recovery_given;
-    /* of the scheduler; 0: default. Of commands that take COX_ASYNC_LONG_OPTIONS */
+    /* of the scheduler; 0: default. Of commands that take cox_scheduling_option_group. */
     uint32_t steps_in_flight;
     /* NULL: looked up */
     const char *worker;
@@ -64,9 +61,9 @@ struct cox_group_choice {
     char model_path[PATH_MAX];
 };
 
-/* Values of long options without a letter; those of single commands start at COX_OPTION_COMMAND. */
+/* The keys of the options below; those of a command's own are below them. */
 enum cox_option {
-    COX_OPTION_NAME = 256,
+    COX_OPTION_NAME = COX_OPTION_KEY(0x1000),
     COX_OPTION_DEPTH,
     COX_OPTION_SPIN,
     COX_OPTION_LEGACY_WORKERS,
@@ -74,8 +71,8 @@ enum cox_option {
     COX_OPTION_ATTACH,
     COX_OPTION_HUGE_PAGES,
     COX_OPTION_NO_SHARED_WEIGHTS,
-    COX_OPTION_NO_BULK,
-    COX_OPTION_BULK_SIZE,
+    COX_OPTION_NO_LARGE_PAYLOADS,
+    COX_OPTION_LARGE_PAYLOAD_SIZE,
     COX_OPTION_REQUEST_SIZE,
     COX_OPTION_RESPONSE_SIZE,
     COX_OPTION_START_TIMEOUT,
@@ -87,66 +84,21 @@ enum cox_option {
     COX_OPTION_RESTART_WINDOW,
     COX_OPTION_RESTART_BACKOFF,
     COX_OPTION_ASYNC_SCHEDULING,
-    COX_OPTION_COMMAND,
 };
 
-#define COX_GROUP_CHOICE_SHORT_OPTIONS ":n:h"
-/* What lays out a group, and what also starts one. */
-#define COX_LAYOUT_LONG_OPTIONS                                                                    \
-    {"ranks", required_argument, NULL, 'n'}, {"name", required_argument, NULL, COX_OPTION_NAME},   \
-        {"depth", required_argument, NULL, COX_OPTION_DEPTH},                                      \
-        {"spin", required_argument, NULL, COX_OPTION_SPIN},                                        \
-        {"attach", required_argument, NULL, COX_OPTION_ATTACH},                                    \
-        {"legacy-workers", no_argument, NULL, COX_OPTION_LEGACY_WORKERS},                          \
-        {"request-size", required_argument, NULL, COX_OPTION_REQUEST_SIZE},                        \
-        {"response-size", required_argument, NULL, COX_OPTION_RESPONSE_SIZE},                      \
-    {                                                                                              \
-        "help", no_argument, NULL, 'h'                                                             \
-    }
-#define COX_GROUP_CHOICE_LONG_OPTIONS                                                              \
-    COX_LAYOUT_LONG_OPTIONS, {"keep-names", no_argument, NULL, COX_OPTION_KEEP_NAMES},             \
-        {"huge-pages", no_argument, NULL, COX_OPTION_HUGE_PAGES},                                  \
-        {"no-shared-weights", no_argument, NULL, COX_OPTION_NO_SHARED_WEIGHTS},                    \
-        {"no-bulk", no_argument, NULL, COX_OPTION_NO_BULK},                                        \
-        {"bulk-size", required_argument, NULL, COX_OPTION_BULK_SIZE},                              \
-        {"start-timeout", required_argument, NULL, COX_OPTION_START_TIMEOUT},                      \
-        {"timeout", required_argument, NULL, COX_OPTION_TIMEOUT},                                  \
-        {"worker", required_argument, NULL, COX_OPTION_WORKER},                                    \
-    {                                                                                              \
-        "model", required_argument, NULL, COX_OPTION_MODEL                                         \
-    }
-
-/* What happens when a rank dies. */
-#define COX_RECOVERY_LONG_OPTIONS                                                                  \
-    {"on-death", required_argument, NULL, COX_OPTION_ON_DEATH},                                    \
-        {"restart-max", required_argument, NULL, COX_OPTION_RESTART_MAX},                          \
-        {"restart-window", required_argument, NULL, COX_OPTION_RESTART_WINDOW},                    \
-    {                                                                                              \
-        "restart-backoff", required_argument, NULL, COX_OPTION_RESTART_BACKOFF                     \
-    }
-
-/* How steps are scheduled. */
-#define COX_ASYNC_LONG_OPTIONS                                                                     \
-    {                                                                                              \
-        "async-scheduling", required_argument, NULL, COX_OPTION_ASYNC_SCHEDULING                   \
-    }
+/* Options of a struct cox_group_choice: what lays out a group; what starts its workers; what
+ * happens when one dies; how steps are scheduled. */
+extern const struct cox_option_group cox_layout_option_group;
+extern const struct cox_option_group cox_start_option_group;
+extern const struct cox_option_group cox_death_option_group;
+extern const struct cox_option_group cox_scheduling_option_group;
 
 void cox_group_choice_init(struct cox_group_choice *options);
-/* Takes one option that getopt_long returned, and its value. Returns 0, or COX_INVALID: not one of
- * the group's, a bad value, or what getopt_long did not understand (argv tells which). */
-int cox_group_choice_take(struct cox_group_choice *options, int option, const char *value,
-                          char *const *argv, struct cox_error *err);
 struct cox_geometry_choice;
 struct cox_geometry_choice cox_group_choice_geometry(const struct cox_group_choice *options);
 /* What can be checked before anything is created: name, sizes, depth, what goes together. Returns 0
  * or COX_INVALID. */
 int cox_group_choice_check(const struct cox_group_choice *options, struct cox_error *err);
-/* The lines of --help. */
-void cox_layout_options_help(FILE *file);
-void cox_recovery_options_help(FILE *file);
-void cox_async_options_help(FILE *file);
-void cox_group_choice_help(FILE *file);
-
 /* --worker, $COXSWAIN_WORKER, coxswain-worker beside this program, or in PATH. Returns 0;
  * COX_EXEC_FAILED. */
 int cox_worker_find(struct cox_group_choice *options, const char **ret_path, struct cox_error *err);

@@ -2,22 +2,22 @@
 #include "command.h"
 
 #include "proto/control.pb-c.h"
-#include "connection.h"
+#include "client_command.h"
+#include "coordinator/executor/operations.h"
+#include "options.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <string.h>
 
 #define TIMEOUT_MS 60000
 /* The group gives up at the timeout, and then says so. */
-#define ANSWER_MS 10000
+#define GRACE_MS 10000
 #define COMMAND_RESTART 5
 
 enum {
-    OPTION_RANK = COX_OPTION_TARGET_COMMAND,
-    OPTION_KILL,
-    OPTION_JSON,
+    KEY_RANK = COX_OPTION_KEY(0x100),
+    KEY_KILL,
 };
 
 typedef CoxswainControl__RecoverReply recover_reply;
@@ -25,48 +25,10 @@ typedef CoxswainControl__RecoverResult recover_result;
 
 struct choice {
     uint32_t command;
-    struct cox_connection target;
+    struct cox_connection connection;
     bool rank_given;
     uint32_t rank;
     bool kill;
-    bool json;
-};
-
-static void help(FILE *file)
-{
-    fprintf(
-        file,
-        "Usage: coxswain recover COMMAND [--name NAME | --door PATH] [OPTION]...\n"
-        "\n"
-        "Carries out one recovery command on every rank of a running group, also when they are\n"
-        "stuck, and prints a line `rank R: ok` or `rank R: NUMBER: TEXT` for each. COMMAND is\n"
-        "\n"
-        "  pause      no step is computed any more; what is under way is given up\n"
-        "  pause-net  the same, for transfers\n"
-        "  clear      transfers are dropped; at any time\n"
-        "  reinit     a paused group rebuilds its state\n"
-        "  start      a paused or reinitialized group goes on; its prompts, where they were; also\n"
-        "             after a pause that failed at some ranks\n"
-        "  restart    dead ranks are replaced by new processes; the others keep what they have\n"
-        "\n"
-        "What has been done already is fine; what is not legal now is refused, with what is.\n"
-        "\n"
-        "      --name NAME    of the group (default: the only one that is alive)\n"
-        "      --door PATH    the same by its door, as `run` prints it\n"
-        "      --rank R       restart: this one only\n"
-        "      --kill         restart: also when it lives\n"
-        "      --timeout SEC  give up after so long (default 60)\n"
-        "      --json         one JSON object\n"
-        "  -h, --help         this text\n");
-    cox_exit_help(file);
-}
-
-static const struct option long_options[] = {
-    COX_TARGET_LONG_OPTIONS,
-    {"rank", required_argument, NULL, OPTION_RANK},
-    {"kill", no_argument, NULL, OPTION_KILL},
-    {"json", no_argument, NULL, OPTION_JSON},
-    {NULL, 0, NULL, 0},
 };
 
 static const char *command_name(uint32_t command)
@@ -75,17 +37,19 @@ static const char *command_name(uint32_t command)
                                       : cox_recover_command_name((enum cox_recover_command)command);
 }
 
-/* ---- the answer ---- */
+/* ---- the reply ---- */
 
 static bool is_well(const recover_result *result)
 {
     return result->has_result && result->result == 0;
 }
 
-static void print_people(const struct choice *choice, const recover_reply *reply)
+static void print(const void *context, const ProtobufCMessage *message)
 {
-    for (size_t i = 0; i < reply->n_results; i++) {
-        const recover_result *result = reply->results[i];
+    const struct choice *choice = context;
+    const recover_reply *reply = (const recover_reply *)message;
+    for (size_t i = 0; i < reply->n_ranks; i++) {
+        const recover_result *result = reply->ranks[i];
         printf("rank %" PRIu32 ": ", result->rank);
         if (is_well(result))
             printf("ok");
@@ -93,103 +57,59 @@ static void print_people(const struct choice *choice, const recover_reply *reply
             printf("%" PRId32, result->has_result ? result->result : -1);
         printf("%s%s\n", result->text ? ": " : "", result->text ? result->text : "");
     }
-    if (choice->command == COMMAND_RESTART && !reply->error && reply->n_results == 0)
+    if (choice->command == COMMAND_RESTART && !reply->error && reply->n_ranks == 0)
         printf("no rank is dead\n");
 }
 
-static json_t *text_json(const char *text)
+static void json(const void *context, json_t *root)
 {
-    return text ? json_string(text) : json_null();
-}
-
-static void print_json(const struct choice *choice, const recover_reply *reply,
-                       const struct cox_error *error)
-{
-    json_t *root = json_object(), *ranks = json_array();
-    for (size_t i = 0; i < reply->n_results; i++) {
-        const recover_result *result = reply->results[i];
-        json_t *rank = json_object();
-        json_object_set_new(rank, "rank", json_integer(result->rank));
-        json_object_set_new(rank, "result", json_integer(result->has_result ? result->result : -1));
-        json_object_set_new(rank, "device",
-                            result->has_device ? json_integer(result->device) : json_null());
-        json_object_set_new(rank, "text", text_json(result->text));
-        json_array_append_new(ranks, rank);
-    }
+    const struct choice *choice = context;
+    size_t i;
+    json_t *rank;
     json_object_set_new(root, "command", json_string(command_name(choice->command)));
-    json_object_set_new(root, "ok", json_boolean(error->code == 0));
-    json_object_set_new(root, "error", text_json(error->code ? error->text : NULL));
-    json_object_set_new(root, "engine_state", text_json(reply->engine_state));
-    json_object_set_new(root, "ranks", ranks);
-    json_dumpf(root, stdout, JSON_COMPACT);
-    putchar('\n');
-    json_decref(root);
+    json_array_foreach(json_object_get(root, "ranks"), i,
+                       rank) if (json_is_null(json_object_get(rank, "result")))
+        json_object_set_new(rank, "result", json_integer(-1));
 }
 
-/* All of it is another process's writing. An absent result is a failure, whatever else is said. */
-static void reply_check(recover_reply *reply, struct cox_error *error)
+/* An absent result is a failure, whatever else the reply contains. */
+static int reply_check(const recover_reply *reply, struct cox_error *err)
 {
-    if (reply->engine_state)
-        cox_client_clean_text(reply->engine_state);
-    if (reply->error)
-        cox_client_error(reply->error, error);
-    for (size_t i = 0; i < reply->n_results; i++) {
-        const recover_result *result = reply->results[i];
-        if (result->text)
-            cox_client_clean_text(result->text);
-        if (!is_well(result) && !error->code)
-            cox_fail(error, COX_REJECTED, "rank %" PRIu32 " gave no good result", result->rank);
-    }
+    int r = reply->error ? cox_client_error(reply->error, err) : 0;
+    for (size_t i = 0; r == 0 && i < reply->n_ranks; i++)
+        if (!is_well(reply->ranks[i]))
+            r = cox_fail(err, COX_REJECTED, "rank %" PRIu32 " failed", reply->ranks[i]->rank);
+    return r;
 }
 
 /* ---- the command ---- */
 
-static int ask(const struct choice *choice, struct cox_client *client, recover_reply **ret_reply,
-               struct cox_error *err)
+static int ask(const void *context, struct cox_client *client, uint64_t timeout_ms,
+               uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
+    const struct choice *choice = context;
     CoxswainControl__RecoverRequest recover = COXSWAIN_CONTROL__RECOVER_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
-    CoxswainControl__ControlReply *reply;
-    uint64_t deadline_ns = cox_deadline_after_ms(choice->target.timeout_ms + ANSWER_MS);
+    CoxswainControl__ControlReply *reply = NULL;
     recover.has_command = recover.has_timeout_ms = true;
     recover.command = choice->command;
-    recover.timeout_ms = choice->target.timeout_ms;
+    recover.timeout_ms = timeout_ms;
     recover.has_rank = choice->rank_given;
     recover.rank = choice->rank;
     recover.has_kill = recover.kill = choice->kill;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_RECOVER;
     request.recover = &recover;
-    int r = cox_connection_open(&choice->target, client, deadline_ns, err);
-    if (!r)
-        r = cox_client_ask(client, &request, deadline_ns, &reply, err);
+    int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER,
+                              deadline_ns, &reply, err);
     if (r)
         return r;
-    if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER)
-        return cox_fail(err, COX_CORRUPT, "the group answered something else than how it went");
-    *ret_reply = reply->recover;
-    return 0;
+    *ret_reply = &reply->recover->base;
+    return reply_check(reply->recover, err);
 }
 
-static int recover(const struct choice *choice)
+static int take_command(void *context, int count, char *const *words, struct cox_error *err)
 {
-    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
-    struct cox_error error = {0};
-    recover_reply *reply = NULL;
-    recover_reply nobodys = COXSWAIN_CONTROL__RECOVER_REPLY__INIT;
-    int r = ask(choice, &client, &reply, &error);
-    if (!r)
-        reply_check(reply, &error);
-    else
-        cox_client_clean_text(error.text); /* the path of a door is in it */
-    if (choice->json)
-        print_json(choice, r ? &nobodys : reply, &error);
-    else if (!r)
-        print_people(choice, reply);
-    return error.code ? cox_exit_with(&error) : COX_EXIT_OK;
-}
-
-static int take_command(struct choice *choice, int count, char *const *words, struct cox_error *err)
-{
+    struct choice *choice = context;
     if (count == 0)
         return cox_fail(err, COX_INVALID,
                         "say what: pause, pause-net, clear, reinit, start or restart");
@@ -211,44 +131,63 @@ static int take_command(struct choice *choice, int count, char *const *words, st
     return 0;
 }
 
-static int take_option(struct choice *choice, int option, char *const *argv, struct cox_error *err)
+static int take(void *context, int key, const char *value, struct cox_error *err)
 {
+    struct choice *choice = context;
     uint64_t number;
-    int r;
-    switch (option) {
-    case OPTION_RANK:
-        r = cox_parse_number("--rank", optarg, 0, COX_RANK_COUNT_MAX - 1, &number, err);
-        if (!r)
-            choice->rank = (uint32_t)number;
-        choice->rank_given = true;
-        return r;
-    case OPTION_KILL:
+    if (key == KEY_KILL) {
         choice->kill = true;
         return 0;
-    case OPTION_JSON:
-        choice->json = true;
-        return 0;
-    default:
-        return cox_connection_take(&choice->target, option, argv, err);
     }
+    int r = cox_parse_number("--rank", value, 0, COX_RANK_COUNT_MAX - 1, &number, err);
+    if (!r)
+        choice->rank = (uint32_t)number;
+    choice->rank_given = true;
+    return r;
 }
 
-int cox_command_recover(int argc, char **argv)
+static int run(void *context)
 {
-    struct choice choice = {.target = {.timeout_ms = TIMEOUT_MS}};
-    struct cox_error error = {0};
-    int option, r = 0;
-    while (!r &&
-           (option = getopt_long(argc, argv, COX_TARGET_SHORT_OPTIONS, long_options, NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        r = take_option(&choice, option, argv, &error);
-    }
-    if (!r)
-        r = take_command(&choice, argc - optind, argv + optind, &error);
-    if (!r)
-        r = cox_connection_check(&choice.target, &error);
-    return r ? cox_exit_usage("recover", &error) : cox_exit_flushed(recover(&choice));
+    static const struct cox_client_command command = {
+        .reply = &coxswain_control__recover_reply__descriptor,
+        .timeout_ms = TIMEOUT_MS,
+        .grace_ms = GRACE_MS,
+        .ask = ask,
+        .print = print,
+        .json = json,
+    };
+    const struct choice *choice = context;
+    return cox_client_command_run(&command, &choice->connection, choice);
 }
+
+static const struct argp_option options[] = {
+    {"rank", KEY_RANK, "R", 0, "restart: this rank only", 0},
+    {"kill", KEY_KILL, NULL, 0, "restart: also when the rank lives", 0},
+    {0},
+};
+static const struct cox_option_group restart_options = {.options = options, .take = take};
+
+const struct cox_command cox_command_recover = {
+    .name = "recover",
+    .summary = "pause, reinitialize or resume a running group, replace ranks",
+    .arguments = "pause|pause-net|clear|reinit|start|restart",
+    .text = "Runs one recovery command on every rank of a running group, also when ranks are "
+            "stuck, and prints a line `rank R: ok` or `rank R: NUMBER: TEXT` for each.\n"
+            "\n"
+            "  pause      no further step is computed; steps under way are cancelled\n"
+            "  pause-net  the same for transfers\n"
+            "  clear      transfers are dropped; at any time\n"
+            "  reinit     a paused group rebuilds its state\n"
+            "  start      a paused or reinitialized group continues, and its prompts\n"
+            "             with it; also after a pause that failed at some ranks\n"
+            "  restart    dead ranks are replaced by new processes; the others keep\n"
+            "             their state\n"
+            "\n"
+            "A command that was carried out before succeeds. One that the group's state does not "
+            "allow is refused, with those that it allows. The default of --timeout is 60 s.",
+    .choice_size = sizeof(struct choice),
+    .groups = {{&restart_options, 0},
+               {&cox_connection_options, offsetof(struct choice, connection)}},
+    .words = take_command,
+    .run = run,
+};

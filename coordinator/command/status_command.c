@@ -1,63 +1,19 @@
 /* coxswain status: how a running group is. */
 #include "command.h"
 
-#include "console.h"
 #include "coordinator/executor/executor.h"
 #include "coordinator/recovery/recovery.h"
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
-#include "connection.h"
+#include "client_command.h"
 
 #include <inttypes.h>
-#include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define TIMEOUT_MS 10000
 
-enum {
-    OPTION_JSON = COX_OPTION_TARGET_COMMAND,
-};
-
 typedef CoxswainControl__StatusReply status_reply;
-
-struct choice {
-    struct cox_connection target;
-    bool json;
-};
-
-static void help(FILE *file)
-{
-    fprintf(
-        file,
-        "Usage: coxswain status [--name NAME | --door PATH] [--json]\n"
-        "\n"
-        "Tells how a running group is: its ranks, whether they live, what each of them does on\n"
-        "every channel and since when, how often they died and were started again, and what went\n"
-        "wrong last; who owes an answer, what is being completed, and how long requests take. No\n"
-        "worker is asked, so that it answers also when all of them are stuck.\n"
-        "\n"
-        "Times are median and 99th percentile, of everything since the start: queue, until the\n"
-        "request is published; ranks, until the last answer is there; handler, until the host is\n"
-        "done with it; total, all of them together.\n"
-        "\n"
-        "Waits: those for answers that slept and were woken, and those for answers or for work that\n"
-        "ended by looking (run --spin), without a sleep. cpu: processor time of the process so far.\n"
-        "\n"
-        "      --name NAME    of the group (default: the only one that is alive)\n"
-        "      --door PATH    the same by its door, as `run` prints it\n"
-        "      --json         one JSON object\n"
-        "      --timeout SEC  the group's coordinator has so long to answer (default 10)\n"
-        "  -h, --help         this text\n");
-    cox_exit_help(file);
-}
-
-static const struct option long_options[] = {
-    COX_TARGET_LONG_OPTIONS,
-    {"json", no_argument, NULL, OPTION_JSON},
-    {NULL, 0, NULL, 0},
-};
 
 /* ---- for people ---- */
 
@@ -171,18 +127,6 @@ static void print_limits(const status_reply *status)
         putchar('\n');
 }
 
-static json_t *limits_json(const status_reply *status)
-{
-    json_t *limits = json_object();
-    for (size_t i = 0; i < status->n_limits; i++) {
-        json_t *limit = json_object();
-        json_object_set_new(limit, "count", json_integer((json_int_t)status->limits[i]->count));
-        json_object_set_new(limit, "max", json_integer((json_int_t)status->limits[i]->max));
-        json_object_set_new(limits, text_or(status->limits[i]->name, "?"), limit);
-    }
-    return limits;
-}
-
 static void print_group(const status_reply *status)
 {
     char text[2 * TEXT_SIZE], other[TEXT_SIZE];
@@ -286,14 +230,15 @@ static void print_waits(const status_reply *status)
 }
 
 /* What did not fit its frame or slot; nothing where that was never so. */
-static void print_bulk(const status_reply *status)
+static void print_large_payloads(const status_reply *status)
 {
     char sent[TEXT_SIZE], received[TEXT_SIZE], held[TEXT_SIZE];
     for (size_t c = 0; c < status->n_channels; c++) {
         const CoxswainControl__ChannelStatus *channel = status->channels[c];
         if (channel->bulk_requests == 0 && channel->bulk_replies == 0)
             continue;
-        printf("bulk, %s: %" PRIu64 " requests of %s, %" PRIu64 " answers of %s; %s held\n",
+        printf("large payloads, %s: %" PRIu64 " requests of %s, %" PRIu64
+               " answers of %s; %s held\n",
                text_or(channel->name, "?"), channel->bulk_requests,
                format_bytes(sent, channel->bulk_request_bytes), channel->bulk_replies,
                format_bytes(received, channel->bulk_reply_bytes),
@@ -401,15 +346,17 @@ static void print_transfer(const CoxswainControl__TransferStatus *transfer)
         putchar('\n');
 }
 
-static void print_status(const status_reply *status)
+static void print(const void *choice, const ProtobufCMessage *message)
 {
+    const status_reply *status = (const status_reply *)message;
+    (void)choice;
     print_group(status);
     print_transfer(status->transfer);
     print_recovery(status->recovery);
     print_channels(status);
     print_times(status);
     print_waits(status);
-    print_bulk(status);
+    print_large_payloads(status);
     putchar('\n');
     for (size_t i = 0; i < status->n_ranks; i++)
         print_rank(status, status->ranks[i]);
@@ -418,289 +365,96 @@ static void print_status(const status_reply *status)
 
 /* ---- for programs ---- */
 
-static json_t *text_json(const char *text)
+/* Of ranks: their channels, in the order of the group's, become an object by name. */
+static json_t *rank_channels_json(json_t *group_channels, json_t *list)
 {
-    return text ? json_string(text) : json_null();
-}
-
-static json_t *number_json(uint64_t number)
-{
-    return json_integer((json_int_t)number);
-}
-
-/* Nanoseconds as seconds. */
-static json_t *seconds_json(bool known, uint64_t ns)
-{
-    return known ? json_real((double)ns / 1e9) : json_null();
-}
-
-static json_t *rank_json(const status_reply *status, const CoxswainControl__RankStatus *rank)
-{
-    json_t *root = json_object(), *channels = json_object();
-    json_object_set_new(root, "rank", number_json(rank->rank));
-    json_object_set_new(root, "pid", json_integer(rank->pid));
-    json_object_set_new(root, "serving_pid", json_integer(rank->serving_pid));
-    json_object_set_new(root, "generation", number_json(rank->generation));
-    json_object_set_new(root, "life", json_string(cox_rank_life_name(rank->life)));
-    json_object_set_new(root, "stopped", json_boolean(rank->stopped));
-    json_object_set_new(root, "cpu_s", seconds_json(rank->has_cpu_ns, rank->cpu_ns));
-    json_object_set_new(root, "death", text_json(rank->death));
-    json_object_set_new(root, "last_lines", text_json(rank->last_lines));
-    json_object_set_new(root, "deaths", number_json(rank->deaths));
-    json_object_set_new(root, "restarts", number_json(rank->restarts));
-    json_object_set_new(root, "last_error", text_json(rank->last_error));
-    json_object_set_new(root, "last_error_age_s",
-                        rank->last_error ? json_real((double)rank->last_error_age_ns / 1e9)
-                                         : json_null());
-    for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
-        const CoxswainControl__RankChannelStatus *state = rank->channels[c];
-        json_t *channel = json_object();
-        const char *name = state->has_state ? cox_rank_state_name(state->state) : "unknown";
-        json_object_set_new(channel, "state", json_string(name));
-        json_object_set_new(channel, "sequence", number_json(state->sequence));
-        json_object_set_new(channel, "age_s",
-                            state->age_ns ? json_real((double)state->age_ns / 1e9) : json_null());
-        json_object_set_new(channels, text_or(status->channels[c]->name, "?"), channel);
+    json_t *channels = json_object(), *channel;
+    size_t c;
+    json_array_foreach(list, c, channel)
+    {
+        const char *name =
+            json_string_value(json_object_get(json_array_get(group_channels, c), "name"));
+        if (json_is_null(json_object_get(channel, "state")))
+            json_object_set_new(channel, "state", json_string("unknown"));
+        json_object_set(channels, name ? name : "?", channel);
     }
-    json_object_set_new(root, "channels", channels);
-    return root;
-}
-
-static json_t *phases_json(const CoxswainControl__ChannelStatus *channel)
-{
-    json_t *root = json_object();
-    for (size_t i = 0; i < channel->n_phases; i++) {
-        const CoxswainControl__PhaseStatus *phase = channel->phases[i];
-        json_t *times = json_object();
-        bool any = phase->count > 0;
-        json_object_set_new(times, "count", number_json(phase->count));
-        json_object_set_new(times, "p50_s",
-                            any ? json_real((double)phase->p50_ns / 1e9) : json_null());
-        json_object_set_new(times, "p99_s",
-                            any ? json_real((double)phase->p99_ns / 1e9) : json_null());
-        json_object_set_new(root, text_or(phase->name, "?"), times);
-    }
-    return root;
-}
-
-static json_t *channel_json(const CoxswainControl__ChannelStatus *channel)
-{
-    json_t *root = json_object(), *late = json_array();
-    for (size_t i = 0; i < channel->n_late_ranks; i++)
-        json_array_append_new(late, number_json(channel->late_ranks[i]));
-    json_object_set_new(root, "name", text_json(channel->name));
-    json_object_set_new(root, "published", number_json(channel->published));
-    json_object_set_new(root, "ended", number_json(channel->ended));
-    json_object_set_new(root, "in_flight", number_json(channel->in_flight));
-    json_object_set_new(root, "late_ranks", late);
-    json_object_set_new(root, "submitted", number_json(channel->submitted));
-    json_object_set_new(root, "completed", number_json(channel->completed));
-    json_object_set_new(root, "failed", number_json(channel->failed));
-    json_object_set_new(root, "timeouts", number_json(channel->timeouts));
-    json_object_set_new(root, "late_replies", number_json(channel->late_replies));
-    json_object_set_new(root, "rings", number_json(channel->rings));
-    json_object_set_new(root, "wakeups", number_json(channel->wakeups));
-    json_object_set_new(root, "looks", number_json(channel->looks));
-    json_object_set_new(root, "request_bytes", number_json(channel->request_bytes));
-    json_object_set_new(root, "reply_bytes", number_json(channel->reply_bytes));
-    json_object_set_new(root, "bulk_requests", number_json(channel->bulk_requests));
-    json_object_set_new(root, "bulk_request_bytes", number_json(channel->bulk_request_bytes));
-    json_object_set_new(root, "bulk_replies", number_json(channel->bulk_replies));
-    json_object_set_new(root, "bulk_reply_bytes", number_json(channel->bulk_reply_bytes));
-    json_object_set_new(root, "bulk_held_bytes", number_json(channel->bulk_held_bytes));
-    json_object_set_new(root, "phases", phases_json(channel));
-    return root;
-}
-
-static json_t *serving_json(const CoxswainControl__ServingStatus *serving)
-{
-    if (!serving)
-        return json_null();
-    json_t *root = json_object();
-    json_object_set_new(root, "clients", number_json(serving->clients));
-    json_object_set_new(root, "waiting", number_json(serving->waiting));
-    json_object_set_new(root, "running", number_json(serving->running));
-    json_object_set_new(root, "unread", number_json(serving->unread));
-    json_object_set_new(root, "completed", number_json(serving->completed));
-    json_object_set_new(root, "cancelled", number_json(serving->cancelled));
-    json_object_set_new(root, "generated_tokens", number_json(serving->generated_tokens));
-    json_object_set_new(root, "free_blocks", number_json(serving->free_blocks));
-    json_object_set_new(root, "block_count", number_json(serving->block_count));
-    return root;
-}
-
-static json_t *transfer_json(const CoxswainControl__TransferStatus *transfer)
-{
-    if (!transfer)
-        return json_null();
-    json_t *root = json_object(), *links = json_array();
-    for (size_t i = 0; i < transfer->n_links; i++)
-        json_array_append_new(links, text_json(transfer->links[i]->cluster_id));
-    json_object_set_new(root, "role", json_string(cox_role_name(transfer->role)));
-    json_object_set_new(root, "links", links);
-    json_object_set_new(root, "holds", number_json(transfer->holds));
-    json_object_set_new(root, "held_blocks", number_json(transfer->held_blocks));
-    json_object_set_new(root, "running", number_json(transfer->running));
-    json_object_set_new(root, "succeeded", number_json(transfer->succeeded));
-    json_object_set_new(root, "failed", number_json(transfer->failed));
-    json_object_set_new(root, "cancelled", number_json(transfer->cancelled));
-    json_object_set_new(root, "retries", number_json(transfer->retries));
-    json_object_set_new(root, "recomputed", number_json(transfer->recomputed));
-    json_object_set_new(root, "late_results", number_json(transfer->late_results));
-    json_object_set_new(root, "bytes", number_json(transfer->bytes));
-    json_object_set_new(root, "copy_ns", number_json(transfer->copy_ns));
-    json_object_set_new(root, "bytes_per_s", number_json(transfer->bytes_per_s));
-    json_object_set_new(root, "quarantined_blocks", number_json(transfer->quarantined_blocks));
-    return root;
-}
-
-static json_t *recovery_json(const CoxswainControl__RecoveryStatus *recovery)
-{
-    if (!recovery)
-        return json_null();
-    json_t *root = json_object();
-    json_object_set_new(root, "on_death", json_string(cox_on_death_name(recovery->on_death)));
-    json_object_set_new(root, "doing", text_json(recovery->doing));
-    json_object_set_new(root, "recent_deaths", number_json(recovery->recent_deaths));
-    json_object_set_new(root, "restart_max", number_json(recovery->restart_max));
-    return root;
-}
-
-static json_t *weights_json(const CoxswainControl__WeightsStatus *weights)
-{
-    char digest[TEXT_SIZE];
-    if (!weights)
-        return json_null();
-    json_t *root = json_object();
-    snprintf(digest, sizeof digest, "%016" PRIx64, weights->digest);
-    json_object_set_new(root, "version", number_json(weights->version));
-    json_object_set_new(root, "next", number_json(weights->next));
-    json_object_set_new(root, "digest", json_string(digest));
-    json_object_set_new(root, "size", number_json(weights->size));
-    return root;
+    return channels;
 }
 
 /* A rank that did not say which it is; null: there was none. */
-static json_t *unknown_json(const status_reply *status)
+static json_t *unknown_rank_json(json_t *root)
 {
-    if (!status->unknown_error)
-        return json_null();
-    json_t *root = json_object();
-    json_object_set_new(root, "last_error", json_string(status->unknown_error));
-    json_object_set_new(root, "last_error_age_s",
-                        json_real((double)status->unknown_error_age_ns / 1e9));
-    return root;
+    json_t *error = json_object_get(root, "unknown_error");
+    return json_is_null(error) ? json_null()
+                               : json_pack("{s:O, s:O}", "last_error", error, "last_error_age_s",
+                                           json_object_get(root, "unknown_error_age_s"));
 }
 
-static void print_json(const status_reply *status)
+static json_t *link_names_json(json_t *links)
 {
-    json_t *root = json_object(), *channels = json_array(), *ranks = json_array();
-    for (size_t c = 0; c < status->n_channels; c++)
-        json_array_append_new(channels, channel_json(status->channels[c]));
-    for (size_t i = 0; i < status->n_ranks; i++)
-        json_array_append_new(ranks, rank_json(status, status->ranks[i]));
-    json_object_set_new(root, "name", text_json(status->name));
-    json_object_set_new(root, "pid", json_integer(status->pid));
-    json_object_set_new(root, "attach", text_json(status->attach));
-    json_object_set_new(root, "rank_count", number_json(status->rank_count));
-    json_object_set_new(root, "depth", number_json(status->depth));
-    json_object_set_new(root, "epoch", number_json(status->epoch));
-    json_object_set_new(root, "uptime_s", json_real((double)status->uptime_ns / 1e9));
-    json_object_set_new(root, "cpu_s", seconds_json(status->has_cpu_ns, status->cpu_ns));
-    json_object_set_new(root, "spin_ns", number_json(status->spin_ns));
-    json_object_set_new(root, "engine_state", text_json(status->engine_state));
-    json_object_set_new(root, "stopping", json_boolean(status->stopping));
-    json_object_set_new(root, "legacy", json_boolean(status->legacy));
-    json_object_set_new(root, "deaths", number_json(status->deaths));
-    json_object_set_new(root, "restarts", number_json(status->restarts));
-    json_object_set_new(root, "model", text_json(status->model));
-    json_object_set_new(root, "ranks", ranks);
-    json_object_set_new(root, "unknown_rank", unknown_json(status));
-    json_object_set_new(root, "channels", channels);
-    json_object_set_new(root, "serving", serving_json(status->serving));
-    json_object_set_new(root, "refusal", text_json(status->refusal));
-    json_object_set_new(root, "weights", weights_json(status->weights));
-    json_object_set_new(root, "recovery", recovery_json(status->recovery));
-    json_object_set_new(root, "limits", limits_json(status));
-    json_object_set_new(root, "transfer", transfer_json(status->transfer));
-    json_dumpf(root, stdout, JSON_COMPACT);
-    putchar('\n');
-    json_decref(root);
+    json_t *names = json_array(), *link;
+    size_t i;
+    json_array_foreach(links, i, link)
+        json_array_append(names, json_object_get(link, "cluster_id"));
+    return names;
+}
+
+static void json(const void *choice, json_t *root)
+{
+    json_t *rank, *transfer = json_object_get(root, "transfer");
+    size_t i;
+    (void)choice;
+    json_array_foreach(json_object_get(root, "ranks"), i, rank) json_object_set_new(
+        rank, "channels",
+        rank_channels_json(json_object_get(root, "channels"), json_object_get(rank, "channels")));
+    json_object_set_new(root, "unknown_rank", unknown_rank_json(root));
+    json_object_del(root, "unknown_error");
+    json_object_del(root, "unknown_error_age_s");
+    if (json_is_object(transfer))
+        json_object_set_new(transfer, "links", link_names_json(json_object_get(transfer, "links")));
 }
 
 /* ---- the command ---- */
 
-static void clean(char *text)
+static int ask(const void *choice, struct cox_client *client, uint64_t timeout_ms,
+               uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    if (text)
-        cox_client_clean_text(text);
-}
-
-/* All of it is another process's writing, and on its way to a terminal or a parser. */
-static void clean_texts(status_reply *status)
-{
-    clean(status->name);
-    clean(status->attach);
-    clean(status->engine_state);
-    clean(status->model);
-    clean(status->refusal);
-    clean(status->unknown_error);
-    for (size_t i = 0; i < status->n_limits; i++)
-        clean(status->limits[i]->name);
-    if (status->recovery)
-        clean(status->recovery->doing);
-    for (size_t i = 0; status->transfer && i < status->transfer->n_links; i++)
-        clean(status->transfer->links[i]->cluster_id);
-    for (size_t c = 0; c < status->n_channels; c++) {
-        clean(status->channels[c]->name);
-        for (size_t i = 0; i < status->channels[c]->n_phases; i++)
-            clean(status->channels[c]->phases[i]->name);
-    }
-    for (size_t i = 0; i < status->n_ranks; i++) {
-        clean(status->ranks[i]->death);
-        clean(status->ranks[i]->last_lines);
-        clean(status->ranks[i]->last_error);
-    }
-}
-
-static int status(const struct choice *choice)
-{
-    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
-    struct cox_error error = {0};
-    uint64_t deadline_ns = cox_deadline_after_ms(choice->target.timeout_ms);
-    int r = cox_connection_open(&choice->target, &client, deadline_ns, &error);
-    status_reply *reply;
+    status_reply *status;
+    (void)choice, (void)timeout_ms;
+    int r = cox_client_status(client, deadline_ns, &status, err);
     if (!r)
-        r = cox_client_status(&client, deadline_ns, &reply, &error);
-    if (r)
-        return cox_exit_with(&error);
-    clean_texts(reply);
-    if (choice->json)
-        print_json(reply);
-    else
-        print_status(reply);
-    return COX_EXIT_OK;
+        *ret_reply = &status->base;
+    return r;
 }
 
-int cox_command_status(int argc, char **argv)
+static int run(void *choice)
 {
-    struct choice choice = {.target = {.timeout_ms = TIMEOUT_MS}};
-    struct cox_error error = {0};
-    int option, r = 0;
-    while (!r &&
-           (option = getopt_long(argc, argv, COX_TARGET_SHORT_OPTIONS, long_options, NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        if (option == OPTION_JSON)
-            choice.json = true;
-        else
-            r = cox_connection_take(&choice.target, option, argv, &error);
-    }
-    if (!r && optind < argc)
-        r = cox_fail(&error, COX_INVALID, "'%.64s' is not expected here", argv[optind]);
-    if (!r)
-        r = cox_connection_check(&choice.target, &error);
-    return r ? cox_exit_usage("status", &error) : cox_exit_flushed(status(&choice));
+    static const struct cox_client_command command = {
+        .reply = &coxswain_control__status_reply__descriptor,
+        .timeout_ms = TIMEOUT_MS,
+        .ask = ask,
+        .print = print,
+        .json = json,
+    };
+    return cox_client_command_run(&command, choice, choice);
 }
+
+const struct cox_command cox_command_status = {
+    .name = "status",
+    .summary = "tell how a running group is",
+    .text = "Tells how a running group is: its ranks, whether they live, what each of them does on "
+            "every channel and since when, how often they died and were replaced, and what went "
+            "wrong last; which ranks have not replied, what is being completed, and how long "
+            "requests take. No worker is asked, so it also replies when all of them are stuck, "
+            "within 10 s by default.\n"
+            "\n"
+            "Times are median and 99th percentile, of everything since the start: queue, until the "
+            "request is published; ranks, until the last reply is there; handler, until the host "
+            "is done with it; total, all of them together.\n"
+            "\n"
+            "Waits: those for replies that slept and were woken, and those for replies or for work "
+            "that ended while spinning (run --spin). cpu: processor time of the process so far.",
+    .choice_size = sizeof(struct cox_connection),
+    .groups = {{&cox_connection_options, 0}},
+    .run = run,
+};

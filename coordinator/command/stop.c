@@ -4,7 +4,7 @@
 #include "channel/base/peer.h"
 #include "channel/socket/socket.h"
 #include "proto/control.pb-c.h"
-#include "connection.h"
+#include "client_command.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -13,33 +13,13 @@
 /* A group that is stuck is given 3 s to leave, 2 s after SIGTERM, and then killed. */
 #define TIMEOUT_MS 30000
 
-static void help(FILE *file)
-{
-    fprintf(file,
-            "Usage: coxswain stop [--name NAME | --door PATH] [--timeout SEC]\n"
-            "\n"
-            "Asks a running group to end in order, as SIGTERM to its coordinator does, and waits\n"
-            "until its coordinator is gone, and with it every worker, also those that are stuck.\n"
-            "\n"
-            "      --name NAME    of the group (default: the only one that is alive)\n"
-            "      --door PATH    the same by its door, as `run` prints it\n"
-            "      --timeout SEC  wait so long (default 30)\n"
-            "  -h, --help         this text\n");
-    cox_exit_help(file);
-}
-
-static const struct option long_options[] = {
-    COX_TARGET_LONG_OPTIONS,
-    {NULL, 0, NULL, 0},
-};
-
 static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
 {
     CoxswainControl__StopRequest stop = COXSWAIN_CONTROL__STOP_REQUEST__INIT;
     CoxswainControl__ControlRequest request = COXSWAIN_CONTROL__CONTROL_REQUEST__INIT;
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP;
     request.stop = &stop;
-    CoxswainControl__ControlReply *reply;
+    CoxswainControl__ControlReply *reply = NULL;
     struct cox_error error = {0};
     int r = cox_client_ask(client, &request, deadline_ns, &reply, &error);
     if (r == COX_CLOSED) /* it had been told before */
@@ -76,41 +56,34 @@ static int await_end(struct cox_client *client, const struct cox_peer *peer, uin
     }
 }
 
-static int stop(const struct cox_connection *target)
+static int stop(const void *choice, struct cox_client *client, uint64_t timeout_ms,
+                uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err)
 {
-    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
-    struct cox_error error = {0};
-    uint64_t deadline_ns = cox_deadline_after_ms(target->timeout_ms);
-    int r = cox_connection_open(target, &client, deadline_ns, &error);
-    if (r)
-        return cox_exit_with(&error);
-    /* Before it is told: it answers after this, so the number is still its own. */
+    (void)choice, (void)timeout_ms, (void)ret_reply;
+    /* Before the request: the coordinator replies after this, so the pid is still its own. */
     struct cox_socket_peer who = {0};
-    if (cox_socket_peer(client.stream.fd, &who) || who.pid == 0 || cox_peer_open(who.pid, 0, &peer))
+    if (cox_socket_peer(client->stream.fd, &who) || who.pid == 0 ||
+        cox_peer_open(who.pid, 0, &peer))
         peer = (struct cox_peer)COX_PEER_NONE;
-    r = ask(&client, deadline_ns, &error);
-    if (!r)
-        r = await_end(&client, &peer, deadline_ns, &error);
-    return r ? cox_exit_with(&error) : COX_EXIT_OK;
+    int r = ask(client, deadline_ns, err);
+    return r ? r : await_end(client, &peer, deadline_ns, err);
 }
 
-int cox_command_stop(int argc, char **argv)
+static int run(void *choice)
 {
-    struct cox_connection target = {.timeout_ms = TIMEOUT_MS};
-    struct cox_error error = {0};
-    int option, r = 0;
-    while (!r &&
-           (option = getopt_long(argc, argv, COX_TARGET_SHORT_OPTIONS, long_options, NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        r = cox_connection_take(&target, option, argv, &error);
-    }
-    if (!r && optind < argc)
-        r = cox_fail(&error, COX_INVALID, "'%.64s' is not expected here", argv[optind]);
-    if (!r)
-        r = cox_connection_check(&target, &error);
-    return r ? cox_exit_usage("stop", &error) : cox_exit_flushed(stop(&target));
+    static const struct cox_client_command command = {
+        .reply = &coxswain_control__done__descriptor, .timeout_ms = TIMEOUT_MS, .ask = stop};
+    return cox_client_command_run(&command, choice, choice);
 }
+
+const struct cox_command cox_command_stop = {
+    .name = "stop",
+    .summary = "end a running group and wait until it is gone",
+    .text = "Asks a running group to end in order, as SIGTERM to its coordinator does, and waits "
+            "until its coordinator is gone, and with it every worker, also those that are stuck "
+            "(at most 30 s by default).",
+    .choice_size = sizeof(struct cox_connection),
+    .groups = {{&cox_connection_options, 0}},
+    .run = run,
+};

@@ -72,6 +72,8 @@ static int phases_fill(channel_message *message, const struct cox_channel_stats 
         message->phases[phase] = &phases[phase];
         phases[phase].name = (char *)(uintptr_t)cox_phase_name(phase);
         SET(&phases[phase], count, stats->phases[phase].count);
+        if (stats->phases[phase].count == 0)
+            continue;
         SET(&phases[phase], p50_ns, stats->phases[phase].p50_ns);
         SET(&phases[phase], p99_ns, stats->phases[phase].p99_ns);
     }
@@ -97,11 +99,11 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     SET(message, looks, stats->looks);
     SET(message, request_bytes, stats->request_bytes);
     SET(message, reply_bytes, stats->reply_bytes);
-    SET(message, bulk_requests, stats->bulk_requests);
-    SET(message, bulk_request_bytes, stats->bulk_request_bytes);
-    SET(message, bulk_replies, stats->bulk_replies);
-    SET(message, bulk_reply_bytes, stats->bulk_reply_bytes);
-    SET(message, bulk_held_bytes, stats->bulk_held_bytes);
+    SET(message, bulk_requests, stats->large_requests);
+    SET(message, bulk_request_bytes, stats->large_request_bytes);
+    SET(message, bulk_replies, stats->large_replies);
+    SET(message, bulk_reply_bytes, stats->large_reply_bytes);
+    SET(message, bulk_held_bytes, stats->large_held_bytes);
     message->late_ranks = cox_arena_alloc(arena, status->rank_count * sizeof *message->late_ranks);
     if (!message->late_ranks)
         return -ENOMEM;

@@ -23,11 +23,11 @@ static int results_add(const struct cox_control_source *source,
 {
     uint32_t rank_count = cox_executor_rank_count(source->phase.executor);
     result_message *messages = cox_arena_alloc(arena, rank_count * sizeof *messages);
-    reply->results = cox_arena_alloc(arena, rank_count * sizeof *reply->results);
-    if (!messages || !reply->results)
+    reply->ranks = cox_arena_alloc(arena, rank_count * sizeof *reply->ranks);
+    if (!messages || !reply->ranks)
         return -ENOMEM;
     for (uint32_t rank = 0; rank < rank_count; rank++) {
-        result_message *message = reply->results[rank] = &messages[rank];
+        result_message *message = reply->ranks[rank] = &messages[rank];
         coxswain_control__lora_result__init(message);
         SET(message, rank, rank);
         SET(message, status, results[rank].status);
@@ -35,7 +35,7 @@ static int results_add(const struct cox_control_source *source,
         if (results[rank].text[0] && !(message->text = cox_arena_strdup(arena, results[rank].text)))
             return -ENOMEM;
     }
-    reply->n_results = rank_count;
+    reply->n_ranks = rank_count;
     return 0;
 }
 

@@ -45,9 +45,9 @@ static int reply_new(const struct cox_control_source *source, struct cox_arena *
     if (!reply)
         return -ENOMEM;
     coxswain_control__recover_reply__init(reply);
-    reply->results = cox_arena_alloc(arena, rank_count * sizeof *reply->results);
+    reply->ranks = cox_arena_alloc(arena, rank_count * sizeof *reply->ranks);
     *ret_reply = reply;
-    return reply->results ? 0 : -ENOMEM;
+    return reply->ranks ? 0 : -ENOMEM;
 }
 
 static int result_add(recover_reply *reply, struct cox_arena *arena, uint32_t rank,
@@ -62,7 +62,7 @@ static int result_add(recover_reply *reply, struct cox_arena *arena, uint32_t ra
     if (result->device >= 0)
         SET(message, device, result->device);
     message->text = result->text[0] ? cox_arena_strdup(arena, result->text) : NULL;
-    reply->results[reply->n_results++] = message;
+    reply->ranks[reply->n_ranks++] = message;
     return result->text[0] && !message->text ? -ENOMEM : 0;
 }
 
@@ -153,7 +153,7 @@ static int restart_dead(const struct cox_control_source *source, uint64_t deadli
     /* All live, but the last order's init did not come to its end. */
     struct cox_recovery_status recovery;
     cox_recovery_status(source->phase.recovery, &recovery);
-    return !r && !reply->n_results && recovery.unready
+    return !r && !reply->n_ranks && recovery.unready
                ? restart_one(source, 0, false, deadline_ns, arena, reply)
                : r;
 }

@@ -1,11 +1,13 @@
 /*
- * engine_command: the sub-commands that run the reference engine themselves. As command.h.
+ * engine_command: the sub-commands that run the reference engine themselves.
  */
 #ifndef COX_ENGINE_COMMAND_H
 #define COX_ENGINE_COMMAND_H
 
-int cox_command_run(int argc, char **argv);
-int cox_command_generate(int argc, char **argv);
-int cox_command_eval(int argc, char **argv);
+#include "coordinator/command/runner.h"
+
+extern const struct cox_command cox_command_run;
+extern const struct cox_command cox_command_generate;
+extern const struct cox_command cox_command_eval;
 
 #endif

@@ -10,7 +10,7 @@
 #define MISMATCH_SHOWN_MAX 5
 
 enum {
-    OPTION_MIN_ACCURACY = COX_OPTION_COMMAND,
+    OPTION_MIN_ACCURACY = COX_OPTION_KEY(0),
     OPTION_QUIET,
 };
 
@@ -24,32 +24,6 @@ struct eval {
     const char **answers;
     struct cox_prompts lines;
     struct cox_tokenizer *tokenizer;
-};
-
-static void help(FILE *file)
-{
-    fprintf(
-        file,
-        "Usage: coxswain eval [OPTION]... FILE\n"
-        "\n"
-        "Starts worker processes, completes the part up to the = of every line of FILE, such as\n"
-        "27+58=85, and prints how many completions are exactly what follows it. - is standard input.\n"
-        "\n"
-        "      --min-accuracy P      fail (status 1) below so many percent (default 0)\n"
-        "      --quiet               nothing of what the workers write, and no progress\n");
-    cox_async_options_help(file);
-    cox_recovery_options_help(file);
-    cox_group_choice_help(file);
-    cox_exit_help(file);
-}
-
-static const struct option long_options[] = {
-    COX_GROUP_CHOICE_LONG_OPTIONS,
-    COX_RECOVERY_LONG_OPTIONS,
-    COX_ASYNC_LONG_OPTIONS,
-    {"min-accuracy", required_argument, NULL, OPTION_MIN_ACCURACY},
-    {"quiet", no_argument, NULL, OPTION_QUIET},
-    {NULL, 0, NULL, 0},
 };
 
 /* Cuts every line behind its first '='. */
@@ -151,47 +125,64 @@ static int evaluate(struct eval *e)
     return r ? cox_exit_with(&error) : report(e);
 }
 
-static int take_option(struct eval *e, int option, char **argv, struct cox_error *err)
+static int take_option(void *choice, int option, const char *value, struct cox_error *err)
 {
-    switch (option) {
-    case OPTION_MIN_ACCURACY:
-        return cox_parse_real("--min-accuracy", optarg, 0, 100, &e->min_accuracy, err);
-    case OPTION_QUIET:
-        e->quiet = true;
-        return 0;
-    default:
-        return cox_group_choice_take(&e->group, option, optarg, argv, err);
-    }
+    struct eval *e = choice;
+    if (option == OPTION_MIN_ACCURACY)
+        return cox_parse_real("--min-accuracy", value, 0, 100, &e->min_accuracy, err);
+    e->quiet = true;
+    return 0;
 }
 
-int cox_command_eval(int argc, char **argv)
+static int take_file(void *choice, int count, char *const *words, struct cox_error *err)
 {
-    struct eval e = {0};
-    struct cox_error error = {0};
-    cox_group_choice_init(&e.group);
-    int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
-                                       NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        r = take_option(&e, option, argv, &error);
-    }
-    if (!r && argc - optind != 1)
-        r = cox_fail(&error, COX_INVALID, "expected one FILE");
-    if (!r)
-        r = split(&e, argv[optind], &error);
-    int exit_status;
-    if (r > 0)
-        exit_status = cox_exit_usage("eval", &error);
-    else if (r)
-        exit_status = cox_exit_with(&error);
-    else
-        exit_status = evaluate(&e);
-    cox_prompts_deinit(&e.prompts);
-    cox_prompts_deinit(&e.lines);
-    cox_tokenizer_free(e.tokenizer);
-    free(e.answers);
-    return cox_exit_flushed(exit_status);
+    return count == 1 ? split(choice, words[0], err)
+                      : cox_fail(err, COX_INVALID, "expected one FILE");
 }
+
+static void init(void *choice)
+{
+    struct eval *e = choice;
+    cox_group_choice_init(&e->group);
+}
+
+static int run(void *choice)
+{
+    return evaluate(choice);
+}
+
+static void deinit(void *choice)
+{
+    struct eval *e = choice;
+    cox_prompts_deinit(&e->prompts);
+    cox_prompts_deinit(&e->lines);
+    cox_tokenizer_free(e->tokenizer);
+    free(e->answers);
+}
+
+static const struct argp_option options[] = {
+    {"min-accuracy", OPTION_MIN_ACCURACY, "P", 0,
+     "fail (status 1) below so many percent (default 0)", 0},
+    {"quiet", OPTION_QUIET, NULL, 0, "neither the workers' output nor progress", 0},
+    {0},
+};
+static const struct cox_option_group eval_options = {.options = options, .take = take_option};
+
+const struct cox_command cox_command_eval = {
+    .name = "eval",
+    .summary = "start workers, count how many known answers they give",
+    .arguments = "FILE",
+    .text = "Starts worker processes, completes the part up to the = of every line of FILE, such "
+            "as 27+58=85, and prints how many completions are exactly what follows it. - is "
+            "standard input.",
+    .choice_size = sizeof(struct eval),
+    .init = init,
+    .groups = {{&eval_options, 0},
+               {&cox_scheduling_option_group, offsetof(struct eval, group)},
+               {&cox_death_option_group, offsetof(struct eval, group)},
+               {&cox_start_option_group, offsetof(struct eval, group)},
+               {&cox_layout_option_group, offsetof(struct eval, group)}},
+    .words = take_file,
+    .run = run,
+    .deinit = deinit,
+};

@@ -4,6 +4,7 @@
 #include "channel/shm/geometry.h"
 #include "coordinator/command/console.h"
 #include "coordinator/server/group_links.h"
+#include "engine/batching/lora.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
 #include "coordinator/command/signals.h"
@@ -12,6 +13,7 @@
 #include <inttypes.h>
 #include <jansson.h>
 #include <stdatomic.h>
+#include <stdio_ext.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -21,7 +23,7 @@
 #define CONNECT_MS 10000
 
 enum {
-    OPTION_MAX_TOKENS = COX_OPTION_COMMAND,
+    OPTION_MAX_TOKENS = COX_OPTION_KEY(0),
     OPTION_TEMPERATURE,
     OPTION_TOP_K,
     OPTION_TOP_P,
@@ -68,79 +70,6 @@ struct generate {
     int write_error;
 };
 
-static void help(FILE *file)
-{
-    fprintf(
-        file,
-        "Usage: coxswain generate [OPTION]... [PROMPT]...\n"
-        "\n"
-        "Starts worker processes, completes every PROMPT and prints prompt and completion, one line\n"
-        "each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the lines of standard input.\n"
-        "With the --name of a group that `coxswain run` keeps, that group completes them, together\n"
-        "with those of others; its model is used, and what would start another one is refused.\n"
-        "\n"
-        "      --join                only on the running group of that --name: when there is none,\n"
-        "                            none is started, and the exit status is 2\n"
-        "      --file FILE           prompts are the lines of FILE; - is standard input\n"
-        "      --max-tokens N        generate so many tokens at most (default 256, or what fits)\n"
-        "      --temperature T       0, the default, always takes the likeliest token\n"
-        "      --top-k K             draw from the K likeliest tokens only (0: all)\n"
-        "      --top-p P             draw from the likeliest tokens of total probability P (1: all)\n"
-        "      --seed S              the same seed draws the same tokens (default 0)\n"
-        "      --tokens              prompts are token ids with blanks between; so is the output\n"
-        "      --json                one JSON object a line: prompt, text, tokens, finish\n"
-        "      --quiet               neither workers' output nor a summary on standard error\n"
-        "      --stats-json FILE     the summary as a JSON object: tokens/s, times of steps, and what share\n"
-        "                            of them the channel and the rank group had\n"
-        "      --one-at-a-time       one prompt after the other instead of batches\n"
-        "      --sequences N         run so many prompts at a time, 1 to 4096 (default 64)\n"
-        "      --step-tokens N       compute so many tokens in one step (default 512)\n"
-        "      --lora ADAPTER        compute with this LoRA adapter: of the running group (coxswain lora\n"
-        "                            load), or one of --adapter\n"
-        "      --adapter NAME=DIR    load this adapter first; with a group of its own only\n"
-        "\n"
-        "With --prefill A --decode B, two running groups (coxswain run --role) complete them: A\n"
-        "computes the prompts, and B pulls their keys and values and generates. The text is the\n"
-        "same. They are linked where they are not.\n"
-        "      --lease SEC           A holds a prompt's keys and values so long (default 60)\n"
-        "      --no-recompute        what B cannot pull is computed by A again, and then an error;\n"
-        "                            otherwise B computes it, and says so\n"
-        "\n"
-        "      --nested              the form of legacy workers on the wire\n");
-    cox_async_options_help(file);
-    cox_recovery_options_help(file);
-    cox_group_choice_help(file);
-    cox_exit_help(file);
-}
-
-static const struct option long_options[] = {
-    COX_GROUP_CHOICE_LONG_OPTIONS,
-    COX_RECOVERY_LONG_OPTIONS,
-    COX_ASYNC_LONG_OPTIONS,
-    {"max-tokens", required_argument, NULL, OPTION_MAX_TOKENS},
-    {"temperature", required_argument, NULL, OPTION_TEMPERATURE},
-    {"top-k", required_argument, NULL, OPTION_TOP_K},
-    {"top-p", required_argument, NULL, OPTION_TOP_P},
-    {"seed", required_argument, NULL, OPTION_SEED},
-    {"file", required_argument, NULL, OPTION_FILE},
-    {"tokens", no_argument, NULL, OPTION_TOKENS},
-    {"json", no_argument, NULL, OPTION_JSON},
-    {"quiet", no_argument, NULL, OPTION_QUIET},
-    {"stats-json", required_argument, NULL, OPTION_STATS},
-    {"join", no_argument, NULL, OPTION_JOIN},
-    {"one-at-a-time", no_argument, NULL, OPTION_ONE},
-    {"nested", no_argument, NULL, OPTION_NESTED},
-    {"sequences", required_argument, NULL, OPTION_SEQUENCES},
-    {"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
-    {"lora", required_argument, NULL, OPTION_LORA},
-    {"adapter", required_argument, NULL, OPTION_ADAPTER},
-    {"prefill", required_argument, NULL, OPTION_PREFILL},
-    {"decode", required_argument, NULL, OPTION_DECODE},
-    {"lease", required_argument, NULL, OPTION_LEASE},
-    {"no-recompute", no_argument, NULL, OPTION_NO_RECOMPUTE},
-    {NULL, 0, NULL, 0},
-};
-
 static int parse_count(const char *what, const char *text, uint64_t max, uint32_t *ret_count,
                        struct cox_error *err)
 {
@@ -151,7 +80,7 @@ static int parse_count(const char *what, const char *text, uint64_t max, uint32_
     return r;
 }
 
-static int sampling_option(struct generate *g, int option, struct cox_error *err)
+static int sampling_option(struct generate *g, int option, const char *value, struct cox_error *err)
 {
     struct cox_prompt_sampling *sampling = &g->complete.sampling;
     double real = 0;
@@ -159,39 +88,40 @@ static int sampling_option(struct generate *g, int option, struct cox_error *err
     int r;
     switch (option) {
     case OPTION_TEMPERATURE:
-        r = cox_parse_real("--temperature", optarg, 0, 100, &real, err);
+        r = cox_parse_real("--temperature", value, 0, 100, &real, err);
         sampling->temperature = (float)real;
         return r;
     case OPTION_TOP_P:
-        r = cox_parse_real("--top-p", optarg, 1e-6, 1, &real, err);
+        r = cox_parse_real("--top-p", value, 1e-6, 1, &real, err);
         sampling->top_p = (float)real;
         return r;
     case OPTION_TOP_K:
-        r = cox_parse_number("--top-k", optarg, 0, INT32_MAX, &number, err);
+        r = cox_parse_number("--top-k", value, 0, INT32_MAX, &number, err);
         sampling->top_k = (int32_t)number;
         return r;
     default:
-        r = cox_parse_number("--seed", optarg, 0, INT32_MAX, &number, err);
+        r = cox_parse_number("--seed", value, 0, INT32_MAX, &number, err);
         sampling->seed = (int32_t)number;
         return r;
     }
 }
 
-static int take_option(struct generate *g, int option, char **argv, struct cox_error *err)
+static int take_option(void *choice, int option, const char *value, struct cox_error *err)
 {
+    struct generate *g = choice;
     struct cox_scheduler_options *scheduler = &g->complete.scheduler;
     switch (option) {
     case OPTION_TEMPERATURE:
     case OPTION_TOP_K:
     case OPTION_TOP_P:
     case OPTION_SEED:
-        return sampling_option(g, option, err);
+        return sampling_option(g, option, value, err);
     case OPTION_MAX_TOKENS:
-        return parse_count("--max-tokens", optarg, INT32_MAX, &g->complete.new_count_max, err);
+        return parse_count("--max-tokens", value, INT32_MAX, &g->complete.new_count_max, err);
     case OPTION_SEQUENCES:
-        return parse_count("--sequences", optarg, 4096, &scheduler->sequence_count_max, err);
+        return parse_count("--sequences", value, 4096, &scheduler->sequence_count_max, err);
     case OPTION_STEP_TOKENS:
-        return parse_count("--step-tokens", optarg, INT32_MAX, &scheduler->token_count_max, err);
+        return parse_count("--step-tokens", value, INT32_MAX, &scheduler->token_count_max, err);
     case OPTION_ONE:
         scheduler->sequence_count_max = 1;
         return 0;
@@ -199,7 +129,7 @@ static int take_option(struct generate *g, int option, char **argv, struct cox_e
         scheduler->nested = true;
         return 0;
     case OPTION_FILE:
-        g->file = optarg;
+        g->file = value;
         return 0;
     case OPTION_TOKENS:
         g->tokens = true;
@@ -211,38 +141,37 @@ static int take_option(struct generate *g, int option, char **argv, struct cox_e
         g->quiet = true;
         return 0;
     case OPTION_STATS:
-        g->stats = optarg;
-        return *optarg ? 0 : cox_fail(err, COX_INVALID, "--stats-json: no file was named");
+        g->stats = value;
+        return *value ? 0 : cox_fail(err, COX_INVALID, "--stats-json: no file was named");
     case OPTION_LORA:
-        g->complete.lora = optarg;
-        return *optarg ? 0 : cox_fail(err, COX_INVALID, "--lora: no adapter was named");
+        g->complete.lora = value;
+        return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: no adapter was named");
     case OPTION_ADAPTER:
-        return cox_adapter_choice_take(&g->adapters, optarg, err);
+        return cox_adapter_choice_take(&g->adapters, value, err);
     case OPTION_JOIN:
         g->join = true;
         return 0;
     case OPTION_PREFILL:
-        g->split.prefill = optarg;
-        return cox_name_check(optarg, err);
+        g->split.prefill = value;
+        return cox_name_check(value, err);
     case OPTION_DECODE:
-        g->split.decode = optarg;
-        return cox_name_check(optarg, err);
+        g->split.decode = value;
+        return cox_name_check(value, err);
     case OPTION_LEASE: {
-        int r = cox_parse_seconds("--lease", optarg, &g->split.lease_ms, err);
+        int r = cox_parse_seconds("--lease", value, &g->split.lease_ms, err);
         return !r && g->split.lease_ms > LEASE_MS_MAX
-                   ? cox_fail(err, COX_INVALID, "--lease is '%.32s': at most an hour", optarg)
+                   ? cox_fail(err, COX_INVALID, "--lease is '%.32s': at most an hour", value)
                    : r;
     }
-    case OPTION_NO_RECOMPUTE:
+    default: /* OPTION_NO_RECOMPUTE */
         g->split.no_recompute = true;
         return 0;
-    default:
-        return cox_group_choice_take(&g->group, option, optarg, argv, err);
     }
 }
 
-static int take_prompts(struct generate *g, int count, char **texts, struct cox_error *err)
+static int take_prompts(void *choice, int count, char *const *texts, struct cox_error *err)
 {
+    struct generate *g = choice;
     if (g->file && count)
         return cox_fail(err, COX_INVALID,
                         "prompts come from --file or from the command line, not both");
@@ -519,8 +448,8 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
         return conflict(g, "--keep-names and --huge-pages", err);
     if (group->own_weights)
         return conflict(g, "--no-shared-weights", err);
-    if (group->no_bulk || group->bulk_size)
-        return conflict(g, "--no-bulk and --bulk-size", err);
+    if (group->no_large_payloads || group->large_payload_size)
+        return conflict(g, "--no-large-payloads and --large-payload-size", err);
     if (group->recovery_given)
         return conflict(g, "--on-death", err);
     if (group->steps_in_flight)
@@ -688,9 +617,12 @@ static int generate_split(struct generate *g)
     return finish(g, r, interrupt.number, &stats, &error);
 }
 
-static int split_check(const struct generate *g, struct cox_error *err)
+static int check(const void *choice, struct cox_error *err)
 {
+    const struct generate *g = choice;
     const struct cox_prefill_decode_options *split = &g->split;
+    if (g->join && !g->group.name)
+        return cox_fail(err, COX_INVALID, "--join needs the --name of a running group");
     if (!split->prefill && !split->decode)
         return split->lease_ms || split->no_recompute
                    ? cox_fail(err, COX_INVALID,
@@ -777,36 +709,108 @@ static int generate(struct generate *g)
     return r ? cox_exit_with(&error) : generate_remote(g, &client);
 }
 
-int cox_command_generate(int argc, char **argv)
+static int run(void *choice)
 {
-    struct generate g = {.complete = {.sampling = {.top_p = 1}}};
-    struct cox_error error = {0};
-    cox_group_choice_init(&g.group);
-    int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
-                                       NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return cox_exit_flushed(COX_EXIT_OK);
-        }
-        r = take_option(&g, option, argv, &error);
+    struct generate *g = choice;
+    int exit_status = generate(g);
+    if (g->write_error) { /* it was reported */
+        __fpurge(stdout);
+        clearerr(stdout);
     }
-    if (!r && g.join && !g.group.name)
-        r = cox_fail(&error, COX_INVALID, "--join needs the --name of a running group");
-    if (!r)
-        r = split_check(&g, &error);
-    if (!r)
-        r = take_prompts(&g, argc - optind, argv + optind, &error);
-    int exit_status;
-    if (r > 0)
-        exit_status = cox_exit_usage("generate", &error);
-    else if (r)
-        exit_status = cox_exit_with(&error);
-    else
-        exit_status = generate(&g);
-    cox_prompts_deinit(&g.prompts);
-    cox_adapter_choice_deinit(&g.adapters);
-    cox_tokenizer_free(g.tokenizer);
-    free(g.model);
-    return g.write_error ? exit_status : cox_exit_flushed(exit_status);
+    return exit_status;
 }
+
+static void init(void *choice)
+{
+    struct generate *g = choice;
+    g->complete.sampling.top_p = 1;
+    cox_group_choice_init(&g->group);
+}
+
+static void deinit(void *choice)
+{
+    struct generate *g = choice;
+    cox_prompts_deinit(&g->prompts);
+    cox_adapter_choice_deinit(&g->adapters);
+    cox_tokenizer_free(g->tokenizer);
+    free(g->model);
+}
+
+static const struct argp_option options[] = {
+    {"join", OPTION_JOIN, NULL, 0,
+     "only on the running group of that --name: when there is none, none is started, and the exit "
+     "status is 2",
+     0},
+    {"file", OPTION_FILE, "FILE", 0, "prompts are the lines of FILE; - is standard input", 0},
+    {"max-tokens", OPTION_MAX_TOKENS, "N", 0,
+     "generate so many tokens at most (default 256, or what fits)", 0},
+    {"temperature", OPTION_TEMPERATURE, "T", 0, "0, the default, always takes the likeliest token",
+     0},
+    {"top-k", OPTION_TOP_K, "K", 0, "draw from the K likeliest tokens only (0: all)", 0},
+    {"top-p", OPTION_TOP_P, "P", 0,
+     "draw from the likeliest tokens of total probability P (1: all)", 0},
+    {"seed", OPTION_SEED, "S", 0, "the same seed draws the same tokens (default 0)", 0},
+    {"tokens", OPTION_TOKENS, NULL, 0,
+     "prompts are token ids with blanks between; so is the output", 0},
+    {"json", OPTION_JSON, NULL, 0, "one JSON object a line: prompt, text, tokens, finish", 0},
+    {"quiet", OPTION_QUIET, NULL, 0, "neither the workers' output nor a summary on standard error",
+     0},
+    {"stats-json", OPTION_STATS, "FILE", 0,
+     "the summary as a JSON object: tokens/s, times of steps, and the share of the channel and the "
+     "rank group",
+     0},
+    {"one-at-a-time", OPTION_ONE, NULL, 0, "one prompt after the other instead of batches", 0},
+    {"sequences", OPTION_SEQUENCES, "N", 0, "run so many prompts at a time, 1 to 4096 (default 64)",
+     0},
+    {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
+     0},
+    {"lora", OPTION_LORA, "ADAPTER", 0,
+     "compute with this LoRA adapter: of the running group (coxswain lora load), or one of "
+     "--adapter",
+     0},
+    {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
+     "load this adapter first; with a group of its own only", 0},
+    {"nested", OPTION_NESTED, NULL, 0, "the form of legacy workers on the wire", 0},
+    {0},
+};
+static const struct cox_option_group generate_options = {
+    .options = options, .take = take_option, .check = check};
+
+static const struct argp_option split_options[] = {
+    {"prefill", OPTION_PREFILL, "A", 0, "the group that computes the prompts", 0},
+    {"decode", OPTION_DECODE, "B", 0, "the group that pulls their keys and values, and generates",
+     0},
+    {"lease", OPTION_LEASE, "SEC", 0, "A holds a prompt's keys and values so long (default 60)", 0},
+    {"no-recompute", OPTION_NO_RECOMPUTE, NULL, 0,
+     "what B cannot pull is computed by A again, and then an error; otherwise B computes it, and "
+     "says so",
+     0},
+    {0},
+};
+static const struct cox_option_group split_group = {
+    .title = "Two running groups (coxswain run --role), linked where they are not yet:",
+    .options = split_options,
+    .take = take_option,
+};
+
+const struct cox_command cox_command_generate = {
+    .name = "generate",
+    .summary = "start workers, complete prompts, print the text",
+    .arguments = "[PROMPT]...",
+    .text = "Starts worker processes, completes every PROMPT and prints prompt and completion, one "
+            "line each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the "
+            "lines of standard input. With the --name of a group that `coxswain run` keeps, that "
+            "group completes them, together with those of others; its model is used, and options "
+            "that would start another one are refused.",
+    .choice_size = sizeof(struct generate),
+    .init = init,
+    .groups = {{&generate_options, 0},
+               {&split_group, 0},
+               {&cox_scheduling_option_group, offsetof(struct generate, group)},
+               {&cox_death_option_group, offsetof(struct generate, group)},
+               {&cox_start_option_group, offsetof(struct generate, group)},
+               {&cox_layout_option_group, offsetof(struct generate, group)}},
+    .words = take_prompts,
+    .run = run,
+    .deinit = deinit,
+};

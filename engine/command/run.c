@@ -1,7 +1,7 @@
-#include "coordinator/command/command.h"
 #include "coordinator/command/console.h"
 #include "coordinator/command/init_options.h"
 #include "coordinator/server/group_links.h"
+#include "coordinator/command/runner.h"
 #include "engine_command.h"
 #include "engine_group.h"
 
@@ -10,7 +10,7 @@
 #include <string.h>
 
 enum {
-    OPTION_NO_INIT = COX_OPTION_COMMAND,
+    OPTION_NO_INIT = COX_OPTION_KEY(0),
     OPTION_INIT,
     OPTION_INIT_FILE,
     OPTION_NO_FLAGS,
@@ -21,59 +21,11 @@ enum {
     OPTION_STEP_TOKENS,
 };
 
+/* The ranks hear of their role. */
+#define ROLE_MS 10000
+
 #define LEGACY "legacy workers hold and pull nothing"
 #define NOT_INITIALIZED "its workers were not told to initialize (--no-init)"
-
-static void help(FILE *file)
-{
-    fprintf(
-        file,
-        "Usage: coxswain run [OPTION]... [-- COMMAND [ARGUMENT]...]\n"
-        "\n"
-        "Starts a group of worker processes, COMMAND or the reference worker, tells them to\n"
-        "initialize, and keeps them until SIGINT, SIGTERM, SIGHUP or `coxswain stop` comes or\n"
-        "one of them dies (--on-death; before the group is complete, any death ends it). COMMAND\n"
-        "gets rank, world size and name of the group in its environment (COXSWAIN_*) and as flags\n"
-        "(--local_rank, ...).\n"
-        "When all is ready it prints `name NAME`, `door PATH` and a line `rank R pid P` for each.\n"
-        "With the reference worker, `coxswain generate --name NAME` then completes prompts on\n"
-        "the group, for any number of callers at once.\n"
-        "\n"
-        "      --init KEY=VALUE      configuration that every worker gets at init; may be repeated\n"
-        "      --init-file FILE      the same: a JSON object of strings, numbers, true and false;\n"
-        "                            what --init says comes before it\n"
-        "      --no-init             start them only\n"
-        "      --no-flags            nothing is appended to COMMAND; the environment has it all\n"
-        "      --external            start none: wait for workers that somebody starts by hand,\n"
-        "                            as long as that takes; standard error tells how they come\n"
-        "                            (coxswain-worker --door NAME)\n"
-        "      --adapter NAME=DIR    load this LoRA adapter at the start (see coxswain lora)\n"
-        "      --role ROLE           prefill: computes prompts, and holds their keys and values for a\n"
-        "                            group that decodes; decode: goes on with them; standard, the\n"
-        "                            default: both (coxswain role changes it)\n"
-        "      --step-tokens N       compute so many tokens in one step (default 512)\n"
-        "      --quiet               nothing of what the workers write\n");
-    cox_async_options_help(file);
-    cox_recovery_options_help(file);
-    cox_group_choice_help(file);
-    cox_exit_help(file);
-}
-
-static const struct option long_options[] = {
-    COX_GROUP_CHOICE_LONG_OPTIONS,
-    COX_RECOVERY_LONG_OPTIONS,
-    COX_ASYNC_LONG_OPTIONS,
-    {"init", required_argument, NULL, OPTION_INIT},
-    {"init-file", required_argument, NULL, OPTION_INIT_FILE},
-    {"no-init", no_argument, NULL, OPTION_NO_INIT},
-    {"no-flags", no_argument, NULL, OPTION_NO_FLAGS},
-    {"quiet", no_argument, NULL, OPTION_QUIET},
-    {"external", no_argument, NULL, OPTION_EXTERNAL},
-    {"adapter", required_argument, NULL, OPTION_ADAPTER},
-    {"role", required_argument, NULL, OPTION_ROLE},
-    {"step-tokens", required_argument, NULL, OPTION_STEP_TOKENS},
-    {NULL, 0, NULL, 0},
-};
 
 static int print_group(struct cox_executor *executor, struct cox_error *err)
 {
@@ -127,18 +79,19 @@ struct run {
     const char *reference[4];
 };
 
-static int take_option(struct run *run, int option, char **argv, struct cox_error *err)
+static int take_option(void *choice, int option, const char *value, struct cox_error *err)
 {
+    struct run *run = choice;
     struct cox_foreground_options *options = &run->options.foreground;
     uint64_t number;
-    int r = 0;
+    int r;
     switch (option) {
     case OPTION_ROLE:
-        return cox_role_parse(optarg, &run->role, err);
+        return cox_role_parse(value, &run->role, err);
     case OPTION_INIT:
-        return cox_init_choice_take(&run->init, optarg, err);
+        return cox_init_choice_take(&run->init, value, err);
     case OPTION_INIT_FILE:
-        return cox_init_choice_read(&run->init, optarg, err);
+        return cox_init_choice_read(&run->init, value, err);
     case OPTION_NO_INIT:
         options->init = false;
         return 0;
@@ -149,25 +102,23 @@ static int take_option(struct run *run, int option, char **argv, struct cox_erro
         options->external = true;
         return 0;
     case OPTION_ADAPTER:
-        return cox_adapter_choice_take(&run->adapters, optarg, err);
+        return cox_adapter_choice_take(&run->adapters, value, err);
     case OPTION_STEP_TOKENS:
-        r = cox_parse_number("--step-tokens", optarg, 1, INT32_MAX, &number, err);
+        r = cox_parse_number("--step-tokens", value, 1, INT32_MAX, &number, err);
         run->options.step_tokens = r ? 0 : (uint32_t)number;
         return r;
-    case OPTION_QUIET:
+    default: /* OPTION_QUIET */
         options->quiet = true;
         return 0;
-    default:
-        return cox_group_choice_take(&run->group, option, optarg, argv, err);
     }
 }
 
-static int choose_external(struct run *run, int argc, char **argv, struct cox_error *err)
+static int choose_external(struct run *run, int count, char *const *words, struct cox_error *err)
 {
     struct cox_foreground_options *options = &run->options.foreground;
-    if (argc)
+    if (count)
         return cox_fail(err, COX_INVALID, "--external starts no worker: '%.64s' is not executed",
-                        argv[0]);
+                        words[0]);
     if (run->group.worker || options->no_flags)
         return cox_fail(err, COX_INVALID,
                         "--external starts no worker: leave out --worker and --no-flags");
@@ -194,17 +145,20 @@ static int choose_reference(struct run *run, struct cox_error *err)
     return 0;
 }
 
-/* The workers, and with them whether there are prompts. */
-static int choose_workers(struct run *run, int argc, char **argv, struct cox_error *err)
+/* COMMAND; without one, the reference worker. That also decides whether there are prompts. */
+static int take_command(void *choice, int count, char *const *words, struct cox_error *err)
 {
+    struct run *run = choice;
     struct cox_foreground_options *options = &run->options.foreground;
-    int r = 0;
+    int r = cox_group_choice_check(&run->group, err);
+    if (r)
+        return r;
     if (!options->init)
         options->prompts_refusal = NOT_INITIALIZED;
     if (options->external) {
-        r = choose_external(run, argc, argv, err);
-    } else if (argc) {
-        options->command = (const char *const *)argv;
+        r = choose_external(run, count, words, err);
+    } else if (count) {
+        options->command = (const char *const *)words;
         options->model = run->group.model;
         options->prompts_refusal = "its workers are a command of its own";
     } else {
@@ -214,11 +168,12 @@ static int choose_workers(struct run *run, int argc, char **argv, struct cox_err
     return r;
 }
 
-static int choice_check(const struct run *run, struct cox_error *err)
+static int check(const void *choice, struct cox_error *err)
 {
+    const struct run *run = choice;
     const struct cox_foreground_options *options = &run->options.foreground;
     if (run->init.count && !options->init)
-        return cox_fail(err, COX_INVALID, "--no-init: nobody is told what --init says");
+        return cox_fail(err, COX_INVALID, "--no-init: no worker is told what --init says");
     if (options->model && cox_init_choice_get(&run->init, "model"))
         return cox_fail(err, COX_INVALID, "'model' in --init or --init-file: use --model DIR");
     if (run->role != COX_ROLE_STANDARD && (!run->options.serve || run->group.legacy_workers))
@@ -227,45 +182,82 @@ static int choice_check(const struct run *run, struct cox_error *err)
     return 0;
 }
 
-static int run_group(struct run *run, int argc, char **argv)
+static void init(void *choice)
 {
+    struct run *run = choice;
+    cox_group_choice_init(&run->group);
+    run->role = COX_ROLE_STANDARD;
+    run->options.adapters = &run->adapters;
+    run->options.foreground = (struct cox_foreground_options){
+        .group = &run->group,
+        .init = true,
+        .need_door = true,
+    };
+}
+
+static int run_group(void *choice)
+{
+    struct run *run = choice;
     struct cox_foreground_options *options = &run->options.foreground;
-    struct cox_error error = {0};
-    int option, r = 0;
-    while (!r && (option = getopt_long(argc, argv, COX_GROUP_CHOICE_SHORT_OPTIONS, long_options,
-                                       NULL)) != -1) {
-        if (option == 'h') {
-            help(stdout);
-            return COX_EXIT_OK;
-        }
-        r = take_option(run, option, argv, &error);
-    }
-    if (!r)
-        r = cox_group_choice_check(&run->group, &error);
-    if (!r)
-        r = choose_workers(run, argc - optind, argv + optind, &error);
-    if (!r)
-        r = choice_check(run, &error);
-    if (r)
-        return r > 0 ? cox_exit_usage("run", &error) : cox_exit_with(&error);
     options->config = run->init.entries;
     options->config_count = run->init.count;
     options->role = run->role == COX_ROLE_STANDARD ? 0 : run->role;
     return keep(&run->options);
 }
 
-int cox_command_run(int argc, char **argv)
+static void deinit(void *choice)
 {
-    struct run run = {.role = COX_ROLE_STANDARD};
-    cox_group_choice_init(&run.group);
-    run.options.adapters = &run.adapters;
-    run.options.foreground = (struct cox_foreground_options){
-        .group = &run.group,
-        .init = true,
-        .need_door = true,
-    };
-    int exit_status = run_group(&run, argc, argv);
-    cox_init_choice_deinit(&run.init);
-    cox_adapter_choice_deinit(&run.adapters);
-    return cox_exit_flushed(exit_status);
+    struct run *run = choice;
+    cox_adapter_choice_deinit(&run->adapters);
+    cox_init_choice_deinit(&run->init);
 }
+
+static const struct argp_option options[] = {
+    {"init", OPTION_INIT, "KEY=VALUE", 0,
+     "configuration that every worker gets at init; may be repeated", 0},
+    {"init-file", OPTION_INIT_FILE, "FILE", 0,
+     "the same: a JSON object of strings, numbers, true and false; --init takes precedence", 0},
+    {"no-init", OPTION_NO_INIT, NULL, 0, "start the workers only", 0},
+    {"no-flags", OPTION_NO_FLAGS, NULL, 0,
+     "nothing is appended to COMMAND; the environment has it all", 0},
+    {"external", OPTION_EXTERNAL, NULL, 0,
+     "start no worker: wait for workers that are started by hand, as long as that takes; standard "
+     "error reports each (coxswain-worker --door NAME)",
+     0},
+    {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
+     "load this LoRA adapter at the start (see coxswain lora)", 0},
+    {"role", OPTION_ROLE, "ROLE", 0,
+     "prefill: computes prompts, and holds their keys and values for a group that decodes; decode: "
+     "continues them; standard, the default: both (coxswain role changes it)",
+     0},
+    {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
+     0},
+    {"quiet", OPTION_QUIET, NULL, 0, "drop what the workers write", 0},
+    {0},
+};
+static const struct cox_option_group run_options = {
+    .options = options, .take = take_option, .check = check};
+
+const struct cox_command cox_command_run = {
+    .name = "run",
+    .summary = "start workers and keep them until told to end",
+    .arguments = "[-- COMMAND [ARGUMENT]...]",
+    .text = "Starts a group of worker processes, COMMAND or the reference worker, tells them to "
+            "initialize, and keeps them until SIGINT, SIGTERM, SIGHUP or `coxswain stop` comes or "
+            "one of them dies (--on-death; before the group is complete, any death ends it). "
+            "COMMAND gets rank, world size and name of the group in its environment (COXSWAIN_*) "
+            "and as flags (--local_rank, ...).\n"
+            "When all is ready it prints `name NAME`, `door PATH` and a line `rank R pid P` for "
+            "each. With the reference worker, `coxswain generate --name NAME` then completes "
+            "prompts on the group, for any number of callers at once.",
+    .choice_size = sizeof(struct run),
+    .init = init,
+    .groups = {{&run_options, 0},
+               {&cox_scheduling_option_group, offsetof(struct run, group)},
+               {&cox_death_option_group, offsetof(struct run, group)},
+               {&cox_start_option_group, offsetof(struct run, group)},
+               {&cox_layout_option_group, offsetof(struct run, group)}},
+    .words = take_command,
+    .run = run_group,
+    .deinit = deinit,
+};

@@ -13,6 +13,7 @@
 #include "channel/socket/door.h"
 #include "coordinator/command/client.h"
 #include "coordinator/server/control_server.h"
+#include "engine/batching/serving.h"
 #include "proto/control.pb-c.h"
 
 static char runtime[64];
@@ -21,7 +22,7 @@ static char runtime[64];
 
 static int service_new(void *object, struct cox_error *err)
 {
-    static const struct cox_control_server_options options = {.model = "/a/model"};
+    static const struct cox_control_options options = {.model = "/a/model"};
     return cox_control_server_new(&options, object, err);
 }
 
@@ -88,7 +89,7 @@ static int command_hook(void *context, const struct cox_door_visitor *visitor, i
 
 static int serve(const char *where)
 {
-    const struct cox_control_server_options none = {.model = NULL};
+    const struct cox_control_options none = {.model = NULL};
     struct cox_control_server *service;
     struct cox_door *door;
     char byte = 'x';

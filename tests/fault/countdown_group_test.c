@@ -13,9 +13,9 @@
 
 #include "coordinator/collector/collect.h"
 #include "coordinator/command/console.h"
-#include "coordinator/command/crew.h"
+#include "coordinator/command/foreground.h"
 #include "coordinator/executor/executor.h"
-#include "coordinator/collector/faults.h"
+#include "coordinator/collector/error_channel.h"
 #include "coordinator/collector/gathering.h"
 #include "coordinator/process/launch.h"
 #include "coordinator/executor/operations.h"
@@ -105,20 +105,20 @@ static void on_report(void *context, int rank, const char *text)
     (void)context, (void)rank, (void)text;
 }
 
-static int faults_start(void *object, struct cox_error *err)
+static int error_channel_start(void *object, struct cox_error *err)
 {
     (void)err;
-    struct cox_faults *faults = object;
-    memset(faults, 0, sizeof *faults);
-    faults->channel = &channels[COX_CHANNEL_ERROR];
-    faults->collectors = collectors;
-    faults->report = on_report;
-    return cox_faults_start(faults);
+    struct cox_error_channel *errors = object;
+    memset(errors, 0, sizeof *errors);
+    errors->channel = &channels[COX_CHANNEL_ERROR];
+    errors->collectors = collectors;
+    errors->report = on_report;
+    return cox_error_channel_start(errors);
 }
 
-static void faults_stop(void *object)
+static void error_channel_stop(void *object)
 {
-    cox_faults_stop(object);
+    cox_error_channel_stop(object);
 }
 
 static const struct countdown_subject half_gathering = {
@@ -141,12 +141,12 @@ static const struct countdown_subject half_collector = {
     .restore = memory_restore,
     .wordless = true,
 };
-static const struct countdown_subject half_faults = {
-    .name = "faults_start",
-    .size = sizeof(struct cox_faults),
+static const struct countdown_subject half_error_channel = {
+    .name = "error_channel_start",
+    .size = sizeof(struct cox_error_channel),
     .in_place = true,
-    .construct = faults_start,
-    .destroy = faults_stop,
+    .construct = error_channel_start,
+    .destroy = error_channel_stop,
     .prepare = memory_prepare,
     .restore = memory_restore,
     .wordless = true,
@@ -191,9 +191,9 @@ static void launch_restore(void)
 
 static int launch(void *object, struct cox_error *err)
 {
-    const struct cox_launch_life life = {.generation = 1};
+    const struct cox_launch_incarnation incarnation = {.number = 1};
     struct cox_launched *launched = object, made = {.pidfd = -1};
-    int r = cox_launch(&plan, 1, &life, &made, err);
+    int r = cox_launch(&plan, 1, &incarnation, &made, err);
     int pidfd = atomic_load(&made.pidfd); /* it is the caller's in any case */
     if (r)
         cox_close_fd(&pidfd);
@@ -217,7 +217,11 @@ static void launched_kill(void *object)
 
 static int supervisor_start(void *object, struct cox_error *err)
 {
-    return cox_supervisor_start(&supervise_options, object, err);
+    static struct cox_rank ranks[COX_RANK_COUNT_MAX];
+    struct cox_supervise_options options = supervise_options;
+    options.ranks = ranks;
+    cox_ranks_init(ranks, options.rank_count);
+    return cox_supervisor_start(&options, object, err);
 }
 
 static void supervisor_free(void *object)
@@ -252,11 +256,12 @@ static const struct countdown_subject process_supervisor = {
 
 /* ---- the whole group ---- */
 
-static struct cox_executor_options executor_options;
+static struct cox_executor_options executor_options = COX_EXECUTOR_OPTIONS_INIT;
 
 static void executor_choose(uint32_t depth, bool legacy)
 {
     executor_options = (struct cox_executor_options){
+        .size = sizeof(struct cox_executor_options),
         .name = group_name(),
         .rank_count = RANK_COUNT,
         .command = scripted,
@@ -296,7 +301,37 @@ static const struct countdown_subject group_executor = {
     .costly = true,
 };
 
-static int crew_start(void *object, struct cox_error *err)
+static int server_start(void *object, struct cox_error *err)
+{
+    struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
+    struct cox_server *server = NULL;
+    options.executor = &executor_options;
+    options.init = true;
+    int r = cox_server_new(&options, &server, err);
+    if (r == 0)
+        r = cox_server_start(server, err);
+    if (r)
+        cox_server_free(server);
+    else
+        *(struct cox_server **)object = server;
+    return r;
+}
+
+static void server_free(void *object)
+{
+    cox_server_free(*(struct cox_server **)object);
+}
+
+static const struct countdown_subject group_server = {
+    .name = "server_start",
+    .size = sizeof(struct cox_server *),
+    .construct = server_start,
+    .destroy = server_free,
+    .lenient = true,
+    .costly = true,
+};
+
+static int foreground_start(void *object, struct cox_error *err)
 {
     const struct cox_group_choice group = {
         .spin = COX_SPIN_OFF,
@@ -305,27 +340,34 @@ static int crew_start(void *object, struct cox_error *err)
         .depth = 1,
         .start_timeout_ms = TEST_PATIENCE_MS,
     };
-    const struct cox_crew_options options = {
+    const struct cox_foreground_options options = {
         .group = &group,
         .command = scripted,
         .no_flags = true,
         .need_door = true,
         .quiet = true,
     };
-    int signal_number;
-    return cox_crew_start(&options, object, &signal_number, err);
+    struct cox_foreground *foreground = NULL;
+    int r = cox_foreground_new(&foreground, err);
+    if (r == 0)
+        r = cox_foreground_start(foreground, &options, err);
+    if (r)
+        cox_foreground_free(foreground);
+    else
+        *(struct cox_foreground **)object = foreground;
+    return r;
 }
 
-static void crew_free(void *object)
+static void foreground_free(void *object)
 {
-    cox_crew_free(*(struct cox_crew **)object);
+    cox_foreground_free(*(struct cox_foreground **)object);
 }
 
-static const struct countdown_subject group_crew = {
-    .name = "crew_start",
-    .size = sizeof(struct cox_crew *),
-    .construct = crew_start,
-    .destroy = crew_free,
+static const struct countdown_subject group_foreground = {
+    .name = "foreground_start",
+    .size = sizeof(struct cox_foreground *),
+    .construct = foreground_start,
+    .destroy = foreground_free,
     .lenient = true,
     .costly = true,
 };
@@ -409,9 +451,9 @@ static void b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fai
     countdown_once(&half_collector);
     countdown_sticky(&half_collector);
     countdown_interrupted(&half_collector);
-    countdown_once(&half_faults);
-    countdown_sticky(&half_faults);
-    countdown_interrupted(&half_faults);
+    countdown_once(&half_error_channel);
+    countdown_sticky(&half_error_channel);
+    countdown_interrupted(&half_error_channel);
 }
 
 static void b15_a_launch_is_undone_when_any_call_fails_also_in_the_child(void **state)
@@ -470,11 +512,18 @@ static void a_group_starts_through_interruptions(void **state)
     countdown_interrupted(&group_executor);
 }
 
-static void b15_b19_a_crew_gives_signals_and_fds_back_when_any_call_fails(void **state)
+static void b4_b15_nothing_is_left_of_a_server_when_any_call_of_its_start_fails(void **state)
 {
     (void)state;
-    countdown_once(&group_crew);
-    countdown_sticky(&group_crew);
+    executor_choose(1, false);
+    countdown_once(&group_server);
+}
+
+static void b15_b19_a_foreground_group_gives_signals_and_fds_back_when_any_call_fails(void **state)
+{
+    (void)state;
+    countdown_once(&group_foreground);
+    countdown_sticky(&group_foreground);
 }
 
 static void b19_what_could_not_be_made_leaves_its_group_alone(void **state)
@@ -517,10 +566,11 @@ int main(void)
         TEST(b19_a_group_tells_the_first_of_many_failures),
         TEST(b4_b15_nothing_is_left_of_a_legacy_group_when_any_call_of_its_start_fails),
         TEST(a_group_starts_through_interruptions),
-        TEST(b15_b19_a_crew_gives_signals_and_fds_back_when_any_call_fails),
+        TEST(b4_b15_nothing_is_left_of_a_server_when_any_call_of_its_start_fails),
+        TEST(b15_b19_a_foreground_group_gives_signals_and_fds_back_when_any_call_fails),
         TEST(b19_what_could_not_be_made_leaves_its_group_alone),
     };
     environment_shrink();
-    cox_console_start(); /* its thread stays for good; it is none of a crew's */
+    cox_console_start(); /* its thread stays for good; it is none of a group's */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -63,7 +63,7 @@ static void coordinator_options(char **arguments, int count)
         int option = known[(uint8_t)arguments[a][0] % (sizeof known / sizeof known[0])];
         struct cox_error err = {0};
         const char *value = arguments[a][0] ? arguments[a] + 1 : arguments[a];
-        if (cox_group_choice_take(&options, option, value, arguments, &err))
+        if (cox_layout_option_group.take(&options, option, value, &err))
             fuzz_check_error(COX_INVALID, &err);
     }
     FUZZ_CHECK(options.rank_count >= 1 && options.rank_count <= COX_RANK_COUNT_MAX);
@@ -78,7 +78,8 @@ static void worker_options(char **arguments, int count)
     char *before[ARGUMENT_COUNT_MAX + 1];
     int left = count;
     memcpy(before, arguments, ((size_t)count + 1) * sizeof before[0]);
-    struct cox_worker_options options = {.device = 12345};
+    struct cox_worker_options options = {.size = sizeof(struct cox_worker_options),
+                                         .device = 12345};
     struct cox_error err = {0};
     if (cox_worker_options_parse(&options, &left, arguments, &err)) {
         fuzz_check_error(COX_INVALID, &err);

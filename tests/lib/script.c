@@ -551,7 +551,7 @@ static int on_init(void *context, const struct cox_init_request *request,
     }
     const bool replayed = cox_init_request_replayed(request);
     if (cox_init_request_get(request, "tell")) {
-        struct cox_group_options group = {0};
+        struct cox_group_options group = COX_GROUP_OPTIONS_INIT;
         cox_init_request_group(request, &group);
         dprintf(script->host->out_fd, "init life %" PRIu64 " at %" PRIu64 "%s\n", group.life,
                 group.fd_offset, replayed ? " again" : "");
@@ -896,9 +896,10 @@ static void on_finalize(void *context)
 /* ---- life ---- */
 
 #define COMMON_CALLBACKS                                                                           \
-    .init = on_init, .execute = on_execute, .cleanup = on_cleanup, .opaque = on_opaque,            \
-    .link = on_link, .link_status = on_link_status, .lora = on_lora, .pull_kv = on_pull_kv,        \
-    .clear = on_clear, .reinit = on_reinit, .finalize = on_finalize
+    .size = sizeof(struct cox_worker_callbacks), .init = on_init, .execute = on_execute,           \
+    .cleanup = on_cleanup, .opaque = on_opaque, .link = on_link, .link_status = on_link_status,    \
+    .lora = on_lora, .pull_kv = on_pull_kv, .clear = on_clear, .reinit = on_reinit,                \
+    .finalize = on_finalize
 static const struct cox_worker_callbacks callbacks = {
     COMMON_CALLBACKS,
     .pause = on_pause,
@@ -911,7 +912,7 @@ static const struct cox_worker_callbacks pausing_callbacks = {
     .pause_net = on_real_pause_net,
     .start = on_real_start,
 };
-static const struct cox_worker_callbacks no_callbacks;
+static const struct cox_worker_callbacks no_callbacks = COX_WORKER_CALLBACKS_INIT;
 
 const struct cox_worker_callbacks *script_callbacks(const char *mode)
 {

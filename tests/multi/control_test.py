@@ -145,15 +145,15 @@ def test_m3_p3_status_tells_what_went_in_blocks():
             if execute["bulk_replies"]:
                 check(252 * execute["bulk_replies"] < execute["bulk_reply_bytes"] <= execute["reply_bytes"],
                       "wrong: %s" % execute)
-                check(re.search(r"^bulk, execute: 0 requests of 0 ?B, %d answers of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
-                                execute["bulk_replies"], human.out, re.M), "no bulk line", human)
+                check(re.search(r"^large payloads, execute: 0 requests of 0 ?B, %d answers of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
+                                execute["bulk_replies"], human.out, re.M), "no line of large payloads", human)
             else:
-                check("\nbulk, " not in human.out, "a bulk line", human)
+                check("\nlarge payloads, " not in human.out, "a line of large payloads", human)
             check(execute["bulk_requests"] == execute["bulk_request_bytes"] == execute["bulk_held_bytes"] == 0,
                   "wrong: %s" % execute)
             check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
             expect(group.stop(), 0)
-    with Group(2, [*small, "--no-bulk"]) as group:
+    with Group(2, [*small, "--no-large-payloads"]) as group:
         refused = group.generate(text="\n".join(prompts) + "\n")
         check(refused.status == 3 and "a slot holds 252, and there are no blocks" in refused.err, "not refused", refused)
         expect(group.stop(), 0)
@@ -838,6 +838,50 @@ def test_waiting_for_workers_ends_when_told_to():
                         expect(run(["stop"]), 0)
                     expect(finish(group.process), status, "ended by signal %d" % (status - 128))
                     group.left_nothing()
+
+
+@test
+def test_every_command_prints_its_reply_as_json():
+    with Group(2) as group:
+        name = ["--name", group.name, "--json"]
+        def told(command, *arguments, status=0):
+            return json.loads(expect(run([command, *arguments, *name]), status).out)
+        status = told("status")
+        check(status["ok"] is True and status["error"] is None and status["uptime_s"] > 0, "no status", status)
+        check(set(status["ranks"][0]["channels"]) == {c["name"] for c in status["channels"]}, "channels by name", status)
+        check(status["channels"][0]["phases"]["total"]["p50_s"] is None or
+              status["channels"][0]["phases"]["total"]["count"], "a time of nothing", status)
+        paused = told("recover", "pause")
+        check(paused["command"] == "pause" and paused["ok"] is True and paused["engine_state"], "not paused", paused)
+        check([(r["rank"], r["result"]) for r in paused["ranks"]] == [(0, 0), (1, 0)], "not every rank", paused)
+        for rank in told("recover", "start")["ranks"]:
+            check(rank["result"] == 0, "a rank failed", rank)
+        check(told("link-status")["links"] == [], "links of nobody")
+        check(told("role")["role"] == "standard", "another role")
+        check(told("role", "decode") == {"role": "decode", "ok": True, "error": None}, "not switched")
+        check(told("lora", "list")["adapters"] == [], "adapters of nobody")
+        refused = told("link", "coxnobody", status=2)
+        check(refused["ok"] is False and "no group 'coxnobody' is alive" in refused["error"], "no reason", refused)
+        check(told("stop") == {"ok": True, "error": None}, "not stopped")
+    gone = json.loads(expect(run(["status", "--name", "coxnobody", "--json"]), 2, "coxnobody").out)
+    check(gone["ok"] is False and gone["name"] is None and gone["ranks"] == [], "a status of nobody", gone)
+
+
+@test
+def test_a_command_line_that_is_wrong_is_explained():
+    for arguments, part in ((["stop", "--odd"], "--odd is no option of this command"),
+                            (["stop", "--name"], "--name needs a value"),
+                            (["stop", "--json=yes"], "--json takes no value"),
+                            (["stop", "x"], "'x' is not expected here"),
+                            (["stop", "--timeout", "0"], "--timeout is '0'"),
+                            (["stop", "--name", "a", "--door", "/b"], "either a --name or a --door")):
+        check(expect(run(arguments), 2, part, "coxswain stop --help").out == "", "output for wrong input")
+    for command in ("generate", "eval", "run", "status", "recover", "lora", "role", "link", "unlink", "link-status",
+                    "pull-kv", "weights", "stop", "layout", "clean", "doctor", "handle"):
+        for flag in ("--help", "-h"):
+            text = expect(run([command, flag]), 0).out
+            check(text.startswith("Usage: coxswain %s " % command) and "Exit status: 0 ok" in text, "odd help", text)
+            check(max(map(len, text.split("\n"))) <= 100, "lines of help too long", text)
 
 
 @test

@@ -203,7 +203,7 @@ static void l19_files_that_hold_no_handle_are_refused(void **state)
         {64, "--bogus", "--bogus"},
         {64, "--door a --name b", "use one"},
         {64, "--name /", "name"},
-        {64, "--door", "lacks its value"},
+        {64, "--door", "needs a value"},
         {64, "more", "2 files named"},
     };
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {

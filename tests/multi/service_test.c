@@ -71,7 +71,8 @@ static void p3_status_answers_while_a_handler_is_stuck(void **state)
     sem_init(&stuck.go_on, 0, 0);
     assert_int_equal(
         cox_executor_register(stuck.executor, COX_CHANNEL_EXECUTE, stuck_handler, &stuck), 0);
-    const struct cox_submit_options options = {.deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = patience()};
     uint64_t sequence;
     for (int i = 0; i < 3; i++) /* one is in the handler, two are behind it */
         assert_int_equal(
@@ -194,12 +195,21 @@ static void on_stop(void *context)
 
 static struct cox_control_server *service_new(void)
 {
-    const struct cox_control_server_options options = {.model = "/a/model", .stop = on_stop};
+    const struct cox_control_options options = {.model = "/a/model", .stop = on_stop};
     struct cox_control_server *service = NULL;
     struct cox_error err = {0};
     if (cox_control_server_new(&options, &service, &err))
         fail_msg("%s", err.text);
     return service;
+}
+
+/* From now on the group can be asked; refusal: of prompts. */
+static void group_attach(struct cox_control_server *service, struct test_group *group,
+                         const char *refusal)
+{
+    struct cox_control_phase phase = {.executor = test_group_executor(group)};
+    snprintf(phase.refusal, sizeof phase.refusal, "%s", refusal);
+    cox_control_server_update(service, &phase);
 }
 
 /* Returns our end. */
@@ -270,8 +280,7 @@ static void a_service_without_its_group_and_without_prompts_says_why(void **stat
     assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), COX_CLOSED); /* it ended with that */
     cox_client_close(&client);
 
-    cox_control_server_attach(service, test_group_executor(group));
-    cox_control_server_refuse(service, "it sings");
+    group_attach(service, group, "it sings");
     client = client_to(service);
     assert_int_equal(ask(&client, ASK_CANCEL, &reply, &err), 0);
     assert_int_equal(reply->reply_case, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE);
@@ -354,10 +363,10 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     (void)state;
     test_needs_processes();
     doorman = service_new();
-    const struct cox_executor_options options = {.control = on_control, .need_door = true};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .control = on_control, .need_door = true};
     struct test_group *g = test_group_start(2, &options);
-    cox_control_server_attach(doorman, test_group_executor(g));
-    cox_control_server_refuse(doorman, "it is a test");
+    group_attach(doorman, g, "it is a test");
     const char *door = cox_executor_door(test_group_executor(g));
     struct test_pipe *pipe = test_pipe_new();
     const char *text = status_command(door, "");
@@ -391,12 +400,13 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_contains(text, "(OPAQUE): colours ?[31m\n");
     assert_columns(text);
     text = status_command(door, "--json");
-    assert_contains(
-        text,
-        "\"last_lines\":\"blocked\",\"deaths\":1,\"restarts\":1,\"last_error\":\"rank 1 (pid ");
+    assert_contains(text, "\"last_lines\":\"blocked\",");
+    assert_contains(text, "\"deaths\":1,\"restarts\":1,\"last_error\":\"rank 1 (pid ");
     assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
-    assert_contains(text, "\"stopped\":false,\"cpu_s\":");
-    assert_contains(text, "\"legacy\":false,\"deaths\":1,\"restarts\":1,");
+    assert_contains(text, "\"stopped\":false,");
+    assert_contains(text, "\"cpu_s\":");
+    assert_contains(text, "\"legacy\":false,");
+    assert_contains(text, "},\"deaths\":1,\"restarts\":1,"); /* of the group */
     doorman_end();
     test_group_free(g);
 }
@@ -437,7 +447,7 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
     (void)state;
     struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
-    cox_control_server_attach(service, test_group_executor(group));
+    group_attach(service, group, "");
     test_await_door(group); /* which may still have what it gave to the rank */
     size_t before = test_count_fds();
     for (int i = 0; i < 100; i++) {
@@ -472,7 +482,7 @@ static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
     CoxswainControl__ControlReply *reply;
     test_await_door(group); /* as above */
     size_t before = test_count_fds();
-    cox_control_server_attach(service, test_group_executor(group));
+    group_attach(service, group, "");
     for (int i = 0; i < COUNT; i++) {
         silent[i] = client_to(service);
         await_connections(service, i < COX_CONTROL_CONNECTION_MAX ? (uint32_t)i + 1
@@ -651,15 +661,15 @@ static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **
     (void)state;
     test_needs_processes();
     doorman = service_new();
-    const struct cox_executor_options options = {.control = on_control, .need_door = true};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .control = on_control, .need_door = true};
     struct test_group *g = test_group_start(1, &options);
     struct cox_client hoard[2 * COX_CONTROL_CONNECTION_MAX];
     struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     int told[2], go[2], status;
     char byte = 0;
-    cox_control_server_attach(doorman, test_group_executor(g));
-    cox_control_server_refuse(doorman, "it is a test");
+    group_attach(doorman, g, "it is a test");
     const char *door = cox_executor_door(test_group_executor(g));
     assert_int_equal(pipe(told) | pipe(go), 0);
     pid_t pid = modest_start(door, told[1], go[0]);
@@ -715,7 +725,7 @@ static void p10_any_bytes_end_in_an_error_and_harm_nobody_else(void **state)
     struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
     uint64_t random = 4711;
-    cox_control_server_attach(service, test_group_executor(group));
+    group_attach(service, group, "");
     struct cox_client bystander = client_to(service);
     for (int i = 0; i < 3000; i++) {
         uint8_t bytes[600];

@@ -412,13 +412,13 @@ def test_m10_a_rank_that_is_stuck_is_named_by_each_order():
 def test_m10_wrong_words():
     with prefill() as a, decode() as b:
         for words, status, part in (
-                (["link", "--name", b.name], 2, "name the group to pull from"),
+                (["link", "--name", b.name], 2, "name the other group"),
                 (["link", "--name", b.name, a.name, a.name], 2, "is not expected here"),
                 (["link", "--name", b.name, b.name], 2, "cannot be linked with itself"),
                 (["link", "--name", b.name, "coxsplit.nobody"], 2, "no group 'coxsplit.nobody' is alive"),
                 (["link", "--name", "coxsplit.nobody", a.name], 2, "no group 'coxsplit.nobody' is alive"),
                 (["link", "--name", b.name, "a/b"], 2, "a/b"),
-                (["link", "--wait", "--name", b.name, a.name], 2, "is not an option of link"),
+                (["link", "--wait", "--name", b.name, a.name], 2, "--wait is no option of this command"),
                 (["link-status", "--name", b.name, a.name], 2, "is not expected here"),
                 (["role", "--name", b.name, "boss"], 2, "'boss' is no role: expected prefill, decode or standard"),
                 (["run", "--role", "boss"], 2, "'boss' is no role"),

@@ -105,7 +105,7 @@ COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct c
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     Coxswain__StepResult result = COXSWAIN__STEP_RESULT__INIT;
-    struct cox_weights_offer offer;
+    struct cox_weights_candidate candidate;
     const struct cox_batch *batch = NULL;
     struct cox_batch_output *outputs = NULL;
     int32_t *tokens = NULL;
@@ -122,12 +122,12 @@ COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct c
     else if (cox_worker_paused(worker)) /* before anything of the step is looked at */
         r = cox_channel_thread_fail_paused(thread);
     if (r == 0 && message->weights)
-        r = cox_weights_offer_read(message, &offer, &thread->error);
+        r = cox_weights_candidate_read(message, &candidate, &thread->error);
     if (r == 0)
         r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &thread->error);
     if (r == 0) {
         uint64_t begin = cox_now_ns();
-        cox_table_weights(table, message->weights_version, message->weights ? &offer : NULL);
+        cox_table_weights(table, message->weights_version, message->weights ? &candidate : NULL);
         cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, begin);
         cox_fault_point(COX_FAULT_EXECUTE);
         struct step_call call = {worker, batch, outputs, &thread->error};

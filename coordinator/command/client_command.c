@@ -1,0 +1,45 @@
+#include "client_command.h"
+
+#include "reply_json.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static void json_print(const struct cox_client_command *command, const void *choice,
+                       const ProtobufCMessage *reply, const struct cox_error *error)
+{
+    _cox_cleanup_(cox_free_ptr) ProtobufCMessage *empty = NULL;
+    if (!reply) {
+        empty = malloc(command->reply->sizeof_message);
+        if (!empty)
+            return;
+        command->reply->message_init(empty);
+    }
+    json_t *root = cox_reply_json(reply ? reply : empty);
+    json_object_set_new(root, "ok", json_boolean(error->code == 0));
+    json_object_set_new(root, "error", error->code ? json_string(error->text) : json_null());
+    if (command->json)
+        command->json(choice, root);
+    json_dumpf(root, stdout, JSON_COMPACT);
+    putchar('\n');
+    json_decref(root);
+}
+
+int cox_client_command_run(const struct cox_client_command *command,
+                           const struct cox_connection *connection, const void *choice)
+{
+    _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
+    const ProtobufCMessage *reply = NULL;
+    struct cox_error error = {0};
+    uint64_t timeout_ms = connection->timeout_ms ? connection->timeout_ms : command->timeout_ms;
+    uint64_t deadline_ns = cox_deadline_after_ms(timeout_ms + command->grace_ms);
+    int r = cox_connection_open(connection, &client, deadline_ns, &error);
+    if (!r)
+        r = command->ask(choice, &client, timeout_ms, deadline_ns, &reply, &error);
+    cox_client_clean_text(error.text);
+    if (connection->json)
+        json_print(command, choice, reply, &error);
+    else if (reply && command->print)
+        command->print(choice, reply);
+    return r ? cox_exit_with(&error) : COX_EXIT_OK;
+}

@@ -1,0 +1,42 @@
+/*
+ * client_command: a command that asks a running group something and prints the reply.
+ *
+ * What such commands have in common is here: the connection, the deadline, the reply as text or
+ * JSON, the exit status. The JSON object is that of reply_json, and `ok` and `error` (null: none).
+ * An error is also written to standard error, as without --json.
+ *
+ * Threads: one.
+ * Blocks: until the group has replied or the deadline has passed.
+ * Ownership: replies are lent by the client, until it is asked again.
+ * If the process dies: the kernel closes the connection, and the group forgets what it was asked.
+ */
+#ifndef COX_COORDINATOR_CLIENT_COMMAND_H
+#define COX_COORDINATOR_CLIENT_COMMAND_H
+
+#include "connection.h"
+
+#include <jansson.h>
+#include <protobuf-c/protobuf-c.h>
+
+struct cox_client_command {
+    /* of the reply, which is printed empty in JSON where there is none */
+    const ProtobufCMessageDescriptor *reply;
+    /* for --timeout where it is not given */
+    uint64_t timeout_ms;
+    /* The group is given so much longer: it gives up at the timeout itself, and says why. */
+    uint64_t grace_ms;
+    /* Asks. timeout_ms is for the request, deadline_ns for this side. Returns 0, or a failure with
+     * err filled. *ret_reply, NULL before, is also printed after a failure. */
+    int (*ask)(const void *choice, struct cox_client *client, uint64_t timeout_ms,
+               uint64_t deadline_ns, const ProtobufCMessage **ret_reply, struct cox_error *err);
+    /* Prints the reply for people; NULL: there is nothing to print. */
+    void (*print)(const void *choice, const ProtobufCMessage *reply);
+    /* Adds to the JSON object; NULL: nothing. */
+    void (*json)(const void *choice, json_t *root);
+};
+
+/* Returns the exit status. */
+int cox_client_command_run(const struct cox_client_command *command,
+                           const struct cox_connection *connection, const void *choice);
+
+#endif
