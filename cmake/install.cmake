@@ -25,7 +25,12 @@ set(public_headers
     worker/loop/worker.h
     coordinator/collector/completion.h
     coordinator/executor/executor.h
-    coordinator/executor/operations.h)
+    coordinator/executor/operations.h
+    coordinator/recovery/restart_policy.h
+    coordinator/server/hooks.h
+    coordinator/server/kv_reference.h
+    coordinator/server/prompt_hooks.h
+    coordinator/server/server.h)
 
 foreach(header IN LISTS public_headers)
     cmake_path(GET header PARENT_PATH folder)

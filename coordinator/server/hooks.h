@@ -1,12 +1,15 @@
 /*
- * hooks: what a server asks of the engine that it serves. An engine fills in what it has; a request
- * for something that is NULL is refused in words ("this group has no LoRA adapters: ...").
+ * hooks: what a server asks of the engine behind it. An engine sets the hooks that it supports; a
+ * request for something whose hooks are NULL is refused with a text ("this group has no LoRA
+ * adapters: ...").
  *
- * Threads: attached and ready on the thread of cox_server_start; replayed on recovery's; ending on
- *   that of cox_server_stop. The rest on the threads of connections, several at a time.
+ * Threads: attached and ready are called on the thread of cox_server_start, replayed on that of
+ *   recovery, ending on that of cox_server_stop. The rest on the threads of connections, several at
+ *   a time.
  * Ownership: context and the structs are lent until cox_server_stop has returned. Hooks other than
- *   attached and ending are called from when attached has returned 0.
- * Blocks: load, unload, replace and replayed until their deadline; once ending was called, nothing.
+ *   attached and ending are called only after attached has returned 0.
+ * Blocks: load, unload, replace and replayed may block until their deadline, and return at once
+ *   after ending was called. The others must not block.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_HOOKS_H
@@ -28,27 +31,38 @@ struct cox_lora_info {
     const char *state;
     uint64_t uses;
 };
-/* infos, names and paths were made with malloc. NULL is fine. */
+/* Frees the array, and the names and paths in it, which were made with malloc. NULL-safe. */
 COX_PUBLIC void cox_lora_infos_free(struct cox_lora_info *infos, size_t count);
 
 struct cox_lora_hooks {
-    /* In the order of loading. *ret_infos is given, for cox_lora_infos_free. Returns 0 or -ENOMEM.
+    /* set by COX_LORA_HOOKS_INIT (base.h) */
+    size_t size;
+    /* Adapters in the order in which they were loaded. The server frees *ret_infos with
+     * cox_lora_infos_free.
+     * Returns
+     *   0
+     *   -ENOMEM
      */
     int (*list)(void *context, struct cox_lora_info **ret_infos, size_t *ret_count);
-    /* ret_results: one for each rank, filled in also on failure; status -1: no reply. path: an
-     * absolute directory. Returns 0: every rank has it; COX_INVALID: a name or path that cannot be,
-     * then no rank was asked; or another status, which goes to the client with err's text. */
+    /* path: an absolute directory. ret_results: one per rank, set also on failure; status -1: the
+     * rank did not reply.
+     * Returns
+     *   0: every rank has loaded it
+     *   COX_INVALID: the name or the path is not possible, and no rank was asked
+     *   another status: it goes to the client, with err's text
+     */
     int (*load)(void *context, const char *name, const char *path, uint64_t deadline_ns,
                 struct cox_lora_result *ret_results, struct cox_error *err);
     /* The same for an adapter that is not to be used any more. */
     int (*unload)(void *context, const char *name, uint64_t deadline_ns,
                   struct cox_lora_result *ret_results, struct cox_error *err);
 };
+#define COX_LORA_HOOKS_INIT COX_OPTIONS_INIT(struct cox_lora_hooks)
 
 struct cox_weights_status {
-    /* that the ranks compute with; the first is 1 */
+    /* with which the ranks compute; the first is 1 */
     uint64_t version;
-    /* on its way; 0: none */
+    /* being loaded; 0: none */
     uint64_t next;
     /* of configuration and weights */
     uint64_t digest;
@@ -57,25 +71,37 @@ struct cox_weights_status {
 };
 
 struct cox_weights_hooks {
-    /* Returns 0; COX_UNSUPPORTED: every rank has loaded its own. */
+    /* set by COX_WEIGHTS_HOOKS_INIT (base.h) */
+    size_t size;
+    /*
+     * Returns
+     *   0
+     *   COX_UNSUPPORTED: every rank has loaded its own
+     */
     int (*status)(void *context, struct cox_weights_status *ret_status);
-    /* The weights of an absolute directory in place of those in use. Returns 0: every rank computes
-     * with them; or another status, which goes to the client with err's text. */
+    /* Replaces the weights by those of an absolute directory.
+     * Returns
+     *   0: every rank computes with them
+     *   another status: it goes to the client, with err's text
+     */
     int (*replace)(void *context, const char *directory, uint64_t deadline_ns,
                    uint64_t *ret_version, struct cox_error *err);
 };
+#define COX_WEIGHTS_HOOKS_INIT COX_OPTIONS_INIT(struct cox_weights_hooks)
 
-/* NULL everywhere: the engine has no such thing. */
+/* NULL everywhere means: not supported. */
 struct cox_server_hooks {
+    /* set by COX_SERVER_HOOKS_INIT (base.h) */
+    size_t size;
     /* of every hook here */
     void *context;
-    /* All ranks have attached; none was told to initialize. Not 0: cox_server_start fails so. */
+    /* All ranks have attached; none has been initialized. Not 0: cox_server_start returns it. */
     int (*attached)(void *context, struct cox_executor *executor, struct cox_error *err);
-    /* The ranks are initialized, and recovery is at work: from when it returned 0 on, prompts and
-     * links are served. Not 0: cox_server_start fails so. */
+    /* The ranks are initialized, and recovery is running. Once this has returned 0, prompts and
+     * links are served. Not 0: cox_server_start returns it. */
     int (*ready)(void *context, struct cox_server *server, struct cox_error *err);
-    /* Ranks were replaced, and the init was replayed: gives them what else they had. Not 0: the
-     * group is not able to run steps yet, as when the init had failed so. */
+    /* Ranks were replaced, and the init was replayed: restores what else they had. Not 0: the group
+     * cannot run steps yet, as after an init that failed so. */
     int (*replayed)(void *context, uint64_t deadline_ns, struct cox_error *err);
     /* The executor has stopped: hooks that block return COX_CLOSED, now and later. */
     void (*ending)(void *context);
@@ -83,6 +109,7 @@ struct cox_server_hooks {
     const struct cox_lora_hooks *lora;
     const struct cox_weights_hooks *weights;
 };
+#define COX_SERVER_HOOKS_INIT COX_OPTIONS_INIT(struct cox_server_hooks)
 
 #ifdef __cplusplus
 }

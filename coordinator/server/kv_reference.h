@@ -16,8 +16,6 @@
 extern "C" {
 #endif
 
-struct CoxswainControl__KvSource;
-
 struct cox_kv_reference {
     /* the group's name */
     const char *cluster_id;
@@ -36,12 +34,19 @@ COX_PUBLIC struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_ref
 /* NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *reference);
 
-/* Another process's bytes, lent. Returns 0; COX_INVALID: something is missing, or out of range. */
+#ifdef COX_INTERNAL
+struct CoxswainControl__KvSource;
+/* Another process's bytes, lent.
+ * Returns
+ *   0
+ *   COX_INVALID: something is missing, or out of range
+ */
 int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
                           struct cox_kv_reference *ret_reference, struct cox_error *err);
 /* The other way; lends all of reference. */
 void cox_kv_reference_write(const struct cox_kv_reference *reference,
                             struct CoxswainControl__KvSource *message);
+#endif
 
 #ifdef __cplusplus
 }

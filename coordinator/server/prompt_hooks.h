@@ -1,16 +1,16 @@
 /*
- * prompt_hooks: what a server and the engine behind it say to each other about prompts: requests,
- * outputs, pulls of KV blocks, and the hooks that an engine fills in to complete prompts.
+ * prompt_hooks: what a server and the engine behind it exchange about prompts: requests, outputs,
+ * pulls of KV blocks, and the hooks that an engine sets to complete prompts.
  *
  * Each connection that brings prompts is one client of the engine. The server checks what came over
- * the socket (numbers in range, at most COX_STOP_COUNT_MAX stop tokens); whether the engine can
- * compute it is for the engine to say, by the output of the prompt.
+ * the socket: numbers in range, at most COX_STOP_COUNT_MAX stop tokens. Whether the engine can
+ * compute the prompt, the engine says by its output.
  *
- * Threads: a hook with a client is called by one thread at a time for each client; clients have
- *   threads of their own, so an engine locks what they share. Hooks with a context: any thread.
- * Ownership: a request is lent for the call. An output is given: what it points to was made with
- *   malloc and is freed by cox_prompt_output_deinit.
- * Blocks: no hook may block; take returns COX_EMPTY instead, and the engine writes to wake_fd.
+ * Threads: hooks with a client are called by one thread at a time for each client. Clients have
+ *   threads of their own, so the engine locks what they share. Hooks with a context: any thread.
+ * Ownership: a request is lent for the call. An output is given to the server: what it points to
+ *   was made with malloc and is freed by cox_prompt_output_deinit.
+ * Blocks: no hook may block. take returns COX_EMPTY instead; the engine writes to wake_fd later.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_PROMPT_HOOKS_H
@@ -173,30 +173,54 @@ struct cox_prompts_status {
 
 /* All of them are required, except where NULL is allowed. */
 struct cox_prompt_hooks {
+    /* set by COX_PROMPT_HOOKS_INIT (base.h) */
+    size_t size;
     /* wake_fd: an eventfd of the server's, which the engine writes to when take has an output.
-     * Returns 0; -ENOMEM; -errno. */
+     * Returns
+     *   0
+     *   -ENOMEM
+     *   -errno
+     */
     int (*open)(void *context, int wake_fd, void **ret_client);
     /* Cancels what is left, and ends what is held for the client. */
     void (*close)(void *client);
-    /* Queues a prompt. Returns 0, and take has its output later; COX_FULL: take outputs first;
-     * -ENOMEM. */
+    /* Queues a prompt.
+     * Returns
+     *   0: take has its output later
+     *   COX_FULL: take outputs first
+     *   -ENOMEM
+     */
     int (*submit)(void *client, const struct cox_prompt_request *request, uint64_t index);
-    /* The oldest output, or word of a pull. Returns 0 or COX_EMPTY. */
+    /* The oldest output, or the end of a pull.
+     * Returns
+     *   0
+     *   COX_EMPTY
+     */
     int (*take)(void *client, struct cox_prompt_output *ret_output);
     /* Prompts of the client without an output that was taken. */
     uint32_t (*outstanding)(void *client);
     /* All of those are cancelled: they get no output. */
     void (*cancel)(void *client);
     void (*status)(void *context, struct cox_prompts_status *ret_status);
-    /* Ends a hold of this client; that of another one, or one that is over, is left alone. Returns
-     * 0; COX_FULL; -ENOMEM. NULL: the engine holds nothing. */
+    /* Ends a KV lease of this client; that of another one, or an expired one, is left alone. NULL:
+     * the engine leases nothing.
+     * Returns
+     *   0
+     *   COX_FULL
+     *   -ENOMEM
+     */
     int (*release)(void *client, int64_t sequence);
-    /* What is held of this sequence, as another group pulls it: the caller's, freed with
-     * cox_kv_reference_free. Returns 0; COX_NOT_FOUND, err says more; -ENOMEM. NULL: the engine
-     * holds nothing. */
+    /* The KV lease of this sequence, as another group pulls it; the server frees it with
+     * cox_kv_reference_free. NULL: the engine leases nothing.
+     * Returns
+     *   0
+     *   COX_NOT_FOUND: err says more
+     *   -ENOMEM
+     */
     int (*find_hold)(void *context, int64_t sequence, struct cox_kv_reference **ret_reference,
                      struct cox_error *err);
 };
+#define COX_PROMPT_HOOKS_INIT COX_OPTIONS_INIT(struct cox_prompt_hooks)
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
 #include "server.h"
 
+#include "channel/base/options.h"
 #include "channel/base/thread.h"
 #include "channel/shm/geometry.h"
 #include "control_server.h"
@@ -29,7 +30,11 @@ struct cox_server {
     struct cox_executor_options given;
     /* with hooks of the server */
     struct cox_executor_options executor_options;
+    /* the caller's; those that they point to are the three below */
     struct cox_server_hooks hooks;
+    struct cox_prompt_hooks prompt_hooks;
+    struct cox_lora_hooks lora_hooks;
+    struct cox_weights_hooks weights_hooks;
     struct cox_executor *executor;
     struct cox_group_links *links;
     struct cox_init_summary summary;
@@ -180,14 +185,25 @@ static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *er
 
 /* ---- constructor and destructor ---- */
 
-static int options_check(const struct cox_server_options *options, struct cox_error *err)
+/* Copies what an engine has, as it knows it. */
+static int hooks_copy(struct cox_server *server, const struct cox_server_hooks *hooks,
+                      struct cox_error *err)
 {
-    if (options->size == 0 || options->size > sizeof *options)
-        return cox_fail(err, COX_INVALID,
-                        "server options of %zu bytes: this library knows %zu (begin with "
-                        "COX_SERVER_OPTIONS_INIT)",
-                        options->size, sizeof *options);
-    return 0;
+    struct cox_server_hooks *own = &server->hooks;
+    int r = cox_options_copy(own, sizeof *own, hooks, "cox_server_hooks", err);
+    if (!r && own->prompts)
+        r = cox_options_copy(&server->prompt_hooks, sizeof server->prompt_hooks, own->prompts,
+                             "cox_prompt_hooks", err);
+    if (!r && own->lora)
+        r = cox_options_copy(&server->lora_hooks, sizeof server->lora_hooks, own->lora,
+                             "cox_lora_hooks", err);
+    if (!r && own->weights)
+        r = cox_options_copy(&server->weights_hooks, sizeof server->weights_hooks, own->weights,
+                             "cox_weights_hooks", err);
+    own->prompts = own->prompts ? &server->prompt_hooks : NULL;
+    own->lora = own->lora ? &server->lora_hooks : NULL;
+    own->weights = own->weights ? &server->weights_hooks : NULL;
+    return r;
 }
 
 static int complete_check(const struct cox_server_options *options, struct cox_error *err)
@@ -222,7 +238,11 @@ static struct cox_executor_options executor_options_make(struct cox_server *serv
 int cox_server_new(const struct cox_server_options *options, struct cox_server **ret_server,
                    struct cox_error *err)
 {
-    int r = options_check(options, err);
+    struct cox_server_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_server_options", err);
+    if (r)
+        return r;
+    r = complete_check(&known, err);
     if (r)
         return r;
     struct cox_server *server = calloc(1, sizeof *server);
@@ -230,14 +250,14 @@ int cox_server_new(const struct cox_server_options *options, struct cox_server *
         return cox_fail(err, -ENOMEM, "no memory for the server");
     pthread_mutex_init(&server->lock, NULL);
     cox_condition_init(&server->wake);
-    memcpy(&server->options, options, options->size);
-    r = complete_check(&server->options, err);
+    server->options = known;
+    r = cox_options_copy(&server->given, sizeof server->given, known.executor,
+                         "cox_executor_options", err);
+    if (!r && known.hooks)
+        r = hooks_copy(server, known.hooks, err);
     if (!r) {
-        server->given = *options->executor;
         server->options.executor = &server->given;
         server->executor_options = executor_options_make(server);
-        if (server->options.hooks)
-            server->hooks = *server->options.hooks;
         if (!server->options.log.fn)
             server->options.log = server->given.log;
         const struct cox_control_options control = {

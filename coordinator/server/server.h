@@ -1,21 +1,29 @@
 /*
  * server: a group that `coxswain status`, `stop`, `recover` and the other commands can be used on:
- * an executor, the recovery of its ranks, its links, and a control socket that serves all of it.
- * What only an engine can do (prompts, adapters, weights) it does by hooks (hooks.h).
+ * an executor, the recovery of its ranks, its links to other groups, and a control socket.
  *
- * Threads: new, start, stop and free from one thread; request_stop and abandon from any, also while
- *   start or stop runs; the rest from any once start has returned, await_recovery from one at a time.
- *   Functions of executor.h and operations.h may be used beside it, except that stop and free of
- *   the executor are the server's.
+ *   struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
+ *   options.executor = &executor_options;
+ *   r = cox_server_new(&options, &server, &err);
+ *   r = cox_server_start(server, &err);
+ *   ... requests through cox_server_executor(server) ...
+ *   r = cox_server_wait(server, COX_DEADLINE_NEVER, &err);
+ *   cox_server_free(server);
+ *
+ * What only an engine can do (prompts, LoRA adapters, weights) the server asks of it by hooks
+ * (hooks.h). examples/server.c is a whole program.
+ *
+ * Threads: new, start, stop and free on one thread. request_stop and abandon on any, also while
+ *   start or stop runs. The rest on any once start has returned, await_recovery on one at a time.
+ *   Functions of executor.h and operations.h may be used beside the server, except for stop and
+ *   free of the executor.
  * Ownership: what the options point to is borrowed until start has returned; contexts and hooks
  *   until free has. The executor is lent until free.
- * Blocks: start until every rank has attached and answered the init, or the executor's start
- *   timeout; wait and await_recovery as they say; stop until the workers have ended, which
- *   finalize_ms + term_ms bound, and until the connections' threads have. The rest nothing.
- * Results: COX_CLOSED is the caller's own doing, or that of `coxswain stop`: the group is to end.
- *   COX_PEER_DEAD: a worker has died, and its death is not made good.
- * If the process dies: the kernel kills the workers and closes the connections, by which clients
- *   know; the socket and the names are removed by the next start under the same name.
+ * Blocks: start until every rank has attached and replied to the init, or the start timeout of the
+ *   executor has passed; wait and await_recovery as described there; stop until the workers have ended,
+ *   which finalize_ms + term_ms bound, and the threads of the connections. The rest nothing.
+ * If the process dies: the kernel kills the workers and closes the connections. The next start
+ *   under the same name removes the socket and the names.
  */
 #ifndef COX_COORDINATOR_SERVER_H
 #define COX_COORDINATOR_SERVER_H
@@ -29,14 +37,14 @@ extern "C" {
 
 struct cox_server;
 
-/* 0 or NULL means default, except where required. Begin with COX_SERVER_OPTIONS_INIT. */
+/* 0 or NULL means default, except where required. */
 struct cox_server_options {
-    /* of this struct, as the caller was compiled; set by COX_SERVER_OPTIONS_INIT */
+    /* set by COX_SERVER_OPTIONS_INIT (base.h) */
     size_t size;
-    /* Required. Its hooks work as ever, except that control has to be NULL: that is the server's.
-     * Set need_door: without a socket nobody is served. */
+    /* Required. Its hooks are called as without a server. control must be NULL: the server sets it.
+     * Set need_door: a group without a socket has no clients. */
     const struct cox_executor_options *executor;
-    /* send MODEL_INIT with these entries, also to ranks that were replaced */
+    /* Send MODEL_INIT with these entries, also to ranks that were replaced. */
     bool init;
     const struct cox_config_entry *config;
     size_t config_count;
@@ -44,62 +52,90 @@ struct cox_server_options {
     uint64_t init_ms;
     /* what the death of a rank does */
     struct cox_restart_policy restart;
-    /* Links to other groups, for pulls of KV blocks, with the first prompt; not of legacy groups.
-     */
+    /* Serve links to other groups, for pulls of KV blocks. Not for legacy groups. */
     bool links;
     /* at the start, with links: a PDRole of executor.proto; default standard */
     uint32_t role;
-    /* that status tells: an absolute directory */
+    /* an absolute directory, shown by status */
     const char *model;
-    /* that prompts are refused with, if there are no prompt hooks; default: that there are none */
+    /* the text with which prompts are refused where there are no prompt hooks */
     const char *prompts_refusal;
+    /* of the engine; NULL: none */
     const struct cox_server_hooks *hooks;
-    /* 4: something went wrong; 5: something was made good. NULL: the executor's. */
+    /* level 4: something failed; 5: something was recovered. NULL: the executor's. */
     struct cox_log log;
-    /* `coxswain stop` asks for the end: wait returns. On a connection's thread, may be called
-     * again; must not block. NULL: wait alone tells. */
+    /* `coxswain stop` was received, and wait returns. Called on a connection's thread, possibly
+     * more than once; must not block. NULL: only wait returns. */
     void (*stop_requested)(void *context);
+    /* of stop_requested */
     void *context;
 };
-#define COX_SERVER_OPTIONS_INIT                                                                    \
-    {                                                                                              \
-        .size = sizeof(struct cox_server_options)                                                  \
-    }
+#define COX_SERVER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_server_options)
 
-/* Checks the options; starts nothing. Returns 0; COX_INVALID: err says which option; -ENOMEM;
- * -errno. */
+/*
+ * Checks the options; starts nothing.
+ *
+ * Returns
+ *   0
+ *   COX_INVALID: err says which option
+ *   -ENOMEM
+ *   -errno
+ */
 COX_PUBLIC int cox_server_new(const struct cox_server_options *options,
                               struct cox_server **ret_server, struct cox_error *err);
-/* Starts and initializes the group, and serves it from when its socket is there: what cannot be
- * done yet is refused in words. Once. Returns 0; what cox_executor_start, cox_executor_init and the
- * hooks return; COX_CLOSED: request_stop was called. Unless 0, free is all that may follow. */
+/*
+ * Starts and initializes the group. Commands are served as soon as the socket is there; what is not
+ * possible yet is refused with a text. Once. Unless it returns 0, only free may follow.
+ *
+ * Returns
+ *   0
+ *   COX_CLOSED: request_stop was called, or `coxswain stop` was received
+ *   another status: of cox_executor_start, cox_executor_init or a hook
+ */
 COX_PUBLIC int cox_server_start(struct cox_server *server, struct cox_error *err);
-/* Ends the workers and the connections: nothing of the group is left, and of the functions below
- * wait, request_stop, abandon and free may be called. Idempotent. Not inside a hook. */
+/* Ends the workers and the connections. Afterwards only wait, request_stop, abandon and free may be
+ * called. Idempotent. Not inside a hook. */
 COX_PUBLIC void cox_server_stop(struct cox_server *server);
 /* Stops if needed, frees. NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_server *cox_server_free(struct cox_server *server);
 
-/* Waits until the end is asked for. Returns COX_CLOSED: it is, by request_stop or `coxswain stop`;
- * COX_PEER_DEAD: the group has failed, err tells; COX_TIMEOUT. */
+/*
+ * Waits until the group is to end, or deadline_ns.
+ *
+ * Returns
+ *   COX_CLOSED: request_stop was called, or `coxswain stop` was received
+ *   COX_PEER_DEAD: the group has failed; err says why
+ *   COX_TIMEOUT
+ */
 COX_PUBLIC int cox_server_wait(struct cox_server *server, uint64_t deadline_ns,
                                struct cox_error *err);
-/* Asks for the end, as `coxswain stop` does, but for the hook. Idempotent. */
+/* As `coxswain stop`, without the hook stop_requested. Idempotent. Takes a lock: not in a signal
+ * handler. */
 COX_PUBLIC void cox_server_request_stop(struct cox_server *server);
-/* For a process that is about to end at once: as cox_executor_abandon. Returns 0; COX_BUSY: start
- * or stop is creating or removing names just now, which is theirs to finish, soon. */
+/*
+ * For a process that is about to end at once: as cox_executor_abandon.
+ *
+ * Returns
+ *   0
+ *   COX_BUSY: start or stop is creating or removing names now; it finishes soon
+ */
 COX_PUBLIC int cox_server_abandon(struct cox_server *server);
 
-/* Also inside the hooks ready and later ones. */
+/* Also inside the hook ready and later ones. */
 COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);
-/* What the ranks said at init; all zero without one. Lent until free. */
+/* What the ranks replied to the init; all zero without one. Lent until free. */
 COX_PUBLIC const struct cox_init_summary *cox_server_init_summary(const struct cox_server *server);
 
-/* For who runs steps, when one has failed or was refused (err, on entry: how): sleeps while a rank
- * is dead or being replaced, a recovery command runs, or the group is paused. Returns 0: nothing
- * was wrong; 1: it was since the last call, and is no more: the ranks have forgotten what they
- * computed; COX_PEER_DEAD: the group has failed, err tells; COX_CLOSED: it ends, or
- * cancel_recovery was called. */
+/*
+ * For the thread that runs steps, after one failed or was refused (err, on entry: how). Blocks
+ * while a rank is dead or being replaced, a recovery command runs, or the group is paused.
+ *
+ * Returns
+ *   0: there was nothing to recover from
+ *   1: the group was recovered since the last call; the ranks have lost what they computed
+ *   COX_PEER_DEAD: the group has failed; err says why
+ *   COX_CLOSED: the group ends, or cancel_recovery was called
+ */
 COX_PUBLIC int cox_server_await_recovery(struct cox_server *server, struct cox_error *err);
 /* From now on await_recovery returns COX_CLOSED at once. */
 COX_PUBLIC void cox_server_cancel_recovery(struct cox_server *server);

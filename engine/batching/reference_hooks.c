@@ -60,6 +60,7 @@ static int prompts_find_hold(void *context, int64_t sequence,
 }
 
 const struct cox_prompt_hooks cox_reference_prompt_hooks = {
+    .size = sizeof(struct cox_prompt_hooks),
     .open = prompts_open,
     .close = prompts_close,
     .submit = prompts_submit,
@@ -94,6 +95,7 @@ static int lora_unload(void *context, const char *name, uint64_t deadline_ns,
 }
 
 const struct cox_lora_hooks cox_reference_lora_hooks = {
+    .size = sizeof(struct cox_lora_hooks),
     .list = lora_list,
     .load = lora_load,
     .unload = lora_unload,
@@ -118,6 +120,7 @@ static int weights_replace(void *context, const char *directory, uint64_t deadli
 }
 
 const struct cox_weights_hooks cox_reference_weights_hooks = {
+    .size = sizeof(struct cox_weights_hooks),
     .status = weights_status,
     .replace = weights_replace,
 };

@@ -2,8 +2,8 @@
  * reference_hooks: the prompts, adapters and weights of the reference engine as a server asks for
  * them (coordinator/server/hooks.h).
  *
- * Threads, blocking: as the hooks. Ownership: context of every hook is a struct cox_reference, which
- *   owns nothing; what it points to is there, or NULL, before a hook that uses it is called.
+ * Threads, blocking: as the hooks. Ownership: context of every hook is a struct cox_reference,
+ *   which owns nothing; what it points to is set, or NULL, before a hook that uses it is called.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_ENGINE_REFERENCE_HOOKS_H

@@ -141,6 +141,7 @@ static int group_start(struct cox_engine_group *group, struct cox_error *err)
 {
     struct cox_foreground_options options = group->options->foreground;
     group->hooks = (struct cox_server_hooks){
+        .size = sizeof(struct cox_server_hooks),
         .context = group,
         .attached = on_attached,
         .ready = on_ready,

@@ -7,7 +7,8 @@
  *                exchange of fds
  *   coordinator  coordinator/executor/executor.h: start a group of workers, submit, call, gather,
  *                stop; coordinator/executor/operations.h: init, link, pull, recover, as plain
- *                structs
+ *                structs; coordinator/server/server.h: a group that `coxswain status`, stop,
+ *                recover and the other commands can be used on
  *   messages     proto/wire.h and the generated proto/executor.pb-c.h, whose functions are in
  *                libcoxswain-proto.so: a program that packs messages links both
  *
@@ -20,6 +21,7 @@
 #include "channel/base/version.h"
 #include "coordinator/executor/executor.h"
 #include "coordinator/executor/operations.h"
+#include "coordinator/server/server.h"
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
 #include "worker/sequences/batch.h"

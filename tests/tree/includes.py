@@ -1,7 +1,7 @@
 """includes.py: the folders of the product include each other as FOLDERS says, and no other way.
 
   1. A folder includes only the folders listed for it. The list has no cycle, and each entry is used.
-  2. The folders at the top stand in layers (LAYERS). What breaks that today is in DEBTS, edge by edge.
+  2. The folders at the top stand in layers (LAYERS).
   3. Files include each other in a circle only within a unit of UNITS, which lies in one folder.
   4. A folder has at most 24 files, and a README.md that says what it is for; LARGE has the exceptions.
   5. Examples include the public headers alone.
@@ -36,17 +36,16 @@ FOLDERS = {
     "coordinator/executor": "channel/base channel/shm channel/socket channel/handle proto coordinator/process "
                             "coordinator/collector",
     "coordinator/recovery": "channel/base coordinator/executor",
-    "coordinator/server": "channel/base channel/shm channel/socket proto coordinator/executor coordinator/recovery "
-                          "engine/batching",
+    "coordinator/server": "channel/base channel/shm channel/socket proto coordinator/collector coordinator/executor "
+                          "coordinator/recovery",
     "coordinator/command": "channel/base channel/shm channel/socket channel/handle channel/memory proto "
-                           "coordinator/collector coordinator/executor coordinator/recovery coordinator/server "
-                           "engine/batching engine/model",
+                           "coordinator/executor coordinator/recovery coordinator/server",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
                    "engine/model engine/compute",
     "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/collector "
-                       "coordinator/executor engine/model",
+                       "coordinator/executor coordinator/server engine/model",
     "engine/command": "channel/shm coordinator/server coordinator/command engine/model engine/batching",
     "program": "coordinator/command engine/command",
 }
@@ -62,11 +61,6 @@ LAYERS = {
 }
 
 # The server's hooks for the serving of prompts are to end these.
-DEBTS = {
-    ("coordinator/server", "engine/batching"),
-    ("coordinator/command", "engine/batching"),
-    ("coordinator/command", "engine/model"),
-}
 
 # Circles of includes: one noun each, cut into files that share a private header.
 UNITS = {
@@ -83,7 +77,6 @@ UNITS = {
     "coordinator/collector": ["collect collect_internal gathering report"],
     "coordinator/executor": ["executor executor_internal group_memory operations"],
     "coordinator/recovery": ["recovery recovery_internal"],
-    "coordinator/server": ["control_reply control_server"],
     "engine/model": ["checkpoint digest safetensors"],
     "engine/compute": ["cache cache_private"],
     "engine/batching": ["pull_message transfers"],
@@ -141,10 +134,8 @@ def check_folders(files, problems):
     for folder, names in allowed.items():
         for name in sorted(names):
             layered = top(name) == top(folder) or top(name) in LAYERS[top(folder)].split()
-            if layered == ((folder, name) in DEBTS):
-                problems.append(f"{folder} may include {name}: " +
-                                ("no longer a debt, take it out of DEBTS" if layered else
-                                 f"{top(folder)}/ stands below {top(name)}/"))
+            if not layered:
+                problems.append(f"{folder} may include {name}: {top(folder)}/ stands below {top(name)}/")
     used = set()
     for path, found in files.items():
         folder = os.path.dirname(path)
