@@ -94,13 +94,13 @@ struct cox_pull_rank {
     char text[256];
 };
 
-/* How a pull ended. */
+/* How a pull ended. One piece of memory: ranks are behind the struct. */
 struct cox_pull_report {
     enum cox_pull_state state;
     /* not SUCCESS */
     struct cox_error error;
     uint32_t rank_count;
-    struct cox_pull_rank ranks[];
+    struct cox_pull_rank *ranks;
 };
 
 struct cox_prompt_output {

@@ -20,8 +20,8 @@
  * Ownership: what the options point to is borrowed until start has returned; contexts and hooks
  *   until free has. The executor is lent until free.
  * Blocks: start until every rank has attached and replied to the init, or the start timeout of the
- *   executor has passed; wait and await_recovery as described there; stop until the workers have ended,
- *   which finalize_ms + term_ms bound, and the threads of the connections. The rest nothing.
+ *   executor has passed; wait and await_recovery as described there; stop until the workers have
+ *   ended, which finalize_ms + term_ms bound, and the threads of the connections. The rest nothing.
  * If the process dies: the kernel kills the workers and closes the connections. The next start
  *   under the same name removes the socket and the names.
  */

@@ -297,6 +297,7 @@ int cox_transfers_start(struct cox_transfers *transfer, const struct cox_pull_re
     }
     memcpy(pull->blocks, request->blocks, count * sizeof *pull->blocks);
     pull->report->rank_count = transfer->rank_count;
+    pull->report->ranks = (struct cox_pull_rank *)(pull->report + 1);
     snprintf(pull->id, sizeof pull->id, "%.128s.%" PRId64 ".%" PRIu32, request->source->cluster_id,
              request->sequence, request->attempt);
     pthread_mutex_lock(&transfer->lock);
