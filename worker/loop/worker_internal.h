@@ -181,6 +181,12 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 void cox_worker_announce(struct cox_worker *worker);
 struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker);
 
+/* ---- take.c ---- */
+
+/* Serves its channel until the worker leaves or the coordinator says goodbye; argument is the
+ * struct cox_channel_thread. */
+void *cox_channel_thread_main(void *argument);
+
 /* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
 bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct cox_request *request);
 /* Answers a request whose bytes could not even be read, if it is one that is answered. */
