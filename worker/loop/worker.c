@@ -270,6 +270,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     pthread_mutex_init(&worker->error_lock, NULL);
     cox_condition_init(&worker->error_cond);
     cox_pause_init(&worker->pause);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_lending_init(&worker->threads[c].lending);
     worker->guard_fd = -1;
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd >= 0)
@@ -359,6 +361,10 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     /* The child of a fork has none of the threads, and is not the rank: it only lets go of memory.
      */
     if (worker->own_pid == getpid()) {
+        if (worker->started) {
+            cox_worker_stop(worker);
+            cox_worker_join(worker, NULL);
+        }
         worker_await_reporters(worker);
         worker_leave(worker);
         guard_stop(worker);
@@ -386,6 +392,8 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     pthread_cond_destroy(&worker->error_cond);
     pthread_mutex_destroy(&worker->error_lock);
     cox_pause_deinit(&worker->pause);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_lending_deinit(&worker->threads[c].lending);
     free(worker);
     return NULL;
 }
@@ -410,17 +418,50 @@ void cox_worker_stop(struct cox_worker *worker)
     errno = saved;
 }
 
-static void worker_ring_threads(struct cox_worker *worker)
+void cox_worker_finalized(struct cox_worker *worker)
 {
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_gate_wake(&worker->threads[c].channel.gate, worker->options.rank,
-                      COX_BELL_REQUEST_CONSUME);
+    atomic_store_explicit(&worker->finalized, true, memory_order_release);
+    atomic_store_explicit(&worker->stopping, true, memory_order_release);
 }
 
-/* Waits until all channel threads have ended; watches the coordinator where the guard does not, and
- * passes a stop on to channel threads that sleep: again and again, since one of them may be about
- * to fall asleep, on a word that is not this process's to change, or that somebody has written
- * over. */
+void cox_worker_wake(struct cox_worker *worker, enum cox_channel_id channel)
+{
+    const int saved = errno;
+    const uint64_t one = 1;
+    if ((unsigned)channel >= COX_TWO_WAY_COUNT)
+        return;
+    /* seq_cst: who comes into next after the watcher has found nobody inside sees this. */
+    atomic_store_explicit(&worker->threads[channel].lending.woken, true, memory_order_seq_cst);
+    ssize_t written = write(worker->wake_fd, &one, sizeof one);
+    (void)written; /* a full counter is as readable as one */
+    errno = saved;
+}
+
+/* Somebody sleeps in next who is not to. */
+static bool worker_wakes(const struct cox_worker *worker, int channel)
+{
+    return atomic_load_explicit(&worker->threads[channel].lending.woken, memory_order_seq_cst) &&
+           atomic_load_explicit(&worker->threads[channel].lending.taking, memory_order_seq_cst);
+}
+
+/* Returns whether any was rung. Tokens of a legacy group are news: there is one for the end. */
+static bool worker_ring_threads(struct cox_worker *worker, bool stopping, bool again)
+{
+    bool rung = false;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        if (!stopping && !(again && worker_wakes(worker, c)))
+            continue;
+        rung = true;
+        cox_gate_wake(&worker->threads[c].channel.gate, worker->options.rank,
+                      COX_BELL_REQUEST_CONSUME);
+    }
+    return rung;
+}
+
+/* Waits until all channel threads have ended and nobody is inside next; watches the coordinator
+ * where the guard does not, and passes a stop on to channel threads that sleep: again and again,
+ * since one of them may be about to fall asleep, on a word that is not this process's to change,
+ * or that somebody has written over. */
 static int worker_watch(struct cox_worker *worker)
 {
     /* Where somebody counts the tokens there may be no more of them. */
@@ -428,7 +469,9 @@ static int worker_watch(struct cox_worker *worker)
     bool ringing = false, orphaned = false;
     int failed = 0;
     /* acquire: partner is the release of each channel thread's end. */
-    while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
+    while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0 ||
+           atomic_load_explicit(&worker->takers, memory_order_acquire) > 0 ||
+           !worker_stopping(worker)) {
         bool watches = !orphaned && !worker->guarded;
         struct pollfd fds[3] = {
             {.fd = worker->wake_fd, .events = POLLIN},
@@ -443,54 +486,127 @@ static int worker_watch(struct cox_worker *worker)
         }
         if (fds[1].revents || fds[2].revents) {
             orphaned = true;
+            atomic_store_explicit(&worker->orphaned, true, memory_order_release);
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
         }
         uint64_t count;
         ssize_t got = read(worker->wake_fd, &count, sizeof count);
         (void)got;
         bool stopping = atomic_load_explicit(&worker->stopping, memory_order_acquire);
-        if (stopping && (!ringing || again))
-            worker_ring_threads(worker);
-        ringing = stopping;
+        ringing = ringing && !again ? stopping : worker_ring_threads(worker, stopping, again);
     }
     return orphaned ? COX_PEER_DEAD : failed;
 }
 
-int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
+/* Of the channels that nobody takes. Unless 0 is returned some are started; the end joins them. */
+static int worker_start_threads(struct cox_worker *worker, uint32_t takes, struct cox_error *err)
 {
-    int started = 0, r = 0;
+    int r = 0;
     cox_pause_listen();
-    atomic_store_explicit(&worker->running, COX_TWO_WAY_COUNT, memory_order_relaxed);
-    for (; started < COX_TWO_WAY_COUNT; started++) {
-        r = cox_thread_start(&worker->threads[started].id, cox_channel_thread_main,
-                             &worker->threads[started]);
-        if (r) {
-            cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
-            atomic_fetch_sub_explicit(&worker->running, (uint32_t)(COX_TWO_WAY_COUNT - started),
-                                      memory_order_relaxed);
-            cox_worker_stop(worker);
-            break;
-        }
+    worker->started = true;
+    worker->takes = takes;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_channel_thread *thread = &worker->threads[c];
+        thread->next = thread->taken + 1;
+        thread->spinner.budget_ns = worker->control.geometry.spin_ns;
+        thread->lending.on = takes & COX_WORKER_TAKES(c);
+        thread->channel.gate.signals_end = thread->lending.on;
     }
-    int watched = worker_watch(worker);
-    for (int c = 0; c < started; c++)
-        pthread_join(worker->threads[c].id, NULL);
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_channel_thread *thread = &worker->threads[c];
+        if (thread->lending.on)
+            continue;
+        atomic_fetch_add_explicit(&worker->running, 1, memory_order_relaxed);
+        r = cox_thread_start(&thread->id, cox_channel_thread_main, thread);
+        thread->is_started = r == 0;
+        if (r)
+            atomic_fetch_sub_explicit(&worker->running, 1, memory_order_relaxed);
+    }
+    return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+/* Why a channel thread has ended; 0: because the worker stopped. */
+static int worker_thread_failure(const struct cox_worker *worker, struct cox_error *err)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        if (worker->threads[c].failed)
+            return cox_fail(
+                err, worker->threads[c].failed,
+                "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
+                worker->options.rank, worker->control.geometry.sealed ? "futex" : "semaphore",
+                cox_channel_name((enum cox_channel_id)c),
+                cox_status_text(worker->threads[c].failed));
+    return 0;
+}
+
+/* After the watch: r is why the threads could not be started. */
+static int worker_finish(struct cox_worker *worker, int r, int watched, struct cox_error *err)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        if (worker->threads[c].is_started)
+            pthread_join(worker->threads[c].id, NULL);
     cox_pause_unlisten();
     worker_leave(worker);
+    worker->started = false;
     if (r == 0 && watched)
         r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
                      (intmax_t)worker->coordinator.pid, cox_status_text(watched));
-    for (int c = 0; r == 0 && c < started; c++)
-        if (worker->threads[c].failed)
-            r = cox_fail(err, worker->threads[c].failed,
-                         "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
-                         worker->options.rank,
-                         worker->control.geometry.sealed ? "futex" : "semaphore",
-                         cox_channel_name((enum cox_channel_id)c),
-                         cox_status_text(worker->threads[c].failed));
+    if (r == 0)
+        r = worker_thread_failure(worker, err);
     if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
         worker->callbacks->finalize)
         worker->callbacks->finalize(worker->context);
     cox_fault_point(COX_FAULT_LEFT);
     return r;
+}
+
+int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
+{
+    if (worker->started)
+        return cox_fail(err, COX_BUSY, "this worker was started: cox_worker_join waits for it");
+    const int r = worker_start_threads(worker, 0, err);
+    if (r)
+        cox_worker_stop(worker);
+    return worker_finish(worker, r, worker_watch(worker), err);
+}
+
+static void *watcher_main(void *argument)
+{
+    struct cox_worker *worker = argument;
+    worker->watched = worker_watch(worker);
+    return NULL;
+}
+
+int cox_worker_start(struct cox_worker *worker, uint32_t takes, struct cox_error *err)
+{
+    if (err)
+        cox_error_clear(err);
+    if (worker->started)
+        return cox_fail(err, COX_BUSY, "this worker was started before");
+    if (takes >> COX_TWO_WAY_COUNT)
+        return cox_fail(err, COX_INVALID, "channels 0x%" PRIx32 ": there are 0 to %d", takes,
+                        COX_TWO_WAY_COUNT - 1);
+    int r = worker_start_threads(worker, takes, err);
+    if (r == 0) {
+        r = cox_thread_start(&worker->watcher, watcher_main, worker);
+        if (r)
+            cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
+    }
+    worker->has_watcher = r == 0;
+    if (r) {
+        cox_worker_stop(worker);
+        worker_finish(worker, r, worker_watch(worker), NULL);
+    }
+    return r;
+}
+
+int cox_worker_join(struct cox_worker *worker, struct cox_error *err)
+{
+    if (err)
+        cox_error_clear(err);
+    if (!worker->has_watcher)
+        return cox_fail(err, COX_STATE, "this worker was not started, or is joined already");
+    pthread_join(worker->watcher, NULL);
+    worker->has_watcher = false;
+    return worker_finish(worker, 0, worker->watched, err);
 }
