@@ -122,7 +122,9 @@ struct cox_layout_channel_state {
     _Atomic uint64_t ended;
     /* about when it was published, CLOCK_MONOTONIC; for display */
     _Atomic uint64_t stamp_ns;
-    uint8_t padding[COX_LINE_SIZE - 32];
+    /* bit i: the request in frame i has ended without the replies of all ranks */
+    _Atomic uint64_t cancelled_frames;
+    uint8_t padding[COX_LINE_SIZE - 40];
     struct cox_layout_frame frames[COX_DEPTH_MAX];
 };
 
@@ -267,6 +269,8 @@ COX_LAYOUT_AT(cox_layout_channel_state, published, 0);
 COX_LAYOUT_AT(cox_layout_channel_state, void_through, 8);
 COX_LAYOUT_AT(cox_layout_channel_state, ended, 16);
 COX_LAYOUT_AT(cox_layout_channel_state, stamp_ns, 24);
+COX_LAYOUT_AT(cox_layout_channel_state, cancelled_frames, 32);
+_Static_assert(COX_DEPTH_MAX <= 64, "a bit for each frame");
 COX_LAYOUT_AT(cox_layout_channel_state, frames, COX_LINE_SIZE);
 _Static_assert(sizeof(struct cox_layout_channel_state) == 1152, "channel state size");
 COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);

@@ -157,6 +157,25 @@ static inline uint64_t cox_state_ended(const struct cox_layout_channel_state *sh
     return atomic_load_explicit(&shared->ended, memory_order_acquire);
 }
 
+/* Requests may end before earlier ones: `ended` does not say of them. release: a bit is cleared
+ * before the frame is published anew; partner is the acquire of whoever reads the frame. */
+static inline void cox_state_set_cancelled(struct cox_layout_channel_state *shared, uint64_t frames)
+{
+    atomic_store_explicit(&shared->cancelled_frames, frames, memory_order_release);
+    cox_fault_point(COX_FAULT_VOID_STORED);
+}
+
+/* True: nobody waits for the reply to `sequence`, which this rank has taken and not replied to, so
+ * that its frame is still its own. */
+static inline bool cox_state_cancelled(const struct cox_layout_channel_state *shared,
+                                       uint32_t depth, uint64_t sequence)
+{
+    return cox_state_ended(shared) >= sequence ||
+           atomic_load_explicit(&shared->cancelled_frames, memory_order_acquire) >>
+                   cox_geometry_frame(sequence, depth) &
+               1;
+}
+
 /* What ends this group and no other. Two bits of it are always set: none that turns by itself makes
  * it of the 0 that stands there. */
 static inline uint32_t cox_state_abort_value(const struct cox_control *control)

@@ -204,6 +204,39 @@ static void a_request_that_was_given_up_is_cancelled(void **state)
     test_group_free(g);
 }
 
+/* The first one's deadline is far, and its reply keeps that of the second from being published. */
+static void a_request_is_cancelled_before_earlier_ones_end(void **state)
+{
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
+    struct test_group *g = takers(2, 4);
+    (void)state;
+    submit(g, "keep a");
+    assert_int_equal(test_submit(g, &brief, "cancelled"), 0);
+    test_await_lines(g, -1, "alive", 2);
+    test_await_lines(g, -1, "cancelled", 2);
+    assert_int_equal(test_await(g, 0)->sequence, 2);
+    assert_int_equal(test_await(g, 0)->status, COX_TIMEOUT);
+    assert_int_equal(test_completion_count(g), 1);
+    test_group_free(g);
+}
+
+/* The frame of one that was cancelled is used again. */
+static void a_request_in_the_frame_of_a_cancelled_one_is_alive(void **state)
+{
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200},
+                          all = {.gather = COX_GATHER_ALL};
+    struct test_group *g = takers(2, 1);
+    (void)state;
+    for (size_t round = 1; round <= 2; round++) {
+        assert_int_equal(test_submit_persist(g, &brief, "cancelled"), 0);
+        test_await_lines(g, -1, "alive", 2 * round);
+        test_await_lines(g, -1, "cancelled", 2 * round);
+        assert_int_equal(test_submit_persist(g, &all, "echo x"), 0);
+        expect_reply(g, 2 * round - 1, "x");
+    }
+    test_group_free(g);
+}
+
 /* ---- ends ---- */
 
 static void the_end_of_the_group_ends_next(void **state)
@@ -272,6 +305,8 @@ int main(void)
         TEST(what_ends_a_wait_and_what_is_refused),
         TEST(a_second_reply_is_refused_in_words),
         TEST(a_request_that_was_given_up_is_cancelled),
+        TEST(a_request_is_cancelled_before_earlier_ones_end),
+        TEST(a_request_in_the_frame_of_a_cancelled_one_is_alive),
         TEST(the_end_of_the_group_ends_next),
         TEST(a_worker_that_stops_leaves_what_it_was_lent),
         TEST(a_death_ends_what_was_lent),

@@ -129,8 +129,8 @@ COX_PUBLIC int cox_worker_reply_init(struct cox_worker *worker, uint64_t sequenc
 
 /* True once nobody waits for the reply any more: the request of the execute channel has ended
  * (deadline, another rank's failure or death), or the group has; and once the worker is to pause.
- * A reply is due all the same, and dropped. It ends the earlier requests of its channel, too, or
- * this says so later. sequence 0: of the opaque callback that this thread is in. Lock-free. */
+ * A reply is due all the same, and is dropped. For a request that is lent; sequence 0: for the
+ * opaque callback that this thread is in. Lock-free. */
 COX_PUBLIC bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence);
 
 /* Ends the next that waits on this channel, or else the one that comes, with COX_EMPTY.

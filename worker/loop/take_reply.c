@@ -220,7 +220,8 @@ bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence)
     /* relaxed: this thread's own. */
     if (sequence == 0)
         sequence = atomic_load_explicit(&visit->inside, memory_order_relaxed);
-    return cox_state_ended(cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE)) >= sequence ||
+    return cox_state_cancelled(cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE),
+                               worker->control.geometry.depth, sequence) ||
            cox_state_aborted(&worker->control) ||
            /* acquire; partner: wait_tell in pause.c. */
            atomic_load_explicit(&visit->told, memory_order_acquire) >= sequence;
