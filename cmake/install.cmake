@@ -19,7 +19,6 @@ set(public_headers
     channel/memory/pool/pool.h
     channel/memory/queue/queue.h
     proto/wire.h
-    proto/operation.h
     proto/executor.proto
     worker/sequences/batch.h
     worker/group/group.h
@@ -33,6 +32,8 @@ foreach(header IN LISTS public_headers)
     cmake_path(GET header PARENT_PATH folder)
     install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/${folder})
 endforeach()
+install(FILES ${generated}/channel/base/version.h
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/channel/base)
 install(FILES ${generated}/proto/executor.pb-c.h
     DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/coxswain/proto)
 
@@ -58,7 +59,8 @@ function(cox_check_commands folder)
     endforeach()
 endfunction()
 cox_check_commands(${PROJECT_SOURCE_DIR})
-install(TARGETS coxswain_shared coxswain_static EXPORT coxswain_targets
+install(TARGETS coxswain_shared coxswain_static coxswain_proto_shared coxswain_proto_static
+    EXPORT coxswain_targets
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 
@@ -79,5 +81,8 @@ install(FILES
 file(RELATIVE_PATH pc_prefix ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 file(RELATIVE_PATH pc_includedir ${CMAKE_INSTALL_PREFIX} ${CMAKE_INSTALL_FULL_INCLUDEDIR})
 string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
-configure_file(cmake/coxswain.pc.in ${PROJECT_BINARY_DIR}/coxswain.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/coxswain.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+foreach(package coxswain coxswain-proto)
+    configure_file(cmake/${package}.pc.in ${PROJECT_BINARY_DIR}/${package}.pc @ONLY)
+endforeach()
+install(FILES ${PROJECT_BINARY_DIR}/coxswain.pc ${PROJECT_BINARY_DIR}/coxswain-proto.pc
+    DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

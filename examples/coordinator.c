@@ -38,6 +38,7 @@ int main(int argc, char **argv)
         return 2;
     }
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = RANK_COUNT,
         .command = (const char *const *)&argv[1],
         .line = show_line,
@@ -50,6 +51,7 @@ int main(int argc, char **argv)
         for (int i = 0; i < NUMBER_COUNT; i++)
             numbers[i] = i + 1;
         const struct cox_submit_options submit = {
+            .size = sizeof(struct cox_submit_options),
             .gather = COX_GATHER_ALL,
             .deadline_ns = cox_deadline_after_ms(5000),
         };

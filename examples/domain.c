@@ -126,10 +126,15 @@ static int take(struct cox_subscriber *subscriber, struct cox_error *err)
 
 static int run(const struct cox_domains *domains, struct cox_error *err)
 {
-    const struct cox_pool_options in_host = {.block_size = 64, .block_count = 4};
-    const struct cox_pool_options in_own = {
-        .domains = domains, .domain = {KIND, 0}, .block_size = 64, .block_count = 4};
-    const struct cox_pool_attach_options attach = {.domains = domains};
+    const struct cox_pool_options in_host = {
+        .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = 4};
+    const struct cox_pool_options in_own = {.size = sizeof(struct cox_pool_options),
+                                            .domains = domains,
+                                            .domain = {KIND, 0},
+                                            .block_size = 64,
+                                            .block_count = 4};
+    const struct cox_pool_attach_options attach = {.size = sizeof(struct cox_pool_attach_options),
+                                                   .domains = domains};
     struct cox_pool *host = NULL, *own = NULL, *view = NULL;
     struct cox_queue *queue = NULL;
     struct cox_publisher *publisher = NULL;
@@ -146,15 +151,22 @@ static int run(const struct cox_domains *domains, struct cox_error *err)
     }
     if (r == 0)
         r = cox_queue_create(NULL, &queue, err);
-    const struct cox_publisher_options publishing = {.pool = host, .domains = domains};
+    const struct cox_publisher_options publishing = {
+        .size = sizeof(struct cox_publisher_options), .pool = host, .domains = domains};
     if (r == 0)
         r = cox_publisher_new(queue, &publishing, &publisher, err);
-    const struct cox_subscriber_options taking = {
-        .pool = own, .pools = &host, .pool_count = 1, .domains = domains};
+    const struct cox_subscriber_options taking = {.size = sizeof(struct cox_subscriber_options),
+                                                  .pool = own,
+                                                  .pools = &host,
+                                                  .pool_count = 1,
+                                                  .domains = domains};
     if (r == 0)
         r = cox_subscriber_new(queue, &taking, &first, err);
-    const struct cox_subscriber_options taking_too = {
-        .pool = view, .pools = &host, .pool_count = 1, .domains = domains};
+    const struct cox_subscriber_options taking_too = {.size = sizeof(struct cox_subscriber_options),
+                                                      .pool = view,
+                                                      .pools = &host,
+                                                      .pool_count = 1,
+                                                      .domains = domains};
     if (r == 0)
         r = cox_subscriber_new(queue, &taking_too, &second, err);
     if (r == 0)

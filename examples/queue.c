@@ -18,11 +18,13 @@ static int take(int queue_fd, const int pool_fds[2], int ready_fd, struct cox_er
     struct cox_pool *pool = NULL;
     struct cox_subscriber *subscriber = NULL;
     struct cox_queue_set *set = NULL;
-    const struct cox_pool_attach_options attach = {.read_only = true};
+    const struct cox_pool_attach_options attach = {.size = sizeof(struct cox_pool_attach_options),
+                                                   .read_only = true};
     int r = cox_queue_attach(queue_fd, NULL, &queue, err);
     if (r == 0)
         r = cox_pool_attach(pool_fds, &attach, &pool, err);
-    const struct cox_subscriber_options options = {.pools = &pool, .pool_count = 1};
+    const struct cox_subscriber_options options = {
+        .size = sizeof(struct cox_subscriber_options), .pools = &pool, .pool_count = 1};
     if (r == 0)
         r = cox_subscriber_new(queue, &options, &subscriber, err);
     if (r == 0)
@@ -67,7 +69,8 @@ static int publish(struct cox_publisher *publisher, struct cox_pool *pool, int i
 
 int main(void)
 {
-    const struct cox_pool_options blocks = {.block_size = 64, .block_count = 16};
+    const struct cox_pool_options blocks = {
+        .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = 16};
     struct cox_pool *pool = NULL;
     struct cox_queue *queue = NULL;
     struct cox_publisher *publisher = NULL;
@@ -93,7 +96,8 @@ int main(void)
             _exit(r != 0);
         }
         close(ready[1]);
-        const struct cox_publisher_options options = {.pool = pool};
+        const struct cox_publisher_options options = {.size = sizeof(struct cox_publisher_options),
+                                                      .pool = pool};
         r = child < 0 ? -1 : cox_publisher_new(queue, &options, &publisher, &err);
         if (r == 0 && read(ready[0], &byte, 1) != 1)
             r = -1; /* the subscriber has said why */

@@ -20,8 +20,8 @@ static int64_t add(const struct cox_worker *worker, const struct cox_worker_requ
 
 int main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks none;
-    struct cox_worker_options options = {0};
+    static const struct cox_worker_callbacks none = COX_WORKER_CALLBACKS_INIT;
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker_request request;
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};

@@ -25,8 +25,9 @@ static int add(void *context, const uint8_t *request, size_t request_size, uint8
 
 int main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = add};
-    struct cox_worker_options options = {0};
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .opaque = add};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     /* Rank, world size and group come from the coordinator: in the environment, and as flags. */

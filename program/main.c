@@ -10,10 +10,6 @@
  * all. */
 #define FLUSH_MS 2000
 
-#ifndef COX_VERSION_TEXT
-#define COX_VERSION_TEXT "unknown"
-#endif
-
 static const struct cox_command *const commands[] = {
     &cox_command_generate, &cox_command_eval,        &cox_command_run,     &cox_command_status,
     &cox_command_recover,  &cox_command_lora,        &cox_command_role,    &cox_command_link,
@@ -58,7 +54,7 @@ int main(int argc, char **argv)
         return cox_exit_flushed(COX_EXIT_OK);
     }
     if (!strcmp(name, "--version")) {
-        printf("coxswain " COX_VERSION_TEXT "\n");
+        printf("coxswain %s\n", cox_version());
         return cox_exit_flushed(COX_EXIT_OK);
     }
     for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++)

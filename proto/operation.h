@@ -1,6 +1,6 @@
 /*
- * operation: what each ExecuteType means: its channel, whether it is answered, and by whom. One
- * table for both sides.
+ * operation: what each ExecuteType means: its channel, whether ranks reply, and which. One table
+ * for both sides.
  *
  * Threads: any; constant data.
  * Blocks: nothing.
@@ -21,9 +21,9 @@ struct cox_operation {
     const char *name;
     /* where it travels; finalize goes to every two-way channel */
     enum cox_channel_id channel;
-    /* every asked rank answers */
+    /* every asked rank replies */
     bool replies;
-    /* legacy ranks answer with a payload each, else rank 0 alone has one, which may fill the region
+    /* legacy ranks reply with a payload each, else rank 0 alone has one, which may fill the region
      */
     bool legacy_slotted;
     /* moves the sequence table: given up as a whole through void_through */
@@ -32,7 +32,7 @@ struct cox_operation {
 
 /* NULL for a number that is no ExecuteType. COX_TYPE_OPAQUE is an operation too ("OPAQUE",
  * execute). */
-COX_PUBLIC const struct cox_operation *cox_operation_find(uint32_t execute_type);
+const struct cox_operation *cox_operation_find(uint32_t execute_type);
 
 #ifdef __cplusplus
 }

@@ -1,10 +1,13 @@
 /*
  * step_wire: the two messages that go to and fro for every token, by hand.
  *
- * A request that carries a step as columns, nothing announced; an answer that carries its tokens,
+ * A request that carries a step as columns, nothing announced; a reply that carries its tokens,
  * or their digest alone. What is written is byte for byte what protobuf-c writes, and what is read
- * is the message that protobuf-c reads; everything else is left to it: whoever is told false asks
- * protobuf-c. So neither side can tell who packed or unpacked.
+ * is the message that protobuf-c reads; everything else is left to it: a caller that gets
+ * false asks protobuf-c. So neither side can tell which of the two packed or unpacked.
+ *
+ * A step of 16 rows and 8 ranks takes 2.7 times the instructions when protobuf-c packs and unpacks
+ * it, with columns as bytes or fixed32 too. README.md has the figures.
  *
  * Threads: as wire.h.
  * Ownership: as wire.h.

@@ -45,38 +45,52 @@ struct cox_arena {
 /* first_size bytes are allocated now (0: none); further blocks double. Returns 0 or -ENOMEM. */
 COX_PUBLIC int cox_arena_init(struct cox_arena *arena, size_t first_size, size_t size_max);
 COX_PUBLIC void cox_arena_deinit(struct cox_arena *arena); /* idempotent; a zeroed arena is fine */
+#ifdef COX_INTERNAL
 /* Forgets everything handed out. When the last use needed several blocks they are merged into one
  * of the whole size, so that a steady load settles at one block and no allocation. */
-COX_PUBLIC void cox_arena_reset(struct cox_arena *arena);
+void cox_arena_reset(struct cox_arena *arena);
+#endif
 /* 16-byte aligned, not cleared; NULL when the cap or memory is exhausted. */
 COX_PUBLIC void *cox_arena_alloc(struct cox_arena *arena, size_t size);
+#ifdef COX_INTERNAL
 /* Gives back what was handed out last, which had so many bytes. */
 void cox_arena_take_back(struct cox_arena *arena, void *memory, size_t size);
+#endif
 COX_PUBLIC char *cox_arena_strdup(struct cox_arena *arena, const char *text);
 
+#ifdef COX_INTERNAL
 /* Bytes the message will take. */
-COX_PUBLIC size_t cox_wire_request_size(const struct Coxswain__ExecuteRequest *request);
-COX_PUBLIC size_t cox_wire_response_size(const struct Coxswain__ExecuteResponse *response);
+size_t cox_wire_request_size(const struct Coxswain__ExecuteRequest *request);
+size_t cox_wire_response_size(const struct Coxswain__ExecuteResponse *response);
 
-/* Packs into buffer. Nothing is written when it does not fit. Returns 0, or COX_TOO_LARGE with
- * *ret_size untouched. */
-COX_PUBLIC int cox_wire_request_pack(const struct Coxswain__ExecuteRequest *request, void *buffer,
-                                     size_t buffer_size, size_t *ret_size);
-COX_PUBLIC int cox_wire_response_pack(const struct Coxswain__ExecuteResponse *response,
-                                      void *buffer, size_t buffer_size, size_t *ret_size);
+/* Packs into buffer. Nothing is written when it does not fit.
+ * Returns
+ *   0
+ *   COX_TOO_LARGE: it does not fit; *ret_size is untouched
+ */
+int cox_wire_request_pack(const struct Coxswain__ExecuteRequest *request, void *buffer,
+                          size_t buffer_size, size_t *ret_size);
+int cox_wire_response_pack(const struct Coxswain__ExecuteResponse *response, void *buffer,
+                           size_t buffer_size, size_t *ret_size);
 
 /* Unpacks size bytes. The bytes must not change meanwhile: memory that another process can write is
- * copied first. Returns 0, COX_CORRUPT or COX_TOO_LARGE. */
-COX_PUBLIC int cox_wire_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
-                                       struct Coxswain__ExecuteRequest **ret_request);
-COX_PUBLIC int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t size,
-                                        struct Coxswain__ExecuteResponse **ret_response);
+ * copied first.
+ * Returns
+ *   0
+ *   COX_CORRUPT
+ *   COX_TOO_LARGE
+ */
+int cox_wire_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
+                            struct Coxswain__ExecuteRequest **ret_request);
+int cox_wire_response_unpack(struct cox_arena *arena, const void *bytes, size_t size,
+                             struct Coxswain__ExecuteResponse **ret_response);
 
 /* The same for control.proto. */
 int cox_wire_control_request_unpack(struct cox_arena *arena, const void *bytes, size_t size,
                                     struct CoxswainControl__ControlRequest **ret_request);
 int cox_wire_control_reply_unpack(struct cox_arena *arena, const void *bytes, size_t size,
                                   struct CoxswainControl__ControlReply **ret_reply);
+#endif
 
 /* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays.
  * Returns the number of elements, or -1 when size is no multiple of 8. */
@@ -84,12 +98,14 @@ COX_PUBLIC int64_t cox_wire_int64_count(size_t size);
 COX_PUBLIC int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index);
 COX_PUBLIC void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value);
 
+#ifdef COX_INTERNAL
 /* Digest of the tokens of a step: equal tokens, equal digest; of as many tokens of which one
  * differs, another one for certain. It is compared between ranks of one group and kept nowhere. */
-COX_PUBLIC uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count);
+uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count);
 
 /* "MODEL_INFER" and so on; "unknown" for anything else. */
-COX_PUBLIC const char *cox_wire_type_name(uint32_t execute_type);
+const char *cox_wire_type_name(uint32_t execute_type);
+#endif
 
 #ifdef __cplusplus
 }

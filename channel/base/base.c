@@ -1,4 +1,5 @@
 #include "base.h"
+#include "channel/base/version.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -34,6 +35,16 @@ static const char *const status_texts[COX_STATUS_COUNT] = {
     [COX_EMPTY] = "empty",
     [COX_UNSUPPORTED] = "not supported by the other side",
 };
+
+const char *cox_version(void)
+{
+    return COX_VERSION_TEXT;
+}
+
+int cox_version_number(void)
+{
+    return COX_VERSION_NUMBER;
+}
 
 const char *cox_status_text(int status)
 {

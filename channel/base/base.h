@@ -26,7 +26,8 @@
 extern "C" {
 #endif
 
-/* What the shared library exports; everything else is hidden. */
+/* What the shared library exports; include/libcoxswain.map lists it. What is declared under
+ * COX_INTERNAL is for the library's own tree, which defines that. */
 #define COX_PUBLIC __attribute__((visibility("default")))
 
 /* Ranks in one group, at most. */
@@ -85,6 +86,11 @@ enum cox_status {
     COX_STATUS_COUNT,
 };
 
+/* The release of the library that runs, as text ("0.1.0", static storage) and as a number that
+ * compares as COX_VERSION_NUMBER does. version.h tells which release the headers are of. */
+COX_PUBLIC const char *cox_version(void);
+COX_PUBLIC int cox_version_number(void);
+
 /* The text of any result: an enum cox_status, or a negative errno. Never NULL; static storage or
  * the C library's. */
 COX_PUBLIC const char *cox_status_text(int status);
@@ -111,9 +117,11 @@ static inline void cox_error_clear(struct cox_error *err)
 COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+#ifdef COX_INTERNAL
 /* Texts may be in UTF-8: of one that was cut somewhere, removes the part of a character that is
  * left at its end. */
-COX_PUBLIC void cox_text_trim(char *text);
+void cox_text_trim(char *text);
+#endif
 
 /* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no
  * newline and lives until the call returns. Called from any thread of the library; must not call
@@ -126,25 +134,30 @@ struct cox_log {
     void *context;
 };
 
-COX_PUBLIC void cox_log_write(const struct cox_log *log, int level, const char *format, ...)
+#ifdef COX_INTERNAL
+void cox_log_write(const struct cox_log *log, int level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+#endif
 
+#ifdef COX_INTERNAL
 /* Programmer errors, also in release builds: prints the place to standard error and aborts. */
 #define COX_ASSERT(condition)                                                                      \
     ((condition) ? (void)0 : cox_assert_failed(#condition, __FILE__, __LINE__))
-COX_PUBLIC void cox_assert_failed(const char *condition, const char *file, int line)
-    __attribute__((noreturn));
+void cox_assert_failed(const char *condition, const char *file, int line) __attribute__((noreturn));
+#endif
 
 /* Absolute deadlines on CLOCK_MONOTONIC, in nanoseconds. */
 #define COX_NSEC_PER_SEC UINT64_C(1000000000)
 #define COX_NSEC_PER_MSEC UINT64_C(1000000)
 #define COX_DEADLINE_NEVER UINT64_MAX
 COX_PUBLIC uint64_t cox_now_ns(void);
+#ifdef COX_INTERNAL
 /* The same clock as of the kernel's last tick, some milliseconds back at most, for a fraction of
  * the price: for stamps that are shown. */
-COX_PUBLIC uint64_t cox_now_coarse_ns(void);
+uint64_t cox_now_coarse_ns(void);
 /* now + duration, saturating at COX_DEADLINE_NEVER. */
-COX_PUBLIC uint64_t cox_deadline_after_ns(uint64_t duration_ns);
+uint64_t cox_deadline_after_ns(uint64_t duration_ns);
+#endif
 COX_PUBLIC uint64_t cox_deadline_after_ms(uint64_t duration_ms);
 
 /* For the timed waits of the C library; a deadline of NEVER is some 580 years away. */
@@ -161,18 +174,24 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* Owned locals carry _cleanup_; success ends with a steal. */
+#ifdef COX_INTERNAL
 /* Of what every request passes through: such functions lie together, on a few pages, whose
  * translations a process that was switched to has lost. */
 #define COX_HOT __attribute__((hot))
+
+/* Owned locals carry _cox_cleanup_; success ends with a steal. */
 #define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
-COX_PUBLIC void cox_close_fd(int *fd);   /* closes *fd when >= 0, keeps errno */
-COX_PUBLIC void cox_free_ptr(void *ptr); /* frees *(void **)ptr, keeps errno */
+void cox_close_fd(int *fd);   /* closes *fd when >= 0, keeps errno */
+void cox_free_ptr(void *ptr); /* frees *(void **)ptr, keeps errno */
 
 /* For every fd that is kept: a host that closed its standard fds may go on writing its log to 1 and
  * 2, or open something better there later, and whatever was opened first has those numbers. Moves
- * *fd to 3 or above, close-on-exec. Returns 0; -errno, with *fd as it was. */
-COX_PUBLIC int cox_fd_raise(int *fd);
+ * *fd to 3 or above, close-on-exec.
+ * Returns
+ *   0
+ *   -errno, with *fd as it was
+ */
+int cox_fd_raise(int *fd);
 
 static inline int cox_steal_fd(int *fd)
 {
@@ -188,6 +207,31 @@ static inline void *cox_steal_ptr(void *ptr)
     *p = NULL;
     return stolen;
 }
+#endif
+
+/* Structs of options and callbacks begin with their size, so that later releases can add fields:
+ *
+ *     struct cox_pool_options options = COX_POOL_OPTIONS_INIT;
+ *     options.block_size = 4096;
+ *
+ * In C also as {.size = sizeof(struct cox_pool_options), .block_size = 4096}. All other fields are
+ * zero: their defaults. A library that is newer than its user takes the fields that the user does
+ * not know as zero. An older one refuses fields that it does not know (COX_INVALID) unless they are
+ * zero. Size 0 is COX_INVALID too. */
+#ifndef __cplusplus
+#define COX_OPTIONS_INIT(type)                                                                     \
+    {                                                                                              \
+        .size = sizeof(type)                                                                       \
+    }
+#else
+#define COX_OPTIONS_INIT(type) cox_options_init<type>()
+extern "C++" template <typename type> inline type cox_options_init()
+{
+    type options = type();
+    options.size = sizeof options;
+    return options;
+}
+#endif
 
 /* A set of ranks. */
 struct cox_rank_set {

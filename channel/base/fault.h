@@ -60,12 +60,12 @@
     X(REQUEST_STAMPED, "request.stamped")                                                          \
     X(REQUEST_PUBLISHED, "request.published")                                                      \
     X(GATE_OPENED, "gate.opened")                                                                  \
-    /* Bytes that do not fit their frame or slot (bulk.h). */                                      \
-    X(BULK_EXPORTED, "bulk.exported") /* a block, with nothing in it */                            \
-    X(BULK_WRITTEN, "bulk.written")   /* nobody knows of it yet */                                 \
-    X(BULK_OPENED, "bulk.opened")     /* by a reader */                                            \
-    X(BULK_COPIED, "bulk.copied")     /* an answer, by the coordinator */                          \
-    X(BULK_DROPPED, "bulk.dropped")   /* by its sender */                                          \
+    /* Bytes that do not fit their frame or slot (large_payload.h). */                             \
+    X(LARGE_PAYLOAD_EXPORTED, "large_payload.exported") /* a block, with nothing in it */          \
+    X(LARGE_PAYLOAD_WRITTEN, "large_payload.written")   /* nobody knows of it yet */               \
+    X(LARGE_PAYLOAD_OPENED, "large_payload.opened")     /* by a reader */                          \
+    X(LARGE_PAYLOAD_COPIED, "large_payload.copied")     /* an answer, by the coordinator */        \
+    X(LARGE_PAYLOAD_DROPPED, "large_payload.dropped")   /* by its sender */                        \
     /* Tokens, of each bell in the order of enum cox_bell. */                                      \
     X(POSTED_REQUEST_PRODUCE, "posted.request_produce")                                            \
     X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \
@@ -173,11 +173,11 @@
     X(QUEUE_SUBSCRIBER_JOINED, "queue.subscriber_joined")                                          \
     X(QUEUE_SUBSCRIBER_LEFT, "queue.subscriber_left") /* its messages are not let go yet */        \
     X(QUEUE_INTENDED, "queue.intended")               /* a block is about to be held */            \
-    X(QUEUE_HELD, "queue.held")                       /* and no row says so */                     \
-    X(QUEUE_SETTLED, "queue.settled")                 /* a row does, or nothing is held */         \
+    X(QUEUE_PINNED, "queue.pinned")                   /* and no row says so */                     \
+    X(QUEUE_INTENT_CLEARED, "queue.intent_cleared")   /* a row does, or nothing is held */         \
     X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
-    X(QUEUE_RINGING, "queue.ringing")         /* one of them counts as awake, and sleeps */        \
-    X(QUEUE_RUNG, "queue.rung")               /* one of them is */                                 \
+    X(QUEUE_WAKING, "queue.waking")           /* one of them counts as awake, and sleeps */        \
+    X(QUEUE_WOKEN, "queue.woken")             /* one of them is */                                 \
     X(QUEUE_COPY_FILLED, "queue.copy_filled") /* where a copy is; it does not count yet */         \
     X(QUEUE_ROW_FILLED, "queue.row_filled")   /* the message is there, not published */            \
     X(QUEUE_PUBLISHED, "queue.published")                                                          \
@@ -188,14 +188,14 @@
     X(QUEUE_COPYING, "queue.copying")           /* this process makes the copy */                  \
     X(QUEUE_COPIED, "queue.copied")             /* its bytes are there, nobody is told */          \
     X(QUEUE_COPY_SHARED, "queue.copy_shared")                                                      \
-    X(QUEUE_COPY_OVER, "queue.copy_over")   /* who waited for it is woken */                       \
-    X(QUEUE_LET_GO, "queue.let_go")         /* a copy; the row still has it */                     \
-    X(QUEUE_ROW_ENDING, "queue.row_ending") /* nobody takes it any more */                         \
+    X(QUEUE_COPY_OVER, "queue.copy_over")         /* who waited for it is woken */                 \
+    X(QUEUE_COPY_UNPINNED, "queue.copy_unpinned") /* a copy; the row still has it */               \
+    X(QUEUE_ROW_ENDING, "queue.row_ending")       /* nobody takes it any more */                   \
     X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
     X(QUEUE_COUNTED, "queue.counted")                                                              \
-    X(QUEUE_DEFERRED, "queue.deferred")                                                            \
+    X(QUEUE_FREE_PENDING, "queue.free_pending")                                                    \
     X(QUEUE_DRAINED, "queue.drained")                                                              \
-    X(QUEUE_BURIED, "queue.buried") /* a dead endpoint is out */                                   \
+    X(QUEUE_REAPED, "queue.reaped") /* a dead endpoint is out */                                   \
     X(QUEUE_REPAIRING, "queue.repairing")                                                          \
     X(QUEUE_REPAIRED, "queue.repaired")                                                            \
     X(QUEUE_ARMED, "queue.armed") /* about to sleep */                                             \
@@ -234,19 +234,19 @@
     X(POOL_USED, "pool.used")                                                                      \
     X(POOL_UNCOUNTED, "pool.uncounted") /* one reference less, or all of a dead owner */           \
     X(POOL_CLOSING, "pool.closing")     /* about to look whether anybody counts it */              \
-    X(POOL_LOOKED, "pool.looked")       /* once, or again */                                       \
+    X(POOL_CHECKED, "pool.checked")     /* once, or again */                                       \
     X(POOL_REOPENED, "pool.reopened")   /* somebody does */                                        \
     X(POOL_FREED, "pool.freed")                                                                    \
     X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \
     X(POOL_PAGES, "pool.pages")   /* of a block or slab, about to be there or not, or so */        \
     X(POOL_RETAINED, "pool.retained")                                                              \
     X(POOL_SLAB, "pool.slab") /* another phase of a slab */                                        \
-    X(POOL_RENEWED, "pool.renewed")                                                                \
-    X(POOL_SETTLING, "pool.settling") /* a process sleeps until a block is its own, or no more */  \
-    X(POOL_RUNG, "pool.rung")                                                                      \
-    X(POOL_HOLDER, "pool.holder") /* one step of joining or leaving a holder */                    \
-    X(POOL_HELD, "pool.held")                                                                      \
-    X(POOL_UNHELD, "pool.unheld")                                                                  \
+    X(POOL_GENERATION_BUMPED, "pool.generation_bumped")                                            \
+    X(POOL_UNPIN_WAITING, "pool.unpin_waiting") /* a thread starts or stops waiting */             \
+    X(POOL_WOKEN, "pool.woken")                                                                    \
+    X(POOL_QUEUE, "pool.queue") /* one step of joining or leaving a queue */                       \
+    X(POOL_PINNED, "pool.pinned")                                                                  \
+    X(POOL_UNPINNED, "pool.unpinned")                                                              \
     X(POOL_SWEEPING, "pool.sweeping") /* a row, of the dead or its own */                          \
     X(POOL_SWEPT, "pool.swept")       /* all of it */                                              \
     X(POOL_LEFT, "pool.left")         /* the row is nobody's */

@@ -40,14 +40,16 @@ enum cox_spin {
 #define COX_SPIN_AUTO_NS UINT32_C(50000)
 #define COX_SPIN_MAX_NS UINT32_C(2000000)
 
+#ifdef COX_INTERNAL
 /* off, auto, max; NULL: no such setting */
-COX_PUBLIC const char *cox_spin_name(uint32_t spin);
+const char *cox_spin_name(uint32_t spin);
 /* Processors that the threads of this process may use at a time: those of its affinity, and no more
  * than the quota of its control groups, of which parts do not count. At least 1. Reads /sys and
  * /proc. */
 uint32_t cox_cpu_count(void);
 /* For so many threads that wait for each other; 0: they do not fit. */
 uint32_t cox_spin_budget_ns(enum cox_spin spin, uint32_t participant_count);
+#endif
 
 /* Off its processor for so long, somebody else needs it. */
 #define COX_SPIN_GAP_NS UINT64_C(200000)

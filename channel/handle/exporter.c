@@ -2,6 +2,7 @@
 
 #include "depot.h"
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -49,8 +50,6 @@ struct cox_exporter {
     struct cox_depot depot;
 };
 
-static const struct cox_exporter_options no_options;
-
 /* ---- constructor and destructor ---- */
 
 static int exporter_consent(const struct cox_exporter_options *options, struct cox_error *err)
@@ -67,7 +66,11 @@ static int exporter_consent(const struct cox_exporter_options *options, struct c
 int cox_exporter_new(const struct cox_exporter_options *options, struct cox_exporter **ret_exporter,
                      struct cox_error *err)
 {
-    options = options ? options : &no_options;
+    struct cox_exporter_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_exporter_options", err);
+    if (r)
+        return r;
+    options = &known;
     struct cox_exporter *exporter = calloc(1, sizeof *exporter);
     if (!exporter)
         return cox_fail(err, -ENOMEM, "no memory for an exporter");
@@ -78,7 +81,7 @@ int cox_exporter_new(const struct cox_exporter_options *options, struct cox_expo
     pthread_mutex_init(&exporter->lock, NULL);
     pthread_mutex_init(&exporter->door_lock, NULL);
     exporter->has_door = options->door_path != NULL;
-    int r = cox_handle_self_load(&exporter->self, err);
+    r = cox_handle_self_load(&exporter->self, err);
     if (r == 0 && exporter->has_door)
         r = cox_depot_connect(&exporter->depot, options->door_path,
                               cox_deadline_after_ms(exporter->deadline_ms), err);

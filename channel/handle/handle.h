@@ -49,8 +49,12 @@ struct cox_handle_info {
     uint32_t generation;
 };
 
-/* Bytes are a stranger's. Returns 0; COX_CORRUPT: magic, crc, kind or numbers make no sense;
- * COX_VERSION. */
+/* Bytes are a stranger's.
+ * Returns
+ *   0
+ *   COX_CORRUPT: magic, crc, kind or numbers make no sense
+ *   COX_VERSION
+ */
 COX_PUBLIC int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *ret_info,
                                 struct cox_error *err);
 
@@ -70,11 +74,13 @@ struct cox_handle_probe {
     /* others may look into this process */
     bool dumpable;
 };
+#ifdef COX_INTERNAL
 /* Tries them: pidfd_getfd on a child of its own making, the door by connecting (door_path NULL: not
  * tried). Where yama is 1 a child is what a process may look into; any other one has to consent,
  * whatever pidfd_getfd says here. Returns 0 or -errno. */
-COX_PUBLIC int cox_handle_query(const char *door_path, uint64_t deadline_ns,
-                                struct cox_handle_probe *ret_ways);
+int cox_handle_query(const char *door_path, uint64_t deadline_ns,
+                     struct cox_handle_probe *ret_ways);
+#endif
 
 /* Consent: who may take fds out of this process where Yama restricts that to ancestors. Nothing of
  * the kind is ever set unless asked for. */
@@ -83,16 +89,24 @@ enum cox_handle_consent {
     COX_CONSENT_PROCESS,  /* PR_SET_PTRACER of one process and its descendants */
     COX_CONSENT_ANY,      /* PR_SET_PTRACER_ANY: every process of this user, debuggers included */
 };
-/* Holds until the process ends or consents to something else. Returns 0; COX_UNSUPPORTED: no Yama,
- * so that there is nothing to consent to; COX_INVALID: pid is none, or no such consent; -errno
- * (-EINVAL: there is no such process). */
-COX_PUBLIC int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
+#ifdef COX_INTERNAL
+/* Holds until the process ends or consents to something else.
+ * Returns
+ *   0
+ *   COX_UNSUPPORTED: no Yama, so that there is nothing to consent to
+ *   COX_INVALID: pid is none, or no such consent
+ *   -errno (-EINVAL: there is no such process)
+ */
+int cox_handle_consent(enum cox_handle_consent consent, int32_t pid);
+#endif
 
 /* ---- exporter ---- */
 
 struct cox_exporter;
 
 struct cox_exporter_options {
+    /* set by COX_EXPORTER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* what is exported is left there as well; NULL: nowhere */
     const char *door_path;
     enum cox_handle_consent consent;
@@ -100,50 +114,86 @@ struct cox_exporter_options {
     /* for each visit at the door; 0: 1,000 */
     uint64_t deadline_ms;
 };
+#define COX_EXPORTER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_exporter_options)
 
-/* options NULL: all zero. Returns 0, also where there is no Yama to consent to; what the door or
- * the consent returns; COX_UNSUPPORTED: /proc shows another pid namespace; -errno. */
+/* options NULL: all zero.
+ * Returns
+ *   0: also where there is no Yama to consent to
+ *   COX_INVALID: the options
+ *   what the door or the consent returns
+ *   COX_UNSUPPORTED: /proc shows another pid namespace
+ *   -errno
+ */
 COX_PUBLIC int cox_exporter_new(const struct cox_exporter_options *options,
                                 struct cox_exporter **ret_exporter, struct cox_error *err);
 /* Puts everything that is still exported. NULL-safe, returns NULL. In the child of a fork it only
  * lets go of memory and fds. */
 COX_PUBLIC struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter);
 /* Exports fd: a duplicate of it stays open until put. The bytes meant are [offset, offset + size);
- * size 0: to the end of the object (memory), or nothing to map. Returns 0; COX_INVALID: fd is none,
- * or the range is not in the object; COX_FULL: the door keeps no more; what the door returns
- * (COX_CLOSED: it is gone, for good: make a new exporter); COX_STATE: in the child of a fork;
- * -errno. */
+ * size 0: to the end of the object (memory), or nothing to map.
+ * Returns
+ *   0
+ *   COX_INVALID: fd is none, or the range is not in the object
+ *   COX_FULL: the door keeps no more
+ *   what the door returns (COX_CLOSED: it is gone, for good: make a new exporter)
+ *   COX_STATE: in the child of a fork
+ *   -errno
+ */
 COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset,
                                    uint64_t size, struct cox_handle *ret_handle,
                                    struct cox_error *err);
-/* One more put is needed until it is gone. Returns 0; COX_NOT_FOUND: not one of its handles;
- * COX_STATE. */
-COX_PUBLIC int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
+#ifdef COX_INTERNAL
+/* One more put is needed until it is gone.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: not one of its handles
+ *   COX_STATE
+ */
+int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
+#endif
 /* After the last put nobody can open it any more; who has, keeps it. A door that does not confirm
- * that is left, and forgets all that was left there. Returns 0; COX_NOT_FOUND; COX_STATE. */
+ * that is left, and forgets all that was left there.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND
+ *   COX_STATE
+ */
 COX_PUBLIC int cox_exporter_put(struct cox_exporter *exporter, const struct cox_handle *handle);
 
 /* ---- importer ---- */
 
-/* Opens once, without an importer. Returns 0; COX_CORRUPT, COX_VERSION: the bytes; COX_NOT_FOUND:
- * made on another machine, boot, or in another pid or time namespace ("unreachable", found before
- * any call on the pid), or the fd is closed, or is another object by now; COX_PEER_DEAD: the
- * exporter is gone, or its pid is another process's by now; COX_DENIED: not allowed (another user,
- * Yama, seccomp) and no door helped; COX_UNSUPPORTED: the kernel has no pidfd_getfd and no door
- * helped; COX_TIMEOUT; -errno. */
+/* Opens once, without an importer.
+ * Returns
+ *   0
+ *   COX_CORRUPT: the bytes
+ *   COX_VERSION: the bytes
+ *   COX_NOT_FOUND: made on another machine, boot, or in another pid or time namespace
+ *     ("unreachable", found before any call on the pid), or the fd is closed, or is another object
+ *     by now
+ *   COX_PEER_DEAD: the exporter is gone, or its pid is another process's by now
+ *   COX_DENIED: not allowed (another user, Yama, seccomp) and no door helped
+ *   COX_UNSUPPORTED: the kernel has no pidfd_getfd and no door helped
+ *   COX_TIMEOUT
+ *   -errno
+ */
 COX_PUBLIC int cox_handle_open(const struct cox_handle *handle, const char *door_path,
                                uint64_t deadline_ns, int *ret_fd, struct cox_error *err);
 
 struct cox_importer;
 
 struct cox_importer_options {
+    /* set by COX_IMPORTER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* NULL: pidfd_getfd only */
     const char *door_path;
     /* for a visit at the door; 0: 1,000 */
     uint64_t deadline_ms;
     /* exporters whose pidfd is kept; 0: 64 */
     uint32_t cache_max;
+    /* 0: the place of a later field */
+    uint32_t reserved;
 };
+#define COX_IMPORTER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_importer_options)
 
 /* What is open, once per handle however often it was opened; read-only for the caller. */
 struct cox_import {
@@ -161,6 +211,12 @@ enum cox_import_flags {
     COX_IMPORT_WRITE = 2, /* mapped for reading and writing; with READ or without is the same */
 };
 
+/* options NULL: all zero.
+ * Returns
+ *   0
+ *   COX_INVALID: the options
+ *   -ENOMEM
+ */
 COX_PUBLIC int cox_importer_new(const struct cox_importer_options *options,
                                 struct cox_importer **ret_importer, struct cox_error *err);
 /* Closes everything. NULL-safe, returns NULL. */
@@ -168,8 +224,12 @@ COX_PUBLIC struct cox_importer *cox_importer_free(struct cox_importer *importer)
 /* Opens, or counts one more use of what is open under the same 64 bytes and flags. A cached one is
  * never given for a handle that differs in any byte, nor once its exporter is dead (then
  * COX_PEER_DEAD, though what was opened before stays valid until closed). After a put, who has it
- * open may open it again. Returns as cox_handle_open; COX_INVALID: a mapping of what is not memory;
- * COX_DENIED also: the fd, or a seal, does not allow this mapping. */
+ * open may open it again.
+ * Returns
+ *   as cox_handle_open
+ *   COX_INVALID: a mapping of what is not memory
+ *   COX_DENIED: also, the fd, or a seal, does not allow this mapping
+ */
 COX_PUBLIC int cox_importer_open(struct cox_importer *importer, const struct cox_handle *handle,
                                  enum cox_import_flags flags, const struct cox_import **ret_import,
                                  struct cox_error *err);

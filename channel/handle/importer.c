@@ -1,5 +1,7 @@
 #include "handle_internal.h"
 
+#include "channel/base/options.h"
+
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -55,14 +57,16 @@ struct cox_importer {
     struct peer_entry peers[];
 };
 
-static const struct cox_importer_options no_options;
-
 /* ---- constructor and destructor ---- */
 
 int cox_importer_new(const struct cox_importer_options *options, struct cox_importer **ret_importer,
                      struct cox_error *err)
 {
-    options = options ? options : &no_options;
+    struct cox_importer_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_importer_options", err);
+    if (r)
+        return r;
+    options = &known;
     uint32_t count = options->cache_max ? options->cache_max : PEER_COUNT_DEFAULT;
     struct cox_importer *importer = calloc(1, sizeof *importer + count * sizeof importer->peers[0]);
     char *door_path = importer && options->door_path ? strdup(options->door_path) : NULL;

@@ -8,7 +8,7 @@
  * Blocks: nothing.
  * If the process dies: an object that was created keeps its name until somebody unlinks it.
  *
- * Usable alone: nothing here knows of groups. What is not COX_PUBLIC is the library's own.
+ * Usable alone: nothing here knows of groups.
  */
 #ifndef COX_CHANNEL_REGION_H
 #define COX_CHANNEL_REGION_H
@@ -31,27 +31,41 @@ enum cox_region_access {
 };
 
 /* Creates exclusively, mode 0600 whatever the umask, every byte reserved (a full tmpfs is an error
- * now, not a SIGBUS later) and zero. Returns 0; COX_TAKEN: exists; COX_NO_SPACE: err says what was
- * needed and what was free; COX_INVALID: the name; -errno. Nothing is left behind unless 0. */
+ * now, not a SIGBUS later) and zero. Nothing is left behind unless 0.
+ * Returns
+ *   0
+ *   COX_TAKEN: exists
+ *   COX_NO_SPACE: err says what was needed and what was free
+ *   COX_INVALID: the name
+ *   -errno
+ */
 COX_PUBLIC int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
                                  struct cox_error *err);
-/* size_min: fewer bytes are refused; the whole object is mapped. Returns 0; COX_NOT_FOUND;
- * COX_DENIED: another owner, mode or type, a symlink, or a second hard link, and err says which;
- * COX_CORRUPT: too small; -errno. */
+/* size_min: fewer bytes are refused; the whole object is mapped.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND
+ *   COX_DENIED: another owner, mode or type, a symlink, or a second hard link, and err says which
+ *   COX_CORRUPT: too small
+ *   -errno
+ */
 COX_PUBLIC int cox_region_attach(struct cox_region *region, const char *name, uint64_t size_min,
                                  enum cox_region_access access, struct cox_error *err);
+#ifdef COX_INTERNAL
 /* Opens without mapping, after the same checks. Same codes. */
-COX_PUBLIC int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
-                               struct cox_error *err);
+int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
+                    struct cox_error *err);
+#endif
 /* The same for an fd that came another way and stays the caller's; name is for err, and the object
- * need not have one. */
+ * need not have one. Returns as cox_region_attach. */
 COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,
                                     uint64_t size_min, enum cox_region_access access,
                                     struct cox_error *err);
 COX_PUBLIC void cox_region_detach(struct cox_region *region); /* idempotent */
-/* Returns 0 or -errno; a name that is already gone is 0. */
+/* Returns 0, also when the name is already gone, or -errno. */
 COX_PUBLIC int cox_region_unlink(const char *name);
 
+#ifdef COX_INTERNAL
 /* The checks of attach, for fds that come another way. */
 int cox_region_check_fd(int fd, const char *name, struct cox_error *err);
 /* Maps the object behind fd, which stays the caller's. */
@@ -60,19 +74,30 @@ int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_re
 /* The same for a part of it, from offset on, which is a multiple of the page size. */
 int cox_region_map_part(struct cox_region *region, int fd, uint64_t offset, uint64_t size,
                         enum cox_region_access access, const char *name, struct cox_error *err);
-/* Reserves size bytes for fd. Returns 0; COX_NO_SPACE with both numbers in err; -errno. */
+/* Reserves size bytes for fd.
+ * Returns
+ *   0
+ *   COX_NO_SPACE: err has both numbers
+ *   -errno
+ */
 int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error *err);
 /* The same for a part of what is as large as that already. */
 int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *name,
                             struct cox_error *err);
+#endif
 
 /* Without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing. seals:
  * F_SEAL_ bits that it gets once it is mapped. huge: on huge pages if there are any free; the size
  * is then rounded up. label is for err. *ret_fd is open for reading and writing, the caller's.
- * Returns 0; COX_NO_SPACE; -errno. */
+ * Returns
+ *   0
+ *   COX_NO_SPACE
+ *   -errno
+ */
 COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
                                          uint64_t size, unsigned seals, bool huge, int *ret_fd,
                                          struct cox_error *err);
+#ifdef COX_INTERNAL
 /* The same object, open for reading only: what has no right to write cannot be mapped for it. label
  * is for err. */
 int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
@@ -80,10 +105,14 @@ int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_er
  * the creator included. The kernel frees it with its last fd and mapping, whoever dies when.
  * create: as create_unnamed; the mapping is the only way to write it, and no child of a fork has
  * it. seal: the mapping is gone, also when it fails; *fd becomes one that is open for reading only.
- * COX_BUSY: somebody else had it mapped for
- *   writing before create returned; -errno.
- * attach: for reading, of an image of just this size. COX_DENIED: no memory, of another user, or
- *   not sealed; COX_CORRUPT: another size; -errno. */
+ * attach: for reading, of an image of just this size.
+ * Returns
+ *   0
+ *   COX_BUSY: seal: somebody else had it mapped for writing before create returned
+ *   COX_DENIED: attach: no memory, of another user, or not sealed
+ *   COX_CORRUPT: attach: another size
+ *   -errno
+ */
 int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
                             int *ret_fd, struct cox_error *err);
 int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
@@ -101,12 +130,20 @@ int cox_region_create_unnamed_sparse(const char *label, uint64_t size, unsigned 
 int cox_region_create_unnamed_unmapped(const char *label, uint64_t size, unsigned seals,
                                        int *ret_fd, struct cox_error *err);
 /* The object behind fd takes the place of the mapped one, at the same address, in one step; same
- * size. Returns 0; -errno: nothing has changed. */
+ * size.
+ * Returns
+ *   0
+ *   -errno: nothing has changed
+ */
 int cox_region_replace(struct cox_region *region, int fd);
 /* Creator: another object, all zero, takes the place of the mapped one and gets its name, whether
- * or not that still stands. Returns what create returns, or -errno: then the old one is mapped,
- * emptied, and there is no name; try again. */
+ * or not that still stands.
+ * Returns
+ *   what create returns
+ *   -errno: the old one is mapped, emptied, and there is no name; try again
+ */
 int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
+#endif
 
 /* What is free where named regions live; UINT64_MAX: that has no limit. */
 struct cox_region_space {
@@ -115,16 +152,24 @@ struct cox_region_space {
     /* one region at most (ulimit -f); one byte more and SIGXFSZ ends the process */
     uint64_t region;
 };
-/* Returns 0 or -errno; region is filled also where there is no /dev/shm, since memory without names
- * has that limit, too. */
+#ifdef COX_INTERNAL
+/* Returns
+ *   0
+ *   -errno
+ *   region is filled also where there is no /dev/shm, since memory without names has that limit,
+ *     too
+ */
 int cox_region_space(struct cox_region_space *ret_space);
+#endif
 
 #if COX_TESTING
+#ifdef COX_INTERNAL
 /* From now on an object that this process has mapped already is not mapped again: whoever attaches
  * gets that mapping, after all the checks, and the last detach unmaps it. For tests whose ranks are
  * threads: ThreadSanitizer knows memory by its address and sees no race between two mappings of one
  * file. Write access stays possible where only READ was asked for. */
 void cox_region_share_mappings(bool share);
+#endif
 #endif
 
 #ifdef __cplusplus

@@ -389,7 +389,7 @@ static inline void cox_state_set_returned(struct cox_layout_rank_line *line, uin
 }
 
 /* The reply is an ExecuteResponse, also where replies are opaque: it tells of a failure, or where
- * the reply is (bulk.h). */
+ * the reply is (large_payload.h). */
 #define COX_TAG_FAILED (UINT64_C(1) << 63)
 
 /* relaxed tag before the release of done. */

@@ -77,7 +77,7 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
     int late = cox_collector_drop_late(collector, &late_sequence);
     int reading = -1; /* a rank that still has the frame */
     for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
-        if (cox_rank_set_has(asked, rank) && collector->ranks[rank].left_out)
+        if (cox_rank_set_has(asked, rank) && cox_rank_is_detached(&collector->records[rank]))
             r = cox_fail(err, COX_PEER_DEAD, "%s: rank %" PRIu32 " is dead and being started again",
                          name, rank);
         if (r || !cox_rank_set_has(asked, rank) || !collector_dead(collector, rank))
@@ -389,6 +389,21 @@ static bool collector_looks(struct cox_collector *collector)
            atomic_load_explicit(&collector->stopping, memory_order_acquire);
 }
 
+void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns)
+{
+    /* A block that a late rank may still read is owed; otherwise nothing: sleep without a timeout,
+     * if the caller has none. */
+    if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0) {
+        collector_await_blocks(collector);
+    } else if (!collector_looks(collector)) {
+        const struct timespec until = cox_deadline_timespec(deadline_ns);
+        if (deadline_ns == COX_DEADLINE_NEVER)
+            pthread_cond_wait(&collector->work, &collector->lock);
+        else
+            pthread_cond_timedwait(&collector->work, &collector->lock, &until);
+    }
+}
+
 static void *collector_main(void *argument)
 {
     struct cox_collector *collector = argument;
@@ -397,12 +412,7 @@ static void *collector_main(void *argument)
         cox_collector_gather_held(collector, 0);
         if (atomic_load_explicit(&collector->stopping, memory_order_acquire))
             break;
-        /* A block that a late rank may still read is owed; otherwise nothing: sleep without a
-         * timeout. */
-        if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
-            collector_await_blocks(collector);
-        else if (!collector_looks(collector))
-            pthread_cond_wait(&collector->work, &collector->lock);
+        cox_collector_idle(collector, COX_DEADLINE_NEVER);
     }
     pthread_mutex_unlock(&collector->lock);
     return NULL;
@@ -428,8 +438,6 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     cox_condition_init(&collector->ended_cond);
     collector->ranks = calloc(collector->rank_count, sizeof *collector->ranks);
     int r = collector->ranks ? 0 : -ENOMEM;
-    for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++)
-        collector->ranks[rank].generation = geometry->legacy ? 0 : 1;
     for (uint32_t frame = 0; r == 0 && frame < geometry->depth; frame++)
         r = cox_gathering_init(&collector->gatherings[frame], geometry, channel->id);
     if (r)
@@ -443,8 +451,13 @@ void cox_collector_deinit(struct cox_collector *collector)
         return;
     for (uint32_t frame = 0; frame < COX_DEPTH_MAX; frame++) {
         cox_gathering_deinit(&collector->gatherings[frame]);
-        cox_bulk_drop(&collector->blocks->sender, &collector->frame_blocks[frame].block);
+        cox_large_payload_drop(&collector->blocks->sender,
+                               &collector->request_buffers[frame].block);
     }
+    for (uint32_t i = 0; collector->lent && i < collector_geometry(collector)->depth; i++)
+        cox_gathering_deinit(&collector->lent[i]);
+    free(collector->lent);
+    free(collector->kept);
     free(collector->ranks);
     pthread_cond_destroy(&collector->work);
     pthread_cond_destroy(&collector->ended_cond);
@@ -457,6 +470,20 @@ int cox_collector_start(struct cox_collector *collector)
 {
     int r = cox_thread_start(&collector->thread, collector_main, collector);
     collector->threaded = r == 0;
+    return r;
+}
+
+int cox_collector_start_collected(struct cox_collector *collector)
+{
+    const struct cox_geometry *geometry = collector_geometry(collector);
+    collector->kept = calloc(geometry->depth, sizeof *collector->kept);
+    collector->lent = calloc(geometry->depth, sizeof *collector->lent);
+    int r = collector->kept && collector->lent ? 0 : -ENOMEM;
+    for (uint32_t i = 0; r == 0 && i < geometry->depth; i++)
+        r = cox_gathering_init(&collector->lent[i], geometry, collector->channel->id);
+    collector->collected = r == 0;
+    /* relaxed: before the first request. */
+    atomic_store_explicit(&collector->handled, r == 0, memory_order_relaxed);
     return r;
 }
 
@@ -475,4 +502,6 @@ void cox_collector_stop(struct cox_collector *collector)
         pthread_join(collector->thread, NULL);
         collector->threaded = false;
     }
+    if (collector->collected)
+        cox_collector_collect_rest(collector);
 }

@@ -46,22 +46,23 @@
 #define COX_APART_NS COX_NSEC_PER_MSEC
 /* A request that failed waits this long for a death that has begun, so that the death is told and
  * not what it did to the others. */
-#define COX_DYING_NS (20 * COX_SLICE_NS)
+#define COX_EXITING_NS (20 * COX_SLICE_NS)
 
 struct cox_operation;
 
-/* What a group's channels have in common where bytes go in blocks (channel/memory/bulk.h). */
+/* What a group's channels have in common where bytes go in blocks (channel/memory/large_payload.h).
+ */
 struct cox_blocks_choice {
-    struct cox_bulk_sender sender;
+    struct cox_large_payload_sender sender;
     /* 0: requests do not */
     uint64_t request_size_max;
-    struct cox_block_intake intake;
+    struct cox_reply_limits reply_limits;
 };
 
 /* The block behind a frame. */
-struct cox_frame_block {
+struct cox_request_buffer {
     /* under submit_lock while not in use */
-    struct cox_bulk_block block;
+    struct cox_large_payload block;
     /* by the request in the frame; under lock */
     bool used;
 };
@@ -94,7 +95,7 @@ struct cox_entry {
     /* bytes of it that are in the frame's block; 0: it is in the frame itself */
     uint64_t block_size;
     /* it has failed, and waits until then for a death; 0: not yet */
-    uint64_t dying_ns;
+    uint64_t exiting_ns;
     /* of the collector, before its ranks were looked at by claim */
     uint32_t causes;
     void *request_context;
@@ -108,17 +109,12 @@ struct cox_look {
     uint32_t ticket;
 };
 
+/* What this channel alone knows of a legacy rank. */
 struct cox_collector_rank {
     /* ranks without lines: the shared state their tokens tell */
     uint64_t legacy_done;
     /* a request_produce token is in hand */
     bool legacy_free;
-    /* of the process whose answers count; 0: a rank without lines */
-    uint32_t generation;
-    /* since when it is seen to have left; 0: it has not */
-    uint64_t left_ns;
-    /* it is being started again: requests may not ask it */
-    bool left_out;
     /* tokens posted by wakers, to be told from a legacy rank's */
     _Atomic uint32_t foreign;
 };
@@ -128,11 +124,13 @@ struct cox_collector {
     struct cox_channel *channel;
     /* borrowed; set before the first request */
     struct cox_supervisor *supervisor;
+    /* of the group's ranks; the same */
+    struct cox_rank *records;
     /* the same */
     struct cox_last_errors *last_errors;
     uint32_t rank_count;
     bool legacy;
-    /* the executor, for cox_inside */
+    /* the executor, for cox_reentrancy_inside */
     const void *owner;
     const struct cox_log *log;
     /* borrowed */
@@ -197,11 +195,23 @@ struct cox_collector {
     /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
     _Atomic uint32_t sleeping;
 
-    struct cox_frame_block frame_blocks[COX_DEPTH_MAX];
+    struct cox_request_buffer request_buffers[COX_DEPTH_MAX];
     /* of these; relaxed: spares every request the lock */
     _Atomic uint32_t blocks_used;
     /* The answers to the request in each frame; the gathering thread's alone. */
     struct cox_gathering gatherings[COX_DEPTH_MAX];
+
+    /* The host collects completions itself (collecting.c); there is no response thread. */
+    bool collected;
+    /* a thread is inside cox_collector_collect */
+    bool collecting;
+    /* Completions that nobody has collected yet, by frame; `gatherings` has what they point to. */
+    struct cox_completion *kept;
+    bool is_kept[COX_DEPTH_MAX];
+    uint32_t kept_count;
+    /* What the completions point to that were collected last; depth of them. */
+    struct cox_gathering *lent;
+    uint32_t lent_count;
 
     bool threaded;
     pthread_t thread;
@@ -216,6 +226,8 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
 void cox_collector_deinit(struct cox_collector *collector);
 /* Starts the response thread. Returns 0 or -errno. */
 int cox_collector_start(struct cox_collector *collector);
+/* In place of start: the host collects the completions. Returns 0 or -ENOMEM. */
+int cox_collector_start_collected(struct cox_collector *collector);
 /* Ends what is in flight with COX_CLOSED and refuses what comes; joins the thread, if any.
  * Idempotent. */
 void cox_collector_stop(struct cox_collector *collector);
@@ -229,9 +241,9 @@ int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_s
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length);
 /* Under submit_lock, after claim: the block of the frame, with room for size bytes. Returns as
- * cox_bulk_reserve. */
+ * cox_large_payload_reserve. */
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
-                                struct cox_bulk_block **ret_block, struct cox_error *err);
+                                struct cox_large_payload **ret_block, struct cox_error *err);
 /* Lets go of blocks that nobody reads any more: their requests have ended, and every asked rank has
  * returned the frame or is dead. Takes the lock. Idempotent; done after every claim, and where
  * there is a response thread every slice until they are all released. */
@@ -257,20 +269,39 @@ void cox_collector_gather_leave(struct cox_collector *collector);
  * thread). */
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
 
+/* ---- channels whose completions the host collects (collecting.c) ---- */
+
+/* Under submit_lock, after claim: the frame's last completion was not collected yet, and its
+ * replies still lie where those of the next request go. Takes the lock. */
+bool cox_collector_is_uncollected(struct cox_collector *collector, uint64_t sequence);
+/* Waits on the calling thread until the completion of `waiter` was handed over: gathers, or waits
+ * for the thread that does. Returns its status. */
+int cox_collector_collect_call(struct cox_collector *collector, const struct cox_waiter *waiter);
+/* Collects on the calling thread. As cox_executor_completions, without COX_INVALID and COX_STATE.
+ */
+int cox_collector_collect(struct cox_collector *collector, struct cox_completion *completions,
+                          uint32_t count_max, uint64_t deadline_ns, uint32_t *ret_count);
+/* Ends what is in flight, once `stopping` is set. */
+void cox_collector_collect_rest(struct cox_collector *collector);
+/* With lock held, which it gives up meanwhile: until no request in flight asks the rank, or the
+ * deadline. */
+void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
+                                uint64_t deadline_ns);
+
 /* A dead rank is about to be started again. From now on requests that ask it are refused with
  * COX_PEER_DEAD; returns when all that did ask it have ended, and handlers that were told so have
  * returned: 0; COX_TIMEOUT. Not inside a handler. */
-int cox_collector_leave_out(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
-/* After leave_out: the next process of the rank owes nothing, and finds the channel as at the
+int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
+/* After detach: the next process of the rank owes nothing, and finds the channel as at the
  * start: its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one
  * bell, and for legacy ranks, whose bells stay and are put back to their starting values). Answers
  * count from `generation` on. Returns 0 or -errno. */
-int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank, uint32_t generation,
+int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_BELL_COUNT], struct cox_error *err);
 /* The lines again, which the rank itself may have written to since, or have in other memory now. */
 void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank);
-/* After leave_out: requests may ask it again. */
-void cox_collector_admit(struct cox_collector *collector, uint32_t rank);
+/* After detach: requests may ask it again. */
+void cox_collector_attach(struct cox_collector *collector, uint32_t rank);
 
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);

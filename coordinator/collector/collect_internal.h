@@ -1,6 +1,7 @@
 /*
  * What the files of the collector share: collect.c (claim, publish, sleep, the response thread),
- * gather.c (the passes over what is in flight), frame_blocks.c and readmit.c. For no one else.
+ * gather.c (the passes over what is in flight), collecting.c, request_buffers.c and reattach.c. For
+ * no one else.
  *
  * lock is held over every call here.
  */
@@ -22,26 +23,17 @@ static inline struct cox_entry *collector_entry(struct cox_collector *collector,
     return &collector->entries[cox_geometry_frame(sequence, collector_geometry(collector)->depth)];
 }
 
-/* It has left by itself, and not because its process ends: that would be told in a moment, and
- * better. */
-COX_HOT static inline bool collector_left(struct cox_collector *collector, uint32_t rank)
-{
-    struct cox_collector_rank *r = &collector->ranks[rank];
-    if (!cox_state_left(collector->channel->control, rank)) {
-        r->left_ns = 0;
-        return false;
-    }
-    uint64_t now = cox_now_ns();
-    if (r->left_ns == 0)
-        r->left_ns = now;
-    return now - r->left_ns >= COX_LEAVING_NS;
-}
-
-/* It serves no more. */
+/* It serves no more: it is dead, or it has left and its process lives on. A death that follows at
+ * once is the better reason, and is waited for. */
 COX_HOT static inline bool collector_dead(struct cox_collector *collector, uint32_t rank)
 {
-    return cox_serving_dead(&cox_supervisor_lives(collector->supervisor)[rank]) ||
-           collector_left(collector, rank);
+    const enum cox_rank_stage stage = cox_rank_stage_of(&collector->records[rank]);
+    if (stage >= COX_STAGE_DEAD)
+        return true;
+    const bool left = cox_state_left(collector->channel->control, rank);
+    if (!left && stage != COX_STAGE_LEAVING)
+        return false;
+    return cox_supervisor_see_left(collector->supervisor, rank, left) > COX_LEAVING_NS;
 }
 
 /* A legacy rank has no lines: the n-th token is the n-th answer. At depth 1 the answer can only be
@@ -129,5 +121,21 @@ void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence)
 /* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is given up over
  * handlers, copies of large answers, and sleep. */
 void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence);
+/* One pass over what is in flight; where it ends nothing, a sleep until a reply may be there, or
+ * deadline_ns (0: no sleep). False: nothing is in flight, or, with a deadline of 0, nothing has
+ * ended. *looked_again is the caller's, false at first. */
+bool cox_collector_gather_step(struct cox_collector *collector, bool *looked_again,
+                               uint64_t deadline_ns);
+/* Nothing is in flight: sleeps until something is published, the collector stops, or deadline_ns.
+ * May return early. */
+void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns);
+/* Some request in flight asks the rank. */
+bool cox_collector_asks(struct cox_collector *collector, uint32_t rank);
+/* Without the lock: gives back the memory that only large requests and replies take, and wakes the
+ * ranks that have to give theirs back. */
+void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering);
+/* The completion of an entry without a waiter, in a channel that the host collects. */
+void cox_collector_keep(struct cox_collector *collector, const struct cox_entry *entry,
+                        struct cox_completion *completion);
 
 #endif

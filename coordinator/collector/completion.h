@@ -119,17 +119,19 @@ struct cox_channel_stats {
     /* of answers taken, of all ranks; late ones are dropped unread */
     uint64_t reply_bytes;
     /* of these, in blocks: they did not fit their frame or slot */
-    uint64_t bulk_requests;
-    uint64_t bulk_request_bytes;
-    uint64_t bulk_replies;
-    uint64_t bulk_reply_bytes;
+    uint64_t large_requests;
+    uint64_t large_request_bytes;
+    uint64_t large_replies;
+    uint64_t large_reply_bytes;
     /* of blocks whose request some rank may still read */
-    uint64_t bulk_held_bytes;
+    uint64_t large_held_bytes;
     struct cox_phase_stats phases[COX_PHASE_COUNT];
 };
 
+#ifdef COX_INTERNAL
 /* "queue", "ranks", ...; "unknown" outside. Static storage. */
-COX_PUBLIC const char *cox_phase_name(uint32_t phase);
+const char *cox_phase_name(uint32_t phase);
+#endif
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,7 @@
 
 #include "channel/base/fault.h"
 #include "proto/operation.h"
-#include "inside.h"
+#include "reentrancy.h"
 #include "report.h"
 
 static struct cox_gathering *collector_gathering(struct cox_collector *collector,
@@ -17,6 +17,12 @@ static struct cox_gathering *collector_gathering(struct cox_collector *collector
 {
     return &collector->gatherings[cox_geometry_frame(entry->sequence,
                                                      collector_geometry(collector)->depth)];
+}
+
+/* Of the process whose answers count; 0: a rank without lines. */
+static uint32_t collector_incarnation(const struct cox_collector *collector, uint32_t rank)
+{
+    return collector->legacy ? 0 : cox_rank_incarnation(&collector->records[rank]);
 }
 
 /* Takes the answer of a rank that owed it, if it is there, or sees its death. */
@@ -32,23 +38,24 @@ COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox
         if (collector->legacy && !entry->operation->legacy_slotted && rank > 0) {
             cox_gathering_take_empty(gathering, rank);
         } else if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
-                                      entry->type, collector->ranks[rank].generation)) {
+                                      entry->type, collector_incarnation(collector, rank))) {
             /* Not under the lock: a large answer takes a while to copy, and only this thread looks
              * at it. */
             pthread_mutex_unlock(&collector->lock);
-            r = cox_gathering_take_block(gathering, &collector->blocks->intake, rank, entry->type);
+            r = cox_gathering_take_block(gathering, &collector->blocks->reply_limits, rank,
+                                         entry->type);
             pthread_mutex_lock(&collector->lock);
         }
         /* The answer went with its rank. If that is not known to be dead it is about to be, which
          * wakes. */
         if (r == COX_PEER_DEAD && collector_dead(collector, rank))
-            cox_gathering_bury(gathering, rank, collector->supervisor);
+            cox_gathering_set_dead(gathering, rank, collector->supervisor);
         if (r == COX_PEER_DEAD)
             return;
         cox_fault_point(COX_FAULT_REPLY_FETCHED);
         collector_consume(collector, entry, rank);
     } else if (dead) {
-        cox_gathering_bury(gathering, rank, collector->supervisor);
+        cox_gathering_set_dead(gathering, rank, collector->supervisor);
     }
 }
 
@@ -163,12 +170,12 @@ static void gather_note_last_errors(struct cox_collector *collector, const struc
 /* Memory that only large requests and answers take. The ranks that answered in a block give it back
  * when they are awake next, which may be never: so they are woken, and those as well whose answer
  * has just come too late to be looked at. */
-COX_HOT static void gather_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
+COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->ranks[rank].in_block ||
             (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
-             collector->blocks->intake.size_max > 0))
+             collector->blocks->reply_limits.size_max > 0))
             cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
     cox_gathering_let_go(gathering);
     cox_collector_release_blocks(collector);
@@ -197,6 +204,10 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     cox_collector_advance(collector);
     cox_stats_end(&collector->stats, completion.status, &gathering->taken);
     struct cox_waiter *waiter = entry->waiter;
+    if (!waiter && collector->collected) {
+        cox_collector_keep(collector, entry, &completion);
+        return;
+    }
     entry->waiter = NULL;
     cox_completion_fn handler = waiter ? waiter->visit : collector->handler;
     void *context = waiter ? waiter->visit_context : collector->handler_context;
@@ -206,11 +217,11 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     pthread_mutex_unlock(&collector->lock);
 
     completion.completed_ns = cox_now_ns();
-    struct cox_inside inside;
-    cox_inside_enter(&inside, collector->owner);
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, collector->owner);
     if (handler)
         handler(context, &completion);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
     uint64_t returned_ns = handler ? cox_now_ns() : completion.completed_ns;
     cox_fault_point(COX_FAULT_HANDLED);
 
@@ -236,27 +247,27 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
      * to wait for. */
     pthread_cond_broadcast(&collector->ended_cond);
     if (holds)
-        gather_let_go(collector, gathering);
+        cox_collector_let_go(collector, gathering);
     pthread_mutex_lock(&collector->lock);
 }
 
 /* A request has failed. Is a rank that owes an answer about to be known as dead? Then that is most
- * likely why the others failed. *ret_owing: which. */
+ * likely why the others failed. *ret_pending: which. */
 static bool gather_awaits_death(struct cox_collector *collector, struct cox_entry *entry,
-                                int *ret_owing)
+                                int *ret_pending)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
-    if (!entry->dying_ns)
-        entry->dying_ns = cox_deadline_after_ns(COX_DYING_NS);
+    if (!entry->exiting_ns)
+        entry->exiting_ns = cox_deadline_after_ns(COX_EXITING_NS);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->results[rank].outcome == COX_OUTCOME_DEAD)
             return false;
-    if (cox_now_ns() >= entry->dying_ns)
+    if (cox_now_ns() >= entry->exiting_ns)
         return false;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
-            cox_supervisor_dying(collector->supervisor, rank)) {
-            *ret_owing = (int)rank;
+            cox_supervisor_exiting(collector->supervisor, rank)) {
+            *ret_pending = (int)rank;
             return true;
         }
     return false;
@@ -279,24 +290,25 @@ static bool rank_sets_meet(const struct cox_rank_set *a, const struct cox_rank_s
     return both != 0;
 }
 
-static void gathering_add_owing(const struct cox_gathering *gathering, struct cox_rank_set *owed)
+static void gathering_add_pending(const struct cox_gathering *gathering,
+                                  struct cox_rank_set *pending_ranks)
 {
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         if (gathering->results[rank].outcome == COX_OUTCOME_LATE)
-            cox_rank_set_add(owed, rank);
+            cox_rank_set_add(pending_ranks, rank);
 }
 
 /* Looks at everything in flight, oldest first, and ends the first request that can end. Returns
- * true when one did, or when there is already more to look at. Otherwise *ret_owing is a rank to
+ * true when one did, or when there is already more to look at. Otherwise *ret_pending is a rank to
  * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
  * and on return, given up over a handler. */
 COX_HOT static bool gather_round(struct cox_collector *collector, const struct cox_look *before,
-                                 bool *looked_again, int *ret_owing, uint64_t *ret_sequence,
+                                 bool *looked_again, int *ret_pending, uint64_t *ret_sequence,
                                  uint64_t *ret_deadline_ns)
 {
     uint64_t late_sequence;
     cox_collector_drop_late(collector, &late_sequence);
-    *ret_owing = -1;
+    *ret_pending = -1;
     *ret_sequence = 0;
     *ret_deadline_ns = COX_DEADLINE_NEVER;
     struct pass pass = {.told_ns = collector->told_ns};
@@ -305,47 +317,47 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
     collector->whole = false;
     const bool news =
         before->causes != collector->seen.causes || before->ticket != collector->seen.ticket;
-    bool apart = false;               /* a request is not owed by the rank that is slept on */
-    struct cox_rank_set owed = {{0}}; /* by whom, for the requests looked at */
+    bool apart = false; /* a request is not owed by the rank that is slept on */
+    struct cox_rank_set pending_ranks = {{0}}; /* by whom, for the requests looked at */
     for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
         if (entry->ended)
             continue;
         struct cox_gathering *gathering = collector_gathering(collector, entry);
         if (collector->begun < sequence) {
-            cox_gathering_begin(gathering, &entry->asked, collector->supervisor);
+            cox_gathering_begin(gathering, &entry->asked, collector->records);
             collector->begun = sequence;
         }
         pass.thorough =
             news || pass.ring || *looked_again || whole || entry->causes != before->causes;
-        int owing = gather_look(collector, entry, &pass);
-        if (owing >= 0) {
+        int pending = gather_look(collector, entry, &pass);
+        if (pending >= 0) {
             const bool early =
                 pass.now_ns == 0; /* the look was before the clock, and may have taken a while */
             pass_look_at_clock(collector, &pass);
             if ((pass.ring && !pass.thorough) || (early && gather_cut(collector, entry, &pass))) {
                 pass.thorough = true;
-                owing = gather_look(collector, entry, &pass);
+                pending = gather_look(collector, entry, &pass);
             }
         }
-        int cut = owing >= 0 ? gather_cut(collector, entry, &pass) : 0;
+        int cut = pending >= 0 ? gather_cut(collector, entry, &pass) : 0;
         /* It ends before its turn: everybody is looked at once more, for what they answered, and
          * for which of the failures is the cause. */
-        if ((cut || owing == -2) && !pass.thorough)
+        if ((cut || pending == -2) && !pass.thorough)
             return collector->whole = true;
-        if (owing == -2 && gather_awaits_death(collector, entry, &owing)) {
-            *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->dying_ns);
+        if (pending == -2 && gather_awaits_death(collector, entry, &pending)) {
+            *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->exiting_ns);
             pass_look_at_clock(collector, &pass);
             cut = gather_cut(collector, entry, &pass);
         }
         /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now,
          * also before an error or a death. One more look; not for ever, since its words are another
          * process's. */
-        if (owing < 0 && !*looked_again && rank_sets_meet(&owed, &entry->asked))
+        if (pending < 0 && !*looked_again && rank_sets_meet(&pending_ranks, &entry->asked))
             return *looked_again = true;
         if (sequence < collector->published)
-            gathering_add_owing(gathering, &owed);
-        if (owing < 0 || cut) {
+            gathering_add_pending(gathering, &pending_ranks);
+        if (pending < 0 || cut) {
             if (sequence == collector->published) /* all was looked at */
                 collector->seen = *before;
             gather_finish(collector, entry, cox_gathering_status(gathering, cut));
@@ -354,11 +366,11 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
         }
         if (pass.ring)
             gather_ring(collector, entry);
-        if (*ret_owing < 0) {
-            *ret_owing = owing;
+        if (*ret_pending < 0) {
+            *ret_pending = pending;
             *ret_sequence = sequence;
         }
-        apart = apart || gathering->results[*ret_owing].outcome != COX_OUTCOME_LATE;
+        apart = apart || gathering->results[*ret_pending].outcome != COX_OUTCOME_LATE;
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
     }
     collector->seen = *before;
@@ -367,22 +379,36 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
     return false;
 }
 
+COX_HOT static inline bool gather_step(struct cox_collector *collector, bool *looked_again,
+                                       uint64_t deadline_ns)
+{
+    /* Before the look: a cause stored after this is seen by the sleep. */
+    const struct cox_look before = cox_collector_look(collector);
+    int pending;
+    uint64_t pending_sequence, next_ns;
+    if (gather_round(collector, &before, looked_again, &pending, &pending_sequence, &next_ns))
+        return true;
+    if (pending < 0 || deadline_ns == 0)
+        return false;
+    next_ns = cox_deadline_min(next_ns, collector->ring_ns);
+    cox_collector_sleep(collector, (uint32_t)pending, pending_sequence, &before,
+                        cox_deadline_min(next_ns, deadline_ns));
+    *looked_again = false;
+    return true;
+}
+
+bool cox_collector_gather_step(struct cox_collector *collector, bool *looked_again,
+                               uint64_t deadline_ns)
+{
+    return gather_step(collector, looked_again, deadline_ns);
+}
+
 COX_HOT void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence)
 {
     bool looked_again = false;
-    while (sequence == 0 || collector->ended < sequence) {
-        /* Before the look: a cause stored after this is seen by the sleep. */
-        const struct cox_look before = cox_collector_look(collector);
-        int owing;
-        uint64_t owed, deadline_ns;
-        if (gather_round(collector, &before, &looked_again, &owing, &owed, &deadline_ns))
-            continue;
-        if (owing < 0)
-            return;
-        cox_collector_sleep(collector, (uint32_t)owing, owed, &before,
-                            cox_deadline_min(deadline_ns, collector->ring_ns));
-        looked_again = false;
-    }
+    while ((sequence == 0 || collector->ended < sequence) &&
+           gather_step(collector, &looked_again, COX_DEADLINE_NEVER))
+        continue;
 }
 
 int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns)

@@ -8,7 +8,7 @@
 #include "channel/base/fault.h"
 #include "channel/memory/domain/domain_table.h"
 #include "channel/shm/reply.h"
-#include "proto/bulk_ref.h"
+#include "proto/large_payload_ref.h"
 #include "proto/executor.pb-c.h"
 #include "report.h"
 
@@ -64,7 +64,7 @@ void cox_gathering_deinit(struct cox_gathering *gathering)
 }
 
 COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
-                                 struct cox_supervisor *supervisor)
+                                 const struct cox_rank *ranks)
 {
     cox_arena_reset(&gathering->arena);
     gathering->text[0] = '\0';
@@ -73,11 +73,10 @@ COX_HOT void cox_gathering_begin(struct cox_gathering *gathering, const struct c
     gathering->left = gathering->rank_count;
     gathering->failed = false;
     gathering->in_blocks = false;
-    const struct cox_serving *lives = cox_supervisor_lives(supervisor);
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         gathering->results[rank] = (struct cox_rank_result){
             .outcome = cox_rank_set_has(asked, rank) ? COX_OUTCOME_LATE : COX_OUTCOME_NOT_ASKED,
-            .pid = cox_serving_pid(&lives[rank]),
+            .pid = cox_rank_serving_pid(&ranks[rank]),
             .exit_status = -1,
         };
 }
@@ -177,7 +176,7 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
     if (r == 0 && !legacy && response->status == 0 && response->bulk) {
         struct cox_error why;
         cox_error_clear(&why);
-        r = cox_bulk_ref_read(response->bulk, &own->ref, &why);
+        r = cox_large_payload_ref_read(response->bulk, &own->ref, &why);
         if (r)
             gathering_error(gathering, rank, r, why.text);
         gathering->in_blocks |= r == 0;
@@ -224,19 +223,19 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
 }
 
 /* The bytes of the block, in private memory. */
-static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_intake *intake,
+static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_limits *reply_limits,
                        uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
 {
     const uint64_t size = own->ref.size;
-    const struct cox_bulk_peer peer = {.pid = pid, .door_path = intake->door_path};
-    if (size > intake->size_max)
+    const struct cox_large_payload_origin peer = {.pid = pid, .door_path = reply_limits->door_path};
+    if (size > reply_limits->size_max)
         return cox_fail(err, COX_TOO_LARGE,
-                        intake->size_max ? "rank %" PRIu32 " replied with %" PRIu64
-                                           " bytes, a slot holds %zu and a block %" PRIu64
-                                           " at most"
-                                         : "rank %" PRIu32 " replied with %" PRIu64
-                                           " bytes, a slot holds %zu, and there are no blocks",
-                        rank, size, own->slot_capacity, intake->size_max);
+                        reply_limits->size_max
+                            ? "rank %" PRIu32 " replied with %" PRIu64
+                              " bytes, a slot holds %zu and a block %" PRIu64 " at most"
+                            : "rank %" PRIu32 " replied with %" PRIu64
+                              " bytes, a slot holds %zu, and there are no blocks",
+                        rank, size, own->slot_capacity, reply_limits->size_max);
     /* The limit is of one answer, of which all ranks may have one; and memory that is not there
      * does not fail: the kernel kills for it. A message is there twice, as it came and unpacked. */
     struct cox_error room = {0};
@@ -249,21 +248,22 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_block_in
         return cox_fail(err, COX_NO_SPACE, "no memory for %" PRIu64 " bytes of rank %" PRIu32, size,
                         rank);
     struct cox_error why = {0};
-    r = cox_bulk_read(&own->ref, &peer, own->block, &why);
+    r = cox_large_payload_read(&own->ref, &peer, own->block, &why);
     /* Of what a rank says of itself there is nothing that could be anywhere else. */
     if (r == COX_NOT_FOUND || r == COX_INVALID)
         r = COX_CORRUPT;
     return r ? cox_fail(err, r, "rank %" PRIu32 " replied in a block: %s", rank, why.text) : 0;
 }
 
-int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_block_intake *intake,
-                             uint32_t rank, uint32_t type)
+int cox_gathering_take_block(struct cox_gathering *gathering,
+                             const struct cox_reply_limits *reply_limits, uint32_t rank,
+                             uint32_t type)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_gathering_rank *own = &gathering->ranks[rank];
     const uint64_t size = own->ref.size;
     struct cox_error why = {0};
-    int r = block_fetch(own, intake, rank, type, result->pid, &why);
+    int r = block_fetch(own, reply_limits, rank, type, result->pid, &why);
     if (r) {
         free(own->block);
         own->block = NULL;
@@ -271,7 +271,7 @@ int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_b
             gathering_error(gathering, rank, r, why.text);
         return r == COX_PEER_DEAD ? r : 0;
     }
-    cox_fault_point(COX_FAULT_BULK_COPIED);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_COPIED);
     gathering->taken.bytes += size;
     gathering->taken.block_bytes += size;
     gathering->taken.block_count++;
@@ -314,8 +314,8 @@ void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank)
     gathering->results[rank].outcome = COX_OUTCOME_OK;
 }
 
-void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank,
-                        struct cox_supervisor *supervisor)
+void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,
+                            struct cox_supervisor *supervisor)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     struct cox_exit how = {0};

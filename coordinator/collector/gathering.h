@@ -5,8 +5,8 @@
  * There is one for every frame of a channel, so that a request whose deadline passes can end while
  * the one before it still waits.
  *
- * An answer in a block (channel/memory/bulk.h) is taken in two steps: its reference out of the
- * slot, and then, which may take a while, the bytes out of the block.
+ * An answer in a block (channel/memory/large_payload.h) is taken in two steps: its reference out of
+ * the slot, and then, which may take a while, the bytes out of the block.
  *
  * Threads: the collector's, one at a time.
  * Ownership: results point into the gathering and live until it begins again, or lets go.
@@ -16,7 +16,7 @@
 #ifndef COX_COORDINATOR_GATHERING_H
 #define COX_COORDINATOR_GATHERING_H
 
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
 #include "proto/operation.h"
 #include "proto/wire.h"
@@ -27,7 +27,7 @@
 #define COX_RANK_TEXT_SIZE 1024
 
 /* How answers in blocks are taken. */
-struct cox_block_intake {
+struct cox_reply_limits {
     /* 0: not at all */
     uint64_t size_max;
     /* NULL: none */
@@ -41,7 +41,7 @@ struct cox_gathering {
         /* of its answer, at most */
         size_t slot_capacity;
         /* of the block that the answer is in */
-        struct cox_bulk_ref ref;
+        struct cox_large_payload_ref ref;
         /* private copy of it; NULL: none */
         uint8_t *block;
         bool in_block;
@@ -72,7 +72,7 @@ void cox_gathering_deinit(struct cox_gathering *gathering); /* idempotent; a zer
 
 /* Forgets what was there: every asked rank owes an answer (COX_OUTCOME_LATE). */
 void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
-                         struct cox_supervisor *supervisor);
+                         const struct cox_rank *ranks);
 /* Takes the answer of a rank out of its slot; its result becomes OK or ERROR. generation 0: a rank
  * without lines. Returns true: it is in a block; the result stays LATE until take_block. */
 bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
@@ -80,8 +80,9 @@ bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channe
 /* After take has returned true: copies and checks it; the result becomes OK or ERROR. Returns 0;
  * COX_PEER_DEAD: the rank died before its block could be opened, so there is no answer, and the
  * result stays LATE. */
-int cox_gathering_take_block(struct cox_gathering *gathering, const struct cox_block_intake *intake,
-                             uint32_t rank, uint32_t type);
+int cox_gathering_take_block(struct cox_gathering *gathering,
+                             const struct cox_reply_limits *reply_limits, uint32_t rank,
+                             uint32_t type);
 /* True: there is something for let_go to give back. */
 bool cox_gathering_holds(const struct cox_gathering *gathering);
 /* Nobody looks at the results any more: gives back the memory that only large ones need. */
@@ -89,8 +90,8 @@ void cox_gathering_let_go(struct cox_gathering *gathering);
 /* A legacy rank that only waited and posted. */
 void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank);
 /* A rank that will not answer any more; its result becomes DEAD. */
-void cox_gathering_bury(struct cox_gathering *gathering, uint32_t rank,
-                        struct cox_supervisor *supervisor);
+void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,
+                            struct cox_supervisor *supervisor);
 
 /* What became of the request: 0, or what the failed ranks make of it; ended_by when none has
  * failed. A death outranks a rank's own failure, and that what follows from one (STALE, ABORTED).

@@ -64,7 +64,7 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
             state = result->taken ? states[(said.word >> COX_STATE_SHIFT) & 3] : "never took it";
         }
         result->silent_ns = now > since ? now - since : 0;
-        bool alive = !cox_supervisor_dead(collector->supervisor, rank, NULL);
+        bool alive = !cox_rank_is_dead(&collector->records[rank]);
         /* /proc is read only where somebody waits for an explanation, not before a death is told.
          */
         bool stopped = alive && status != COX_PEER_DEAD && cox_peer_stopped(result->pid);

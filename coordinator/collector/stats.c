@@ -4,8 +4,8 @@ COX_HOT void cox_stats_publish(struct cox_stats *stats, uint64_t request_size, b
 {
     stats->counts.submitted++;
     stats->counts.request_bytes += request_size;
-    stats->counts.bulk_requests += in_block;
-    stats->counts.bulk_request_bytes += in_block ? request_size : 0;
+    stats->counts.large_requests += in_block;
+    stats->counts.large_request_bytes += in_block ? request_size : 0;
 }
 
 COX_HOT void cox_stats_end(struct cox_stats *stats, int status, const struct cox_stats_taken *taken)
@@ -14,8 +14,8 @@ COX_HOT void cox_stats_end(struct cox_stats *stats, int status, const struct cox
     stats->counts.failed += status != 0;
     stats->counts.timeouts += status == COX_TIMEOUT;
     stats->counts.reply_bytes += taken->bytes;
-    stats->counts.bulk_replies += taken->block_count;
-    stats->counts.bulk_reply_bytes += taken->block_bytes;
+    stats->counts.large_replies += taken->block_count;
+    stats->counts.large_reply_bytes += taken->block_bytes;
 }
 
 COX_HOT void cox_stats_return(struct cox_stats *stats, const struct cox_completion *completion,

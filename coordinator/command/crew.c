@@ -351,6 +351,7 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
 {
     const struct cox_group_choice *group = options->group;
     struct cox_executor_options executor_options = {
+        .size = sizeof(struct cox_executor_options),
         .name = group->name,
         .rank_count = group->rank_count,
         .command = options->command,
@@ -361,9 +362,9 @@ static int group_start(struct cox_crew *crew, const struct cox_crew_options *opt
         .keep_names = group->keep_names,
         .attach = group->attach,
         .huge_pages = group->huge_pages,
-        .no_bulk = group->no_bulk,
-        .bulk_size_max = group->bulk_size,
-        .reply_size_max = group->bulk_size,
+        .no_large_payloads = group->no_large_payloads,
+        .large_payload_size_max = group->large_payload_size,
+        .reply_size_max = group->large_payload_size,
         .external_workers = options->external,
         .need_door = options->need_door,
         .start_timeout_ms = group->start_timeout_ms,

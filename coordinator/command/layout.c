@@ -1,6 +1,6 @@
 #include "command.h"
 
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/shm/geometry.h"
 #include "channel/shm/region.h"
 #include "options.h"
@@ -103,12 +103,12 @@ static void print_sealed(const struct cox_geometry *geometry)
 }
 
 /* Not reserved: made when it is needed, and given back. */
-static void print_bulk(const struct cox_geometry *geometry)
+static void print_large_payloads(const struct cox_geometry *geometry)
 {
     if (!geometry->legacy)
-        printf("bulk 0, until something does not fit; then %" PRIu64
+        printf("large payloads 0, until something does not fit; then %" PRIu64
                " at most are kept per frame and slot\n",
-               COX_BULK_KEEP_SIZE);
+               COX_LARGE_PAYLOAD_KEEP_SIZE);
 }
 
 static int take_geometry(const struct cox_group_choice *group, struct cox_geometry *ret_geometry,
@@ -141,7 +141,7 @@ static int run(void *choice)
         print_bells(&geometry, objects);
         print_totals(&geometry);
     }
-    print_bulk(&geometry);
+    print_large_payloads(&geometry);
     return COX_EXIT_OK;
 }
 

@@ -179,11 +179,11 @@ static int take(void *choice, int option, const char *value, struct cox_error *e
     case COX_OPTION_NO_SHARED_WEIGHTS:
         options->own_weights = true;
         return 0;
-    case COX_OPTION_NO_BULK:
-        options->no_bulk = true;
+    case COX_OPTION_NO_LARGE_PAYLOADS:
+        options->no_large_payloads = true;
         return 0;
-    case COX_OPTION_BULK_SIZE:
-        return cox_parse_size("--bulk-size", value, &options->bulk_size, err);
+    case COX_OPTION_LARGE_PAYLOAD_SIZE:
+        return cox_parse_size("--large-payload-size", value, &options->large_payload_size, err);
     case COX_OPTION_REQUEST_SIZE:
         return channel_size("--request-size", value, options->request_size, err);
     case COX_OPTION_RESPONSE_SIZE:
@@ -239,8 +239,8 @@ int cox_group_choice_check(const struct cox_group_choice *options, struct cox_er
         return cox_fail(err, COX_INVALID, "--keep-names: a sealed group has no names to keep");
     if (options->attach == COX_ATTACH_NAMED && options->huge_pages)
         return cox_fail(err, COX_INVALID, "--huge-pages: needs --attach sealed");
-    if (options->no_bulk && options->bulk_size)
-        return cox_fail(err, COX_INVALID, "--bulk-size: not with --no-bulk");
+    if (options->no_large_payloads && options->large_payload_size)
+        return cox_fail(err, COX_INVALID, "--large-payload-size: not with --no-large-payloads");
     const struct cox_recovery_options *recovery = &options->recovery;
     if ((recovery->restart_max || recovery->window_ms || recovery->backoff_min_ms) &&
         recovery->on_death != COX_ON_DEATH_RESTART &&
@@ -307,11 +307,15 @@ static const struct argp_option start_options[] = {
      0},
     {"huge-pages", COX_OPTION_HUGE_PAGES, NULL, 0, "sealed memory on huge pages, if there are any",
      0},
-    {"bulk-size", COX_OPTION_BULK_SIZE, "BYTES[K|M|G]", 0,
-     "a request or reply that does not fit its frame or slot goes in memory of its own, of so many "
-     "bytes at most (default 2G, a reply 1G and a little)",
+    {"large-payload-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES[K|M|G]", 0,
+     "maximum size of a request or reply that does not fit its frame or slot and is sent out of "
+     "line (default 2G, a reply 1G and a little)",
      0},
-    {"no-bulk", COX_OPTION_NO_BULK, NULL, 0, "what does not fit is refused", 0},
+    /* bulk-size and no-bulk: the names of earlier releases. */
+    {"bulk-size", COX_OPTION_LARGE_PAYLOAD_SIZE, "BYTES", OPTION_HIDDEN, NULL, 0},
+    {"no-large-payloads", COX_OPTION_NO_LARGE_PAYLOADS, NULL, 0,
+     "refuse requests and replies that do not fit", 0},
+    {"no-bulk", COX_OPTION_NO_LARGE_PAYLOADS, NULL, OPTION_HIDDEN, NULL, 0},
     {"keep-names", COX_OPTION_KEEP_NAMES, NULL, 0,
      "leave the names in /dev/shm while the group lives", 0},
     {"start-timeout", COX_OPTION_START_TIMEOUT, "SEC", 0,

@@ -34,9 +34,9 @@ struct cox_group_choice {
     bool huge_pages;
     /* every rank loads its own */
     bool own_weights;
-    bool no_bulk;
+    bool no_large_payloads;
     /* 0: default; requests and answers alike */
-    uint64_t bulk_size;
+    uint64_t large_payload_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];
     /* 0: default */
@@ -68,8 +68,8 @@ enum cox_option {
     COX_OPTION_ATTACH,
     COX_OPTION_HUGE_PAGES,
     COX_OPTION_NO_SHARED_WEIGHTS,
-    COX_OPTION_NO_BULK,
-    COX_OPTION_BULK_SIZE,
+    COX_OPTION_NO_LARGE_PAYLOADS,
+    COX_OPTION_LARGE_PAYLOAD_SIZE,
     COX_OPTION_REQUEST_SIZE,
     COX_OPTION_RESPONSE_SIZE,
     COX_OPTION_START_TIMEOUT,

@@ -230,14 +230,15 @@ static void print_waits(const status_reply *status)
 }
 
 /* What did not fit its frame or slot; nothing where that was never so. */
-static void print_bulk(const status_reply *status)
+static void print_large_payloads(const status_reply *status)
 {
     char sent[TEXT_SIZE], received[TEXT_SIZE], held[TEXT_SIZE];
     for (size_t c = 0; c < status->n_channels; c++) {
         const CoxswainControl__ChannelStatus *channel = status->channels[c];
         if (channel->bulk_requests == 0 && channel->bulk_replies == 0)
             continue;
-        printf("bulk, %s: %" PRIu64 " requests of %s, %" PRIu64 " answers of %s; %s held\n",
+        printf("large payloads, %s: %" PRIu64 " requests of %s, %" PRIu64
+               " answers of %s; %s held\n",
                text_or(channel->name, "?"), channel->bulk_requests,
                format_bytes(sent, channel->bulk_request_bytes), channel->bulk_replies,
                format_bytes(received, channel->bulk_reply_bytes),
@@ -355,7 +356,7 @@ static void print(const void *choice, const ProtobufCMessage *message)
     print_channels(status);
     print_times(status);
     print_waits(status);
-    print_bulk(status);
+    print_large_payloads(status);
     putchar('\n');
     for (size_t i = 0; i < status->n_ranks; i++)
         print_rank(status, status->ranks[i]);

@@ -11,6 +11,7 @@
 #include "channel/base/thread.h"
 #include "channel/shm/channel.h"
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "channel/base/peer.h"
 #include "channel/shm/request.h"
 #include "channel/shm/state.h"
@@ -19,14 +20,14 @@
 #include "coordinator/collector/collect.h"
 #include "executor_internal.h"
 #include "group_memory.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 #include "coordinator/collector/report.h"
 
 #define START_TIMEOUT_MS 60000
 #define FINALIZE_MS 3000
 #define TERM_MS 2000
-#define BULK_SIZE_MAX (UINT64_C(2) << 30)
+#define LARGE_PAYLOAD_SIZE_MAX (UINT64_C(2) << 30)
 #define REPLY_SIZE_MAX ((UINT64_C(1) << 30) + (UINT64_C(64) << 20))
 /* Once a millisecond. */
 #define DEATH_ATTEMPTS 1000
@@ -38,51 +39,54 @@
 static void executor_on_fault(void *context, int rank, const char *text)
 {
     struct cox_executor *executor = context;
-    struct cox_inside inside;
+    struct cox_reentrancy inside;
     char name[16] = "unknown";
     if (rank >= 0)
         snprintf(name, sizeof name, "%d", rank);
     cox_last_errors_add(&executor->last_errors, rank >= 0 ? (uint32_t)rank : COX_LAST_ERROR_UNKNOWN,
                         "it reported: %s", text);
-    cox_inside_enter(&inside, executor);
+    cox_reentrancy_enter(&inside, executor);
     if (executor->options.fault)
         executor->options.fault(executor->options.hook_context, rank, text);
     else
         cox_log_write(&executor->options.log, 3, "rank %s reports: %s", name, text);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
 }
 
 static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const char *text)
 {
     struct cox_executor *executor = context;
-    struct cox_inside inside;
-    cox_inside_enter(&inside, executor);
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, executor);
     if (executor->options.line)
         executor->options.line(executor->options.hook_context, rank, is_stderr, text);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
 }
 
 /* Once per rank: by the supervisor, or by start for who died while it finished. */
 static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
 {
-    if (atomic_exchange_explicit(&executor->death_reported[rank], true, memory_order_acq_rel))
+    struct cox_rank *record = &executor->ranks[rank];
+    const uint32_t incarnation = cox_rank_incarnation(record);
+    if (atomic_exchange_explicit(&record->announced, incarnation, memory_order_acq_rel) ==
+        incarnation)
         return;
     char text[COX_RANK_TEXT_SIZE];
     cox_report_death(executor->supervisor, rank, text, sizeof text);
-    struct cox_inside inside;
-    cox_inside_enter(&inside, executor);
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, executor);
     if (executor->options.death)
         executor->options.death(executor->options.hook_context, rank, text);
     else
         cox_log_write(&executor->options.log, 3, "%s", text);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
 }
 
 /* The death is in the shared state already; everybody who waits for this rank looks now. */
 static void executor_on_wake(void *context, uint32_t rank)
 {
     struct cox_executor *executor = context;
-    cox_faults_bury(&executor->faults, rank);
+    cox_error_channel_note_death(&executor->error_channel, rank);
     cox_executor_note_death(executor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_wake(&executor->collectors[c]);
@@ -115,7 +119,7 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
 static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
 {
     for (int attempt = 0; attempt < DEATH_ATTEMPTS; attempt++) {
-        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        if (cox_rank_is_dead(&executor->ranks[rank]))
             return true;
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     }
@@ -128,18 +132,19 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
         cox_state_identity(&executor->control.ranks[rank]->identity);
     uint32_t generation = identity.generation, epoch = identity.epoch, pid = identity.pid;
     uint64_t start = identity.start;
-    uint32_t expected = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
-    pid_t seat = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed);
+    const struct cox_rank *record = &executor->ranks[rank];
+    uint32_t expected = cox_rank_incarnation(record);
+    pid_t holder = atomic_load_explicit(&record->holder.pid, memory_order_relaxed);
     if (generation != expected || epoch != executor->control.epoch)
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " attached as generation %" PRIu32 ", expected %" PRIu32,
                         rank, generation, expected);
-    if (seat && (uint32_t)seat != pid)
+    if (holder && (uint32_t)holder != pid)
         return cox_fail(
             err, COX_CORRUPT,
             "rank %" PRIu32 " attached as process %" PRIu32
             ", but process %jd logged on: is it in a pid namespace of its own? Start it in the coordinator's",
-            rank, pid, (intmax_t)seat);
+            rank, pid, (intmax_t)holder);
     /* A start time of 0 would let any process of that number be taken for the rank, and killed with
      * it. */
     if (start == 0)
@@ -179,7 +184,7 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
 
 static const char *executor_why_late(struct cox_executor *executor, uint32_t rank)
 {
-    pid_t pid = cox_supervisor_pid(executor->supervisor, rank);
+    pid_t pid = cox_rank_pid(&executor->ranks[rank]);
     if (pid == 0)
         return "in time: start it by hand (coxswain-worker --door PATH), or wait longer";
     if (cox_peer_stopped(pid))
@@ -236,7 +241,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
         }
         /* Any death during start is the end of it, not only of the rank waited for. */
         for (uint32_t other = 0; r == 0 && other < executor->geometry.rank_count; other++)
-            if (cox_supervisor_dead(executor->supervisor, other, NULL))
+            if (cox_rank_is_dead(&executor->ranks[other]))
                 r = cox_executor_describe_failure(executor, other, COX_PEER_DEAD,
                                                   "before the group was complete", err);
         pthread_mutex_unlock(&collector->lock);
@@ -340,17 +345,28 @@ static int executor_create_collectors(struct cox_executor *executor, struct cox_
 
 static int executor_start_threads(struct cox_executor *executor, struct cox_error *err)
 {
-    executor->faults.channel = &executor->channels[COX_CHANNEL_ERROR];
-    executor->faults.collectors = executor->collectors;
-    executor->faults.log = executor->options.log;
-    executor->faults.report = executor_on_fault;
-    executor->faults.context = executor;
-    int r = cox_faults_start(&executor->faults);
-    if (r == 0)
-        r = cox_collector_start(&executor->collectors[COX_CHANNEL_EXECUTE]);
-    if (r == 0)
-        r = cox_collector_start(&executor->collectors[COX_CHANNEL_TRANSFER]);
+    executor->error_channel.channel = &executor->channels[COX_CHANNEL_ERROR];
+    executor->error_channel.collectors = executor->collectors;
+    executor->error_channel.ranks = executor->ranks;
+    executor->error_channel.log = executor->options.log;
+    executor->error_channel.report = executor_on_fault;
+    executor->error_channel.context = executor;
+    int r = cox_error_channel_start(&executor->error_channel);
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
+        if (cox_executor_is_async((enum cox_channel_id)c))
+            r = executor->options.collect ? cox_collector_start_collected(&executor->collectors[c])
+                                          : cox_collector_start(&executor->collectors[c]);
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+/* Ranks without an identity: a process that was executed is the rank. */
+int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err)
+{
+    int r = 0;
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++)
+        r = cox_supervisor_adopt(executor->supervisor, rank, cox_rank_pid(&executor->ranks[rank]),
+                                 0);
+    return r ? cox_fail(err, r, "a legacy rank: %s", cox_status_text(r)) : 0;
 }
 
 static int executor_start_workers(struct cox_executor *executor, struct cox_error *err)
@@ -364,6 +380,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
     const struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
+        .ranks = executor->ranks,
         .command = executor->options.command,
         .pass_flags = !executor->options.no_flags,
         .prefix = prefix,
@@ -393,9 +410,11 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
                                   cox_executor_door(executor));
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         executor->collectors[c].supervisor = executor->supervisor;
+        executor->collectors[c].records = executor->ranks;
         executor->collectors[c].last_errors = &executor->last_errors;
     }
-    return executor->geometry.legacy ? 0 : executor_await_attach(executor, deadline_ns, err);
+    return executor->geometry.legacy ? cox_executor_run_legacy(executor, err)
+                                     : executor_await_attach(executor, deadline_ns, err);
 }
 
 static int executor_check_options(const struct cox_executor_options *options, char *name,
@@ -408,6 +427,10 @@ static int executor_check_options(const struct cox_executor_options *options, ch
     if (options->external_workers && options->legacy_workers)
         return cox_fail(err, COX_INVALID,
                         "legacy workers cannot log on: let them be started by this program");
+    if (options->collect && options->legacy_workers)
+        return cox_fail(err, COX_INVALID,
+                        "replies of legacy workers are collected by a response thread: leave out "
+                        "collect, and register a handler");
     if (options->no_door && (options->external_workers || options->attach == COX_ATTACH_SEALED))
         return cox_fail(err, COX_INVALID,
                         "sealed attach, and workers that are started by hand, need the door");
@@ -461,12 +484,12 @@ static void executor_unlink(struct cox_executor *executor)
 static void executor_choose_blocks(struct cox_executor *executor)
 {
     const struct cox_executor_options *options = &executor->options;
-    cox_bulk_sender_init(&executor->blocks.sender);
-    if (options->no_bulk || executor->geometry.legacy)
+    cox_large_payload_sender_init(&executor->blocks.sender);
+    if (options->no_large_payloads || executor->geometry.legacy)
         return;
     executor->blocks.request_size_max =
-        options->bulk_size_max ? options->bulk_size_max : BULK_SIZE_MAX;
-    executor->blocks.intake.size_max =
+        options->large_payload_size_max ? options->large_payload_size_max : LARGE_PAYLOAD_SIZE_MAX;
+    executor->blocks.reply_limits.size_max =
         options->reply_size_max ? options->reply_size_max : REPLY_SIZE_MAX;
 }
 
@@ -475,7 +498,12 @@ int cox_executor_start(const struct cox_executor_options *options,
 {
     char name[COX_NAME_SIZE_MAX + 1];
     struct cox_geometry geometry;
-    int r = executor_check_options(options, name, sizeof name, &geometry, err);
+    struct cox_executor_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_executor_options", err);
+    if (r)
+        return r;
+    options = &known;
+    r = executor_check_options(options, name, sizeof name, &geometry, err);
     if (r)
         return r;
     struct cox_executor *executor = calloc(1, sizeof *executor);
@@ -490,9 +518,9 @@ int cox_executor_start(const struct cox_executor_options *options,
     cox_sealed_init(&executor->sealed);
     pthread_mutex_init(&executor->memory_lock, NULL);
     cox_last_errors_init(&executor->last_errors);
+    cox_ranks_init(executor->ranks, geometry.rank_count);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
-        executor->generations[rank] = executor->served[rank].generation = 1;
-        cox_inherit_init(&executor->next_lives[rank].inherit);
+        cox_inherit_init(&executor->replacements[rank]);
     }
     pthread_mutex_init(&executor->recover_lock, NULL);
     cox_condition_init(&executor->recover_cond);
@@ -515,14 +543,14 @@ int cox_executor_start(const struct cox_executor_options *options,
     }
     if (!geometry.legacy && !options->keep_names)
         executor_unlink(executor);
-    executor->blocks.intake.door_path = cox_executor_door(executor); /* before any request */
+    executor->blocks.reply_limits.door_path = cox_executor_door(executor); /* before any request */
     cox_fault_point(COX_FAULT_STARTED);
     *ret_executor = executor; /* before any hook */
     /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death
      * meanwhile at least one of the two tells. Partner: executor_on_death. */
     atomic_store(&executor->started, true);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
-        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        if (cox_rank_is_dead(&executor->ranks[rank]))
             executor_tell_death(executor, rank);
     atomic_store_explicit(&executor->complete, true, memory_order_release);
     return 0;
@@ -544,9 +572,8 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     };
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        if (!cox_supervisor_dead(executor->supervisor, rank, NULL) &&
-            !cox_state_left(&executor->control, rank) &&
-            !atomic_load_explicit(&executor->left_out[rank], memory_order_acquire)) {
+        if (!cox_rank_is_dead(&executor->ranks[rank]) && !cox_executor_sees_left(executor, rank) &&
+            !cox_rank_is_detached(&executor->ranks[rank])) {
             cox_rank_set_add(&entry.asked, rank);
             count++;
         }
@@ -596,7 +623,7 @@ static void executor_abort(struct cox_executor *executor)
 
 uint32_t cox_executor_stop(struct cox_executor *executor)
 {
-    COX_ASSERT(!cox_inside(executor)); /* it would wait for itself */
+    COX_ASSERT(!cox_reentrancy_inside(executor)); /* it would wait for itself */
     if (atomic_exchange_explicit(&executor->stopping, true, memory_order_acq_rel))
         return 0;
     cox_fault_point(COX_FAULT_STOP);
@@ -623,7 +650,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
     executor_abort(executor);
     if (executor->supervisor)
         signalled = cox_supervisor_end(executor->supervisor, 0, started ? term_ms : 0);
-    cox_faults_stop(&executor->faults);
+    cox_error_channel_stop(&executor->error_channel);
     cox_fault_point(COX_FAULT_STOPPED);
     return signalled;
 }
@@ -641,7 +668,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
 {
     if (!executor)
         return NULL;
-    COX_ASSERT(!cox_inside(executor));
+    COX_ASSERT(!cox_reentrancy_inside(executor));
     cox_executor_stop(executor);
     executor->group_handles = cox_group_handles_free(executor->group_handles);
     cox_executor_close_door(executor); /* its hooks use the supervisor */
@@ -655,7 +682,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     cox_control_close(&executor->control);
     cox_inherit_close(&executor->inherit);
     cox_init_record_free(executor->init_record);
-    cox_bulk_sender_deinit(&executor->blocks.sender);
+    cox_large_payload_sender_deinit(&executor->blocks.sender);
     cox_kv_caches_free(executor->kv_caches);
     pthread_mutex_destroy(&executor->memory_lock);
     cox_last_errors_deinit(&executor->last_errors);
@@ -690,7 +717,7 @@ bool cox_executor_legacy(const struct cox_executor *executor)
 pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank)
 {
     COX_ASSERT(rank < executor->geometry.rank_count);
-    return cox_supervisor_pid(executor->supervisor, rank);
+    return cox_rank_pid(&executor->ranks[rank]);
 }
 
 size_t cox_executor_request_size_max(const struct cox_executor *executor,
@@ -707,7 +734,7 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     cox_stats_read(&collector->stats, ret_stats);
-    ret_stats->bulk_held_bytes = cox_collector_held_bytes(collector);
+    ret_stats->large_held_bytes = cox_collector_held_bytes(collector);
     pthread_mutex_unlock(&collector->lock);
 }
 
@@ -716,6 +743,8 @@ int cox_executor_register(struct cox_executor *executor, enum cox_channel_id cha
 {
     if (!cox_executor_is_async(channel))
         return COX_INVALID;
+    if (executor->options.collect)
+        return COX_STATE;
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     int r = collector->handler ? COX_BUSY : 0;
@@ -733,10 +762,12 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
 {
     if (!cox_executor_is_async(channel) || !handler)
         return COX_INVALID;
+    if (executor->options.collect)
+        return COX_STATE;
     struct cox_collector *collector = &executor->collectors[channel];
     pthread_mutex_lock(&collector->lock);
     /* That handler may wait for this one. */
-    if (collector->in_handler && cox_inside(executor) &&
+    if (collector->in_handler && cox_reentrancy_inside(executor) &&
         !pthread_equal(collector->handler_thread, pthread_self())) {
         pthread_mutex_unlock(&collector->lock);
         return COX_DEADLOCK;

@@ -33,6 +33,8 @@ struct Coxswain__ExecuteRequest;
 
 /* 0 or NULL everywhere means default. */
 struct cox_executor_options {
+    /* set by COX_EXECUTOR_OPTIONS_INIT (base.h) */
+    size_t size;
     /* of the group; NULL: "<pid>_<counter>" */
     const char *name;
     /* required */
@@ -55,6 +57,9 @@ struct cox_executor_options {
      * start waits for them, without a limit unless start_timeout_ms says one. command is not used.
      */
     bool external_workers;
+    /* The host collects completions itself, on threads of its own (cox_executor_completions): there
+     * are no response threads and no handlers. Not with legacy workers. */
+    bool collect;
     /* ranks that know nothing of the control region; depth 1 */
     bool legacy_workers;
     /* leave names in /dev/shm while the group lives */
@@ -64,12 +69,12 @@ struct cox_executor_options {
     /* bytes of a channel's response region, all slots together */
     uint64_t response_size[COX_CHANNEL_COUNT];
     /* What is larger than its frame or slot goes in memory of its own, made when it is needed and
-     * not before: requests up to bulk_size_max bytes (default 2 GiB; a message has 2 GiB - 1 at
-     * most), answers of one rank up to reply_size_max (default 1 GiB + 64 MiB). The coordinator has
-     * a private copy of every such answer until its handler has returned. Legacy workers know
-     * nothing of it. no_bulk: it is refused as too large. */
-    bool no_bulk;
-    uint64_t bulk_size_max;
+     * not before: requests up to large_payload_size_max bytes (default 2 GiB; a message has 2 GiB -
+     * 1 at most), answers of one rank up to reply_size_max (default 1 GiB + 64 MiB). The
+     * coordinator has a private copy of every such answer until its handler has returned. Legacy
+     * workers know nothing of it. no_large_payloads: it is refused as too large. */
+    bool no_large_payloads;
+    uint64_t large_payload_size_max;
     uint64_t reply_size_max;
     /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
     const char *door_folder;
@@ -108,12 +113,22 @@ struct cox_executor_options {
      * meanwhile. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
 };
+#define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
 /* Creates regions and semaphores, starts the workers, waits until all attached (legacy workers are
- * not waited for: their answer to init tells), removes the names. Returns 0; COX_INVALID;
- * COX_TAKEN; COX_DENIED; COX_NO_SPACE; COX_EXEC_FAILED; COX_PEER_DEAD: a worker ended before it
- * attached; COX_TIMEOUT: one never attached; -errno. err tells which rank and why. Nothing is left
- * behind unless 0. */
+ * not waited for: their answer to init tells), removes the names. Nothing is left behind unless 0.
+ * err tells which rank and why.
+ * Returns
+ *   0
+ *   COX_INVALID: the options
+ *   COX_TAKEN
+ *   COX_DENIED
+ *   COX_NO_SPACE
+ *   COX_EXEC_FAILED
+ *   COX_PEER_DEAD: a worker ended before it attached
+ *   COX_TIMEOUT: one never attached
+ *   -errno
+ */
 COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
                                   struct cox_executor **ret_executor, struct cox_error *err);
 /* Finalizes: what is outstanding completes with COX_CLOSED, and whoever is inside a submit or a
@@ -135,27 +150,42 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  * has. Until it has attached, requests that ask it are refused with COX_PEER_DEAD. What its model
  * needs (init, the live sequences) is the caller's to send; a step on a base that it does not have
  * is answered COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a handler
- * or hook. Returns 0, also when the rank is alive and nothing is to be done; COX_BUSY: another
- * thread is starting this rank, or start has not returned; COX_UNSUPPORTED: legacy workers, a group
- * of which starts again as a whole (cox_executor_restart_all); COX_INVALID: no such rank;
- * COX_DEADLOCK; COX_CLOSED: the group stops; COX_EXEC_FAILED; COX_PEER_DEAD: the new process ended
- * before it attached; COX_TIMEOUT; COX_CORRUPT, COX_DENIED: what attached is not what was started;
- * -errno. Unless 0 the rank is dead as before, and can be tried again. Of workers that are started
+ * or hook. Unless 0 the rank is dead as before, and can be tried again. Of workers that are started
  * by hand none is started: the rank is free for one that logs on, which is waited for, and err says
- * how one comes. */
+ * how one comes.
+ * Returns
+ *   0, also when the rank is alive and nothing is to be done
+ *   COX_BUSY: another thread is starting this rank, or start has not returned
+ *   COX_UNSUPPORTED: legacy workers, a group of which starts again as a whole
+ *     (cox_executor_restart_all)
+ *   COX_INVALID: no such rank
+ *   COX_DEADLOCK
+ *   COX_CLOSED: the group stops
+ *   COX_EXEC_FAILED
+ *   COX_PEER_DEAD: the new process ended before it attached
+ *   COX_TIMEOUT
+ *   COX_CORRUPT: what attached is not what was started
+ *   COX_DENIED: what attached is not what was started
+ *   -errno
+ */
 COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank,
                                     uint64_t deadline_ns, struct cox_error *err);
 
 /* Kills a rank's process, whatever it does, stopped ones included; everything else is as after any
- * death. Does not wait. Returns 0, also when it is dead; COX_INVALID: no such rank;
- * COX_UNSUPPORTED: nobody has logged on as it; -errno. */
+ * death. Does not wait.
+ * Returns
+ *   0, also when it is dead
+ *   COX_INVALID: no such rank
+ *   COX_UNSUPPORTED: nobody has logged on as it
+ *   -errno
+ */
 COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
 /* Ends every worker and starts all of them again, under the same name, door and sequence numbers:
  * the way of legacy groups, and of models whose ranks cannot take a new one among them. What is in
  * flight ends with COX_PEER_DEAD. Blocks until all have attached (legacy: were started), or
- * deadline_ns. Results as cox_executor_restart, which one rank at a time could have; unless 0 some
- * ranks are dead. Hand-started workers are told to leave, and others waited for. */
+ * deadline_ns. Unless 0 some ranks are dead. Hand-started workers are told to leave, and others
+ * waited for. Returns as cox_executor_restart. */
 COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
@@ -165,26 +195,71 @@ COX_PUBLIC const char *cox_executor_door(const struct cox_executor *executor);
 /* What visitors have caused to be kept at the door (door.h). From any thread. False: there is no
  * door (any more). */
 struct cox_door_counts;
+#ifdef COX_INTERNAL
 bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts);
+#endif
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
+#ifdef COX_INTERNAL
 /* Requests in flight per channel, at most. */
-COX_PUBLIC uint32_t cox_executor_depth(const struct cox_executor *executor);
-COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
+uint32_t cox_executor_depth(const struct cox_executor *executor);
+bool cox_executor_legacy(const struct cox_executor *executor);
+#endif
 /* The process that was started for the rank; with a wrapper (sh -c, numactl) it is the wrapper. */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 
-/* Registers the handler of an asynchronous channel (execute or transfer). Returns 0; COX_BUSY:
- * there is one; COX_INVALID: another channel. */
+/* Registers the handler of an asynchronous channel (execute or transfer).
+ * Returns
+ *   0
+ *   COX_BUSY: there is one
+ *   COX_INVALID: another channel
+ *   COX_STATE: the host collects (options.collect)
+ */
 COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                                      cox_completion_fn handler, void *context);
 /* Puts another handler in place of the present one (or the first one); NULL is COX_INVALID. On
  * return the old one is not running and will not be called again (inside the old handler itself:
- * once it returns). Returns 0; COX_INVALID; COX_DEADLOCK: inside a handler or hook while a handler
- * of another thread runs, which may be waiting for this one. */
+ * once it returns).
+ * Returns
+ *   0
+ *   COX_INVALID: no handler, or another channel
+ *   COX_STATE: the host collects (options.collect)
+ *   COX_DEADLOCK: inside a handler or hook while a handler of another thread runs, which may be
+ *     waiting for this one
+ */
 COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                                     cox_completion_fn handler, void *context);
 
+/* Collects completions of the execute or transfer channel on the calling thread, in place of
+ * handlers, in a group that was started with options.collect: waits until there is at least one, or
+ * until deadline_ns (absolute; 0: takes what is there), and hands out those that are there, oldest
+ * request first, count_max at most (depth is enough for all).
+ *
+ * Ownership: ret_completions is the caller's; what they point to is lent until the next call for
+ *   the same channel, or free.
+ * Threads: any, one at a time per channel; not inside the visit of a call, nor inside a hook. Calls
+ *   by other threads may run meanwhile: the thread that waits here gathers for them, and their
+ *   visits run on it, or the other way round.
+ * Deadlines of requests expire, and deaths end them, while some thread collects or calls. After
+ * stop, what was in flight can be collected, as COX_CLOSED. A submit for which no completion was
+ * collected from `depth` requests before is COX_FULL.
+ *
+ * Returns
+ *   0: *ret_count is at least 1
+ *   COX_TIMEOUT: none until the deadline
+ *   COX_CLOSED: the group has been stopped, and everything is collected
+ *   COX_BUSY: another thread is collecting this channel
+ *   COX_STATE: the group was started without options.collect
+ *   COX_DEADLOCK: inside a visit or hook
+ *   COX_INVALID: another channel, or a count_max of 0
+ */
+COX_PUBLIC int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id channel,
+                                        struct cox_completion *ret_completions, uint32_t count_max,
+                                        uint64_t deadline_ns, uint32_t *ret_count,
+                                        struct cox_error *err);
+
 struct cox_submit_options {
+    /* set by COX_SUBMIT_OPTIONS_INIT (base.h) */
+    size_t size;
     enum cox_gather gather;
     /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
     uint64_t deadline_ns;
@@ -194,42 +269,56 @@ struct cox_submit_options {
     /* as cox_executor_life; what was planned in another one is COX_STALE; 0: in any */
     uint64_t life;
 };
+#define COX_SUBMIT_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_submit_options)
 
 /* Another number, greater than 0, whenever ranks may have forgotten what they were told: after a
  * rank was started again, and with every init. Any thread. */
 COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
 
 /* Packs and publishes a request on the channel of its type; the completion goes to the registered
- * handler (NONE: no completion, ret_sequence may be NULL). Returns 0; COX_FULL: depth requests are
- * in flight, or a rank still reads the frame; or an init, while a step is in flight; COX_LATE: a
- * rank still owes an answer to a request that has ended (err names rank and sequence);
- * COX_PEER_DEAD: a rank it asks is dead; COX_STALE: options->life is over; COX_TOO_LARGE: over the
- * frame, and over what may go in a block (err has the sizes); COX_NO_SPACE: no memory for a block,
- * -errno: it cannot be told to others; COX_STATE: no handler is registered, or a step while the
- * engine is paused (a recovery command runs, or the state is PAUSE or READY); COX_CLOSED;
- * COX_INVALID: no such type, or not for submit; or a string of the request is no UTF-8, err names
- * field and byte, and nothing was sent. */
+ * handler (NONE: no completion, ret_sequence may be NULL).
+ * Returns
+ *   0
+ *   COX_FULL: depth requests are in flight, or a rank still reads the frame; an init: a step is in
+ *     flight
+ *   COX_LATE: a rank still owes an answer to a request that has ended (err names rank and sequence)
+ *   COX_PEER_DEAD: a rank it asks is dead
+ *   COX_STALE: options->life is over
+ *   COX_TOO_LARGE: over the frame, and over what may go in a block (err has the sizes)
+ *   COX_NO_SPACE: no memory for a block
+ *   COX_STATE: no handler is registered, or a step while the engine is paused (a recovery command
+ *     runs, or the state is PAUSE or READY)
+ *   COX_CLOSED: the group stops
+ *   COX_INVALID: the options; no such type, or not for submit; or a string of the request is no
+ *     UTF-8: err names field and byte, and nothing was sent
+ *   -errno: a block cannot be told to others
+ */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
                                    const struct Coxswain__ExecuteRequest *request,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err);
 /* The same for bytes of the caller's own, on the execute channel; workers answer them in their
- * opaque callback. */
+ * opaque callback. Returns as cox_executor_submit. */
 COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes,
                                           size_t size, const struct cox_submit_options *options,
                                           uint64_t *ret_sequence, struct cox_error *err);
 
 /* Submits on any two-way channel, waiting for room, and waits for the completion, which `visit`
- * (may be NULL) sees before call returns; visit runs on the calling or on a response thread.
- * Returns the completion's status, or what submit returns except COX_FULL and COX_LATE, which
- * become COX_TIMEOUT when they last; COX_DEADLOCK inside a handler or hook. A handler that holds
- * the response thread up from the deadline on is waited for 50 ms: then the call ends with
- * COX_TIMEOUT although the request is under way, and visit is not called. err gets the completion's
- * text. */
+ * (may be NULL) sees before call returns; visit runs on the calling or on a response thread. A
+ * handler that holds the response thread up from the deadline on is waited for 50 ms: then the call
+ * ends with COX_TIMEOUT although the request is under way, and visit is not called. err gets the
+ * completion's text.
+ * Returns
+ *   the completion's status
+ *   what cox_executor_submit returns, except COX_FULL and COX_LATE
+ *   COX_TIMEOUT: the same, and COX_FULL or COX_LATE lasted until the deadline
+ *   COX_DEADLOCK: inside a handler or hook
+ */
 COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
                                  const struct Coxswain__ExecuteRequest *request,
                                  const struct cox_submit_options *options, cox_completion_fn visit,
                                  void *visit_context, struct cox_error *err);
+/* The same for bytes of the caller's own. */
 COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes,
                                         size_t size, const struct cox_submit_options *options,
                                         cox_completion_fn visit, void *visit_context,
@@ -240,8 +329,10 @@ COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const voi
 COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                                 enum cox_channel_id channel);
 
-COX_PUBLIC void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
-                                   struct cox_channel_stats *ret_stats);
+#ifdef COX_INTERNAL
+void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id channel,
+                        struct cox_channel_stats *ret_stats);
+#endif
 
 /* ---- how it is now, for people ---- */
 
@@ -333,9 +424,11 @@ struct cox_executor_status {
 COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
                                     struct cox_executor_status *ret_status,
                                     struct cox_rank_status *ret_ranks);
+#ifdef COX_INTERNAL
 /* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
-COX_PUBLIC const char *cox_rank_state_name(uint32_t state);
-COX_PUBLIC const char *cox_rank_life_name(uint32_t life);
+const char *cox_rank_state_name(uint32_t state);
+const char *cox_rank_life_name(uint32_t life);
+#endif
 
 #ifdef __cplusplus
 }

@@ -5,36 +5,12 @@
 #include "channel/shm/channel.h"
 #include "channel/socket/door.h"
 #include "channel/shm/inherit.h"
+#include "channel/shm/state.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/collector/last_errors.h"
 #include "executor.h"
-#include "coordinator/collector/faults.h"
+#include "coordinator/collector/error_channel.h"
 #include "operations.h"
-
-/* Who has logged on as a rank. Written by the door's thread alone. */
-struct cox_seat {
-    /* cox_door_visitor.id; 0: nobody */
-    _Atomic uint64_t visitor;
-    /* by the kernel's word; 0: not known */
-    _Atomic pid_t pid;
-    /* as which life of the rank; of another one, nobody sits here */
-    _Atomic uint32_t generation;
-};
-
-/* What the next process of a rank is given. */
-struct cox_next_life {
-    /* the group's fds are lent; the bells its own */
-    struct cox_inherit inherit;
-    /* of workers that are started by hand: one that logs on may have it now */
-    bool offered;
-};
-
-/* The last process that was a rank, for the log. */
-struct cox_served {
-    /* 0: the first one */
-    pid_t pid;
-    uint32_t generation;
-};
 
 struct cox_executor {
     /* command and devices are only valid during start */
@@ -55,8 +31,12 @@ struct cox_executor {
     struct cox_sealed sealed;
     /* NULL: none */
     struct cox_door *door;
-    struct cox_seat seats[COX_RANK_COUNT_MAX];
-    /* protects the fds in `sealed`, next_lives and named, and the end of the door */
+    /* All that is known of each rank; see rank.h. */
+    struct cox_rank ranks[COX_RANK_COUNT_MAX];
+    /* What the next process of each inherits: the group's fds are lent, the bells its own. */
+    struct cox_inherit replacements[COX_RANK_COUNT_MAX];
+    /* protects the fds in `sealed`, replacements, open_for_attach of the ranks and named, and the
+     * end of the door */
     pthread_mutex_t memory_lock;
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     struct cox_blocks_choice blocks;
@@ -67,22 +47,11 @@ struct cox_executor {
     _Atomic bool started;
     _Atomic bool stopping;
 
-    struct cox_faults faults;
-    _Atomic bool death_reported[COX_RANK_COUNT_MAX];
-    /* The life of each rank; written under restarting. */
-    _Atomic uint32_t generations[COX_RANK_COUNT_MAX];
-    _Atomic bool restarting[COX_RANK_COUNT_MAX];
-    /* Of each rank, that succeeded; written under restarting. */
-    _Atomic uint32_t restarts[COX_RANK_COUNT_MAX];
-    /* by every channel, until a restart succeeds or gives up */
-    _Atomic bool left_out[COX_RANK_COUNT_MAX];
+    struct cox_error_channel error_channel;
     /* start has returned */
     _Atomic bool complete;
     /* what a rank that is started again is given */
     struct cox_inherit inherit;
-    struct cox_next_life next_lives[COX_RANK_COUNT_MAX];
-    /* under restarting */
-    struct cox_served served[COX_RANK_COUNT_MAX];
     /* threads inside submit, call or recover; stop waits for them */
     _Atomic uint32_t callers;
 
@@ -94,12 +63,12 @@ struct cox_executor {
     /* one recovery command at a time */
     bool recovering;
     /* the one that runs, if steps are refused meanwhile */
-    const char *bars_steps;
+    const char *gates_steps;
     /* never BUSY, which is not kept */
     enum cox_engine_state engine_state;
     /* a pause has failed, and no start was since: some ranks begin nothing, whatever the state is
      */
-    bool half_paused;
+    bool partially_paused;
 
     /* one init at a time */
     bool in_init;
@@ -121,7 +90,7 @@ struct cox_executor {
     /* both are set before the first init */
     void *tell_context;
     /* of the last init that was sent; 0: none was */
-    _Atomic uint64_t group_life;
+    _Atomic uint64_t group_epoch;
     /* of who is in init; see group_memory.h */
     struct cox_group_handles *group_handles;
 };
@@ -160,6 +129,8 @@ void cox_executor_close_door(struct cox_executor *executor); /* idempotent */
  * COX_CORRUPT; COX_DENIED: it is no descendant of the process that was started; COX_PEER_DEAD. */
 int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank,
                                 struct cox_error *err);
+/* Legacy ranks, which do not attach, run from when they were started. */
+int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err);
 /* How the rank ended or that it lives, `what`, and its last lines, as a failure. */
 int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
                                   const char *what, struct cox_error *err);
@@ -170,22 +141,29 @@ static inline bool cox_executor_is_async(enum cox_channel_id channel)
     return channel == COX_CHANNEL_EXECUTE || channel == COX_CHANNEL_TRANSFER;
 }
 
+/* It has left the group, by its own word, and its process lives. */
+static inline bool cox_executor_sees_left(struct cox_executor *executor, uint32_t rank)
+{
+    return cox_supervisor_see_left(executor->supervisor, rank,
+                                   cox_state_left(&executor->control, rank)) > 0;
+}
+
 /* A dead rank has been started again, successfully. */
 static inline void cox_executor_count_restart(struct cox_executor *executor, uint32_t rank)
 {
-    /* relaxed: a number for display. */
-    atomic_fetch_add_explicit(&executor->restarts[rank], 1, memory_order_relaxed);
+    /* release: the incarnation was counted before; partner is cox_rank_invariant. */
+    atomic_fetch_add_explicit(&executor->ranks[rank].restarts, 1, memory_order_release);
 }
 
-/* A thread is inside; go as a clean-up of the variable that come gives. */
-static inline struct cox_executor *cox_executor_come(struct cox_executor *executor)
+/* A thread is inside until exit, which is the clean-up of the variable that enter returns. */
+static inline struct cox_executor *cox_executor_enter(struct cox_executor *executor)
 {
-    /* acq_rel: partner is the acquire in stop; who went has let go of everything. */
+    /* acq_rel: partner is the acquire in stop. A thread that exited uses the executor no more. */
     atomic_fetch_add_explicit(&executor->callers, 1, memory_order_acq_rel);
     return executor;
 }
 
-static inline void cox_executor_go(struct cox_executor **executor)
+static inline void cox_executor_exit(struct cox_executor **executor)
 {
     atomic_fetch_sub_explicit(&(*executor)->callers, 1, memory_order_acq_rel);
 }

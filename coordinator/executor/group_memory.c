@@ -35,7 +35,8 @@ struct cox_group_handles *cox_group_handles_free(struct cox_group_handles *handl
 static int handles_new(const char *door, struct cox_group_handles **ret_handles,
                        struct cox_error *err)
 {
-    const struct cox_exporter_options options = {.door_path = door};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .door_path = door};
     struct cox_group_handles *handles = calloc(1, sizeof *handles);
     if (!handles)
         return cox_fail(err, -ENOMEM, "no memory for the handles of the rank group");
@@ -156,7 +157,7 @@ int cox_group_handles_fill(struct cox_executor *executor, Coxswain__ExecuteReque
         message->values = bytes_of(&exported->handles[1]);
         message->has_pid = 1;
         message->pid =
-            (uint32_t)atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed);
+            (uint32_t)atomic_load_explicit(&executor->ranks[rank].holder.pid, memory_order_relaxed);
     }
     if (r)
         return cox_fail(err, r, "the memory of the rank group: %s", why.text);

@@ -14,7 +14,7 @@
 #include "channel/shm/windows.h"
 #include "executor_internal.h"
 #include "group_memory.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
@@ -301,7 +301,7 @@ static bool summary_equal(const struct cox_init_summary *a, const struct cox_ini
 static int init_enter(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "an init from inside a handler or hook would wait for itself");
     pthread_mutex_lock(&executor->recover_lock);
@@ -322,7 +322,7 @@ static void init_leave(struct cox_executor *executor, int r)
     pthread_mutex_lock(&executor->recover_lock);
     if (executor->init_sent)
         /* relaxed: as in init_renew_group. */
-        atomic_fetch_add_explicit(&executor->group_life, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&executor->group_epoch, 1, memory_order_relaxed);
     executor->init_void = executor->init_void || (r && executor->init_sent);
     executor->in_init = false;
     pthread_cond_broadcast(&executor->recover_cond);
@@ -342,7 +342,7 @@ static int init_renew_group(struct cox_executor *executor, uint64_t *ret_life,
                             struct cox_error *err)
 {
     /* relaxed: a count, and one init at a time; who else reads it wants no more than the number. */
-    *ret_life = atomic_load_explicit(&executor->group_life, memory_order_relaxed) + UINT64_C(1);
+    *ret_life = atomic_load_explicit(&executor->group_epoch, memory_order_relaxed) + UINT64_C(1);
     int fd = init_group_fd(executor);
     return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_life, err);
 }
@@ -361,7 +361,7 @@ static void init_keep_group(struct cox_executor *executor, uint64_t life)
 /* What init tells of the weights; all of it is lent to the request. */
 struct weights_words {
     struct cox_weights_told told;
-    Coxswain__WeightsOffer offer;
+    Coxswain__WeightsCandidate offer;
 };
 
 static void weights_fill(const struct cox_executor *executor, struct weights_words *words,
@@ -371,7 +371,7 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
     if (!executor->tell_weights || executor->geometry.legacy)
         return;
     executor->tell_weights(executor->tell_context, told);
-    coxswain__weights_offer__init(&words->offer);
+    coxswain__weights_candidate__init(&words->offer);
     words->offer.has_handle = words->offer.has_size = 1;
     words->offer.handle =
         (ProtobufCBinaryData){.data = told->handle.bytes, .len = sizeof told->handle.bytes};
@@ -428,7 +428,8 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
                                            .max_position_embeddings = INT64_MAX}};
     for (uint32_t i = 0; i < COX_KV_CACHE_COUNT_MAX; i++)
         visit.summary.kv_caches[i].block_count = INT64_MAX;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     r = cox_executor_call(executor, &request, &options, init_visit, &visit, err);
     if (!replayed)
@@ -451,9 +452,9 @@ uint64_t cox_executor_life(const struct cox_executor *executor)
 {
     /* relaxed: each grows before the lock is given up under which a step can be published after it.
      */
-    uint64_t life = 1 + atomic_load_explicit(&executor->group_life, memory_order_relaxed);
+    uint64_t life = 1 + atomic_load_explicit(&executor->group_epoch, memory_order_relaxed);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        life += atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);
+        life += atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);
     return life;
 }
 
@@ -470,7 +471,7 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
                       struct cox_init_summary *ret_summary, struct cox_error *err)
 {
     /* The state is written after the call. */
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
     _cox_cleanup_(record_freep) struct cox_init_record *record = record_new(config, config_count);
     if (!record)
@@ -492,7 +493,7 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
 int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                              struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
     int r = init_enter(executor, deadline_ns, err);
     if (r)

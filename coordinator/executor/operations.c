@@ -24,7 +24,9 @@ static ExecuteRequest request_of(Coxswain__ExecuteType type)
 
 static struct cox_submit_options submit_all(uint64_t deadline_ns)
 {
-    return (struct cox_submit_options){.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
+    return (struct cox_submit_options){.size = sizeof(struct cox_submit_options),
+                                       .gather = COX_GATHER_ALL,
+                                       .deadline_ns = deadline_ns};
 }
 
 /* ---- requests without answer ---- */
@@ -38,7 +40,9 @@ int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, 
     ExecuteRequest request = request_of(TYPE(TEXT_GENERATOR_CLEANUP));
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_TEXT_GENERATOR_CLEANUP_REQUEST;
     request.text_generator_cleanup_request = &cleanup;
-    struct cox_submit_options options = {.gather = COX_GATHER_NONE, .deadline_ns = deadline_ns};
+    struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                         .gather = COX_GATHER_NONE,
+                                         .deadline_ns = deadline_ns};
     return cox_executor_call(executor, &request, &options, NULL, NULL, err);
 }
 
@@ -48,7 +52,9 @@ int cox_executor_link(struct cox_executor *executor, const Coxswain__PDLinkReque
     ExecuteRequest request = request_of(TYPE(PD_LINK));
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_REQUEST;
     request.pd_link_request = (Coxswain__PDLinkRequest *)(uintptr_t)link;
-    struct cox_submit_options options = {.gather = COX_GATHER_NONE, .deadline_ns = deadline_ns};
+    struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                         .gather = COX_GATHER_NONE,
+                                         .deadline_ns = deadline_ns};
     return cox_executor_call(executor, &request, &options, NULL, NULL, err);
 }
 

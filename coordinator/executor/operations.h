@@ -51,15 +51,19 @@ struct cox_init_summary {
 
 /* MODEL_INIT on every rank: in each the ranks form their group anew, in memory of its own. One init
  * at a time: another one, also one that is said again, waits its turn until deadline_ns; and an
- * init waits for the end of the steps in flight. COX_NO_SPACE: none for the ranks' group, err says
- * how much; nothing was sent. COX_DIVERGED: ranks disagree on something that cannot be merged
- * (block size, number of caches, thinking ids, digest of the model); COX_CORRUPT: an answer without
- * a required key or with a value that is no number; COX_INVALID, COX_NOT_FOUND: the code of a
- * rank's own answer, to which what config says, its model, is at fault; COX_REJECTED: any other.
- * The device blocks of a rank are its npuBlockNum, or, as MindIE-LLM's workers answer since March
- * 2026, npu_block_num of its first KV cache; ranks of both kinds may be in one group. A legacy rank
- * that describes no KV cache has those that the others describe, the first of them with its
- * npuBlockNum. */
+ * init waits for the end of the steps in flight. The device blocks of a rank are its npuBlockNum,
+ * or, as MindIE-LLM's workers answer since March 2026, npu_block_num of its first KV cache; ranks
+ * of both kinds may be in one group. A legacy rank that describes no KV cache has those that the
+ * others describe, the first of them with its npuBlockNum.
+ * Returns as cox_executor_call, and
+ *   COX_NO_SPACE: no memory for the ranks' group, err says how much; nothing was sent
+ *   COX_DIVERGED: ranks disagree on something that cannot be merged (block size, number of caches,
+ *     thinking ids, digest of the model)
+ *   COX_CORRUPT: an answer without a required key or with a value that is no number
+ *   COX_INVALID: a rank refuses a value of config
+ *   COX_NOT_FOUND: a rank does not find what config names, its model
+ *   COX_REJECTED: a rank answers with any other error
+ */
 COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  const struct cox_config_entry *config, size_t config_count,
                                  uint64_t deadline_ns, struct cox_init_summary *ret_summary,
@@ -87,15 +91,24 @@ COX_PUBLIC void cox_executor_tell_weights(struct cox_executor *executor,
 /* The last init that succeeded once more, word for word and marked as such, on every rank: after a
  * rank was replaced. The ranks form their group anew; who has what it asks for keeps it. To legacy
  * workers it is the same init again. Steps in flight end first. The engine state becomes NORMAL,
- * except that PAUSE and READY stay. Returns as cox_executor_init; COX_STATE: there was none;
- * COX_DIVERGED: the answer is another one than then. */
+ * except that PAUSE and READY stay.
+ * Returns
+ *   as cox_executor_init
+ *   COX_STATE: there was no init
+ *   COX_DIVERGED: the answer is another one than then
+ */
 COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
 /* What other groups need to pull from this one: RemoteInfo of executor.proto, packed: its name, its
  * door, and the KV cache of every rank, as the last init told them, with the life in which they are
- * so. *ret_bytes is the caller's (free). Any thread, asks no worker. Returns 0; COX_UNSUPPORTED:
- * ranks told of no KV cache that others could read; COX_STATE: there was no init; -ENOMEM. */
+ * so. *ret_bytes is the caller's (free). Any thread, asks no worker.
+ * Returns
+ *   0
+ *   COX_UNSUPPORTED: ranks told of no KV cache that others could read
+ *   COX_STATE: there was no init
+ *   -ENOMEM
+ */
 COX_PUBLIC int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
                                         size_t *ret_size, struct cox_error *err);
 /* The life of the group as others know it: of this one, by cox_executor_life, and of the present
@@ -146,22 +159,28 @@ struct cox_pull_result {
     int32_t code;
 };
 /* KV_TRANSFER. One result per request of the call, in its order; a request that some rank does not
- * mention has failed (PD_PULL_KV_UNKNOWN_ERROR). Returns 0 also when single pulls failed;
- * *ret_results is freed with cox_pull_results_free. COX_INVALID: one without a request id, or two
- * with the same: nothing was sent. */
+ * mention has failed (PD_PULL_KV_UNKNOWN_ERROR). *ret_results is freed with cox_pull_results_free.
+ * Returns as cox_executor_call, and
+ *   0: also when single pulls failed
+ *   COX_INVALID: a request without an id, or two with the same: nothing was sent
+ */
 COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
                                     const struct Coxswain__PullKVRequest *request,
                                     uint64_t deadline_ns, struct cox_pull_result **ret_results,
                                     size_t *ret_count, struct cox_error *err);
 COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t count);
 
+#ifdef COX_INTERNAL
 /* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for
- * all). Returns 0 when every rank says LORA_CMD_SUCCESS; COX_REJECTED otherwise, err names the
- * ranks. ret_statuses is filled also on failure, with -1 for a rank without an answer. */
-COX_PUBLIC int cox_executor_lora(struct cox_executor *executor,
-                                 const struct Coxswain__LoraOperationRequest *request,
-                                 uint64_t deadline_ns, int32_t *ret_statuses,
-                                 struct cox_error *err);
+ * all). It is filled also on failure, with -1 for a rank without an answer.
+ * Returns as cox_executor_call, and
+ *   0: every rank says LORA_CMD_SUCCESS
+ *   COX_REJECTED: some do not, err names them
+ */
+int cox_executor_lora(struct cox_executor *executor,
+                      const struct Coxswain__LoraOperationRequest *request, uint64_t deadline_ns,
+                      int32_t *ret_statuses, struct cox_error *err);
+#endif
 
 /* What one rank says to a LoRA operation. */
 struct cox_lora_result {
@@ -174,7 +193,12 @@ struct cox_lora_result {
     /* why, in its words; "": it says none */
     char text[256];
 };
-/* The same with the words of every rank; and the ranks are told until when they are waited for. */
+/* LORA_OPERATION on every rank, which is told until when it is waited for. ret_results: rank_count
+ * of them, filled also on failure.
+ * Returns as cox_executor_call, and
+ *   0: every rank says LORA_CMD_SUCCESS
+ *   COX_REJECTED: some do not, err names them
+ */
 COX_PUBLIC int cox_executor_lora_results(struct cox_executor *executor,
                                          const struct Coxswain__LoraOperationRequest *request,
                                          uint64_t deadline_ns, struct cox_lora_result *ret_results,
@@ -216,15 +240,19 @@ struct cox_recover_result {
  * READY. */
 
 /* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of
- * them, filled also on failure. Returns 0 when every rank says 0; COX_STATE: not legal now, err
- * says which commands are; COX_REJECTED: a rank's result is not 0. */
+ * them, filled also on failure.
+ * Returns as cox_executor_call, and
+ *   0: every rank says 0
+ *   COX_STATE: not legal now, err says which commands are
+ *   COX_REJECTED: a rank's result is not 0
+ */
 COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
                                     uint64_t deadline_ns, struct cox_recover_result *ret_results,
                                     struct cox_error *err);
 COX_PUBLIC enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
 /* A pause has failed, but came to some ranks, or may have: the state is as before, and yet they
  * refuse steps. Until a pause or start succeeds; start is legal, whatever the state. */
-COX_PUBLIC bool cox_executor_half_paused(const struct cox_executor *executor);
+COX_PUBLIC bool cox_executor_partially_paused(const struct cox_executor *executor);
 COX_PUBLIC const char *cox_engine_state_name(enum cox_engine_state state);
 COX_PUBLIC const char *cox_recover_command_name(enum cox_recover_command command);
 

@@ -18,7 +18,7 @@
 #include <string.h>
 
 #include "executor_internal.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
@@ -65,7 +65,7 @@ static enum cox_engine_state state_look(struct cox_executor *executor)
     for (uint32_t rank = 0;
          executor->engine_state == COX_ENGINE_NORMAL && rank < executor->geometry.rank_count;
          rank++)
-        if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+        if (cox_rank_is_dead(&executor->ranks[rank]))
             executor->engine_state = COX_ENGINE_ABNORMAL;
     return executor->engine_state;
 }
@@ -82,13 +82,13 @@ enum cox_engine_state cox_executor_engine_state(const struct cox_executor *execu
                : state;
 }
 
-bool cox_executor_half_paused(const struct cox_executor *executor)
+bool cox_executor_partially_paused(const struct cox_executor *executor)
 {
     struct cox_executor *own = (struct cox_executor *)(uintptr_t)executor;
     pthread_mutex_lock(&own->recover_lock);
-    bool half_paused = own->half_paused;
+    bool partially_paused = own->partially_paused;
     pthread_mutex_unlock(&own->recover_lock);
-    return half_paused;
+    return partially_paused;
 }
 
 /* ---- where the state moves ---- */
@@ -98,7 +98,7 @@ void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused)
     pthread_mutex_lock(&executor->recover_lock);
     executor->init_void = false;
     /* Ranks go on with an init of another kind, as they do from PAUSE. */
-    executor->half_paused = executor->half_paused && unless_paused;
+    executor->partially_paused = executor->partially_paused && unless_paused;
     if (!unless_paused ||
         (executor->engine_state != COX_ENGINE_PAUSE && executor->engine_state != COX_ENGINE_READY))
         executor->engine_state = COX_ENGINE_NORMAL;
@@ -131,7 +131,7 @@ void cox_executor_note_death(struct cox_executor *executor)
 int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err)
 {
     pthread_mutex_lock(&executor->recover_lock);
-    const char *command = executor->bars_steps;
+    const char *command = executor->gates_steps;
     enum cox_engine_state state = executor->engine_state;
     pthread_mutex_unlock(&executor->recover_lock);
     if (command)
@@ -148,11 +148,11 @@ int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err
 
 /* The gate was passed. Steps that came before this command are in flight by now, and others are
  * refused: none comes to a rank behind its answer. */
-static void recover_bar_steps(struct cox_executor *executor, enum cox_recover_command command)
+static void recover_gate_steps(struct cox_executor *executor, enum cox_recover_command command)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     pthread_mutex_lock(&executor->recover_lock);
-    executor->bars_steps = commands[command].name;
+    executor->gates_steps = commands[command].name;
     pthread_mutex_unlock(&executor->recover_lock);
     /* Who asked before that is in here still, or has published. */
     pthread_mutex_lock(&collector->submit_lock);
@@ -196,7 +196,7 @@ static void recover_visit(void *context, const struct cox_completion *completion
 static bool is_legal(const struct cox_executor *executor, size_t command)
 {
     return commands[command].from & (1u << executor->engine_state) ||
-           (command == COX_RECOVER_START && executor->half_paused);
+           (command == COX_RECOVER_START && executor->partially_paused);
 }
 
 static int recover_refuse(struct cox_executor *executor, enum cox_recover_command command,
@@ -213,14 +213,14 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
 }
 
 /* Of a pause that has failed. A rank that is stuck is paused; one that has not answered may be. */
-static bool is_half_paused(const struct recover_visit *visit, uint32_t rank_count)
+static bool is_partially_paused(const struct recover_visit *visit, uint32_t rank_count)
 {
-    bool half_paused = false;
+    bool partially_paused = false;
     for (uint32_t rank = 0; visit->asked && rank < rank_count; rank++) {
         int32_t result = visit->results[rank].result;
-        half_paused = half_paused || result == 0 || result == -1 || result == COX_TIMEOUT;
+        partially_paused = partially_paused || result == 0 || result == -1 || result == COX_TIMEOUT;
     }
-    return half_paused;
+    return partially_paused;
 }
 
 /* recover_lock is held. The command has come to r. */
@@ -231,10 +231,10 @@ static void state_move(struct cox_executor *executor, enum cox_recover_command c
     if (r == 0 && to >= 0)
         executor->engine_state = (enum cox_engine_state)to;
     if (r == 0 && (to == COX_ENGINE_PAUSE || to == COX_ENGINE_NORMAL))
-        executor->half_paused = false;
+        executor->partially_paused = false;
     else if (r != 0 && to == COX_ENGINE_PAUSE)
-        executor->half_paused =
-            executor->half_paused || is_half_paused(visit, executor->geometry.rank_count);
+        executor->partially_paused =
+            executor->partially_paused || is_partially_paused(visit, executor->geometry.rank_count);
     state_look(executor);
 }
 
@@ -256,7 +256,8 @@ static int recover_call(struct cox_executor *executor, enum cox_recover_command 
 {
     Coxswain__RecoverCommandRequest body = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
     body.command = (char *)(uintptr_t)commands[command].wire;
     request.has_execute_type = 1;
@@ -270,7 +271,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
                          uint64_t deadline_ns, struct cox_recover_result *ret_results,
                          struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
     if ((size_t)command >= COMMAND_COUNT)
         return cox_fail(err, COX_INVALID, "recovery command %d does not exist", (int)command);
@@ -278,7 +279,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     for (uint32_t rank = 0; rank < rank_count; rank++)
         ret_results[rank] =
             (struct cox_recover_result){.device = -1, .result = -1, .text = "not asked"};
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a recovery command from inside a handler or hook would wait for itself");
 
@@ -293,7 +294,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
         r = recover_refuse(executor, command, err);
     pthread_mutex_unlock(&executor->recover_lock);
     if (r == 0 && command != COX_RECOVER_CLEAR)
-        recover_bar_steps(executor, command);
+        recover_gate_steps(executor, command);
     if (r == 0)
         r = recover_call(executor, command, deadline_ns, &visit, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
@@ -304,7 +305,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     pthread_mutex_lock(&executor->recover_lock);
     state_move(executor, command, &visit, r);
     executor->recovering = false;
-    executor->bars_steps = NULL;
+    executor->gates_steps = NULL;
     pthread_cond_broadcast(&executor->recover_cond);
     pthread_mutex_unlock(&executor->recover_lock);
     return r;

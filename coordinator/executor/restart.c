@@ -7,7 +7,7 @@
 #include "channel/base/fault.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 #include "coordinator/process/launch.h"
 
 /* A new process that did not make it is killed, and has this long to be gone. */
@@ -18,32 +18,30 @@
 /* ---- steps of a rank's replacement, in their order ---- */
 
 /* Every channel goes on without the rank; whoever asked it has been told of its death. */
-static int restart_leave_out(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
-                             struct cox_error *err)
+static int restart_detach(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                          struct cox_error *err)
 {
     int r = 0;
-    atomic_store_explicit(&executor->left_out[rank], true, memory_order_release);
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++)
-        r = cox_collector_leave_out(&executor->collectors[c], rank, deadline_ns);
+        r = cox_collector_detach(&executor->collectors[c], rank, deadline_ns);
     return r ? cox_fail(err, r, "rank %" PRIu32 " is dead, but a handler did not return in time",
                         rank)
              : 0;
 }
 
-static void restart_admit(struct cox_executor *executor, uint32_t rank)
+static void restart_attach(struct cox_executor *executor, uint32_t rank)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_collector_admit(&executor->collectors[c], rank);
-    atomic_store_explicit(&executor->left_out[rank], false, memory_order_release);
+        cox_collector_attach(&executor->collectors[c], rank);
 }
 
 /* The rank is left out of every channel: what its old process, if that left and lives on, does from
  * here on is its own affair. */
-static int restart_vacate(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
-                          struct cox_error *err)
+static int restart_release_slot(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
+                                struct cox_error *err)
 {
     return executor->options.external_workers
-               ? cox_supervisor_vacate(executor->supervisor, rank, deadline_ns, err)
+               ? cox_supervisor_release_slot(executor->supervisor, rank, deadline_ns, err)
                : 0;
 }
 
@@ -51,9 +49,8 @@ static int restart_vacate(struct cox_executor *executor, uint32_t rank, uint64_t
 static int restart_reset(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
     /* relaxed: one thread at a time starts this rank; the door only compares. */
-    uint32_t generation =
-        atomic_fetch_add_explicit(&executor->generations[rank], 1, memory_order_relaxed) + 1;
-    struct cox_inherit *inherit = &executor->next_lives[rank].inherit;
+    atomic_fetch_add_explicit(&executor->ranks[rank].incarnation, 1, memory_order_relaxed);
+    struct cox_inherit *inherit = &executor->replacements[rank];
     int r = 0;
     if (executor->geometry.sealed) {
         pthread_mutex_lock(&executor->memory_lock);
@@ -64,14 +61,14 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
         int *bells = &inherit->fds[cox_inherit_bell(channel, (enum cox_bell)0)];
-        r = cox_collector_reset_rank(&executor->collectors[c], rank, generation, bells, err);
+        r = cox_collector_reset_rank(&executor->collectors[c], rank, bells, err);
     }
     /* Then its memory is the old one still, which is for reading only. */
     if (r)
         return r;
     /* What the dead one held of the error channel's slot is looked for since its death was told. */
     cox_state_reset_line(cox_state_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
-    cox_faults_revive(&executor->faults, rank);
+    cox_error_channel_reset_rank(&executor->error_channel, rank);
     cox_state_reset_identity(&executor->control.ranks[rank]->identity);
     return 0;
 }
@@ -79,21 +76,20 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
 /* What only the next process was to be given: it has it, or there is none. */
 static void restart_put_away(struct cox_executor *executor, uint32_t rank)
 {
-    struct cox_next_life *life = &executor->next_lives[rank];
+    struct cox_inherit *inherit = &executor->replacements[rank];
     pthread_mutex_lock(&executor->memory_lock);
-    life->offered = false;
+    executor->ranks[rank].open_for_attach = false;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         for (int b = 0; b < COX_BELL_COUNT; b++)
-            cox_close_fd(
-                &life->inherit.fds[cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b)]);
+            cox_close_fd(&inherit->fds[cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b)]);
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
 /* From here on the door gives the rank to one that logs on as it. */
-static void restart_offer(struct cox_executor *executor, uint32_t rank)
+static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
 {
     pthread_mutex_lock(&executor->memory_lock);
-    executor->next_lives[rank].offered = true;
+    executor->ranks[rank].open_for_attach = true;
     pthread_mutex_unlock(&executor->memory_lock);
     cox_fault_point(COX_FAULT_RANK_OFFERED);
     cox_log_write(&executor->options.log, 6,
@@ -105,25 +101,24 @@ static void restart_offer(struct cox_executor *executor, uint32_t rank)
 static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                           struct cox_error *err)
 {
-    atomic_store_explicit(&executor->death_reported[rank], false, memory_order_release);
     if (executor->options.external_workers) {
-        restart_offer(executor, rank);
+        restart_open_slot(executor, rank);
         return 0;
     }
-    const struct cox_inherit *inherit = &executor->next_lives[rank].inherit;
-    const struct cox_launch_life life = {
-        .generation = executor->generations[rank],
+    const struct cox_inherit *inherit = &executor->replacements[rank];
+    const struct cox_launch_incarnation incarnation = {
+        .number = cox_rank_incarnation(&executor->ranks[rank]),
         .fds = inherit->fds,
         .fd_count = inherit->count,
     };
-    int r = cox_supervisor_relaunch(executor->supervisor, rank, &life, deadline_ns, err);
+    int r = cox_supervisor_relaunch(executor->supervisor, rank, &incarnation, deadline_ns, err);
     restart_put_away(executor, rank);
     return r;
 }
 
 static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
-    if (cox_supervisor_pid(executor->supervisor, rank))
+    if (cox_rank_pid(&executor->ranks[rank]))
         return cox_executor_describe_failure(executor, rank, COX_TIMEOUT,
                                              "but did not attach in time", err);
     return cox_fail(
@@ -137,7 +132,7 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
 static int restart_look(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                         struct cox_error *err)
 {
-    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+    if (cox_rank_is_dead(&executor->ranks[rank]))
         return cox_executor_describe_failure(executor, rank, COX_PEER_DEAD,
                                              "before it was back in the group", err);
     if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
@@ -159,7 +154,7 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
             break;
         int r = 0;
         for (uint32_t other = rank + 1; r == 0 && other <= last; other++)
-            if (cox_supervisor_dead(executor->supervisor, other, NULL))
+            if (cox_rank_is_dead(&executor->ranks[other]))
                 r = restart_look(executor, other, deadline_ns, err);
         if (r == 0)
             r = restart_look(executor, rank, deadline_ns, err);
@@ -178,17 +173,17 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
 /* The last step: it is the rank. */
 static void restart_conclude(struct cox_executor *executor, uint32_t rank)
 {
-    struct cox_served *old = &executor->served[rank];
-    const struct cox_served new = {
-        .pid = cox_supervisor_serving_pid(executor->supervisor, rank),
-        .generation = executor->generations[rank],
-    };
+    struct cox_rank *record = &executor->ranks[rank];
+    const pid_t pid = cox_rank_serving_pid(record);
+    const uint32_t incarnation = cox_rank_incarnation(record);
     restart_put_away(executor, rank);
     cox_log_write(&executor->options.log, 6,
                   "rank %" PRIu32 ": process %jd (generation %" PRIu32
                   ") is replaced by process %jd (generation %" PRIu32 ")",
-                  rank, (intmax_t)old->pid, old->generation, (intmax_t) new.pid, new.generation);
-    *old = new;
+                  rank, (intmax_t)record->previous.pid, record->previous.incarnation, (intmax_t)pid,
+                  incarnation);
+    record->previous.pid = pid;
+    record->previous.incarnation = incarnation;
     cox_executor_note_replaced(executor);
     cox_executor_count_restart(executor, rank);
 }
@@ -201,22 +196,23 @@ static int restart_undo(struct cox_executor *executor, uint32_t rank)
     struct cox_supervisor *supervisor = executor->supervisor;
     const bool external = executor->options.external_workers;
     restart_put_away(executor, rank);
-    if (external && cox_supervisor_withdraw(supervisor, rank))
+    if (external && cox_supervisor_cancel_slot(supervisor, rank))
         return 0;
     cox_supervisor_kill(supervisor, rank, 0);
     int r =
         cox_supervisor_await_end(supervisor, rank, cox_deadline_after_ms(RESTART_KILL_MS), NULL);
     /* It may have gone of its own accord before it was the rank. */
     if (r == 0 && external)
-        cox_supervisor_withdraw(supervisor, rank);
+        cox_supervisor_cancel_slot(supervisor, rank);
     return r;
 }
 
 /* Before anything is done: whose place it is. */
 static void restart_note(struct cox_executor *executor, uint32_t rank)
 {
-    if (executor->served[rank].pid == 0)
-        executor->served[rank].pid = cox_supervisor_serving_pid(executor->supervisor, rank);
+    struct cox_rank *record = &executor->ranks[rank];
+    if (record->previous.pid == 0)
+        record->previous.pid = cox_rank_serving_pid(record);
 }
 
 /* ---- one rank ---- */
@@ -239,9 +235,9 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
                            struct cox_error *err)
 {
     /* One that an earlier restart killed, and that would not go in time, is not alive. */
-    bool alive = !cox_supervisor_dead(executor->supervisor, rank, NULL) &&
-                 !atomic_load_explicit(&executor->left_out[rank], memory_order_acquire);
-    bool left = alive && cox_state_left(&executor->control, rank);
+    const struct cox_rank *record = &executor->ranks[rank];
+    bool alive = !cox_rank_is_dead(record) && !cox_rank_is_detached(record);
+    bool left = alive && cox_executor_sees_left(executor, rank);
     if (alive && !left)
         return 0;
     if (left && !executor->options.external_workers)
@@ -249,14 +245,14 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
             err, COX_STATE,
             "rank %" PRIu32
             " (pid %jd) left the group, its process lives: end it, then start the rank again",
-            rank, (intmax_t)cox_supervisor_pid(executor->supervisor, rank));
+            rank, (intmax_t)cox_rank_pid(&executor->ranks[rank]));
     restart_note(executor, rank);
     int r = restart_await_end(executor, rank, left, deadline_ns, err);
     if (r) /* one that a restart before has killed, and that still would not go, stays left out */
         return r;
-    r = restart_leave_out(executor, rank, deadline_ns, err);
+    r = restart_detach(executor, rank, deadline_ns, err);
     if (r == 0) {
-        r = restart_vacate(executor, rank, deadline_ns, err);
+        r = restart_release_slot(executor, rank, deadline_ns, err);
         if (r == 0)
             r = restart_reset(executor, rank, err);
         if (r == 0)
@@ -268,7 +264,7 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
         else if (restart_undo(executor, rank))
             return r;
     }
-    restart_admit(executor, rank);
+    restart_attach(executor, rank);
     return r;
 }
 
@@ -284,12 +280,12 @@ static int restart_refuse(struct cox_executor *executor, struct cox_error *err)
 /* acq_rel: partner is the release in give; one thread at a time has the rank's generation. */
 static bool restart_take(struct cox_executor *executor, uint32_t rank)
 {
-    return !atomic_exchange_explicit(&executor->restarting[rank], true, memory_order_acq_rel);
+    return !atomic_exchange_explicit(&executor->ranks[rank].restarting, true, memory_order_acq_rel);
 }
 
 static void restart_give(struct cox_executor *executor, uint32_t rank)
 {
-    atomic_store_explicit(&executor->restarting[rank], false, memory_order_release);
+    atomic_store_explicit(&executor->ranks[rank].restarting, false, memory_order_release);
 }
 
 int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
@@ -302,10 +298,10 @@ int cox_executor_restart(struct cox_executor *executor, uint32_t rank, uint64_t 
         return cox_fail(
             err, COX_UNSUPPORTED,
             "a group with legacy workers starts again as a whole (cox_executor_restart_all, coxswain recover restart --all)");
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "a rank cannot be started again from inside a handler or hook");
-    _cox_cleanup_(cox_executor_go) struct cox_executor *inside = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
     int r = restart_refuse(inside, err);
     if (r)
         return r;
@@ -321,12 +317,11 @@ int cox_executor_kill(struct cox_executor *executor, uint32_t rank, struct cox_e
     if (rank >= executor->geometry.rank_count)
         return cox_fail(err, COX_INVALID, "there is no rank %" PRIu32 ": the group has %" PRIu32,
                         rank, executor->geometry.rank_count);
-    if (cox_supervisor_pid(executor->supervisor, rank) == 0)
+    if (cox_rank_pid(&executor->ranks[rank]) == 0)
         return cox_fail(err, COX_UNSUPPORTED, "nobody has logged on as rank %" PRIu32, rank);
     int r = cox_supervisor_kill(executor->supervisor, rank, 0);
     return r ? cox_fail(err, r, "rank %" PRIu32 " (pid %jd) cannot be killed: %s", rank,
-                        (intmax_t)cox_supervisor_pid(executor->supervisor, rank),
-                        cox_status_text(r))
+                        (intmax_t)cox_rank_pid(&executor->ranks[rank]), cox_status_text(r))
              : 0;
 }
 
@@ -378,8 +373,9 @@ static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
     int r = COX_TIMEOUT;
     while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns &&
            !atomic_load_explicit(&executor->stopping, memory_order_acquire))
-        r = cox_faults_restore(&executor->faults,
-                               cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
+        r = cox_error_channel_restore(
+            &executor->error_channel,
+            cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     if (r)
         return cox_fail(err, r, "the error channel is not free: a hook did not return in time");
     pthread_mutex_lock(&executor->memory_lock);
@@ -401,13 +397,15 @@ static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
     /* In turn, and each of them: a failure later finds nobody any more who is neither dead nor the
      * rank. */
     for (uint32_t rank = 0; rank < rank_count; rank++) {
-        int vacated = restart_vacate(executor, rank, deadline_ns, err);
+        int vacated = restart_release_slot(executor, rank, deadline_ns, err);
         r = r ? r : vacated;
     }
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
         r = restart_reset(executor, rank, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
         r = restart_launch(executor, rank, deadline_ns, err);
+    if (r == 0 && legacy)
+        r = cox_executor_run_legacy(executor, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++) {
         r = legacy ? 0 : restart_await(executor, rank, rank_count - 1, deadline_ns, err);
         if (r == 0) {
@@ -428,23 +426,23 @@ static int all_guarded(struct cox_executor *executor, uint64_t deadline_ns, stru
     if (r)
         return r;
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
-        r = restart_leave_out(executor, rank, deadline_ns, err);
+        r = restart_detach(executor, rank, deadline_ns, err);
     bool begun = r == 0;
     if (begun)
         r = all_start(executor, deadline_ns, &arrived, err);
     for (uint32_t rank = 0; rank < rank_count; rank++)
         if (!begun || cox_rank_set_has(&arrived, rank) || restart_undo(executor, rank) == 0)
-            restart_admit(executor, rank);
+            restart_attach(executor, rank);
     return r;
 }
 
 int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                              struct cox_error *err)
 {
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
                         "ranks cannot be started again from inside a handler or hook");
-    _cox_cleanup_(cox_executor_go) struct cox_executor *inside = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *inside = cox_executor_enter(executor);
     int r = restart_refuse(inside, err);
     if (r)
         return r;

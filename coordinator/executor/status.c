@@ -41,14 +41,14 @@ static void channel_status(struct cox_executor *executor, uint32_t rank,
 
 static enum cox_rank_life rank_life(struct cox_executor *executor, uint32_t rank)
 {
-    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+    const struct cox_rank *record = &executor->ranks[rank];
+    if (cox_rank_is_dead(record))
         return COX_LIFE_DEAD;
-    if (executor->geometry.legacy)
-        return COX_LIFE_ALIVE;
-    if (cox_state_left(&executor->control, rank))
+    if (cox_executor_sees_left(executor, rank))
         return COX_LIFE_LEFT;
-    return cox_state_attached(&executor->control.ranks[rank]->identity) ? COX_LIFE_ALIVE
-                                                                        : COX_LIFE_ABSENT;
+    const enum cox_rank_stage stage = cox_rank_stage_of(record);
+    return stage == COX_STAGE_VACANT || stage == COX_STAGE_STARTING ? COX_LIFE_ABSENT
+                                                                    : COX_LIFE_ALIVE;
 }
 
 /* What went wrong with it so far. */
@@ -59,7 +59,8 @@ static void rank_troubles(struct cox_executor *executor, uint32_t rank, uint64_t
     cox_supervisor_last_death(executor->supervisor, rank, &death);
     ret_status->deaths = death.count;
     /* relaxed: a number for display. */
-    ret_status->restarts = atomic_load_explicit(&executor->restarts[rank], memory_order_relaxed);
+    ret_status->restarts =
+        atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);
     /* A dead one's own come first: what is left of it may still write, and stop counts no death.
      * But the process in its place that could not be started has written nothing. */
     size_t size = 0;
@@ -82,11 +83,9 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
 {
     struct cox_supervisor *supervisor = executor->supervisor;
     memset(ret_status, 0, sizeof *ret_status);
-    ret_status->pid = cox_supervisor_pid(supervisor, rank);
-    ret_status->serving_pid = cox_supervisor_serving_pid(supervisor, rank);
-    /* relaxed: a number for display. */
-    ret_status->generation =
-        atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    ret_status->pid = cox_rank_pid(&executor->ranks[rank]);
+    ret_status->serving_pid = cox_rank_serving_pid(&executor->ranks[rank]);
+    ret_status->generation = cox_rank_incarnation(&executor->ranks[rank]);
     ret_status->life = rank_life(executor, rank);
     if (ret_status->life == COX_LIFE_DEAD)
         cox_supervisor_describe(supervisor, rank, ret_status->death, sizeof ret_status->death);
@@ -124,7 +123,7 @@ static void collector_status(struct cox_executor *executor, enum cox_channel_id 
     ret_status->channels[channel].published = collector->published;
     ret_status->channels[channel].ended = collector->ended;
     cox_stats_read(&collector->stats, &ret_status->channels[channel].stats);
-    ret_status->channels[channel].stats.bulk_held_bytes = cox_collector_held_bytes(collector);
+    ret_status->channels[channel].stats.large_held_bytes = cox_collector_held_bytes(collector);
     for (uint32_t i = 0; i < executor->geometry.depth; i++) {
         const struct cox_entry *entry = &collector->entries[i];
         if (entry->sequence && !entry->ended)

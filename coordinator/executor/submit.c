@@ -8,14 +8,15 @@
 
 #include "channel/shm/request.h"
 #include "channel/base/fault.h"
-#include "proto/bulk_ref.h"
+#include "channel/base/options.h"
+#include "proto/large_payload_ref.h"
 #include "proto/operation.h"
 #include "proto/step_wire.h"
 #include "proto/utf8.h"
 #include "proto/wire.h"
 #include "coordinator/collector/collect.h"
 #include "executor_internal.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 
 /* A number that is no ExecuteType. */
@@ -68,7 +69,7 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
                         "%s: a request of %zu bytes, a frame holds %zu and a block %" PRIu64
                         " at most",
                         name, size, capacity, size_max);
-    struct cox_bulk_block *block;
+    struct cox_large_payload *block;
     struct cox_error why = {0};
     size_t packed;
     int r = cox_collector_reserve_block(collector, entry->sequence, size, &block, &why);
@@ -76,12 +77,12 @@ static int payload_pack_block(struct cox_collector *collector, const struct payl
         return cox_fail(err, r, "%s: a request of %zu bytes: %s", name, size, why.text);
     r = payload_pack(payload, block->region.base, block->region.size, &packed, NULL);
     COX_ASSERT(r == 0);
-    cox_fault_point(COX_FAULT_BULK_WRITTEN);
-    struct cox_bulk_ref ref = cox_bulk_refer(block, packed);
-    Coxswain__BulkRef bulk;
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
+    struct cox_large_payload_ref ref = cox_large_payload_refer(block, packed);
+    Coxswain__BulkRef reference;
     Coxswain__ExecuteRequest outer = COXSWAIN__EXECUTE_REQUEST__INIT;
-    cox_bulk_ref_fill(&bulk, &ref);
-    outer.bulk = &bulk;
+    cox_large_payload_ref_fill(&reference, &ref);
+    outer.bulk = &reference;
     if (payload->request) {
         outer.has_execute_type = payload->request->has_execute_type;
         outer.execute_type = payload->request->execute_type;
@@ -114,6 +115,11 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
                      cox_channel_name(collector->channel->id));
     if (r == 0)
         r = cox_collector_claim(collector, &entry->asked, &entry->sequence, err);
+    if (r == 0 && collector->collected && entry->replies &&
+        cox_collector_is_uncollected(collector, entry->sequence))
+        r = cox_fail(err, COX_FULL,
+                     "%s: completions wait to be collected (cox_executor_completions)",
+                     cox_channel_name(collector->channel->id));
     if (r == 0)
         cox_collector_release_blocks(collector); /* the one behind this frame among them */
     /* After claim, which a rank that was started again passes only when it has been counted. */
@@ -189,10 +195,13 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
+    struct cox_submit_options known;
     struct cox_entry entry;
-    int r = entry_prepare(executor, type, options, &entry, err);
+    int r = cox_options_copy(&known, sizeof known, options, "cox_submit_options", err);
+    if (r == 0)
+        r = entry_prepare(executor, type, &known, &entry, err);
     if (r)
         return r;
     enum cox_channel_id channel = entry.operation->channel;
@@ -213,14 +222,17 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
                          const struct payload *payload, const struct cox_submit_options *options,
                          cox_completion_fn visit, void *visit_context, struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_go) struct cox_executor *visited = cox_executor_come(executor);
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
     (void)visited;
-    if (cox_inside(executor))
+    if (cox_reentrancy_inside(executor))
         return cox_fail(
             err, COX_DEADLOCK,
             "a call from inside a handler or hook would wait for itself: submit, or call from another thread");
+    struct cox_submit_options known;
     struct cox_entry entry;
-    int r = entry_prepare(executor, type, options, &entry, err);
+    int r = cox_options_copy(&known, sizeof known, options, "cox_submit_options", err);
+    if (r == 0)
+        r = entry_prepare(executor, type, &known, &entry, err);
     if (r)
         return r;
     enum cox_channel_id channel = entry.operation->channel;
@@ -228,7 +240,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     struct cox_waiter waiter = {.visit = visit, .visit_context = visit_context, .err = err};
     entry.waiter = entry.replies ? &waiter : NULL;
     bool gathers = entry.replies && !cox_executor_is_async(channel);
-    if (gathers && cox_collector_gather_enter(collector, options->deadline_ns))
+    if (gathers && cox_collector_gather_enter(collector, known.deadline_ns))
         return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",
                         cox_channel_name(channel));
     for (;;) {
@@ -236,8 +248,8 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
         cox_error_clear(&why);
         r = executor_publish(executor, payload, &entry, &why);
         bool room = r != COX_FULL && r != COX_LATE;
-        if (!room && cox_now_ns() < options->deadline_ns) {
-            cox_collector_await_room(collector, options->deadline_ns);
+        if (!room && cox_now_ns() < known.deadline_ns) {
+            cox_collector_await_room(collector, known.deadline_ns);
             continue;
         }
         if (r)
@@ -248,8 +260,10 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     if (r == 0 && gathers) {
         cox_collector_gather(collector, entry.sequence);
         r = waiter.status;
+    } else if (r == 0 && entry.replies && collector->collected) {
+        r = cox_collector_collect_call(collector, &waiter);
     } else if (r == 0 && entry.replies) {
-        r = cox_collector_await(collector, entry.sequence, &waiter, options->deadline_ns, err);
+        r = cox_collector_await(collector, entry.sequence, &waiter, known.deadline_ns, err);
     }
     if (gathers)
         cox_collector_gather_leave(collector);
@@ -261,6 +275,31 @@ static uint32_t message_type(const Coxswain__ExecuteRequest *request)
 {
     uint32_t type = (uint32_t)request->execute_type;
     return type == COX_TYPE_OPAQUE ? NO_TYPE : type;
+}
+
+int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id channel,
+                             struct cox_completion *ret_completions, uint32_t count_max,
+                             uint64_t deadline_ns, uint32_t *ret_count, struct cox_error *err)
+{
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
+    (void)visited;
+    if (!cox_executor_is_async(channel) || count_max == 0)
+        return cox_fail(err, COX_INVALID,
+                        "completions are collected on the execute and transfer channels, one at "
+                        "least");
+    if (!executor->options.collect)
+        return cox_fail(err, COX_STATE,
+                        "this group's completions go to handlers: start it with options.collect");
+    if (cox_reentrancy_inside(executor))
+        return cox_fail(err, COX_DEADLOCK,
+                        "completions are collected outside of the visits of calls, and of hooks");
+    int r = cox_collector_collect(&executor->collectors[channel], ret_completions, count_max,
+                                  deadline_ns, ret_count);
+    return r ? cox_fail(err, r, "%s: %s", cox_channel_name(channel),
+                        r == COX_BUSY     ? "another thread is collecting"
+                        : r == COX_CLOSED ? "the group has been stopped, and all is collected"
+                                          : "no completion in time")
+             : 0;
 }
 
 COX_HOT int cox_executor_submit(struct cox_executor *executor,

@@ -11,7 +11,7 @@
 #include "channel/base/peer.h"
 #include "channel/shm/state.h"
 #include "executor_internal.h"
-#include "coordinator/collector/inside.h"
+#include "coordinator/collector/reentrancy.h"
 
 const char *cox_executor_door(const struct cox_executor *executor)
 {
@@ -31,33 +31,34 @@ bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_cou
 /* ---- which rank ---- */
 
 /* A process that left may keep its connection; the rank can be another's by then. */
-static bool seat_is_of_this_life(const struct cox_executor *executor, uint32_t rank)
+static bool holder_is_of_this_incarnation(const struct cox_executor *executor, uint32_t rank)
 {
     /* relaxed: this thread wrote the first; the second changes only when nobody is the rank. */
-    return atomic_load_explicit(&executor->seats[rank].generation, memory_order_relaxed) ==
-           atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    const struct cox_rank *record = &executor->ranks[rank];
+    return atomic_load_explicit(&record->holder.incarnation, memory_order_relaxed) ==
+           cox_rank_incarnation(record);
 }
 
 /* Its process is gone, whether or not the door has noticed that the connection has ended. */
-static bool seat_is_free(const struct cox_executor *executor, uint32_t rank)
+static bool slot_is_free(const struct cox_executor *executor, uint32_t rank)
 {
-    const struct cox_seat *seat = &executor->seats[rank];
+    const struct cox_slot_holder *holder = &executor->ranks[rank].holder;
     uint64_t start;
     /* relaxed: this thread wrote them. */
-    pid_t pid = atomic_load_explicit(&seat->pid, memory_order_relaxed);
-    if (atomic_load_explicit(&seat->visitor, memory_order_relaxed) == 0 ||
-        !seat_is_of_this_life(executor, rank))
+    pid_t pid = atomic_load_explicit(&holder->pid, memory_order_relaxed);
+    if (atomic_load_explicit(&holder->connection, memory_order_relaxed) == 0 ||
+        !holder_is_of_this_incarnation(executor, rank))
         return true;
     return pid && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
 }
 
 /* Somebody waits for a process that takes this rank over. */
-static bool rank_is_offered(struct cox_executor *executor, uint32_t rank)
+static bool rank_is_open_for_attach(struct cox_executor *executor, uint32_t rank)
 {
     pthread_mutex_lock(&executor->memory_lock);
-    bool offered = executor->next_lives[rank].offered;
+    bool is_open = executor->ranks[rank].open_for_attach;
     pthread_mutex_unlock(&executor->memory_lock);
-    return offered;
+    return is_open;
 }
 
 /* No process has been it in this life of the rank: what it wrote there, and what is still owed,
@@ -68,18 +69,18 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
         return false;
     if (!executor->options.external_workers)
         return true;
-    if (cox_supervisor_dead(executor->supervisor, rank, NULL))
+    if (cox_rank_is_dead(&executor->ranks[rank]))
         return false;
     /* acquire, and after the identity, which a replacement has reset: then the group is known to be
      * complete, in which a rank is new only where somebody waits for it. */
     return !atomic_load_explicit(&executor->complete, memory_order_acquire) ||
-           rank_is_offered(executor, rank);
+           rank_is_open_for_attach(executor, rank);
 }
 
 static int check_generation(const struct cox_executor *executor, const struct cox_logon *logon,
                             uint32_t rank, struct cox_error *err)
 {
-    uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    uint32_t generation = cox_rank_incarnation(&executor->ranks[rank]);
     return logon->generation == 0 || logon->generation == generation
                ? 0
                : cox_fail(err, COX_STALE,
@@ -115,7 +116,7 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
             return cox_fail(err, COX_INVALID,
                             "this group starts its workers itself, and none without a rank");
         for (rank = 0;
-             rank < rank_count && (!seat_is_free(executor, rank) || !rank_is_new(executor, rank));
+             rank < rank_count && (!slot_is_free(executor, rank) || !rank_is_new(executor, rank));
              rank++)
             continue;
         if (rank == rank_count)
@@ -132,11 +133,11 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
     int r = check_generation(executor, logon, rank, err);
     if (r)
         return r;
-    if (!seat_is_free(executor, rank))
-        return cox_fail(
-            err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already", rank,
-            executor->name,
-            (intmax_t)atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed));
+    if (!slot_is_free(executor, rank))
+        return cox_fail(err, COX_TAKEN, "rank %" PRIu32 " of the group '%s' is process %jd already",
+                        rank, executor->name,
+                        (intmax_t)atomic_load_explicit(&executor->ranks[rank].holder.pid,
+                                                       memory_order_relaxed));
     if (!rank_is_new(executor, rank))
         return fail_not_new(executor, rank, err);
     *ret_rank = rank;
@@ -184,8 +185,8 @@ static int check_process(const struct cox_executor *executor,
 
 /* The pid is of who connected. By now it may be another process's, which must not be taken for the
  * rank and killed for it. */
-static int enlist(struct cox_executor *executor, const struct cox_door_visitor *visitor,
-                  uint32_t rank, struct cox_error *err)
+static int register_process(struct cox_executor *executor, const struct cox_door_visitor *visitor,
+                            uint32_t rank, struct cox_error *err)
 {
     uint64_t start;
     if (!executor->options.external_workers)
@@ -198,7 +199,7 @@ static int enlist(struct cox_executor *executor, const struct cox_door_visitor *
             ": it is another one, or in a pid namespace of its own: share that of the coordinator (docker run --pid=...)",
             (intmax_t)visitor->pid, start, visitor->logon.start);
     if (r == 0)
-        r = cox_supervisor_enlist(executor->supervisor, rank, visitor->pid, start);
+        r = cox_supervisor_register(executor->supervisor, rank, visitor->pid, start);
     return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)visitor->pid,
                         cox_status_text(r))
              : 0;
@@ -216,10 +217,10 @@ static int open_bell(struct cox_executor *executor, uint32_t rank, enum cox_chan
     cox_name_bell(object, executor->name, channel, bell, rank);
     snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
     pthread_mutex_lock(&executor->memory_lock);
-    const struct cox_next_life *life = &executor->next_lives[rank];
+    const struct cox_inherit *inherit = &executor->replacements[rank];
     _cox_cleanup_(cox_close_fd) int fd =
-        life->offered
-            ? fcntl(life->inherit.fds[cox_inherit_bell(channel, bell)], F_DUPFD_CLOEXEC, 3)
+        executor->ranks[rank].open_for_attach
+            ? fcntl(inherit->fds[cox_inherit_bell(channel, bell)], F_DUPFD_CLOEXEC, 3)
             : open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     int r = fd < 0 ? -errno : 0;
     pthread_mutex_unlock(&executor->memory_lock);
@@ -301,8 +302,9 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
                     struct cox_error *err)
 {
     /* relaxed: this thread wrote it. */
-    bool tried = atomic_load_explicit(&executor->seats[rank].pid, memory_order_relaxed) != 0 &&
-                 seat_is_of_this_life(executor, rank);
+    bool tried =
+        atomic_load_explicit(&executor->ranks[rank].holder.pid, memory_order_relaxed) != 0 &&
+        holder_is_of_this_incarnation(executor, rank);
     bool renewed = false;
     int r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, &renewed, err)
                                       : hand_out_named(executor, rank, answer, err);
@@ -330,28 +332,29 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
     int r = choose_rank(executor, logon, &rank, err);
     if (r)
         return r;
-    uint32_t generation = atomic_load_explicit(&executor->generations[rank], memory_order_relaxed);
+    struct cox_rank *record = &executor->ranks[rank];
+    const uint32_t incarnation = cox_rank_incarnation(record);
     r = check_sizes(executor, logon, err);
     if (r == 0)
         r = check_process(executor, visitor, err);
     if (r == 0)
         r = hand_out(executor, rank, visitor, answer, err);
     if (r == 0)
-        r = enlist(executor, visitor, rank, err);
+        r = register_process(executor, visitor, rank, err);
     if (r)
         return r;
     answer->welcome = (struct cox_welcome){
         .attach = executor->geometry.sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .rank = rank,
         .rank_count = executor->geometry.rank_count,
-        .generation = generation,
+        .generation = incarnation,
         .epoch = executor->control.epoch,
     };
     /* A rank that is a thread of this process (in tests) says itself whose death is its own. */
-    atomic_store_explicit(&executor->seats[rank].pid, visitor->pid == getpid() ? 0 : visitor->pid,
+    atomic_store_explicit(&record->holder.pid, visitor->pid == getpid() ? 0 : visitor->pid,
                           memory_order_relaxed);
-    atomic_store_explicit(&executor->seats[rank].generation, generation, memory_order_relaxed);
-    atomic_store_explicit(&executor->seats[rank].visitor, visitor->id, memory_order_relaxed);
+    atomic_store_explicit(&record->holder.incarnation, incarnation, memory_order_relaxed);
+    atomic_store_explicit(&record->holder.connection, visitor->id, memory_order_relaxed);
     return 0;
 }
 
@@ -362,10 +365,10 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
 {
     struct cox_executor *executor = context;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {
-        if (atomic_load_explicit(&executor->seats[rank].visitor, memory_order_relaxed) !=
+        if (atomic_load_explicit(&executor->ranks[rank].holder.connection, memory_order_relaxed) !=
             visitor->id)
             continue;
-        atomic_store_explicit(&executor->seats[rank].visitor, 0, memory_order_relaxed);
+        atomic_store_explicit(&executor->ranks[rank].holder.connection, 0, memory_order_relaxed);
         if (!atomic_load_explicit(&executor->supervised, memory_order_acquire))
             continue;
         bool attached = cox_state_attached(&executor->control.ranks[rank]->identity);
@@ -373,7 +376,7 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
             /* By now the rank may be another process. */
             cox_supervisor_kill(executor->supervisor, rank, visitor->pid);
         else if (executor->options.external_workers)
-            cox_supervisor_release(executor->supervisor, rank, attached);
+            cox_supervisor_set_left(executor->supervisor, rank, attached);
     }
 }
 
@@ -385,10 +388,10 @@ static int on_command(void *context, const struct cox_door_visitor *visitor, int
     if (!executor->options.control)
         return cox_fail(err, COX_UNSUPPORTED, "the program of the group '%s' takes no commands",
                         executor->name);
-    struct cox_inside inside;
-    cox_inside_enter(&inside, executor);
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, executor);
     int r = executor->options.control(executor->options.hook_context, fd, err);
-    cox_inside_leave(&inside);
+    cox_reentrancy_exit(&inside);
     return r;
 }
 

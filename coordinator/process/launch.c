@@ -238,11 +238,11 @@ static void launch_deinit(struct launch *launch)
         cox_close_fd(&launch->fds[i]);
 }
 
-static int launch_copy_fds(struct launch *launch, const struct cox_launch_life *life)
+static int launch_copy_fds(struct launch *launch, const struct cox_launch_incarnation *incarnation)
 {
-    COX_ASSERT(life->fd_count <= COX_LAUNCH_FD_COUNT_MAX);
-    for (uint32_t i = 0; i < life->fd_count; i++) {
-        int fd = fcntl(life->fds[i], F_DUPFD_CLOEXEC, FD_FIRST + COX_LAUNCH_FD_COUNT_MAX);
+    COX_ASSERT(incarnation->fd_count <= COX_LAUNCH_FD_COUNT_MAX);
+    for (uint32_t i = 0; i < incarnation->fd_count; i++) {
+        int fd = fcntl(incarnation->fds[i], F_DUPFD_CLOEXEC, FD_FIRST + COX_LAUNCH_FD_COUNT_MAX);
         if (fd < 0)
             return -errno;
         launch->fds[launch->fd_count++] = fd;
@@ -251,7 +251,7 @@ static int launch_copy_fds(struct launch *launch, const struct cox_launch_life *
 }
 
 static int launch_init(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
-                       const struct cox_launch_life *life)
+                       const struct cox_launch_incarnation *incarnation)
 {
     launch->coordinator = plan->coordinator;
     launch->program = plan->program;
@@ -279,9 +279,9 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     strings_add(envp, "COXSWAIN_WORLD_SIZE=%u", plan->rank_count);
     strings_add(envp, "COXSWAIN_DEVICE=%d", device);
     strings_add(envp, "COXSWAIN_PARENT_PID=%d", plan->coordinator);
-    strings_add(envp, "COXSWAIN_GENERATION=%u", life->generation);
-    if (life->fd_count)
-        strings_add(envp, "COXSWAIN_FDS=%d:%u", FD_FIRST, life->fd_count);
+    strings_add(envp, "COXSWAIN_GENERATION=%u", incarnation->number);
+    if (incarnation->fd_count)
+        strings_add(envp, "COXSWAIN_FDS=%d:%u", FD_FIRST, incarnation->fd_count);
     if (plan->door)
         strings_add(envp, "COXSWAIN_DOOR=%s", plan->door);
     if (plan->sealed)
@@ -292,7 +292,7 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     if (!r)
         r = pipe_init(&launch->streams[1]);
     if (!r)
-        r = launch_copy_fds(launch, life);
+        r = launch_copy_fds(launch, incarnation);
     return r ? r : pipe_init(&launch->report);
 }
 
@@ -460,11 +460,11 @@ static int launch_hear(int report_fd, struct launch_report *ret_report)
 }
 
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
-               const struct cox_launch_life *life, struct cox_launched *ret_launched,
+               const struct cox_launch_incarnation *incarnation, struct cox_launched *ret_launched,
                struct cox_error *err)
 {
     _cox_cleanup_(launch_deinit) struct launch launch = LAUNCH_EMPTY;
-    int r = launch_init(&launch, plan, rank, life);
+    int r = launch_init(&launch, plan, rank, incarnation);
     if (r)
         return cox_fail(
             err, r, "rank %u: preparing its process: %s%s", rank, cox_status_text(r),

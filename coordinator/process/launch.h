@@ -60,10 +60,10 @@ struct cox_launched {
 /* Fds that a new process inherits, at most. */
 #define COX_LAUNCH_FD_COUNT_MAX 29
 
-/* Which life of its rank a process is. */
-struct cox_launch_life {
+/* Which incarnation of its rank a process is. */
+struct cox_launch_incarnation {
     /* COXSWAIN_GENERATION */
-    uint32_t generation;
+    uint32_t number;
     /* fd_count of them, lent: the new process has them from 4 on, COXSWAIN_FDS says so */
     const int *fds;
     uint32_t fd_count;
@@ -77,7 +77,7 @@ void cox_launch_plan_deinit(struct cox_launch_plan *plan);
 /* Starts one worker. Returns 0; COX_EXEC_FAILED: err names command, rank and reason; -errno.
  * Nothing is left unless 0, but the pidfd. */
 int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
-               const struct cox_launch_life *life, struct cox_launched *ret_launched,
+               const struct cox_launch_incarnation *incarnation, struct cox_launched *ret_launched,
                struct cox_error *err);
 /* SIGKILL for the process that was started, if it lives, and whatever of its process group does.
  * Before it is reaped. */

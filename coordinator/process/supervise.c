@@ -15,10 +15,10 @@
 #define EXPIRED_SLICE_MS 10
 
 /* Ends a process that is being started. With the lock held: its pidfd is not closed meanwhile. */
-static void launch_kill(struct cox_watched *w)
+static void launch_kill(struct cox_child *child)
 {
     /* relaxed: the kernel stores it, once. */
-    int pidfd = atomic_load_explicit(&w->launched.pidfd, memory_order_relaxed);
+    int pidfd = atomic_load_explicit(&child->launched.pidfd, memory_order_relaxed);
     if (pidfd >= 0)
         cox_pidfd_signal(pidfd, SIGKILL);
 }
@@ -26,17 +26,16 @@ static void launch_kill(struct cox_watched *w)
 /* Without the thread: it has ended or was never there. */
 static void supervisor_destroy(struct cox_supervisor *s)
 {
-    for (uint32_t rank = 0; s->workers && s->lives && rank < s->plan.rank_count; rank++) {
-        struct cox_watched *w = &s->workers[rank];
-        cox_watched_visit_grave(w);
-        cox_close_fd(&w->grave_fd);
-        cox_close_fd(&w->pidfd);
-        cox_peer_close(&w->adopted);
-        cox_close_fd(&w->streams[0].fd);
-        cox_close_fd(&w->streams[1].fd);
+    for (uint32_t rank = 0; s->children && rank < s->plan.rank_count; rank++) {
+        struct cox_child *child = &s->children[rank];
+        cox_child_retry_reap(child);
+        cox_close_fd(&child->unreaped_fd);
+        cox_close_fd(&child->pidfd);
+        cox_peer_close(&child->adopted);
+        cox_close_fd(&child->streams[0].fd);
+        cox_close_fd(&child->streams[1].fd);
     }
-    free(s->workers);
-    free(s->lives);
+    free(s->children);
     free(s->polled);
     free(s->packed);
     cox_close_fd(&s->stop_fd);
@@ -64,21 +63,19 @@ static int supervisor_new(const struct cox_supervise_options *options,
         return r;
     }
     s->external = options->external;
-    s->alive = s->external ? 0 : s->plan.rank_count;
     s->polled = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->polled);
     s->packed = calloc(1 + (size_t)4 * s->plan.rank_count, sizeof *s->packed);
-    s->workers = calloc(s->plan.rank_count, sizeof *s->workers);
-    s->lives = calloc(s->plan.rank_count, sizeof *s->lives);
-    for (uint32_t rank = 0; s->workers && s->lives && rank < s->plan.rank_count; rank++) {
-        struct cox_watched *w = &s->workers[rank];
-        w->supervisor = s;
-        w->rank = rank;
-        w->life = &s->lives[rank];
-        w->ended = w->reported = s->external;
-        w->pidfd = w->adopted.pidfd = w->streams[0].fd = w->streams[1].fd = w->grave_fd = -1;
-        atomic_init(&w->launched.pidfd, -1);
+    s->children = calloc(s->plan.rank_count, sizeof *s->children);
+    for (uint32_t rank = 0; s->children && rank < s->plan.rank_count; rank++) {
+        struct cox_child *child = &s->children[rank];
+        child->supervisor = s;
+        child->rank = rank;
+        child->record = &options->ranks[rank];
+        child->pidfd = child->adopted.pidfd = child->streams[0].fd = child->streams[1].fd =
+            child->unreaped_fd = -1;
+        atomic_init(&child->launched.pidfd, -1);
     }
-    if (!s->polled || !s->packed || !s->workers || !s->lives)
+    if (!s->polled || !s->packed || !s->children)
         r = -ENOMEM;
     else if ((s->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) < 0)
         r = -errno;
@@ -102,7 +99,7 @@ static void launch_expire(struct cox_supervisor *s)
         /* Again and again: a process may have been on its way when the first of these went out.
          * Nobody closes a pidfd before this thread does. */
         for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
-            launch_kill(&s->workers[rank]);
+            launch_kill(&s->children[rank]);
         const struct timespec until =
             cox_deadline_timespec(cox_deadline_after_ms(EXPIRED_SLICE_MS));
         pthread_cond_timedwait(&s->changed, &s->lock, &until);
@@ -162,70 +159,79 @@ static void supervisor_wake(struct cox_supervisor *s)
     (void)written; /* a full counter is as readable as one */
 }
 
-static struct cox_watched *watched_of(struct cox_supervisor *s, uint32_t rank)
+static struct cox_child *child_of(struct cox_supervisor *s, uint32_t rank)
 {
     COX_ASSERT(rank < s->plan.rank_count);
-    return &s->workers[rank];
+    return &s->children[rank];
 }
 
 pid_t cox_supervisor_pid(struct cox_supervisor *s, uint32_t rank)
 {
-    return watched_of(s, rank)->life->pid;
+    return cox_rank_pid(child_of(s, rank)->record);
 }
 
-const struct cox_serving *cox_supervisor_lives(const struct cox_supervisor *s)
+uint64_t cox_supervisor_see_left(struct cox_supervisor *s, uint32_t rank, bool left)
 {
-    return s->lives;
-}
-
-pid_t cox_supervisor_serving_pid(struct cox_supervisor *s, uint32_t rank)
-{
-    return cox_serving_pid(watched_of(s, rank)->life);
+    struct cox_rank *record = child_of(s, rank)->record;
+    const uint64_t now = cox_now_ns();
+    pthread_mutex_lock(&s->lock);
+    const enum cox_rank_stage stage = cox_rank_stage_of(record);
+    if (left && (stage == COX_STAGE_STARTING || stage == COX_STAGE_RUNNING)) {
+        record->left_ns = now;
+        cox_rank_move(record, COX_STAGE_LEAVING);
+    } else if (!left && stage == COX_STAGE_LEAVING && record->awaited) {
+        cox_rank_move(record, COX_STAGE_RUNNING);
+    }
+    bool leaving = cox_rank_stage_of(record) == COX_STAGE_LEAVING;
+    /* At least 1, also in the moment when it is seen. */
+    uint64_t since_ns = leaving ? 1 + (now > record->left_ns ? now - record->left_ns : 0) : 0;
+    pthread_mutex_unlock(&s->lock);
+    return since_ns;
 }
 
 int cox_supervisor_pidfd(struct cox_supervisor *s, uint32_t rank)
 {
     pthread_mutex_lock(&s->lock);
-    int fd = watched_of(s, rank)->pidfd;
+    int fd = child_of(s, rank)->pidfd;
     pthread_mutex_unlock(&s->lock);
     return fd;
 }
 
 bool cox_supervisor_dead(struct cox_supervisor *s, uint32_t rank, struct cox_exit *ret_how)
 {
-    struct cox_watched *w = watched_of(s, rank);
-    if (!cox_watched_is_dead(w))
+    struct cox_child *child = child_of(s, rank);
+    if (!cox_child_is_dead(child))
         return false;
     pthread_mutex_lock(&s->lock);
     if (ret_how)
-        *ret_how = w->how;
+        *ret_how = child->how;
     pthread_mutex_unlock(&s->lock);
     return true;
 }
 
 /* With the lock held. */
-static bool watched_has_ended(struct cox_watched *w)
+static bool child_has_ended(struct cox_child *child)
 {
-    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
-    return cox_watched_is_dead(w) || (w->pidfd >= 0 && !cox_peer_alive(&peer));
+    const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
+    return cox_child_is_dead(child) || (child->pidfd >= 0 && !cox_peer_alive(&peer));
 }
 
 bool cox_supervisor_ended(struct cox_supervisor *s, uint32_t rank)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    bool ended = watched_has_ended(w);
+    bool ended = child_has_ended(child);
     pthread_mutex_unlock(&s->lock);
     return ended;
 }
 
-bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
+bool cox_supervisor_exiting(struct cox_supervisor *s, uint32_t rank)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
     /* Also when it is known as dead by now: whoever asks looked for that a moment ago. */
-    bool ended = watched_has_ended(w), there = w->pidfd >= 0;
-    pid_t pid = w->adopted.pidfd >= 0 ? w->adopted.pid : w->life->pid;
+    bool ended = child_has_ended(child), there = child->pidfd >= 0;
+    pid_t pid = child->adopted.pidfd >= 0 ? child->adopted.pid : cox_rank_pid(child->record);
     pthread_mutex_unlock(&s->lock);
     return ended || (there && cox_peer_exiting(pid));
 }
@@ -233,9 +239,9 @@ bool cox_supervisor_dying(struct cox_supervisor *s, uint32_t rank)
 size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *buffer,
                                  size_t buffer_size)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    size_t length = cox_last_lines_join(&w->last_lines, buffer, buffer_size);
+    size_t length = cox_last_lines_join(&child->last_lines, buffer, buffer_size);
     pthread_mutex_unlock(&s->lock);
     return length;
 }
@@ -243,34 +249,45 @@ size_t cox_supervisor_last_lines(struct cox_supervisor *s, uint32_t rank, char *
 void cox_supervisor_describe(struct cox_supervisor *s, uint32_t rank, char *buffer,
                              size_t buffer_size)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    cox_watched_describe(w, cox_watched_is_dead(w), buffer, buffer_size);
+    cox_child_describe(child, cox_child_is_dead(child), buffer, buffer_size);
     pthread_mutex_unlock(&s->lock);
 }
 
 void cox_supervisor_last_death(struct cox_supervisor *s, uint32_t rank,
                                struct cox_last_death *ret_death)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    *ret_death = w->last_death;
+    *ret_death = child->last_death;
     pthread_mutex_unlock(&s->lock);
+}
+
+/* With the lock held. */
+static void child_run(struct cox_child *child)
+{
+    if (cox_rank_stage_of(child->record) == COX_STAGE_STARTING)
+        cox_rank_move(child->record, COX_STAGE_RUNNING);
 }
 
 int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
 {
-    struct cox_watched *w = watched_of(s, rank);
-    if (pid == w->life->pid)
+    struct cox_child *child = child_of(s, rank);
+    if (pid == cox_rank_pid(child->record)) {
+        pthread_mutex_lock(&s->lock);
+        child_run(child);
+        pthread_mutex_unlock(&s->lock);
         return 0;
+    }
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
     /* pid and start were written by others: a stranger's would get our signals. */
-    bool ours = cox_peer_descends(pid, w->life->pid);
+    bool ours = cox_peer_descends(pid, cox_rank_pid(child->record));
     pthread_mutex_lock(&s->lock);
-    if (w->ended) {
+    if (child->ended || !cox_rank_stage_lives(cox_rank_stage_of(child->record))) {
         /* Nobody would ever look at it. */
         if (ours)
             cox_pidfd_signal(peer.pidfd, SIGKILL);
@@ -278,9 +295,10 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     } else if (!ours) {
         r = COX_DENIED;
     } else {
-        w->adopted = peer;
-        atomic_store_explicit(&w->life->adopted_pid, peer.pid, memory_order_relaxed);
+        child->adopted = peer;
+        atomic_store_explicit(&child->record->adopted_pid, peer.pid, memory_order_relaxed);
         peer.pidfd = -1;
+        child_run(child);
     }
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
@@ -288,24 +306,25 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     return r;
 }
 
-int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
+int cox_supervisor_register(struct cox_supervisor *s, uint32_t rank, pid_t pid, uint64_t start)
 {
     COX_ASSERT(s->external);
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     _cox_cleanup_(cox_peer_close) struct cox_peer peer = COX_PEER_NONE;
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
     pthread_mutex_lock(&s->lock);
-    if (cox_watched_is_dead(w)) {
-        r = COX_STATE; /* its lines and its memory are the dead one's until the place is vacated */
-    } else if (!w->reported) {
+    if (cox_child_is_dead(child)) {
+        r = COX_STATE; /* its lines and its memory are the dead one's until the slot is released */
+    } else if (cox_rank_stage_of(child->record) != COX_STAGE_VACANT) {
         r = COX_TAKEN;
     } else {
-        w->pidfd = cox_steal_fd(&peer.pidfd);
-        w->life->pid = pid;
-        w->ended = w->reported = w->let_go = false;
-        s->alive++;
+        child->pidfd = cox_steal_fd(&peer.pidfd);
+        cox_rank_set_pid(child->record, pid);
+        child->ended = child->left_alive = false;
+        cox_child_await(child);
+        cox_rank_move(child->record, COX_STAGE_STARTING);
     }
     pthread_mutex_unlock(&s->lock);
     if (r == 0)
@@ -313,66 +332,80 @@ int cox_supervisor_enlist(struct cox_supervisor *s, uint32_t rank, pid_t pid, ui
     return r;
 }
 
-void cox_supervisor_release(struct cox_supervisor *s, uint32_t rank, bool has_served)
+/* With the lock held. Nobody is the rank. */
+static void child_release_slot(struct cox_child *child)
+{
+    cox_close_fd(&child->pidfd);
+    child->record->left_ns = 0;
+    cox_rank_set_pid(child->record, 0);
+    cox_rank_move(child->record, COX_STAGE_VACANT);
+}
+
+void cox_supervisor_set_left(struct cox_supervisor *s, uint32_t rank, bool has_served)
 {
     COX_ASSERT(s->external);
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->pidfd};
-    if (!w->ended && !w->released && cox_peer_alive(&peer) && !cox_peer_exiting(w->life->pid)) {
-        w->released = has_served;
+    const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
+    const enum cox_rank_stage stage = cox_rank_stage_of(child->record);
+    if (cox_rank_stage_serves(stage) && child->record->awaited && cox_peer_alive(&peer) &&
+        !cox_peer_exiting(peer.pid)) {
+        cox_child_await_no_more(child);
         if (!has_served) {
-            cox_close_fd(&w->pidfd);
-            w->life->pid = 0;
-            w->ended = w->reported = true;
+            child->former_pid = child->former_pid ? child->former_pid : peer.pid;
+            child_release_slot(child);
+        } else if (stage != COX_STAGE_LEAVING) {
+            child->record->left_ns = cox_now_ns();
+            cox_rank_move(child->record, COX_STAGE_LEAVING);
         }
-        s->alive--;
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
 }
 
-int cox_supervisor_vacate(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
-                          struct cox_error *err)
+/* With the lock held. The thread has seen an end, and has not told of it. */
+static bool child_is_ending(const struct cox_child *child)
+{
+    const enum cox_rank_stage stage = cox_rank_stage_of(child->record);
+    return stage == COX_STAGE_EXITING || stage == COX_STAGE_DEAD;
+}
+
+int cox_supervisor_release_slot(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
+                                struct cox_error *err)
 {
     COX_ASSERT(s->external);
     /* A hook that waits would wait for itself. */
     COX_ASSERT(!pthread_equal(pthread_self(), s->thread));
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
     int e = 0;
     pthread_mutex_lock(&s->lock);
     /* Its end has begun: the thread is about to tell of it, without the lock. */
-    while (w->ended && !w->reported && e != ETIMEDOUT)
+    while (child_is_ending(child) && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
-    bool vacated = !w->ended || w->reported;
-    if (vacated && w->life->pid) {
-        if (!w->ended) {
-            s->alive -= !w->released;
-            w->let_go = true;
+    bool released = !child_is_ending(child);
+    if (released && cox_rank_stage_of(child->record) != COX_STAGE_VACANT) {
+        if (cox_rank_stage_serves(cox_rank_stage_of(child->record))) {
+            cox_child_await_no_more(child);
+            child->left_alive = true;
         }
-        w->former = w->life->pid;
-        w->life->pid = 0;
-        cox_close_fd(&w->pidfd);
-        w->released = false;
-        w->ended = w->reported = true;
-        atomic_store_explicit(&w->life->dead, false, memory_order_release);
+        child->former_pid = cox_rank_pid(child->record);
+        child_release_slot(child);
         pthread_cond_broadcast(&s->changed);
     }
     pthread_mutex_unlock(&s->lock);
-    return vacated ? 0 : cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank);
+    return released ? 0 : cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank);
 }
 
-bool cox_supervisor_withdraw(struct cox_supervisor *s, uint32_t rank)
+bool cox_supervisor_cancel_slot(struct cox_supervisor *s, uint32_t rank)
 {
     COX_ASSERT(s->external);
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    bool vacant = w->life->pid == 0;
+    bool vacant = cox_rank_stage_of(child->record) == COX_STAGE_VACANT;
     if (vacant) {
-        /* Dead first: one with a pid that has ended is buried once more otherwise. */
-        atomic_store_explicit(&w->life->dead, true, memory_order_release);
-        w->life->pid = w->former;
+        cox_rank_set_pid(child->record, child->former_pid);
+        cox_rank_move(child->record, COX_STAGE_REPORTED);
     }
     pthread_mutex_unlock(&s->lock);
     return vacant;
@@ -380,37 +413,46 @@ bool cox_supervisor_withdraw(struct cox_supervisor *s, uint32_t rank)
 
 int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     int r = 0;
     pthread_mutex_lock(&s->lock);
-    bool serves = pid == 0 || w->life->pid == pid || w->adopted.pid == pid;
-    if (serves && !cox_watched_is_dead(w) && w->pidfd >= 0 && !w->released) {
-        if (cox_peer_alive(&w->adopted))
-            r = cox_pidfd_signal(w->adopted.pidfd, SIGKILL);
-        int killed = cox_watched_kill(w);
+    bool serves = pid == 0 || cox_rank_pid(child->record) == pid || child->adopted.pid == pid;
+    if (serves && !cox_child_is_dead(child) && child->pidfd >= 0 && child->record->awaited) {
+        if (cox_peer_alive(&child->adopted))
+            r = cox_pidfd_signal(child->adopted.pidfd, SIGKILL);
+        int killed = cox_child_kill(child);
         r = r ? r : killed;
     }
     pthread_mutex_unlock(&s->lock);
     return r == -ESRCH ? 0 : r;
 }
 
+/* With the lock held. There is no process whose death is still to be told. */
+static bool child_is_reported(const struct cox_child *child)
+{
+    const enum cox_rank_stage stage = cox_rank_stage_of(child->record);
+    return stage == COX_STAGE_REPORTED || stage == COX_STAGE_VACANT;
+}
+
 int cox_supervisor_await_end(struct cox_supervisor *s, uint32_t rank, uint64_t deadline_ns,
                              struct cox_error *err)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     /* A hook that waits would wait for itself. */
     COX_ASSERT(!pthread_equal(pthread_self(), s->thread));
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
     int e = 0;
     pthread_mutex_lock(&s->lock);
-    while (!w->reported && e != ETIMEDOUT)
+    while (!child_is_reported(child) && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
-    bool reported = w->reported;
+    bool reported = child_is_reported(child);
     pthread_mutex_unlock(&s->lock);
-    return reported ? 0
-                    : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank, w->life->pid,
-                               cox_watched_is_dead(w) ? "is dead, but a hook did not return in time"
-                                                      : "is alive still");
+    return reported
+               ? 0
+               : cox_fail(err, COX_TIMEOUT, "rank %u (pid %d) %s", rank,
+                          cox_rank_pid(child->record),
+                          cox_child_is_dead(child) ? "is dead, but a hook did not return in time"
+                                                   : "is alive still");
 }
 
 void cox_supervisor_cancel(struct cox_supervisor *s)
@@ -422,17 +464,18 @@ void cox_supervisor_cancel(struct cox_supervisor *s)
 }
 
 int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
-                            const struct cox_launch_life *life, uint64_t deadline_ns,
+                            const struct cox_launch_incarnation *incarnation, uint64_t deadline_ns,
                             struct cox_error *err)
 {
-    struct cox_watched *w = watched_of(s, rank);
-    if (!cox_watched_is_dead(w))
-        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank, w->life->pid);
+    struct cox_child *child = child_of(s, rank);
+    if (!cox_child_is_dead(child))
+        return cox_fail(err, COX_STATE, "rank %u (pid %d) is alive", rank,
+                        cox_rank_pid(child->record));
     int r = cox_supervisor_await_end(s, rank, deadline_ns, err);
     if (r)
         return r;
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
-    struct cox_relaunch own = {.rank = rank, .life = life, .err = err};
+    struct cox_relaunch own = {.rank = rank, .incarnation = incarnation, .err = err};
     int e = 0;
     pthread_mutex_lock(&s->lock);
     while (s->relaunch && e != ETIMEDOUT) /* somebody else's */
@@ -452,16 +495,16 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
         if (late && !own.begun)
             break;
         if (late)
-            launch_kill(w);
+            launch_kill(child);
         e = pthread_cond_timedwait(&s->changed, &s->lock, late ? &slice : &deadline);
     }
     bool cancelled = s->cancelled;
-    bool withdrawn = !own.done;
-    if (withdrawn)
+    bool taken_back = !own.done;
+    if (taken_back)
         s->relaunch = NULL;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
-    if (!withdrawn)
+    if (!taken_back)
         return own.status;
     return cancelled ? cox_fail(err, COX_CLOSED, "the group stops")
                      : cox_fail(err, COX_TIMEOUT, "rank %u: hooks did not return in time", rank);
@@ -474,9 +517,9 @@ void cox_supervisor_expect_end(struct cox_supervisor *s)
 
 int cox_supervisor_signal(struct cox_supervisor *s, uint32_t rank, int signal_number)
 {
-    struct cox_watched *w = watched_of(s, rank);
+    struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    int r = cox_watched_is_dead(w) ? -ESRCH : cox_pidfd_signal(w->pidfd, signal_number);
+    int r = cox_child_is_dead(child) ? -ESRCH : cox_pidfd_signal(child->pidfd, signal_number);
     pthread_mutex_unlock(&s->lock);
     return r == -ESRCH ? COX_PEER_DEAD : r;
 }
@@ -500,19 +543,20 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
 {
     uint32_t count = 0;
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++) {
-        struct cox_watched *w = &s->workers[rank];
+        struct cox_child *child = &s->children[rank];
         pthread_mutex_lock(&s->lock);
-        const struct cox_peer peer = {.pid = w->life->pid, .pidfd = w->released ? -1 : w->pidfd};
-        bool adopted = cox_peer_alive(&w->adopted), heard = false;
+        const struct cox_peer peer = {.pid = cox_rank_pid(child->record),
+                                      .pidfd = child->record->awaited ? child->pidfd : -1};
+        bool adopted = cox_peer_alive(&child->adopted), heard = false;
         if (adopted)
-            heard = cox_pidfd_signal(w->adopted.pidfd, number) == 0;
+            heard = cox_pidfd_signal(child->adopted.pidfd, number) == 0;
         /* A wrapper ends with what it wraps; a worker that goes with its wrapper would have no
          * time. */
-        if (!cox_watched_is_dead(w) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
-            heard = cox_pidfd_signal(w->pidfd, number) == 0 || heard;
+        if (!cox_child_is_dead(child) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
+            heard = cox_pidfd_signal(child->pidfd, number) == 0 || heard;
         count += heard;
-        if (number == SIGKILL && !cox_watched_is_dead(w) && peer.pidfd >= 0)
-            cox_watched_kill(w);
+        if (number == SIGKILL && !cox_child_is_dead(child) && peer.pidfd >= 0)
+            cox_child_kill(child);
         pthread_mutex_unlock(&s->lock);
     }
     return count;
@@ -531,12 +575,12 @@ uint32_t cox_supervisor_end(struct cox_supervisor *s, uint64_t exit_ms, uint64_t
     if (cox_supervisor_wait(s, cox_deadline_after_ms(KILL_PATIENCE_MS)) == 0)
         return signalled;
     for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
-        if (!cox_watched_is_dead(&s->workers[rank]))
+        if (!cox_child_is_dead(&s->children[rank]))
             cox_log_write(
                 &s->log, 3,
                 "rank %u (pid %d) has not ended %d s after SIGKILL: it is held in the kernel, see /proc/%d/stack",
-                rank, s->workers[rank].life->pid, KILL_PATIENCE_MS / 1000,
-                s->workers[rank].life->pid);
+                rank, cox_rank_pid(s->children[rank].record), KILL_PATIENCE_MS / 1000,
+                cox_rank_pid(s->children[rank].record));
     cox_supervisor_wait(s, COX_DEADLINE_NEVER);
     return signalled;
 }

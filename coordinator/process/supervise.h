@@ -15,8 +15,8 @@
  *   until theirs.
  * Process groups: every worker leads one of its own, so keys pressed at a terminal are not for it.
  *   When it is dead, however it ended, whatever is left of its group gets SIGKILL: it may hold the
- *   group's memory, or a device that the next life of the rank needs. A process that is to outlive
- *   its worker leaves the group (setsid).
+ *   group's memory, or a device that the next incarnation of the rank needs. A process that is to
+ *   outlive its worker leaves the group (setsid).
  * If the process dies: workers get SIGKILL from the kernel (PDEATHSIG), also stopped ones; pipes
  *   and pidfds close by themselves. Processes that a worker started are then its own affair, except
  *   that cox_worker_run ends its process wherever it is.
@@ -24,13 +24,13 @@
 #ifndef COX_COORDINATOR_SUPERVISE_H
 #define COX_COORDINATOR_SUPERVISE_H
 
-#include "channel/base/base.h"
+#include "rank.h"
 
 #include <stdatomic.h>
 #include <sys/types.h>
 
 struct cox_supervisor;
-struct cox_launch_life;
+struct cox_launch_incarnation;
 
 /* How a worker ended. */
 struct cox_exit {
@@ -59,6 +59,8 @@ struct cox_supervise_hooks {
 
 struct cox_supervise_options {
     uint32_t rank_count;
+    /* rank_count of them, as cox_ranks_init leaves them; borrowed until free */
+    struct cox_rank *ranks;
     /* argv of every worker, NULL-terminated; PATH is searched */
     const char *const *command;
     /* append --local_rank R --local_world_size N --npu_num_per_dp N --npu_device_id D --parent_pid
@@ -72,7 +74,7 @@ struct cox_supervise_options {
     const char *door;
     /* COXSWAIN_ATTACH: workers log on there */
     bool sealed;
-    /* none is started: see cox_supervisor_enlist; command is not used */
+    /* none is started: see cox_supervisor_register; command is not used */
     bool external;
     /* by when every worker is executed; 0: never */
     uint64_t deadline_ns;
@@ -91,37 +93,12 @@ struct cox_supervise_options {
 int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err);
 
-/* What every request looks at of every rank, together: a rank's whole record takes pages. */
-struct cox_serving {
-    /* stored with release */
-    atomic_bool dead;
-    /* relaxed: numbers. */
-    /* the process that was started */
-    _Atomic pid_t pid;
-    /* that serves in its place; 0: none */
-    _Atomic pid_t adopted_pid;
-};
-
-/* By rank; until free. */
-const struct cox_serving *cox_supervisor_lives(const struct cox_supervisor *supervisor);
-
-/* Acquire: what the supervisor thread wrote about the end, before its release, may be read now. */
-static inline bool cox_serving_dead(const struct cox_serving *life)
-{
-    return atomic_load_explicit(&life->dead, memory_order_acquire);
-}
-
-/* The process that serves. */
-static inline pid_t cox_serving_pid(const struct cox_serving *life)
-{
-    const pid_t adopted = atomic_load_explicit(&life->adopted_pid, memory_order_relaxed);
-    return adopted ? adopted : atomic_load_explicit(&life->pid, memory_order_relaxed);
-}
-
 /* The process that was started. */
 pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
-/* The process that serves: the adopted one if there is one, else the same. */
-pid_t cox_supervisor_serving_pid(struct cox_supervisor *supervisor, uint32_t rank);
+/* left: the word in which the rank says that it has left. The record follows it, to LEAVING and
+ * back. Returns since how many nanoseconds it is seen to have left; 0: it has not, or is dead.
+ * Takes the supervisor's lock; may be called with the lock of a collector. */
+uint64_t cox_supervisor_see_left(struct cox_supervisor *supervisor, uint32_t rank, bool left);
 /* A pidfd that stays valid until free or a relaunch; readable once dead. */
 int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
 /* True once the worker is dead; how (may be NULL) then tells. Lock-free for the caller's fast path
@@ -133,12 +110,12 @@ bool cox_supervisor_dead(struct cox_supervisor *supervisor, uint32_t rank,
 bool cox_supervisor_ended(struct cox_supervisor *supervisor, uint32_t rank);
 /* True when a rank is dead, or its death has begun and the supervisor thread will know it in a
  * moment. */
-bool cox_supervisor_dying(struct cox_supervisor *supervisor, uint32_t rank);
+bool cox_supervisor_exiting(struct cox_supervisor *supervisor, uint32_t rank);
 /* The last lines a worker wrote (16 of at most 400 bytes), newest last, joined by newlines; of
  * those, the newest that fit buffer_size. Returns the length; 0: it wrote nothing. */
 size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                                  size_t buffer_size);
-/* The last death of a rank, kept over its next lives. */
+/* The last death of a rank, kept over its next incarnations. */
 struct cox_last_death {
     /* of its deaths; 0: there was none, and the rest is empty */
     uint32_t count;
@@ -162,33 +139,33 @@ void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, c
 /* The process that serves a rank may be another than the one that was started: a wrapper (sh -c,
  * numactl, valgrind) has it as a child. From now on both are watched: when either dies the other
  * one is killed, and when both are gone the rank is dead: until then its memory may be written to.
- * The same process is fine, and nothing changes. Returns 0; COX_DENIED: the process does not
- * descend from the one that was started; COX_PEER_DEAD: there is no such process, or the rank is
- * dead, and the process is killed if it is the rank's; -errno. */
+ * The same process is fine. Unless its end has begun, the rank runs from now on. Returns 0;
+ * COX_DENIED: the process does not descend from the one that was started; COX_PEER_DEAD: there is
+ * no such process, or the rank is dead, and the process is killed if it is the rank's; -errno. */
 int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                          uint64_t start);
 /* A process that somebody else started is a rank from now on, of a supervisor with `external`:
  * watched through its pidfd, and signalled like the others, but not with its process group, and
  * nobody knows how it ends. Never waits. Returns 0; COX_TAKEN: another process is this rank;
- * COX_STATE: one was, and its place was not vacated; COX_PEER_DEAD: there is no such process;
+ * COX_STATE: one was, and its slot was not released; COX_PEER_DEAD: there is no such process;
  * -errno. */
-int cox_supervisor_enlist(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
-                          uint64_t start);
-/* A process that was enlisted is done with the group and lives on: it is not waited for any more,
+int cox_supervisor_register(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
+                            uint64_t start);
+/* A process that was registered is done with the group and lives on: it is not waited for any more,
  * and gets no signal. has_served: it was the rank, and when it dies that is told; otherwise it
  * never became the rank, which another one may be. Nothing happens where its end has begun. */
-void cox_supervisor_release(struct cox_supervisor *supervisor, uint32_t rank, bool has_served);
-/* With `external`: the next process that is enlisted may be this rank. One that is dead and told of
- * makes room; one that has left and lives on is let go, and not looked at any more. From then on
- * the rank is neither dead nor has it a pid. Returns 0, also when it is vacant; COX_TIMEOUT: a hook
- * about its death did not return in time. Not inside a hook. */
-int cox_supervisor_vacate(struct cox_supervisor *supervisor, uint32_t rank, uint64_t deadline_ns,
-                          struct cox_error *err);
+void cox_supervisor_set_left(struct cox_supervisor *supervisor, uint32_t rank, bool has_served);
+/* With `external`: the next process that is registered may be this rank. One that is dead and told
+ * of makes room; one that has left and lives on is no child any more, and not looked at any more.
+ * From then on the rank is neither dead nor has it a pid. Returns 0, also when it is vacant;
+ * COX_TIMEOUT: a hook about its death did not return in time. Not inside a hook. */
+int cox_supervisor_release_slot(struct cox_supervisor *supervisor, uint32_t rank,
+                                uint64_t deadline_ns, struct cox_error *err);
 /* The end of that: true when nobody is the rank, which is then as dead as before; false: somebody
- * was enlisted. */
-bool cox_supervisor_withdraw(struct cox_supervisor *supervisor, uint32_t rank);
+ * was registered. */
+bool cox_supervisor_cancel_slot(struct cox_supervisor *supervisor, uint32_t rank);
 /* Kills the process that serves the rank, if it is still this one (0: whichever it is), and with it
- * its wrapper. One that was released is no rank any more, and spared. Returns 0, also when there is
+ * its wrapper. One that has left is no rank any more, and spared. Returns 0, also when there is
  * none; -errno. */
 int cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid);
 /* Workers are about to be told to end: from now on neither the end of an adopted process kills its
@@ -196,14 +173,14 @@ int cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank, pid_t 
  * cox_supervisor_end sends. */
 void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
 
-/* Starts the process of a dead rank again, on the supervisor thread, as the next life of the rank;
- * it is alive from then on, with another pid and pidfd and no last lines. Before that, its death
- * hook has returned, and all that was started for the rank is gone. Returns 0; COX_STATE: it is
- * alive; COX_TIMEOUT: the dead one's wrapper or program would not go, or hooks did not return in
+/* Starts the process of a dead rank again, on the supervisor thread, as the next incarnation of the
+ * rank; it is alive from then on, with another pid and pidfd and no last lines. Before that, its
+ * death hook has returned, and all that was started for the rank is gone. Returns 0; COX_STATE: it
+ * is alive; COX_TIMEOUT: the dead one's wrapper or program would not go, or hooks did not return in
  * time; COX_EXEC_FAILED; COX_CLOSED: cancelled; -errno. Unless 0 it is as dead as before. Not
  * inside a hook. */
 int cox_supervisor_relaunch(struct cox_supervisor *supervisor, uint32_t rank,
-                            const struct cox_launch_life *life, uint64_t deadline_ns,
+                            const struct cox_launch_incarnation *incarnation, uint64_t deadline_ns,
                             struct cox_error *err);
 /* Relaunches end soon, with COX_CLOSED, and none begins. */
 void cox_supervisor_cancel(struct cox_supervisor *supervisor);
@@ -214,7 +191,7 @@ int cox_supervisor_await_end(struct cox_supervisor *supervisor, uint32_t rank, u
 
 /* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */
 int cox_supervisor_signal(struct cox_supervisor *supervisor, uint32_t rank, int signal_number);
-/* Signals every process that lives and was not released; of a rank in a wrapper both, but for
+/* Signals every process that lives and has not left; of a rank in a wrapper both, but for
  * SIGTERM, which is for the one that serves. Returns how many got it. */
 uint32_t cox_supervisor_signal_all(struct cox_supervisor *supervisor, int signal_number);
 /* Waits until every worker is dead and its death hook has returned. Returns 0 or COX_TIMEOUT. */

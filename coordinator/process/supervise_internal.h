@@ -1,6 +1,6 @@
 /*
  * What the files of the supervisor share: supervise.c (start, end, what other threads ask), watch.c
- * (its thread), watched.c (one process that is watched: started, its output, its death). For no one
+ * (its thread), child.c (one process that is watched: started, its output, its death). For no one
  * else.
  */
 #ifndef COX_COORDINATOR_SUPERVISE_INTERNAL_H
@@ -16,21 +16,20 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-struct cox_watched {
+struct cox_child {
     struct cox_supervisor *supervisor;
     uint32_t rank;
-    /* Its pid is of the rank's present life, and written by the supervisor thread. */
-    /* in the supervisor's lives */
-    struct cox_serving *life;
-    /* of the same; under the supervisor's lock */
+    /* the rank's; its phase moves under the supervisor's lock */
+    struct cox_rank *record;
+    /* of the process that was started; under the supervisor's lock */
     int pidfd;
     /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in
      * cox_launch. */
     struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
-    /* Written by the supervisor thread, under the lock. The rank is dead when both processes are.
-     */
+    /* Which of its processes have ended: the rank is EXITING when one has, and dead when both are
+     * reaped. Written by the supervisor thread, under the lock. */
     /* pid is dead, perhaps not reaped */
     bool ended;
     bool adopted_ended;
@@ -41,28 +40,24 @@ struct cox_watched {
     /* 0: it was not tried yet */
     uint64_t reap_until_ns;
     /* pidfd of a dead process that a debugger has, to be reaped one day */
-    int grave_fd;
+    int unreaped_fd;
     /* Under the supervisor's lock. */
     struct cox_last_lines last_lines;
     /* once dead */
     struct cox_exit how;
     bool core_dumped;
-    /* of a life before, too */
+    /* of a incarnation before, too */
     struct cox_last_death last_death;
-    /* dead, and the death hook has returned */
-    bool reported;
-    /* external: it has left the group; watched, but neither awaited nor signalled */
-    bool released;
-    /* external: who was the rank before its place was vacated */
-    pid_t former;
-    /* former lives, for all that is known */
-    bool let_go;
+    /* external: who was the rank before its slot was released */
+    pid_t former_pid;
+    /* external: former_pid lived when its slot was released */
+    bool left_alive;
 };
 
 /* A process to be started again; on the stack of who waits for it. */
 struct cox_relaunch {
     uint32_t rank;
-    const struct cox_launch_life *life;
+    const struct cox_launch_incarnation *incarnation;
     struct cox_error *err;
     bool begun, done;
     int status;
@@ -88,16 +83,14 @@ struct cox_supervisor {
     atomic_bool leaving;
     /* workers were told to end */
     atomic_bool ending;
-    /* processes are others' children, and come by enlist */
+    /* processes are others' children, and come by register */
     bool external;
     pthread_t thread;
     /* of the supervisor thread alone */
     struct pollfd *polled;
     /* what of polled is an fd */
     struct pollfd *packed;
-    struct cox_watched *workers;
-    /* of all ranks; cox_supervisor_lives */
-    struct cox_serving *lives;
+    struct cox_child *children;
 
     pthread_mutex_t lock;
     /* on CLOCK_MONOTONIC; phase or alive */
@@ -107,7 +100,7 @@ struct cox_supervisor {
     uint32_t launching;
     /* start has waited long enough: no further process is started */
     bool expired;
-    /* workers whose death hook has not returned */
+    /* records that are `awaited` */
     uint32_t alive;
     /* NULL: none is asked for */
     struct cox_relaunch *relaunch;
@@ -118,29 +111,33 @@ struct cox_supervisor {
 
 /* Of the supervisor's thread alone, unless it says otherwise; they take the lock themselves. */
 
-/* Starts its process. Returns as cox_launch; COX_TIMEOUT: start does not wait any longer. */
-int cox_watched_begin(struct cox_watched *w, const struct cox_launch_life *life,
-                      struct cox_error *err);
+/* Its end is waited for from now on, and no more. From any thread, with the lock held. */
+void cox_child_await(struct cox_child *child);
+void cox_child_await_no_more(struct cox_child *child);
+/* LAUNCHING -> STARTING, or back. Starts its process. Returns as cox_launch;
+ * COX_TIMEOUT: start does not wait any longer. */
+int cox_child_begin(struct cox_child *child, const struct cox_launch_incarnation *incarnation,
+                    struct cox_error *err);
 /* Reads what is there of standard output (0) or error (1), and tells the lines. */
-void cox_watched_read(struct cox_watched *w, int stream);
+void cox_child_read(struct cox_child *child, int stream);
 /* Tries again to reap a former process that a debugger had. Also of who destroys the supervisor. */
-void cox_watched_visit_grave(struct cox_watched *w);
+void cox_child_retry_reap(struct cox_child *child);
 /* SIGKILL, for its process group as well, which only a process that was started here leads. From
  * any thread, with the lock held there. Returns 0 or -errno. */
-int cox_watched_kill(struct cox_watched *w);
+int cox_child_kill(struct cox_child *child);
 /* In words, of what is known by now. From any thread, with the lock held. */
-void cox_watched_describe(struct cox_watched *w, bool dead, char *buffer, size_t buffer_size);
+void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t buffer_size);
 /* From any thread. */
-bool cox_watched_is_dead(struct cox_watched *w);
+bool cox_child_is_dead(struct cox_child *child);
 /* Which fds tell of its ends; -1: none does any more. */
-void cox_watched_polled_fds(struct cox_watched *w, int *ret_fd, int *ret_adopted_fd);
-void cox_watched_adopted_ended(struct cox_watched *w);
-void cox_watched_ended(struct cox_watched *w);
-/* Both its processes are dead, and it is not buried. */
-bool cox_watched_is_gone(struct cox_watched *w);
-void cox_watched_bury(struct cox_watched *w);
-/* Nothing of its last life is left. */
-void cox_watched_be_born(struct cox_watched *w);
+void cox_child_polled_fds(struct cox_child *child, int *ret_fd, int *ret_adopted_fd);
+void cox_child_adopted_ended(struct cox_child *child);
+void cox_child_ended(struct cox_child *child);
+/* Both its processes are dead, and it is not reaped. */
+bool cox_child_is_gone(struct cox_child *child);
+void cox_child_reap(struct cox_child *child);
+/* -> LAUNCHING: nothing of its last incarnation is left. */
+void cox_child_reset(struct cox_child *child);
 
 /* Returns 0 or -errno. From any thread. */
 int cox_pidfd_signal(int pidfd, int number);

@@ -7,26 +7,30 @@
 /* How often a dead process is tried to be reaped: one that has just died, and one that a debugger
  * has. */
 #define REAP_AGAIN_MS 1
-#define GRAVES_AGAIN_MS 100
+#define UNREAPED_AGAIN_MS 100
 
 static int launch_all(struct cox_supervisor *s)
 {
     if (s->external)
         return 0;
     int r = 0;
-    const struct cox_launch_life first = {.generation = 1};
-    for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++)
-        r = cox_watched_begin(&s->workers[rank], &first, &s->launch_error);
+    const struct cox_launch_incarnation first = {.number = 1};
+    for (uint32_t rank = 0; r == 0 && rank < s->plan.rank_count; rank++) {
+        cox_child_reset(&s->children[rank]);
+        r = cox_child_begin(&s->children[rank], &first, &s->launch_error);
+    }
     return r;
 }
 
 static void launch_undo(struct cox_supervisor *s)
 {
     siginfo_t info;
-    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].life->pid; rank++)
-        cox_launch_kill_group(s->workers[rank].life->pid, s->workers[rank].pidfd);
-    for (uint32_t rank = 0; rank < s->plan.rank_count && s->workers[rank].life->pid; rank++)
-        cox_launch_reap(s->workers[rank].pidfd, true, &info);
+    for (uint32_t rank = 0; rank < s->plan.rank_count && cox_rank_pid(s->children[rank].record);
+         rank++)
+        cox_launch_kill_group(cox_rank_pid(s->children[rank].record), s->children[rank].pidfd);
+    for (uint32_t rank = 0; rank < s->plan.rank_count && cox_rank_pid(s->children[rank].record);
+         rank++)
+        cox_launch_reap(s->children[rank].pidfd, true, &info);
 }
 
 /* In the order stop, pidfds, adopted pidfds, pipes. */
@@ -37,16 +41,16 @@ static int watch_poll(struct cox_supervisor *s)
     int timeout_ms = -1;
     s->polled[0] = (struct pollfd){.fd = s->stop_fd, .events = POLLIN};
     for (uint32_t rank = 0; rank < count; rank++) {
-        struct cox_watched *w = &s->workers[rank];
+        struct cox_child *child = &s->children[rank];
         pidfds[rank] = adopted[rank] = (struct pollfd){.events = POLLIN};
-        cox_watched_polled_fds(w, &pidfds[rank].fd, &adopted[rank].fd);
+        cox_child_polled_fds(child, &pidfds[rank].fd, &adopted[rank].fd);
         for (int stream = 0; stream < 2; stream++)
             streams[2 * rank + (uint32_t)stream] =
-                (struct pollfd){.fd = w->streams[stream].fd, .events = POLLIN};
-        if (w->reap_until_ns && !cox_watched_is_dead(w))
+                (struct pollfd){.fd = child->streams[stream].fd, .events = POLLIN};
+        if (child->reap_until_ns && !cox_child_is_dead(child))
             timeout_ms = REAP_AGAIN_MS;
-        else if (w->grave_fd >= 0 && timeout_ms < 0)
-            timeout_ms = GRAVES_AGAIN_MS;
+        else if (child->unreaped_fd >= 0 && timeout_ms < 0)
+            timeout_ms = UNREAPED_AGAIN_MS;
     }
     /* The kernel refuses more entries than the process may have fds, and counts negative ones, too.
      */
@@ -71,15 +75,10 @@ static void watch_relaunch(struct cox_supervisor *s)
     pthread_mutex_unlock(&s->lock);
     if (!relaunch)
         return;
-    struct cox_watched *w = &s->workers[relaunch->rank];
-    cox_watched_be_born(w);
-    int r = cox_watched_begin(w, relaunch->life, relaunch->err);
+    struct cox_child *child = &s->children[relaunch->rank];
+    cox_child_reset(child);
+    int r = cox_child_begin(child, relaunch->incarnation, relaunch->err);
     pthread_mutex_lock(&s->lock);
-    w->reported = w->ended = r != 0;
-    s->alive += r == 0;
-    /* release: as where it is set. */
-    if (r == 0)
-        atomic_store_explicit(&w->life->dead, false, memory_order_release);
     relaunch->status = r;
     relaunch->done = true;
     pthread_cond_broadcast(&s->changed);
@@ -115,16 +114,16 @@ static void watch(struct cox_supervisor *s)
             return;
         for (uint32_t rank = 0; rank < count; rank++) {
             if (adopted[rank].revents)
-                cox_watched_adopted_ended(&s->workers[rank]);
+                cox_child_adopted_ended(&s->children[rank]);
             if (pidfds[rank].revents)
-                cox_watched_ended(&s->workers[rank]);
-            if (cox_watched_is_gone(&s->workers[rank]))
-                cox_watched_bury(&s->workers[rank]);
-            cox_watched_visit_grave(&s->workers[rank]);
+                cox_child_ended(&s->children[rank]);
+            if (cox_child_is_gone(&s->children[rank]))
+                cox_child_reap(&s->children[rank]);
+            cox_child_retry_reap(&s->children[rank]);
         }
         for (uint32_t i = 0; i < 2 * count; i++)
-            if (streams[i].revents && s->workers[i / 2].streams[i % 2].fd >= 0)
-                cox_watched_read(&s->workers[i / 2], (int)(i % 2));
+            if (streams[i].revents && s->children[i / 2].streams[i % 2].fd >= 0)
+                cox_child_read(&s->children[i / 2], (int)(i % 2));
     }
 }
 

@@ -100,11 +100,11 @@ static int channel_fill(channel_message *message, int id, const struct cox_execu
     SET(message, looks, stats->looks);
     SET(message, request_bytes, stats->request_bytes);
     SET(message, reply_bytes, stats->reply_bytes);
-    SET(message, bulk_requests, stats->bulk_requests);
-    SET(message, bulk_request_bytes, stats->bulk_request_bytes);
-    SET(message, bulk_replies, stats->bulk_replies);
-    SET(message, bulk_reply_bytes, stats->bulk_reply_bytes);
-    SET(message, bulk_held_bytes, stats->bulk_held_bytes);
+    SET(message, bulk_requests, stats->large_requests);
+    SET(message, bulk_request_bytes, stats->large_request_bytes);
+    SET(message, bulk_replies, stats->large_replies);
+    SET(message, bulk_reply_bytes, stats->large_reply_bytes);
+    SET(message, bulk_held_bytes, stats->large_held_bytes);
     message->late_ranks = cox_arena_alloc(arena, status->rank_count * sizeof *message->late_ranks);
     if (!message->late_ranks)
         return -ENOMEM;

@@ -217,7 +217,7 @@ static void describe(struct cox_recovery *recovery, char *text, size_t size)
                  dead - recovery->ranks);
     else if (recovery->unready && recovery->options.on_death == COX_ON_DEATH_WAIT)
         snprintf(text, size, "waiting for an order: coxswain recover restart");
-    else if (recovery->half_paused)
+    else if (recovery->partially_paused)
         snprintf(text, size,
                  "a pause has failed and some ranks are paused: coxswain recover start, or pause");
 }

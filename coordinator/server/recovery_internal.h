@@ -86,7 +86,7 @@ struct cox_recovery {
     /* the engine is, by a command; or some ranks are */
     bool paused;
     /* and only some */
-    bool half_paused;
+    bool partially_paused;
     /* a rank was replaced, and init not replayed since */
     bool unready;
     /* times that the group was not as before, and of those await has told */

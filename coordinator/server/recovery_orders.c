@@ -29,20 +29,20 @@ static void order_command(struct cox_recovery *recovery, struct cox_recovery_ord
     const bool unready = recovery->unready && !cox_recovery_first_dead(recovery);
     cox_recovery_enter(recovery);
     int r = 0;
-    bool half_paused = cox_executor_half_paused(recovery->executor);
+    bool partially_paused = cox_executor_partially_paused(recovery->executor);
     bool already =
         is_done_already(order->command, cox_executor_engine_state(recovery->executor), unready) &&
-        !(order->command == COX_RECOVER_START && half_paused);
+        !(order->command == COX_RECOVER_START && partially_paused);
     for (uint32_t rank = 0; already && rank < recovery->rank_count; rank++)
         order->results[rank] = (struct cox_recover_result){.device = -1, .text = "already"};
     if (!already)
         r = cox_executor_recover(recovery->executor, order->command, order->deadline_ns,
                                  order->results, &order->error);
     enum cox_engine_state state = cox_executor_engine_state(recovery->executor);
-    half_paused = cox_executor_half_paused(recovery->executor);
+    partially_paused = cox_executor_partially_paused(recovery->executor);
     order->status = cox_recovery_leave(recovery, r);
-    recovery->half_paused = half_paused;
-    recovery->paused = half_paused || state == COX_ENGINE_PAUSE || state == COX_ENGINE_READY;
+    recovery->partially_paused = partially_paused;
+    recovery->paused = partially_paused || state == COX_ENGINE_PAUSE || state == COX_ENGINE_READY;
     recovery->changes += !already; /* refused ones as well: steps were refused meanwhile */
 }
 

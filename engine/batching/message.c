@@ -41,7 +41,7 @@ struct cox_message {
     uint32_t row_count_max;
     Coxswain__ExecuteRequest request;
     Coxswain__ExecuteModelRequest model;
-    Coxswain__WeightsOffer weights;
+    Coxswain__WeightsCandidate weights;
     uint8_t weights_handle[COX_HANDLE_SIZE];
 
     Coxswain__StepDelta delta;
@@ -391,7 +391,7 @@ void cox_message_weights(struct cox_message *message, const struct cox_weights_t
     if (!offered)
         return;
     memcpy(message->weights_handle, told->handle.bytes, sizeof message->weights_handle);
-    coxswain__weights_offer__init(&message->weights);
+    coxswain__weights_candidate__init(&message->weights);
     message->weights.has_handle = message->weights.has_size = 1;
     message->weights.handle = (ProtobufCBinaryData){.data = message->weights_handle,
                                                     .len = sizeof message->weights_handle};

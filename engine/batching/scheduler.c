@@ -390,6 +390,7 @@ static int step_submit(struct cox_scheduler *scheduler, struct flight *flight,
     const uint64_t patience_ms = scheduler->options.step_ms * (scheduler->flight_count + 1);
     for (;;) {
         struct cox_submit_options options = {
+            .size = sizeof(struct cox_submit_options),
             .gather = COX_GATHER_RANK0,
             .deadline_ns = cox_deadline_after_ms(patience_ms),
             .request_context = (void *)(uintptr_t)flight->number,

@@ -107,7 +107,8 @@ static int version_load(const struct cox_shared_weights *weights,
 
 static int version_export_at(struct version *version, const char *door, struct cox_error *err)
 {
-    const struct cox_exporter_options options = {.door_path = door};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .door_path = door};
     struct cox_exporter *exporter = NULL;
     int r = cox_exporter_new(&options, &exporter, err);
     if (!r)

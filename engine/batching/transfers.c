@@ -390,6 +390,7 @@ static int batch_submit(struct cox_transfers *transfer, struct pull *const *batc
     struct cox_pull_item items[BATCH_COUNT_MAX];
     struct Coxswain__ExecuteRequest *request;
     struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .request_context = (void *)(uintptr_t)flight,
         .life = batch[0]->life,
@@ -467,7 +468,8 @@ static void leave_send(struct cox_transfers *transfer)
     const char *ids[BATCH_COUNT_MAX];
     struct pull *pulls[BATCH_COUNT_MAX];
     struct Coxswain__ExecuteRequest *request;
-    const struct cox_submit_options options = {.gather = COX_GATHER_NONE,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_NONE,
                                                .deadline_ns = COX_DEADLINE_NEVER};
     struct cox_error error = {0};
     uint64_t sequence;

@@ -447,8 +447,8 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
         return conflict(g, "--keep-names and --huge-pages", err);
     if (group->own_weights)
         return conflict(g, "--no-shared-weights", err);
-    if (group->no_bulk || group->bulk_size)
-        return conflict(g, "--no-bulk and --bulk-size", err);
+    if (group->no_large_payloads || group->large_payload_size)
+        return conflict(g, "--no-large-payloads and --large-payload-size", err);
     if (group->recovery_given)
         return conflict(g, "--on-death", err);
     if (group->steps_in_flight)

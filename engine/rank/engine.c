@@ -268,7 +268,8 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
 /* With the door, where there is one that takes it. */
 static int engine_make_exporter(struct cox_engine *engine, struct cox_error *err)
 {
-    const struct cox_exporter_options options = {.door_path = engine->given.door};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .door_path = engine->given.door};
     struct cox_error why = {0};
 
     if (engine->exporter)
@@ -344,7 +345,7 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
  * block takes the place of the former one. Caches stay: they were made for the same shapes, which
  * is checked. Failed, everything is as before. */
 static int engine_borrow(struct cox_engine *engine, const struct cox_share *share, uint64_t version,
-                         const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                         const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                          struct cox_error *err)
 {
     const struct cox_model_options options = engine_model_options(engine, share);
@@ -352,7 +353,7 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     struct cox_model *model = NULL;
     const void *block;
     uint64_t length;
-    int r = cox_weights_subscriber_take(engine->weights, version, offer, deadline_ns, &block,
+    int r = cox_weights_subscriber_take(engine->weights, version, candidate, deadline_ns, &block,
                                         &length, err);
 
     if (r)
@@ -400,7 +401,7 @@ static void engine_renew_digest(struct cox_engine *engine)
  * somebody: so a pause does not leave this, which takes no longer than the scratch of a model, and
  * a visit at the door. */
 static int engine_switch(struct cox_engine *engine, uint64_t version,
-                         const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                         const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                          struct cox_error *err)
 {
     int r;
@@ -415,7 +416,7 @@ static int engine_switch(struct cox_engine *engine, uint64_t version,
     const struct cox_share share = {.rank = engine->source.rank,
                                     .rank_count = engine->source.rank_count};
     cox_visit_hold();
-    r = engine_borrow(engine, &share, version, offer, deadline_ns, err);
+    r = engine_borrow(engine, &share, version, candidate, deadline_ns, err);
     if (r == 0)
         engine_renew_digest(engine);
     cox_visit_release();
@@ -426,33 +427,35 @@ static int engine_switch(struct cox_engine *engine, uint64_t version,
 static int engine_step_weights(struct cox_engine *engine, const struct cox_batch *batch,
                                struct cox_error *err)
 {
-    const struct cox_weights_offer *offer = batch->weights;
+    const struct cox_weights_candidate *candidate = batch->weights;
 
     if (!batch->weights_version)
         return 0;
     return engine_switch(
-        engine, batch->weights_version, offer,
-        offer ? cox_deadline_min(offer->deadline_ns, cox_deadline_after_ms(OPEN_MS)) : 0, err);
+        engine, batch->weights_version, candidate,
+        candidate ? cox_deadline_min(candidate->deadline_ns, cox_deadline_after_ms(OPEN_MS)) : 0,
+        err);
 }
 
 static int engine_model(struct cox_engine *engine, const struct engine_source *source,
-                        const struct cox_share *share, const struct cox_weights_offer *offer,
-                        uint64_t deadline_ns, struct cox_error *err)
+                        const struct cox_share *share,
+                        const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
+                        struct cox_error *err)
 {
     const struct cox_model_options options = engine_model_options(engine, share);
 
-    return offer ? engine_borrow(engine, share, offer->version, offer, deadline_ns, err)
-                 : cox_model_load(source->directory, &options, &engine->model, err);
+    return candidate ? engine_borrow(engine, share, candidate->version, candidate, deadline_ns, err)
+                     : cox_model_load(source->directory, &options, &engine->model, err);
 }
 
 /* Model and cache. */
 static int engine_load(struct cox_engine *engine, const struct engine_source *source,
-                       const struct cox_share *share, const struct cox_weights_offer *offer,
+                       const struct cox_share *share, const struct cox_weights_candidate *candidate,
                        uint64_t deadline_ns, struct cox_error *err)
 {
     const struct cox_model_config *config;
     struct cox_slices own;
-    int r = engine_model(engine, source, share, offer, deadline_ns, err);
+    int r = engine_model(engine, source, share, candidate, deadline_ns, err);
 
     if (r)
         return r;
@@ -510,19 +513,19 @@ static void engine_describe(const struct cox_engine *engine, struct cox_init_res
  * for it in vain. */
 static int engine_form(struct cox_engine *engine, const struct cox_group_options *options,
                        const struct engine_source *source, const struct cox_share *share,
-                       const struct cox_weights_offer *offer, struct cox_error *err)
+                       const struct cox_weights_candidate *candidate, struct cox_error *err)
 {
-    int r = share->rank_count && !offer ? engine_check_share(source->directory, share, err) : 0;
+    int r = share->rank_count && !candidate ? engine_check_share(source->directory, share, err) : 0;
 
     if (r == 0 && share->rank_count)
         r = engine_join(engine, options, err);
 
-    if (r == 0 && offer)
+    if (r == 0 && candidate)
         r = engine_take_weights(engine, err);
-    if (r == 0 && engine->cache && offer)
-        r = engine_switch(engine, offer->version, offer, options->deadline_ns, err);
+    if (r == 0 && engine->cache && candidate)
+        r = engine_switch(engine, candidate->version, candidate, options->deadline_ns, err);
     if (r == 0 && !engine->cache)
-        r = engine_load(engine, source, share, offer, options->deadline_ns, err);
+        r = engine_load(engine, source, share, candidate, options->deadline_ns, err);
     if (r == 0 && share->rank_count)
         r = cox_tensor_gather_new(engine->group, cox_model_slice_count(engine->model),
                                   cox_model_slice_length_max(engine->model), options->deadline_ns,
@@ -555,8 +558,8 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
     const bool replayed = cox_init_request_replayed(request);
     const char *directory = NULL;
     struct cox_share share;
-    struct cox_weights_offer told;
-    const struct cox_weights_offer *offer = NULL;
+    struct cox_weights_candidate told;
+    const struct cox_weights_candidate *candidate = NULL;
     struct engine_source source;
     int r = engine_read(engine, request, &directory, err);
 
@@ -564,7 +567,7 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
     if (r == 0)
         r = cox_init_request_weights(request, &told, err);
     if (r == 0)
-        offer = &told;
+        candidate = &told;
     else if (r != COX_EMPTY)
         return r;
     source = engine_source(engine, directory, &share);
@@ -572,7 +575,7 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
      * cache. */
     if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
         engine_unload(engine);
-    r = engine_form(engine, options, &source, &share, offer, err);
+    r = engine_form(engine, options, &source, &share, candidate, err);
     if (r && !replayed)
         engine_unload(engine);
     return r;
@@ -583,6 +586,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
 {
     struct cox_engine *engine = context;
     struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .value_size = COX_GROUP_VALUE_SIZE_MIN,
         .deadline_ns = cox_deadline_after_ms(WAIT_MS),
         .aborted = given_up,
@@ -806,6 +810,7 @@ static int on_start(void *context, struct cox_error *err)
 }
 
 const struct cox_worker_callbacks cox_engine_callbacks = {
+    .size = sizeof(struct cox_worker_callbacks),
     .init = on_init,
     .execute = on_execute,
     .lora = on_lora,

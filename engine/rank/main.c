@@ -271,7 +271,7 @@ int main(int argc, char **argv)
         if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
             return help();
     struct cox_error err = {0};
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     if (cox_worker_options_parse(&options, &argc, argv, &err)) {
         fprintf(stderr, "coxswain-worker: %s (--help tells the options)\n", err.text);
         return EXIT_USAGE;

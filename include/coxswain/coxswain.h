@@ -9,7 +9,8 @@
  *   coordinator  coordinator/executor/executor.h: start a group of workers, submit, call, gather,
  *                stop; coordinator/executor/operations.h: init, link, pull, recover, as plain
  *                structs
- *   messages     proto/wire.h, proto/operation.h and the generated proto/executor.pb-c.h
+ *   messages     proto/wire.h and the generated proto/executor.pb-c.h, whose functions are in
+ *                libcoxswain-proto.so: a program that packs messages links both
  *
  * Threads, ownership, blocking and errors: in the header of each function. The paths of those
  * headers are not part of the interface; this file and its two companions are (memory.h, ipc.h).
@@ -17,10 +18,10 @@
 #ifndef COX_COXSWAIN_H
 #define COX_COXSWAIN_H
 
+#include "channel/base/version.h"
 #include "coordinator/executor/executor.h"
 #include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"
-#include "proto/operation.h"
 #include "proto/wire.h"
 #include "worker/sequences/batch.h"
 #include "worker/group/group.h"

@@ -10,6 +10,7 @@
 #ifndef COX_IPC_H
 #define COX_IPC_H
 
+#include "channel/base/version.h"
 #include "channel/base/base.h"
 #include "channel/handle/handle.h"
 #include "channel/shm/region.h"

@@ -1,7 +1,7 @@
 /*
  * memory: blocks of memory that processes share without copying.
  *
- *   domain      kinds of memory: host, staged, CUDA, or one of the caller's own
+ *   domain      kinds of memory: host, bounce, CUDA, or one of the caller's own
  *   pool        blocks of one domain with reference counts per owner
  *   kv_blocks   blocks with one writer, for KV caches; others copy from them
  *   queue       messages that are references to blocks, published once, taken by every subscriber
@@ -9,6 +9,7 @@
 #ifndef COX_MEMORY_H
 #define COX_MEMORY_H
 
+#include "channel/base/version.h"
 #include "channel/memory/domain/domain.h"
 #include "channel/memory/domain/domain_cuda.h"
 #include "channel/memory/pool/kv_blocks.h"

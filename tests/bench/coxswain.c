@@ -81,7 +81,8 @@ static int worker_parse(void *context, uint32_t rank, int argc, char **argv)
 
 int coxswain_worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = worker_opaque};
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .opaque = worker_opaque};
     struct worker_context own = {0};
     return group_worker_main(argc, argv, &callbacks, worker_parse, &own);
 }
@@ -118,6 +119,7 @@ static void count_allocations(struct coxswain *c, const struct cox_completion *c
 static struct cox_submit_options options_now(uint64_t now_ns, uint64_t round)
 {
     return (struct cox_submit_options){
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = now_ns + ROUND_DEADLINE_MS * COX_NSEC_PER_MSEC,
         .request_context = (void *)(uintptr_t)round,
@@ -388,6 +390,7 @@ static int coxswain_run(void *subject, uint8_t *request, uint64_t *samples_ns, s
         return run_callers(c, count);
     switch (flavour.by) {
     case GROUP_BY_CALL:
+    case GROUP_BY_COLLECT:
         return run_calls(c, count);
     case GROUP_BY_HAND_OFF:
         return run_hand_offs(c, count);
@@ -426,7 +429,7 @@ static int coxswain_start(const struct subject_options *options, void **ret_subj
     sem_init(&c->ended, 0, 0);
     int r = group_start(&flavour, options->rank_count, options->request_size, options->reply_size,
                         words, &c->executor, err);
-    if (r == 0 && flavour.by != GROUP_BY_CALL && !flavour.callers)
+    if (r == 0 && flavour.by != GROUP_BY_CALL && flavour.by != GROUP_BY_COLLECT && !flavour.callers)
         r = cox_executor_register(c->executor, COX_CHANNEL_EXECUTE, on_completion, c);
     if (r) {
         coxswain_stop(c);

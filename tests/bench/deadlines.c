@@ -116,9 +116,11 @@ static int held_map(const char *path, struct held **ret_held)
 /* --worker PATH: of the memory that says what is held. */
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = worker_opaque,
+    static const struct cox_worker_callbacks callbacks = {.size =
+                                                              sizeof(struct cox_worker_callbacks),
+                                                          .opaque = worker_opaque,
                                                           .link_status = worker_link_status};
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct worker_context own = {0};
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
@@ -184,8 +186,11 @@ static int group_start(struct group *group, uint32_t rank_count, enum cox_attach
     if (r)
         return cox_fail(err, r, "memory for what is held: %s", cox_status_text(r));
     const char *const command[] = {program, WORKER_FLAG, path, NULL};
-    const struct cox_executor_options options = {
-        .rank_count = rank_count, .command = command, .attach = attach, .line = on_line};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = rank_count,
+                                                 .command = command,
+                                                 .attach = attach,
+                                                 .line = on_line};
     return cox_executor_start(&options, &group->executor, err);
 }
 
@@ -199,7 +204,9 @@ static void group_free(struct group *group)
 
 static struct cox_submit_options until(uint64_t deadline_ns)
 {
-    return (struct cox_submit_options){.gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
+    return (struct cox_submit_options){.size = sizeof(struct cox_submit_options),
+                                       .gather = COX_GATHER_ALL,
+                                       .deadline_ns = deadline_ns};
 }
 
 static int link_status(struct group *group, uint64_t deadline_ns, struct cox_error *err)

@@ -85,8 +85,9 @@ static int worker_opaque(void *context, const uint8_t *request, size_t request_s
 /* --worker RANK SIZE: that rank (-1: every rank) has so many MiB, and holds what it is asked. */
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = worker_opaque};
-    struct cox_worker_options options = {0};
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .opaque = worker_opaque};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct worker_context own = {0};
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
@@ -167,6 +168,7 @@ static int group_start(struct group *group, uint32_t rank_count, int rank, size_
     const char *const inside[] = {
         "sh", "-c", "\"$0\" \"$@\"; true", program, WORKER_FLAG, rank_text, size_text, NULL};
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
         .command = wrapped ? inside : direct,
         .hook_context = group,
@@ -319,7 +321,8 @@ static int measure_kill(const struct deaths_options *options, size_t size_mib, b
         group_free(&group);
         return cox_fail(err, r, "watching a worker: %s", cox_status_text(r));
     }
-    const struct cox_submit_options submit = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options submit = {.size = sizeof(struct cox_submit_options),
+                                              .gather = COX_GATHER_ALL,
                                               .deadline_ns = cox_deadline_after_ms(DEADLINE_MS)};
     if (by_call) {
         r = cox_executor_call_opaque(group.executor, "", 1, &submit, on_completion, &group, err);
@@ -411,7 +414,8 @@ static int coordinator_main(char **argv)
     struct group group;
     struct cox_error err = {0};
     int r = group_start(&group, rank_count, -1, size_mib, states[state].wrapped, &err);
-    const struct cox_submit_options submit = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options submit = {.size = sizeof(struct cox_submit_options),
+                                              .gather = COX_GATHER_ALL,
                                               .deadline_ns = COX_DEADLINE_NEVER};
     if (r == 0 && states[state].doing == BLOCKED) {
         r = cox_executor_register(group.executor, COX_CHANNEL_EXECUTE, pass_completion, NULL);

@@ -21,7 +21,7 @@ static int flavour_set(struct group_flavour *flavour, const char *flag, const ch
         return flavour->sealed || strcmp(value, "named") == 0 ? 0 : COX_INVALID;
     }
     if (strcmp(flag, "--by") == 0) {
-        static const char *const names[] = {"submit", "call", "hand-off", "ping"};
+        static const char *const names[] = {"submit", "call", "collect", "hand-off", "ping"};
         uint32_t by = 0;
         while (by < GROUP_BY_COUNT && strcmp(value, names[by]) != 0)
             by++;
@@ -97,10 +97,12 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
         command[i + 2] = words[i];
     const uint32_t depth = flavour->depth ? flavour->depth : GROUP_DEPTH_DEFAULT;
     struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
         .command = command,
         .depth = depth,
         .spin = flavour->spin,
+        .collect = flavour->by == GROUP_BY_COLLECT,
         .attach = flavour->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .line = show_line,
     };
@@ -115,7 +117,7 @@ int group_worker_main(int argc, char **argv, const struct cox_worker_callbacks *
                       int (*parse)(void *context, uint32_t rank, int argc, char **argv),
                       void *context)
 {
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);

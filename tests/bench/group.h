@@ -17,6 +17,8 @@
 enum group_by {
     GROUP_BY_SUBMIT,
     GROUP_BY_CALL,
+    /* call, in a group whose completions the caller collects: no response thread */
+    GROUP_BY_COLLECT,
     /* submit; its handler wakes the thread that submits: what one hand-off more costs in a round */
     GROUP_BY_HAND_OFF,
     GROUP_BY_PING, /* nothing is asked: two threads wake each other; a sample is one way */

@@ -19,6 +19,7 @@ static const struct kind kinds[] = {
     {.name = "named-call", .words = OWN("coxswain", "--attach", "named", "--by", "call")},
     {.name = "sealed", .words = OWN("coxswain", "--attach", "sealed")},
     {.name = "sealed-call", .words = OWN("coxswain", "--attach", "sealed", "--by", "call")},
+    {.name = "sealed-collect", .words = OWN("coxswain", "--attach", "sealed", "--by", "collect")},
     {.name = "sealed-hand-off", .words = OWN("coxswain", "--attach", "sealed", "--by", "hand-off")},
     {.name = "ping", .words = OWN("coxswain", "--attach", "sealed", "--by", "ping")},
     {.name = "sealed-off", .words = OWN("coxswain", "--attach", "sealed", "--spin", "off")},
@@ -57,9 +58,9 @@ static const struct kind kinds[] = {
 };
 
 const char *const kinds_of_bytes[] = {
-    "semaphore",       "futex",       "named", "named-call", "sealed", "sealed-call",
-    "seqpacket",       "zmq",         "nng",   "iceoryx",    "mpi",    "pickle",
-    "semaphore-again", "futex-again", NULL};
+    "semaphore",      "futex",           "named",       "named-call", "sealed",  "sealed-call",
+    "sealed-collect", "seqpacket",       "zmq",         "nng",        "iceoryx", "mpi",
+    "pickle",         "semaphore-again", "futex-again", NULL};
 const char *const kinds_of_curves[] = {"semaphore", "futex", "named", "sealed", NULL};
 const char *const kinds_of_one[] = {"futex", "sealed", "sealed-off", "sealed-max", NULL};
 const char *const kinds_of_steps[] = {"sealed-bytes",     "sealed-step-16",  "sealed-step-256",
@@ -67,7 +68,8 @@ const char *const kinds_of_steps[] = {"sealed-bytes",     "sealed-step-16",  "se
                                       "named-step-1024",  "pickle-step-256", NULL};
 const char *const kinds_of_depth[] = {"depth-1",   "depth-2",   "depth-4",   "depth-8", "callers-1",
                                       "callers-2", "callers-4", "callers-8", NULL};
-const char *const kinds_of_call[] = {"sealed", "sealed-call", "sealed-hand-off", "ping", NULL};
+const char *const kinds_of_call[] = {"sealed",          "sealed-call", "sealed-collect",
+                                     "sealed-hand-off", "ping",        NULL};
 const char *const kinds_of_allocations[] = {"named", "named-call", "sealed", "sealed-call", NULL};
 const char *const kinds_of_rate[] = {"semaphore",   "futex",     "named", "named-call", "sealed",
                                      "sealed-call", "seqpacket", "mpi",   "pickle",     NULL};

@@ -334,6 +334,7 @@ static void rank_main(struct rank *own, int group_fd, uint32_t value_size)
 {
     struct cox_error err = {0};
     const struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .fd = group_fd,
         .rank = own->rank,
         .rank_count = own->rank_count,

@@ -99,6 +99,7 @@ static int worker_init(void *context, const struct cox_init_request *request,
 {
     struct worker_context *own = context;
     struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .deadline_ns = cox_deadline_after_ms(PATIENCE_MS),
         .aborted = worker_given_up,
         .context = own,
@@ -147,9 +148,11 @@ static struct shared *shared_map(int fd)
 /* --worker FILE */
 static int worker_main(int argc, char **argv, uint64_t main_ns)
 {
-    static const struct cox_worker_callbacks callbacks = {.init = worker_init,
+    static const struct cox_worker_callbacks callbacks = {.size =
+                                                              sizeof(struct cox_worker_callbacks),
+                                                          .init = worker_init,
                                                           .execute = worker_execute};
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct worker_context own = {0};
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
@@ -284,6 +287,7 @@ static int group_init(struct group *group, uint32_t rank_count, bool sealed, str
     snprintf(file, sizeof file, "/proc/%jd/fd/%d", (intmax_t)getpid(), group->shared_fd);
     const char *const command[] = {program, WORKER_FLAG, file, NULL};
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
         .command = command,
         .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
@@ -347,7 +351,8 @@ static int step_submit(struct group *group, struct cox_error *err)
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = cox_deadline_after_ms(PATIENCE_MS)};
     return cox_executor_submit(group->executor, &request, &options, NULL, err);
 }

@@ -74,7 +74,8 @@ static int worker_parse(void *context, uint32_t rank, int argc, char **argv)
 
 int steps_worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.execute = worker_execute};
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .execute = worker_execute};
     return group_worker_main(argc, argv, &callbacks, worker_parse, NULL);
 }
 
@@ -131,6 +132,7 @@ static int submit_next(struct steps *s)
     if (r)
         return cox_fail(s->err, r, "filling a step: %s", cox_status_text(r));
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_RANK0,
         .deadline_ns = s->begin_ns + STEP_DEADLINE_MS * COX_NSEC_PER_MSEC,
     };

@@ -87,9 +87,11 @@ static int worker_execute(void *context, const struct cox_batch *batch,
 
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = worker_opaque,
+    static const struct cox_worker_callbacks callbacks = {.size =
+                                                              sizeof(struct cox_worker_callbacks),
+                                                          .opaque = worker_opaque,
                                                           .execute = worker_execute};
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct worker_rounds rounds = {0};
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
@@ -155,7 +157,8 @@ __attribute__((noinline)) void hot_path_await(struct cox_executor *executor, uin
 static int submit_opaque(struct path *path, uint64_t *ret_sequence)
 {
     static const uint8_t payload[PAYLOAD_SIZE];
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(PATIENCE_MS)};
     return cox_executor_submit_opaque(path->executor, payload, sizeof payload, &options,
                                       ret_sequence, &path->err);
@@ -200,7 +203,8 @@ static int submit_step(struct path *path, uint64_t *ret_sequence)
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = cox_deadline_after_ms(PATIENCE_MS)};
     return cox_executor_submit(path->executor, &request, &options, ret_sequence, &path->err);
 }
@@ -269,6 +273,7 @@ int main(int argc, char **argv)
     }
     const char *const command[] = {argv[0], NULL};
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = (uint32_t)rank_count,
         .command = command,
         .attach = sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,

@@ -40,7 +40,7 @@ OWN = {
     "memfd:cox_payload_exchange": "its partial sums",
     "memfd:cox_payload_kv": "its KV cache",
     "memfd:cox_kv": "whose its KV blocks are",
-    "memfd:cox_bulk": "a reply of its own that does not fit its slot",
+    "memfd:cox_large_payload": "a reply of its own that does not fit its slot",
 }
 HINTS = "memfd:cox_wake"
 # Attempts that are in order where the memory is the rank's own, and where it holds hints.
@@ -268,7 +268,7 @@ def check_inventory(group):
     unknown = sorted(set(own.values()) - set(OWN) - {HINTS})
     check(not unknown, "writable, and of a name that this test does not know: %s" % unknown)
     for name, count in collections.Counter(own.values()).items():
-        check(count == 1 or name.startswith("memfd:cox_payload_") or name == "memfd:cox_bulk",
+        check(count == 1 or name.startswith("memfd:cox_payload_") or name == "memfd:cox_large_payload",
               "%d writable mappings of %s: whose are they?" % (count, name))
     group.adversary.do("inventory", group.attacker())
     check(alive(group.attacker()), "the hostile rank ended of its own attempts: %s" % "".join(group.err))

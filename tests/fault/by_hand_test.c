@@ -52,6 +52,7 @@ static void *start_main(void *context)
 {
     struct hand *hand = context;
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .name = hand->name,
         .rank_count = 2,
         .external_workers = true,

@@ -146,9 +146,15 @@ static int on_command(void *context, struct cox_error *err)
 
 int checked_worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {
-        .init = on_init, .execute = on_execute, .opaque = on_opaque, .pause = on_command};
-    static struct checked checked; /* the meddling thread uses it until the process ends */
+    static const struct cox_worker_callbacks callbacks = {.size =
+                                                              sizeof(struct cox_worker_callbacks),
+                                                          .init = on_init,
+                                                          .execute = on_execute,
+                                                          .opaque = on_opaque,
+                                                          .pause = on_command};
+    static struct checked checked = {
+        .options =
+            COX_WORKER_OPTIONS_INIT}; /* the meddling thread uses it until the process ends */
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     watch_crashes();

@@ -610,13 +610,13 @@ static void sequence_store_deinit(void *object)
     cox_sequence_store_deinit(object);
 }
 
-static int builder_init(void *object, struct cox_error *err)
+static int batch_builder_init(void *object, struct cox_error *err)
 {
     (void)err;
     return cox_batch_builder_init(object, 64);
 }
 
-static void builder_deinit(void *object)
+static void batch_builder_deinit(void *object)
 {
     cox_batch_builder_deinit(object);
 }
@@ -653,22 +653,23 @@ static const struct countdown_subject memory_sequence_store = {
     .destroy = sequence_store_deinit,
     .wordless = true,
 };
-static const struct countdown_subject memory_builder = {
-    .name = "builder_init",
+static const struct countdown_subject memory_batch_builder = {
+    .name = "batch_builder_init",
     .size = sizeof(struct cox_batch_builder),
     .in_place = true,
-    .construct = builder_init,
-    .destroy = builder_deinit,
+    .construct = batch_builder_init,
+    .destroy = batch_builder_deinit,
     .wordless = true,
 };
 
 /* ---- a worker of the group ---- */
 
-static const struct cox_worker_callbacks callbacks;
+static const struct cox_worker_callbacks callbacks = COX_WORKER_CALLBACKS_INIT;
 
 static struct cox_worker_options worker_options(void)
 {
     struct cox_worker_options options = {
+        .size = sizeof(struct cox_worker_options),
         .rank = 1,
         .rank_count = RANK_COUNT,
         .parent_pid = getpid(),
@@ -782,7 +783,7 @@ static const struct countdown_subject *const channels[] = {
 };
 static const struct countdown_subject *const renewals[] = {&group_inherit_open, &group_gate_renew};
 static const struct countdown_subject *const memories[] = {
-    &memory_arena, &memory_unpack, &memory_table, &memory_sequence_store, &memory_builder,
+    &memory_arena, &memory_unpack, &memory_table, &memory_sequence_store, &memory_batch_builder,
 };
 static const struct countdown_subject *const workers[] = {
     &worker_attaches,

@@ -1,5 +1,5 @@
-/* Domains: the table, memory of host and staged, and CUDA memory with a stand-in for the driver,
- * with each of their calls failing in turn. */
+/* Domains: the table, memory of host and bounce, and CUDA memory with a fake driver, with each of
+ * their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -11,12 +11,12 @@
 #define SIZE 20000
 
 static const struct cox_domain_id host_id = {COX_DOMAIN_HOST, 0};
-static const struct cox_domain_id staged_id = {COX_DOMAIN_STAGED, 0};
+static const struct cox_domain_id bounce_id = {COX_DOMAIN_BOUNCE, 0};
 static const struct cox_domain_id cuda_id = {COX_DOMAIN_CUDA, 0};
 
-static const char *library; /* the stand-in */
+static const char *library; /* the fake driver */
 static struct cox_domains *domains, *without;
-static struct cox_domain_memory *host, *staged, *cuda, *sparse_host, *sparse_staged;
+static struct cox_domain_memory *host, *bounce, *cuda, *sparse_host, *sparse_bounce;
 static uint8_t bytes[SIZE];
 
 static int create(struct cox_domain_id id, bool on_demand, void *object, struct cox_error *err)
@@ -97,43 +97,43 @@ static int commit_host(void *object, struct cox_error *err)
     return sparse_host->functions->commit(sparse_host, 0, SIZE, err);
 }
 
-static int create_staged(void *object, struct cox_error *err)
+static int create_bounce(void *object, struct cox_error *err)
 {
-    return create(staged_id, false, object, err);
+    return create(bounce_id, false, object, err);
 }
 
-static int create_staged_on_demand(void *object, struct cox_error *err)
+static int create_bounce_on_demand(void *object, struct cox_error *err)
 {
-    return create(staged_id, true, object, err);
+    return create(bounce_id, true, object, err);
 }
 
-static int attach_staged(void *object, struct cox_error *err)
+static int attach_bounce(void *object, struct cox_error *err)
 {
-    return attach(staged_id, staged->fd, true, object, err);
+    return attach(bounce_id, bounce->fd, true, object, err);
 }
 
-static int commit_staged(void *object, struct cox_error *err)
+static int commit_bounce(void *object, struct cox_error *err)
 {
     (void)object;
-    return sparse_staged->functions->commit(sparse_staged, 0, SIZE, err);
+    return sparse_bounce->functions->commit(sparse_bounce, 0, SIZE, err);
 }
 
-static int copy_to_staged(void *object, struct cox_error *err)
+static int copy_to_bounce(void *object, struct cox_error *err)
 {
     (void)object;
-    return cox_domain_copy_to(staged, 0, bytes, SIZE, err);
+    return cox_domain_copy_to(bounce, 0, bytes, SIZE, err);
 }
 
-static int copy_from_staged(void *object, struct cox_error *err)
+static int copy_from_bounce(void *object, struct cox_error *err)
 {
     (void)object;
-    return cox_domain_copy_from(staged, 0, bytes, SIZE, err);
+    return cox_domain_copy_from(bounce, 0, bytes, SIZE, err);
 }
 
-static int copy_in_staged(void *object, struct cox_error *err)
+static int copy_in_bounce(void *object, struct cox_error *err)
 {
     (void)object;
-    return cox_domain_copy(staged, 0, sparse_staged, 0, SIZE, err);
+    return cox_domain_copy(bounce, 0, sparse_bounce, 0, SIZE, err);
 }
 
 static int create_cuda(void *object, struct cox_error *err)
@@ -152,7 +152,7 @@ static int attach_cuda(void *object, struct cox_error *err)
         .destroy = destroy                                                                         \
     }
 
-/* What is free in /dev/shm is asked for, and need not be known. */
+/* Reading the free space of /dev/shm is optional. */
 #define HOST_MEMORY(function)                                                                      \
     {                                                                                              \
         .name = #function, .size = sizeof(struct cox_domain_memory *), .construct = function,      \
@@ -174,13 +174,13 @@ static const struct countdown_subject subjects[] = {
     MEMORY(attach_host),
     MEMORY(attach_host_to_read),
     {.name = "commit_host", .construct = commit_host},
-    MEMORY(create_staged),
-    MEMORY(create_staged_on_demand),
-    MEMORY(attach_staged),
-    {.name = "commit_staged", .construct = commit_staged},
-    {.name = "copy_to_staged", .construct = copy_to_staged},
-    {.name = "copy_from_staged", .construct = copy_from_staged},
-    {.name = "copy_in_staged", .construct = copy_in_staged},
+    MEMORY(create_bounce),
+    MEMORY(create_bounce_on_demand),
+    MEMORY(attach_bounce),
+    {.name = "commit_bounce", .construct = commit_bounce},
+    {.name = "copy_to_bounce", .construct = copy_to_bounce},
+    {.name = "copy_from_bounce", .construct = copy_from_bounce},
+    {.name = "copy_in_bounce", .construct = copy_in_bounce},
     MEMORY(create_cuda),
     MEMORY(attach_cuda),
 };
@@ -214,8 +214,8 @@ int main(int argc, char **argv)
     COX_ASSERT(cox_domains_add_cuda_library(domains, library, NULL) == 0);
     COX_ASSERT(create(host_id, false, &host, NULL) == 0);
     COX_ASSERT(create(host_id, true, &sparse_host, NULL) == 0);
-    COX_ASSERT(create(staged_id, false, &staged, NULL) == 0);
-    COX_ASSERT(create(staged_id, true, &sparse_staged, NULL) == 0);
+    COX_ASSERT(create(bounce_id, false, &bounce, NULL) == 0);
+    COX_ASSERT(create(bounce_id, true, &sparse_bounce, NULL) == 0);
     COX_ASSERT(create(cuda_id, false, &cuda, NULL) == 0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(b15_b29_any_call_may_fail_once),
@@ -225,8 +225,8 @@ int main(int argc, char **argv)
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     destroy(&host);
     destroy(&sparse_host);
-    destroy(&staged);
-    destroy(&sparse_staged);
+    destroy(&bounce);
+    destroy(&sparse_bounce);
     destroy(&cuda);
     cox_domains_free(domains);
     return failed;

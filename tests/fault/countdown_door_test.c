@@ -273,7 +273,8 @@ static void exchange_end(void *object)
 
 static int exporter_new(void *object, struct cox_error *err)
 {
-    const struct cox_exporter_options options = {.door_path = path,
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .door_path = path,
                                                  .deadline_ms = TEST_PATIENCE_MS};
     return cox_exporter_new(&options, object, err);
 }

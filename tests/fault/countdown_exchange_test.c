@@ -24,7 +24,9 @@ static struct cox_group *group;
  */
 static void group_make(void)
 {
-    struct cox_group_options options = {.rank_count = 1, .deadline_ns = COX_DEADLINE_NEVER};
+    struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                        .rank_count = 1,
+                                        .deadline_ns = COX_DEADLINE_NEVER};
     struct cox_error err = {0};
 
     group_fd = memfd_create("countdown", MFD_CLOEXEC);

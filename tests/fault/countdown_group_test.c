@@ -15,7 +15,7 @@
 #include "coordinator/command/console.h"
 #include "coordinator/command/crew.h"
 #include "coordinator/executor/executor.h"
-#include "coordinator/collector/faults.h"
+#include "coordinator/collector/error_channel.h"
 #include "coordinator/collector/gathering.h"
 #include "coordinator/process/launch.h"
 #include "coordinator/executor/operations.h"
@@ -105,20 +105,20 @@ static void on_report(void *context, int rank, const char *text)
     (void)context, (void)rank, (void)text;
 }
 
-static int faults_start(void *object, struct cox_error *err)
+static int error_channel_start(void *object, struct cox_error *err)
 {
     (void)err;
-    struct cox_faults *faults = object;
-    memset(faults, 0, sizeof *faults);
-    faults->channel = &channels[COX_CHANNEL_ERROR];
-    faults->collectors = collectors;
-    faults->report = on_report;
-    return cox_faults_start(faults);
+    struct cox_error_channel *errors = object;
+    memset(errors, 0, sizeof *errors);
+    errors->channel = &channels[COX_CHANNEL_ERROR];
+    errors->collectors = collectors;
+    errors->report = on_report;
+    return cox_error_channel_start(errors);
 }
 
-static void faults_stop(void *object)
+static void error_channel_stop(void *object)
 {
-    cox_faults_stop(object);
+    cox_error_channel_stop(object);
 }
 
 static const struct countdown_subject half_gathering = {
@@ -141,12 +141,12 @@ static const struct countdown_subject half_collector = {
     .restore = memory_restore,
     .wordless = true,
 };
-static const struct countdown_subject half_faults = {
-    .name = "faults_start",
-    .size = sizeof(struct cox_faults),
+static const struct countdown_subject half_error_channel = {
+    .name = "error_channel_start",
+    .size = sizeof(struct cox_error_channel),
     .in_place = true,
-    .construct = faults_start,
-    .destroy = faults_stop,
+    .construct = error_channel_start,
+    .destroy = error_channel_stop,
     .prepare = memory_prepare,
     .restore = memory_restore,
     .wordless = true,
@@ -191,9 +191,9 @@ static void launch_restore(void)
 
 static int launch(void *object, struct cox_error *err)
 {
-    const struct cox_launch_life life = {.generation = 1};
+    const struct cox_launch_incarnation incarnation = {.number = 1};
     struct cox_launched *launched = object, made = {.pidfd = -1};
-    int r = cox_launch(&plan, 1, &life, &made, err);
+    int r = cox_launch(&plan, 1, &incarnation, &made, err);
     int pidfd = atomic_load(&made.pidfd); /* it is the caller's in any case */
     if (r)
         cox_close_fd(&pidfd);
@@ -217,7 +217,11 @@ static void launched_kill(void *object)
 
 static int supervisor_start(void *object, struct cox_error *err)
 {
-    return cox_supervisor_start(&supervise_options, object, err);
+    static struct cox_rank ranks[COX_RANK_COUNT_MAX];
+    struct cox_supervise_options options = supervise_options;
+    options.ranks = ranks;
+    cox_ranks_init(ranks, options.rank_count);
+    return cox_supervisor_start(&options, object, err);
 }
 
 static void supervisor_free(void *object)
@@ -252,11 +256,12 @@ static const struct countdown_subject process_supervisor = {
 
 /* ---- the whole group ---- */
 
-static struct cox_executor_options executor_options;
+static struct cox_executor_options executor_options = COX_EXECUTOR_OPTIONS_INIT;
 
 static void executor_choose(uint32_t depth, bool legacy)
 {
     executor_options = (struct cox_executor_options){
+        .size = sizeof(struct cox_executor_options),
         .name = group_name(),
         .rank_count = RANK_COUNT,
         .command = scripted,
@@ -409,9 +414,9 @@ static void b15_b19_collectors_and_the_fault_thread_are_undone_when_any_call_fai
     countdown_once(&half_collector);
     countdown_sticky(&half_collector);
     countdown_interrupted(&half_collector);
-    countdown_once(&half_faults);
-    countdown_sticky(&half_faults);
-    countdown_interrupted(&half_faults);
+    countdown_once(&half_error_channel);
+    countdown_sticky(&half_error_channel);
+    countdown_interrupted(&half_error_channel);
 }
 
 static void b15_a_launch_is_undone_when_any_call_fails_also_in_the_child(void **state)

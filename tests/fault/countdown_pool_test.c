@@ -1,5 +1,5 @@
-/* Pools, and KV blocks: made, attached, opened by handle, exported, and memory on demand, with each
- * of their calls failing in turn. */
+/* Pools and KV blocks: create, attach, open by handle, export, and memory on demand, with each of
+ * their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
 
@@ -8,11 +8,13 @@
 #include "channel/memory/pool/kv_blocks.h"
 #include "channel/memory/pool/pool.h"
 
-static const struct cox_pool_options fixed = {.block_size = 4096, .block_count = 16};
-static const struct cox_pool_options slabs = {.strategy = COX_POOL_SLAB,
+static const struct cox_pool_options fixed = {
+    .size = sizeof(struct cox_pool_options), .block_size = 4096, .block_count = 16};
+static const struct cox_pool_options slabs = {.size = sizeof(struct cox_pool_options),
+                                              .strategy = COX_POOL_SLAB,
                                               .block_size = 1024,
                                               .slab_size = 4096,
-                                              .size = 16 * 4096,
+                                              .slabs_size = 16 * 4096,
                                               .on_demand = true};
 
 static struct cox_pool *pool;
@@ -77,7 +79,7 @@ static void pool_prepare(void)
     assert_int_equal(cox_pool_create(options, &pool, NULL), 0);
 }
 
-/* What failed has left nothing behind. */
+/* A failure leaves nothing behind. */
 static void pool_restore(void)
 {
     struct cox_pool_stats stats;

@@ -7,12 +7,13 @@
 #include "tests/unit/queue_fixture.h"
 
 static struct cox_domains *domains;
-static struct cox_pool *host, *staged;
+static struct cox_pool *host, *bounce;
 static struct cox_exporter *exporter;
 static struct cox_queue *queue;
 static struct cox_handle handle;
 
-static const struct cox_queue_options options = {.depth = 4};
+static const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
+                                                 .depth = 4};
 
 static int queue_create(void *object, struct cox_error *err)
 {
@@ -36,8 +37,11 @@ static int queue_open(void *object, struct cox_error *err)
 
 static int publisher_new(void *object, struct cox_error *err)
 {
-    const struct cox_publisher_options with = {
-        .pool = host, .exporter = exporter, .domains = domains, .door_path = "/nonexistent"};
+    const struct cox_publisher_options with = {.size = sizeof(struct cox_publisher_options),
+                                               .pool = host,
+                                               .exporter = exporter,
+                                               .domains = domains,
+                                               .door_path = "/nonexistent"};
     return cox_publisher_new(queue, &with, object, err);
 }
 
@@ -48,7 +52,8 @@ static void publisher_free(void *object)
 
 static int subscriber_new(void *object, struct cox_error *err)
 {
-    const struct cox_subscriber_options with = {.pool = staged,
+    const struct cox_subscriber_options with = {.size = sizeof(struct cox_subscriber_options),
+                                                .pool = bounce,
                                                 .pools = &host,
                                                 .pool_count = 1,
                                                 .exporter = exporter,
@@ -129,7 +134,7 @@ static void h15_b47_a_queue_is_made_through_interruptions(void **state)
     EACH(countdown_interrupted);
 }
 
-/* ---- taking: the message is had, or it stays, or what is missing is told; nothing is lost ---- */
+/* ---- take: it succeeds, or the message stays, or the error is reported; nothing is lost ---- */
 
 static struct cox_publisher *publisher;
 static struct cox_subscriber *taker;
@@ -137,7 +142,7 @@ static struct cox_subscriber *taker;
 static void take_prepare(void)
 {
     publisher = fixture_publisher(queue, host, domains, exporter);
-    taker = fixture_subscriber(queue, staged, NULL, 0, domains, exporter);
+    taker = fixture_subscriber(queue, bounce, NULL, 0, domains, exporter);
     assert_int_equal(fixture_publish(publisher, host, 100, 5, NULL), 0);
 }
 
@@ -146,7 +151,7 @@ static void take_restore(void)
     taker = cox_subscriber_free(taker);
     publisher = cox_publisher_free(publisher);
     assert_int_equal(fixture_used(host), 0);
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
 }
 
 static int take(void *object, struct cox_error *err)
@@ -186,13 +191,13 @@ int main(void)
     COX_ASSERT(cox_domains_new(&domains) == 0);
     COX_ASSERT(cox_exporter_new(NULL, &exporter, NULL) == 0);
     host = fixture_pool(domains, COX_DOMAIN_HOST, 8);
-    staged = fixture_pool(domains, COX_DOMAIN_STAGED, 8);
+    bounce = fixture_pool(domains, COX_DOMAIN_BOUNCE, 8);
     COX_ASSERT(cox_queue_create(&options, &queue, NULL) == 0);
     COX_ASSERT(cox_queue_export(queue, exporter, &handle, NULL) == 0);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     cox_queue_free(queue);
     cox_pool_free(host);
-    cox_pool_free(staged);
+    cox_pool_free(bounce);
     cox_exporter_free(exporter);
     cox_domains_free(domains);
     return failed;

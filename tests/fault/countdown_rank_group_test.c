@@ -21,6 +21,7 @@ static pid_t other = -1;
 static int group_join(uint32_t rank, uint32_t rank_count, void *object, struct cox_error *err)
 {
     const struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .name = memory_fd < 0 ? name : NULL,
         .fd = memory_fd,
         .rank = rank,

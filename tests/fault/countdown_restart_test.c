@@ -116,6 +116,7 @@ static uint64_t patience(void)
 static void group_prepare(void)
 {
     struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
         .name = group_name(),
         .rank_count = RANK_COUNT,
@@ -191,7 +192,9 @@ static int restart_all(void *object, struct cox_error *err)
 /* Whatever came of it: it can be tried again, and then all answer. */
 static void group_restore(void)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = patience()};
     struct cox_error err = {0};
     int r = legacy ? cox_executor_restart_all(live, patience(), &err)
                    : cox_executor_restart(live, 1, patience(), &err);

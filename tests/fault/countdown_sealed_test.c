@@ -211,6 +211,7 @@ static struct cox_executor_options executor_options(void)
 {
     static char name[64];
     struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
         .name = countdown_name(name, "g"),
         .rank_count = RANK_COUNT,

@@ -5,7 +5,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${countdown_list}
 file(STRINGS ${countdown_list} countdown_wrapped REGEX "^wrap ")
 list(TRANSFORM countdown_wrapped REPLACE "^wrap " "-Wl,--wrap=")
 
-foreach(part bulk channel group files weights door handle queue rank_group control recovery restart sealed windows pool transfer)
+foreach(part large_payload channel group files weights door handle queue rank_group control recovery restart sealed windows pool transfer)
     cox_test_program(test_fault_countdown_${part}
         SOURCES countdown_${part}_test.c countdown.c countdown_wraps.c
                 ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
@@ -45,6 +45,7 @@ cox_command_test(NAME fault/countdown_domain LABEL fault TIER all TIMEOUT 120
 cox_command_test(NAME fault/countdown_symbols LABEL fault TIER all
     COMMAND ${COX_PYTHON} ${CMAKE_CURRENT_LIST_DIR}/countdown_symbols.py ${CMAKE_NM} ${countdown_list}
             ${CMAKE_CURRENT_LIST_DIR}
-            $<TARGET_FILE:coxswain_channel> $<TARGET_FILE:coxswain_proto> $<TARGET_FILE:coxswain_coordinator>
+            $<TARGET_FILE:coxswain_channel> $<TARGET_FILE:coxswain_messages> $<TARGET_FILE:coxswain_proto>
+            $<TARGET_FILE:coxswain_coordinator>
             $<TARGET_FILE:coxswain_worker_lib> $<TARGET_FILE:coxswain_model_files> $<TARGET_FILE:coxswain_model> $<TARGET_FILE:coxswain_transfer>
             $<TARGET_FILE:coxswain_commands>)

@@ -27,21 +27,21 @@ static void weights_free(void *object)
 /* ---- a rank's ---- */
 
 static struct cox_exporter *exporter;
-static struct cox_weights_offer offer;
+static struct cox_weights_candidate candidate;
 
-static void offer_make(void)
+static void candidate_make(void)
 {
     struct cox_region region = {0};
     int fd = -1;
-    offer = (struct cox_weights_offer){.version = 1, .size = IMAGE_SIZE};
+    candidate = (struct cox_weights_candidate){.version = 1, .size = IMAGE_SIZE};
     assert_int_equal(cox_region_create_image(&region, "cox_weights", IMAGE_SIZE, &fd, NULL), 0);
     assert_int_equal(cox_region_seal_image(&region, "cox_weights", &fd, NULL), 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
-    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &offer.handle, NULL), 0);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &candidate.handle, NULL), 0);
     cox_close_fd(&fd);
 }
 
-static void offer_end(void)
+static void candidate_end(void)
 {
     exporter = cox_exporter_free(exporter);
 }
@@ -54,8 +54,8 @@ static int rank_take(void *object, struct cox_error *err)
     int r = cox_weights_subscriber_new("/nowhere", &weights);
     if (r)
         return cox_fail(err, r, "no memory");
-    r = cox_weights_subscriber_take(weights, 1, &offer, cox_deadline_after_ms(10000), &bytes, &size,
-                                    err);
+    r = cox_weights_subscriber_take(weights, 1, &candidate, cox_deadline_after_ms(10000), &bytes,
+                                    &size, err);
     if (r)
         cox_weights_subscriber_free(weights);
     else
@@ -81,8 +81,8 @@ static const struct countdown_subject subjects[] = {
      .size = sizeof(struct cox_weights_subscriber *),
      .construct = rank_take,
      .destroy = rank_free,
-     .prepare = offer_make,
-     .restore = offer_end,
+     .prepare = candidate_make,
+     .restore = candidate_end,
      .codes = codes,
      .word = "memory",
      .lenient = true},

@@ -124,7 +124,7 @@ static void p3_an_answer_in_time_is_no_timeout_however_late_it_is_looked_at(void
 static void p8_m3_memory_is_given_back_when_the_handler_has_returned(void **state)
 {
     (void)state;
-    const uint32_t before = arm("bulk.dropped:hold:coordinator:1");
+    const uint32_t before = arm("large_payload.dropped:hold:coordinator:1");
     struct test_group *g = test_group_start(2, NULL);
     const struct test_how how = {.gather = COX_GATHER_ALL};
     struct cox_error err = {0};

@@ -78,7 +78,8 @@ struct life {
 static void export_and_put(void *context)
 {
     const struct life *life = context;
-    const struct cox_exporter_options options = {.door_path = path, .deadline_ms = 60000};
+    const struct cox_exporter_options options = {
+        .size = sizeof(struct cox_exporter_options), .door_path = path, .deadline_ms = 60000};
     struct cox_exporter *exporter;
     struct cox_handle handles[HANDLE_COUNT];
     int fd = object_new(PEER_OBJECT_SIZE, 1);
@@ -179,7 +180,8 @@ struct opening {
 static void import_once(void *context)
 {
     const struct opening *opening = context;
-    const struct cox_importer_options options = {.door_path = path, .deadline_ms = 60000};
+    const struct cox_importer_options options = {
+        .size = sizeof(struct cox_importer_options), .door_path = path, .deadline_ms = 60000};
     struct cox_importer *importer;
     const struct cox_import *import;
     struct cox_error err = {0};

@@ -269,8 +269,10 @@ static int on_init(void *context, const struct cox_init_request *request,
                    struct cox_init_result *result, struct cox_error *err)
 {
     struct hostile *hostile = context;
-    struct cox_group_options options = {
-        .deadline_ns = cox_deadline_after_ms(JOIN_MS), .aborted = given_up, .context = hostile};
+    struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                        .deadline_ns = cox_deadline_after_ms(JOIN_MS),
+                                        .aborted = given_up,
+                                        .context = hostile};
     cox_init_request_group(request, &options);
     hostile->group = cox_group_leave(hostile->group);
     hostile->init = request;
@@ -349,8 +351,10 @@ static int on_opaque(void *context, const uint8_t *bytes, size_t size, uint8_t *
 
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.init = on_init, .opaque = on_opaque};
-    static struct hostile hostile; /* the meddling thread uses it until the process ends */
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .init = on_init, .opaque = on_opaque};
+    /* the meddling thread uses it until the process ends */
+    static struct hostile hostile = {.options = COX_WORKER_OPTIONS_INIT};
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     atomic_store(&hostile.temper, TEMPER_COUNT);
@@ -376,6 +380,7 @@ static uint64_t numbers = 100;
 static struct test_group *group_start(void)
 {
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .command = command,
         .attach = COX_ATTACH_SEALED,
         .finalize_ms = 300,
@@ -419,7 +424,8 @@ static bool call(struct test_group *group, enum order order, uint32_t temper, co
     struct request request = {++numbers, order, temper};
     struct judged judged = {.when = when};
     struct cox_error err = {0};
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(ANSWER_MS)};
     int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
                                      judge, &judged, &err);
@@ -456,7 +462,8 @@ static void p10_a_rank_can_write_only_its_own_words_values_and_hints(void **stat
     for (int i = 0; i < 2; i++) {
         struct request request = {++numbers, LOOK, 0};
         struct cox_error err = {0};
-        const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_ALL,
                                                    .deadline_ns = cox_deadline_after_ms(ANSWER_MS)};
         if (cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
                                      NULL, NULL, &err))

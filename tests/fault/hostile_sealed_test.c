@@ -230,8 +230,10 @@ static int on_opaque(void *context, const uint8_t *bytes, size_t size, uint8_t *
 static int worker_main(int argc, char **argv)
 {
     static const int numbers[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque};
-    static struct hostile hostile; /* the meddling thread uses it until the process ends */
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .opaque = on_opaque};
+    /* the meddling thread uses it until the process ends */
+    static struct hostile hostile = {.options = COX_WORKER_OPTIONS_INIT};
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
@@ -255,6 +257,7 @@ static const char *const command[] = {program, "worker", NULL};
 static struct test_group *group_start(void)
 {
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .command = command,
         .attach = COX_ATTACH_SEALED,
         .finalize_ms = 300 * SLOWNESS,
@@ -321,7 +324,8 @@ static int call(struct test_group *group, enum order order, uint64_t offset, uin
     struct judged judged = {.number = request.number};
     struct cox_error err = {0};
     struct cox_rank_set asked = {{((UINT64_C(1) << RANK_COUNT) - 1) & ~(UINT64_C(1) << HOSTILE)}};
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .asked = without ? &asked : NULL,
                                                .deadline_ns = cox_deadline_after_ms(timeout_ms)};
     int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,

@@ -71,6 +71,7 @@ static const char *const command[] = {program, "worker", NULL};
 static struct test_group *group_start(uint32_t rank_count, const char *name)
 {
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .name = name,
         .command = command,
         .keep_names = true,
@@ -159,7 +160,8 @@ static int call_checked(struct test_group *group, enum checked_order order, uint
     request_make(&request, order, rank, seed);
     struct judged judged = {.number = request.number, .verdict = OWN};
     struct cox_error err = {0};
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(timeout_ms)};
     int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
                                      visit_judge, &judged, &err);
@@ -293,8 +295,10 @@ static int load_submit(struct test_group *group, struct load *load)
     request_make(&request, CHECKED_ECHO, 0, 0);
     *flight = (struct flight){
         .number = request.number, .deadline_ns = cox_deadline_after_ms(DEADLINE_MS), .load = load};
-    const struct cox_submit_options options = {
-        .gather = COX_GATHER_ALL, .deadline_ns = flight->deadline_ns, .request_context = flight};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = flight->deadline_ns,
+                                               .request_context = flight};
     struct cox_error err = {0};
     int r = cox_executor_submit_opaque(test_group_executor(group), &request, sizeof request,
                                        &options, NULL, &err);
@@ -306,7 +310,8 @@ static int load_submit(struct test_group *group, struct load *load)
 
 static void call_typed(struct test_group *group, const Coxswain__ExecuteRequest *request)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(DEADLINE_MS)};
     struct cox_error err = {0};
     int r = cox_executor_call(test_group_executor(group), request, &options, NULL, NULL, &err);
@@ -440,6 +445,7 @@ static void p10_a_frame_turned_into_a_goodbye_ends_nobody(void **state)
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
     request.trace_id = UINT64_MAX;
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
     };
@@ -517,6 +523,7 @@ static void early_seed(uint32_t rank_count, uint64_t seed)
     char ready;
     assert_int_equal(read(meddler.out, &ready, 1), 1);
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .name = name,
         .rank_count = rank_count,
         .command = command,

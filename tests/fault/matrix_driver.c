@@ -1,7 +1,7 @@
 #include "matrix.h"
 
 #include "channel/base/thread.h"
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/door.h"
 #include "channel/base/fault.h"
@@ -163,8 +163,10 @@ static bool driver_slow(struct driver *d, const char *name, int status)
 
 static struct cox_submit_options how(const struct driver *d, enum cox_gather gather)
 {
-    return (struct cox_submit_options){
-        .gather = gather, .deadline_ns = deadline(d), .asked = &d->asked};
+    return (struct cox_submit_options){.size = sizeof(struct cox_submit_options),
+                                       .gather = gather,
+                                       .deadline_ns = deadline(d),
+                                       .asked = &d->asked};
 }
 
 static int call_opaque(struct driver *d, const struct operation *operation, struct cox_error *err)
@@ -185,9 +187,10 @@ static int call_first(struct driver *d, const struct operation *operation, struc
 }
 
 /* Neither the request nor the answers fit; of one of them the block is too large to be kept. */
-static int call_bulk(struct driver *d, const struct operation *operation, struct cox_error *err)
+static int call_large_payload(struct driver *d, const struct operation *operation,
+                              struct cox_error *err)
 {
-    const size_t large = COX_BULK_KEEP_SIZE + (64 << 10), small = 20000;
+    const size_t large = COX_LARGE_PAYLOAD_KEEP_SIZE + (64 << 10), small = 20000;
     const bool sends = operation->type;
     const size_t size = sends ? large : small;
     char *text = malloc(size);
@@ -366,8 +369,8 @@ static bool flights_do(struct driver *d)
 static const struct operation operations[] = {
     {"init", call_type, NULL, TYPE(MODEL_INIT)},
     {"echo", call_opaque, "echo all", 0},
-    {"bulk-answer", call_bulk, NULL, 0},
-    {"bulk-request", call_bulk, NULL, 1},
+    {"large-payload-answer", call_large_payload, NULL, 0},
+    {"large-payload-request", call_large_payload, NULL, 1},
     {"first", call_first, "echo one", 0}, /* the others pass it by */
     {"announce", call_step, NULL, 0},
     {"delta", call_step, NULL, 0},
@@ -426,6 +429,7 @@ static struct cox_executor_options options_of(struct driver *d)
 {
     static const char *const command[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
     struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .name = d->name,
         .rank_count = MATRIX_RANK_COUNT,
         .command = command,

@@ -28,7 +28,8 @@ static void journal(const char *name, int status, const char *text)
 
 static int echo(struct cox_executor *executor, uint64_t patience_ms, struct cox_error *err)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(patience_ms)};
     *err = (struct cox_error){0};
     return cox_executor_call_opaque(executor, "echo once more", 14, &options, NULL, NULL, err);
@@ -96,6 +97,7 @@ int matrix_renew_drive(const char *name, uint64_t brief_ms)
 {
     static const char *const command[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .name = name,
         .rank_count = MATRIX_RANK_COUNT,
         .command = command,

@@ -156,8 +156,10 @@ static int coordinator_main(const char *state, const char *argument)
         command[count] = wrappers[wrapper].command[count];
     if (!attaches)
         command[count] = "never";
-    const struct cox_executor_options options = {
-        .rank_count = rank_count, .name = name, .command = command};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = rank_count,
+                                                 .name = name,
+                                                 .command = command};
     struct test_group *g = NULL;
     struct cox_error err = {0};
     if (test_group_try(&options, &g, &err)) {
@@ -430,7 +432,8 @@ static void p2_the_end_of_a_wrappers_thread_ends_nobody(void **state)
     char program[4096] = "";
     assert_true(readlink(command[0], program, sizeof program - 1) > 0);
     const char *const real[] = {program, command[1], command[2], NULL};
-    const struct cox_executor_options options = {.command = real};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = real};
     struct test_group *g = test_group_start(2, &options);
     test_expect_echo(g, "one thread more");
     size_t before[2];
@@ -462,8 +465,10 @@ static void p2_who_attached_to_a_start_that_failed_ends(void **state)
                                    "[ $COXSWAIN_RANK = 0 ] && exec sleep 1000; sh -c '" WORKER
                                    " \"$@\"; true' sh \"$@\"; true",
                                    "sh", NULL};
-    const struct cox_executor_options options = {
-        .rank_count = 2, .command = command, .start_timeout_ms = 500};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = 2,
+                                                 .command = command,
+                                                 .start_timeout_ms = 500};
     struct test_group *g = NULL;
     assert_int_equal(test_group_try(&options, &g, NULL), COX_TIMEOUT);
     if (!all_gone()) {
@@ -475,8 +480,10 @@ static void p2_who_attached_to_a_start_that_failed_ends(void **state)
 /* argument: the name. Tells how the start fails. */
 static int refused_main(const char *name)
 {
-    const struct cox_executor_options options = {
-        .rank_count = 1, .name = name, .command = wrappers[NESTED].command};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = 1,
+                                                 .name = name,
+                                                 .command = wrappers[NESTED].command};
     struct test_group *g = NULL;
     struct cox_error err = {0};
     int r = test_group_try(&options, &g, &err);

@@ -97,9 +97,9 @@ EXEMPT = {
     ("worker/loop/attach.c", "worker_follow_wrapper", "prctl("): "of this process alone; before attach.control",
     ("worker/loop/worker.c", "cox_worker_free", "prctl("): "of this process alone",
     ("worker/loop/legacy_shim.c", "cox_legacy_shim_create", "through layout"): "private memory, of nobody else",
-    ("coordinator/executor/welcome.c", "on_worker", "atomic pid"): "the seat, private memory",
-    ("coordinator/executor/welcome.c", "on_worker", "atomic generation"): "the seat, private memory",
-    ("coordinator/collector/faults.c", "faults_main", "atomic ended"): "for stop to sleep on, private memory",
+    ("coordinator/executor/welcome.c", "on_worker", "atomic pid"): "the slot holder, private memory",
+    ("coordinator/process/rank.h", "cox_rank_set_pid", "atomic pid"): "the record of the rank, private memory",
+    ("coordinator/collector/error_channel.c", "error_channel_main", "atomic ended"): "for stop to sleep on, private memory",
     ("coordinator/executor/submit.c", "payload_pack", "memcpy(frame"): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack", "cox_wire_request_pack("): CALLERS,
     ("coordinator/executor/submit.c", "payload_pack_block", "cox_wire_request_pack("): CALLERS,
@@ -121,7 +121,7 @@ EXEMPT = {
     ("worker/group/group_peer.c", "cox_group_told_is_dead", "kill("): "asks",
     ("worker/group/group_fd_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
     ("worker/group/group_fd_exchange.c", "fds_take", "fd_take("): CALLERS,
-    ("coordinator/process/watched.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
+    ("coordinator/process/child.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):
         "what others see of it is the end of a process, which the matrix has at every step",
 }
 
@@ -292,7 +292,7 @@ def mutations(files):
             ("coordinator/process/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
             ("coordinator/process/supervise.c", "cox_supervisor_free", "unlink(path);"),
             ("coordinator/process/launch.c", "program_find", "fork();"),
-            ("coordinator/collector/faults.c", "faults_fetch", "memset(base, 0, sizeof prefix);")):
+            ("coordinator/collector/error_channel.c", "error_channel_fetch", "memset(base, 0, sizeof prefix);")):
         yield f"{file}: {function} with {statement}", into(files, file, function, statement)
     yield "a constant more", change(files, "channel/base/fault.h", 'X(STOPPED, "stopped")',
                                     'X(STOPPED, "stopped") X(NEVER, "never")')

@@ -1,7 +1,7 @@
 /*
- * pool_kill_test: a process that uses a pool is killed at each passage of each step, beside one
- * that lives and one that was dead before: after a sweep everything that the dead had is free,
- * nothing that the living have is lost, and every block, row and holder can be had.
+ * pool_kill_test: a process that uses a pool is killed at each passage of each fault point, beside
+ * a live process and one that died before. After a sweep all that the dead had is free, the living
+ * have lost nothing, and every block, row and queue can be used.
  */
 #include "forks.h"
 #include "testing.h"
@@ -22,28 +22,31 @@
 #if COX_TESTING
 
 #define KEPT_COUNT 3
-#define BOTH 5  /* a holder that the survivor has joined, too */
-#define ALONE 6 /* one that it has not */
-/* Of a victim that was not struck. */
+#define BOTH 5  /* a queue that the survivor has joined, too */
+#define ALONE 6 /* a queue that it has not joined */
+/* Exit status of a victim that was not killed. */
 #define SPARED 9
 
 static const char *const points[] = {
-    "pool.made",      "pool.joined",  "pool.claimed",  "pool.counted",     "pool.used",
-    "pool.uncounted", "pool.closing", "pool.looked",   "pool.reopened",    "pool.freed",
-    "pool.hinted",    "pool.pages",   "pool.retained", "pool.slab",        "pool.renewed",
-    "pool.settling",  "pool.rung",    "pool.holder",   "pool.held",        "pool.unheld",
-    "pool.sweeping",  "pool.swept",   "pool.left",     "domain.committed", "domain.returned",
-    "memory.created",
+    "pool.made",          "pool.joined",    "pool.claimed",
+    "pool.counted",       "pool.used",      "pool.uncounted",
+    "pool.closing",       "pool.checked",   "pool.reopened",
+    "pool.freed",         "pool.hinted",    "pool.pages",
+    "pool.retained",      "pool.slab",      "pool.generation_bumped",
+    "pool.unpin_waiting", "pool.woken",     "pool.queue",
+    "pool.pinned",        "pool.unpinned",  "pool.sweeping",
+    "pool.swept",         "pool.left",      "domain.committed",
+    "domain.returned",    "memory.created",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 
 struct run {
     struct cox_pool_options options;
     int fds[2];
-    /* which takes all; the victim only reads */
+    /* which adopts all; the victim only reads */
     bool owner_is_survivor;
     struct cox_block_ref kept[KEPT_COUNT];
-    /* by the dead one as it was about to be freed */
+    /* referenced by the dead process as it was about to be freed */
     struct cox_block_ref left;
     const char *point;
     uint32_t passage;
@@ -54,7 +57,7 @@ static uint64_t size_of(const struct run *run)
     return run->options.block_size;
 }
 
-/* ---- who is dead before ---- */
+/* ---- the process that died before ---- */
 
 static void mess_main(const struct forks_self *self)
 {
@@ -63,13 +66,13 @@ static void mess_main(const struct forks_self *self)
     struct cox_block_ref ref;
     FORK_CHECK(cox_pool_attach(run->fds, NULL, &pool, NULL) == 0, "attach");
     FORK_CHECK(cox_pool_ref(pool, &run->kept[0], NULL) == 0, "ref");
-    FORK_CHECK(cox_pool_holder_join(pool, BOTH, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_holder_join(pool, ALONE, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_hold(pool, &run->kept[0], BOTH, 50, NULL) == 0, "hold");
+    FORK_CHECK(cox_pool_queue_join(pool, BOTH, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_queue_join(pool, ALONE, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_pin(pool, &run->kept[0], BOTH, 50, NULL) == 0, "pin");
     if (!run->owner_is_survivor) {
         for (int i = 0; i < 2; i++) {
             FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
-            FORK_CHECK(cox_pool_hold(pool, &ref, i ? ALONE : BOTH, 51, NULL) == 0, "hold");
+            FORK_CHECK(cox_pool_pin(pool, &ref, i ? ALONE : BOTH, 51, NULL) == 0, "pin");
         }
         if (run->options.slab_size)
             FORK_CHECK(cox_pool_allocate(pool, 2 * run->options.slab_size, &ref, NULL) == 0, "run");
@@ -80,7 +83,7 @@ static void mess_main(const struct forks_self *self)
     kill(getpid(), SIGKILL);
 }
 
-/* ---- who is killed ---- */
+/* ---- the victim ---- */
 
 static void use_references(const struct forks_self *self, struct cox_pool *pool)
 {
@@ -93,8 +96,8 @@ static void use_references(const struct forks_self *self, struct cox_pool *pool)
     struct cox_block_ref stale = run->kept[2];
     stale.generation++;
     FORK_CHECK(cox_pool_ref(pool, &stale, NULL) == COX_STALE, "stale");
-    FORK_CHECK(cox_pool_settle(pool, run->kept[0].block, 0, NULL, NULL, NULL) == COX_TIMEOUT,
-               "settle");
+    FORK_CHECK(cox_pool_wait_unpinned(pool, run->kept[0].block, 0, NULL, NULL, NULL) == COX_TIMEOUT,
+               "wait_unpinned");
 }
 
 static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
@@ -105,7 +108,7 @@ static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
     struct cox_block_ref refs[5];
     const int count = run->options.slab_size ? 4 : 5;
     for (int i = 2; run->options.slab_size == 0 && i < count; i++)
-        sizes[i] = size_of(run); /* more than the dead have left with pages */
+        sizes[i] = size_of(run); /* larger than what the dead left with pages */
     for (int i = 0; i < count; i++) {
         FORK_CHECK(cox_pool_allocate(pool, sizes[i], &refs[i], NULL) == 0, "allocate %d", i);
         block_fill(cox_pool_pointer(pool, &refs[i]), sizes[i], refs[i].block, refs[i].generation);
@@ -118,28 +121,28 @@ static void use_blocks(const struct forks_self *self, struct cox_pool *pool)
     }
 }
 
-static void use_holds(const struct forks_self *self, struct cox_pool *pool)
+static void use_pins(const struct forks_self *self, struct cox_pool *pool)
 {
     struct run *run = self->context;
     struct cox_block_ref ref;
-    FORK_CHECK(cox_pool_holder_join(pool, BOTH, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_holder_join(pool, ALONE, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_hold(pool, &run->kept[0], ALONE, 1, NULL) == 0, "hold");
-    FORK_CHECK(cox_pool_hold(pool, &run->kept[1], BOTH, 2, NULL) == 0, "hold");
-    if (!run->owner_is_survivor) { /* one that nobody but a message has, and then nobody */
+    FORK_CHECK(cox_pool_queue_join(pool, BOTH, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_queue_join(pool, ALONE, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_pin(pool, &run->kept[0], ALONE, 1, NULL) == 0, "pin");
+    FORK_CHECK(cox_pool_pin(pool, &run->kept[1], BOTH, 2, NULL) == 0, "pin");
+    if (!run->owner_is_survivor) { /* a block that only a message pins, and then nothing */
         FORK_CHECK(cox_pool_allocate(pool, size_of(run), &ref, NULL) == 0, "allocate");
-        FORK_CHECK(cox_pool_hold(pool, &ref, BOTH, 3, NULL) == 0, "hold");
+        FORK_CHECK(cox_pool_pin(pool, &ref, BOTH, 3, NULL) == 0, "pin");
         FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
         FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
         FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
-        cox_pool_unhold(pool, &ref, BOTH, 3);
+        cox_pool_unpin(pool, &ref, BOTH, 3);
         FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == COX_STALE, "stale");
     }
-    cox_pool_unhold(pool, &run->kept[1], BOTH, 2);
-    cox_pool_holder_leave(pool, ALONE);
+    cox_pool_unpin(pool, &run->kept[1], BOTH, 2);
+    cox_pool_queue_leave(pool, ALONE);
 }
 
-/* Asked while the owner settles: now the reader gives back. */
+/* Called while the owner waits: now the reader releases its reference. */
 struct late {
     struct cox_pool *reader;
     struct cox_block_ref ref;
@@ -152,7 +155,7 @@ static bool give_back(void *context)
     return false;
 }
 
-/* A pool of the victim's own, with a reader that it has itself. */
+/* A pool of the victim, with a reader in the same process. */
 static void use_numbers(const struct forks_self *self)
 {
     struct run *run = self->context;
@@ -162,17 +165,19 @@ static void use_numbers(const struct forks_self *self)
     int fds[2];
     options.strategy = COX_POOL_FIXED;
     options.block_size = 4096;
-    options.slab_size = options.size = 0;
+    options.slab_size = options.slabs_size = 0;
     options.block_count = 4;
     FORK_CHECK(cox_pool_create(&options, &pool, NULL) == 0, "create");
     cox_pool_fds(pool, fds);
     FORK_CHECK(cox_pool_attach(fds, NULL, &late.reader, NULL) == 0, "attach");
-    FORK_CHECK(cox_pool_take_all(pool, 7, NULL) == 0, "take_all");
+    FORK_CHECK(cox_pool_adopt_all(pool, 7, NULL) == 0, "adopt_all");
     late.ref = (struct cox_block_ref){cox_pool_id(pool), 7, 4096, 2, 0};
     FORK_CHECK(cox_pool_ref(late.reader, &late.ref, NULL) == 0, "ref");
-    FORK_CHECK(cox_pool_renew(pool, 2, 8) == 0, "renew");
-    FORK_CHECK(cox_pool_settle(pool, 2, 0, NULL, NULL, NULL) == COX_TIMEOUT, "settle");
-    FORK_CHECK(cox_pool_settle(pool, 2, COX_DEADLINE_NEVER, give_back, &late, NULL) == 0, "settle");
+    FORK_CHECK(cox_pool_bump_generation(pool, 2, 8) == 0, "bump_generation");
+    FORK_CHECK(cox_pool_wait_unpinned(pool, 2, 0, NULL, NULL, NULL) == COX_TIMEOUT,
+               "wait_unpinned");
+    FORK_CHECK(cox_pool_wait_unpinned(pool, 2, COX_DEADLINE_NEVER, give_back, &late, NULL) == 0,
+               "wait_unpinned");
     cox_pool_free(late.reader);
     cox_pool_free(pool);
 }
@@ -186,20 +191,20 @@ static void victim_main(const struct forks_self *self)
              run->passage);
     cox_fault_arm(plan);
     FORK_CHECK(cox_pool_attach(run->fds, NULL, &pool, NULL) == 0, "attach");
-    /* Nobody has looked whether it is free; unless the row was taken, which looks. */
+    /* No process has tried to free it, unless the row was taken, which tries. */
     if (!run->owner_is_survivor && cox_pool_ref(pool, &run->left, NULL) == 0)
         FORK_CHECK(cox_pool_unref(pool, &run->left, NULL) == 0, "unref");
     cox_pool_sweep(pool);
     use_references(self, pool);
     if (!run->owner_is_survivor)
         use_blocks(self, pool);
-    use_holds(self, pool);
+    use_pins(self, pool);
     use_numbers(self);
     cox_pool_free(pool);
     _exit(SPARED);
 }
 
-/* ---- who survives ---- */
+/* ---- the survivor ---- */
 
 static uint64_t pages_of(const struct run *run)
 {
@@ -222,15 +227,15 @@ static void check_kept(struct cox_pool *pool, struct run *run)
     }
 }
 
-/* Held by messages and counted by nobody. */
+/* Blocks that only messages pin. */
 static uint64_t held_blocks(const struct cox_pool *pool, const struct run *run)
 {
     const uint64_t unit_count = pool_stats(pool).size / run->options.block_size;
     uint64_t held = 0;
     for (uint64_t unit = 0; unit < unit_count; unit++) {
         bool is_held = false;
-        for (int i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-            is_held = is_held || atomic_load(&pool->holds[unit].hold_word[i]);
+        for (int i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+            is_held = is_held || atomic_load(&pool->pins[unit].pin_word[i]);
         for (int i = 0; i < KEPT_COUNT; i++)
             is_held = is_held && run->kept[i].block != unit;
         held += is_held;
@@ -238,7 +243,7 @@ static uint64_t held_blocks(const struct cox_pool *pool, const struct run *run)
     return held;
 }
 
-/* Those that are free are to be had, each of them. */
+/* Every free block can be allocated. */
 static void check_free(struct cox_pool *pool, const struct run *run)
 {
     const uint64_t count = pool_stats(pool).size / size_of(run);
@@ -253,18 +258,18 @@ static void check_free(struct cox_pool *pool, const struct run *run)
     free(refs);
 }
 
-/* Nobody sleeps, so nobody need be woken. */
+/* No process waits, so none needs a wakeup. */
 static void check_settling(const struct run *run)
 {
     const struct cox_pool_layout_header *header =
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ, MAP_SHARED, run->fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
-    assert_int_equal(atomic_load(&header->settling[0]), 0);
-    assert_int_equal(atomic_load(&header->holders_lock), 0);
+    assert_int_equal(atomic_load(&header->unpin_waiters[0]), 0);
+    assert_int_equal(atomic_load(&header->queues_lock), 0);
     munmap((void *)header, COX_POOL_PAGE_SIZE);
 }
 
-static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
+static void check_rows_and_queues(struct cox_pool *pool, const struct run *run)
 {
     struct cox_pool *others[8];
     assert_int_equal(pool_stats(pool).owner_count, 1);
@@ -272,14 +277,14 @@ static void check_rows_and_holders(struct cox_pool *pool, const struct run *run)
         others[i] = pool_attached(pool);
     for (uint32_t i = 0; i + 1 < run->options.owner_count_max; i++)
         cox_pool_free(others[i]);
-    for (uint64_t i = 0; i < COX_POOL_HOLDER_COUNT_MAX; i++)
-        assert_int_equal(cox_pool_holder_join(pool, 100 + i, NULL), 0);
-    for (uint64_t i = 0; i < COX_POOL_HOLDER_COUNT_MAX; i++)
-        cox_pool_holder_leave(pool, 100 + i);
+    for (uint64_t i = 0; i < COX_POOL_QUEUE_COUNT_MAX; i++)
+        assert_int_equal(cox_pool_queue_join(pool, 100 + i, NULL), 0);
+    for (uint64_t i = 0; i < COX_POOL_QUEUE_COUNT_MAX; i++)
+        cox_pool_queue_leave(pool, 100 + i);
 }
 
-/* Nobody has swept: what the dead was at is in nobody's way, and who finds nothing free sweeps by
- * itself. */
+/* Without a sweep: what the dead process was doing delays no other, and allocate sweeps by itself
+ * when it finds nothing. */
 static void check_unswept(struct cox_pool *pool, const struct run *run)
 {
     const uint64_t count = pool_stats(pool).size / size_of(run);
@@ -303,7 +308,7 @@ static void check_unswept(struct cox_pool *pool, const struct run *run)
             break;
     }
     assert_int_equal(r, COX_FULL);
-    /* What is not to be had is kept, or held for those who live. */
+    /* A block that cannot be allocated is kept, or pinned for live processes. */
     if (run->owner_is_survivor)
         assert_int_equal(had, 0);
     else
@@ -322,24 +327,24 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
     if (run->owner_is_survivor) {
         const struct cox_pool_stats stats = pool_stats(pool);
         assert_int_equal(stats.reference_count, stats.block_count);
-        cox_pool_holder_leave(pool, BOTH);
+        cox_pool_queue_leave(pool, BOTH);
         check_kept(pool, run);
         for (uint32_t block = 0; block < stats.block_count; block++) {
-            assert_int_equal(cox_pool_renew(pool, block, 9), 0);
-            assert_int_equal(cox_pool_settle(pool, block, 0, NULL, NULL, NULL), 0);
+            assert_int_equal(cox_pool_bump_generation(pool, block, 9), 0);
+            assert_int_equal(cox_pool_wait_unpinned(pool, block, 0, NULL, NULL, NULL), 0);
         }
     } else {
         assert_int_equal(pool_stats(pool).reference_count, KEPT_COUNT);
-        /* What messages of both still hold, they hold. */
-        assert_true(pool_stats(pool).hold_count >= 2);
-        if (run->options.on_demand) { /* of what is used, and what is retained */
+        /* Pins of a queue that both joined stay. */
+        assert_true(pool_stats(pool).pin_count >= 2);
+        if (run->options.on_demand) { /* pages of used and of retained blocks */
             const struct cox_pool_stats stats = pool_stats(pool);
             assert_true(pages_of(run) <=
                         run->options.retain_size + (stats.block_count - stats.free_count) *
                                                        (stats.size / stats.block_count));
         }
-        cox_pool_holder_leave(pool, BOTH);
-        assert_int_equal(pool_stats(pool).hold_count, 0);
+        cox_pool_queue_leave(pool, BOTH);
+        assert_int_equal(pool_stats(pool).pin_count, 0);
         check_free(pool, run);
         check_kept(pool, run);
         if (run->options.on_demand)
@@ -348,10 +353,10 @@ static void check_survivor(struct cox_pool *pool, struct run *run)
         if (run->options.on_demand)
             assert_true(pages_of(run) <= run->options.retain_size);
     }
-    check_rows_and_holders(pool, run);
+    check_rows_and_queues(pool, run);
 }
 
-/* Returns whether the victim was struck. */
+/* Returns whether the victim was killed. */
 static bool strike(const struct run *kind, const char *point, uint32_t passage)
 {
     struct run *run = forks_share(sizeof *run);
@@ -362,7 +367,7 @@ static bool strike(const struct run *kind, const char *point, uint32_t passage)
     struct cox_pool *pool = pool_made(&run->options);
     cox_pool_fds(pool, run->fds);
     if (run->owner_is_survivor)
-        assert_int_equal(cox_pool_take_all(pool, 7, NULL), 0);
+        assert_int_equal(cox_pool_adopt_all(pool, 7, NULL), 0);
     for (uint32_t i = 0; i < KEPT_COUNT; i++) {
         struct cox_block_ref *ref = &run->kept[i];
         if (run->owner_is_survivor)
@@ -371,7 +376,7 @@ static bool strike(const struct run *kind, const char *point, uint32_t passage)
             *ref = pool_allocated(pool, size_of(run));
         block_fill(cox_pool_pointer(pool, ref), size_of(run), ref->block, ref->generation);
     }
-    assert_int_equal(cox_pool_holder_join(pool, BOTH, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(pool, BOTH, NULL), 0);
     forks_start(&forks, 1, mess_main, run);
     assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
     forks_add(&forks, 1, 2, victim_main, run);
@@ -399,15 +404,18 @@ static void b37_b24_h20_killed_with_fixed_blocks(void **state)
 {
     (void)state;
     /* As many rows as processes live: the victim takes that of the dead one. */
-    const struct run kind = {
-        .options = {.block_size = 1024, .block_count = 12, .owner_count_max = 2}};
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .block_size = 1024,
+                                         .block_count = 12,
+                                         .owner_count_max = 2}};
     strike_everywhere(&kind);
 }
 
 static void b37_b24_killed_with_fixed_blocks_on_demand(void **state)
 {
     (void)state;
-    const struct run kind = {.options = {.block_size = 4096,
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .block_size = 4096,
                                          .block_count = 12,
                                          .owner_count_max = 4,
                                          .on_demand = true,
@@ -418,10 +426,11 @@ static void b37_b24_killed_with_fixed_blocks_on_demand(void **state)
 static void b37_b24_a30_killed_with_slabs(void **state)
 {
     (void)state;
-    const struct run kind = {.options = {.strategy = COX_POOL_SLAB,
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .strategy = COX_POOL_SLAB,
                                          .block_size = 1024,
                                          .slab_size = 4096,
-                                         .size = 12 * 4096,
+                                         .slabs_size = 12 * 4096,
                                          .owner_count_max = 4}};
     strike_everywhere(&kind);
 }
@@ -429,10 +438,11 @@ static void b37_b24_a30_killed_with_slabs(void **state)
 static void b37_b24_a30_killed_with_slabs_on_demand(void **state)
 {
     (void)state;
-    const struct run kind = {.options = {.strategy = COX_POOL_SLAB,
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .strategy = COX_POOL_SLAB,
                                          .block_size = 1024,
                                          .slab_size = 4096,
-                                         .size = 12 * 4096,
+                                         .slabs_size = 12 * 4096,
                                          .owner_count_max = 4,
                                          .on_demand = true,
                                          .retain_size = 4096}};
@@ -442,9 +452,11 @@ static void b37_b24_a30_killed_with_slabs_on_demand(void **state)
 static void p9_b37_a_reader_killed_while_the_owner_lives(void **state)
 {
     (void)state;
-    const struct run kind = {
-        .options = {.block_size = 1024, .block_count = 12, .owner_count_max = 4},
-        .owner_is_survivor = true};
+    const struct run kind = {.options = {.size = sizeof(struct cox_pool_options),
+                                         .block_size = 1024,
+                                         .block_count = 12,
+                                         .owner_count_max = 4},
+                             .owner_is_survivor = true};
     strike_everywhere(&kind);
 }
 

@@ -1,6 +1,6 @@
 /*
- * pool_race_test: two processes between whose steps everything is stopped, so that what seldom
- * happens does: a block that is being closed while somebody counts it for a moment.
+ * pool_race_test: stops two processes between their steps to force rare interleavings: a block is
+ * being closed while another process counts it for a moment.
  */
 #include "forks.h"
 #include "testing.h"
@@ -36,18 +36,18 @@ static struct cox_pool *attached(const struct forks_self *self)
     return pool;
 }
 
-/* Nobody leaves, which would look at every block, before the test has looked. */
+/* No process leaves before the test has checked: leaving scans every block. */
 static void wait_until_over(struct race *race)
 {
     while (!atomic_load(&race->is_over))
         sched_yield();
 }
 
-/* Runs before the stopped process does anything else. */
+/* Runs before the stopped process continues. */
 static void stop_again(int signal_number)
 {
     (void)signal_number;
-    cox_fault_arm("pool.looked:stop:0:1");
+    cox_fault_arm("pool.checked:stop:0:1");
 }
 
 static void go_on(int signal_number)
@@ -69,7 +69,7 @@ static void closer_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-/* Counts the block for a moment, by a reference that is stale. */
+/* Counts the block for a moment, through a stale reference. */
 static void visitor_main(const struct forks_self *self)
 {
     struct race *race = self->context;
@@ -101,7 +101,8 @@ static void await_step(struct race *race, uint32_t step)
 
 static struct race *race_new(struct cox_pool **ret_pool)
 {
-    static const struct cox_pool_options options = {.block_size = 64, .block_count = BLOCK_COUNT};
+    static const struct cox_pool_options options = {
+        .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = BLOCK_COUNT};
     struct race *race = forks_share(sizeof *race);
     *ret_pool = pool_made(&options);
     cox_pool_fds(*ret_pool, race->fds);
@@ -118,8 +119,8 @@ static void race_ends(struct race *race, struct forks *forks, struct cox_pool *p
     cox_pool_free(pool);
 }
 
-/* The closer sees the visitor's count and would leave the block in use; the visitor has stopped
- * counting by then. */
+/* The closer sees the visitor's count and would leave the block in use, but the visitor has dropped
+ * its count by then. */
 static void b24_b31_who_stops_counting_takes_the_last_look_over(void **state)
 {
     (void)state;
@@ -127,21 +128,21 @@ static void b24_b31_who_stops_counting_takes_the_last_look_over(void **state)
     struct race *race = race_new(&pool);
     struct forks forks;
     forks_start(&forks, 1, closer_main, race);
-    await_stop(forks.pids[0]); /* it has said CLOSING, and has not looked */
+    await_stop(forks.pids[0]); /* it has set CLOSING, and has not checked */
     forks_add(&forks, 1, 2, visitor_main, race);
-    await_stop(forks.pids[1]); /* it counts, and has not looked */
+    await_stop(forks.pids[1]); /* it counts, and has not checked */
     kill(forks.pids[0], SIGCONT);
-    await_stop(forks.pids[0]); /* it has seen that somebody counts, and has not said so */
+    await_stop(forks.pids[0]); /* it has seen the count, and has not stored USED */
     kill(forks.pids[1], SIGCONT);
     await_step(race, 1);
-    /* Its last step finds another word than it left. */
+    /* Its last compare-and-swap fails. */
     kill(forks.pids[0], SIGCONT);
     await_step(race, 2);
     race_ends(race, &forks, pool);
 }
 
-/* The other way round: the closer has seen nobody, then somebody takes a reference: the block is
- * not freed. */
+/* The opposite order: the closer has seen no count, then another process takes a reference: the
+ * block is not freed. */
 static void reader_main(const struct forks_self *self)
 {
     struct race *race = self->context;
@@ -161,7 +162,7 @@ static void looker_main(const struct forks_self *self)
     struct race *race = self->context;
     struct cox_pool *pool = attached(self);
     FORK_CHECK(cox_pool_allocate(pool, 1, &race->ref, NULL) == 0, "allocate");
-    cox_fault_arm("pool.looked:stop:0:2");
+    cox_fault_arm("pool.checked:stop:0:2");
     FORK_CHECK(cox_pool_unref(pool, &race->ref, NULL) == 0, "unref");
     atomic_fetch_add(&race->step, 1);
     wait_until_over(race);
@@ -194,7 +195,7 @@ static void b24_b31_a_reference_after_the_last_look_keeps_the_block(void **state
     race_ends(race, &forks, pool);
 }
 
-/* ---- a slab that goes while somebody wants a block of it ---- */
+/* ---- a slab that is emptied while another process claims a block of it ---- */
 
 static void wanting_main(const struct forks_self *self)
 {
@@ -215,14 +216,17 @@ static void wanting_main(const struct forks_self *self)
 static void a30_b31_no_block_of_a_slab_that_is_gone(void **state)
 {
     (void)state;
-    static const struct cox_pool_options options = {
-        .strategy = COX_POOL_SLAB, .block_size = 64, .slab_size = 4096, .size = 4 * 4096};
+    static const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                                    .strategy = COX_POOL_SLAB,
+                                                    .block_size = 64,
+                                                    .slab_size = 4096,
+                                                    .slabs_size = 4 * 4096};
     struct cox_pool *pool = pool_made(&options);
     struct race *race = forks_share(sizeof *race);
     struct forks forks;
     cox_pool_fds(pool, race->fds);
     forks_start(&forks, 1, wanting_main, race);
-    await_stop(forks.pids[0]); /* it knows of a free block, and has not claimed it */
+    await_stop(forks.pids[0]); /* it has found a free block, and has not claimed it */
     struct cox_block_ref all = pool_allocated(pool, 4 * 4096);
     kill(forks.pids[0], SIGCONT);
     await_step(race, 1);
@@ -259,7 +263,7 @@ static void *closer_thread(void *argument)
     return NULL;
 }
 
-/* At its point, or waiting for a lock. */
+/* True: the thread is at its fault point, or waits for a lock. */
 static void await_sleep(const struct closer *closer)
 {
     char path[64], state = 0;
@@ -274,23 +278,24 @@ static void await_sleep(const struct closer *closer)
     }
 }
 
-/* One thread has seen nobody and is about to free; another one takes a reference, gives it back,
- * and is about to look, when somebody else takes one: the first one must not take the other's word
- * for its own. */
+/* One thread has seen no count and is about to free; another one takes a reference, releases it,
+ * and is about to check, when a third takes one. The first thread must not take the second's
+ * CLOSING for its own. */
 static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
 {
     (void)state;
-    static const struct cox_pool_options options = {.block_size = 64, .block_count = BLOCK_COUNT};
+    static const struct cox_pool_options options = {
+        .size = sizeof(struct cox_pool_options), .block_size = 64, .block_count = BLOCK_COUNT};
     struct cox_pool *pool = pool_made(&options), *other = pool_attached(pool);
     struct closer first = {.pool = pool, .ref = pool_allocated(pool, 1)}, second = first;
     const struct sigaction action = {.sa_handler = wake};
     pthread_t threads[2];
     assert_int_equal(sigaction(SIGUSR1, &action, NULL), 0);
-    cox_fault_arm("pool.looked:read:coordinator:2");
+    cox_fault_arm("pool.checked:read:coordinator:2");
     assert_int_equal(pthread_create(&threads[0], NULL, closer_thread, &first), 0);
     await_sleep(&first);
     assert_int_equal(cox_pool_ref(pool, &second.ref, NULL), 0);
-    cox_fault_arm("pool.looked:read:coordinator:1");
+    cox_fault_arm("pool.checked:read:coordinator:1");
     assert_int_equal(pthread_create(&threads[1], NULL, closer_thread, &second), 0);
     await_sleep(&second);
     assert_int_equal(cox_pool_ref(other, &second.ref, NULL), 0);
@@ -301,7 +306,7 @@ static void b31_b24_threads_of_a_process_close_one_after_the_other(void **state)
     await_sleep(&second);
     pthread_kill(threads[0], SIGUSR1);
     pthread_join(threads[0], NULL);
-    while (pthread_tryjoin_np(threads[1], NULL)) { /* it may get there only now */
+    while (pthread_tryjoin_np(threads[1], NULL)) { /* the thread may get there only now */
         pthread_kill(threads[1], SIGUSR1);
         sched_yield();
     }

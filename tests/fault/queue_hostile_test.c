@@ -1,6 +1,6 @@
 /*
- * queue_hostile_test: somebody writes over the memory of a queue, while others use it. Whatever is
- * written: nobody crashes, every call returns in bounded time, and what is taken is either refused
+ * queue_hostile_test: a process overwrites the memory of a queue while others use it. Whatever it
+ * writes: no process crashes, every call returns in bounded time, and a message is either refused
  * or lies within a block.
  */
 #include <inttypes.h>
@@ -20,29 +20,30 @@
 #include "tests/unit/queue_fixture.h"
 #include "channel/memory/queue/queue_internal.h"
 
-/* One call: the patience of the lock, that for a copy, and a slow machine. */
+/* Limit per call: the patience for the lock, that for a copy, and a slow machine. */
 #define CALL_MS 25000
 #define SCRIBBLE_MS 4000
 
 static struct cox_domains *domains;
-static struct cox_pool *host, *staged;
+static struct cox_pool *host, *bounce;
 static uint64_t slowest_ns;
-static size_t where; /* what was written over */
+static size_t where; /* offset that was overwritten */
 
 struct world {
     struct cox_queue *queue, *again;
-    struct cox_publisher *of_host, *of_staged;
+    struct cox_publisher *of_host, *of_bounce;
     struct cox_subscriber *near, *far;
     struct cox_queue_set *set;
 };
 
-static const struct cox_queue_options small = {.depth = 2,
+static const struct cox_queue_options small = {.size = sizeof(struct cox_queue_options),
+                                               .depth = 2,
                                                .domain_count_max = 3,
                                                .publisher_count_max = 3,
                                                .subscriber_count_max = 3,
                                                .pool_count_max = 3};
 
-/* The time of a call, and that none takes too long. */
+/* Measures a call, and asserts that none exceeds the limit. */
 #define TIMED(call)                                                                                \
     do {                                                                                           \
         const uint64_t begin_ns = cox_now_ns();                                                    \
@@ -62,9 +63,9 @@ static struct world world_make(void)
     assert_int_equal(cox_queue_create(&small, &world.queue, NULL), 0);
     assert_int_equal(cox_queue_attach(cox_queue_fd(world.queue), NULL, &world.again, NULL), 0);
     world.of_host = fixture_publisher(world.queue, host, domains, NULL);
-    world.of_staged = fixture_publisher(world.again, staged, domains, NULL);
+    world.of_bounce = fixture_publisher(world.again, bounce, domains, NULL);
     world.near = fixture_subscriber(world.again, NULL, &host, 1, domains, NULL);
-    world.far = fixture_subscriber(world.queue, staged, &host, 1, domains, NULL);
+    world.far = fixture_subscriber(world.queue, bounce, &host, 1, domains, NULL);
     assert_int_equal(cox_queue_set_new(&world.set), 0);
     assert_int_equal(cox_queue_set_add(world.set, world.near, NULL), 0);
     assert_int_equal(cox_queue_set_add(world.set, world.far, NULL), 0);
@@ -83,7 +84,7 @@ static void take_some(struct cox_subscriber *subscriber)
             continue;
         assert_true(message.length <= message.ref.size);
         assert_true(message.ref.size <= FIXTURE_BLOCK_SIZE);
-        fixture_is_sound(&message); /* reads all of it; whether it is right is not known */
+        fixture_is_sound(&message); /* reads all bytes, which may be wrong */
         fixture_let_go(&message);
     }
 }
@@ -98,16 +99,17 @@ static void call_everything(struct world *world)
     struct cox_subscriber *ready;
     struct cox_queue *third = NULL;
     size_t length = 0;
-    const struct cox_subscriber_options options = {.pool = staged, .domains = domains};
+    const struct cox_subscriber_options options = {
+        .size = sizeof(struct cox_subscriber_options), .pool = bounce, .domains = domains};
     struct cox_subscriber *late = NULL;
     int r;
     TIMED(r = cox_queue_set_wait(world->set, cox_deadline_after_ms(1), &ready));
     take_some(world->far);
-    TIMED(fixture_publish(world->of_staged, staged, 100, 3, NULL));
+    TIMED(fixture_publish(world->of_bounce, bounce, 100, 3, NULL));
     take_some(world->near);
     TIMED(r = cox_subscriber_new(world->again, &options, &late, NULL));
-    for (uint64_t note = 4; note < 8; note++)
-        TIMED(fixture_publish(world->of_host, host, 100, note, NULL));
+    for (uint64_t user_data = 4; user_data < 8; user_data++)
+        TIMED(fixture_publish(world->of_host, host, 100, user_data, NULL));
     take_some(world->far);
     take_some(world->near);
     if (r == 0)
@@ -126,14 +128,14 @@ static void world_free(struct world *world)
     TIMED(cox_subscriber_free(world->near));
     TIMED(cox_subscriber_free(world->far));
     TIMED(cox_publisher_free(world->of_host));
-    TIMED(cox_publisher_free(world->of_staged));
+    TIMED(cox_publisher_free(world->of_bounce));
     TIMED(cox_queue_free(world->again));
     TIMED(cox_queue_free(world->queue));
-    /* Pools are not spoilt; what the lies left held goes with the last one who joined. */
+    /* Pools are not corrupt; pins that corruption left end with the last process that joined. */
     cox_pool_sweep(host);
-    cox_pool_sweep(staged);
+    cox_pool_sweep(bounce);
     assert_int_equal(fixture_used(host), 0);
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
 }
 
 static int setup(void **state)
@@ -141,7 +143,7 @@ static int setup(void **state)
     (void)state;
     assert_int_equal(cox_domains_new(&domains), 0);
     host = fixture_pool(domains, COX_DOMAIN_HOST, 16);
-    staged = fixture_pool(domains, COX_DOMAIN_STAGED, 16);
+    bounce = fixture_pool(domains, COX_DOMAIN_BOUNCE, 16);
     slowest_ns = 0;
     return 0;
 }
@@ -151,7 +153,7 @@ static int teardown(void **state)
     (void)state;
     print_message("slowest call: %" PRIu64 " us\n", slowest_ns / 1000);
     cox_pool_free(host);
-    cox_pool_free(staged);
+    cox_pool_free(bounce);
     cox_domains_free(domains);
     return 0;
 }
@@ -182,7 +184,7 @@ static void b14_b32_b38_any_low_bit_of_a_queue_may_be_flipped(void **state)
     with_each_byte(0x01);
 }
 
-/* Numbers that are plausible where they do not belong. */
+/* Plausible numbers in wrong places. */
 static void b14_any_word_of_a_queue_may_be_any_other(void **state)
 {
     (void)state;

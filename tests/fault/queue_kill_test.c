@@ -1,10 +1,10 @@
 /*
- * queue_kill_test: a process is killed at each step of a queue; those that are left go on, no block
- * is lost, and nobody waits for the dead.
+ * queue_kill_test: a process is killed at each step of a queue; the others continue, no block is
+ * lost, and no process waits for the dead.
  *
- * The parent has a publisher and two subscribers of its own, in two domains. A child does
- * everything that a process can do with a queue, and is killed at the n-th passage of a point, for
- * each n until it gets through.
+ * The parent has a publisher and two subscribers, in two domains. A child does everything that a
+ * process can do with a queue, and is killed at the n-th passage of a fault point, for each n until
+ * it completes.
  */
 #include <inttypes.h>
 #include <sched.h>
@@ -29,34 +29,35 @@
 
 #define DEPTH 4
 #define BLOCKS 24
-/* What a survivor may take for all that it does after a death; a slice is 50 ms. */
+/* Limit for all that a survivor does after a death; a slice is 50 ms. */
 #define SURVIVAL_MS 3000
 
 static struct cox_domains *domains;
-static struct cox_pool *host, *staged;
+static struct cox_pool *host, *bounce;
 static struct cox_queue *queue;
 static struct cox_publisher *publisher;
 static struct cox_subscriber *near, *far;
-static uint64_t notes; /* the last one that the parent gave */
+static uint64_t user_data_last; /* of the last message that the parent published */
 
 /* ---- children ---- */
 
-/* What a child has of its own. */
+/* Private state of a child. */
 struct own {
-    struct cox_pool *host, *staged;
+    struct cox_pool *host, *bounce;
     struct cox_queue *queue;
 };
 
-static struct own attach(bool with_staged)
+static struct own attach(bool with_bounce)
 {
     struct own own = {0};
-    const struct cox_pool_attach_options options = {.domains = domains};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .domains = domains};
     int fds[2];
     cox_pool_fds(host, fds);
     COX_ASSERT(cox_pool_attach(fds, &options, &own.host, NULL) == 0);
-    cox_pool_fds(staged, fds);
-    if (with_staged)
-        COX_ASSERT(cox_pool_attach(fds, &options, &own.staged, NULL) == 0);
+    cox_pool_fds(bounce, fds);
+    if (with_bounce)
+        COX_ASSERT(cox_pool_attach(fds, &options, &own.bounce, NULL) == 0);
     COX_ASSERT(cox_queue_attach(cox_queue_fd(queue), NULL, &own.queue, NULL) == 0);
     return own;
 }
@@ -65,7 +66,7 @@ static void detach(struct own *own)
 {
     cox_queue_free(own->queue);
     cox_pool_free(own->host);
-    cox_pool_free(own->staged);
+    cox_pool_free(own->bounce);
 }
 
 static void take_all(struct cox_subscriber *subscriber, uint32_t count_max)
@@ -95,29 +96,30 @@ static void child_publish_batch(struct cox_publisher *of_child, struct cox_pool 
     struct cox_publication batch[DEPTH];
     uint32_t count;
     for (uint64_t i = 0; i < DEPTH; i++) {
-        batch[i] = (struct cox_publication){.length = 100, .note = 2000 + i};
+        batch[i] = (struct cox_publication){.length = 100, .user_data = 2000 + i};
         COX_ASSERT(cox_pool_allocate(pool, 100, &batch[i].ref, NULL) == 0);
-        fixture_fill(cox_pool_pointer(pool, &batch[i].ref), 100, batch[i].note);
+        fixture_fill(cox_pool_pointer(pool, &batch[i].ref), 100, batch[i].user_data);
     }
     COX_ASSERT(cox_publisher_publish_batch(of_child, batch, DEPTH, &count, NULL) == 0);
     for (uint64_t i = 0; i < DEPTH; i++)
         COX_ASSERT(cox_pool_unref(pool, &batch[i].ref, NULL) == 0);
 }
 
-/* Everything that one process can do by itself. */
+/* Everything that one process can do alone. */
 static void do_everything(void)
 {
     struct own own = attach(true);
     struct cox_exporter *exporter;
     struct cox_queue_set *set;
     struct cox_subscriber *ready;
-    const struct cox_exporter_options consent = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options consent = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     COX_ASSERT(cox_exporter_new(&consent, &exporter, NULL) == 0);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, exporter);
     struct cox_subscriber *child_near =
         fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
     struct cox_subscriber *child_far =
-        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, exporter);
+        fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, exporter);
     COX_ASSERT(cox_queue_set_new(&set) == 0);
     COX_ASSERT(cox_queue_set_add(set, child_near, NULL) == 0);
     COX_ASSERT(cox_queue_set_wait(set, cox_deadline_after_ms(1), &ready) == COX_TIMEOUT);
@@ -142,14 +144,14 @@ static void do_everything(void)
     cox_queue_free(made);
 }
 
-/* The last taker of a message that has a copy where it cannot come to. */
+/* The last subscriber of a message with an inaccessible copy. */
 static void leave_a_copy_to_others(void)
 {
     struct own own = attach(false);
     struct cox_subscriber *child_near =
         fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
-    /* The parent's objects are not for this process; what it does, another child does. */
+    /* A child cannot use the parent's objects; what they would do, another child does. */
     pid_t pid = fork();
     COX_ASSERT(pid >= 0);
     if (pid == 0) {
@@ -157,7 +159,7 @@ static void leave_a_copy_to_others(void)
         cox_fault_arm(NULL);
         struct own other = attach(true);
         struct cox_subscriber *other_far =
-            fixture_subscriber(other.queue, other.staged, &other.host, 1, domains, NULL);
+            fixture_subscriber(other.queue, other.bounce, &other.host, 1, domains, NULL);
         struct cox_publisher *of_other = fixture_publisher(other.queue, other.host, domains, NULL);
         child_publish(of_other, other.host, 3);
         take_all(other_far, UINT32_MAX);
@@ -179,21 +181,22 @@ static void sweep_only(void)
     struct own own = attach(true);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
     struct cox_subscriber *child_far =
-        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+        fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
     cox_queue_sweep(own.queue);
     cox_subscriber_free(child_far);
     cox_publisher_free(of_child);
     detach(&own);
 }
 
-/* With room for one domain and one pool, which another one's are in. */
+/* Room for one domain and one pool, which another process uses. */
 static void reclaim(void)
 {
-    const struct cox_queue_options options = {.domain_count_max = 1, .pool_count_max = 1};
+    const struct cox_queue_options options = {
+        .size = sizeof(struct cox_queue_options), .domain_count_max = 1, .pool_count_max = 1};
     struct own own = attach(true);
     struct cox_queue *small;
     COX_ASSERT(cox_queue_create(&options, &small, NULL) == 0);
-    struct cox_publisher *first = fixture_publisher(small, own.staged, domains, NULL);
+    struct cox_publisher *first = fixture_publisher(small, own.bounce, domains, NULL);
     cox_publisher_free(first);
     struct cox_publisher *second = fixture_publisher(small, own.host, domains, NULL);
     cox_publisher_free(second);
@@ -201,7 +204,7 @@ static void reclaim(void)
     detach(&own);
 }
 
-/* Into the place of a message that the parent's subscribers have not taken. */
+/* Evicts a message that the parent's subscribers have not taken. */
 static void overwrite_one(void)
 {
     struct own own = attach(true);
@@ -213,7 +216,7 @@ static void overwrite_one(void)
 
 typedef void (*scenario_fn)(void);
 
-/* Returns its pid. plan NULL: nothing happens to it. */
+/* Returns its pid. plan NULL: no fault. */
 static pid_t child_start(scenario_fn scenario, const char *plan)
 {
     fflush(NULL);
@@ -231,7 +234,7 @@ static pid_t child_start(scenario_fn scenario, const char *plan)
     return pid;
 }
 
-/* True: it was killed; false: it got through. */
+/* True: killed; false: it completed. */
 static bool child_end(pid_t pid, const char *what)
 {
     int status;
@@ -257,14 +260,14 @@ static void note_struck(const char *point)
 static void setup_queue(void)
 {
     host = fixture_pool(domains, COX_DOMAIN_HOST, BLOCKS);
-    staged = fixture_pool(domains, COX_DOMAIN_STAGED, BLOCKS);
+    bounce = fixture_pool(domains, COX_DOMAIN_BOUNCE, BLOCKS);
     queue = fixture_queue(DEPTH);
     publisher = fixture_publisher(queue, host, domains, NULL);
     near = fixture_subscriber(queue, NULL, &host, 1, domains, NULL);
-    far = fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+    far = fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
 }
 
-/* Also what was published by the dead, if it was. */
+/* Also messages of the dead process, if they were published. */
 static uint64_t take_rest(struct cox_subscriber *subscriber, const char *what)
 {
     uint64_t last = 0;
@@ -278,7 +281,7 @@ static uint64_t take_rest(struct cox_subscriber *subscriber, const char *what)
             fail_msg("%s: %s: %s", what, cox_status_text(r), err.text);
         if (!fixture_is_sound(&message))
             fail_msg("%s: message %" PRIu64 " is not what was published", what, message.number);
-        last = message.note;
+        last = message.user_data;
         fixture_let_go(&message);
     }
 }
@@ -289,31 +292,31 @@ static void complain(void *context, const char *text)
     print_message("  %s\n", text);
 }
 
-/* Everybody alive goes on at once, and in the end nothing is held. */
+/* All live processes continue at once, and in the end nothing is pinned. */
 static void survive(const char *what)
 {
     const uint64_t begin_ns = cox_now_ns();
     for (int i = 0; i < DEPTH + 2; i++) {
-        int r = fixture_publish(publisher, host, 100, ++notes, NULL);
+        int r = fixture_publish(publisher, host, 100, ++user_data_last, NULL);
         if (r)
             fail_msg("%s: publish: %s", what, cox_status_text(r));
         if (i % 2 == 0)
-            assert_int_equal(take_rest(far, what), notes);
+            assert_int_equal(take_rest(far, what), user_data_last);
         if (i % 3 == 0)
-            assert_int_equal(take_rest(near, what), notes);
+            assert_int_equal(take_rest(near, what), user_data_last);
     }
     cox_queue_sweep(queue);
-    assert_int_equal(take_rest(near, what), notes);
+    assert_int_equal(take_rest(near, what), user_data_last);
     take_rest(far, what);
     cox_pool_sweep(host);
-    cox_pool_sweep(staged);
+    cox_pool_sweep(bounce);
     const uint64_t took_ms = (cox_now_ns() - begin_ns) / COX_NSEC_PER_MSEC;
-    if (fixture_used(host) || fixture_used(staged)) {
+    if (fixture_used(host) || fixture_used(bounce)) {
         cox_queue_dump(queue, complain, NULL);
         cox_pool_dump(host, complain, NULL);
-        cox_pool_dump(staged, complain, NULL);
+        cox_pool_dump(bounce, complain, NULL);
         fail_msg("%s: %u blocks of host memory, %u others are held for nobody", what,
-                 fixture_used(host), fixture_used(staged));
+                 fixture_used(host), fixture_used(bounce));
     }
     if (took_ms > SURVIVAL_MS)
         fail_msg("%s: going on took %" PRIu64 " ms", what, took_ms);
@@ -327,13 +330,12 @@ static void teardown_queue(const char *what)
     publisher = cox_publisher_free(publisher);
     queue = cox_queue_free(queue);
     assert_int_equal(fixture_used(host), 0);
-    assert_int_equal(fixture_used(staged), 0);
+    assert_int_equal(fixture_used(bounce), 0);
     host = cox_pool_free(host);
-    staged = cox_pool_free(staged);
+    bounce = cox_pool_free(bounce);
 }
 
-/* Strikes at the n-th passage, for each n until the child gets through. Returns how often it
- * struck. */
+/* Kills at the n-th passage, for each n until the child completes. Returns how often it killed. */
 static uint32_t strike(const char *point, scenario_fn scenario, void (*before)(void))
 {
     for (uint32_t passage = 1;; passage++) {
@@ -367,39 +369,24 @@ static void b37_h20_a_process_dies_at_each_step_and_nothing_is_lost(void **state
 {
     (void)state;
     static const char *const points[] = {
-        "queue.locked",
-        "queue.unlocked",
-        "queue.domain_entered",
-        "queue.pool_entered",
-        "queue.pool_closed",
-        "queue.publisher_joined",
-        "queue.publisher_left",
-        "queue.subscriber_joined",
-        "queue.subscriber_left",
-        "queue.intended",
-        "queue.held",
-        "queue.settled",
-        "queue.announced",
-        "queue.copy_filled",
-        "queue.row_filled",
-        "queue.published",
-        "queue.publish_done",
-        "queue.skipped",
-        "queue.taken",
-        "queue.take_counted",
-        "queue.copying",
-        "queue.copied",
-        "queue.copy_shared",
-        "queue.copy_over",
-        "queue.row_ending",
-        "queue.let_go",
-        "queue.row_ended",
-        "queue.counted",
-        "queue.armed",
-        "queue.disarmed",
+        "queue.locked",          "queue.unlocked",
+        "queue.domain_entered",  "queue.pool_entered",
+        "queue.pool_closed",     "queue.publisher_joined",
+        "queue.publisher_left",  "queue.subscriber_joined",
+        "queue.subscriber_left", "queue.intended",
+        "queue.pinned",          "queue.intent_cleared",
+        "queue.announced",       "queue.copy_filled",
+        "queue.row_filled",      "queue.published",
+        "queue.publish_done",    "queue.skipped",
+        "queue.taken",           "queue.take_counted",
+        "queue.copying",         "queue.copied",
+        "queue.copy_shared",     "queue.copy_over",
+        "queue.row_ending",      "queue.copy_unpinned",
+        "queue.row_ended",       "queue.counted",
+        "queue.armed",           "queue.disarmed",
         "queue.filled",
     };
-    /* Only a queue's first process enters a domain. */
+    /* Only the first process of a queue adds a domain. */
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         if (strcmp(points[i], "queue.domain_entered") != 0 &&
             strike(points[i], do_everything, NULL) == 0)
@@ -417,15 +404,15 @@ static void h12_a_process_dies_while_it_makes_room(void **state)
 static void h9_a_process_dies_that_leaves_a_copy_to_others(void **state)
 {
     (void)state;
-    static const char *const points[] = {"queue.deferred"};
+    static const char *const points[] = {"queue.free_pending"};
     STRIKE(points, leave_a_copy_to_others, NULL);
-    /* And when nobody dies, too. */
+    /* And without a death. */
     setup_queue();
     assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "no death"));
     teardown_queue("a copy left to others");
 }
 
-static void defer_before(void)
+static void leave_pending_free_before(void)
 {
     assert_false(child_end(child_start(leave_a_copy_to_others, NULL), "before"));
 }
@@ -434,15 +421,15 @@ static void h9_a_process_dies_while_it_lets_go_what_was_left_to_it(void **state)
 {
     (void)state;
     static const char *const points[] = {"queue.drained"};
-    STRIKE(points, do_everything, defer_before);
+    STRIKE(points, do_everything, leave_pending_free_before);
 }
 
-/* Dead endpoints, which have not taken what there is. */
+/* Dead endpoints that had messages to take. */
 static void leave_endpoints(void)
 {
     struct own own = attach(true);
     fixture_publisher(own.queue, own.host, domains, NULL);
-    fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+    fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
     struct cox_publisher *of_child = fixture_publisher(own.queue, own.host, domains, NULL);
     fixture_subscriber(own.queue, NULL, &own.host, 1, domains, NULL);
     child_publish(of_child, own.host, 2);
@@ -457,10 +444,10 @@ static void leave_before(void)
 static void b37_a_process_dies_while_it_takes_out_the_dead(void **state)
 {
     (void)state;
-    static const char *const points[] = {"queue.buried", "queue.counted", "queue.let_go"};
+    static const char *const points[] = {"queue.reaped", "queue.counted", "queue.copy_unpinned"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         strike(points[i], sweep_only, leave_before);
-    assert_true(strike("queue.buried", sweep_only, leave_before) > 0);
+    assert_true(strike("queue.reaped", sweep_only, leave_before) > 0);
 }
 
 static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
@@ -475,25 +462,24 @@ static uint64_t taken_one(struct cox_subscriber *subscriber, const char *what)
     return message.number;
 }
 
-/* Of a message whose copies were let go one after the other nobody is given what is left: it is
- * there for all, or skipped by all. */
+/* A message whose copies were being unpinned is either complete for all, or skipped by all. */
 static void b37_h8_a_publisher_dies_while_it_makes_room_in_the_ring(void **state)
 {
     (void)state;
-    static const char *const points[] = {"queue.locked",      "queue.intended",   "queue.held",
-                                         "queue.row_ending",  "pool.unheld",      "pool.freed",
-                                         "queue.let_go",      "queue.row_ended",  "queue.announced",
-                                         "queue.copy_filled", "queue.row_filled", "queue.settled"};
+    static const char *const points[] = {
+        "queue.locked",    "queue.intended",    "queue.pinned",        "queue.row_ending",
+        "pool.unpinned",   "pool.freed",        "queue.copy_unpinned", "queue.row_ended",
+        "queue.announced", "queue.copy_filled", "queue.row_filled",    "queue.intent_cleared"};
     for (size_t i = 0; i < sizeof points / sizeof points[0]; i++)
         for (uint32_t passage = 1;; passage++) {
             char plan[128];
             snprintf(plan, sizeof plan, "%s:kill:coordinator:%" PRIu32, points[i], passage);
             setup_queue();
             struct cox_subscriber *other =
-                fixture_subscriber(queue, staged, &host, 1, domains, NULL);
+                fixture_subscriber(queue, bounce, &host, 1, domains, NULL);
             for (int k = 0; k < DEPTH; k++)
-                assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
-            assert_int_equal(taken_one(other, plan), 1); /* from now on it has two copies */
+                assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
+            assert_int_equal(taken_one(other, plan), 1); /* the message has two copies now */
             bool killed = child_end(child_start(overwrite_one, plan), plan);
             const uint64_t first = taken_one(near, plan);
             assert_true(first == 1 || first == 2);
@@ -521,7 +507,7 @@ static void die_with_the_lock(void)
 
 static void die_with_an_intent(void)
 {
-    cox_fault_arm("queue.held:kill:coordinator:3");
+    cox_fault_arm("queue.pinned:kill:coordinator:3");
     do_everything();
 }
 
@@ -541,12 +527,11 @@ static void b37_a_process_dies_while_it_repairs_what_another_left(void **state)
     static const char *const points[] = {"queue.repairing", "queue.repaired", "queue.counted",
                                          "queue.row_ended", "queue.locked"};
     STRIKE(points, sweep_only, lock_before);
-    static const char *const more[] = {"queue.settled", "queue.repairing", "queue.repaired"};
+    static const char *const more[] = {"queue.intent_cleared", "queue.repairing", "queue.repaired"};
     STRIKE(more, sweep_only, intent_before);
 }
 
-/* At every passage of every step of the queue and of the pools that its steps are made of, whoever
- * was there before. */
+/* At every passage of every step of the queue and of its pools, after a first death. */
 static uint32_t strike_everywhere(scenario_fn scenario, void (*before)(void))
 {
     uint32_t count = 0;
@@ -565,7 +550,7 @@ static void b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost(void **state
         scenario_fn scenario;
         void (*before)(void);
     } all[] = {
-        {do_everything, NULL},          {do_everything, defer_before},
+        {do_everything, NULL},          {do_everything, leave_pending_free_before},
         {leave_a_copy_to_others, NULL}, {reclaim, NULL},
         {sweep_only, leave_before},     {sweep_only, lock_before},
         {sweep_only, intent_before},
@@ -574,7 +559,7 @@ static void b37_b24_h20_a_process_dies_anywhere_and_nothing_is_lost(void **state
         print_message("%" PRIu32 " deaths\n", strike_everywhere(all[i].scenario, all[i].before));
 }
 
-/* ---- who sleeps meanwhile ---- */
+/* ---- waiters ---- */
 
 static int told[2];
 
@@ -606,7 +591,7 @@ static void publish_one(void)
     detach(&own);
 }
 
-/* The sleeper, beside the parent's two: it is the third. */
+/* The waiter is the third subscriber, after the parent's two. */
 static struct cox_queue_layout_subscriber *sleeper_line(void)
 {
     return cox_queue_subscriber_at(queue, 2);
@@ -636,14 +621,13 @@ static bool ends_soon(pid_t pid)
     return false;
 }
 
-/* A message that is there is slept through by nobody, though the one who was to wake them is dead.
- */
+/* No subscriber misses a message, though the process that was to wake it is dead. */
 static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void **state)
 {
     (void)state;
     static const char *const points[] = {
-        "queue.held",      "queue.announced",    "queue.ringing",
-        "queue.rung",      "queue.row_filled",   "queue.settled",
+        "queue.pinned",    "queue.announced",    "queue.waking",
+        "queue.woken",     "queue.row_filled",   "queue.intent_cleared",
         "queue.published", "queue.publish_done", "queue.unlocked",
     };
     assert_int_equal(pipe(told), 0);
@@ -659,7 +643,7 @@ static void b36_b52_nobody_sleeps_through_the_message_of_a_dead_publisher(void *
                 if (!ends_soon(sleeper))
                     fail_msg("%s: the message is there, and who waited for it sleeps", plan);
             } else {
-                assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+                assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
                 if (!ends_soon(sleeper))
                     fail_msg("%s: the next message is there, and who waited sleeps", plan);
             }
@@ -702,9 +686,8 @@ static void sleep_on_two(void)
     detach(&own);
 }
 
-/* Stopped between the look and the sleep, as it says of one queue after the other that it sleeps
- * there: a message that is published meanwhile, where it has said so and where it has not yet, is
- * not slept through. */
+/* The waiter is stopped between its check and the futex call, while it announces its wait queue by
+ * queue. It misses no message published meanwhile, announced or not. */
 static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **state)
 {
     (void)state;
@@ -719,8 +702,8 @@ static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **stat
             pid_t sleeper = child_start(sleep_on_two, plan);
             assert_int_equal(waitpid(sleeper, &status, WUNTRACED), sleeper);
             assert_true(WIFSTOPPED(status));
-            assert_int_equal(fixture_publish(to ? to_second : publisher, host, 100, ++notes, NULL),
-                             0);
+            assert_int_equal(
+                fixture_publish(to ? to_second : publisher, host, 100, ++user_data_last, NULL), 0);
             kill(sleeper, SIGCONT);
             if (!ends_soon(sleeper))
                 fail_msg("%s: a message of queue %d is slept through", plan, to);
@@ -731,7 +714,8 @@ static void h14_b36_a_message_between_the_look_and_the_sleep_is_seen(void **stat
         }
 }
 
-/* Who is about to sleep sees a message announced, and waits for the lock of a dead publisher. */
+/* A subscriber that is about to block sees the announced message, and waits for the lock of a dead
+ * publisher. */
 static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
 {
     (void)state;
@@ -742,25 +726,25 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
         pid_t stuck = child_start(publish_one, "queue.announced:stop:coordinator:1");
         assert_int_equal(waitpid(stuck, &status, WUNTRACED), stuck);
         assert_true(WIFSTOPPED(status));
-        /* It cannot join before the lock is free: an endpoint of the parent's, in a child of its
-         * own set. */
+        /* It cannot join before the lock is free: uses an endpoint of the parent, in a child's own
+         * set. */
         kill(stuck, SIGKILL);
         assert_int_equal(waitpid(stuck, &status, 0), stuck);
         pid_t sleeper = child_start(sleep_and_tell,
                                     strikes ? "queue.publisher_awaited:kill:coordinator:1" : NULL);
         char byte;
         assert_int_equal(read(told[0], &byte, 1), 1);
-        /* The lie of a queue that somebody spoilt: it is put right by who looks. */
+        /* A corrupt word: the process that checks it repairs it. */
         atomic_store(&queue->layout->state.queue_publishing, 7);
-        cox_queue_ring(sleeper_line());
+        cox_queue_wake_subscriber(sleeper_line());
         const uint64_t end_ns = cox_deadline_after_ms(10000);
         while (atomic_load(&queue->layout->state.queue_publishing)) {
             assert_true(cox_now_ns() < end_ns);
-            cox_queue_ring(sleeper_line());
+            cox_queue_wake_subscriber(sleeper_line());
             sched_yield();
         }
         if (!strikes)
-            assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+            assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
         assert_int_equal(child_end(sleeper, "sleeper"), strikes != 0);
         if (strikes)
             note_struck("queue.publisher_awaited");
@@ -770,13 +754,13 @@ static void b36_a_process_dies_that_waited_for_a_publisher(void **state)
     }
 }
 
-/* ---- who copies ---- */
+/* ---- copies ---- */
 
 static void take_far(void)
 {
     struct own own = attach(true);
     struct cox_subscriber *child_far =
-        fixture_subscriber(own.queue, own.staged, &own.host, 1, domains, NULL);
+        fixture_subscriber(own.queue, own.bounce, &own.host, 1, domains, NULL);
     char byte = 'j';
     COX_ASSERT(write(told[1], &byte, 1) == 1);
     while (cox_subscriber_pending(child_far) == 0)
@@ -786,8 +770,8 @@ static void take_far(void)
     detach(&own);
 }
 
-/* One copies and is stopped, another one waits for the copy; when the first is dead the second
- * makes it. */
+/* One process copies and is stopped, another one waits for the copy; when the first is dead, the
+ * second makes it. */
 static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state)
 {
     (void)state;
@@ -801,10 +785,10 @@ static void h6_b37_a_copier_dies_in_the_copy_and_who_waits_makes_it(void **state
         assert_int_equal(read(told[0], &byte, 1), 1);
         pid_t waiter = child_start(take_far, "queue.copying:stop:coordinator:1000");
         assert_int_equal(read(told[0], &byte, 1), 1);
-        /* Which of the two copies is chance, but only one is stopped there. */
+        /* Either of the two may copy, but only one is stopped there. */
         kill(waiter, SIGSTOP);
         assert_int_equal(waitpid(waiter, &status, WUNTRACED), waiter);
-        assert_int_equal(fixture_publish(publisher, host, 100, ++notes, NULL), 0);
+        assert_int_equal(fixture_publish(publisher, host, 100, ++user_data_last, NULL), 0);
         assert_int_equal(waitpid(copier, &status, WUNTRACED), copier);
         assert_true(WIFSTOPPED(status));
         kill(waiter, SIGCONT);

@@ -107,6 +107,7 @@ static void rank_main(const struct forks_self *self)
     uint8_t value[600] = {0}, values[600 * RANK_COUNT];
     size_t fds = test_count_fds();
     const struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .fd = session->memory_fd,
         .rank = self->rank,
         .rank_count = RANK_COUNT,
@@ -181,7 +182,8 @@ static void waits_main(const struct forks_self *self)
 {
     struct victim *victim = self->context;
     struct cox_group *group = NULL;
-    const struct cox_group_options options = {.fd = victim->memory_fd,
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .fd = victim->memory_fd,
                                               .rank = self->rank,
                                               .rank_count = 2,
                                               .deadline_ns = rank_group_patience()};

@@ -106,6 +106,7 @@ static void rank_main(const struct forks_self *self)
     snprintf(text, sizeof text, "%s:kill:%d:%" PRIu32, plan->death->point, VICTIM, plan->passage);
     cox_fault_arm(text);
     const struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .name = plan->memory_fd < 0 ? self->name : NULL,
         .fd = plan->memory_fd,
         .rank = self->rank,
@@ -161,8 +162,10 @@ static size_t own_names(void)
 static int alone(const char *name)
 {
     struct cox_group *group = NULL;
-    const struct cox_group_options options = {
-        .name = name, .rank_count = 1, .deadline_ns = rank_group_patience()};
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .name = name,
+                                              .rank_count = 1,
+                                              .deadline_ns = rank_group_patience()};
     int r = cox_group_join(&options, &group, NULL);
     cox_group_leave(group);
     return r;
@@ -529,7 +532,8 @@ static void saying_main(const struct forks_self *self)
     struct cox_group_layout_rank *rank = &memory_map(sayings->memory_fd)->ranks[self->rank];
     struct cox_group *group = NULL;
     struct cox_error err = {0};
-    const struct cox_group_options options = {.fd = sayings->memory_fd,
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .fd = sayings->memory_fd,
                                               .rank = self->rank,
                                               .rank_count = RANK_COUNT,
                                               .deadline_ns = rank_group_patience()};
@@ -613,8 +617,10 @@ static void b3_k26_what_who_could_not_join_says(void **state)
         }
         struct cox_group *group = NULL;
         struct cox_error err = {0};
-        const struct cox_group_options options = {
-            .fd = fd, .rank_count = RANK_COUNT - 1, .deadline_ns = rank_group_patience()};
+        const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                                  .fd = fd,
+                                                  .rank_count = RANK_COUNT - 1,
+                                                  .deadline_ns = rank_group_patience()};
         assert_int_equal(cox_group_join(&options, &group, &err), COX_PEER_DEAD);
         if (strncmp(err.text, all[i].named, strlen(all[i].named)) != 0)
             fail_msg("%s", err.text);

@@ -50,7 +50,8 @@ static int on_init(void *context, const struct cox_init_request *request,
         results_map(getenv(RESULTS)) + ((const struct cox_worker_options *)context)->rank;
     struct cox_group *group = NULL;
     /* Nobody gives it up, not even the coordinator that sees the death. */
-    struct cox_group_options options = {.deadline_ns = cox_deadline_after_ms(JOIN_MS)};
+    struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                        .deadline_ns = cox_deadline_after_ms(JOIN_MS)};
     (void)init_result;
     cox_init_request_group(request, &options);
     int r = cox_group_join(&options, &group, err);
@@ -62,8 +63,9 @@ static int on_init(void *context, const struct cox_init_request *request,
 
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.init = on_init};
-    struct cox_worker_options options;
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .init = on_init};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
@@ -82,7 +84,9 @@ static char program[4096];
 static void strike(const char *plan)
 {
     static const char *const command[] = {program, "worker", NULL};
-    const struct cox_executor_options options = {.command = command, .attach = COX_ATTACH_SEALED};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command,
+                                                 .attach = COX_ATTACH_SEALED};
     struct cox_init_summary summary;
     struct cox_error err = {0};
     char path[64];

@@ -208,7 +208,8 @@ static void life_main(const struct forks_self *self)
     const struct life *life = (const struct life *)self->context + self->rank;
     struct cox_group *group = NULL;
     struct cox_error err = {0};
-    const struct cox_group_options options = {.name = self->name,
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .name = self->name,
                                               .rank = life->rank,
                                               .rank_count = 2,
                                               .life = life->life,

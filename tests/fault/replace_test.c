@@ -147,7 +147,8 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
     snprintf(plan, sizeof plan, "%s:%s:%" PRIu32, point, action, rank);
     setenv("COXSWAIN_FAULT_LIFE", "2", 1);
     setenv("COXSWAIN_FAULT", plan, 1);
-    const struct cox_executor_options options = {.attach = test_attach()};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .attach = test_attach()};
     struct test_group *group = test_group_start(3, &options);
     unsetenv("COXSWAIN_FAULT_LIFE");
     unsetenv("COXSWAIN_FAULT");
@@ -215,6 +216,7 @@ static int driver_main(const char *kind_name_plan)
     if (sscanf(kind_name_plan + 1, "%63[^,],%63s", name, plan) != 2)
         return 2;
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .name = name,
         .rank_count = 2,
         .command = kind == 'l' ? native : scripted,

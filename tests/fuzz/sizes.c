@@ -78,7 +78,8 @@ static void worker_options(char **arguments, int count)
     char *before[ARGUMENT_COUNT_MAX + 1];
     int left = count;
     memcpy(before, arguments, ((size_t)count + 1) * sizeof before[0]);
-    struct cox_worker_options options = {.device = 12345};
+    struct cox_worker_options options = {.size = sizeof(struct cox_worker_options),
+                                         .device = 12345};
     struct cox_error err = {0};
     if (cox_worker_options_parse(&options, &left, arguments, &err)) {
         fuzz_check_error(COX_INVALID, &err);

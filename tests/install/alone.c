@@ -54,8 +54,11 @@ static void helpers(const char *name, int socket, int is_child)
 
 static void ranks(const char *name, uint32_t rank)
 {
-    const struct cox_group_options options = {
-        .name = name, .rank = rank, .rank_count = 2, .deadline_ns = patience()};
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .name = name,
+                                              .rank = rank,
+                                              .rank_count = 2,
+                                              .deadline_ns = patience()};
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     uint32_t value = 10 + rank, values[2];

@@ -1,5 +1,5 @@
 #!/bin/sh
-# One check of the installed tree: headers, symbols, alone, pkg_config or find_package. CTest runs install/tree first and sets
+# One check of the installed tree: headers, tiers, symbols, alone, pkg_config or find_package. CTest runs install/tree first and sets
 #   CC CMAKE    the compiler and the cmake of the build
 #   PREFIX      the installed tree, LIBDIR its library folder, MODEL its model
 #   SOURCE      the repository, for examples/
@@ -24,7 +24,7 @@ headers() {
     count=0
     for header in $(cd "$include" && find coxswain -name '*.h' | sort); do
         count=$((count + 1))
-        echo "#include <$header>" >"$scratch/header.c"
+        printf '#include <%s>\nextern int unit;\n' "$header" >"$scratch/header.c"
         "$CC" -std=c11 -Wall -Wextra -Wpedantic -Werror $cflags -fsyntax-only "$scratch/header.c" ||
             fail "$header as C"
         if command -v g++ >/dev/null; then
@@ -35,36 +35,47 @@ headers() {
     [ "$count" -ge 10 ] || fail "only $count headers are installed"
 }
 
-# The shared library exports what the public headers mark COX_PUBLIC and the generated messages, and nothing else.
+# The three headers together, in every language and with every compiler that is here: they compile without a warning, a
+# program that packs no messages links libcoxswain alone, and one that packs them libcoxswain-proto too.
+tiers() {
+    cflags=$(pkg-config --cflags coxswain)
+    warnings="-Wall -Wextra -Wpedantic -Werror"
+    compiled=0
+    for compiler in "$CC:c11 c17 c2x" "gcc:c11 c17 c2x" "clang:c11 c17 c2x" "g++:c++17" "clang++:c++17"; do
+        command -v "${compiler%%:*}" >/dev/null || continue
+        for standard in ${compiler#*:}; do
+            language=c
+            case $standard in c++*) language=c++ ;; esac
+            compiled=$((compiled + 1))
+            for messages in 0 1; do
+                package=coxswain
+                [ $messages = 0 ] || package="coxswain coxswain-proto"
+                "${compiler%%:*}" -x $language -std=$standard $warnings $cflags -DPACKS_MESSAGES=$messages \
+                    -DEXPECTED_VERSION="\"$VERSION\"" "$SOURCE/tests/install/tiers.c" -x none \
+                    $(pkg-config --libs $package) -o "$scratch/tiers" || fail "${compiler%%:*} -std=$standard"
+                LD_LIBRARY_PATH=$LIBDIR "$scratch/tiers" || fail "tiers, $compiler -std=$standard"
+            done
+        done
+    done
+    echo "$compiled compilers and languages"
+    [ $compiled -ge 3 ] || fail "only $compiled compilers and languages"
+}
+
+# The shared libraries export what the linker maps list, and nothing else.
 symbols() {
-    library=$LIBDIR/libcoxswain.so
-    soname=$(objdump -p "$library" | awk '$1 == "SONAME" { print $2 }')
-    [ "$soname" = "libcoxswain.so.${VERSION%%.*}" ] || fail "SONAME is $soname"
-
-    nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$scratch/exported"
-    if grep -vE '^(cox_|COX_|coxswain__)' "$scratch/exported"; then
-        fail "exported, but not ours by name"
-    fi
-    # A library ends no process and prints nothing: that is for who uses it. _exit is an orphan's (worker/loop/worker.h),
-    # abort an assertion's.
-    if nm -D --undefined-only "$library" | sed 's/.* //; s/@.*//' |
-        grep -xE 'exit|_Exit|quick_exit|at_quick_exit|v?printf|putchar|puts|__v?printf_chk'; then
-        fail "ends the process, or prints"
-    fi
-    grep -qx coxswain__execute_request__pack "$scratch/exported" ||
-        fail "the generated functions are not exported"
-    grep -qx coxswain__execute_request__descriptor "$scratch/exported" ||
-        fail "the generated descriptors are not exported"
-
-    find "$include/coxswain" -name '*.h' -exec cat {} + | tr '\n' ' ' |
-        grep -oE 'COX_PUBLIC[^;({=]*' | grep -oE 'cox_[a-z0-9_]+ *$' | tr -d ' ' |
-        sort -u >"$scratch/declared"
-    [ -s "$scratch/declared" ] || fail "no header declares anything COX_PUBLIC"
-    grep '^cox_' "$scratch/exported" >"$scratch/exported_cox"
-    undefined=$(comm -23 "$scratch/declared" "$scratch/exported_cox")
-    [ -z "$undefined" ] || fail "declared COX_PUBLIC, but not exported:" $undefined
-    undeclared=$(comm -13 "$scratch/declared" "$scratch/exported_cox")
-    [ -z "$undeclared" ] || fail "exported, but COX_PUBLIC in no installed header:" $undeclared
+    for name in coxswain coxswain-proto; do
+        library=$LIBDIR/lib$name.so
+        soname=$(objdump -p "$library" | awk '$1 == "SONAME" { print $2 }')
+        [ "$soname" = "lib$name.so.${VERSION%%.*}" ] || fail "SONAME is $soname"
+        # A library ends no process and prints nothing: that is for who uses it. _exit is an orphan's (worker/loop/worker.h),
+        # abort an assertion's.
+        if nm -D --undefined-only "$library" | sed 's/.* //; s/@.*//' |
+            grep -xE 'exit|_Exit|quick_exit|at_quick_exit|v?printf|putchar|puts|__v?printf_chk'; then
+            fail "$name ends the process, or prints"
+        fi
+    done
+    "$PYTHON" "$SOURCE/tests/tree/symbols.py" check "$LIBDIR/libcoxswain.so" "$LIBDIR/libcoxswain-proto.so" ||
+        fail "the exported functions are not those of include/libcoxswain.map"
 }
 
 examples_or_skip() {
@@ -100,8 +111,9 @@ run_domain() {
 pkg_config() {
     [ "$(pkg-config --modversion coxswain)" = "$VERSION" ] || fail "coxswain.pc has another version"
     examples_or_skip
+    [ "$(pkg-config --modversion coxswain-proto)" = "$VERSION" ] || fail "coxswain-proto.pc has another version"
     shared=$(pkg-config --cflags --libs coxswain)
-    static=$(pkg-config --static --cflags --libs coxswain | sed 's/-lcoxswain/-l:libcoxswain.a/')
+    static=$(pkg-config --static --cflags --libs coxswain | sed -E 's/-lcoxswain(-proto)?/-l:libcoxswain\1.a/g')
     for example in worker take coordinator queue domain; do
         "$CC" -o "$scratch/$example" "$SOURCE/examples/$example.c" $shared
         "$CC" -o "$scratch/${example}_static" "$SOURCE/examples/$example.c" $static
@@ -132,13 +144,15 @@ find_package() {
     run_queue "$scratch/build/queue_static"
     run_domain "$scratch/build/domain"
     run_domain "$scratch/build/domain_static"
+    "$scratch/build/tiers" || fail "tiers ended with status $?"
+    "$scratch/build/tiers_static" || fail "tiers_static ended with status $?"
 }
 
 # The helpers and the rank group without a coordinator.
 alone() {
     cflags=$(pkg-config --cflags coxswain)
     shared=$(pkg-config --libs coxswain)
-    static=$(pkg-config --static --libs coxswain | sed 's/-lcoxswain/-l:libcoxswain.a/')
+    static=$(pkg-config --static --libs coxswain | sed -E 's/-lcoxswain(-proto)?/-l:libcoxswain\1.a/g')
     "$CC" -std=gnu11 -Wall -Wextra -Werror $cflags -o "$scratch/alone" "$SOURCE/tests/install/alone.c" $shared
     "$CC" -std=gnu11 -Wall -Wextra -Werror $cflags -o "$scratch/alone_static" "$SOURCE/tests/install/alone.c" $static
     LD_LIBRARY_PATH=$LIBDIR "$scratch/alone" || fail "alone ended with status $?"
@@ -146,6 +160,6 @@ alone() {
 }
 
 case ${1-} in
-headers | symbols | alone | pkg_config | find_package) "$1" ;;
+headers | tiers | symbols | alone | pkg_config | find_package) "$1" ;;
 *) fail "no such check: '${1-}'" ;;
 esac

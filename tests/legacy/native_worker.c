@@ -208,6 +208,7 @@ static int engine_recover(void *context, struct cox_error *err)
 }
 
 static const struct cox_worker_callbacks callbacks = {
+    .size = sizeof(struct cox_worker_callbacks),
     .init = engine_init,
     .execute = engine_execute,
     .link = engine_link,
@@ -231,7 +232,7 @@ static const char *own_text(const char *variable, uint32_t rank)
 
 int main(int argc, char **argv)
 {
-    static struct engine engine;
+    static struct engine engine = {.options = COX_WORKER_OPTIONS_INIT};
     struct cox_error err = {0};
     const char *request_max = getenv("COX_NATIVE_REQUEST_MAX");
     engine.options.request_size_max = request_max ? strtoul(request_max, NULL, 10) : 0;

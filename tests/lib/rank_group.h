@@ -34,6 +34,7 @@ static inline struct cox_group *rank_group_join_sized(const struct forks_self *s
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     const struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .name = self->name,
         .rank = self->rank,
         .rank_count = self->rank_count,

@@ -552,7 +552,7 @@ static int on_init(void *context, const struct cox_init_request *request,
     }
     const bool replayed = cox_init_request_replayed(request);
     if (cox_init_request_get(request, "tell")) {
-        struct cox_group_options group = {0};
+        struct cox_group_options group = COX_GROUP_OPTIONS_INIT;
         cox_init_request_group(request, &group);
         dprintf(script->host->out_fd, "init life %" PRIu64 " at %" PRIu64 "%s\n", group.life,
                 group.fd_offset, replayed ? " again" : "");
@@ -897,7 +897,8 @@ static void on_finalize(void *context)
 /* ---- life ---- */
 
 #define COMMON_CALLBACKS                                                                           \
-    .init = on_init, .execute = on_execute, .opaque = on_opaque, OTHER_CALLBACKS
+    .size = sizeof(struct cox_worker_callbacks), .init = on_init, .execute = on_execute,           \
+    .opaque = on_opaque, OTHER_CALLBACKS
 #define OTHER_CALLBACKS                                                                            \
     .cleanup = on_cleanup, .link = on_link, .link_status = on_link_status, .lora = on_lora,        \
     .pull_kv = on_pull_kv, .clear = on_clear, .reinit = on_reinit, .finalize = on_finalize
@@ -914,12 +915,13 @@ static const struct cox_worker_callbacks pausing_callbacks = {
     .start = on_real_start,
 };
 static const struct cox_worker_callbacks taking_callbacks = {
+    .size = sizeof(struct cox_worker_callbacks),
     OTHER_CALLBACKS,
     .pause = on_pause,
     .pause_net = on_pause_net,
     .start = on_start,
 };
-static const struct cox_worker_callbacks no_callbacks;
+static const struct cox_worker_callbacks no_callbacks = COX_WORKER_CALLBACKS_INIT;
 
 const struct cox_worker_callbacks *script_callbacks(const char *mode)
 {

@@ -81,7 +81,7 @@ static bool is_listed(uint32_t generation, const char *mode, const char *meant, 
 int main(int argc, char **argv)
 {
     struct cox_error err = {0};
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
     const char *mode = argc > 1 ? argv[1] : "";
     if (strcmp(mode, "quit") == 0 && argc > 2) {

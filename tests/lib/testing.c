@@ -345,7 +345,8 @@ int test_group_try(const struct cox_executor_options *options, struct test_group
 
 struct test_group *test_group_start(uint32_t rank_count, const struct cox_executor_options *base)
 {
-    struct cox_executor_options options = base ? *base : (struct cox_executor_options){0};
+    struct cox_executor_options options =
+        base ? *base : (struct cox_executor_options){.size = sizeof(struct cox_executor_options)};
     struct test_group *group = NULL;
     struct cox_error err = {0};
     options.rank_count = rank_count;
@@ -455,6 +456,7 @@ static struct cox_submit_options submit_options(const struct test_how *how,
 {
     *asked = (struct cox_rank_set){{how->ranks}};
     return (struct cox_submit_options){
+        .size = sizeof(struct cox_submit_options),
         .gather = how->gather,
         .deadline_ns = cox_deadline_after_ms(how->timeout_ms ? how->timeout_ms : TEST_PATIENCE_MS),
         .asked = how->ranks ? asked : NULL,

@@ -917,7 +917,7 @@ proctype restarter()
 end_watch:
     do
     :: atomic { restarts > 0 && dead[1] && told -> restarts--; }
-        /* cox_collector_leave_out */
+        /* cox_collector_detach */
 #ifdef NO_LEAVE_OUT_LOCK
         atomic { !lock -> left_out = true; }
 #else

@@ -1,16 +1,16 @@
 /*
- * pool: one block of channel/memory/pool/pool.h: references counted by owner, pins, holds, renewal, and what sweep gives back for the
+ * pool: one block of channel/memory/pool/pool.h: reference counts by owner, pins, generations, and what sweep releases for the
  * dead.
  *
  * `word` is {generation, phase, by}, changed by compare-and-swap only; `count` has one byte per process, which it alone
- * writes (of a dead one: who sweeps). `data` is what the block's bytes say, TORN while they are written. README.md tells what is left out;
- * check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
+ * writes (for a dead one: the sweeping process). `data` is the block's content, TORN while it is written. README.md lists what is left
+ * out; check.sh runs this file in several sizes, and once more for each rule with that rule removed (the NO_ switches), which must fail.
  *
- * Kinds of runs (-D): by default every process allocates the block, writes it, tells the others its generation, lets go; or takes
- * a reference that it was told, reads, lets go; OPS times.
- * KV: process 0 has the block for good and renews it RENEWALS times, the others pin what it told last.
- * QUEUE: process 0 publishes the block as a message that holds it, and lets go at once; the others take it, each once, under the
- * queue's lock; the last one ends the hold.
+ * Kinds of runs (-D): by default every process OPS times either allocates the block, writes it, publishes its generation and
+ * releases it; or takes a published reference, reads and releases it.
+ * KV: process 0 has the block for good and bumps its generation BUMPS times, the others reference the one published last.
+ * QUEUE: process 0 publishes the block as a message that pins it, and releases it at once; the others take it, each once, under the
+ * queue's lock; the last one clears the pin.
  * PROCESSES; CRASHES: so many processes are killed, between any two steps; survivors sweep.
  */
 #ifndef PROCESSES
@@ -22,8 +22,8 @@
 #ifndef CRASHES
 #define CRASHES 0
 #endif
-#ifndef RENEWALS
-#define RENEWALS 2
+#ifndef BUMPS
+#define BUMPS 2
 #endif
 
 #define TORN 255
@@ -42,7 +42,7 @@ byte word;
 byte count[PROCESSES];
 byte data;
 byte told; /* generation that a process with a reference told the others; 0: none */
-bool hold;
+bool pin;
 byte interest;     /* takers that have not taken the message */
 byte lock = NONE;  /* of the queue; taken over from the dead */
 bool dead[PROCESSES];
@@ -74,7 +74,7 @@ inline scan()
     S(found = false; i = 0);
     do
     :: G(i < PROCESSES, found = found || count[i] > 0; i++)
-    :: G(i == PROCESSES, found = found || hold; i = 0; break)
+    :: G(i == PROCESSES, found = found || pin; i = 0; break)
     od
 }
 
@@ -243,8 +243,8 @@ proctype user(byte me)
         if
         :: me == 0 ->
            do
-           :: G(n < RENEWALS, n++);
-              /* renew */
+           :: G(n < BUMPS, n++);
+              /* bump_generation */
               do
               :: S(w = word);
                  swap(w, W(GENERATION(w) + 1, USED, 0));
@@ -254,7 +254,7 @@ proctype user(byte me)
                  fi
               od;
               S(generation = GENERATION(w) + 1; valid[me] = generation);
-#ifndef NO_SETTLE
+#ifndef NO_WAIT_UNPINNED
               /* until nobody else counts it; of the dead it is given back */
               S(j = 1);
               do
@@ -265,7 +265,7 @@ proctype user(byte me)
 #endif
               write(generation);
               S(told = generation)
-           :: G(n == RENEWALS, break)
+           :: G(n == BUMPS, break)
            od
         :: else ->
            do
@@ -306,7 +306,7 @@ proctype user(byte me)
            S(assert(got); generation = GENERATION(w));
            write(generation);
            locked();
-           S(hold = true);
+           S(pin = true);
            S(told = generation);
            S(lock = NONE);
            let_go()
@@ -316,10 +316,10 @@ proctype user(byte me)
            if
            :: G(told > 0, generation = told);
               take(generation);
-              S(assert(got)); /* held by the message, and nobody ends that without the lock */
+              S(assert(got)); /* pinned by the message, which ends only under the lock */
               S(interest--; last = interest == 0);
               if
-              :: G(last, hold = false); reclaim()
+              :: G(last, pin = false); reclaim()
               :: G(!last, skip)
               fi;
               S(lock = NONE);
@@ -406,7 +406,7 @@ proctype judge()
     :: else ->
 #ifdef QUEUE
        /* The queue's sweep: the dead take nothing any more. */
-       S(hold = false);
+       S(pin = false);
        reclaim();
 #endif
        sweep();

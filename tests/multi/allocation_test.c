@@ -98,9 +98,11 @@ static int worker_execute(void *context, const struct cox_batch *batch,
 
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = worker_opaque,
+    static const struct cox_worker_callbacks callbacks = {.size =
+                                                              sizeof(struct cox_worker_callbacks),
+                                                          .opaque = worker_opaque,
                                                           .execute = worker_execute};
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
@@ -163,7 +165,8 @@ static void take_and_submit(void *context, const struct cox_completion *completi
 
 static struct cox_submit_options how(enum cox_gather gather)
 {
-    return (struct cox_submit_options){.gather = gather,
+    return (struct cox_submit_options){.size = sizeof(struct cox_submit_options),
+                                       .gather = gather,
                                        .deadline_ns = cox_deadline_after_ms(PATIENCE_MS)};
 }
 
@@ -289,8 +292,10 @@ static struct group *start(enum cox_attach attach)
     assert_true(length > 0);
     self[length] = '\0';
     const char *command[] = {self, NULL};
-    const struct cox_executor_options options = {
-        .rank_count = RANK_COUNT, .command = command, .attach = attach};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = RANK_COUNT,
+                                                 .command = command,
+                                                 .attach = attach};
     group = (struct group){0};
     sem_init(&group.ended, 0, 0);
     must(&group, cox_executor_start(&options, &group.executor, &group.err));

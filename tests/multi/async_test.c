@@ -49,7 +49,8 @@ static void on_line(void *context, uint32_t rank, bool is_stderr, const char *te
 
 static void group_start_as(uint32_t rank_count, uint32_t depth, const char *const *command)
 {
-    const struct cox_executor_options options = {.rank_count = rank_count,
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = rank_count,
                                                  .command = command,
                                                  .attach = test_attach(),
                                                  .depth = depth,

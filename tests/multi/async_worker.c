@@ -105,8 +105,9 @@ static int on_execute(void *context, const struct cox_batch *batch,
 
 int main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.init = on_init, .execute = on_execute};
-    struct cox_worker_options options;
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .init = on_init, .execute = on_execute};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
     if (r == 0 && argc == 4 && strcmp(argv[1], "await") == 0) {

@@ -123,13 +123,14 @@ static int log_on(const char *door, uint32_t rank, uint64_t start_offset, struct
  * text. Without orders any more it ends with 0; whoever signalled it would end it otherwise. */
 static int visitor_main(const char *door)
 {
-    static const struct cox_worker_callbacks callbacks;
+    static const struct cox_worker_callbacks callbacks = COX_WORKER_CALLBACKS_INIT;
     struct cox_worker *worker = NULL;
     char order;
     while (read(STDIN_FILENO, &order, 1) == 1) {
         struct cox_error err = {0};
         int r = 0;
-        struct cox_worker_options options = {.rank = COX_WORKER_RANK_ANY};
+        struct cox_worker_options options = {.size = sizeof(struct cox_worker_options),
+                                             .rank = COX_WORKER_RANK_ANY};
         switch (order) {
         case 'v': /* comes and goes */
             r = log_on(door, COX_DOOR_RANK_ANY, 0, &err);
@@ -177,7 +178,7 @@ static int visitor_do(const struct test_helper *visitor, char order, char text[5
 
 static void dead_unless_ordered(enum cox_attach attach)
 {
-    struct waiting waiting = {.result = -1};
+    struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
     pid_t pids[2];
     group_wait_for(&waiting, 2, attach);
@@ -209,7 +210,7 @@ static void p8_a_dead_rank_that_was_started_by_hand_stays_dead_without_an_order(
 
 static void gone_again(enum cox_attach attach)
 {
-    struct waiting waiting = {.result = -1};
+    struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
     group_wait_for(&waiting, 1, attach);
     struct test_helper visitor = test_helper_start("visitor", waiting.door);
@@ -233,7 +234,9 @@ static void b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone(void **s
 static void left(enum cox_attach attach)
 {
     /* Whoever waits for it to end does so to no end, and then signals. */
-    struct waiting waiting = {.result = -1, .options = {.finalize_ms = 1, .term_ms = 1}};
+    struct waiting waiting = {
+        .result = -1,
+        .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
     char text[512];
     group_wait_for(&waiting, 1, attach);
     struct test_helper visitor = test_helper_start("visitor", waiting.door);
@@ -272,7 +275,9 @@ static void *order_main(void *argument)
  * it may even be that itself, as another life. */
 static void left_and_replaced(enum cox_attach attach)
 {
-    struct waiting waiting = {.result = -1, .options = {.finalize_ms = 1, .term_ms = 1}};
+    struct waiting waiting = {
+        .result = -1,
+        .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
     char text[512];
     group_wait_for(&waiting, 1, attach);
     struct test_helper visitor = test_helper_start("visitor", waiting.door);
@@ -311,7 +316,7 @@ static void p8_b20_who_has_left_is_let_go_and_replaced(void **state)
 /* Its process may be anybody's by the time it is looked at. */
 static void b25_who_says_to_be_another_process_is_no_rank(void **state)
 {
-    struct waiting waiting = {.result = -1};
+    struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
     struct cox_error err = {0};
     (void)state;
@@ -331,7 +336,9 @@ static void b25_who_says_to_be_another_process_is_no_rank(void **state)
 
 static void b20_a_rank_that_nobody_starts_is_named(void **state)
 {
-    struct waiting waiting = {.result = -1, .options = {.start_timeout_ms = 100}};
+    struct waiting waiting = {
+        .result = -1,
+        .options = {.size = sizeof(struct cox_executor_options), .start_timeout_ms = 100}};
     (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
     pthread_join(waiting.thread, NULL);

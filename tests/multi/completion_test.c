@@ -125,7 +125,8 @@ static void m3_a_message_of_the_number_of_bytes_is_refused(void **state)
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
     request.execute_type = (Coxswain__ExecuteType)-1;
-    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
+                                           .gather = COX_GATHER_ALL,
                                            .deadline_ns = COX_DEADLINE_NEVER};
     assert_int_equal(cox_executor_call(test_group_executor(g), &request, &how, NULL, NULL, NULL),
                      COX_INVALID);
@@ -160,7 +161,8 @@ static void hold(void *context, const struct cox_completion *completion)
 
 static int submit_echo(struct cox_executor *executor)
 {
-    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
+                                           .gather = COX_GATHER_ALL,
                                            .deadline_ns = COX_DEADLINE_NEVER};
     return cox_executor_submit_opaque(executor, "echo x", 6, &how, NULL, NULL);
 }
@@ -190,7 +192,8 @@ static void call_the_other(void *context, const struct cox_completion *completio
     (void)completion;
     sem_post(&held->inside);
     sem_await(&held->go_on);
-    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
+                                           .gather = COX_GATHER_ALL,
                                            .deadline_ns = cox_deadline_after_ms(200)};
     int r = cox_executor_call_opaque(held->other, "echo x", 6, &how, NULL, NULL, NULL);
     atomic_store(&held->called, r == 0 ? 1 : r + 1);
@@ -251,7 +254,8 @@ static void m5_b2_handlers_that_replace_each_other_are_refused(void **state)
     request.execute_type = COXSWAIN__EXECUTE_TYPE__KV_TRANSFER;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
     request.pull_kv_request = &pull;
-    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
+                                           .gather = COX_GATHER_ALL,
                                            .deadline_ns = COX_DEADLINE_NEVER};
     assert_int_equal(cox_executor_submit(own.executor, &request, &how, NULL, NULL), 0);
     assert_true(sem_await(&transfer.inside));

@@ -145,15 +145,15 @@ def test_m3_p3_status_tells_what_went_in_blocks():
             if execute["bulk_replies"]:
                 check(252 * execute["bulk_replies"] < execute["bulk_reply_bytes"] <= execute["reply_bytes"],
                       "wrong: %s" % execute)
-                check(re.search(r"^bulk, execute: 0 requests of 0 ?B, %d answers of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
-                                execute["bulk_replies"], human.out, re.M), "no bulk line", human)
+                check(re.search(r"^large payloads, execute: 0 requests of 0 ?B, %d answers of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
+                                execute["bulk_replies"], human.out, re.M), "no line of large payloads", human)
             else:
-                check("\nbulk, " not in human.out, "a bulk line", human)
+                check("\nlarge payloads, " not in human.out, "a line of large payloads", human)
             check(execute["bulk_requests"] == execute["bulk_request_bytes"] == execute["bulk_held_bytes"] == 0,
                   "wrong: %s" % execute)
             check(link["bulk_requests"] == link["bulk_replies"] == 0, "wrong: %s" % link)
             expect(group.stop(), 0)
-    with Group(2, [*small, "--no-bulk"]) as group:
+    with Group(2, [*small, "--no-large-payloads"]) as group:
         refused = group.generate(text="\n".join(prompts) + "\n")
         check(refused.status == 3 and "a slot holds 252, and there are no blocks" in refused.err, "not refused", refused)
         expect(group.stop(), 0)

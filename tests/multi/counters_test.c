@@ -128,7 +128,8 @@ static void p3_status_counts_a_restart_that_fails_as_a_death(void **state)
     (void)state;
     test_needs_processes();
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    const struct cox_executor_options options = {.command = fragile};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = fragile};
     struct test_group *g = test_group_start(2, &options);
     kill_rank(g, 1);
     for (uint32_t k = 0; k < 2; k++) {
@@ -157,7 +158,8 @@ static void p3_status_keeps_the_last_words_when_no_process_can_be_started(void *
     snprintf(program, sizeof program, "%s/worker", folder);
     assert_int_equal(symlink(test_worker_program(), program), 0);
     const char *const command[] = {program, NULL};
-    const struct cox_executor_options options = {.command = command};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command};
     struct test_group *g = test_group_start(2, &options);
     struct test_pipe *pipe = test_pipe_new();
     block(g, 1, pipe);
@@ -306,8 +308,9 @@ static void p4_late_replies_are_counted(void **state)
 static void p3_status_counts_the_bytes_that_were_moved(void **state)
 {
     (void)state;
-    const struct cox_executor_options no_bulk = {.no_bulk = true};
-    struct test_group *g = test_group_start(4, &no_bulk);
+    const struct cox_executor_options no_large_payloads = {
+        .size = sizeof(struct cox_executor_options), .no_large_payloads = true};
+    struct test_group *g = test_group_start(4, &no_large_payloads);
     uint64_t sent = 0, received = 0;
     static const size_t sizes[] = {7, 255, 0, 4096, 60000, 1, 300, 0, 9};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -328,7 +331,8 @@ static void p3_status_counts_the_bytes_that_were_moved(void **state)
     }
     /* What is refused before it is published was not moved. */
     struct cox_error err = {0};
-    const struct cox_submit_options options = {.deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = patience()};
     size_t size = cox_executor_request_size_max(test_group_executor(g), COX_CHANNEL_EXECUTE) + 1;
     _cox_cleanup_(cox_free_ptr) char *large = calloc(size, 1);
     assert_non_null(large);
@@ -433,7 +437,8 @@ static void p3_a_handler_that_waits_is_seen_in_its_phase(void **state)
     sem_init(&slow.go_on, 0, 0);
     assert_int_equal(cox_executor_register(slow.executor, COX_CHANNEL_EXECUTE, slow_handler, &slow),
                      0);
-    const struct cox_submit_options options = {.deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = patience()};
     uint64_t begin_ns = cox_now_ns();
     assert_int_equal(cox_executor_submit_opaque(slow.executor, "echo x", 6, &options, NULL, &err),
                      0);

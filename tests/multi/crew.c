@@ -97,6 +97,7 @@ struct cox_group *crew_join(struct crew *crew, uint32_t rank)
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     const struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .fd = crew->group_fd,
         .rank = rank,
         .rank_count = crew->rank_count,

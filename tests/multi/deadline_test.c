@@ -139,8 +139,10 @@ static void on_visit(void *context, const struct cox_completion *completion)
 static pid_t thread_of(struct test_group *group, enum cox_channel_id channel)
 {
     struct cox_executor *executor = test_group_executor(group);
-    const struct cox_submit_options options = {
-        .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns =
+                                                   cox_deadline_after_ms(TEST_PATIENCE_MS)};
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     struct cox_error err = {0};
@@ -162,7 +164,8 @@ static pid_t thread_of(struct test_group *group, enum cox_channel_id channel)
 static int ask_response_thread(struct asked *asked, struct cox_error *err)
 {
     struct cox_executor *executor = test_group_executor(asked->group);
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = asked->deadline_ns};
     if (asked->way == CALL)
         return cox_executor_call_opaque(executor, "echo x", 6, &options, on_completion, asked, err);

@@ -156,7 +156,7 @@ static void h26_h28_every_domain_copies_to_the_device_and_back(void **state)
 {
     (void)state;
     const struct cox_domain_id others[] = {{COX_DOMAIN_HOST, 0},
-                                           {COX_DOMAIN_STAGED, 0},
+                                           {COX_DOMAIN_BOUNCE, 0},
                                            {INVERTED_KIND, 0},
                                            {COX_DOMAIN_CUDA, 0},
                                            {COX_DOMAIN_CUDA, 1}};
@@ -335,8 +335,11 @@ static pid_t import_start(int fd, const char *order)
 
 static struct cox_pool *device_pool(void)
 {
-    const struct cox_pool_options options = {
-        .domains = domains, .domain = cuda_id, .block_size = UINT64_C(320) << 10, .block_count = 3};
+    const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                             .domains = domains,
+                                             .domain = cuda_id,
+                                             .block_size = UINT64_C(320) << 10,
+                                             .block_count = 3};
     struct cox_pool *pool = NULL;
     struct cox_error err = {0};
     if (cox_pool_create(&options, &pool, &err))
@@ -347,7 +350,8 @@ static struct cox_pool *device_pool(void)
 
 static struct cox_exporter *exporter_of_all(void)
 {
-    const struct cox_exporter_options options = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     struct cox_exporter *exporter = NULL;
     COX_ASSERT(cox_exporter_new(&options, &exporter, NULL) == 0);
     return exporter;
@@ -375,8 +379,10 @@ static int take_main(bool dies)
     close(IMPORT_FD);
     struct cox_pool *own = device_pool();
     struct cox_exporter *exporter = exporter_of_all();
-    const struct cox_subscriber_options options = {
-        .pool = own, .domains = domains, .exporter = exporter};
+    const struct cox_subscriber_options options = {.size = sizeof(struct cox_subscriber_options),
+                                                   .pool = own,
+                                                   .domains = domains,
+                                                   .exporter = exporter};
     CHECK(cox_subscriber_new(queue, &options, &subscriber, NULL) == 0);
     CHECK(write(READY_FD, &byte, 1) == 1);
     CHECK(read(GO_FD, &byte, 1) == 1);
@@ -470,8 +476,9 @@ static void publish_pattern(struct cox_publisher *publisher, struct cox_pool *po
  * not at all. */
 static void take_on_the_device(const char *order, bool from_host)
 {
-    const struct cox_queue_options depth = {.depth = 2};
-    const struct cox_pool_options host_options = {.block_size = UINT64_C(320) << 10,
+    const struct cox_queue_options depth = {.size = sizeof(struct cox_queue_options), .depth = 2};
+    const struct cox_pool_options host_options = {.size = sizeof(struct cox_pool_options),
+                                                  .block_size = UINT64_C(320) << 10,
                                                   .block_count = 2};
     struct cox_queue *queue = NULL;
     struct cox_pool *of_publisher = NULL, *device = device_pool();
@@ -486,11 +493,15 @@ static void take_on_the_device(const char *order, bool from_host)
     else
         of_publisher = device_pool();
     assert_int_equal(cox_queue_create(&depth, &queue, NULL), 0);
-    const struct cox_publisher_options publishing = {
-        .pool = of_publisher, .domains = domains, .exporter = exporter};
+    const struct cox_publisher_options publishing = {.size = sizeof(struct cox_publisher_options),
+                                                     .pool = of_publisher,
+                                                     .domains = domains,
+                                                     .exporter = exporter};
     assert_int_equal(cox_publisher_new(queue, &publishing, &publisher, NULL), 0);
-    const struct cox_subscriber_options taking = {
-        .pool = device, .domains = domains, .exporter = exporter};
+    const struct cox_subscriber_options taking = {.size = sizeof(struct cox_subscriber_options),
+                                                  .pool = device,
+                                                  .domains = domains,
+                                                  .exporter = exporter};
     assert_int_equal(cox_subscriber_new(queue, &taking, &subscriber, NULL), 0);
     assert_int_equal(pipe2(ready, O_CLOEXEC), 0);
     assert_int_equal(pipe2(go, O_CLOEXEC), 0);
@@ -545,7 +556,8 @@ static void h20_b37_h28_a_taker_that_is_killed_keeps_no_device_memory(void **sta
 static void h18_h28_a_device_that_is_full_makes_no_pool(void **state)
 {
     (void)state;
-    struct cox_pool_options options = {.domains = domains,
+    struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                       .domains = domains,
                                        .domain = cuda_id,
                                        .block_size = UINT64_C(1) << 40,
                                        .block_count = 1000};

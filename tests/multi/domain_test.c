@@ -1,5 +1,5 @@
-/* Memory of host, staged and a domain from outside in several processes: who may attach to what,
- * and what is left when one of them is killed. */
+/* Memory of host, bounce and a user-defined domain in several processes: which may attach to what,
+ * and what is left when one is killed. */
 #include "channel/memory/domain/domain.h"
 
 #include <fcntl.h>
@@ -23,7 +23,7 @@ static struct cox_domains *domains;
 static struct inverted_context inverted;
 
 static const struct cox_domain_id ids[] = {
-    {COX_DOMAIN_HOST, 0}, {COX_DOMAIN_STAGED, 0}, {INVERTED_KIND, 0}};
+    {COX_DOMAIN_HOST, 0}, {COX_DOMAIN_BOUNCE, 0}, {INVERTED_KIND, 0}};
 #define ID_COUNT (sizeof ids / sizeof ids[0])
 
 static int setup(void **state)
@@ -57,7 +57,7 @@ static struct cox_domain_memory *created(struct cox_domain_id id, uint64_t size,
     return memory;
 }
 
-/* With the table of whoever calls. */
+/* With the caller's table. */
 static int attach(const struct cox_domains *own, struct cox_domain_id id, int fd, uint64_t size,
                   bool writable, struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
@@ -86,7 +86,7 @@ struct peer {
     int fd;
 };
 
-/* A table of its own, with what it knows; nothing of the parent's but the fd. */
+/* A table of its own; only the fd comes from the parent. */
 static struct cox_domains *own_domains(void)
 {
     static struct inverted_context context;
@@ -170,7 +170,7 @@ static void only_read(void *argument)
         CHECK(memcmp(seen, pattern, SIZE) == 0);
         CHECK(cox_domain_copy_to(memory, 0, seen, 1, &denied) == COX_DENIED);
         CHECK(cox_domain_copy(memory, 100, memory, 0, 1, NULL) == COX_DENIED);
-        /* By malice: only the fd decides. */
+        /* For a hostile process only the fd decides. */
         if (memory->address)
             CHECK((mprotect(memory->address, PAGE, PROT_READ | PROT_WRITE) == 0) == (i == 1));
         destroy(memory);
@@ -208,14 +208,14 @@ static void h28_a_view_for_reading_is_mapped_so(void **state)
     struct peer peer = {ids[0], memory->fd};
     int status = child_status(child_start(touch_what_is_for_reading, &peer));
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    assert_int_not_equal(status, 0); /* its handler tells of the signal and exits */
+    assert_int_not_equal(status, 0); /* its handler reports the signal and exits */
 #else
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 #endif
     destroy(memory);
 }
 
-/* ---- what is refused ---- */
+/* ---- errors ---- */
 
 static int memfd(uint64_t size, int seals, unsigned flags)
 {
@@ -227,7 +227,7 @@ static int memfd(uint64_t size, int seals, unsigned flags)
     return fd;
 }
 
-/* Takes fd. */
+/* Takes ownership of fd. */
 static void refused(int fd, bool writable, int code, const char *word)
 {
     assert_true(fd >= 0);
@@ -262,7 +262,7 @@ static void h28_memory_that_could_change_its_size_or_is_none_is_refused(void **s
     shm_unlink(name);
     assert_int_equal(ftruncate(file, SIZE), 0);
     refused(file, true, COX_DENIED, "seals");
-    /* Without huge pages on the machine there is such memory all the same. */
+    /* Such memory exists also on a machine without free huge pages. */
     int huge = memfd(UINT64_C(2) << 20, SIZE_SEALS, MFD_HUGETLB);
     if (huge >= 0)
         refused(huge, true, COX_DENIED, "pages of 2097152");
@@ -273,7 +273,7 @@ static void h28_memory_that_could_change_its_size_or_is_none_is_refused(void **s
         assert_int_equal(attach(domains, ids[i], fd, 0, true, &memory, NULL), COX_INVALID);
         assert_int_equal(attach(domains, ids[i], fd, UINT64_MAX, true, &memory, NULL), COX_CORRUPT);
         assert_null(memory);
-        /* This one is good, and so is less of it. */
+        /* This one is valid, and so is a smaller size. */
         assert_int_equal(attach(domains, ids[i], fd, SIZE, true, &memory, NULL), 0);
         destroy(memory);
         assert_int_equal(attach(domains, ids[i], fd, PAGE, true, &memory, NULL), 0);
@@ -335,7 +335,7 @@ static void h28_holes_made_by_another_process_are_zeros_and_no_signal(void **sta
 
 #if COX_TESTING
 
-/* Killed behind the step that the plan names. */
+/* Killed after the step that the plan names. */
 static void commit_and_return(void *argument)
 {
     const struct peer *peer = argument;
@@ -376,7 +376,7 @@ static void h28_a_process_killed_between_leaves_memory_that_others_go_on_with(vo
             assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
             assert_memory_equal(seen, pattern, SIZE);
             memory->functions->decommit(memory, 0, SIZE);
-            assert_int_equal(pages(memory), 1); /* the one that it has a part of */
+            assert_int_equal(pages(memory), 1); /* the page that is partly in the range */
             destroy(memory);
         }
 }

@@ -50,7 +50,7 @@ struct cox_init_request {
     uint64_t sequence;
     bool replayed;
     /* NULL: there are no weights but one's own */
-    const struct cox_weights_offer *offer;
+    const struct cox_weights_candidate *candidate;
     const struct cox_worker *worker;
     struct crew *crew;
 };
@@ -124,12 +124,12 @@ uint64_t cox_init_request_sequence(const struct cox_init_request *request)
 }
 
 int cox_init_request_weights(const struct cox_init_request *request,
-                             struct cox_weights_offer *ret_offer, struct cox_error *err)
+                             struct cox_weights_candidate *ret_candidate, struct cox_error *err)
 {
     (void)err;
-    if (!request->offer)
+    if (!request->candidate)
         return COX_EMPTY;
-    *ret_offer = *request->offer;
+    *ret_candidate = *request->candidate;
     return 0;
 }
 

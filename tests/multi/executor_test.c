@@ -87,8 +87,10 @@ static void m2_ranks_that_are_not_asked_do_nothing(void **state)
     const struct test_how outside = {.gather = COX_GATHER_ALL, .ranks = 16 + 1};
     assert_int_equal(test_call_how(g, NULL, &outside, "pid"), COX_INVALID);
     struct cox_rank_set nobody = {{0}};
-    const struct cox_submit_options empty = {
-        .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(1000), .asked = &nobody};
+    const struct cox_submit_options empty = {.size = sizeof(struct cox_submit_options),
+                                             .gather = COX_GATHER_ALL,
+                                             .deadline_ns = cox_deadline_after_ms(1000),
+                                             .asked = &nobody};
     assert_int_equal(
         cox_executor_call_opaque(test_group_executor(g), "pid", 3, &empty, NULL, NULL, NULL),
         COX_INVALID);
@@ -108,8 +110,9 @@ static void m3_oversize_request_is_refused_with_both_sizes(void **state)
     (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
-        const struct cox_executor_options no_bulk = {.no_bulk = true};
-        struct test_group *g = test_group_start(n, &no_bulk);
+        const struct cox_executor_options no_large_payloads = {
+            .size = sizeof(struct cox_executor_options), .no_large_payloads = true};
+        struct test_group *g = test_group_start(n, &no_large_payloads);
         struct cox_executor *executor = test_group_executor(g);
         const struct test_how how = {.gather = COX_GATHER_ALL};
         size_t max = cox_executor_request_size_max(executor, COX_CHANNEL_EXECUTE);
@@ -134,6 +137,7 @@ static void m3_oversize_request_is_refused_with_both_sizes(void **state)
         request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
         request.lora_operation_request = &lora;
         const struct cox_submit_options options = {
+            .size = sizeof(struct cox_submit_options),
             .gather = COX_GATHER_ALL,
             .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
         };
@@ -155,7 +159,9 @@ static void m3_oversize_reply_is_an_error_of_that_rank(void **state)
 {
     (void)state;
     const struct cox_executor_options small = {
-        .depth = 2, .response_size = {[COX_CHANNEL_EXECUTE] = 2 * 4 * 1024}};
+        .size = sizeof(struct cox_executor_options),
+        .depth = 2,
+        .response_size = {[COX_CHANNEL_EXECUTE] = 2 * 4 * 1024}};
     struct test_group *g = test_group_start(4, &small);
     struct test_completion c;
     assert_int_equal(test_call(g, &c, "size 1020"), 0);
@@ -188,7 +194,8 @@ static void m3_a_reply_that_makes_no_sense_is_corrupt(void **state)
 {
     (void)state;
     char name[64];
-    const struct cox_executor_options options = {.keep_names = true,
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .keep_names = true,
                                                  .name = test_unique_name(name)};
     struct test_group *g = test_group_start(4, &options);
     static const struct {
@@ -400,7 +407,8 @@ static void m5_stop_completes_what_is_outstanding(void **state)
     (void)state;
     FOR_EACH_WORLD_SIZE(n)
     {
-        const struct cox_executor_options options = {.finalize_ms = 1, .term_ms = 1};
+        const struct cox_executor_options options = {
+            .size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1};
         struct test_group *g = test_group_start(n, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 10 * TEST_PATIENCE_MS};
@@ -448,6 +456,7 @@ static void handler_inside(void *context, const struct cox_completion *completio
 {
     struct inside *inside = context;
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
     };
@@ -484,8 +493,10 @@ static void m5_register_once(void **state)
     (void)state;
     struct test_group *g = test_group_start(1, NULL);
     struct cox_executor *executor = test_group_executor(g);
-    const struct cox_submit_options options = {
-        .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns =
+                                                   cox_deadline_after_ms(TEST_PATIENCE_MS)};
     struct cox_error err = {0};
     assert_int_equal(cox_executor_submit_opaque(executor, "echo", 4, &options, NULL, &err),
                      COX_STATE);
@@ -592,7 +603,8 @@ static void m5_full_at_depth_then_room_again(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 8; depth++) {
-        const struct cox_executor_options options = {.depth = depth};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth};
         struct test_group *g = test_group_start(2, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_RANK0};
@@ -635,8 +647,10 @@ static void *caller_main(void *argument)
     do {
         char text[32];
         int length = snprintf(text, sizeof text, "echo %d.%d", caller->number, caller->good);
-        const struct cox_submit_options options = {
-            .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_ALL,
+                                                   .deadline_ns =
+                                                       cox_deadline_after_ms(TEST_PATIENCE_MS)};
         int before = caller->good;
         caller->result =
             cox_executor_call_opaque(test_group_executor(caller->group), text, (size_t)length,
@@ -684,7 +698,8 @@ static void m5_p1_rounds_with_and_without_a_look_before_sleep(void **state)
     (void)state;
     test_needs_processes();
     for (size_t i = 0; i < sizeof spins / sizeof spins[0]; i++) {
-        const struct cox_executor_options options = {.spin = spins[i], .depth = FLIGHT};
+        const struct cox_executor_options options = {
+            .size = sizeof(struct cox_executor_options), .spin = spins[i], .depth = FLIGHT};
         struct test_group *g = test_group_start(1, &options);
         const struct test_how how = {.gather = COX_GATHER_ALL};
         for (size_t round = 0; round < ROUND_COUNT; round++)

@@ -11,10 +11,10 @@ function(cox_executor_tier ret_tier name)
 endfunction()
 
 # The executor with real workers; scripted_worker obeys what the requests say.
-set(executor_tests attach completion counters executor faults flight group lateness operations pause
+set(executor_tests attach collect completion counters executor faults flight group lateness operations pause
     replay restart session step take threads worker wrapper)
 foreach(name IN LISTS executor_tests)
-    cox_executor_tier(tier ${name} QUICK attach completion counters executor faults flight lateness
+    cox_executor_tier(tier ${name} QUICK attach collect completion counters executor faults flight lateness
         operations replay restart session step take threads worker wrapper)
     cox_multi_test(NAME ${name} TIER ${tier} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_testlib TIMEOUT 120)
@@ -27,8 +27,8 @@ add_dependencies(test_multi_soak scripted_worker)
 
 # The same with ranks as threads. Left out: faults, whose ranks are killed by their own fault points, and wrapper, which
 # is about processes.
-foreach(name attach counters executor flight group lateness operations pause step take threads)
-    cox_executor_tier(tier ${name} QUICK attach counters flight step take NIGHTLY group)
+foreach(name attach collect counters executor flight group lateness operations pause step take threads)
+    cox_executor_tier(tier ${name} QUICK attach collect counters flight step take NIGHTLY group)
     cox_thread_test(NAME ${name} TIER ${tier} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         TIMEOUT 240)
 endforeach()

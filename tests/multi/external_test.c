@@ -59,6 +59,7 @@ static void group_wait_long(struct waiting *waiting, uint32_t rank_count, enum c
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     *waiting = (struct waiting){.result = -1};
     waiting->options = (struct cox_executor_options){
+        .size = sizeof(struct cox_executor_options),
         .name = test_unique_name(waiting->name),
         .rank_count = rank_count,
         .attach = attach,
@@ -642,7 +643,8 @@ static void expect_own_memory(struct test_group *group)
 
 static void p10_a_rank_of_a_sealed_group_has_its_own_memory_and_no_other_s(void **state)
 {
-    struct cox_executor_options options = {.attach = COX_ATTACH_SEALED};
+    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                           .attach = COX_ATTACH_SEALED};
     struct cox_error err = {0};
     (void)state;
     struct test_group *group = test_group_start(N, &options);
@@ -668,6 +670,7 @@ static void p10_a_sealed_group_has_no_name_in_dev_shm_at_any_time(void **state)
     (void)state;
     for (int named = 0; named < 2; named++) {
         struct cox_executor_options options = {
+            .size = sizeof(struct cox_executor_options),
             .name = test_unique_name(name),
             .attach = named ? COX_ATTACH_NAMED : COX_ATTACH_SEALED,
             /* In the environment of the tests the default may be the other. */

@@ -73,7 +73,8 @@ static int submit_links(struct cox_executor *executor, uint32_t count)
 {
     struct link_request own;
     link_request_init(&own);
-    const struct cox_submit_options options = {.gather = COX_GATHER_NONE,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_NONE,
                                                .deadline_ns = patience()};
     int r = 0;
     for (uint32_t k = 0; k < count && r == 0; k++)
@@ -106,7 +107,8 @@ static void m7_links_in_a_row(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth += 3) {
-        const struct cox_executor_options options = {.depth = depth};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth};
         struct test_group *g = test_group_start(2, &options);
         assert_int_equal(submit_links(test_group_executor(g), 100), 0);
         assert_int_equal(stats_of(g, COX_CHANNEL_LINK).submitted, 100);
@@ -128,7 +130,8 @@ static void visit_and_link(void *context, const struct cox_completion *completio
     struct visit *visit = context;
     struct link_request own;
     link_request_init(&own);
-    const struct cox_submit_options options = {.gather = COX_GATHER_NONE,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_NONE,
                                                .deadline_ns = patience()};
     visit->calls += completion->status == 0;
     visit->submitted = submit_links(visit->executor, visit->count);
@@ -140,7 +143,8 @@ static void m7_links_from_inside_a_visit(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {.depth = depth};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth};
         struct test_group *g = test_group_start(2, &options);
         Coxswain__PDLinkStatusRequest body = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
         Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
@@ -151,7 +155,8 @@ static void m7_links_from_inside_a_visit(void **state)
         uint32_t links = 0;
         for (uint32_t count = 1; count <= 3 * depth; count++) {
             struct visit visit = {.executor = test_group_executor(g), .count = count};
-            const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+            const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_ALL,
                                                    .deadline_ns = patience()};
             struct cox_error err = {0};
             int r = cox_executor_call(test_group_executor(g), &request, &how, visit_and_link,
@@ -219,7 +224,8 @@ static void p10_a_rank_sleeps_on_a_number_turned_up(void **state)
 {
     (void)state;
     test_needs_processes();
-    const struct cox_executor_options options = {.spin = COX_SPIN_MAX};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .spin = COX_SPIN_MAX};
     struct test_group *g = test_group_start(1, &options);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_layout_channel_state *shared =
@@ -249,7 +255,8 @@ static void m4_what_was_answered_before_a_failure_is_told(void **state)
     (void)state;
     test_needs_processes();
     char name[64];
-    const struct cox_executor_options options = {.keep_names = true,
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .keep_names = true,
                                                  .name = test_unique_name(name)};
     struct test_group *g = test_group_start(3, &options);
     struct cox_executor *executor = test_group_executor(g);
@@ -389,7 +396,8 @@ static void p3_an_answer_of_every_rank_is_no_timeout(void **state)
 {
     (void)state;
     char name[64];
-    const struct cox_executor_options options = {.keep_names = true,
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .keep_names = true,
                                                  .name = test_unique_name(name)};
     struct test_group *g = test_group_start(2, &options);
     struct cox_executor *executor = test_group_executor(g);
@@ -402,7 +410,8 @@ static void p3_an_answer_of_every_rank_is_no_timeout(void **state)
     const struct test_how how = {.gather = COX_GATHER_ALL};
     assert_int_equal(test_submit(g, &how, "echo first"), 0);
     assert_true(sem_await(&held.inside));
-    struct cox_submit_options brief = {.gather = COX_GATHER_ALL,
+    struct cox_submit_options brief = {.size = sizeof(struct cox_submit_options),
+                                       .gather = COX_GATHER_ALL,
                                        .deadline_ns = cox_deadline_after_ms(300)};
     uint64_t sequence;
     assert_int_equal(
@@ -535,7 +544,8 @@ static void p3_a_deadline_that_has_passed_publishes_nothing(void **state)
     assert_int_equal(cox_executor_register(executor, COX_CHANNEL_EXECUTE, test_handler, g), 0);
     const uint64_t deadlines[] = {0, 1, cox_now_ns() - 1};
     for (size_t i = 0; i < 3; i++) {
-        const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_ALL,
                                                    .deadline_ns = deadlines[i]};
         struct cox_error err = {0};
         uint64_t sequence = 77;
@@ -574,7 +584,10 @@ static void thief_init(struct thief *thief, const char *name, enum cox_channel_i
                        uint32_t depth)
 {
     char object[COX_OBJECT_NAME_SIZE];
-    const struct cox_executor_options options = {.keep_names = true, .name = name, .depth = depth};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .keep_names = true,
+                                                 .name = name,
+                                                 .depth = depth};
     struct cox_error err = {0};
     thief->group = test_group_start(2, &options);
     thief->channel = channel;
@@ -671,7 +684,8 @@ static void p2_also_when_nobody_waits_for_an_answer(void **state)
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
         struct link_request own;
         link_request_init(&own);
-        const struct cox_submit_options options = {.gather = COX_GATHER_NONE,
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_NONE,
                                                    .deadline_ns = patience()};
         int r = cox_executor_submit(test_group_executor(g), &own.request, &options, NULL, NULL);
         assert_true(r == 0 || r == COX_FULL);

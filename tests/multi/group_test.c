@@ -49,7 +49,8 @@ static void m16_names_are_checked(void **state)
     char longest[COX_NAME_SIZE_MAX + 2];
     memset(longest, 'x', sizeof longest - 1);
     longest[sizeof longest - 1] = '\0';
-    struct cox_executor_options options = {.rank_count = 2};
+    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                           .rank_count = 2};
     static const char *const bad[] = {"",        "a/b",        "/a",        "..",
                                       ".hidden", "with space", "new\nline", "\xc3\xa4"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
@@ -71,8 +72,10 @@ static void m16_a_live_name_is_taken(void **state)
 {
     (void)state;
     char name[64], pid[32];
-    struct cox_executor_options options = {
-        .rank_count = 2, .keep_names = true, .name = test_unique_name(name)};
+    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                           .rank_count = 2,
+                                           .keep_names = true,
+                                           .name = test_unique_name(name)};
     struct test_group *g = test_group_start(2, &options);
     size_t names = test_count_names(name);
     assert_int_equal(names, 1 + 4 * (2 + 2 * 4) + 1 + 2 + 1);
@@ -89,7 +92,10 @@ static void m16_a_live_name_is_taken(void **state)
 
 static int helper_leaves_names(const char *name)
 {
-    const struct cox_executor_options options = {.rank_count = 2, .keep_names = true, .name = name};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = 2,
+                                                 .keep_names = true,
+                                                 .name = name};
     struct test_group *g = NULL;
     if (test_group_try(&options, &g, NULL))
         return 1;
@@ -101,7 +107,9 @@ static void m16_p7_what_a_dead_group_left_is_no_obstacle(void **state)
 {
     (void)state;
     char name[64];
-    struct cox_executor_options options = {.rank_count = 4, .name = test_unique_name(name)};
+    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                           .rank_count = 4,
+                                           .name = test_unique_name(name)};
     struct test_helper helper = test_helper_start("leaves_names", name);
     assert_int_equal(test_helper_wait(&helper), 128 + SIGKILL);
     assert_true(test_count_names(name) > 0);
@@ -141,6 +149,7 @@ static void p7_b49_a_group_works_on_without_its_names(void **state)
     (void)state;
     char name[64], warning[512] = "";
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .name = test_unique_name(name),
         .keep_names = true,
         .log = {.fn = keep_warning, .context = warning},
@@ -167,8 +176,10 @@ static void b49_b54_the_next_group_under_the_name_is_left_alone(void **state)
     (void)state;
     char name[64];
     /* With a door, the name would be taken by that. */
-    const struct cox_executor_options options = {
-        .name = test_unique_name(name), .keep_names = true, .no_door = true};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .name = test_unique_name(name),
+                                                 .keep_names = true,
+                                                 .no_door = true};
     struct test_group *first = test_group_start(2, &options);
     size_t count = test_count_names(name);
     remove_names(name);
@@ -255,7 +266,8 @@ static void m16_b9_b43_b44_a_stranger_in_the_way_is_left_alone(void **state)
             snprintf(elsewhere, sizeof elsewhere, "/dev/shm/else_%s", name);
             place((enum stranger)stranger, path, elsewhere);
             struct thing before = look(path);
-            const struct cox_executor_options options = {.rank_count = 2, .name = name};
+            const struct cox_executor_options options = {
+                .size = sizeof(struct cox_executor_options), .rank_count = 2, .name = name};
             struct test_group *g = NULL;
             struct cox_error err = {0};
             int r = test_group_try(&options, &g, &err);
@@ -310,8 +322,11 @@ static void m16_b44_a_worker_refuses_what_is_not_the_group(void **state)
                  "P=${COXSWAIN_PREFIX#/}; %s; exec " COX_TEST_BIN_DIR "/scripted_worker",
                  changes[i]);
         const char *const command[] = {"/bin/sh", "-c", script, NULL};
-        const struct cox_executor_options options = {
-            .rank_count = 1, .name = name, .command = command, .no_flags = true};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .rank_count = 1,
+                                                     .name = name,
+                                                     .command = command,
+                                                     .no_flags = true};
         expect_refused(&options, COX_PEER_DEAD, says[i]);
         snprintf(clean, sizeof clean, "/dev/shm/%s_second", name);
         unlink(clean);
@@ -326,7 +341,8 @@ static void m16_b45_mode_is_0600_under_any_umask(void **state)
     static const mode_t masks[] = {0777, 0, 0277, 022};
     for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
         char name[64];
-        const struct cox_executor_options options = {.keep_names = true,
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .keep_names = true,
                                                      .name = test_unique_name(name)};
         mode_t saved = umask(masks[i]);
         struct cox_executor_options used = options;
@@ -361,7 +377,8 @@ static void m16_names_are_gone_once_all_are_attached(void **state)
     (void)state;
     test_needs_names();
     char name[64];
-    const struct cox_executor_options options = {.name = test_unique_name(name)};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .name = test_unique_name(name)};
     struct test_group *g = test_group_start(8, &options);
     assert_int_equal(test_count_names(name), 0);
     test_expect_echo(g, "x");
@@ -377,8 +394,11 @@ static void p6_sizes_told_before_are_the_sizes_taken(void **state)
     for (uint32_t n = 1; n <= 8; n *= 2)
         for (uint32_t depth = 0; depth <= 8; depth += 4) {
             char name[64];
-            const struct cox_executor_options options = {
-                .keep_names = true, .name = test_unique_name(name), .depth = depth};
+            const struct cox_executor_options options = {.size =
+                                                             sizeof(struct cox_executor_options),
+                                                         .keep_names = true,
+                                                         .name = test_unique_name(name),
+                                                         .depth = depth};
             const struct cox_geometry_choice choice = {.depth = depth};
             struct cox_geometry geometry;
             struct cox_error err = {0};
@@ -419,7 +439,8 @@ static int helper_small_shm(void)
         return 77;
     struct test_group *g = NULL;
     struct cox_error err = {0};
-    struct cox_executor_options options = {.rank_count = 8};
+    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                           .rank_count = 8};
     struct cox_geometry geometry;
     const struct cox_geometry_choice choice = {0};
     char needed[32];
@@ -468,8 +489,10 @@ static int helper_leftovers(void)
              cox_geometry_memory_bytes(&geometry) * 3 / 2);
     if (!test_unshare_shm(size))
         return 77;
-    const struct cox_executor_options options = {
-        .rank_count = 2, .name = test_unique_name(name), .keep_names = true};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = 2,
+                                                 .name = test_unique_name(name),
+                                                 .keep_names = true};
     struct test_group *g = NULL;
     struct cox_error err = {0};
     pid_t pid = fork();
@@ -519,7 +542,9 @@ static int helper_first_process(void)
             _exit(77);
         for (int wrapped = 0; wrapped < 2; wrapped++) {
             const struct cox_executor_options options = {
-                .rank_count = 2, .command = wrapped ? through_a_shell : NULL};
+                .size = sizeof(struct cox_executor_options),
+                .rank_count = 2,
+                .command = wrapped ? through_a_shell : NULL};
             if (test_group_try(&options, &g, &err)) {
                 fprintf(stderr, "%s\n", err.text);
                 _exit(2);
@@ -549,7 +574,8 @@ static void m16_the_coordinator_may_be_the_first_process_of_a_container(void **s
 static void m16_geometry_that_cannot_be_is_refused(void **state)
 {
     (void)state;
-    struct cox_executor_options options = {.rank_count = 0};
+    struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                           .rank_count = 0};
     expect_refused(&options, COX_INVALID, "0 ranks");
     options.rank_count = COX_RANK_COUNT_MAX + 1;
     expect_refused(&options, COX_INVALID, "129 ranks");
@@ -563,7 +589,8 @@ static void m16_geometry_that_cannot_be_is_refused(void **state)
     options.request_size[COX_CHANNEL_TRANSFER] = 256;
     expect_refused(&options, COX_INVALID, "transfer");
     const char *const nothing[] = {NULL};
-    const struct cox_executor_options without = {.rank_count = 1, .command = nothing};
+    const struct cox_executor_options without = {
+        .size = sizeof(struct cox_executor_options), .rank_count = 1, .command = nothing};
     expect_refused(&without, COX_INVALID, "command");
 }
 
@@ -597,6 +624,7 @@ static void p2_a_worker_that_does_not_attach_ends_the_start(void **state)
                 test_attach() == COX_ATTACH_SEALED)
                 continue;
             const struct cox_executor_options options = {
+                .size = sizeof(struct cox_executor_options),
                 .rank_count = n,
                 .command = command,
                 /* Enough to execute them all, or it is that which is told. */
@@ -618,8 +646,10 @@ static void p2_the_rank_that_did_not_attach_is_named(void **state)
             "/scripted_worker",
             bad);
         const char *const command[] = {"/bin/sh", "-c", script, NULL};
-        const struct cox_executor_options options = {
-            .rank_count = 4, .command = command, .no_flags = true};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .rank_count = 4,
+                                                     .command = command,
+                                                     .no_flags = true};
         snprintf(named, sizeof named, "rank %d (pid ", bad);
         expect_refused(&options, COX_PEER_DEAD, named);
         expect_refused(&options, COX_PEER_DEAD, "no accelerator");
@@ -652,7 +682,10 @@ static void m17_several_groups_in_one_process(void **state)
 
 static int helper_group(const char *name)
 {
-    const struct cox_executor_options options = {.rank_count = 2, .name = name, .keep_names = true};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = 2,
+                                                 .name = name,
+                                                 .keep_names = true};
     struct test_group *g = NULL;
     char go;
     if (test_group_try(&options, &g, NULL) || write(1, "r", 1) != 1 || read(0, &go, 1) != 1)
@@ -678,7 +711,8 @@ static void m17_b1_groups_in_two_processes(void **state)
         helpers[i] = test_helper_start("group", test_unique_name(names[i]));
     for (int i = 0; i < 2; i++)
         assert_int_equal(read(helpers[i].out, &ready, 1), 1);
-    const struct cox_executor_options same = {.rank_count = 2, .name = names[0]};
+    const struct cox_executor_options same = {
+        .size = sizeof(struct cox_executor_options), .rank_count = 2, .name = names[0]};
     expect_refused(&same, COX_TAKEN, "live group");
     for (int i = 0; i < 2; i++)
         assert_int_equal(write(helpers[i].in, "g", 1), 1);
@@ -752,7 +786,8 @@ static void m15_workers_that_listen_leave_by_themselves(void **state)
 {
     (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
-        const struct cox_executor_options options = {.finalize_ms = TEST_PATIENCE_MS};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .finalize_ms = TEST_PATIENCE_MS};
         struct test_group *g = test_group_start(n, &options);
         test_expect_echo(g, "x");
         assert_int_equal(cox_executor_stop(test_group_executor(g)), 0);
@@ -765,7 +800,8 @@ static void m15_workers_that_listen_leave_by_themselves(void **state)
 static void m15_the_end_is_bounded_whatever_workers_do(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.finalize_ms = 200, .term_ms = 200};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .finalize_ms = 200, .term_ms = 200};
     struct test_group *g = test_group_start(6, &options);
     struct test_pipe *pipe = test_pipe_new();
     /* 0 is fine, 1 spins, 2 hears no SIGTERM and blocks, 3 is stopped, 4 is dead, 5 blocks. */
@@ -791,8 +827,10 @@ static void m15_a_full_channel_does_not_stop_the_end(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {
-            .depth = depth, .finalize_ms = 100, .term_ms = 5000};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth,
+                                                     .finalize_ms = 100,
+                                                     .term_ms = 5000};
         struct test_group *g = test_group_start(2, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL};

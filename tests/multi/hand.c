@@ -43,6 +43,7 @@ void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     hand->result = -1;
     pthread_mutex_init(&hand->lock, NULL);
+    hand->options.size = sizeof hand->options;
     hand->options.name = test_unique_name(hand->name);
     hand->options.rank_count = rank_count;
     hand->options.attach = attach;

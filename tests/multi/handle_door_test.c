@@ -91,7 +91,8 @@ struct denial {
 static void open_by_door(void *context)
 {
     const struct denial *denial = context;
-    const struct cox_importer_options options = {.door_path = path, .deadline_ms = 20000};
+    const struct cox_importer_options options = {
+        .size = sizeof(struct cox_importer_options), .door_path = path, .deadline_ms = 20000};
     struct cox_importer *importer;
     const struct cox_import *one, *two;
     struct cox_error err = {0};
@@ -176,7 +177,8 @@ static void l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door(void **s
 
 static void hidden_scene(void *context)
 {
-    const struct cox_importer_options options = {.door_path = NULL, .deadline_ms = 20000};
+    const struct cox_importer_options options = {
+        .size = sizeof(struct cox_importer_options), .door_path = NULL, .deadline_ms = 20000};
     struct cox_importer_options by_door = options;
     struct cox_importer *importer;
     const struct cox_import *one, *two;
@@ -329,7 +331,8 @@ static void l12_a_door_that_is_gone_leaves_the_other_way(void **state)
     /* Less the connection and the duplicate. */
     assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, fds - 2);
     struct cox_exporter *exporter = NULL;
-    const struct cox_exporter_options options = {.door_path = gone};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .door_path = gone};
     struct cox_error err = {0};
     int r = cox_exporter_new(&options, &exporter, &err);
     assert_true(r == COX_NOT_FOUND || r == COX_CLOSED);

@@ -115,7 +115,8 @@ static void server_serve(struct server *server, const struct order *order,
 static _Noreturn void server_main(const struct peer_options *options, int socket)
 {
     struct server server = {.door_path = options->door_path, .object = -1, .other = -1};
-    const struct cox_exporter_options exporter = {.door_path = options->door_path,
+    const struct cox_exporter_options exporter = {.size = sizeof(struct cox_exporter_options),
+                                                  .door_path = options->door_path,
                                                   .deadline_ms = 10000};
     struct order order;
     struct cox_error err = {0};

@@ -505,7 +505,8 @@ static void l17_only_so_many_exporters_are_kept(void **state)
     struct peer peers[5];
     struct cox_handle handles[5];
     (void)state;
-    const struct cox_importer_options options = {.cache_max = 2};
+    const struct cox_importer_options options = {.size = sizeof(struct cox_importer_options),
+                                                 .cache_max = 2};
     assert_int_equal(cox_importer_new(&options, &importer, NULL), 0);
     for (unsigned i = 0; i < 5; i++) {
         peers[i] = peer_start(NULL);
@@ -538,7 +539,8 @@ struct pidfd_less {
 static void open_the_last_two(void *context)
 {
     const struct cox_handle *handles = context;
-    const struct cox_importer_options options = {.cache_max = 2};
+    const struct cox_importer_options options = {.size = sizeof(struct cox_importer_options),
+                                                 .cache_max = 2};
     struct cox_importer *importer;
     const struct cox_import *import;
     CHECK(cox_importer_new(&options, &importer, NULL) == 0);

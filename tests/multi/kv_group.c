@@ -225,7 +225,7 @@ int kv_worker_main(int argc, char **argv)
         .block_count = KV_BLOCK_COUNT,
         .swap_block_count = 4,
     };
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_engine *engine = NULL;
     struct cox_error err = {0};
     callbacks.init = on_init;
@@ -269,7 +269,8 @@ int kv_try(struct kv_group *g, const struct kv_options *options, struct cox_erro
     static const char *command[] = {program, "worker", NULL};
     static const char *denied[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM", program,
                                    "worker", NULL};
-    const struct cox_executor_options start = {.command = options->denied ? denied : command,
+    const struct cox_executor_options start = {.size = sizeof(struct cox_executor_options),
+                                               .command = options->denied ? denied : command,
                                                .depth = 4};
     struct cox_init_summary summary;
     char number[16];
@@ -364,7 +365,8 @@ int kv_try_step(struct kv_group *g, struct kv_sequence *s, uint32_t position, bo
     Coxswain__StepBlockTable *tables = &table;
     uint32_t finished_slot = (uint32_t)finished;
     uint32_t count = s->token_count - position;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = kv_patience()};
     struct stepped stepped = {0};
     sequence.has_seq_id = sequence.has_slot = 1;
@@ -510,7 +512,8 @@ const char *kv_link_state(struct kv_group *g, uint32_t rank, const char *cluster
     static char text[2048];
     ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     Coxswain__PDLinkStatusRequest body = COXSWAIN__PDLINK_STATUS_REQUEST__INIT;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = kv_patience()};
     struct asked asked = {.rank = rank, .cluster = cluster, .text = text, .size = sizeof text};
     request.has_execute_type = 1;
@@ -608,6 +611,7 @@ void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, ui
     struct packed packed[KV_PULLS_MAX];
     PullInfo *infos[KV_PULLS_MAX];
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = cox_deadline_after_ms(timeout_ms ? timeout_ms : TEST_PATIENCE_MS)};
     *ret_answers = (struct kv_answers){0};

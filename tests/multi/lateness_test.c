@@ -235,7 +235,8 @@ static void s4_a_late_rank_that_dies_is_late_no_more(void **state)
 static void s3_a_frame_is_not_written_while_a_rank_reads_it(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.depth = 2};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .depth = 2};
     struct test_group *g = test_group_start(2, &options);
     struct test_pipe *pipe = test_pipe_new();
     const struct test_how both = {.gather = COX_GATHER_ALL},
@@ -282,7 +283,8 @@ static void s3_nor_after_the_request_has_ended(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 2; depth++) {
-        const struct cox_executor_options options = {.depth = depth};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth};
         struct test_group *g = test_group_start(2, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
@@ -307,7 +309,8 @@ static void s3_a_frame_without_answer_is_kept_until_read(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {.depth = depth};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth};
         struct test_group *g = test_group_start(2, &options);
         struct cox_executor *executor = test_group_executor(g);
         pid_t pid = cox_executor_pid(executor, 1);
@@ -353,7 +356,8 @@ static void s3_a_rank_that_was_not_asked_skips_frames(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 8; depth *= 2) {
-        const struct cox_executor_options options = {.depth = depth};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth};
         struct test_group *g = test_group_start(4, &options);
         const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 1 + 4 + 8};
         for (int round = 0; round < 50; round++) {
@@ -388,6 +392,7 @@ static void p11_both_directions_full_at_once(void **state)
 {
     (void)state;
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .request_size = {[COX_CHANNEL_EXECUTE] = 4 << 16},
         .response_size = {[COX_CHANNEL_EXECUTE] = 4 * 4 << 16},
     };

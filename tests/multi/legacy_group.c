@@ -29,6 +29,7 @@ const char *const slow_legacy[] = {
 struct cox_executor_options small_options(uint32_t rank_count, const char *const *command)
 {
     return (struct cox_executor_options){
+        .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
         .command = command,
         .legacy_workers = true,
@@ -184,7 +185,8 @@ int step_call(struct test_group *group, const struct row *rows, size_t count, ui
     struct step step;
     step_fill(&step, rows, count);
     *ret_answer = (struct answer){0};
-    const struct cox_submit_options options = {.deadline_ns = deadline_ns};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = deadline_ns};
     return cox_executor_call(test_group_executor(group), &step.request, &options, answer_visit,
                              ret_answer, err);
 }

@@ -61,6 +61,7 @@ static void p8_a24_whatever_its_workers_were_in(void **state)
             step_fill(&step, &row, 1);
             /* The answer is late in the first round, in flight in the others. */
             const struct cox_submit_options options = {
+                .size = sizeof(struct cox_submit_options),
                 .deadline_ns = round == 0 ? cox_deadline_after_ms(50) : soon()};
             assert_int_equal(cox_executor_submit(executor, &step.request, &options, NULL, &err), 0);
             if (round == 2)

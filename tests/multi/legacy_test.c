@@ -37,6 +37,7 @@ static void m7_the_sizes_of_the_contract(void **state)
     if ((uint64_t)space.f_bavail * space.f_frsize < 1024 * MIB)
         skip();
     struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = 2,
         .command = all_legacy,
         .legacy_workers = true,
@@ -150,7 +151,8 @@ static int step_submit(struct test_group *group, const struct row *row, uint64_t
 {
     struct step step;
     step_fill(&step, row, 1);
-    const struct cox_submit_options options = {.deadline_ns = deadline_ns};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .deadline_ns = deadline_ns};
     return cox_executor_submit(test_group_executor(group), &step.request, &options, NULL, err);
 }
 
@@ -330,7 +332,8 @@ static void m3_strings_that_are_no_utf8_are_refused(void **state)
     group_init(group);
     struct step step;
     struct cox_error err = {0};
-    const struct cox_submit_options how = {.gather = COX_GATHER_ALL, .deadline_ns = soon()};
+    const struct cox_submit_options how = {
+        .size = sizeof(struct cox_submit_options), .gather = COX_GATHER_ALL, .deadline_ns = soon()};
     step_fill(&step, (const struct row[]){{1, 5}, {2, 6}}, 2);
     step.groups[1].request_id = (char[]){"request-\xe9"};
     assert_int_equal(cox_executor_call(executor, &step.request, &how, NULL, NULL, &err),
@@ -687,7 +690,8 @@ static void m3_what_legacy_workers_cannot_do_is_refused(void **state)
     group = group_start(2, all_legacy);
     struct cox_executor *executor = test_group_executor(group);
     assert_true(cox_executor_legacy(executor));
-    struct cox_submit_options how = {.deadline_ns = soon()};
+    struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
+                                     .deadline_ns = soon()};
     err = (struct cox_error){0};
     assert_int_equal(cox_executor_call_opaque(executor, "x", 1, &how, NULL, NULL, &err),
                      COX_UNSUPPORTED);

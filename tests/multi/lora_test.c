@@ -45,7 +45,7 @@ static int worker_main(int argc, char **argv)
         .block_count = STREAM_COUNT_MAX * BLOCK_COUNT,
         .lora_slot_count = SLOT_COUNT,
     };
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_engine *engine = NULL;
     struct cox_error err = {0};
@@ -140,7 +140,8 @@ static struct test_group *group_start(uint32_t rank_count)
 {
     static char line[5000];
     static const char *command[] = {"sh", "-c", line, "worker", NULL};
-    const struct cox_executor_options options = {.command = command};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command};
     struct cox_init_summary summary;
     struct cox_error err = {0};
     snprintf(line, sizeof line, "cd %s/$COXSWAIN_RANK && exec %s worker \"$@\"", root, program);
@@ -299,7 +300,8 @@ static int step(struct test_group *group, uint64_t *base, int finished, struct s
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
     struct answer answer = {0};
     *err = (struct cox_error){0};
@@ -393,7 +395,8 @@ static void m13_a_load_before_init_is_an_error(void **state)
     (void)state;
     static char line[5000];
     static const char *command[] = {line, "worker", NULL};
-    const struct cox_executor_options options = {.command = command};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command};
     struct cox_lora_result results[2];
     struct cox_error err;
     snprintf(line, sizeof line, "%s", program);

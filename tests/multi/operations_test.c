@@ -249,6 +249,7 @@ static void m7_every_type_is_called_as_it_is_meant(void **state)
         struct any_request any;
         const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
         struct cox_submit_options options = {
+            .size = sizeof(struct cox_submit_options),
             .gather = types[type].meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
             .deadline_ns = patience(),
         };
@@ -280,7 +281,8 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
         struct any_request any;
         struct cox_error err = {0};
         const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
-        const struct cox_submit_options options = {.deadline_ns = patience()};
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .deadline_ns = patience()};
         uint64_t sequence = 0;
         int r;
         do /* a rank may still owe the answer to the type before, which another rank has refused */
@@ -316,12 +318,14 @@ static void m7_a_worker_without_callbacks_answers_unsupported(void **state)
 {
     (void)state;
     const char *const command[] = {test_worker_program(), "mute", NULL};
-    const struct cox_executor_options options = {.command = command};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command};
     struct test_group *g = test_group_start(2, &options);
     for (size_t type = 0; type < 17; type++) {
         struct any_request any;
         const Coxswain__ExecuteRequest *request = any_request(&any, (int)type);
         const struct cox_submit_options submit = {
+            .size = sizeof(struct cox_submit_options),
             .gather = types[type].meaning == NO_REPLY ? COX_GATHER_NONE : COX_GATHER_ALL,
             .deadline_ns = patience(),
         };
@@ -712,17 +716,17 @@ static void m12_a_pause_that_came_to_some_ranks_only_is_undone_by_start(void **s
     assert_string_equal(results[0].text, "not asked");
     assert_int_equal(test_call(g, NULL, "only 2 recover pause 507 HCCL is stuck"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
-    assert_true(cox_executor_half_paused(executor));
+    assert_true(cox_executor_partially_paused(executor));
     assert_int_equal(recover(g, COX_RECOVER_REINIT, results, &err), COX_STATE);
     assert_contains(err.text, "legal are pause, pause-net, clear, start");
     assert_int_equal(recover(g, COX_RECOVER_START, results, &err), 0);
-    assert_false(cox_executor_half_paused(executor));
+    assert_false(cox_executor_partially_paused(executor));
     assert_int_equal(cox_executor_engine_state(executor), COX_ENGINE_NORMAL);
     assert_int_equal(recover(g, COX_RECOVER_START, results, &err), COX_STATE);
     /* None of them is, if none has taken it. */
     assert_int_equal(test_call(g, NULL, "recover pause 5 no"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
-    assert_false(cox_executor_half_paused(executor));
+    assert_false(cox_executor_partially_paused(executor));
     test_group_free(g);
 }
 
@@ -760,7 +764,8 @@ static void b2_a_call_behind_another_ends_at_its_deadline(void **state)
     int cleared =
         cox_executor_recover(executor, COX_RECOVER_CLEAR, cox_deadline_after_ms(30), results, &err);
     struct any_request any;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
                                                .deadline_ns = cox_deadline_after_ms(30)};
     int called = cox_executor_call(executor, any_request(&any, TYPE(CLEAR_COMMAND_EXEC)), &options,
                                    NULL, NULL, NULL);
@@ -788,7 +793,8 @@ static void m1_recovery_and_faults_pass_a_blocked_execute_and_pull(void **state)
         init_group(g);
         assert_int_equal(test_call(g, NULL, "pull block %s", test_pipe_path(pipe)), 0);
         struct any_request any;
-        const struct cox_submit_options options = {.deadline_ns = patience()};
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .deadline_ns = patience()};
         assert_int_equal(cox_executor_register(executor, COX_CHANNEL_TRANSFER, test_handler, g), 0);
         assert_int_equal(cox_executor_submit(executor, any_request(&any, TYPE(KV_TRANSFER)),
                                              &options, NULL, NULL),

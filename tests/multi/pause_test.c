@@ -48,8 +48,10 @@ static void needs_jumps(void)
 
 static struct test_group *group_with(uint32_t rank_count, const char *const *command)
 {
-    const struct cox_executor_options options = {
-        .command = command, .finalize_ms = 500, .term_ms = 500};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command,
+                                                 .finalize_ms = 500,
+                                                 .term_ms = 500};
     struct test_group *g = test_group_start(rank_count, &options);
     struct cox_init_summary summary;
     struct cox_error err = {0};
@@ -108,7 +110,9 @@ static struct told tell(struct test_group *g, int type)
 {
     Coxswain__RecoverCommandRequest body = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = patience()};
     struct told told = {.results = {0}};
     struct cox_error err = {0};
     request.has_execute_type = 1;
@@ -206,7 +210,8 @@ static void visit_copy(void *context, const struct cox_completion *completion)
 static int step_call(struct test_group *g, const struct chat *chat, struct test_completion *c,
                      struct cox_error *err)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
     struct step s;
     step_fill(&s, chat);
@@ -262,7 +267,9 @@ static void expect_all_serve(struct test_group *g)
 
 static void submit_step(struct test_group *g, const struct chat *chat)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = patience()};
     struct cox_error err = {0};
     struct step s;
     step_fill(&s, chat);
@@ -274,7 +281,9 @@ static void submit_pull(struct test_group *g)
 {
     Coxswain__PullKVRequest pull = COXSWAIN__PULL_KVREQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = patience()};
     struct cox_error err = {0};
     request.has_execute_type = 1;
     request.execute_type = TYPE(KV_TRANSFER);

@@ -1,6 +1,6 @@
 /*
- * Processes (or threads) that allocate, share, hold and free at once, each block with bytes that
- * tell whose it is; some of them are killed at any moment.
+ * Processes (or threads) that allocate, share, pin and free concurrently, each block with bytes
+ * that identify it; some processes are killed at random moments.
  */
 #include "forks.h"
 #include "ranks.h"
@@ -19,8 +19,8 @@
 
 #define BOX_COUNT 16
 #define OWN_COUNT 8
-#define HOLDER 77
-#define THREAD_COUNT 2 /* of each process, which share its row */
+#define QUEUE_ID 77
+#define THREAD_COUNT 2 /* per process; they share its row */
 #define BLOCK_SIZE 1024
 
 #ifdef COX_TSAN
@@ -34,11 +34,11 @@ struct stress {
     int fds[2];
     bool is_slab;
     bool for_ever;
-    /* what somebody has allocated: box_of */
+    /* allocated blocks: box_of */
     _Atomic uint64_t boxes[BOX_COUNT];
     _Atomic uint64_t progress[FORKS_MAX];
     _Atomic uint64_t shared, stale, full;
-    /* ranks that have nothing any more, and that have been told so */
+    /* ranks that have released all and know it */
     _Atomic uint32_t dropped, looked;
 };
 
@@ -64,10 +64,10 @@ static uint64_t random_next(uint64_t *state)
     return *state ^= *state << 17;
 }
 
-/* Of a thread: one reference of each, and perhaps a hold. */
+/* Per thread: one reference to each, and maybe a pin. */
 struct own {
     struct cox_block_ref refs[OWN_COUNT];
-    /* 0: not held */
+    /* 0: not pinned */
     uint64_t tags[OWN_COUNT];
     uint64_t tag;
     uint64_t random;
@@ -89,10 +89,10 @@ static void drop(const struct forks_self *self, struct own *own, uint32_t at)
         return;
     check_bytes(self, own, ref);
     if (own->tags[at] && own->tags[at] % 2)
-        cox_pool_unhold(own->pool, ref, HOLDER, own->tags[at]);
+        cox_pool_unpin(own->pool, ref, QUEUE_ID, own->tags[at]);
     FORK_CHECK(cox_pool_unref(own->pool, ref, NULL) == 0, "unref");
-    if (own->tags[at] && own->tags[at] % 2 == 0) /* the message was the last one */
-        cox_pool_unhold(own->pool, ref, HOLDER, own->tags[at]);
+    if (own->tags[at] && own->tags[at] % 2 == 0) /* the message was the last to count it */
+        cox_pool_unpin(own->pool, ref, QUEUE_ID, own->tags[at]);
     *ref = (struct cox_block_ref){0};
     own->tags[at] = 0;
 }
@@ -115,10 +115,10 @@ static void make(const struct forks_self *self, struct own *own, uint32_t at)
     block_fill(cox_pool_pointer(own->pool, ref), size, ref->block, ref->generation);
     if (random_next(&own->random) % 4 == 0) {
         own->tags[at] = ++own->tag;
-        r = cox_pool_hold(own->pool, ref, HOLDER, own->tags[at], &err);
+        r = cox_pool_pin(own->pool, ref, QUEUE_ID, own->tags[at], &err);
         FORK_CHECK(r == 0, "%d %s", r, err.text);
     }
-    /* release: who has the number finds the block filled */
+    /* release: a thread that has the number sees the block filled */
     atomic_store_explicit(&stress->boxes[random_next(&own->random) % BOX_COUNT], box_of(ref),
                           memory_order_release);
 }
@@ -162,7 +162,8 @@ static void *thread_main(void *argument)
     return NULL;
 }
 
-/* Everybody has given back all, and nobody has left, which looks at every block: all are free. */
+/* All ranks have released all, and none has left, which would scan every block: all blocks are
+ * free. */
 static void check_all_free(const struct forks_self *self, const struct cox_pool *pool)
 {
     struct stress *stress = self->context;
@@ -189,12 +190,12 @@ static void stress_main(const struct forks_self *self)
     FORK_CHECK(owns, "calloc");
     int r = cox_pool_attach(stress->fds, NULL, &pool, &err);
     FORK_CHECK(r == 0, "%d %s", r, err.text);
-    r = cox_pool_holder_join(pool, HOLDER, &err);
+    r = cox_pool_queue_join(pool, QUEUE_ID, &err);
     FORK_CHECK(r == 0, "%d %s", r, err.text);
     for (uint32_t i = 0; i < THREAD_COUNT; i++) {
         struct own *own = &owns[i];
         *own = (struct own){.pool = pool, .self = self};
-        /* Tags of all lives of all ranks differ. */
+        /* Tags of all incarnations of all ranks differ. */
         own->tag = ((atomic_load(&stress->progress[self->rank]) * UINT64_C(64) + self->rank) *
                         THREAD_COUNT +
                     i)
@@ -210,15 +211,24 @@ static void stress_main(const struct forks_self *self)
 }
 
 static const struct cox_pool_options kinds[] = {
-    {.block_size = BLOCK_SIZE, .block_count = 100},
-    {.strategy = COX_POOL_SLAB, .block_size = 64, .slab_size = 4096, .size = 512 << 10},
-    {.strategy = COX_POOL_SLAB,
+    {.size = sizeof(struct cox_pool_options), .block_size = BLOCK_SIZE, .block_count = 100},
+    {.size = sizeof(struct cox_pool_options),
+     .strategy = COX_POOL_SLAB,
      .block_size = 64,
      .slab_size = 4096,
-     .size = 512 << 10,
+     .slabs_size = 512 << 10},
+    {.size = sizeof(struct cox_pool_options),
+     .strategy = COX_POOL_SLAB,
+     .block_size = 64,
+     .slab_size = 4096,
+     .slabs_size = 512 << 10,
      .on_demand = true,
      .retain_size = 16384},
-    {.block_size = 4096, .block_count = 100, .on_demand = true, .retain_size = 8 * 4096},
+    {.size = sizeof(struct cox_pool_options),
+     .block_size = 4096,
+     .block_count = 100,
+     .on_demand = true,
+     .retain_size = 8 * 4096},
 };
 #define KIND_COUNT (sizeof kinds / sizeof kinds[0])
 
@@ -259,7 +269,7 @@ static void b31_b24_a30_h28_many_at_once(void **state)
         }
 }
 
-/* Each is killed after some more steps of its own, at whatever it is then. */
+/* Each is killed after a few more steps of its own. */
 static void b37_b24_many_at_once_and_killed(void **state)
 {
     (void)state;

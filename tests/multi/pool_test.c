@@ -1,4 +1,4 @@
-/* Pools between processes: attached by fd and by handle, freed by others, left by the killed. */
+/* Pools between processes: attach by fd and by handle, free in another process, death of owners. */
 #include "forks.h"
 #include "ranks.h"
 #include "testing.h"
@@ -24,7 +24,8 @@
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 64
 
-static const struct cox_pool_options fixed = {.block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
+static const struct cox_pool_options fixed = {
+    .size = sizeof(struct cox_pool_options), .block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
 
 struct shared {
     int fds[2];
@@ -55,8 +56,10 @@ static void by_handle_main(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     const bool reads = self->rank % 2;
-    const struct cox_pool_attach_options options = {.read_only = reads};
-    const struct cox_pool_attach_options writes = {.read_only = false};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .read_only = reads};
+    const struct cox_pool_attach_options writes = {.size = sizeof(struct cox_pool_attach_options),
+                                                   .read_only = false};
     struct cox_pool *pool = NULL, *none = NULL;
     struct cox_error err = {0};
     int r = cox_pool_open(&shared->handles[reads], NULL, cox_deadline_after_ms(TEST_PATIENCE_MS),
@@ -71,7 +74,7 @@ static void by_handle_main(const struct forks_self *self)
     FORK_CHECK(block_is(cox_pool_pointer(pool, ref), BLOCK_SIZE, ref->block, ref->generation),
                "bytes");
     atomic_fetch_add(&shared->count, 1);
-    while (atomic_load(&shared->count) < RANK_COUNT) /* nobody gives back before all have one */
+    while (atomic_load(&shared->count) < RANK_COUNT) /* no rank releases before all have one */
         sched_yield();
     step_await(shared, 1);
     FORK_CHECK(cox_pool_unref(pool, ref, &err) == 0, "%s", err.text);
@@ -88,7 +91,8 @@ static void h19_h22_h23_attached_by_handle_and_freed_by_others(void **state)
     struct shared *shared = forks_share(sizeof *shared);
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_exporter *exporter = NULL;
-    const struct cox_exporter_options options = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     assert_int_equal(cox_exporter_new(&options, &exporter, NULL), 0);
     for (int i = 0; i < 2; i++)
         assert_int_equal(cox_pool_export(pool, exporter, i == 1, &shared->handles[i], NULL), 0);
@@ -101,7 +105,7 @@ static void h19_h22_h23_attached_by_handle_and_freed_by_others(void **state)
     forks_start(&forks, RANK_COUNT, by_handle_main, shared);
     while (atomic_load(&shared->count) < RANK_COUNT)
         sched_yield();
-    /* The allocator's references go first: nothing is freed by that. */
+    /* The allocator releases first: no block is freed by that. */
     for (uint32_t i = 0; i < RANK_COUNT; i++)
         assert_int_equal(cox_pool_unref(pool, &shared->refs[i], NULL), 0);
     assert_int_equal(pool_stats(pool).free_count, BLOCK_COUNT - RANK_COUNT);
@@ -126,7 +130,7 @@ static void owner_main(const struct forks_self *self)
     struct cox_block_ref ref;
     FORK_CHECK(cox_pool_allocate(pool, 1, &ref, NULL) == 0, "allocate");
     atomic_fetch_add(&shared->count, 1);
-    if (self->rank == 0) { /* leaves in order */
+    if (self->rank == 0) { /* leaves by cox_pool_free */
         cox_pool_free(pool);
         close(shared->fds[0]);
         close(shared->fds[1]);
@@ -152,7 +156,7 @@ static void h20_the_last_one_out_destroys_also_when_killed(void **state)
     char path[64];
     int notify_fds[2];
     cox_pool_fds(pool, shared->fds);
-    /* Tells when the last reference of the memory is gone, without being one. */
+    /* Notices the end of the last reference to the memory, without being one. */
     for (int i = 0; i < 2; i++) {
         notify_fds[i] = inotify_init1(IN_CLOEXEC);
         snprintf(path, sizeof path, "/proc/self/fd/%d", shared->fds[i]);
@@ -176,7 +180,7 @@ static void h20_the_last_one_out_destroys_also_when_killed(void **state)
     }
 }
 
-/* ---- the dead ---- */
+/* ---- dead owners ---- */
 
 static void victim_main(const struct forks_self *self)
 {
@@ -188,8 +192,8 @@ static void victim_main(const struct forks_self *self)
     }
     for (uint32_t i = 20; i < 30; i++)
         FORK_CHECK(cox_pool_allocate(pool, 1, &shared->refs[i], NULL) == 0, "allocate");
-    FORK_CHECK(cox_pool_holder_join(pool, 5, NULL) == 0, "join");
-    FORK_CHECK(cox_pool_hold(pool, &shared->refs[0], 5, 1, NULL) == 0, "hold");
+    FORK_CHECK(cox_pool_queue_join(pool, 5, NULL) == 0, "join");
+    FORK_CHECK(cox_pool_pin(pool, &shared->refs[0], 5, 1, NULL) == 0, "pin");
     atomic_fetch_add(&shared->count, 1);
     for (;;)
         pause();
@@ -214,7 +218,7 @@ static void b37_b24_the_dead_give_back_when_nothing_is_free(void **state)
         assert_int_equal(cox_pool_unref(pool, &shared->refs[i], NULL), 0);
     while (cox_pool_allocate(pool, 1, &rest[count], NULL) == 0)
         count++;
-    assert_int_equal(count, BLOCK_COUNT - 30); /* it lives: what it has is its own */
+    assert_int_equal(count, BLOCK_COUNT - 30); /* it is alive and keeps its blocks */
     assert_int_equal(cox_pool_sweep(pool), 0);
     assert_int_equal(pool_stats(pool).reference_count, BLOCK_COUNT - 30 + 50);
     kill(forks.pids[0], SIGKILL);
@@ -260,7 +264,7 @@ static void h20_b37_the_rows_of_the_dead_are_taken(void **state)
     cox_pool_free(pool);
 }
 
-/* A pid alone says nothing: it may be another process by now. */
+/* A pid alone is not an identity: it may have been reused. */
 static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
 {
     (void)state;
@@ -275,19 +279,22 @@ static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
     assert_ptr_not_equal(words, MAP_FAILED);
     struct cox_pool_layout_owner *owners =
         (struct cox_pool_layout_owner *)(words + COX_POOL_PAGE_SIZE);
-    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
+    atomic_store(&owners[1].owner_identity,
+                 cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start));
     assert_int_equal(cox_pool_sweep(pool), 0);
     assert_int_equal(pool_stats(pool).reference_count, 1);
-    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
+    atomic_store(&owners[1].owner_identity,
+                 cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), COX_STALE);
-    /* Somebody alive sweeps a row: nobody else does. Once that one is dead, the next one begins
-     * anew. */
-    struct cox_block_ref again = pool_allocated(other, 1); /* counted in the row that is nobody's */
-    atomic_store(&owners[1].owner_life, cox_pool_life(COX_POOL_OWNER_SWEEPING, getppid(), start));
+    /* While a live process sweeps a row, no other does. Once it is dead, the next one starts
+     * over. */
+    struct cox_block_ref again = pool_allocated(other, 1); /* counted in the row without an owner */
+    atomic_store(&owners[1].owner_identity,
+                 cox_pool_identity(COX_POOL_OWNER_SWEEPING, getppid(), start));
     assert_int_equal(cox_pool_sweep(pool), 0);
-    atomic_store(&owners[1].owner_life,
-                 cox_pool_life(COX_POOL_OWNER_SWEEPING, getppid(), start + 1));
+    atomic_store(&owners[1].owner_identity,
+                 cox_pool_identity(COX_POOL_OWNER_SWEEPING, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
     assert_int_equal(cox_pool_ref(pool, &again, NULL), COX_STALE);
     munmap(words, 2 * COX_POOL_PAGE_SIZE);
@@ -296,8 +303,8 @@ static void b25_a_row_whose_pid_is_another_process_is_swept(void **state)
     cox_pool_free(pool);
 }
 
-/* Who has the holders' lock lives, when a holder's last process is found dead: the next sweep drops
- * what was held. */
+/* The owner of queues_lock is alive when a queue's last process is found dead: the next sweep
+ * clears the pins. */
 static void b33_b37_a_lock_that_is_taken_delays_a_sweep(void **state)
 {
     (void)state;
@@ -307,25 +314,26 @@ static void b33_b37_a_lock_that_is_taken_delays_a_sweep(void **state)
     uint64_t start;
     cox_pool_fds(pool, fds);
     assert_int_equal(cox_peer_start_time(getppid(), &start), 0);
-    assert_int_equal(cox_pool_holder_join(other, 5, NULL), 0);
-    assert_int_equal(cox_pool_hold(other, &ref, 5, 1, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(other, 5, NULL), 0);
+    assert_int_equal(cox_pool_pin(other, &ref, 5, 1, NULL), 0);
     struct cox_pool_layout_header *header =
         mmap(NULL, COX_POOL_PAGE_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     assert_ptr_not_equal(header, MAP_FAILED);
-    atomic_store(&header->holders_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start));
-    assert_int_equal(cox_pool_holder_join(pool, 6, NULL), COX_BUSY);
+    atomic_store(&header->queues_lock, cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start));
+    assert_int_equal(cox_pool_queue_join(pool, 6, NULL), COX_BUSY);
     cox_pool_free(other);
-    assert_int_equal(pool_stats(pool).hold_count, 1);
+    assert_int_equal(pool_stats(pool).pin_count, 1);
     assert_int_equal(cox_pool_sweep(pool), 0);
-    atomic_store(&header->holders_lock, cox_pool_life(COX_POOL_OWNER_LIVE, getppid(), start + 1));
+    atomic_store(&header->queues_lock,
+                 cox_pool_identity(COX_POOL_OWNER_LIVE, getppid(), start + 1));
     assert_int_equal(cox_pool_sweep(pool), 1);
-    assert_int_equal(atomic_load(&header->holders_lock), 0);
+    assert_int_equal(atomic_load(&header->queues_lock), 0);
     munmap(header, COX_POOL_PAGE_SIZE);
     pool_is_whole(pool);
     cox_pool_free(pool);
 }
 
-/* ---- readers of blocks that are renewed ---- */
+/* ---- readers of blocks whose generation is bumped ---- */
 
 #define SETTLE_ROUNDS 20
 
@@ -341,8 +349,8 @@ static void reader_main(const struct forks_self *self)
         const struct cox_block_ref ref = {cox_pool_id(pool), round + 1, BLOCK_SIZE, 0, 0};
         FORK_CHECK(cox_pool_ref(pool, &ref, NULL) == 0, "ref");
         atomic_store(&shared->step, round + 1);
-        /* Once the owner settles. */
-        while (atomic_load(&header->settling[0]) == 0)
+        /* Once the owner waits. */
+        while (atomic_load(&header->unpin_waiters[0]) == 0)
             sched_yield();
         FORK_CHECK(cox_pool_unref(pool, &ref, NULL) == 0, "unref");
         while (atomic_load(&shared->count) < round + 1)
@@ -352,7 +360,7 @@ static void reader_main(const struct forks_self *self)
     cox_pool_free(pool);
 }
 
-static void p9_who_settles_is_woken(void **state)
+static void p9_a_process_that_waits_for_unpinned_is_woken(void **state)
 {
     (void)state;
     struct shared *shared = forks_share(sizeof *shared);
@@ -361,13 +369,14 @@ static void p9_who_settles_is_woken(void **state)
     struct cox_error err = {0};
     uint64_t shortest_ns = UINT64_MAX;
     cox_pool_fds(pool, shared->fds);
-    assert_int_equal(cox_pool_take_all(pool, 1, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 1, NULL), 0);
     forks_start(&forks, 1, reader_main, shared);
     for (uint32_t round = 0; round < SETTLE_ROUNDS; round++) {
         step_await(shared, round + 1);
-        assert_int_equal(cox_pool_renew(pool, 0, round + 2), 0);
+        assert_int_equal(cox_pool_bump_generation(pool, 0, round + 2), 0);
         const uint64_t begun_ns = cox_now_ns();
-        int r = cox_pool_settle(pool, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, NULL, &err);
+        int r = cox_pool_wait_unpinned(pool, 0, cox_deadline_after_ms(TEST_PATIENCE_MS), NULL, NULL,
+                                       &err);
         const uint64_t ns = cox_now_ns() - begun_ns;
         if (r)
             fail_msg("%d %s", r, err.text);
@@ -375,7 +384,7 @@ static void p9_who_settles_is_woken(void **state)
         atomic_store(&shared->count, round + 1);
     }
     forks_wait(&forks);
-    /* Without the bell each round would last a slice of 50 ms. */
+    /* Without the wakeup each round would last a slice of 50 ms. */
     assert_true(shortest_ns < 40 * COX_NSEC_PER_MSEC);
     cox_pool_free(pool);
 }
@@ -407,28 +416,29 @@ static void p9_b37_a_reader_that_is_killed_is_in_nobodys_way(void **state)
     char text[64];
     struct cox_error err = {0};
     cox_pool_fds(pool, shared->fds);
-    assert_int_equal(cox_pool_take_all(pool, 1, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 1, NULL), 0);
     forks_start(&forks, 1, doomed_reader_main, shared);
     step_await(shared, 1);
-    assert_int_equal(cox_pool_renew(pool, 9, 2), 0);
+    assert_int_equal(cox_pool_bump_generation(pool, 9, 2), 0);
     snprintf(text, sizeof text, "process %d", (int)forks.pids[0]);
-    assert_int_equal(cox_pool_settle(pool, 9, cox_deadline_after_ms(120), NULL, NULL, &err),
+    assert_int_equal(cox_pool_wait_unpinned(pool, 9, cox_deadline_after_ms(120), NULL, NULL, &err),
                      COX_TIMEOUT);
     assert_non_null(strstr(err.text, text));
-    /* Killed while the owner waits for it, without any deadline. */
+    /* A reader is killed while the owner waits for it without a deadline. */
     pid_t pid = forks.pids[0];
-    assert_int_equal(cox_pool_settle(pool, 9, COX_DEADLINE_NEVER, kill_reader, &pid, NULL), 0);
+    assert_int_equal(cox_pool_wait_unpinned(pool, 9, COX_DEADLINE_NEVER, kill_reader, &pid, NULL),
+                     0);
     assert_int_equal(forks_end(&forks, 0), 128 + SIGKILL);
     assert_int_equal(pool_stats(pool).reference_count, BLOCK_COUNT);
     cox_pool_free(pool);
 }
 
-/* The owner takes all, and is killed: what a reader has pinned stays until it says so. */
+/* The owner adopts all, and is killed: references of a reader stay until it releases them. */
 static void doomed_owner_main(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     struct cox_pool *pool = attached(self, shared);
-    FORK_CHECK(cox_pool_take_all(pool, 1, NULL) == 0, "take_all");
+    FORK_CHECK(cox_pool_adopt_all(pool, 1, NULL) == 0, "adopt_all");
     const struct cox_block_ref ref = {cox_pool_id(pool), 1, BLOCK_SIZE, 9, 0};
     block_fill(cox_pool_pointer(pool, &ref), BLOCK_SIZE, 9, 1);
     atomic_store(&shared->step, 1);
@@ -460,7 +470,7 @@ static void p9_b37_an_owner_that_is_killed_takes_no_reader_along(void **state)
     cox_pool_free(pool);
 }
 
-/* ---- coming and going ---- */
+/* ---- attach and leave ---- */
 
 static void visitor_main(const struct forks_self *self)
 {
@@ -509,7 +519,7 @@ int main(void)
         TEST(h20_b37_the_rows_of_the_dead_are_taken),
         TEST(b25_a_row_whose_pid_is_another_process_is_swept),
         TEST(b33_b37_a_lock_that_is_taken_delays_a_sweep),
-        TEST(p9_who_settles_is_woken),
+        TEST(p9_a_process_that_waits_for_unpinned_is_woken),
         TEST(p9_b37_a_reader_that_is_killed_is_in_nobodys_way),
         TEST(p9_b37_an_owner_that_is_killed_takes_no_reader_along),
         TEST(b24_b31_rows_have_one_owner_at_a_time),

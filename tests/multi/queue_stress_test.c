@@ -18,9 +18,9 @@
 #define QUEUES 3
 #define DEPTH 8
 #define BLOCKS 64
-#define SUBSCRIBERS 5 /* host, host, staged, staged, staged with a pool of its own */
+#define SUBSCRIBERS 5 /* host, host, bounce, bounce, bounce with a pool of its own */
 #define RANKS_MAX 8
-#define LAST_NOTE UINT64_MAX
+#define LAST_USER_DATA UINT64_MAX
 
 #ifdef COX_TSAN
 #define MESSAGES 200
@@ -31,7 +31,7 @@
 
 struct shared {
     int queue_fds[QUEUES];
-    /* host, staged */
+    /* host, bounce */
     int pool_fds[2][2];
     bool for_ever;
     _Atomic uint32_t joined;
@@ -49,24 +49,26 @@ static uint64_t random_next(uint64_t *state)
     return *state ^= *state << 17;
 }
 
-/* What a process has of its own. */
+/* Private state of a process. */
 struct own {
     struct cox_domains *domains;
     struct cox_exporter *exporter;
-    struct cox_pool *host, *staged;
+    struct cox_pool *host, *bounce;
     struct cox_queue *queues[QUEUES];
 };
 
 static struct own own_open(const struct forks_self *self)
 {
     const struct shared *shared = self->context;
-    const struct cox_exporter_options consent = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options consent = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     struct own own = {0};
     FORK_CHECK(cox_domains_new(&own.domains) == 0, "domains");
     FORK_CHECK(cox_exporter_new(&consent, &own.exporter, NULL) == 0, "exporter");
-    const struct cox_pool_attach_options options = {.domains = own.domains};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .domains = own.domains};
     FORK_CHECK(cox_pool_attach(shared->pool_fds[0], &options, &own.host, NULL) == 0, "pool");
-    FORK_CHECK(cox_pool_attach(shared->pool_fds[1], &options, &own.staged, NULL) == 0, "pool");
+    FORK_CHECK(cox_pool_attach(shared->pool_fds[1], &options, &own.bounce, NULL) == 0, "pool");
     for (int i = 0; i < QUEUES; i++)
         FORK_CHECK(cox_queue_attach(shared->queue_fds[i], NULL, &own.queues[i], NULL) == 0,
                    "queue");
@@ -78,15 +80,14 @@ static void own_close(struct own *own)
     for (int i = 0; i < QUEUES; i++)
         cox_queue_free(own->queues[i]);
     cox_pool_free(own->host);
-    cox_pool_free(own->staged);
+    cox_pool_free(own->bounce);
     cox_exporter_free(own->exporter);
     cox_domains_free(own->domains);
 }
 
-/* ---- who takes ---- */
+/* ---- subscribers ---- */
 
-/* Of one queue: each message is the one behind the last, or those between were skipped, or could
- * not be had. */
+/* Per queue: each message follows the last one, or those between were skipped or inaccessible. */
 struct taker {
     struct cox_subscriber *subscriber;
     uint64_t number, gone;
@@ -100,7 +101,7 @@ static void take_one(const struct forks_self *self, struct taker *taker, uint32_
     struct cox_message message;
     struct cox_error err = {0};
     int r = cox_subscriber_take(taker->subscriber, &message, &err);
-    /* Its pool went with its process, before anybody here had it. */
+    /* Its pool was freed with its process, before this one had it. */
     if (r == COX_PEER_DEAD && shared->for_ever) {
         taker->gone++;
         atomic_fetch_add(&shared->gone, 1);
@@ -122,7 +123,7 @@ static void take_one(const struct forks_self *self, struct taker *taker, uint32_
     atomic_fetch_add_explicit(&shared->copied, message.copied, memory_order_relaxed);
     taker->number = message.number;
     taker->gone = 0;
-    taker->is_over = message.note == LAST_NOTE;
+    taker->is_over = message.user_data == LAST_USER_DATA;
     fixture_let_go(&message);
     atomic_store(&shared->acknowledged[self->rank][queue], taker->number);
 }
@@ -139,11 +140,11 @@ static void subscriber_main(const struct forks_self *self, uint32_t which)
 {
     struct shared *shared = self->context;
     struct own own = own_open(self);
-    struct cox_pool *pool = which < 2 ? NULL : own.staged, *mine = NULL;
+    struct cox_pool *pool = which < 2 ? NULL : own.bounce, *mine = NULL;
     struct taker takers[QUEUES] = {0};
     struct cox_queue_set *set = NULL;
     if (which == 4)
-        pool = mine = fixture_pool(own.domains, COX_DOMAIN_STAGED, 4);
+        pool = mine = fixture_pool(own.domains, COX_DOMAIN_BOUNCE, 4);
     FORK_CHECK(cox_queue_set_new(&set) == 0, "set");
     for (uint32_t i = 0; i < QUEUES; i++) {
         takers[i].subscriber =
@@ -168,7 +169,7 @@ static void subscriber_main(const struct forks_self *self, uint32_t which)
     own_close(&own);
 }
 
-/* ---- nobody sleeps through a message ---- */
+/* ---- no subscriber misses a wakeup ---- */
 
 static void await_taken(const struct forks_self *self, struct shared *shared, uint32_t queue,
                         uint64_t number)
@@ -183,7 +184,8 @@ static void await_taken(const struct forks_self *self, struct shared *shared, ui
         }
 }
 
-/* The next message comes when everybody has this one: nothing else wakes who missed it. */
+/* The next message is published when all have this one, so nothing else wakes a subscriber that
+ * missed it. */
 static void one_by_one_main(const struct forks_self *self)
 {
     struct shared *shared = self->context;
@@ -198,12 +200,12 @@ static void one_by_one_main(const struct forks_self *self)
         publishers[i] = fixture_publisher(own.queues[i], own.host, own.domains, NULL);
     while (atomic_load(&shared->joined) < SUBSCRIBERS)
         sched_yield();
-    for (uint64_t note = 1; note <= MESSAGES + QUEUES; note++) {
-        const bool is_last = note > MESSAGES;
-        const uint32_t at =
-            is_last ? (uint32_t)(note - MESSAGES - 1) : (uint32_t)(random_next(&random) % QUEUES);
-        FORK_CHECK(fixture_publish(publishers[at], own.host, 1 + note % 4096,
-                                   is_last ? LAST_NOTE : note, &number) == 0,
+    for (uint64_t user_data = 1; user_data <= MESSAGES + QUEUES; user_data++) {
+        const bool is_last = user_data > MESSAGES;
+        const uint32_t at = is_last ? (uint32_t)(user_data - MESSAGES - 1)
+                                    : (uint32_t)(random_next(&random) % QUEUES);
+        FORK_CHECK(fixture_publish(publishers[at], own.host, 1 + user_data % 4096,
+                                   is_last ? LAST_USER_DATA : user_data, &number) == 0,
                    "publish");
         await_taken(self, shared, at, number);
     }
@@ -217,17 +219,18 @@ struct made {
     struct cox_domains *domains;
     struct cox_pool *pools[2];
     struct cox_queue *queues[QUEUES];
-    /* In each queue, of each pool: whatever was left held stays so until they go. */
+    /* In each queue, for each pool: leftover pins stay until these processes leave. */
     struct cox_publisher *publishers[QUEUES][2];
 };
 
 static struct made make(void)
 {
     struct made made = {.shared = forks_share(sizeof *made.shared)};
-    static const uint32_t kinds[2] = {COX_DOMAIN_HOST, COX_DOMAIN_STAGED};
+    static const uint32_t kinds[2] = {COX_DOMAIN_HOST, COX_DOMAIN_BOUNCE};
     assert_int_equal(cox_domains_new(&made.domains), 0);
     for (int i = 0; i < 2; i++) {
-        const struct cox_pool_options options = {.domains = made.domains,
+        const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                                 .domains = made.domains,
                                                  .domain = {kinds[i], 0},
                                                  .block_size = FIXTURE_BLOCK_SIZE,
                                                  .block_count = BLOCKS,
@@ -251,7 +254,7 @@ static void show(void *context, const char *text)
     print_message("  %s\n", text);
 }
 
-/* Nothing is held, by nobody, and every block can be had. */
+/* Asserts that nothing is pinned or referenced, and that every block can be allocated. */
 static void unmake(struct made *made)
 {
     print_message("%" PRIu64 " taken, %" PRIu64 " skipped, %" PRIu64 " copied, %" PRIu64 " gone\n",
@@ -265,7 +268,7 @@ static void unmake(struct made *made)
             for (int i = 0; i < QUEUES; i++)
                 cox_queue_dump(made->queues[i], show, NULL);
             cox_pool_dump(made->pools[k], show, NULL);
-            fail_msg("%" PRIu32 " blocks are held for nobody", fixture_used(made->pools[k]));
+            fail_msg("%" PRIu32 " blocks are pinned or referenced at the end", fixture_used(made->pools[k]));
         }
     for (int i = 0; i < QUEUES; i++) {
         for (int k = 0; k < 2; k++)
@@ -290,30 +293,31 @@ static void h6_h14_b36_who_waits_on_several_queues_sleeps_through_nothing(void *
     forks_run(1 + SUBSCRIBERS, one_by_one_main, made.shared);
     assert_int_equal(atomic_load(&made.shared->skipped), 0);
     assert_int_equal(atomic_load(&made.shared->taken), (MESSAGES + QUEUES) * SUBSCRIBERS);
-    /* Three processes of another domain: one copies, the two others have its copy. */
+    /* Three subscribers of another domain: one copies, two share its copy. */
     assert_int_equal(atomic_load(&made.shared->copied), MESSAGES + QUEUES);
     unmake(&made);
 }
 
-/* ---- killed at any moment ---- */
+/* ---- kills at random moments ---- */
 
-#define PUBLISHERS 3 /* two in the pool of all, one in a pool of its own that it exports */
+#define PUBLISHERS 3 /* two in the common pool, one in its own exported pool */
 
 #define BATCH 3
 
-/* Nobody's message comes between. */
+/* No other message comes between. */
 static int publish_batch(const struct forks_self *self, struct cox_publisher *publisher,
-                         struct cox_pool *pool, uint64_t note)
+                         struct cox_pool *pool, uint64_t user_data)
 {
     struct cox_publication batch[BATCH];
     uint32_t made = 0, count;
     int r = 0;
     for (; r == 0 && made < BATCH; made += r == 0) {
-        batch[made] = (struct cox_publication){.length = 1 + note % 4096, .note = note + made};
+        batch[made] =
+            (struct cox_publication){.length = 1 + user_data % 4096, .user_data = user_data + made};
         r = cox_pool_allocate(pool, FIXTURE_BLOCK_SIZE, &batch[made].ref, NULL);
         if (r == 0)
             fixture_fill(cox_pool_pointer(pool, &batch[made].ref), batch[made].length,
-                         batch[made].note);
+                         batch[made].user_data);
     }
     if (r == 0)
         r = cox_publisher_publish_batch(publisher, batch, BATCH, &count, NULL);
@@ -329,10 +333,11 @@ static void publish_for_ever(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     struct own own = own_open(self);
-    static const struct cox_pool_options slabs = {.strategy = COX_POOL_SLAB,
+    static const struct cox_pool_options slabs = {.size = sizeof(struct cox_pool_options),
+                                                  .strategy = COX_POOL_SLAB,
                                                   .block_size = 1024,
                                                   .slab_size = 16384,
-                                                  .size = 32 * 4096,
+                                                  .slabs_size = 32 * 4096,
                                                   .owner_count_max = 64,
                                                   .on_demand = true};
     struct cox_pool *mine = NULL;
@@ -344,13 +349,14 @@ static void publish_for_ever(const struct forks_self *self)
     for (int i = 0; i < QUEUES; i++)
         publishers[i] = fixture_publisher(own.queues[i], pool, own.domains, own.exporter);
     while (!atomic_load(&shared->stops)) {
-        const uint64_t note = random_next(&random) >> 1;
-        const int r = self->rank == 1 ? publish_batch(self, publishers[note % QUEUES], pool, note)
-                                      : fixture_publish(publishers[note % QUEUES], pool,
-                                                        1 + note % 4096, note, NULL);
+        const uint64_t user_data = random_next(&random) >> 1;
+        const int r = self->rank == 1
+                          ? publish_batch(self, publishers[user_data % QUEUES], pool, user_data)
+                          : fixture_publish(publishers[user_data % QUEUES], pool,
+                                            1 + user_data % 4096, user_data, NULL);
         FORK_CHECK(r == 0 || r == COX_FULL, "%s", cox_status_text(r));
         atomic_fetch_add(&shared->progress[self->rank], 1);
-        if (r || note % 8 == 0)
+        if (r || user_data % 8 == 0)
             sched_yield();
     }
     for (int i = 0; i < QUEUES; i++)
@@ -367,7 +373,7 @@ static void doomed_main(const struct forks_self *self)
         subscriber_main(self, self->rank - PUBLISHERS);
 }
 
-/* Everybody alive goes on: so far. */
+/* All live processes make progress, up to here. */
 static void await_progress(struct shared *shared, uint32_t rank, uint64_t steps)
 {
     const uint64_t end_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
@@ -407,7 +413,7 @@ static void b37_h8_h9_h20_many_at_once_and_killed(void **state)
     for (int i = 0; i < QUEUES; i++) {
         cox_pool_sweep(made.pools[0]);
         assert_int_equal(
-            fixture_publish(made.publishers[i][0], made.pools[0], 100, LAST_NOTE, NULL), 0);
+            fixture_publish(made.publishers[i][0], made.pools[0], 100, LAST_USER_DATA, NULL), 0);
     }
     for (uint32_t rank = PUBLISHERS; rank < PUBLISHERS + SUBSCRIBERS; rank++)
         assert_int_equal(forks_end(&forks, places[rank]), 0);

@@ -15,12 +15,12 @@
 #include "tests/unit/queue_fixture.h"
 
 #define PUBLISHERS 2
-#define SUBSCRIBERS 5 /* host, host, staged, staged, staged with a pool of its own */
+#define SUBSCRIBERS 5 /* host, host, bounce, bounce, bounce with a pool of its own */
 #define MESSAGES 1500
 
 struct shared {
     struct cox_handle queue;
-    /* host, staged */
+    /* host, bounce */
     int pool_fds[2][2];
     _Atomic uint32_t joined;
     _Atomic uint64_t taken, skipped, copied;
@@ -29,7 +29,8 @@ struct shared {
 
 static struct cox_pool *attach_pool(const struct cox_domains *domains, const int fds[2])
 {
-    const struct cox_pool_attach_options options = {.domains = domains};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .domains = domains};
     struct cox_pool *pool = NULL;
     struct cox_error err = {0};
     int r = cox_pool_attach(fds, &options, &pool, &err);
@@ -41,7 +42,8 @@ static struct cox_pool *attach_pool(const struct cox_domains *domains, const int
 
 static struct cox_exporter *open_exporter(void)
 {
-    const struct cox_exporter_options options = {.consent = COX_CONSENT_ANY};
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .consent = COX_CONSENT_ANY};
     struct cox_exporter *exporter = NULL;
     COX_ASSERT(cox_exporter_new(&options, &exporter, NULL) == 0);
     return exporter;
@@ -67,18 +69,19 @@ static void publish_all(const struct forks_self *self, struct shared *shared,
     while (atomic_load(&shared->joined) < SUBSCRIBERS)
         sched_yield();
     for (uint64_t i = 1; i <= MESSAGES;) {
-        uint64_t note = (uint64_t)self->rank << 32 | i;
-        int r = fixture_publish(publisher, pool, 1 + note % FIXTURE_BLOCK_SIZE, note, NULL);
+        uint64_t user_data = (uint64_t)self->rank << 32 | i;
+        int r =
+            fixture_publish(publisher, pool, 1 + user_data % FIXTURE_BLOCK_SIZE, user_data, NULL);
         FORK_CHECK(r == 0 || r == COX_FULL, "%s", cox_status_text(r));
         FORK_CHECK(cox_now_ns() < end_ns, "no room");
         i += r == 0;
-        /* Not everything is to be skipped, and not nothing. */
+        /* Neither all messages shall be skipped, nor none. */
         if (r || i % 64 < 32)
             sched_yield();
     }
-    /* What it published can be opened until everybody has it. */
+    /* Its pool can be opened until all have its messages. */
     while (atomic_load(&shared->done) < SUBSCRIBERS) {
-        FORK_CHECK(cox_now_ns() < end_ns, "nobody takes");
+        FORK_CHECK(cox_now_ns() < end_ns, "no message was taken in time");
         sched_yield();
     }
     cox_publisher_free(publisher);
@@ -89,8 +92,8 @@ static void publish_all(const struct forks_self *self, struct shared *shared,
 static void check_message(const struct forks_self *self, const struct cox_message *message,
                           uint64_t last[PUBLISHERS])
 {
-    const uint64_t from = message->note >> 32, i = message->note & UINT32_MAX;
-    FORK_CHECK(from < PUBLISHERS, "note %016" PRIx64, message->note);
+    const uint64_t from = message->user_data >> 32, i = message->user_data & UINT32_MAX;
+    FORK_CHECK(from < PUBLISHERS, "user data %016" PRIx64, message->user_data);
     FORK_CHECK(i > last[from], "message %" PRIu64 " behind %" PRIu64, i, last[from]);
     FORK_CHECK(fixture_is_sound(message), "message %" PRIu64, message->number);
     last[from] = i;
@@ -105,7 +108,7 @@ static void take_all(const struct forks_self *self, struct shared *shared,
     if (which == 2 || which == 3)
         pool = attach_pool(domains, shared->pool_fds[1]);
     else if (which == 4)
-        pool = fixture_pool(domains, COX_DOMAIN_STAGED, 4);
+        pool = fixture_pool(domains, COX_DOMAIN_BOUNCE, 4);
     struct cox_subscriber *subscriber = fixture_subscriber(queue, pool, NULL, 0, domains, exporter),
                           *ready;
     struct cox_queue_set *set;
@@ -114,7 +117,7 @@ static void take_all(const struct forks_self *self, struct shared *shared,
     FORK_CHECK(cox_queue_set_add(set, subscriber, NULL) == 0, "set");
     atomic_fetch_add(&shared->joined, 1);
     const uint64_t end_ns = cox_deadline_after_ms(TEST_PATIENCE_MS * 3);
-    /* The last one is never overwritten. */
+    /* The last message is never evicted. */
     while (number < PUBLISHERS * MESSAGES) {
         struct cox_message message;
         struct cox_error err = {0};
@@ -144,8 +147,7 @@ static void take_all(const struct forks_self *self, struct shared *shared,
     atomic_fetch_add(&shared->done, 1);
     cox_queue_set_free(set);
     cox_subscriber_free(subscriber);
-    if (which ==
-        4) /* of its own: only its own copies were in it, and those that others still read */
+    if (which == 4) /* its own pool: only its copies were in it, and those that others still read */
         cox_pool_sweep(pool);
     cox_pool_free(pool);
     cox_exporter_free(exporter);
@@ -172,13 +174,16 @@ static void h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped(void **state)
     struct cox_domains *domains;
     struct cox_queue *queue;
     struct cox_exporter *exporter = open_exporter();
-    const struct cox_queue_options options = {.depth = 64};
+    const struct cox_queue_options options = {.size = sizeof(struct cox_queue_options),
+                                              .depth = 64};
     const struct cox_pool_options pools[2] = {
-        {.domain = {COX_DOMAIN_HOST, 0},
+        {.size = sizeof(struct cox_pool_options),
+         .domain = {COX_DOMAIN_HOST, 0},
          .block_size = FIXTURE_BLOCK_SIZE,
          .block_count = 128,
          .owner_count_max = 64},
-        {.domain = {COX_DOMAIN_STAGED, 0},
+        {.size = sizeof(struct cox_pool_options),
+         .domain = {COX_DOMAIN_BOUNCE, 0},
          .block_size = FIXTURE_BLOCK_SIZE,
          .block_count = 128,
          .owner_count_max = 64},
@@ -198,7 +203,7 @@ static void h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped(void **state)
                   atomic_load(&shared->taken), atomic_load(&shared->skipped),
                   atomic_load(&shared->copied));
     assert_true(atomic_load(&shared->taken) > SUBSCRIBERS);
-    /* Nobody is there any more, and nothing is held: the last one out was no special one. */
+    /* No endpoint is left, and nothing is pinned: any process may be the last. */
     for (int i = 0; i < 2; i++) {
         assert_int_equal(cox_queue_sweep(queue), 0);
         assert_int_equal(fixture_used(made[i]), 0);
@@ -209,7 +214,7 @@ static void h1_h2_h5_h6_h19_b31_every_byte_arrives_or_is_skipped(void **state)
     cox_domains_free(domains);
 }
 
-/* ---- without anybody who made it ---- */
+/* ---- after the creator has left ---- */
 
 struct heir {
     struct cox_handle queue;
@@ -230,17 +235,17 @@ static void heir_main(const struct forks_self *self)
         FORK_CHECK(fixture_publish(publisher, pool, 100, 5, NULL) == 0, "publish");
         FORK_CHECK(fixture_publish(publisher, pool, 100, 6, NULL) == 0, "publish");
         atomic_store(&heir->step, 2);
-        _exit(0); /* without a word */
+        _exit(0); /* without leaving the queue */
     }
     struct cox_subscriber *subscriber = fixture_subscriber(queue, NULL, &pool, 1, NULL, NULL);
     atomic_store(&heir->step, 1);
     while (atomic_load(&heir->step) < 3)
         sched_yield();
-    for (uint64_t note = 5; note <= 6; note++) {
+    for (uint64_t user_data = 5; user_data <= 6; user_data++) {
         struct cox_message message;
         cox_queue_sweep(queue);
         FORK_CHECK(cox_subscriber_take(subscriber, &message, NULL) == 0, "take");
-        FORK_CHECK(message.note == note && fixture_is_sound(&message), "bytes");
+        FORK_CHECK(message.user_data == user_data && fixture_is_sound(&message), "bytes");
         fixture_let_go(&message);
     }
     FORK_CHECK(fixture_used(pool) == 0, "held");
@@ -260,7 +265,7 @@ static void h3_h17_h20_messages_outlive_their_publisher_and_their_maker(void **s
     cox_pool_fds(pool, heir->fds);
     heir->queue_fd = cox_queue_fd(queue);
     forks_start(&forks, 2, heir_main, heir);
-    /* Those who made both are gone before anybody takes. */
+    /* The creators of queue and pool are gone before the first take. */
     cox_queue_free(queue);
     cox_pool_free(pool);
     assert_int_equal(forks_end(&forks, 0), 0);

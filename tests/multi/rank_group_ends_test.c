@@ -98,7 +98,8 @@ static void rank_init(struct rank *rank, const struct forks_self *self)
     *rank = (struct rank){.session = session, .layout = layout_map(session)};
     if (session->by_sockets)
         rank_group_deny(self, SYS_pidfd_getfd, SECCOMP_RET_ERRNO | EPERM);
-    const struct cox_group_options options = {.fd = session->memory_fd,
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .fd = session->memory_fd,
                                               .rank = self->rank,
                                               .rank_count = RANK_COUNT,
                                               .value_size = 8192,

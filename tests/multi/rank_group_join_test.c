@@ -78,15 +78,20 @@ static void k1_k19_k26_arguments_are_checked(void **state)
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         struct cox_group *group = NULL;
         struct cox_error err = {0};
-        assert_int_equal(join(wrong[i], &group, &err), COX_INVALID);
+        struct cox_group_options options = wrong[i];
+        options.size = sizeof options;
+        assert_int_equal(join(options, &group, &err), COX_INVALID);
         assert_int_equal(err.code, COX_INVALID);
         assert_null(group);
     }
     longer[COX_GROUP_NAME_MAX] = '\0';
     memcpy(longer, name, strlen(name));
     struct cox_group *group = NULL;
-    assert_int_equal(
-        join((struct cox_group_options){.name = longer, .rank_count = 1}, &group, NULL), 0);
+    assert_int_equal(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                     .name = longer,
+                                                     .rank_count = 1},
+                          &group, NULL),
+                     0);
     cox_group_leave(group);
 }
 
@@ -95,7 +100,10 @@ static void k1_k19_k26_arguments_are_checked(void **state)
 static int join_alone(const char *name, struct cox_error *err)
 {
     struct cox_group *group = NULL;
-    int r = join((struct cox_group_options){.name = name, .rank_count = 1}, &group, err);
+    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                            .name = name,
+                                            .rank_count = 1},
+                 &group, err);
     cox_group_leave(group);
     return r;
 }
@@ -151,7 +159,10 @@ static void b45_mode_is_0600_under_any_umask(void **state)
     mode_t old = umask(0777);
     pid_t pid = fork();
     if (pid == 0) {
-        join((struct cox_group_options){.name = name, .rank_count = 2}, &group, NULL);
+        join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                        .name = name,
+                                        .rank_count = 2},
+             &group, NULL);
         _exit(0);
     }
     while (stat(path, &st) < 0)
@@ -170,7 +181,10 @@ static void b45_mode_is_0600_under_any_umask(void **state)
 static void wait_main(const struct forks_self *self)
 {
     struct cox_group *group = NULL;
-    join((struct cox_group_options){.name = self->name, .rank = self->rank, .rank_count = 3},
+    join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                    .name = self->name,
+                                    .rank = self->rank,
+                                    .rank_count = 3},
          &group, NULL);
     FORK_CHECK(false, "the third never comes");
 }
@@ -213,7 +227,8 @@ static void told_main(const struct forks_self *self)
     const struct told *told = (const struct told *)self->context + self->rank;
     struct cox_group *group = NULL;
     struct cox_error err = {0};
-    int r = join((struct cox_group_options){.name = self->name,
+    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                            .name = self->name,
                                             .rank = told->rank,
                                             .rank_count = told->rank_count,
                                             .value_size = told->value_size,
@@ -252,14 +267,18 @@ static void b13_b23_a_rank_that_is_none_writes_nowhere(void **state)
     path_of(path, test_unique_name(name));
     pid_t pid = fork();
     if (pid == 0) {
-        join((struct cox_group_options){.name = name, .rank_count = 2}, &group, NULL);
+        join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                        .name = name,
+                                        .rank_count = 2},
+             &group, NULL);
         _exit(0);
     }
     while (stat(path, &st) < 0)
         sched_yield();
     for (uint32_t rank = 2; rank < COX_RANK_COUNT_MAX; rank++) {
         struct cox_error err = {0};
-        int r = join((struct cox_group_options){.name = name,
+        int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                .name = name,
                                                 .rank = rank,
                                                 .rank_count = COX_RANK_COUNT_MAX},
                      &group, &err);
@@ -293,7 +312,10 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
     path_of(path, test_unique_name(name));
     pid_t pid = fork();
     if (pid == 0) {
-        int r = join((struct cox_group_options){.name = name, .rank_count = 2}, &group, NULL);
+        int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                .name = name,
+                                                .rank_count = 2},
+                     &group, NULL);
         if (r == 0)
             r = cox_group_barrier(group, rank_group_patience(), NULL);
         _exit(r);
@@ -307,7 +329,8 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
            COX_GROUP_JOINED)
         sched_yield();
     uint8_t *made = (uint8_t *)&layout->bell.made;
-    const struct cox_group_options options = {.name = name, .rank = 1, .rank_count = 2};
+    const struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options), .name = name, .rank = 1, .rank_count = 2};
     for (size_t bit = 0; bit < 8 * offsetof(struct cox_group_layout_made, rank); bit++) {
         size_t byte = bit / 8;
         int expected = byte < offsetof(struct cox_group_layout_made, life)         ? COX_DENIED
@@ -341,7 +364,8 @@ static void k3_b2_a_deadline_that_has_passed(void **state)
     char name[64];
     struct cox_group *group = NULL;
     struct cox_error err = {0};
-    struct cox_group_options options = {.name = test_unique_name(name), .rank_count = 1};
+    struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options), .name = test_unique_name(name), .rank_count = 1};
     size_t fds = test_count_fds();
     assert_int_equal(cox_group_join(&options, &group, NULL), 0);
     assert_int_equal(cox_group_barrier(group, 0, NULL), 0);
@@ -361,7 +385,8 @@ static void twice_main(const struct forks_self *self)
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     int r =
-        join((struct cox_group_options){.name = self->name,
+        join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                        .name = self->name,
                                         .rank = 0,
                                         .rank_count = 2,
                                         .deadline_ns = self->rank == 2 ? rank_group_patience() : 0},
@@ -406,6 +431,7 @@ static void life_main(const struct forks_self *self)
     struct cox_error err = {0};
     bool first = self->rank == 0;
     struct cox_group_options options = {
+        .size = sizeof(struct cox_group_options),
         .name = self->name,
         .rank = first ? 0 : self->rank - 1,
         .rank_count = 2,
@@ -437,9 +463,12 @@ static void jobs_main(const struct forks_self *self)
     const uint64_t life = 1 + self->rank / 4;
     struct cox_group *group = NULL;
     struct cox_error err = {0};
-    int r = join(
-        (struct cox_group_options){.name = self->name, .rank = rank, .rank_count = 4, .life = life},
-        &group, &err);
+    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                            .name = self->name,
+                                            .rank = rank,
+                                            .rank_count = 4,
+                                            .life = life},
+                 &group, &err);
     FORK_CHECK(r == 0, "life %" PRIu64 ": %d %s", life, r, err.text);
     const uint64_t own[2] = {life, rank};
     uint64_t all[4][2];
@@ -604,8 +633,11 @@ static void memory_main(const struct forks_self *self)
 {
     const struct memory *memory = self->context;
     const int fd = memory->fd;
-    const struct cox_group_options options = {
-        .fd = fd, .fd_offset = memory->offset, .rank = self->rank, .rank_count = self->rank_count};
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .fd = fd,
+                                              .fd_offset = memory->offset,
+                                              .rank = self->rank,
+                                              .rank_count = self->rank_count};
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     size_t fds = test_count_fds();
@@ -636,26 +668,37 @@ static void b16_k28_memory_by_fd(void **state)
     struct cox_error err = {0};
     fd = memfd_create("group", MFD_CLOEXEC);
     assert_int_equal(ftruncate(fd, (off_t)size - 1), 0);
-    assert_int_equal(join((struct cox_group_options){.fd = fd, .rank_count = 4}, &group, &err),
+    assert_int_equal(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                     .fd = fd,
+                                                     .rank_count = 4},
+                          &group, &err),
                      COX_INVALID);
     assert_non_null(strstr(err.text, "need"));
     close(fd);
     int pipes[2];
     assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
-    assert_int_equal(
-        join((struct cox_group_options){.fd = pipes[0], .rank_count = 4}, &group, NULL),
-        COX_DENIED);
+    assert_int_equal(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                     .fd = pipes[0],
+                                                     .rank_count = 4},
+                          &group, NULL),
+                     COX_DENIED);
     close(pipes[0]);
-    assert_int_equal(
-        join((struct cox_group_options){.fd = pipes[0], .rank_count = 4}, &group, NULL), -EBADF);
+    assert_int_equal(join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                                     .fd = pipes[0],
+                                                     .rank_count = 4},
+                          &group, NULL),
+                     -EBADF);
     close(pipes[1]);
 }
 
 static int join_at(int fd, uint64_t offset, struct cox_error *err)
 {
     struct cox_group *group = NULL;
-    int r = join((struct cox_group_options){.fd = fd, .fd_offset = offset, .rank_count = 1}, &group,
-                 err);
+    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                            .fd = fd,
+                                            .fd_offset = offset,
+                                            .rank_count = 1},
+                 &group, err);
     cox_group_leave(group);
     return r;
 }
@@ -707,12 +750,16 @@ static void b51_k26_no_space_is_told_with_numbers(void **state)
     small = old;
     small.rlim_cur = 1 << 20;
     setrlimit(RLIMIT_FSIZE, &small);
-    int r = join((struct cox_group_options){.name = name, .rank_count = 2, .value_size = 8 << 20},
+    int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                            .name = name,
+                                            .rank_count = 2,
+                                            .value_size = 8 << 20},
                  &group, &err);
     setrlimit(RLIMIT_FSIZE, &old);
     assert_int_equal(r, COX_NO_SPACE);
     assert_non_null(strstr(err.text, "1048576"));
-    r = join((struct cox_group_options){.name = name,
+    r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
+                                        .name = name,
                                         .rank_count = COX_RANK_COUNT_MAX,
                                         .value_size = COX_GROUP_VALUE_SIZE_MAX},
              &group, &err);

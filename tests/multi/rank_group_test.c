@@ -304,7 +304,8 @@ static void asks_main(const struct forks_self *self)
     int count = 0;
     struct cox_group *group = NULL;
     struct cox_error err = {0};
-    const struct cox_group_options options = {.name = self->name,
+    const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
+                                              .name = self->name,
                                               .rank = self->rank,
                                               .rank_count = 2,
                                               .deadline_ns = rank_group_patience(),

@@ -91,6 +91,7 @@ static void group_start(uint32_t rank_count, const char *const *command,
 {
     const char *const plain[] = {test_worker_program(), NULL};
     const struct cox_executor_options executor_options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = rank_count,
         .command = command ? command : plain,
         .attach = test_attach(),
@@ -197,7 +198,9 @@ static void visit_nothing(void *context, const struct cox_completion *completion
 
 static void expect_echo(void)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = patience()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = patience()};
     struct cox_error err = {0};
     int r =
         cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL, &err);
@@ -332,8 +335,10 @@ static void p8_a_death_that_is_not_told_yet_is_waited_for(void **state)
 
 static int echo_in(uint64_t life)
 {
-    const struct cox_submit_options options = {
-        .gather = COX_GATHER_ALL, .deadline_ns = patience(), .life = life};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = patience(),
+                                               .life = life};
     struct cox_error err = {0};
     return cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL,
                                     &err);

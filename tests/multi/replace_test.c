@@ -111,11 +111,14 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
 
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {
-        .init = on_init, .execute = on_execute, .opaque = on_opaque};
+    static const struct cox_worker_callbacks callbacks = {.size =
+                                                              sizeof(struct cox_worker_callbacks),
+                                                          .init = on_init,
+                                                          .execute = on_execute,
+                                                          .opaque = on_opaque};
     const struct cox_engine_options engine_options = {
         .model_dir = "model", .block_size = BLOCK_SIZE, .block_count = 2 * BLOCK_COUNT};
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
@@ -187,7 +190,8 @@ static void lives_start(struct lives *lives, uint32_t rank_count)
 {
     static char line[5000];
     static const char *command[] = {"sh", "-c", line, "worker", NULL};
-    const struct cox_executor_options options = {.command = command};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command};
     *lives = (struct lives){.rank_count = rank_count, .folder = "/tmp/cox_lives_XXXXXX"};
     assert_non_null(mkdtemp(lives->folder));
     snprintf(line, sizeof line, "cd %s/$COXSWAIN_GENERATION && exec %s worker \"$@\"",
@@ -336,7 +340,8 @@ static int stream_step(struct lives *lives, struct stream *stream, struct cox_er
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INFER;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
     struct answer answer = {0};
     *err = (struct cox_error){0};

@@ -118,7 +118,8 @@ static const Coxswain__ExecuteRequest *step_empty(struct step *s)
 static int step_call(struct test_group *g, struct cox_error *err)
 {
     struct step s;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
     *err = (struct cox_error){0};
     return cox_executor_call(test_group_executor(g), step_empty(&s), &options, NULL, NULL, err);
@@ -231,7 +232,8 @@ static void k25_a_failed_init_takes_a_life(void **state)
 static void k25_an_init_that_reaches_no_rank_takes_no_life(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.depth = 4};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .depth = 4};
     struct test_group *g = test_group_start(RANK_COUNT, &options);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_error err;
@@ -240,7 +242,9 @@ static void k25_an_init_that_reaches_no_rank_takes_no_life(void **state)
     assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
     assert_int_equal(
         cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
-    const struct cox_submit_options step = {.gather = COX_GATHER_RANK0, .deadline_ns = patience()};
+    const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
+                                            .gather = COX_GATHER_RANK0,
+                                            .deadline_ns = patience()};
     assert_int_equal(cox_executor_submit(test_group_executor(g), step_empty(&s), &step, NULL, &err),
                      0);
     test_await_lines(g, -1, "blocked", RANK_COUNT);
@@ -275,7 +279,8 @@ static int helper_full_shm(void)
              cox_geometry_memory_bytes(&geometry) + window / 2);
     if (!test_unshare_shm(size))
         return 77;
-    const struct cox_executor_options options = {.rank_count = RANK_COUNT, .keep_names = true};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .rank_count = RANK_COUNT, .keep_names = true};
     struct test_group *g = NULL;
     if (test_group_try(&options, &g, &err))
         return 3;
@@ -444,7 +449,8 @@ static void m15_a_stop_ends_inits_that_wait(void **state)
 static void k28_an_init_waits_for_the_steps_before_it(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.depth = 4};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .depth = 4};
     struct test_group *g = test_group_start(RANK_COUNT, &options);
     struct test_pipe *pipe = test_pipe_new();
     struct cox_error err;
@@ -453,7 +459,9 @@ static void k28_an_init_waits_for_the_steps_before_it(void **state)
     assert_int_equal(test_call(g, NULL, "step block 1 %s", test_pipe_path(pipe)), 0);
     assert_int_equal(
         cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
-    const struct cox_submit_options step = {.gather = COX_GATHER_RANK0, .deadline_ns = patience()};
+    const struct cox_submit_options step = {.size = sizeof(struct cox_submit_options),
+                                            .gather = COX_GATHER_RANK0,
+                                            .deadline_ns = patience()};
     assert_int_equal(cox_executor_submit(test_group_executor(g), step_empty(&s), &step, NULL, &err),
                      0);
     test_await_lines(g, -1, "blocked", RANK_COUNT);
@@ -558,17 +566,17 @@ static void m12_a_pause_that_failed_outlives_a_replay_until_a_start(void **state
     struct test_group *g = test_group_start(RANK_COUNT, NULL);
     struct cox_error err;
     init_group(g);
-    assert_false(cox_executor_half_paused(test_group_executor(g)));
+    assert_false(cox_executor_partially_paused(test_group_executor(g)));
     assert_int_equal(test_call(g, NULL, "only 1 recover pause 5 no"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, &err), COX_REJECTED);
     kill_rank(g, 1);
     restart(g, 1);
     assert_int_equal(replay(g, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    assert_true(cox_executor_half_paused(test_group_executor(g)));
+    assert_true(cox_executor_partially_paused(test_group_executor(g)));
     assert_int_equal(recover(g, COX_RECOVER_START, &err), 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
-    assert_false(cox_executor_half_paused(test_group_executor(g)));
+    assert_false(cox_executor_partially_paused(test_group_executor(g)));
     assert_int_equal(recover(g, COX_RECOVER_START, &err), COX_STATE);
     test_group_free(g);
 }
@@ -593,7 +601,8 @@ static void expect_refused(struct test_group *g, const char *state, const char *
 {
     struct cox_error err = {0};
     struct step s;
-    const struct cox_submit_options options = {.gather = COX_GATHER_RANK0,
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
     assert_int_equal(step_call(g, &err), COX_STATE);
     assert_contains(err.text, state);

@@ -94,7 +94,8 @@ static void a24_what_is_in_flight_ends_by_a_death(void **state)
 {
     (void)state;
     for (uint32_t n = 1; n <= 8; n *= n == 1 ? 4 : 2) {
-        const struct cox_executor_options options = {.depth = 4};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = 4};
         struct test_group *g = test_group_start(n, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL};
@@ -144,7 +145,8 @@ static void p3_p8_a_stopped_rank_is_killed(void **state)
     snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
     const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
     for (int w = 0; w < 2; w++) {
-        const struct cox_executor_options options = {.command = w ? wrapped : NULL};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .command = w ? wrapped : NULL};
         struct test_group *g = test_group_start(2, w ? &options : NULL);
         struct cox_executor *executor = test_group_executor(g);
         struct cox_executor_status status;
@@ -177,7 +179,8 @@ static void p8_some_die_half_way_and_all_are_tried_again(void **state)
 {
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    const struct cox_executor_options options = {.command = fragile};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = fragile};
     struct test_group *g = test_group_start(3, &options);
     for (int k = 0; k < 2; k++) {
         struct cox_error err = {0};
@@ -195,7 +198,8 @@ static void p8_b2_those_that_never_attach(void **state)
 {
     (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    const struct cox_executor_options options = {.command = slow};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = slow};
     struct test_group *g = test_group_start(2, &options);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_executor_status status;
@@ -232,7 +236,8 @@ static void m15_a_stop_ends_it(void **state)
 {
     (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    const struct cox_executor_options options = {.command = slow};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = slow};
     struct test_group *g = test_group_start(2, &options);
     struct restarter restarter = {.executor = test_group_executor(g)};
     pthread_t thread;
@@ -261,7 +266,8 @@ static void *caller_main(void *argument)
 {
     struct caller *caller = argument;
     while (!atomic_load(&caller->stop) && !caller->other) {
-        const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_ALL,
                                                    .deadline_ns = patience()};
         int r = cox_executor_call_opaque(caller->executor, "echo x", 6, &options, NULL, NULL, NULL);
         if (r == 0)
@@ -340,7 +346,8 @@ static void a23_the_old_one_is_drained_before_the_new_one_is_started(void **stat
     for (int all = 0; all < 2; all++) {
         struct test_group *g = test_group_start(2, NULL);
         struct drain drain = {.executor = test_group_executor(g)};
-        const struct cox_submit_options options = {.gather = COX_GATHER_ALL,
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_ALL,
                                                    .deadline_ns = patience()};
         assert_int_equal(
             cox_executor_register(drain.executor, COX_CHANNEL_EXECUTE, drain_handler, &drain), 0);
@@ -382,7 +389,8 @@ static void a23_the_log_says_who_replaces_whom(void **state)
 {
     (void)state;
     struct log log = {.lock = PTHREAD_MUTEX_INITIALIZER};
-    const struct cox_executor_options options = {.log = {log_keep, &log}};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .log = {log_keep, &log}};
     struct test_group *g = test_group_start(2, &options);
     pid_t pids[3][2];
     char line[160];

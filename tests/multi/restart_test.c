@@ -127,7 +127,8 @@ static void p8_p4_the_next_life_owes_nothing(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
-        const struct cox_executor_options options = {.depth = depth};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth};
         struct test_group *g = test_group_start(2, &options);
         struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 100};
         test_stop_process(pid_of(g, 1));
@@ -170,7 +171,8 @@ static void p8_a_restart_that_dies_half_way_is_done_again(void **state)
 {
     (void)state;
     const char *const fragile[] = {test_worker_program(), "dies", "2", "3", NULL};
-    const struct cox_executor_options options = {.command = fragile};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = fragile};
     struct test_group *g = test_group_start(2, &options);
     struct cox_error err = {0};
     kill_rank(g, 1);
@@ -192,7 +194,8 @@ static void p8_b2_a_restart_that_never_attaches_ends_at_its_deadline(void **stat
 {
     (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    const struct cox_executor_options options = {.command = slow};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = slow};
     struct test_group *g = test_group_start(2, &options);
     struct cox_error err = {0};
     kill_rank(g, 0);
@@ -248,7 +251,8 @@ static void m15_a_stop_ends_a_restart(void **state)
 {
     (void)state;
     const char *const slow[] = {test_worker_program(), "sleeps", "2", NULL};
-    const struct cox_executor_options options = {.command = slow};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = slow};
     struct test_group *g = test_group_start(2, &options);
     kill_rank(g, 1);
     struct restarter restarter = {.executor = test_group_executor(g), .rank = 1};
@@ -268,7 +272,8 @@ static void p8_through_a_wrapper(void **state)
     char line[300];
     snprintf(line, sizeof line, "%s \"$@\"; exit $?", test_worker_program());
     const char *const wrapped[] = {"sh", "-c", line, "worker", NULL};
-    const struct cox_executor_options options = {.command = wrapped};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = wrapped};
     struct test_group *g = test_group_start(2, &options);
     for (int k = 0; k < 3; k++) {
         kill_rank(g, 1);
@@ -293,7 +298,8 @@ static void p8_what_cannot_be_restarted_is_refused(void **state)
 static void p8_p7_nothing_grows(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.name = NULL};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .name = NULL};
     struct test_group *g = test_group_start(2, &options);
     const char *name = cox_executor_name(test_group_executor(g));
     /* Every rank has logged on, and no connection of a dead one is there. */

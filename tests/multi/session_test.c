@@ -136,8 +136,9 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
 
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque};
-    struct cox_worker_options options = {0};
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .opaque = on_opaque};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
@@ -166,7 +167,8 @@ static char program[4096];
 static struct test_group *start(uint32_t rank_count, uint32_t depth)
 {
     static const char *command[] = {program, "worker", NULL};
-    const struct cox_executor_options options = {.command = command, .depth = depth};
+    const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .command = command, .depth = depth};
     return test_group_start(rank_count, &options);
 }
 
@@ -271,7 +273,8 @@ static void a29_a_full_ring_says_so_and_nothing_is_lost(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 8; depth *= 2) {
-        const struct cox_executor_options options = {.depth = depth};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth};
         struct test_group *g = test_group_start(2, &options);
         struct test_pipe *pipe = test_pipe_new();
         const struct test_how how = {.gather = COX_GATHER_ALL};

@@ -73,6 +73,7 @@ static int soak_submit(struct soak *soak)
     char text[32];
     int length = snprintf(text, sizeof text, "echo %ld", soak->left);
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
         .request_context = (void *)(intptr_t)soak->left,

@@ -129,6 +129,7 @@ static int step_call(struct test_group *g, const struct step *s, uint64_t timeou
                      struct test_completion *c)
 {
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_RANK0,
         .deadline_ns = cox_deadline_after_ms(timeout_ms),
     };
@@ -140,6 +141,7 @@ static int step_call(struct test_group *g, const struct step *s, uint64_t timeou
 static int step_submit(struct test_group *g, const struct step *s)
 {
     const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_RANK0,
         .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS),
     };

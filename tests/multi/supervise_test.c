@@ -49,6 +49,7 @@ struct death {
 
 struct group {
     struct cox_supervisor *supervisor;
+    struct cox_rank ranks[COX_RANK_COUNT_MAX];
     pthread_mutex_t lock;
     pthread_cond_t changed;
     struct line *lines;
@@ -92,6 +93,7 @@ static void group_init(struct group *g)
 {
     *g = (struct group){0};
     pthread_mutex_init(&g->lock, NULL);
+    cox_ranks_init(g->ranks, COX_RANK_COUNT_MAX);
     cox_condition_init(&g->changed);
 }
 
@@ -101,6 +103,7 @@ static int group_try(struct group *g, uint32_t rank_count, const char *const *co
     group_init(g);
     const struct cox_supervise_options options = {
         .rank_count = rank_count,
+        .ranks = g->ranks,
         .command = command,
         .pass_flags = pass_flags,
         .prefix = "/test",
@@ -253,6 +256,7 @@ static void m14_every_rank_gets_environment_and_flags(void **state)
         group_init(&g);
         const struct cox_supervise_options options = {
             .rank_count = n,
+            .ranks = g.ranks,
             .command = command,
             .pass_flags = true,
             .prefix = "/pre fix",
@@ -446,9 +450,9 @@ static void m14_how_a_worker_ended(void **state)
         assert_int_equal(cox_supervisor_signal(g.supervisor, rank, 0), COX_PEER_DEAD);
         assert_true(pidfd_is_dead(cox_supervisor_pidfd(g.supervisor, rank), 0));
         /* Who asks whether a death is coming may ask just after it came. */
-        assert_true(cox_supervisor_dying(g.supervisor, rank));
+        assert_true(cox_supervisor_exiting(g.supervisor, rank));
     }
-    assert_false(cox_supervisor_dying(g.supervisor, 3));
+    assert_false(cox_supervisor_exiting(g.supervisor, 3));
     snprintf(expected, sizeof expected, "rank 3 (pid %d) is alive",
              cox_supervisor_pid(g.supervisor, 3));
     cox_supervisor_describe(g.supervisor, 3, text, sizeof text);
@@ -590,6 +594,7 @@ static void m14_ranks_take_turns(void **state)
         NULL};
     const struct cox_supervise_options options = {
         .rank_count = 2,
+        .ranks = gate.group.ranks,
         .command = command,
         .prefix = "/test",
         .hooks = {.context = &gate, .line = on_gated_line},
@@ -638,6 +643,7 @@ static void expect_exec_failure(const char *program, const char *named, const ch
         group_init(&g);
         const struct cox_supervise_options options = {
             .rank_count = n,
+            .ranks = g.ranks,
             .command = command,
             .prefix = "/test",
             .hooks = {.context = &g, .line = on_line, .death = on_death},
@@ -757,8 +763,11 @@ static void b2_a_process_stopped_before_exec_is_given_up(void **state)
     (void)state;
     for (uint32_t rank = 0; rank < 3; rank++) {
         const char *const command[] = {"/bin/sleep", "1000", NULL};
+        struct cox_rank ranks[3];
+        cox_ranks_init(ranks, 3);
         const struct cox_supervise_options options = {
             .rank_count = 3,
+            .ranks = ranks,
             .command = command,
             .prefix = "/test",
             .deadline_ns = cox_deadline_after_ms(1000),
@@ -895,6 +904,7 @@ static void wrapped_start(struct wrapped *wrapped, const char *script)
     group_init(&wrapped->group);
     const struct cox_supervise_options options = {
         .rank_count = 1,
+        .ranks = wrapped->group.ranks,
         .command = command,
         .prefix = "/test",
         .hooks = {.context = wrapped,

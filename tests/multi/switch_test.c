@@ -81,7 +81,7 @@ static int worker_main(int argc, char **argv)
         .block_size = 4,
         .block_count = PROMPT_COUNT * (LENGTH / 4 + 1),
     };
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_worker *worker = NULL;
     struct cox_engine *engine = NULL;
     struct cox_error err = {0};
@@ -125,8 +125,11 @@ static void on_death(void *context, uint32_t rank, const char *text)
 static void group_start(uint32_t rank_count, const char *folder, const char *fault)
 {
     const char *const command[] = {program, "worker", NULL};
-    const struct cox_executor_options options = {
-        .rank_count = rank_count, .command = command, .attach = test_attach(), .death = on_death};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .rank_count = rank_count,
+                                                 .command = command,
+                                                 .attach = test_attach(),
+                                                 .death = on_death};
     const struct cox_recovery_options replaces = {
         .on_death = COX_ON_DEATH_RESTART, .backoff_min_ms = 1, .backoff_max_ms = 10};
     struct cox_recovery *started = NULL;

@@ -41,7 +41,9 @@ static uint64_t far_away(void)
 
 static int ask_call(struct cox_executor *executor)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = far_away()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = far_away()};
     struct cox_error err;
     return cox_executor_call_opaque(executor, "echo x", 6, &options, NULL, NULL, &err);
 }
@@ -80,7 +82,9 @@ static int ask_lora(struct cox_executor *executor)
 
 static int ask_submit(struct cox_executor *executor)
 {
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = far_away()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = far_away()};
     struct cox_error err;
     int r = cox_executor_submit_opaque(executor, "echo x", 6, &options, NULL, &err);
     return r == COX_FULL || r == COX_LATE ? 0 : r;
@@ -122,7 +126,8 @@ static void m9_a_stop_among_callers_closes_them_all(void **state)
 {
     (void)state;
     for (int round = 0; round < 10; round++) {
-        const struct cox_executor_options options = {.depth = 1 + (uint32_t)round % 4};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = 1 + (uint32_t)round % 4};
         struct test_group *g = test_group_start(2, &options);
         assert_int_equal(
             cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, ignore, NULL), 0);
@@ -157,8 +162,10 @@ static void m9_a_free_lets_callers_out_first(void **state)
     (void)state;
     const size_t count = ASK_COUNT - 1;
     for (uint32_t depth = 1; depth <= 4; depth += 3) {
-        const struct cox_executor_options options = {
-            .depth = depth, .finalize_ms = 200, .term_ms = 500};
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .depth = depth,
+                                                     .finalize_ms = 200,
+                                                     .term_ms = 500};
         struct test_group *g = test_group_start(2, &options);
         test_expect_echo(g, "x");
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
@@ -221,7 +228,9 @@ static void *stay_main(void *argument)
     request.execute_type = COXSWAIN__EXECUTE_TYPE__PD_LINK_STATUS_QUERY;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
     request.pd_link_status_request = &body;
-    const struct cox_submit_options options = {.gather = COX_GATHER_ALL, .deadline_ns = far_away()};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = far_away()};
     struct cox_error err;
     stay->result = cox_executor_call(stay->executor, &request, &options, stay_visit, stay, &err);
     return NULL;

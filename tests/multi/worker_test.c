@@ -128,9 +128,9 @@ static void spoil_line(const struct cox_worker_options *options)
 
 static int worker_main(int argc, char **argv)
 {
-    static const struct cox_worker_callbacks callbacks = {.opaque = on_opaque,
-                                                          .finalize = on_finalize};
-    struct cox_worker_options options = {0};
+    static const struct cox_worker_callbacks callbacks = {
+        .size = sizeof(struct cox_worker_callbacks), .opaque = on_opaque, .finalize = on_finalize};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_error err = {0};
     setvbuf(stdout, NULL, _IOLBF, 0);
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
@@ -225,7 +225,8 @@ static void a_second_process_of_a_rank_is_refused(void **state)
     (void)state;
     char name[64], output[1024], holder[128];
     for (int legacy = 0; legacy < 2; legacy++) {
-        struct cox_executor_options options = {.command = command_of("worker"),
+        struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                               .command = command_of("worker"),
                                                .name = test_unique_name(name),
                                                .keep_names = true,
                                                .legacy_workers = legacy};
@@ -254,8 +255,10 @@ static void of_many_at_once_one_is_the_rank(void **state)
     /* Each rank is a shell that starts four workers of the rank; one may stay. */
     snprintf(line, sizeof line, "for i in 1 2 3 4; do %s worker \"$@\" & done; wait", program);
     const char *const command[] = {"/bin/sh", "-c", line, "sh", NULL};
-    const struct cox_executor_options options = {
-        .command = command, .name = test_unique_name(name), .keep_names = true};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command,
+                                                 .name = test_unique_name(name),
+                                                 .keep_names = true};
     struct test_group *g = test_group_start(2, &options);
     char refused[32];
     snprintf(refused, sizeof refused, "run: %d ", COX_TAKEN);
@@ -272,7 +275,8 @@ static void p10_a_worker_refuses_a_line_that_cannot_be(void **state)
 {
     (void)state;
     test_needs_names();
-    const struct cox_executor_options options = {.command = command_of("worker_in_a_spoilt_line"),
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command_of("worker_in_a_spoilt_line"),
                                                  .rank_count = 1};
     struct test_group *g = NULL;
     struct cox_error err = {0};
@@ -290,7 +294,8 @@ static void p2_a_rank_that_left_is_told_though_its_process_lives(void **state)
     static const char *const modes[] = {"worker_that_never_frees", "worker_that_stays",
                                         "worker_that_only_attaches"};
     for (size_t i = 0; i < sizeof modes / sizeof modes[0]; i++) {
-        const struct cox_executor_options options = {.command = command_of(modes[i]),
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .command = command_of(modes[i]),
                                                      .finalize_ms = 200};
         struct test_group *g = test_group_start(2, &options);
         const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
@@ -328,7 +333,8 @@ static void p2_a_rank_that_left_is_told_though_its_process_lives(void **state)
 static void p2_a_rank_that_left_and_ended_is_dead(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.command = command_of("worker")};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
     test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "stop");
     test_submit(g, &(struct test_how){.gather = COX_GATHER_ALL}, "echo behind it");
@@ -375,7 +381,8 @@ static void m9_free_lets_reports_out_first(void **state)
         sem_init(&held.heard, 0, 0);
         sem_init(&held.freed, 0, 0);
         sem_init(&held.released, 0, 0);
-        const struct cox_executor_options options = {.command = command_of("worker_that_reports"),
+        const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                     .command = command_of("worker_that_reports"),
                                                      .rank_count = 1,
                                                      .fault = hold_fault,
                                                      .line = hear_freed,
@@ -385,8 +392,10 @@ static void m9_free_lets_reports_out_first(void **state)
             fail_msg("%s", err.text);
         while (sem_wait(&held.heard))
             continue;
-        const struct cox_submit_options how = {
-            .gather = COX_GATHER_ALL, .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
+        const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns =
+                                                   cox_deadline_after_ms(TEST_PATIENCE_MS)};
         cox_executor_call_opaque(held.executor, "stop", 4, &how, NULL, NULL, &err);
         const struct timespec until = cox_deadline_timespec(how.deadline_ns);
         int freed;
@@ -404,7 +413,8 @@ static void m9_free_lets_reports_out_first(void **state)
 static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.command = command_of("worker")};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
     struct test_completion c;
     assert_int_equal(test_call(g, &c, "report late"), 0);
@@ -418,7 +428,8 @@ static void a_report_after_its_deadline_takes_a_slot_that_is_free(void **state)
 static void a_report_is_cut_between_characters(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.command = command_of("worker")};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
     assert_int_equal(test_call(g, NULL, "report wide"), 0);
     test_await_faults(g, 1);
@@ -432,7 +443,8 @@ static void a_channel_thread_that_fails_is_what_run_returns(void **state)
 {
     (void)state;
     test_needs_names();
-    const struct cox_executor_options options = {.command =
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command =
                                                      command_of("worker_with_a_broken_semaphore")};
     struct test_group *g = test_group_start(1, &options);
     char text[160];
@@ -448,7 +460,8 @@ static void a_channel_thread_that_fails_is_what_run_returns(void **state)
 static void m5_a_callback_has_the_fault_handlers_of_its_host(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.command = command_of("worker")};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command_of("worker")};
     struct test_group *g = test_group_start(1, &options);
     for (int k = 0; k < 3; k++) {
         struct test_completion c;
@@ -465,7 +478,8 @@ static void b16_p10_a_coordinator_cannot_write_what_a_rank_says(void **state)
     (void)state;
     if (test_attach() != COX_ATTACH_SEALED)
         skip();
-    const struct cox_executor_options options = {.command = command_of("worker")};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command_of("worker")};
     struct test_group *g = test_group_start(2, &options);
     FILE *maps = fopen("/proc/self/maps", "re");
     char line[512], permissions[8];
@@ -486,7 +500,8 @@ static void b16_p10_a_coordinator_cannot_write_what_a_rank_says(void **state)
 static void limits_that_cannot_be_are_told_as_such(void **state)
 {
     (void)state;
-    const struct cox_executor_options options = {.command = command_of("worker_with_wild_limits"),
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command_of("worker_with_wild_limits"),
                                                  .rank_count = 1};
     struct test_group *g = NULL;
     struct cox_error err = {0};
@@ -508,8 +523,10 @@ static void p10_a_frame_that_is_written_again_is_not_served(void **state)
     (void)state;
     char name[64];
     setenv("COXSWAIN_FAULT", "rank.taken:stop:0:1", 1);
-    const struct cox_executor_options options = {
-        .command = command_of("worker"), .name = test_unique_name(name), .keep_names = true};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command_of("worker"),
+                                                 .name = test_unique_name(name),
+                                                 .keep_names = true};
     struct test_group *g = test_group_start(1, &options);
     unsetenv("COXSWAIN_FAULT");
     struct cox_executor *executor = test_group_executor(g);
@@ -520,7 +537,8 @@ static void p10_a_frame_that_is_written_again_is_not_served(void **state)
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     request.has_execute_type = 1;
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
-    const struct cox_submit_options how = {.gather = COX_GATHER_ALL,
+    const struct cox_submit_options how = {.size = sizeof(struct cox_submit_options),
+                                           .gather = COX_GATHER_ALL,
                                            .deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS)};
     uint64_t sequence;
     assert_int_equal(cox_executor_submit(executor, &request, &how, &sequence, NULL), 0);
@@ -563,6 +581,7 @@ static int coordinator_main(const char *argument)
     const char *const command[] = {"/bin/sh", "-c", line, NULL};
     bool at_once = strcmp(argument, "worker_that_never_runs") == 0;
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = 1,
         .command = command,
         .no_flags = true,

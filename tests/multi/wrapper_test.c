@@ -26,8 +26,10 @@ static void assert_contains(const char *text, const char *part)
 
 static struct test_group *group_of(const char *const *command, uint32_t rank_count)
 {
-    const struct cox_executor_options options = {
-        .command = command, .finalize_ms = command == stays ? 200 : TEST_PATIENCE_MS};
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .command = command,
+                                                 .finalize_ms =
+                                                     command == stays ? 200 : TEST_PATIENCE_MS};
     return test_group_start(rank_count, &options);
 }
 
@@ -196,6 +198,7 @@ static int fail_to_start(const char *script, struct said *said)
 {
     const char *const command[] = {"sh", "-c", script, "sh", NULL};
     const struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options),
         .rank_count = 2,
         .command = command,
         .start_timeout_ms = 1000,

@@ -1,4 +1,4 @@
-"""columns.py: no line of C is longer than 100 columns, comments included.
+"""columns.py: no line of C or of a .proto is longer than 100 columns, comments included.
 
 A line with a string literal may be longer: texts are not broken, so that a message is found by its words.
 Fields of a struct have their comment above them. Run by CTest, or by hand: python3 tests/tree/columns.py
@@ -30,7 +30,8 @@ def check(files):
 
 def main():
     files = {str(path.relative_to(ROOT)): path.read_text()
-             for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.[ch]"))}
+             for folder in FOLDERS for pattern in ("*.[ch]", "*.proto")
+             for path in sorted((ROOT / folder).rglob(pattern))}
     problems = check(files)
     for wrong in ("/* " + "word " * 20 + "*/\n", "struct a {\n    int b; /* of c */\n};\n"):
         if not check({"wrong.c": wrong}):

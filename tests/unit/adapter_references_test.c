@@ -34,76 +34,76 @@ static bool at_once(void *context)
 static void m13_a_name_is_one_as_long_as_somebody_has_it(void **state)
 {
     (void)state;
-    struct cox_adapter_references *uses;
-    struct cox_lora_use *first, *second, *other;
+    struct cox_adapter_references *references;
+    struct cox_adapter_reference *first, *second, *other;
     char name[COX_LORA_NAME_LENGTH_MAX + 2];
-    assert_int_equal(cox_adapter_references_new(&uses), 0);
-    assert_int_equal(cox_adapter_references_take(uses, "a", &first), 0);
-    assert_int_equal(cox_adapter_references_take(uses, "a", &second), 0);
-    assert_int_equal(cox_adapter_references_take(uses, "b", &other), 0);
+    assert_int_equal(cox_adapter_references_new(&references), 0);
+    assert_int_equal(cox_adapter_references_take(references, "a", &first), 0);
+    assert_int_equal(cox_adapter_references_take(references, "a", &second), 0);
+    assert_int_equal(cox_adapter_references_take(references, "b", &other), 0);
     assert_ptr_equal(first, second);
     assert_ptr_not_equal(first, other);
     assert_string_equal(other->name, "b");
-    assert_ptr_equal(cox_adapter_references_again(uses, first), first);
-    assert_null(cox_adapter_references_again(uses, NULL));
-    assert_int_equal(cox_adapter_references_count(uses, "a"), 3);
-    assert_int_equal(cox_adapter_references_count(uses, "c"), 0);
+    assert_ptr_equal(cox_adapter_references_again(references, first), first);
+    assert_null(cox_adapter_references_again(references, NULL));
+    assert_int_equal(cox_adapter_references_count(references, "a"), 3);
+    assert_int_equal(cox_adapter_references_count(references, "c"), 0);
     for (int i = 0; i < 3; i++)
-        cox_adapter_references_give(uses, first);
-    cox_adapter_references_give(uses, NULL);
-    assert_int_equal(cox_adapter_references_count(uses, "a"), 0);
-    assert_int_equal(cox_adapter_references_count(uses, "b"), 1);
+        cox_adapter_references_give(references, first);
+    cox_adapter_references_give(references, NULL);
+    assert_int_equal(cox_adapter_references_count(references, "a"), 0);
+    assert_int_equal(cox_adapter_references_count(references, "b"), 1);
     memset(name, 'x', sizeof name);
     name[sizeof name - 1] = '\0';
-    assert_int_equal(cox_adapter_references_take(uses, name, &first), COX_TOO_LARGE);
+    assert_int_equal(cox_adapter_references_take(references, name, &first), COX_TOO_LARGE);
     name[sizeof name - 2] = '\0';
-    assert_int_equal(cox_adapter_references_take(uses, name, &first), 0);
-    cox_adapter_references_free(uses);
+    assert_int_equal(cox_adapter_references_take(references, name, &first), 0);
+    cox_adapter_references_free(references);
 }
 
 static void m13_a_closed_name_is_not_taken_until_it_is_open(void **state)
 {
     (void)state;
-    struct cox_adapter_references *uses;
-    struct cox_lora_use *use;
+    struct cox_adapter_references *references;
+    struct cox_adapter_reference *reference;
     uint32_t count = 0;
-    assert_int_equal(cox_adapter_references_new(&uses), 0);
+    assert_int_equal(cox_adapter_references_new(&references), 0);
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(cox_adapter_references_close(uses, "a", 0, NULL, NULL, &count), 0);
-        assert_int_equal(cox_adapter_references_take(uses, "a", &use), COX_BUSY);
-        assert_int_equal(cox_adapter_references_take(uses, "b", &use), 0);
-        cox_adapter_references_give(uses, use);
-        cox_adapter_references_open(uses, "a");
-        cox_adapter_references_open(uses, "never there");
-        assert_int_equal(cox_adapter_references_take(uses, "a", &use), 0);
-        cox_adapter_references_give(uses, use);
+        assert_int_equal(cox_adapter_references_close(references, "a", 0, NULL, NULL, &count), 0);
+        assert_int_equal(cox_adapter_references_take(references, "a", &reference), COX_BUSY);
+        assert_int_equal(cox_adapter_references_take(references, "b", &reference), 0);
+        cox_adapter_references_give(references, reference);
+        cox_adapter_references_open(references, "a");
+        cox_adapter_references_open(references, "never there");
+        assert_int_equal(cox_adapter_references_take(references, "a", &reference), 0);
+        cox_adapter_references_give(references, reference);
     }
-    cox_adapter_references_free(uses);
+    cox_adapter_references_free(references);
 }
 
 static void m13_a_close_that_is_given_up_opens_the_name_again(void **state)
 {
     (void)state;
-    struct cox_adapter_references *uses;
-    struct cox_lora_use *use;
+    struct cox_adapter_references *references;
+    struct cox_adapter_reference *reference;
     uint32_t count = 0;
-    assert_int_equal(cox_adapter_references_new(&uses), 0);
-    assert_int_equal(cox_adapter_references_take(uses, "a", &use), 0);
-    assert_ptr_equal(cox_adapter_references_again(uses, use), use);
-    assert_int_equal(cox_adapter_references_close(uses, "a", cox_now_ns(), NULL, NULL, &count),
-                     COX_BUSY);
+    assert_int_equal(cox_adapter_references_new(&references), 0);
+    assert_int_equal(cox_adapter_references_take(references, "a", &reference), 0);
+    assert_ptr_equal(cox_adapter_references_again(references, reference), reference);
+    assert_int_equal(
+        cox_adapter_references_close(references, "a", cox_now_ns(), NULL, NULL, &count), COX_BUSY);
     assert_int_equal(count, 2);
     count = 0;
-    assert_int_equal(cox_adapter_references_close(uses, "a", patience(), at_once, NULL, &count),
-                     COX_BUSY);
+    assert_int_equal(
+        cox_adapter_references_close(references, "a", patience(), at_once, NULL, &count), COX_BUSY);
     assert_int_equal(count, 2);
-    assert_ptr_equal(cox_adapter_references_again(uses, use), use);
-    assert_int_equal(cox_adapter_references_take(uses, "a", &use), 0);
-    cox_adapter_references_free(uses);
+    assert_ptr_equal(cox_adapter_references_again(references, reference), reference);
+    assert_int_equal(cox_adapter_references_take(references, "a", &reference), 0);
+    cox_adapter_references_free(references);
 }
 
 struct closing {
-    struct cox_adapter_references *uses;
+    struct cox_adapter_references *references;
     int result;
     _Atomic bool over;
 };
@@ -113,7 +113,7 @@ static void *close_main(void *context)
     struct closing *closing = context;
     uint32_t count;
     closing->result =
-        cox_adapter_references_close(closing->uses, "a", patience(), NULL, NULL, &count);
+        cox_adapter_references_close(closing->references, "a", patience(), NULL, NULL, &count);
     atomic_store(&closing->over, true);
     return NULL;
 }
@@ -122,28 +122,28 @@ static void m13_a_close_waits_for_the_last_one(void **state)
 {
     (void)state;
     struct closing closing = {.result = -1};
-    struct cox_lora_use *use, *more;
+    struct cox_adapter_reference *reference, *more;
     pthread_t thread;
-    assert_int_equal(cox_adapter_references_new(&closing.uses), 0);
-    assert_int_equal(cox_adapter_references_take(closing.uses, "a", &use), 0);
+    assert_int_equal(cox_adapter_references_new(&closing.references), 0);
+    assert_int_equal(cox_adapter_references_take(closing.references, "a", &reference), 0);
     assert_int_equal(pthread_create(&thread, NULL, close_main, &closing), 0);
-    while (cox_adapter_references_take(closing.uses, "a", &more) == 0)
-        cox_adapter_references_give(closing.uses, more);
+    while (cox_adapter_references_take(closing.references, "a", &more) == 0)
+        cox_adapter_references_give(closing.references, more);
     /* Closed, and a copy of one that there is is not refused. */
-    assert_ptr_equal(cox_adapter_references_again(closing.uses, use), use);
-    cox_adapter_references_give(closing.uses, use);
+    assert_ptr_equal(cox_adapter_references_again(closing.references, reference), reference);
+    cox_adapter_references_give(closing.references, reference);
     assert_false(atomic_load(&closing.over));
-    cox_adapter_references_give(closing.uses, use);
+    cox_adapter_references_give(closing.references, reference);
     pthread_join(thread, NULL);
     assert_int_equal(closing.result, 0);
-    assert_int_equal(cox_adapter_references_take(closing.uses, "a", &use), COX_BUSY);
-    cox_adapter_references_free(closing.uses);
+    assert_int_equal(cox_adapter_references_take(closing.references, "a", &reference), COX_BUSY);
+    cox_adapter_references_free(closing.references);
 }
 
 /* ---- in the table ---- */
 
 static struct cox_table *table;
-static struct cox_adapter_references *table_uses;
+static struct cox_adapter_references *table_references;
 static const struct cox_batch *batch;
 static struct cox_error err;
 static uint64_t sequence;
@@ -156,7 +156,7 @@ static int table_setup(void **state)
     sequence = 0;
     if (cox_table_new(8, 64, &table))
         return -1;
-    table_uses = cox_table_adapter_references(table);
+    table_references = cox_table_adapter_references(table);
     return 0;
 }
 
@@ -187,7 +187,7 @@ static void announce(Request *request, uint32_t slot, int64_t id, const char *lo
 
 static uint32_t count_of(const char *name)
 {
-    return cox_adapter_references_count(table_uses, name);
+    return cox_adapter_references_count(table_references, name);
 }
 
 static void m13_rows_name_the_adapter_they_were_announced_with(void **state)
@@ -253,13 +253,13 @@ static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void 
     cox_table_commit(table);
     /* Closed for good is only what has none; so that it stays closed, one is closed that nobody
      * has. */
-    assert_int_equal(cox_adapter_references_close(table_uses, "b", 0, NULL, NULL, &count), 0);
+    assert_int_equal(cox_adapter_references_close(table_references, "b", 0, NULL, NULL, &count), 0);
     request = packed_new(COX_FORWARD_PREFILL, sequence);
     announce(request, 1, 11, "b");
     assert_int_equal(apply(request), COX_BUSY);
     assert_non_null(strstr(err.text, "announced 0: the LoRA adapter 'b' is being unloaded"));
     assert_int_equal(count_of("b"), 0);
-    cox_adapter_references_open(table_uses, "b");
+    cox_adapter_references_open(table_references, "b");
     request = packed_new(COX_FORWARD_PREFILL, cox_table_base(table));
     announce(request, 1, 11, "b");
     assert_int_equal(apply(request), 0);
@@ -278,17 +278,17 @@ static void m13_sequences_of_a_closed_name_are_refused_but_those_there_are(void 
 static void m13_what_lives_is_announced_again_under_a_closed_name(void **state)
 {
     (void)state;
-    struct closing closing = {.uses = table_uses, .result = -1};
+    struct closing closing = {.references = table_references, .result = -1};
     pthread_t thread;
-    struct cox_lora_use *use;
+    struct cox_adapter_reference *reference;
     Request *request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
     announce(request, 1, 11, "b");
     assert_int_equal(apply(request), 0);
     cox_table_commit(table);
     assert_int_equal(pthread_create(&thread, NULL, close_main, &closing), 0);
-    while (cox_adapter_references_take(table_uses, "a", &use) == 0)
-        cox_adapter_references_give(table_uses, use);
+    while (cox_adapter_references_take(table_references, "a", &reference) == 0)
+        cox_adapter_references_give(table_references, reference);
     request = packed_new(COX_FORWARD_PREFILL, 0);
     announce(request, 0, 10, "a");
     announce(request, 1, 11, "a");

@@ -8,6 +8,9 @@ endforeach()
 cox_unit_test(NAME options TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/options_test.c ${channel_fixture}
     LIBS coxswain_worker_lib)
+cox_unit_test(NAME sized_options TIER quick
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/sized_options_test.c
+    LIBS coxswain_coordinator coxswain_worker_lib)
 # The linker sends the gate's system calls through the test, which counts them.
 cox_unit_test(NAME gate_futex TIER quick TIMEOUT 120
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/gate_futex_test.c ${channel_fixture}
@@ -19,5 +22,5 @@ cox_unit_test(NAME closer TIER quick
     LIBS coxswain_channel)
 target_link_options(test_unit_closer PRIVATE -Wl,--wrap=cox_thread_start)
 
-cox_unit_test(NAME bulk TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/bulk_test.c
+cox_unit_test(NAME large_payload TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/large_payload_test.c
     LIBS coxswain_testlib TIMEOUT 60)

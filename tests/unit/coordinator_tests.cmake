@@ -15,7 +15,7 @@ cox_unit_test(NAME shared_weights TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/shared_weights_test.c ${CMAKE_CURRENT_LIST_DIR}/scheduler_fixture.c
             ${CMAKE_CURRENT_LIST_DIR}/model_fixture.c
     LIBS coxswain_commands coxswain_worker_lib coxswain_model)
-foreach(name latency last_errors gathering)
+foreach(name latency last_errors gathering rank)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)
 endforeach()

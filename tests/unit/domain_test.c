@@ -1,4 +1,4 @@
-/* Domains: the table, memory of host, staged and a domain from outside, and copies between them. */
+/* Domains: the table, memory of host, bounce and a user-defined domain, and copies between them. */
 #include "channel/memory/domain/domain.h"
 
 #include <fcntl.h>
@@ -12,7 +12,7 @@
 #include "channel_fixture.h"
 
 #define PAGE UINT64_C(4096)
-/* No whole number of pages, nor of the pieces that go through the host. */
+/* Neither a multiple of pages, nor of the pieces that are copied through the host. */
 #define SIZE (UINT64_C(700) * 1024 + 13)
 
 static struct cox_domains *domains;
@@ -20,9 +20,9 @@ static struct inverted_context inverted;
 static uint8_t pattern[SIZE], seen[SIZE];
 
 static const struct cox_domain_id host_id = {COX_DOMAIN_HOST, 0};
-static const struct cox_domain_id staged_id = {COX_DOMAIN_STAGED, 0};
+static const struct cox_domain_id bounce_id = {COX_DOMAIN_BOUNCE, 0};
 static const struct cox_domain_id inverted_id = {INVERTED_KIND, 1};
-static const struct cox_domain_id *const ids[] = {&host_id, &staged_id, &inverted_id};
+static const struct cox_domain_id *const ids[] = {&host_id, &bounce_id, &inverted_id};
 #define ID_COUNT (sizeof ids / sizeof ids[0])
 
 static int setup(void **state)
@@ -77,7 +77,7 @@ static void destroy(struct cox_domain_memory *memory)
             fail_msg("expected %d with '%s', got %d '%s'", expected, word, refused_r, err.text);   \
     } while (0)
 
-/* More than this machine has, really reserved, would end other programs. */
+/* If more than the free memory were really allocated, the kernel would kill other programs. */
 #define RESERVED_MAX (UINT64_C(1) << 30)
 int __real_posix_fallocate(int fd, off_t offset, off_t size);
 int __wrap_posix_fallocate(int fd, off_t offset, off_t size);
@@ -88,8 +88,8 @@ int __wrap_posix_fallocate(int fd, off_t offset, off_t size)
     return __real_posix_fallocate(fd, offset, size);
 }
 
-/* Cut short and sealed then, between two looks of whoever attaches: by the file's maker, who is not
- * to be trusted. */
+/* Truncated and then sealed by its untrusted creator, between two checks of the attaching
+ * process. */
 static bool cuts;
 int __real_fcntl(int fd, int command, ...);
 int __wrap_fcntl(int fd, int command, ...);
@@ -119,8 +119,8 @@ static void h27_a_domain_is_found_by_numbers_that_are_checked(void **state)
     assert_ptr_equal(context, &inverted);
     assert_int_equal(cox_domains_find(domains, host_id, &functions, &context, NULL), 0);
     assert_string_equal(functions->name, "host");
-    assert_int_equal(cox_domains_find(domains, staged_id, &functions, &context, NULL), 0);
-    assert_string_equal(functions->name, "staged");
+    assert_int_equal(cox_domains_find(domains, bounce_id, &functions, &context, NULL), 0);
+    assert_string_equal(functions->name, "bounce");
 
     const struct cox_domain_id wrong[] = {
         {0, 0},   {COX_DOMAIN_CUDA, 0}, {4, 0},         {63, 0}, {76, 0},
@@ -129,11 +129,11 @@ static void h27_a_domain_is_found_by_numbers_that_are_checked(void **state)
         REFUSED(COX_INVALID, "no domains of kind",
                 cox_domains_find(domains, wrong[i], &functions, &context, &err));
     const struct cox_domain_id beyond[] = {
-        {COX_DOMAIN_HOST, 1}, {COX_DOMAIN_STAGED, UINT32_MAX}, {INVERTED_KIND, 2}};
+        {COX_DOMAIN_HOST, 1}, {COX_DOMAIN_BOUNCE, UINT32_MAX}, {INVERTED_KIND, 2}};
     for (size_t i = 0; i < sizeof beyond / sizeof beyond[0]; i++)
         REFUSED(COX_INVALID, "of them",
                 cox_domains_find(domains, beyond[i], &functions, &context, &err));
-    assert_string_equal(functions->name, "staged"); /* untouched */
+    assert_string_equal(functions->name, "bounce"); /* untouched */
 }
 
 static int add(uint32_t kind, uint32_t device_count, const struct cox_domain_functions *functions,
@@ -146,7 +146,7 @@ static void h27_only_whole_domains_of_the_users_kinds_are_added_once(void **stat
 {
     (void)state;
     const struct cox_domain_functions *good = &inverted_domain_functions;
-    const uint32_t kinds[] = {0,   COX_DOMAIN_HOST, COX_DOMAIN_STAGED, COX_DOMAIN_CUDA, 63,
+    const uint32_t kinds[] = {0,   COX_DOMAIN_HOST, COX_DOMAIN_BOUNCE, COX_DOMAIN_CUDA, 63,
                               128, UINT32_MAX};
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         REFUSED(COX_INVALID, "64 to 127", add(kinds[i], 1, good, &err));
@@ -186,7 +186,7 @@ static void h27_only_whole_domains_of_the_users_kinds_are_added_once(void **stat
     assert_int_equal(add(127, 1, good, NULL), 0);
 }
 
-/* host, staged, two inverted: 28 are left of 32. */
+/* host, bounce and two inverted ones leave 28 of 32 */
 static void h12_h27_a_full_table_says_so(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void h27_freeing_no_table_is_nothing(void **state)
     assert_null(cox_domains_free(NULL));
 }
 
-/* ---- bytes ---- */
+/* ---- copies ---- */
 
 static void h24_h25_what_is_copied_in_comes_out(void **state)
 {
@@ -222,11 +222,11 @@ static void h24_h25_what_is_copied_in_comes_out(void **state)
         memset(seen, 0x5a, SIZE);
         assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
         for (size_t k = 0; k < SIZE; k++)
-            assert_int_equal(seen[k], 0); /* as it was made */
+            assert_int_equal(seen[k], 0); /* as created */
         assert_int_equal(cox_domain_copy_to(memory, 0, pattern, SIZE, NULL), 0);
         assert_int_equal(cox_domain_copy_from(memory, 0, seen, SIZE, NULL), 0);
         assert_memory_equal(seen, pattern, SIZE);
-        /* A part, at odd places; what is beside it stays. */
+        /* A part at odd offsets; the bytes beside it stay. */
         assert_int_equal(cox_domain_copy_to(memory, 4093, pattern, 10, NULL), 0);
         memset(seen, 0x5a, SIZE);
         assert_int_equal(cox_domain_copy_from(memory, 4092, seen, 12, NULL), 0);
@@ -261,7 +261,7 @@ static void h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits(vo
             REFUSED(COX_INVALID, "bytes from offset",
                     cox_domain_copy(other, 0, memory, offset, size, &err));
         }
-        /* Nothing at the very end is something that is there. */
+        /* 0 bytes at the very end are a valid range. */
         assert_int_equal(cox_domain_copy_to(memory, SIZE, pattern, 0, NULL), 0);
         assert_int_equal(cox_domain_copy_from(memory, SIZE, seen, 0, NULL), 0);
         assert_int_equal(cox_domain_copy(memory, SIZE, other, SIZE, 0, NULL), 0);
@@ -280,7 +280,7 @@ static void h26_any_two_domains_copy_to_each_other(void **state)
             assert_int_equal(cox_domain_copy(to, 0, from, 0, SIZE, NULL), 0);
             assert_int_equal(cox_domain_copy_from(to, 0, seen, SIZE, NULL), 0);
             assert_memory_equal(seen, pattern, SIZE);
-            /* Other offsets, nothing beside them. */
+            /* Other offsets; the bytes beside them stay. */
             assert_int_equal(cox_domain_copy(to, 100001, from, 3, 300000, NULL), 0);
             assert_int_equal(cox_domain_copy_from(to, 0, seen, SIZE, NULL), 0);
             assert_memory_equal(seen, pattern, 100001);
@@ -312,24 +312,24 @@ static void h26_within_one_memory_what_overlaps_is_refused(void **state)
 
 /* ---- each domain ---- */
 
-static void h28_host_memory_has_an_address_and_staged_memory_none(void **state)
+static void h28_host_memory_has_an_address_and_bounce_memory_none(void **state)
 {
     (void)state;
-    struct cox_domain_memory *host = created(host_id, SIZE), *staged = created(staged_id, SIZE);
+    struct cox_domain_memory *host = created(host_id, SIZE), *bounce = created(bounce_id, SIZE);
     assert_non_null(host->address);
-    assert_null(staged->address);
-    assert_int_equal(staged->device_address, 0);
+    assert_null(bounce->address);
+    assert_int_equal(bounce->device_address, 0);
     memcpy((uint8_t *)host->address + 5, pattern, 1000);
     assert_int_equal(cox_domain_copy_from(host, 5, seen, 1000, NULL), 0);
     assert_memory_equal(seen, pattern, 1000);
-    /* The kernel knows of no mapping either. */
+    /* The kernel has no mapping either. */
     char line[512];
     FILE *maps = fopen("/proc/self/maps", "re");
     assert_non_null(maps);
     while (fgets(line, sizeof line, maps))
-        assert_null(strstr(line, "cox_staged"));
+        assert_null(strstr(line, "cox_bounce"));
     fclose(maps);
-    destroy(staged);
+    destroy(bounce);
     destroy(host);
 }
 
@@ -421,7 +421,7 @@ static void h28_memory_that_is_not_there_is_told_with_what_was_needed(void **sta
         }
 }
 
-/* Pages that are in use somewhere are not there to be reserved. */
+/* Pages in use elsewhere cannot be allocated. */
 static void h28_memory_that_others_use_is_no_memory_to_reserve(void **state)
 {
     (void)state;
@@ -441,11 +441,11 @@ static void h28_memory_that_others_use_is_no_memory_to_reserve(void **state)
     }
 }
 
-/* One byte beyond it, and SIGXFSZ would end the process. */
+/* One byte beyond the limit, and SIGXFSZ would kill the process. */
 static void beyond_the_limit(void *context)
 {
     struct rlimit limit = {65536, 65536};
-    struct cox_domain_memory *memory = NULL, *staged = context;
+    struct cox_domain_memory *memory = NULL, *bounce = context;
     struct cox_error err = {0};
     CHECK(setrlimit(RLIMIT_FSIZE, &limit) == 0);
     for (size_t i = 0; i < 2; i++) {
@@ -457,20 +457,20 @@ static void beyond_the_limit(void *context)
         CHECK(functions->create(own, 0, 65536, false, &memory, NULL) == 0);
         CHECK(cox_domain_copy_to(memory, 0, pattern, 65536, NULL) == 0);
     }
-    /* It was made where there was no limit. */
-    CHECK(cox_domain_copy_to(staged, 0, pattern, 65536, NULL) == 0);
-    CHECK(cox_domain_copy_to(staged, 1, pattern, 65536, NULL) == COX_NO_SPACE);
+    /* Created where there was no limit. */
+    CHECK(cox_domain_copy_to(bounce, 0, pattern, 65536, NULL) == 0);
+    CHECK(cox_domain_copy_to(bounce, 1, pattern, 65536, NULL) == COX_NO_SPACE);
 }
 
 static void h28_a_limit_of_file_sizes_is_an_error_and_no_signal(void **state)
 {
     (void)state;
-    struct cox_domain_memory *staged = created(staged_id, SIZE);
-    child_run(beyond_the_limit, staged);
-    destroy(staged);
+    struct cox_domain_memory *bounce = created(bounce_id, SIZE);
+    child_run(beyond_the_limit, bounce);
+    destroy(bounce);
 }
 
-/* ---- a domain from outside ---- */
+/* ---- a user-defined domain ---- */
 
 static void h27_a_domain_from_outside_is_asked_for_every_byte(void **state)
 {
@@ -479,16 +479,16 @@ static void h27_a_domain_from_outside_is_asked_for_every_byte(void **state)
     struct cox_domain_memory *host = created(host_id, SIZE);
     assert_int_equal(inverted.created, 2);
     assert_int_equal(cox_domain_copy_to(from, 0, pattern, SIZE, NULL), 0);
-    /* What lies there is not what was copied. */
+    /* The domain stores other bytes than were copied. */
     assert_int_equal(pread(from->fd, seen, SIZE, 0), (ssize_t)SIZE);
     for (size_t k = 0; k < SIZE; k++)
         assert_int_equal((uint8_t)~seen[k], pattern[k]);
-    /* From host memory in one go, without a piece between. */
+    /* From host memory in one copy, without a bounce buffer. */
     inverted.copied_to = 0;
     memcpy(host->address, pattern, SIZE);
     assert_int_equal(cox_domain_copy(to, 0, host, 0, SIZE, NULL), 0);
     assert_int_equal(inverted.copied_to, 1);
-    /* Within the domain through the host, piece by piece. */
+    /* Within the domain through the host, in pieces. */
     inverted.copied_to = inverted.copied_from = 0;
     assert_int_equal(cox_domain_copy(to, 0, from, 0, SIZE, NULL), 0);
     assert_true(inverted.copied_to > 1);
@@ -537,7 +537,7 @@ static void h26_a_copy_that_fails_ends_there_with_its_reason(void **state)
 {
     (void)state;
     struct cox_domain_functions failing = inverted_domain_functions;
-    struct cox_domain_memory *from = created(staged_id, SIZE), *to = created(inverted_id, SIZE);
+    struct cox_domain_memory *from = created(bounce_id, SIZE), *to = created(inverted_id, SIZE);
     failing.copy_to = failing_copy_to;
     to->functions = &failing;
     copies_left = 1;
@@ -573,7 +573,7 @@ int main(void)
         DOMAIN_TEST(h24_h25_ranges_are_checked_also_where_their_end_is_beyond_64_bits),
         DOMAIN_TEST(h26_any_two_domains_copy_to_each_other),
         DOMAIN_TEST(h26_within_one_memory_what_overlaps_is_refused),
-        DOMAIN_TEST(h28_host_memory_has_an_address_and_staged_memory_none),
+        DOMAIN_TEST(h28_host_memory_has_an_address_and_bounce_memory_none),
         DOMAIN_TEST(h28_memory_can_neither_shrink_nor_grow_nor_be_kept_by_exec),
         DOMAIN_TEST(b14_h28_memory_that_is_cut_short_while_it_is_looked_at_is_refused),
         DOMAIN_TEST(h28_all_pages_are_there_unless_they_are_to_come_on_demand),

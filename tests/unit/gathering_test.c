@@ -27,14 +27,14 @@ static void m4_b33_an_answer_larger_than_what_is_free_is_refused(void **state)
     char text[COX_RANK_TEXT_SIZE];
     struct cox_gathering_rank rank = {.ref = {.size = size}, .text = text};
     struct cox_gathering gathering = {.rank_count = 1, .results = &result, .ranks = &rank};
-    const struct cox_block_intake intake = {.size_max = UINT64_MAX};
+    const struct cox_reply_limits reply_limits = {.size_max = UINT64_MAX};
     int fd = memfd_create("answer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, (off_t)size), 0);
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
     assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
     assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &rank.ref.handle, NULL), 0);
-    assert_int_equal(cox_gathering_take_block(&gathering, &intake, 0, COX_TYPE_OPAQUE), 0);
+    assert_int_equal(cox_gathering_take_block(&gathering, &reply_limits, 0, COX_TYPE_OPAQUE), 0);
     assert_int_equal(result.outcome, COX_OUTCOME_ERROR);
     assert_int_equal(result.code, COX_NO_SPACE);
     assert_non_null(strstr(result.text, "available"));

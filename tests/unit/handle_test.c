@@ -965,7 +965,9 @@ static void l14_b26_nobody_consents_unless_asked(void **state)
 static void consents_as_asked(void *context)
 {
     struct cox_exporter *own = NULL;
-    struct cox_exporter_options options = {.consent = COX_CONSENT_PROCESS, .consent_pid = 4711};
+    struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                           .consent = COX_CONSENT_PROCESS,
+                                           .consent_pid = 4711};
     struct cox_error err = {0};
     (void)context;
     argument_deny(SYS_prctl, 1, 4711, EDOM);
@@ -995,7 +997,8 @@ static void consents_here(void *context)
 {
     (void)context;
     bool yama = access("/proc/sys/kernel/yama/ptrace_scope", F_OK) == 0;
-    struct cox_exporter_options options = {.consent = COX_CONSENT_PROCESS,
+    struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                           .consent = COX_CONSENT_PROCESS,
                                            .consent_pid = getppid()};
     CHECK(cox_handle_consent(COX_CONSENT_PROCESS, getppid()) == (yama ? 0 : COX_UNSUPPORTED));
     CHECK(cox_handle_consent(COX_CONSENT_ANY, 0) == (yama ? 0 : COX_UNSUPPORTED));

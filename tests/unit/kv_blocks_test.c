@@ -1,5 +1,5 @@
-/* KV blocks (channel/memory/pool/kv_blocks.h): who may write, what a view believes, and the order
- * of take, give and copy. */
+/* KV blocks (channel/memory/pool/kv_blocks.h): which process may write, what a view accepts, and
+ * the order of take, give and copy. */
 #include "channel/memory/pool/kv_blocks.h"
 
 #include "channel/base/fault.h"
@@ -99,13 +99,13 @@ static void what_cannot_be_taken_or_given_is_refused(void **state)
     assert_int_equal(cox_kv_blocks_give(both.blocks, COUNT, 7), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, COX_KV_NOBODY), COX_INVALID);
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 7), 0);
-    /* Without a take readers of 7 would not know. */
+    /* Without a take readers of 7 would not notice. */
     assert_int_equal(cox_kv_blocks_give(both.blocks, 0, 8), COX_STATE);
     assert_int_equal(cox_kv_blocks_generation(both.blocks, 0), 7);
     both_close(&both);
 }
 
-/* The memory lives with its last view. */
+/* The memory exists as long as its last view. */
 static void a_view_outlives_the_owner(void **state)
 {
     struct both both;
@@ -161,7 +161,7 @@ static void expect_no_writing(int fd)
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE), -1);
 }
 
-/* Also who opens the memory anew has no right to it; the owner itself can still write, by its one
+/* A process that reopens the memory cannot write either; only the owner can, through its one
  * mapping. */
 static void g1d_nobody_but_the_owner_can_ever_write(void **state)
 {
@@ -188,7 +188,7 @@ static void g1d_nobody_but_the_owner_can_ever_write(void **state)
 
 /* ---- a hostile owner ---- */
 
-/* Memory as it likes, with these seals. */
+/* Arbitrary memory with these seals. */
 static int forge(const void *header, size_t header_size, uint64_t size, int seals)
 {
     const int fd = memfd_create("cox_payload_kv", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -251,7 +251,7 @@ static void g1d_a_view_checks_all_that_an_owner_says(void **state)
     bad[0].version = 2;
     expect_refused(&bad[0], 16384, ALL, COX_VERSION);
 
-    /* Words of any numbers: they are somebody's, and nothing else. */
+    /* Any numbers in the words are valid generations, nothing else. */
     struct {
         struct cox_kv_header header;
         uint64_t words[6];
@@ -267,7 +267,7 @@ static void g1d_a_view_checks_all_that_an_owner_says(void **state)
     assert_int_equal(cox_kv_view_attach(STDIN_FILENO, &view, NULL), COX_DENIED);
 }
 
-/* ---- a copy under way ---- */
+/* ---- concurrent copy ---- */
 
 #if COX_TESTING
 
@@ -276,7 +276,7 @@ struct copying {
     int result;
 };
 
-/* Counts of points passed: a plan that has struck holds its thread. */
+/* Counts fault points that were passed: a plan that has struck stops its thread. */
 static struct cox_fault_counts *counts_open(void)
 {
     char path[64];
@@ -301,7 +301,7 @@ static void *copying_main(void *argument)
     return NULL;
 }
 
-/* What the owner does while a reader is held: before it copies, and after. */
+/* What the owner does while a reader is stopped before its copy, and after. */
 static void g1d_whatever_is_taken_during_a_copy_is_stale(void **state)
 {
     static const char *const plans[] = {"kv.looked:hold", "kv.copied:hold"};
@@ -320,12 +320,12 @@ static void g1d_whatever_is_taken_during_a_copy_is_stale(void **state)
         assert_int_equal(pthread_create(&thread, NULL, copying_main, &copying), 0);
         while (atomic_load(&counts->struck) == 0)
             sched_yield();
-        if (what == 0) /* other blocks, and behind what it holds: nothing that disturbs it */
+        if (what == 0) /* other blocks, and positions behind the filled ones: disturbs no copy */
             give(&both, 2, 7, 'c');
         else if (what == 1)
             cox_kv_blocks_take(both.blocks, 1);
         else
-            give(&both, 1, what == 2 ? 8 : 7, 'b'); /* another sequence's, or the same one's anew */
+            give(&both, 1, what == 2 ? 8 : 7, 'b'); /* for another sequence, or the same one */
         cox_fault_arm(NULL);
         assert_int_equal(pthread_join(thread, NULL), 0);
         assert_int_equal(copying.result, what == 0 ? 0 : COX_STALE);

@@ -35,7 +35,7 @@ static struct arguments arguments_of(const char *const *list)
 
 static struct cox_worker_options parsed(struct arguments *arguments)
 {
-    struct cox_worker_options options = {0};
+    struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     struct cox_error err = {0};
     if (cox_worker_options_parse(&options, &arguments->argc, arguments->argv, &err))
         fail_msg("%s", err.text);
@@ -49,6 +49,7 @@ static void refused(struct arguments arguments, const char *a, const char *b)
     struct cox_worker_options options, kept;
     struct cox_error err = {0};
     memset(&options, 0x5a, sizeof options);
+    options.size = sizeof options;
     options.door[0] = '\0'; /* with one, nothing else need be told */
     kept = options;
     assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, &err),
@@ -188,8 +189,11 @@ static void a_program_named_like_a_flag_is_no_flag(void **state)
 
 static void what_the_caller_set_stays(void **state)
 {
-    struct cox_worker_options options = {
-        .generation = 7, .device = 3, .on_orphan = COX_ORPHAN_RETURN, .token_count_max = 5};
+    struct cox_worker_options options = {.size = sizeof(struct cox_worker_options),
+                                         .generation = 7,
+                                         .device = 3,
+                                         .on_orphan = COX_ORPHAN_RETURN,
+                                         .token_count_max = 5};
     struct arguments arguments = ARGUMENTS("--local_rank=0");
     (void)state;
     set_environment();

@@ -119,7 +119,7 @@ void pool_is_whole(struct cox_pool *pool)
     assert_int_equal(stats.free_count, stats.block_count);
     assert_int_equal(stats.used_size, 0);
     assert_int_equal(stats.reference_count, 0);
-    assert_int_equal(stats.hold_count, 0);
+    assert_int_equal(stats.pin_count, 0);
     struct cox_block_ref *refs = calloc(stats.block_count, sizeof *refs);
     assert_non_null(refs);
     for (uint32_t i = 0; i < stats.block_count; i++)

@@ -1,36 +1,36 @@
 /*
- * pool_fixture: what the tests of pools share: pools in this process, a domain that fails when it
- * is told to, blocks whose bytes tell whose they are.
+ * pool_fixture: shared by tests of pools: pools in this process, a domain that fails on demand, and
+ * blocks with recognizable bytes.
  *
  * Processes and threads: the caller's.
- * Ownership: pools are the caller's.
+ * Ownership: the caller owns pools.
  */
 #ifndef COX_TESTS_UNIT_POOL_FIXTURE_H
 #define COX_TESTS_UNIT_POOL_FIXTURE_H
 
 #include "channel/memory/pool/pool.h"
 
-/* A domain of the test's own: host memory, whose functions fail while `fails` says so. */
+/* A user-defined domain: host memory whose functions fail as `fails` says. */
 #define FAILING_KIND COX_DOMAIN_USER_FIRST
 struct failing {
-    /* what these return; 0: as they should */
+    /* codes that the functions return; 0: they work */
     int create, attach, commit;
     uint32_t commit_count, decommit_count;
 };
-/* On top of a table's host domain. */
+/* Adds the domain to a table, on top of the table's host domain. */
 extern const struct cox_domain_functions failing_functions;
 extern struct failing failing;
 
-/* Fails the test (cmocka) when that does not work. */
+/* Fails the test (cmocka) on error. */
 struct cox_pool *pool_made(const struct cox_pool_options *options);
 struct cox_pool *pool_attached(const struct cox_pool *pool);
 struct cox_block_ref pool_allocated(struct cox_pool *pool, uint64_t size);
 struct cox_pool_stats pool_stats(const struct cox_pool *pool);
-/* Nothing is used, nothing is counted or held, and every block can be had: of a fixed pool, or
- * slabs of one size. */
+/* Asserts that no block is used, counted or pinned, and that every block can be allocated: of a
+ * fixed pool, or of slabs of one size. */
 void pool_is_whole(struct cox_pool *pool);
 
-/* Bytes that only this block of this generation has. */
+/* Bytes unique to this block and generation. */
 void block_fill(void *bytes, uint64_t size, uint32_t block, uint64_t generation);
 bool block_is(const void *bytes, uint64_t size, uint32_t block, uint64_t generation);
 

@@ -1,4 +1,4 @@
-/* Slabs and runs of them, and memory that is reserved on demand. */
+/* Slabs, runs of slabs, and memory on demand. */
 #include "channel_fixture.h"
 #include "pool_fixture.h"
 
@@ -8,8 +8,10 @@
 #define SLAB UINT64_C(65536)
 #define SLAB_COUNT 16
 
-static const struct cox_pool_options slabs = {
-    .strategy = COX_POOL_SLAB, .block_size = 64, .size = SLAB_COUNT * SLAB};
+static const struct cox_pool_options slabs = {.size = sizeof(struct cox_pool_options),
+                                              .strategy = COX_POOL_SLAB,
+                                              .block_size = 64,
+                                              .slabs_size = SLAB_COUNT * SLAB};
 
 static int setup(void **state)
 {
@@ -58,7 +60,7 @@ static void a30_h21_sizes_are_classes(void **state)
     cox_pool_free(pool);
 }
 
-/* Blocks of all sizes, in any order, as a table says that they do not overlap. */
+/* Blocks of all sizes in any order; a table shows that they do not overlap. */
 static void a30_h28_no_two_blocks_overlap(void **state)
 {
     (void)state;
@@ -83,7 +85,7 @@ static void a30_h28_no_two_blocks_overlap(void **state)
             assert_int_equal(r, 0);
             for (uint64_t unit = 0; unit < (size + 63) / 64; unit++)
                 assert_int_equal(units[refs[count].block + unit]++, 0);
-            if (who == other) { /* all are pool's in the end */
+            if (who == other) { /* in the end pool has all */
                 assert_int_equal(cox_pool_ref(pool, &refs[count], NULL), 0);
                 assert_int_equal(cox_pool_unref(other, &refs[count], NULL), 0);
             }
@@ -92,7 +94,7 @@ static void a30_h28_no_two_blocks_overlap(void **state)
             const uint32_t at = (uint32_t)(random_next(&random) % count);
             for (uint64_t unit = 0; unit < (refs[at].size + 63) / 64; unit++)
                 units[refs[at].block + unit]--;
-            if (who == other) { /* freed by another one */
+            if (who == other) { /* freed by another process */
                 assert_int_equal(cox_pool_ref(other, &refs[at], NULL), 0);
                 assert_int_equal(cox_pool_unref(pool, &refs[at], NULL), 0);
                 assert_int_equal(cox_pool_unref(other, &refs[at], NULL), 0);
@@ -126,7 +128,7 @@ static void a30_empty_slabs_take_another_size(void **state)
         drop(pool, refs, count);
         assert_int_equal(pool_stats(pool).free_count, SLAB_COUNT);
     }
-    /* A run of neighbours: one block in the middle is in its way, and then is not. */
+    /* A run of adjacent slabs: one block in the middle prevents it, until it is freed. */
     refs[0] = pool_allocated(pool, SLAB * 7);
     refs[1] = pool_allocated(pool, 64);
     refs[2] = pool_allocated(pool, SLAB * 7 + 1);
@@ -183,8 +185,11 @@ static void h27_h28_a_domain_that_fails_is_told(void **state)
 {
     (void)state;
     struct cox_domains *domains = failing_domains();
-    struct cox_pool_options options = {
-        .domains = domains, .domain = {FAILING_KIND, 0}, .block_size = 4096, .block_count = 8};
+    struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                       .domains = domains,
+                                       .domain = {FAILING_KIND, 0},
+                                       .block_size = 4096,
+                                       .block_count = 8};
     struct cox_pool *pool = NULL, *other = NULL;
     struct cox_error err = {0};
     failing.create = COX_NO_SPACE;
@@ -197,7 +202,8 @@ static void h27_h28_a_domain_that_fails_is_told(void **state)
     pool = pool_made(&options);
     int fds[2];
     cox_pool_fds(pool, fds);
-    const struct cox_pool_attach_options attach = {.domains = domains};
+    const struct cox_pool_attach_options attach = {.size = sizeof(struct cox_pool_attach_options),
+                                                   .domains = domains};
     /* A process that does not know the domain, and one whose domain refuses. */
     err = (struct cox_error){0};
     assert_int_equal(cox_pool_attach(fds, NULL, &other, &err), COX_INVALID);
@@ -223,7 +229,7 @@ static void pages_follow(const struct cox_pool_options *options, uint64_t size)
         assert_int_equal(pages_of(pool), (i + 1) * page);
         memset(cox_pool_pointer(pool, &refs[i]), 0xff, size);
     }
-    /* What another one still reads keeps its pages. */
+    /* A block that another process reads keeps its pages. */
     struct cox_pool *other = pool_attached(pool);
     assert_int_equal(cox_pool_ref(other, &refs[0], NULL), 0);
     drop(pool, refs, 8);
@@ -231,7 +237,7 @@ static void pages_follow(const struct cox_pool_options *options, uint64_t size)
     assert_int_equal(((uint8_t *)cox_pool_pointer(other, &refs[0]))[size - 1], 0xff);
     assert_int_equal(cox_pool_unref(other, &refs[0], NULL), 0);
     assert_int_equal(pages_of(pool), options->retain_size);
-    /* What is retained is used before other pages are asked for. */
+    /* Retained pages are used before others are allocated. */
     const uint32_t retained = (uint32_t)(options->retain_size / page);
     if (options->slab_size) {
         for (uint32_t i = 0; i < retained; i++)
@@ -247,11 +253,15 @@ static void pages_follow(const struct cox_pool_options *options, uint64_t size)
 static void h18_on_demand_pages_come_and_go(void **state)
 {
     (void)state;
-    struct cox_pool_options fixed = {.block_size = 8192, .block_count = 20, .on_demand = true};
-    struct cox_pool_options slab = {.strategy = COX_POOL_SLAB,
+    struct cox_pool_options fixed = {.size = sizeof(struct cox_pool_options),
+                                     .block_size = 8192,
+                                     .block_count = 20,
+                                     .on_demand = true};
+    struct cox_pool_options slab = {.size = sizeof(struct cox_pool_options),
+                                    .strategy = COX_POOL_SLAB,
                                     .block_size = 64,
                                     .slab_size = 16384,
-                                    .size = 20 * 16384,
+                                    .slabs_size = 20 * 16384,
                                     .on_demand = true};
     pages_follow(&fixed, 8192);
     fixed.retain_size = 3 * 8192;
@@ -264,10 +274,11 @@ static void h18_on_demand_pages_come_and_go(void **state)
 static void h18_on_demand_a_run_has_pages(void **state)
 {
     (void)state;
-    const struct cox_pool_options slab = {.strategy = COX_POOL_SLAB,
+    const struct cox_pool_options slab = {.size = sizeof(struct cox_pool_options),
+                                          .strategy = COX_POOL_SLAB,
                                           .block_size = 64,
                                           .slab_size = 16384,
-                                          .size = 20 * 16384,
+                                          .slabs_size = 20 * 16384,
                                           .on_demand = true,
                                           .retain_size = 16384};
     struct cox_pool *pool = pool_made(&slab);
@@ -297,7 +308,7 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
     for (uint32_t i = 0; i < 8; i++)
         refs[i] = pool_allocated(pool, size);
     drop(pool, refs, 8);
-    /* With no memory left, those that have some can be had; and nothing is lost by trying. */
+    /* Without free memory, blocks with pages can be allocated; a failed try loses none. */
     failing.commit = COX_NO_SPACE;
     for (int round = 0; round < 3; round++) {
         for (uint32_t i = 0; i < retained; i++)
@@ -307,7 +318,7 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
         assert_int_equal(pool_stats(pool).reference_count, retained);
         drop(pool, refs, (uint32_t)retained);
     }
-    assert_int_equal(cox_pool_take_all(pool, 5, NULL), COX_STATE); /* it is not fresh */
+    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_STATE); /* it is not fresh */
     failing.commit = 0;
     pool_is_whole(pool);
     assert_int_equal(pages_of(pool), retained * size);
@@ -318,33 +329,44 @@ static void no_pages(struct cox_pool_options options, uint64_t size, uint64_t re
 static void h18_h28_no_pages_is_an_error_and_no_loss(void **state)
 {
     (void)state;
-    no_pages((struct cox_pool_options){.block_size = 8192, .block_count = 20}, 8192, 3);
-    no_pages((struct cox_pool_options){.block_size = 8192, .block_count = 20}, 8192, 0);
-    no_pages(
-        (struct cox_pool_options){
-            .strategy = COX_POOL_SLAB, .block_size = 4096, .slab_size = 16384, .size = 20 * 16384},
-        16384, 3);
-    no_pages(
-        (struct cox_pool_options){
-            .strategy = COX_POOL_SLAB, .block_size = 4096, .slab_size = 16384, .size = 20 * 16384},
-        16384, 0);
+    no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
+                                       .block_size = 8192,
+                                       .block_count = 20},
+             8192, 3);
+    no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
+                                       .block_size = 8192,
+                                       .block_count = 20},
+             8192, 0);
+    no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
+                                       .strategy = COX_POOL_SLAB,
+                                       .block_size = 4096,
+                                       .slab_size = 16384,
+                                       .slabs_size = 20 * 16384},
+             16384, 3);
+    no_pages((struct cox_pool_options){.size = sizeof(struct cox_pool_options),
+                                       .strategy = COX_POOL_SLAB,
+                                       .block_size = 4096,
+                                       .slab_size = 16384,
+                                       .slabs_size = 20 * 16384},
+             16384, 0);
 }
 
-static void h18_take_all_without_pages_takes_nothing(void **state)
+static void h18_adopt_all_without_pages_adopts_nothing(void **state)
 {
     (void)state;
     struct cox_domains *domains = failing_domains();
-    const struct cox_pool_options options = {.domains = domains,
+    const struct cox_pool_options options = {.size = sizeof(struct cox_pool_options),
+                                             .domains = domains,
                                              .domain = {FAILING_KIND, 0},
                                              .block_size = 4096,
                                              .block_count = 8,
                                              .on_demand = true};
     struct cox_pool *pool = pool_made(&options);
     failing.commit = COX_NO_SPACE;
-    assert_int_equal(cox_pool_take_all(pool, 5, NULL), COX_NO_SPACE);
+    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), COX_NO_SPACE);
     assert_int_equal(pool_stats(pool).free_count, 8);
     failing.commit = 0;
-    assert_int_equal(cox_pool_take_all(pool, 5, NULL), 0);
+    assert_int_equal(cox_pool_adopt_all(pool, 5, NULL), 0);
     assert_int_equal(pages_of(pool), 8 * 4096);
     cox_pool_free(pool);
     cox_domains_free(domains);
@@ -361,7 +383,7 @@ int main(void)
         SLAB_TEST(h18_on_demand_pages_come_and_go),
         SLAB_TEST(h18_on_demand_a_run_has_pages),
         SLAB_TEST(h18_h28_no_pages_is_an_error_and_no_loss),
-        SLAB_TEST(h18_take_all_without_pages_takes_nothing),
+        SLAB_TEST(h18_adopt_all_without_pages_adopts_nothing),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

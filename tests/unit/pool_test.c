@@ -12,7 +12,8 @@
 #define BLOCK_SIZE 4096
 #define BLOCK_COUNT 100
 
-static const struct cox_pool_options fixed = {.block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
+static const struct cox_pool_options fixed = {
+    .size = sizeof(struct cox_pool_options), .block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT};
 
 static void h18_bad_options_are_refused(void **state)
 {
@@ -30,28 +31,30 @@ static void h18_bad_options_are_refused(void **state)
         {{.block_size = UINT64_MAX - 63, .block_count = 2}, "block_size"},
         {{.block_size = 64, .block_count = 1, .on_demand = true}, "block_size"},
         {{.block_size = 64, .block_count = 1, .slab_size = 4096}, "slab_size"},
-        {{.block_size = 64, .block_count = 1, .size = 4096}, "slab_size"},
+        {{.block_size = 64, .block_count = 1, .slabs_size = 4096}, "slab_size"},
         {{.block_size = 64, .block_count = 1, .owner_count_max = 1025}, "owner_count_max"},
         {{.block_size = 64, .block_count = 1, .strategy = 3}, "strategy"},
         {{.block_size = 64, .block_count = 1, .domain = {99, 0}}, "domain"},
         {{.block_size = 64, .block_count = 1, .domain = {COX_DOMAIN_HOST, 1}}, "host"},
-        {{.block_size = 64, .block_count = 1, .domain = {COX_DOMAIN_STAGED, 0}}, "domain"},
+        {{.block_size = 64, .block_count = 1, .domain = {COX_DOMAIN_BOUNCE, 0}}, "domain"},
         {{.strategy = COX_POOL_SLAB, .block_size = 64}, "size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 96, .size = 65536}, "block_size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 1 << 17, .size = 65536}, "block_size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = 65536, .slab_size = 2048},
+        {{.strategy = COX_POOL_SLAB, .block_size = 96, .slabs_size = 65536}, "block_size"},
+        {{.strategy = COX_POOL_SLAB, .block_size = 1 << 17, .slabs_size = 65536}, "block_size"},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = 65536, .slab_size = 2048},
          "slab_size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = 65536, .slab_size = 12288},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = 65536, .slab_size = 12288},
          "slab_size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = 65536, .block_count = 4},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = 65536, .block_count = 4},
          "block_count"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = UINT64_C(1) << 31}, "size"},
-        {{.strategy = COX_POOL_SLAB, .block_size = 64, .size = UINT64_MAX}, "size"},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = UINT64_C(1) << 31}, "size"},
+        {{.strategy = COX_POOL_SLAB, .block_size = 64, .slabs_size = UINT64_MAX}, "size"},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         struct cox_pool *pool = (struct cox_pool *)&fixed;
         struct cox_error err = {0};
-        int r = cox_pool_create(&all[i].options, &pool, &err);
+        struct cox_pool_options options = all[i].options;
+        options.size = sizeof options;
+        int r = cox_pool_create(&options, &pool, &err);
         if (r != COX_INVALID || !strstr(err.text, all[i].word))
             fail_msg("%zu: %d %s", i, r, err.text);
         assert_ptr_equal(pool, &fixed);
@@ -80,15 +83,14 @@ static void h18_h21_h22_allocated_and_given_back(void **state)
         seen[refs[i].block] = true;
         block_fill(cox_pool_pointer(pool, &refs[i]), BLOCK_SIZE, refs[i].block, i);
     }
-    /* Full is an error, and nothing was overwritten. */
+    /* Full is an error, and no block was overwritten. */
     assert_int_equal(cox_pool_allocate(pool, 1, &none, &err), COX_FULL);
     assert_non_null(strstr(err.text, "free"));
     assert_int_equal(none.size, 77);
     for (uint32_t i = 0; i < BLOCK_COUNT; i++)
         assert_true(block_is(cox_pool_pointer(pool, &refs[i]), BLOCK_SIZE, refs[i].block, i));
     assert_int_equal(pool_stats(pool).used_size, BLOCK_SIZE * BLOCK_COUNT);
-    /* Out of order; the one that was given back is the one that is had next, with another
-     * generation. */
+    /* Freed out of order; the next allocation gets the freed block, with another generation. */
     for (uint32_t i = 0; i < BLOCK_COUNT; i++) {
         const uint32_t at = (i * 37 + 11) % BLOCK_COUNT;
         assert_int_equal(cox_pool_unref(pool, &refs[at], NULL), 0);
@@ -117,18 +119,18 @@ static void h22_h23_a27_shared_and_freed_by_the_last_one(void **state)
     assert_int_equal(cox_pool_ref(b, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(a, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(a, &ref, NULL), COX_STALE); /* twice */
-    assert_int_equal(cox_pool_unref(c, &ref, NULL), COX_STALE); /* another's */
+    assert_int_equal(cox_pool_unref(c, &ref, NULL), COX_STALE); /* another process's */
     assert_int_equal(pool_stats(a).reference_count, 2);
     assert_int_equal(cox_pool_unref(b, &ref, NULL), 0);
     assert_int_equal(pool_stats(a).free_count, BLOCK_COUNT - 1);
     assert_true(block_is(cox_pool_pointer(b, &ref), BLOCK_SIZE, ref.block, ref.generation));
-    assert_int_equal(cox_pool_ref(c, &ref, NULL), 0); /* told by b, which has it */
+    assert_int_equal(cox_pool_ref(c, &ref, NULL), 0); /* a reference from b, which has it */
     assert_int_equal(cox_pool_unref(b, &ref, NULL), 0);
     assert_int_equal(pool_stats(a).free_count, BLOCK_COUNT - 1);
     assert_int_equal(cox_pool_unref(c, &ref, NULL), 0); /* which did not allocate it */
     assert_int_equal(pool_stats(a).free_count, BLOCK_COUNT);
     assert_int_equal(cox_pool_ref(c, &ref, NULL), COX_STALE);
-    /* Leaving gives back. */
+    /* Leaving releases references. */
     ref = pool_allocated(b, 1);
     struct cox_block_ref other = pool_allocated(b, 1);
     assert_int_equal(cox_pool_ref(a, &other, NULL), 0);
@@ -138,7 +140,7 @@ static void h22_h23_a27_shared_and_freed_by_the_last_one(void **state)
     assert_int_equal(pool_stats(a).swept, 0);
     assert_int_equal(cox_pool_unref(a, &other, NULL), 0);
     pool_is_whole(a);
-    cox_pool_free(a); /* who made it may go first */
+    cox_pool_free(a); /* the creator may leave first */
     pool_is_whole(c);
     cox_pool_free(c);
 }
@@ -167,15 +169,15 @@ static void p9_references_that_are_none_are_told_apart(void **state)
         {COX_INVALID, {ref.pool, ref.generation, UINT64_MAX, ref.block, 0}},
         {COX_INVALID, {ref.pool, ref.generation, 100, ref.block, 1}},
         {COX_STALE, {ref.pool, ref.generation + 1, 100, ref.block, 0}},
-        {COX_STALE, {ref.pool, 1, 100, ref.block + 1, 0}}, /* never given out */
+        {COX_STALE, {ref.pool, 1, 100, ref.block + 1, 0}}, /* never allocated */
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         int r = cox_pool_ref(pool, &all[i].ref, &err);
         if (r != all[i].expected || cox_pool_unref(pool, &all[i].ref, NULL) != r ||
-            cox_pool_hold(pool, &all[i].ref, 1, 1, NULL) == 0 ||
+            cox_pool_pin(pool, &all[i].ref, 1, 1, NULL) == 0 ||
             cox_pool_copy_to(pool, &all[i].ref, 0, &all[i], 1, NULL) != r)
             fail_msg("%zu: %d %s", i, r, err.text);
-        cox_pool_unhold(pool, &all[i].ref, 1, 1);
+        cox_pool_unpin(pool, &all[i].ref, 1, 1);
         if (all[i].expected != COX_STALE) {
             assert_int_equal(cox_pool_offset(pool, &all[i].ref, &offset), r);
             assert_null(cox_pool_pointer(pool, &all[i].ref));
@@ -183,7 +185,7 @@ static void p9_references_that_are_none_are_told_apart(void **state)
         err = (struct cox_error){0};
     }
     assert_int_equal(offset, 7);
-    /* Consumed, and the block reused since. */
+    /* Freed, and the block reused since. */
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(cox_pool_ref(pool, &ref, NULL), COX_STALE);
     struct cox_block_ref again = ref;
@@ -196,8 +198,8 @@ static void p9_references_that_are_none_are_told_apart(void **state)
     cox_pool_free(other);
 }
 
-/* Generations have 48 bits: behind the last one comes the first, never 0, and what was of the last
- * one stays so. */
+/* Generations have 48 bits: after the last one comes 1, never 0, and references to the last one
+ * stay stale. */
 static void b24_p9_generations_go_round(void **state)
 {
     (void)state;
@@ -278,32 +280,32 @@ static void h24_h25_h26_bytes_go_in_out_and_across(void **state)
     struct cox_pool_options options = fixed;
     struct cox_pool *host = pool_made(&options);
     options.domains = domains;
-    options.domain = (struct cox_domain_id){COX_DOMAIN_STAGED, 0};
-    struct cox_pool *staged = pool_made(&options);
+    options.domain = (struct cox_domain_id){COX_DOMAIN_BOUNCE, 0};
+    struct cox_pool *bounce = pool_made(&options);
     uint8_t pattern[1000], seen[1000] = {0};
     for (size_t i = 0; i < sizeof pattern; i++)
         pattern[i] = (uint8_t)(i * 7 + 1);
-    struct cox_block_ref a = pool_allocated(host, 1000), b = pool_allocated(staged, 1000);
+    struct cox_block_ref a = pool_allocated(host, 1000), b = pool_allocated(bounce, 1000);
     struct cox_block_ref c = pool_allocated(host, 1000);
-    assert_null(cox_pool_pointer(staged, &b)); /* that domain has no addresses */
+    assert_null(cox_pool_pointer(bounce, &b)); /* that domain has no addresses */
     assert_int_equal(cox_pool_copy_to(host, &a, 0, pattern, 1000, NULL), 0);
-    assert_int_equal(cox_pool_copy(staged, &b, host, &a, 1000, NULL), 0);
-    assert_int_equal(cox_pool_copy(host, &c, staged, &b, 1000, NULL), 0);
-    assert_int_equal(cox_pool_copy_from(staged, &b, 500, seen, 500, NULL), 0);
+    assert_int_equal(cox_pool_copy(bounce, &b, host, &a, 1000, NULL), 0);
+    assert_int_equal(cox_pool_copy(host, &c, bounce, &b, 1000, NULL), 0);
+    assert_int_equal(cox_pool_copy_from(bounce, &b, 500, seen, 500, NULL), 0);
     assert_memory_equal(seen, pattern + 500, 500);
     assert_int_equal(cox_pool_copy_from(host, &c, 0, seen, 1000, NULL), 0);
     assert_memory_equal(seen, pattern, 1000);
-    /* Ranges, and references that are not this process's any more. */
+    /* Ranges, and references that this process no longer holds. */
     assert_int_equal(cox_pool_copy_from(host, &a, 1, seen, 1000, NULL), COX_INVALID);
     assert_int_equal(cox_pool_copy_from(host, &a, UINT64_MAX, seen, 2, NULL), COX_INVALID);
     assert_int_equal(cox_pool_copy_to(host, &a, 1001, seen, 0, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_copy(staged, &b, host, &a, 1001, NULL), COX_INVALID);
-    assert_int_equal(cox_pool_copy(staged, &a, host, &b, 1, NULL), COX_NOT_FOUND);
+    assert_int_equal(cox_pool_copy(bounce, &b, host, &a, 1001, NULL), COX_INVALID);
+    assert_int_equal(cox_pool_copy(bounce, &a, host, &b, 1, NULL), COX_NOT_FOUND);
     assert_int_equal(cox_pool_unref(host, &a, NULL), 0);
     assert_int_equal(cox_pool_copy_from(host, &a, 0, seen, 1, NULL), COX_STALE);
-    assert_int_equal(cox_pool_copy(staged, &b, host, &a, 1, NULL), COX_STALE);
+    assert_int_equal(cox_pool_copy(bounce, &b, host, &a, 1, NULL), COX_STALE);
     cox_pool_free(host);
-    cox_pool_free(staged);
+    cox_pool_free(bounce);
     cox_domains_free(domains);
 }
 
@@ -312,7 +314,8 @@ static void h19_a_reader_reads_only(void **state)
     (void)state;
     struct cox_pool *pool = pool_made(&fixed), *reader = NULL;
     struct cox_block_ref ref = pool_allocated(pool, 8), none;
-    const struct cox_pool_attach_options options = {.read_only = true};
+    const struct cox_pool_attach_options options = {.size = sizeof(struct cox_pool_attach_options),
+                                                    .read_only = true};
     struct cox_error err = {0};
     char path[64], byte = 1;
     int fds[2], r;
@@ -320,7 +323,7 @@ static void h19_a_reader_reads_only(void **state)
     snprintf(path, sizeof path, "/proc/self/fd/%d", fds[1]);
     const int given[2] = {fds[0], open(path, O_RDONLY | O_CLOEXEC)};
     assert_true(given[1] >= 0);
-    /* With that fd nothing can be written; so nobody may ask for it. */
+    /* That fd is not writable, so attaching to write fails. */
     assert_int_equal(cox_pool_attach(given, NULL, &reader, &err), COX_DENIED);
     err = (struct cox_error){0};
     if ((r = cox_pool_attach(given, &options, &reader, &err)))
@@ -331,7 +334,7 @@ static void h19_a_reader_reads_only(void **state)
     assert_int_equal(cox_pool_copy_to(reader, &ref, 0, &byte, 1, NULL), COX_DENIED);
     assert_int_equal(cox_pool_copy_from(reader, &ref, 0, &byte, 1, NULL), 0);
     assert_int_equal(byte, 0);
-    assert_int_equal(cox_pool_take_all(reader, 5, NULL), COX_DENIED);
+    assert_int_equal(cox_pool_adopt_all(reader, 5, NULL), COX_DENIED);
     assert_int_equal(cox_pool_unref(pool, &ref, NULL), 0);
     assert_int_equal(cox_pool_unref(reader, &ref, NULL), 0); /* the last one */
     pool_is_whole(pool);
@@ -339,7 +342,7 @@ static void h19_a_reader_reads_only(void **state)
     cox_pool_free(pool);
 }
 
-/* ---- what is attached ---- */
+/* ---- attach ---- */
 
 static int attach_result(int words, int blocks, const char *word)
 {
@@ -366,7 +369,7 @@ static void h19_b23_what_is_no_pool_is_refused(void **state)
     assert_int_equal(attach_result(-1, fds[1], ""), -EBADF);
     assert_int_equal(attach_result(fds[0], -1, ""), COX_CORRUPT);
     assert_int_equal(attach_result(fds[0], 1 << 20, ""), -EBADF);
-    /* Memory that could shrink under who has mapped it. */
+    /* Memory that can shrink while it is mapped. */
     int loose = memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(loose, 1 << 20), 0);
     assert_int_equal(attach_result(loose, fds[1], "seal"), COX_DENIED);
@@ -420,7 +423,7 @@ static void h19_b23_words_that_contradict_themselves_are_refused(void **state)
     header->version++;
     assert_int_equal(attach_result(fds[0], fds[1], "version"), COX_VERSION);
     header->version--;
-    /* Every bit; and again, with a crc that fits, those that say how large things are. */
+    /* Flips every bit of the header; and, with a valid crc, those of the sizes. */
     for (size_t bit = 0; bit < offsetof(struct cox_pool_layout_header, padding) * 8; bit++) {
         bytes[bit / 8] ^= (uint8_t)(1 << bit % 8);
         int r = attach_result(fds[0], fds[1], "");
@@ -449,8 +452,15 @@ static void b23_b32_words_written_over_crash_nobody(void **state)
 {
     (void)state;
     static const struct cox_pool_options both[] = {
-        {.block_size = BLOCK_SIZE, .block_count = BLOCK_COUNT, .on_demand = true},
-        {.strategy = COX_POOL_SLAB, .block_size = 1024, .size = 1 << 20, .on_demand = true},
+        {.size = sizeof(struct cox_pool_options),
+         .block_size = BLOCK_SIZE,
+         .block_count = BLOCK_COUNT,
+         .on_demand = true},
+        {.size = sizeof(struct cox_pool_options),
+         .strategy = COX_POOL_SLAB,
+         .block_size = 1024,
+         .slabs_size = 1 << 20,
+         .on_demand = true},
     };
     uint64_t random = 4711;
     for (size_t kind = 0; kind < 2; kind++)
@@ -464,13 +474,13 @@ static void b23_b32_words_written_over_crash_nobody(void **state)
             uint64_t *words =
                 mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
             const uint64_t count = (uint64_t)st.st_size / 8;
-            assert_int_equal(cox_pool_holder_join(pool, 9, NULL), 0);
+            assert_int_equal(cox_pool_queue_join(pool, 9, NULL), 0);
             for (int i = 0; i < 200; i++) {
                 struct cox_block_ref *ref = &refs[random_next(&random) % 20];
-                /* Behind the constants; the lock of a live process is a wait of its own. */
+                /* After the constants; a lock with a live owner would be waited for. */
                 for (int n = 0; n < 30; n++) {
                     const uint64_t at = 16 + random_next(&random) % (count - 16);
-                    if (at != offsetof(struct cox_pool_layout_header, holders_lock) / 8)
+                    if (at != offsetof(struct cox_pool_layout_header, queues_lock) / 8)
                         words[at] = random_next(&random) % 3 ? random_next(&random)
                                                              : random_next(&random) & 0xf00f;
                 }
@@ -478,10 +488,11 @@ static void b23_b32_words_written_over_crash_nobody(void **state)
                 cox_pool_ref(other, ref, NULL);
                 cox_pool_find(pool, random_next(&random) % (1 << 20), &found);
                 cox_pool_ref(pool, &found, NULL);
-                cox_pool_hold(pool, ref, 9, 1 + random_next(&random) % 100, NULL);
-                cox_pool_unhold(other, ref, 9, 1 + random_next(&random) % 100);
-                cox_pool_renew(pool, (uint32_t)random_next(&random) % 100, 77);
-                cox_pool_settle(pool, (uint32_t)random_next(&random) % 100, 0, NULL, NULL, NULL);
+                cox_pool_pin(pool, ref, 9, 1 + random_next(&random) % 100, NULL);
+                cox_pool_unpin(other, ref, 9, 1 + random_next(&random) % 100);
+                cox_pool_bump_generation(pool, (uint32_t)random_next(&random) % 100, 77);
+                cox_pool_wait_unpinned(pool, (uint32_t)random_next(&random) % 100, 0, NULL, NULL,
+                                       NULL);
                 cox_pool_unref(other, ref, NULL);
                 cox_pool_unref(pool, ref, NULL);
                 if (i % 50 == 0)
@@ -511,7 +522,7 @@ static void h20_rows_are_taken_and_given_back(void **state)
     struct cox_block_ref ref = pool_allocated(pools[1], 1);
     pools[1] = cox_pool_free(pools[1]);
     more = pool_attached(pools[0]);
-    assert_int_equal(cox_pool_unref(more, &ref, NULL), COX_STALE); /* of who had the row before */
+    assert_int_equal(cox_pool_unref(more, &ref, NULL), COX_STALE); /* of the last owner */
     cox_pool_free(more);
     cox_pool_free(pools[0]);
     pool_is_whole(pools[2]);
@@ -527,7 +538,7 @@ static void child_of_a_fork(void *context)
     CHECK(cox_pool_ref(pool, &ref, NULL) == COX_STATE);
     CHECK(cox_pool_allocate(pool, 1, &ref, NULL) == COX_STATE);
     CHECK(cox_pool_sweep(pool) == 0);
-    CHECK(cox_pool_settle(pool, 0, 0, NULL, NULL, NULL) == COX_STATE);
+    CHECK(cox_pool_wait_unpinned(pool, 0, 0, NULL, NULL, NULL) == COX_STATE);
     CHECK(cox_pool_free(pool) == NULL);
 }
 
@@ -559,10 +570,10 @@ static void h16_dump_and_stats(void **state)
     struct cox_pool *pool = pool_made(&fixed);
     struct cox_block_ref ref = pool_allocated(pool, 1);
     uint32_t lines = 0;
-    assert_int_equal(cox_pool_holder_join(pool, 1234, NULL), 0);
-    assert_int_equal(cox_pool_hold(pool, &ref, 1234, 1, NULL), 0);
+    assert_int_equal(cox_pool_queue_join(pool, 1234, NULL), 0);
+    assert_int_equal(cox_pool_pin(pool, &ref, 1234, 1, NULL), 0);
     cox_pool_dump(pool, count_line, &lines);
-    assert_int_equal(lines, 4); /* pool, owner, holder, block */
+    assert_int_equal(lines, 4); /* pool, owner, queue, block */
     struct cox_pool_stats stats = pool_stats(pool);
     assert_int_equal(stats.block_count, BLOCK_COUNT);
     assert_int_equal(stats.free_count, BLOCK_COUNT - 1);
@@ -570,13 +581,13 @@ static void h16_dump_and_stats(void **state)
     assert_int_equal(stats.used_size, BLOCK_SIZE);
     assert_int_equal(stats.owner_count, 1);
     assert_int_equal(stats.reference_count, 1);
-    assert_int_equal(stats.hold_count, 1);
+    assert_int_equal(stats.pin_count, 1);
     assert_int_equal(stats.allocated, 1);
     assert_int_equal(stats.freed, 0);
     cox_pool_free(pool);
 }
 
-/* A device's fd, opened anew, is the device. */
+/* Reopening a device's fd gives the device, not the memory. */
 static void h24_what_is_no_file_is_not_shared_for_reading_only(void **state)
 {
     (void)state;
@@ -589,8 +600,7 @@ static void h24_what_is_no_file_is_not_shared_for_reading_only(void **state)
     pool->memory->fd = device;
     struct cox_error err = {0};
     assert_int_equal(cox_pool_export(pool, exporter, true, &handle, &err), COX_UNSUPPORTED);
-    assert_non_null(
-        strstr(err.text, "for reading only")); /* and not what the exporter says of the device */
+    assert_non_null(strstr(err.text, "for reading only")); /* and not the error of the exporter */
     pool->memory->fd = kept;
     assert_int_equal(cox_pool_export(pool, exporter, true, &handle, NULL), 0);
     cox_pool_unexport(exporter, &handle);

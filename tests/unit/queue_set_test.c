@@ -1,4 +1,4 @@
-/* Waiting on several queues, and the lock under them. */
+/* Waiting on several queues, and the queue lock. */
 #include "queue_fixture.h"
 
 #include <pthread.h>
@@ -21,7 +21,7 @@
 
 #define QUEUE_COUNT 3
 #define PATIENCE_MS 20000
-/* One may be slow by the machine. */
+/* Retries: a loaded machine may delay one try. */
 #define TRIES 3
 
 static struct cox_pool *host;
@@ -58,16 +58,16 @@ static int teardown(void **state)
     return used == 0 ? 0 : -1;
 }
 
-static void publish(int i, uint64_t note)
+static void publish(int i, uint64_t user_data)
 {
-    assert_int_equal(fixture_publish(publishers[i], host, 100, note, NULL), 0);
+    assert_int_equal(fixture_publish(publishers[i], host, 100, user_data, NULL), 0);
 }
 
-static void take(struct cox_subscriber *subscriber, uint64_t note)
+static void take(struct cox_subscriber *subscriber, uint64_t user_data)
 {
     struct cox_message message;
     assert_int_equal(cox_subscriber_take(subscriber, &message, NULL), 0);
-    assert_int_equal(message.note, note);
+    assert_int_equal(message.user_data, user_data);
     assert_true(fixture_is_sound(&message));
     fixture_let_go(&message);
 }
@@ -99,7 +99,7 @@ static void h14_a_deadline_ends_the_wait(void **state)
     assert_int_equal(cox_queue_set_wait(set, deadline_ns, &ready), COX_TIMEOUT);
     assert_true(cox_now_ns() >= deadline_ns);
     assert_null(ready);
-    /* What is there is found also when there is no time left. */
+    /* A present message is found also after the deadline. */
     publish(1, 1);
     assert_int_equal(cox_queue_set_wait(set, 0, &ready), 0);
     assert_ptr_equal(ready, subscribers[1]);
@@ -108,17 +108,17 @@ static void h14_a_deadline_ends_the_wait(void **state)
 static void h14_each_queue_gets_its_turn(void **state)
 {
     (void)state;
-    for (uint64_t note = 1; note <= 4; note++)
+    for (uint64_t user_data = 1; user_data <= 4; user_data++)
         for (int i = 0; i < QUEUE_COUNT; i++)
-            publish(i, note);
-    for (uint64_t note = 1; note <= 4; note++)
+            publish(i, user_data);
+    for (uint64_t user_data = 1; user_data <= 4; user_data++)
         for (int i = 0; i < QUEUE_COUNT; i++) {
             struct cox_subscriber *ready = wait_ready();
             assert_ptr_equal(ready, subscribers[i]);
             struct cox_message message;
             assert_int_equal(cox_subscriber_take(ready, &message, NULL), 0);
             fixture_let_go(&message);
-            publish(0, note); /* a queue that always has something */
+            publish(0, user_data); /* a queue that always has a message */
         }
 }
 
@@ -146,7 +146,7 @@ static void h14_membership_is_checked(void **state)
     err = (struct cox_error){0};
     assert_int_equal(cox_queue_set_add(other, subscribers[1], &err), COX_FULL);
     assert_non_null(strstr(err.text, "64"));
-    /* All 64 words, and the trigger's, are slept on. */
+    /* Blocks on all 64 futexes and that of the trigger. */
     take(subscribers[0], 1);
     assert_int_equal(cox_queue_set_wait(other, cox_deadline_after_ms(1), &ready), COX_TIMEOUT);
     cox_queue_set_free(other);
@@ -250,8 +250,7 @@ static void h14_a_kernel_that_sleeps_on_one_word_does_as_well(void **state)
 }
 #endif
 
-/* Each sleeper has its own word: one that is woken wakes nobody else, and takes nothing from
- * anybody. */
+/* Each waiter has its own futex: a wakeup reaches one waiter only, and takes none from others. */
 static void b36_two_sleepers_of_one_queue_are_both_woken(void **state)
 {
     (void)state;
@@ -264,7 +263,7 @@ static void b36_two_sleepers_of_one_queue_are_both_woken(void **state)
     assert_int_equal(pthread_create(&thread, NULL, thread_wait, &ready), 0);
     await_asleep();
     publish(0, 9);
-    /* Here, while the thread may not have looked yet. */
+    /* Now, while the thread may not have checked yet. */
     assert_int_equal(cox_queue_set_wait(second, cox_deadline_after_ms(PATIENCE_MS), &of_other), 0);
     take(of_other, 9);
     assert_int_equal(joined(thread), 0);
@@ -274,7 +273,7 @@ static void b36_two_sleepers_of_one_queue_are_both_woken(void **state)
     cox_subscriber_free(other);
 }
 
-/* The process's count of switches that it asked for itself: every wake-up is one. */
+/* The process's count of voluntary context switches: every wakeup is one. */
 static void h14_who_sleeps_does_not_wake_up(void **state)
 {
     (void)state;
@@ -355,7 +354,7 @@ static void b31_a_lock_that_names_nobody_is_taken_over(void **state)
     assert_true(took_ns < 2000 * COX_NSEC_PER_MSEC);
 }
 
-/* Alive and stopped, or a lie: nobody waits for it without end. */
+/* Alive and stopped, or a corrupt word: every wait ends. */
 static void b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words(void **state)
 {
     (void)state;
@@ -374,8 +373,8 @@ static void b31_b52_a_lock_that_a_live_process_keeps_is_given_up_with_words(void
     take(subscribers[0], 1);
 }
 
-/* Stopped in the midst of a publish, with the lock: that delays its own queue, not the deadline,
- * nor another queue, nor a trigger. */
+/* A process is stopped in publish, with the lock: that delays its own queue, not the deadline,
+ * another queue or a trigger. */
 static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
 {
     (void)state;
@@ -388,8 +387,8 @@ static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
         atomic_store(&layout->lock.lock_owner, identity);
         if (round == 0)
             atomic_store(&layout->state.queue_publishing, 1);
-        else /* or as it leaves something to others */
-            atomic_fetch_add(&layout->state.deferred_turn, 1);
+        else /* or as it adds a pending free */
+            atomic_fetch_add(&layout->state.pending_free_turn, 1);
         uint64_t begin_ns = cox_now_ns();
         assert_int_equal(cox_queue_set_wait(set, cox_deadline_after_ms(20), &ready), COX_TIMEOUT);
         publish(1, 1);
@@ -398,7 +397,7 @@ static void h14_b36_a_stopped_publisher_delays_no_other_queue(void **state)
         take(ready, 1);
         cox_queue_set_trigger(set);
         assert_int_equal(cox_queue_set_wait(set, COX_DEADLINE_NEVER, &ready), COX_ABORTED);
-        /* A fifth of the lock's patience. */
+        /* A fifth of COX_QUEUE_LOCK_PATIENCE_MS. */
         if (cox_now_ns() - begin_ns >= 1000 * COX_NSEC_PER_MSEC) {
             assert_true(++slow < TRIES);
             round--;

@@ -14,7 +14,7 @@
 #include "tests/lib/rights.h"
 
 #define PATIENCE cox_deadline_after_ms(60000)
-#define BULK_SIZE (UINT32_C(4) << 20)
+#define LARGE_SIZE (UINT32_C(4) << 20)
 
 static int ends[2];
 
@@ -274,7 +274,7 @@ static void a2_b18_a_deadline_is_a_timeout(void **state)
     int fd = file_new(), came;
     uint32_t count;
     char text[4];
-    static char bulk[BULK_SIZE];
+    static char large[LARGE_SIZE];
     ends_make();
     int before = fd_count();
     for (int i = 0; i < 2; i++) { /* blocking or not */
@@ -283,7 +283,7 @@ static void a2_b18_a_deadline_is_a_timeout(void **state)
         assert_int_equal(cox_socket_send(ends[0], "abc", 3, &fd, 1, soon), 0);
         assert_int_equal(cox_socket_receive(ends[1], text, 4, &came, 1, &count, soon), COX_TIMEOUT);
         assert_int_equal(fd_count(), before);
-        assert_int_equal(cox_socket_send(ends[0], bulk, sizeof bulk, NULL, 0, soon), COX_TIMEOUT);
+        assert_int_equal(cox_socket_send(ends[0], large, sizeof large, NULL, 0, soon), COX_TIMEOUT);
         ends_close();
         ends_make();
         assert_int_equal(fcntl(ends[0], F_SETFL, O_NONBLOCK), 0);
@@ -301,21 +301,21 @@ static void alarmed(int signal_number)
     alarms = alarms + 1;
 }
 
-static void bulk_sender(void *context)
+static void large_sender(void *context)
 {
     uint8_t *bytes = context;
     int fd = file_new();
     close(ends[1]);
-    for (uint32_t i = 0; i < BULK_SIZE; i++)
+    for (uint32_t i = 0; i < LARGE_SIZE; i++)
         bytes[i] = (uint8_t)(i * 7 + i / 4099);
-    CHECK(cox_socket_send(ends[0], bytes, BULK_SIZE, &fd, 1, PATIENCE) == 0);
+    CHECK(cox_socket_send(ends[0], bytes, LARGE_SIZE, &fd, 1, PATIENCE) == 0);
 }
 
 /* Far more than the socket holds, between two processes that are interrupted all the time. */
 static void k17_interruptions_change_nothing(void **state)
 {
     (void)state;
-    uint8_t *bytes = malloc(BULK_SIZE);
+    uint8_t *bytes = malloc(LARGE_SIZE);
     struct sigaction action = {.sa_handler = alarmed}, old; /* no SA_RESTART */
     struct itimerval often = {{0, 200}, {0, 200}}, off = {{0, 0}, {0, 0}};
     int came;
@@ -323,11 +323,11 @@ static void k17_interruptions_change_nothing(void **state)
     assert_non_null(bytes);
     assert_int_equal(sigaction(SIGALRM, &action, &old), 0);
     ends_make();
-    pid_t child = child_start(bulk_sender, bytes);
+    pid_t child = child_start(large_sender, bytes);
     cox_close_fd(&ends[0]);
     setitimer(ITIMER_REAL, &often, NULL);
     /* Nothing comes after the end: waits until enough of them were interrupted. */
-    int r = cox_socket_receive(ends[1], bytes, BULK_SIZE, &came, 1, &count, PATIENCE);
+    int r = cox_socket_receive(ends[1], bytes, LARGE_SIZE, &came, 1, &count, PATIENCE);
     int idle[2];
     assert_int_equal(cox_socket_pair(idle), 0);
     int waited =
@@ -337,7 +337,7 @@ static void k17_interruptions_change_nothing(void **state)
     assert_int_equal(waited, COX_TIMEOUT);
     assert_true(alarms > 0);
     assert_int_equal(count, 1);
-    for (uint32_t i = 0; i < BULK_SIZE; i++)
+    for (uint32_t i = 0; i < LARGE_SIZE; i++)
         if (bytes[i] != (uint8_t)(i * 7 + i / 4099))
             fail_msg("byte %u is another", i);
     child_join(child);

@@ -237,7 +237,7 @@ static void random_steps_there_and_back(void **state)
     }
 }
 
-static void random_answers_there_and_back(void **state)
+static void random_replies_there_and_back(void **state)
 {
     struct cox_arena *arena = *state;
     static struct response_parts p;
@@ -298,7 +298,7 @@ static void field_set(ProtobufCMessage *message, const ProtobufCFieldDescriptor 
         *(protobuf_c_boolean *)quantifier = 1;
 }
 
-/* Each field there is, alone on top of the smallest step and answer: also those that the protocol
+/* Each field there is, alone on top of the smallest step and reply: also those that the protocol
  * has yet to get. Returns how many were packed by hand. */
 static unsigned each_field(ProtobufCMessage *outer, ProtobufCMessage *message, size_t size,
                            struct cox_arena *arena)
@@ -529,7 +529,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         with_arena(random_steps_there_and_back),
-        with_arena(random_answers_there_and_back),
+        with_arena(random_replies_there_and_back),
         with_arena(no_field_is_lost),
         with_arena(requests_without_a_step_are_left_alone),
         cmocka_unit_test(a_frame_without_room_is_left_alone),

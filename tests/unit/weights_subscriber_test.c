@@ -162,22 +162,22 @@ static uint32_t mapped(void)
     return count;
 }
 
-static struct cox_weights_offer offer_of(uint64_t version, uint8_t value)
+static struct cox_weights_candidate candidate_of(uint64_t version, uint8_t value)
 {
-    struct cox_weights_offer offer = {.version = version, .size = SIZE};
+    struct cox_weights_candidate candidate = {.version = version, .size = SIZE};
     int fd = image_of(value);
-    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &offer.handle, &error), 0);
+    assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &candidate.handle, &error), 0);
     close(fd);
-    return offer;
+    return candidate;
 }
 
-static int take(uint64_t version, const struct cox_weights_offer *offer, uint8_t *ret_value)
+static int take(uint64_t version, const struct cox_weights_candidate *candidate, uint8_t *ret_value)
 {
     const void *bytes = NULL;
     uint64_t size = 0;
     error = (struct cox_error){0};
-    int r = cox_weights_subscriber_take(weights, version, offer, cox_deadline_after_ms(PATIENCE_MS),
-                                        &bytes, &size, &error);
+    int r = cox_weights_subscriber_take(weights, version, candidate,
+                                        cox_deadline_after_ms(PATIENCE_MS), &bytes, &size, &error);
     if (r == 0) {
         assert_int_equal(size, SIZE);
         *ret_value = *(const uint8_t *)bytes;
@@ -191,7 +191,7 @@ static void a_rank_goes_from_version_to_version(void **state)
     (void)state;
     assert_int_equal(cox_exporter_new(NULL, &exporter, &error), 0);
     assert_int_equal(cox_weights_subscriber_new(NULL, &weights), 0);
-    struct cox_weights_offer first = offer_of(1, 11), second = offer_of(2, 22);
+    struct cox_weights_candidate first = candidate_of(1, 11), second = candidate_of(2, 22);
     const int fds = fd_count();
 
     assert_int_equal(take(1, &first, &value), 0);
@@ -204,7 +204,7 @@ static void a_rank_goes_from_version_to_version(void **state)
     assert_int_equal(take(2, NULL, &value), COX_NOT_FOUND);
     assert_non_null(strstr(error.text, "version 2"));
     assert_non_null(strstr(error.text, "has version 1"));
-    assert_int_equal(take(3, &second, &value), COX_NOT_FOUND); /* an offer of another one */
+    assert_int_equal(take(3, &second, &value), COX_NOT_FOUND); /* the candidate is another one */
 
     assert_int_equal(take(2, &second, &value), 0);
     assert_int_equal(value, 22);
@@ -253,7 +253,7 @@ static void an_offer_that_is_none_changes_nothing(void **state)
     (void)state;
     assert_int_equal(cox_exporter_new(NULL, &exporter, &error), 0);
     assert_int_equal(cox_weights_subscriber_new(NULL, &weights), 0);
-    struct cox_weights_offer first = offer_of(1, 11), bad = first;
+    struct cox_weights_candidate first = candidate_of(1, 11), bad = first;
     assert_int_equal(take(1, &first, &value), 0);
     cox_weights_subscriber_commit(weights);
 
@@ -261,7 +261,7 @@ static void an_offer_that_is_none_changes_nothing(void **state)
     bad.handle.bytes[3] ^= 1;
     assert_int_equal(take(2, &bad, &value), COX_CORRUPT);
     assert_non_null(strstr(error.text, "version 2 of the model's weights"));
-    bad = offer_of(2, 22);
+    bad = candidate_of(2, 22);
     bad.size++;
     assert_int_equal(take(2, &bad, &value), COX_CORRUPT);
     int fd = memfd_create("none", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -276,36 +276,36 @@ static void an_offer_that_is_none_changes_nothing(void **state)
     exporter = cox_exporter_free(exporter);
 }
 
-static void offers_in_messages_are_checked(void **state)
+static void candidates_in_messages_are_checked(void **state)
 {
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
-    Coxswain__WeightsOffer message = COXSWAIN__WEIGHTS_OFFER__INIT;
-    struct cox_weights_offer offer;
+    Coxswain__WeightsCandidate message = COXSWAIN__WEIGHTS_CANDIDATE__INIT;
+    struct cox_weights_candidate candidate;
     uint8_t bytes[COX_HANDLE_SIZE + 1] = {5};
     (void)state;
     request.weights_version = 3;
-    assert_int_equal(cox_weights_offer_read(&request, &offer, NULL), COX_EMPTY);
+    assert_int_equal(cox_weights_candidate_read(&request, &candidate, NULL), COX_EMPTY);
     request.weights = &message;
     message.size = SIZE;
     message.handle.data = bytes;
     for (size_t length = 0; length <= sizeof bytes; length++) {
         message.handle.len = length;
-        assert_int_equal(cox_weights_offer_read(&request, &offer, &error),
+        assert_int_equal(cox_weights_candidate_read(&request, &candidate, &error),
                          length == COX_HANDLE_SIZE ? 0 : COX_CORRUPT);
     }
-    assert_true(offer.deadline_ns == COX_DEADLINE_NEVER);
+    assert_true(candidate.deadline_ns == COX_DEADLINE_NEVER);
     message.handle.len = COX_HANDLE_SIZE;
     request.deadline_ns = 9;
-    assert_int_equal(cox_weights_offer_read(&request, &offer, NULL), 0);
-    assert_int_equal(offer.version, 3);
-    assert_int_equal(offer.size, SIZE);
-    assert_int_equal(offer.deadline_ns, 9);
-    assert_memory_equal(offer.handle.bytes, bytes, COX_HANDLE_SIZE);
+    assert_int_equal(cox_weights_candidate_read(&request, &candidate, NULL), 0);
+    assert_int_equal(candidate.version, 3);
+    assert_int_equal(candidate.size, SIZE);
+    assert_int_equal(candidate.deadline_ns, 9);
+    assert_memory_equal(candidate.handle.bytes, bytes, COX_HANDLE_SIZE);
     message.size = 0;
-    assert_int_equal(cox_weights_offer_read(&request, &offer, NULL), COX_CORRUPT);
+    assert_int_equal(cox_weights_candidate_read(&request, &candidate, NULL), COX_CORRUPT);
     message.size = SIZE;
     request.weights_version = 0;
-    assert_int_equal(cox_weights_offer_read(&request, &offer, NULL), COX_CORRUPT);
+    assert_int_equal(cox_weights_candidate_read(&request, &candidate, NULL), COX_CORRUPT);
 }
 
 int main(void)
@@ -317,7 +317,7 @@ int main(void)
         LEAK_TEST(what_is_no_image_is_refused),
         LEAK_TEST(a_rank_goes_from_version_to_version),
         LEAK_TEST(an_offer_that_is_none_changes_nothing),
-        LEAK_TEST(offers_in_messages_are_checked),
+        LEAK_TEST(candidates_in_messages_are_checked),
     };
     fixture_begin();
     return cmocka_run_group_tests_name("weights_subscriber", tests, NULL, NULL);

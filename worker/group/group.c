@@ -7,6 +7,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/hash.h"
+#include "channel/base/options.h"
 #include "channel/shm/geometry.h"
 #include "channel/handle/handle_internal.h"
 #include "group_memory.h"
@@ -110,7 +111,12 @@ static int find_system(struct cox_group_base *base, struct cox_error *err)
 int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
                    struct cox_error *err)
 {
-    int r = options_check(options, err);
+    struct cox_group_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_group_options", err);
+    if (r)
+        return r;
+    options = &known;
+    r = options_check(options, err);
     if (r)
         return r;
     struct group_whole *whole = whole_new(options);

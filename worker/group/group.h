@@ -60,6 +60,8 @@ struct cox_group;
 struct cox_group_sealed;
 
 struct cox_group_options {
+    /* set by COX_GROUP_OPTIONS_INIT (base.h) */
+    size_t size;
     /* as in cox_name_check; NULL: fd is the memory, or `sealed` says it */
     const char *name;
     /* lent; from fd_offset on cox_group_memory_size bytes, all zero at first */
@@ -88,32 +90,48 @@ struct cox_group_options {
     bool (*aborted)(void *context);
     void *context;
 };
+#define COX_GROUP_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_group_options)
 
 /* Bytes of the region. */
 COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);
 
-/* Joins, and waits until every rank has. Returns 0; COX_INVALID: rank, world size or value size
- * outside what is allowed, or another one than the others say (err names who); COX_TAKEN: another
- * process is this rank; COX_DENIED: the region has another owner, mode or type; COX_CORRUPT;
- * COX_TIMEOUT: err names who is missing; COX_PEER_DEAD; COX_ABORTED; COX_NO_SPACE; -errno. Nothing
- * is left unless 0, except that the name stays for those who wait for the others. A name that a
- * former group or another life of it has not given up yet is waited for, whatever it was told. A
- * deadline that has passed: the last to come joins all the same. */
+/* Joins, and waits until every rank has. Nothing is left unless 0, except that the name stays for
+ * those who wait for the others. A name that a former group or another life of it has not given up
+ * yet is waited for, whatever it was told. A deadline that has passed: the last to come joins all
+ * the same.
+ * Returns
+ *   0
+ *   COX_INVALID: rank, world size or value size outside what is allowed, or another one than the
+ *     others say (err names who)
+ *   COX_TAKEN: another process is this rank
+ *   COX_DENIED: the region has another owner, mode or type
+ *   COX_CORRUPT: the region makes no sense
+ *   COX_TIMEOUT: err names who is missing
+ *   COX_PEER_DEAD: a rank died; err names it
+ *   COX_ABORTED: options->aborted said so
+ *   COX_NO_SPACE: no memory for the region
+ *   -errno
+ */
 COX_PUBLIC int cox_group_join(const struct cox_group_options *options, struct cox_group **ret_group,
                               struct cox_error *err);
 /* Leaves: for the others it is as if this rank had died, unless they have left as well. NULL-safe,
  * returns NULL. In the child of a fork it only lets go of memory. */
 COX_PUBLIC struct cox_group *cox_group_leave(struct cox_group *group);
 
-COX_PUBLIC uint32_t cox_group_rank(const struct cox_group *group);
-COX_PUBLIC uint32_t cox_group_rank_count(const struct cox_group *group);
-COX_PUBLIC uint32_t cox_group_value_size(const struct cox_group *group);
+#ifdef COX_INTERNAL
+uint32_t cox_group_rank(const struct cox_group *group);
+uint32_t cox_group_rank_count(const struct cox_group *group);
+uint32_t cox_group_value_size(const struct cox_group *group);
+#endif
 
-/* From now on operations are those of this epoch, counted from its beginning. Returns 0;
- * COX_INVALID: smaller than the present one, or the same while the rank is out of step in the group
- * or a subgroup: for others it is over, a larger one is needed; or a subgroup. The same one is
+/* From now on operations are those of this epoch, counted from its beginning. The same one is
  * otherwise fine and does nothing. Does not wait. 1 to 2^40 - 2; a new group is in epoch 0. Also
- * aligns the subgroups of this rank. */
+ * aligns the subgroups of this rank.
+ * Returns
+ *   0
+ *   COX_INVALID: smaller than the present one, or the same while the rank is out of step in the
+ *     group or a subgroup: for others it is over, a larger one is needed. Or a subgroup
+ */
 COX_PUBLIC int cox_group_align(struct cox_group *group, uint64_t epoch);
 /* Ends the operation that is under way on any rank of this epoch with COX_ABORTED, and those that
  * follow in it; of the group also those of the subgroups that this rank is in. */
@@ -121,24 +139,36 @@ COX_PUBLIC void cox_group_abort(struct cox_group *group);
 
 /* A part of the group, with words of its own: its operations and those of the group or of other
  * parts do not touch each other. Every member calls it with the same name and members; nobody
- * waits. Returns 0; COX_INVALID: this rank is no member, or the name; COX_FULL: this rank is in
- * COX_SUBGROUP_COUNT_MAX; COX_TAKEN: a member has the name with other members; -errno. Disjoint
- * subgroups may have one name. A value of more than 1 KiB goes through a subgroup in as many rounds
- * as it has pieces. The object is the group's. */
+ * waits. Disjoint subgroups may have one name. A value of more than 1 KiB goes through a subgroup
+ * in as many rounds as it has pieces. The object is the group's.
+ * Returns
+ *   0
+ *   COX_INVALID: this rank is no member, or the name
+ *   COX_FULL: this rank is in COX_SUBGROUP_COUNT_MAX
+ *   COX_TAKEN: a member has the name with other members
+ *   -errno
+ */
 COX_PUBLIC int cox_group_subgroup(struct cox_group *group, const char *name,
                                   const struct cox_rank_set *members,
                                   struct cox_group **ret_subgroup, struct cox_error *err);
 
-/* Each operation returns 0; COX_TIMEOUT: err names who has not arrived; COX_PEER_DEAD: err names
- * who is dead; COX_ABORTED; COX_CORRUPT: words of another rank make no sense, or it is at another
- * operation; -errno. In a subgroup, members count by their place among the members. */
+/* In a subgroup, members count by their place among the members. Each operation returns
+ *   0
+ *   COX_TIMEOUT: err names who has not arrived
+ *   COX_PEER_DEAD: err names who is dead
+ *   COX_ABORTED: by cox_group_abort, options->aborted, or an align of another rank
+ *   COX_CORRUPT: words of another rank make no sense, or it is at another operation
+ *   -errno
+ */
 
 COX_PUBLIC int cox_group_barrier(struct cox_group *group, uint64_t deadline_ns,
                                  struct cox_error *err);
 /* Every member gives size bytes (1 to value_size, the same on all, otherwise COX_INVALID on all, in
  * step) and gets those of all in order of rank, size bytes each, without gaps. value may be its own
- * place in values. Unless 0, values may have been written in part. COX_INVALID before anybody is
- * waited for: value or values is NULL. */
+ * place in values. Unless 0, values may have been written in part.
+ * Returns also
+ *   COX_INVALID: value or values is NULL, before anybody is waited for
+ */
 COX_PUBLIC int cox_group_gather(struct cox_group *group, const void *value, size_t size,
                                 void *values, uint64_t deadline_ns, struct cox_error *err);
 
@@ -149,16 +179,22 @@ enum cox_group_fd {
 };
 /* Every member gives one open fd and gets one of each other member, in order of rank,
  * close-on-exec; its own entry is -1. Where pidfd_getfd is denied or missing for one of them they
- * all go by sockets. Returns also COX_INVALID: fd is none, or fds is NULL, before anybody is waited
- * for, and so where /proc has no more than processes (systemd: ProcSubset=pid), -ENOENT; -errno:
- * this rank has no room for fds, and the others, which may have theirs, are in step with it; or, by
- * sockets, another one (err names it) had none for one, and all are in step. Unless 0 nothing was
- * received. */
+ * all go by sockets. Unless 0 nothing was received.
+ * Returns also
+ *   COX_INVALID: fd is none, or fds is NULL, before anybody is waited for
+ *   -ENOENT: /proc has no more than processes (systemd: ProcSubset=pid), before anybody is waited
+ *     for
+ *   -errno: this rank has no room for fds, and the others, which may have theirs, are in step with
+ *     it; or, by sockets, another one (err names it) had none for one, and all are in step
+ */
 COX_PUBLIC int cox_group_gather_fds(struct cox_group *group, int fd, enum cox_group_fd mode,
                                     int *fds, uint64_t deadline_ns, struct cox_error *err);
 /* The source gives fd (the others -1) and gets nothing, -1; the others get a duplicate in *ret_fd,
- * which the source may leave NULL. Returns as cox_group_gather_fds; COX_INVALID before anybody is
- * waited for also: there is no such source, or a fd of another rank than it. */
+ * which the source may leave NULL.
+ * Returns
+ *   as cox_group_gather_fds
+ *   COX_INVALID: also, before anybody is waited for: no such source, or an fd of another rank
+ */
 COX_PUBLIC int cox_group_broadcast_fd(struct cox_group *group, uint32_t source, int fd,
                                       enum cox_group_fd mode, int *ret_fd, uint64_t deadline_ns,
                                       struct cox_error *err);

@@ -114,7 +114,9 @@ static int other_open(struct other *other, const struct cox_group_told *told, ui
 static int others_open(struct cox_group_memory *memory, const struct cox_group_sealed *sealed,
                        struct cox_error *err)
 {
-    const struct cox_importer_options options = {.door_path = sealed->door, .deadline_ms = DOOR_MS};
+    const struct cox_importer_options options = {.size = sizeof(struct cox_importer_options),
+                                                 .door_path = sealed->door,
+                                                 .deadline_ms = DOOR_MS};
     struct cox_importer *importer = NULL;
     if (memory->rank_count == 1)
         return 0;

@@ -4,7 +4,7 @@
 
 #include "channel/shm/reply.h"
 #include "channel/shm/state.h"
-#include "proto/bulk_ref.h"
+#include "proto/large_payload_ref.h"
 #include "proto/operation.h"
 #include "legacy_shim_reply.h"
 
@@ -103,11 +103,11 @@ static bool thread_whole(const struct cox_channel_thread *thread, uint32_t type)
 void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
                                    uint32_t type, uint64_t size)
 {
-    struct cox_bulk_ref ref = cox_channel_thread_refer_block(thread, sequence, size);
-    Coxswain__BulkRef bulk;
+    struct cox_large_payload_ref ref = cox_channel_thread_refer_block(thread, sequence, size);
+    Coxswain__BulkRef reference;
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    cox_bulk_ref_fill(&bulk, &ref);
-    response.bulk = &bulk;
+    cox_large_payload_ref_fill(&reference, &ref);
+    response.bulk = &reference;
     response.has_msg_type = response.has_rank = response.has_status = 1;
     response.msg_type = (int32_t)type;
     response.rank = (int32_t)thread->worker->options.rank;

@@ -66,7 +66,7 @@ struct cox_lending {
     /* the channel is taken; constant while it is served */
     bool on;
     pthread_mutex_t lock;
-    /* of the blocks of replies (bulk.c), where several threads reply */
+    /* of the blocks of replies (large_payload.c), where several threads reply */
     pthread_mutex_t blocks_lock;
     /* by frame */
     struct cox_lent entries[COX_DEPTH_MAX];

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/options.h"
 #include "channel/shm/geometry.h"
 #include "worker.h"
 
@@ -130,8 +131,10 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
 {
     unsigned found = 0;
     uint32_t group_size = 0;
-    struct cox_worker_options parsed = *options;
-    int r = 0;
+    struct cox_worker_options parsed;
+    int r = cox_options_copy(&parsed, sizeof parsed, options, "cox_worker_options", err);
+    if (r)
+        return r;
     for (size_t i = 0; i < sizeof sources / sizeof sources[0]; i++) {
         const char *text = sources[i].variable ? getenv(sources[i].variable) : NULL;
         r = text ? set_option(&parsed, sources[i].variable, sources[i].name, text, &found,
@@ -192,6 +195,8 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         unsetenv("COXSWAIN_FDS");
     argv[kept] = NULL;
     *argc = kept;
-    *options = parsed;
+    /* As large as the caller knows it, no larger. */
+    parsed.size = options->size;
+    memcpy(options, &parsed, parsed.size < sizeof parsed ? parsed.size : sizeof parsed);
     return 0;
 }

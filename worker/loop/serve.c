@@ -115,7 +115,7 @@ COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct co
     else if (cox_worker_paused(worker)) /* before anything of the step is looked at */
         r = cox_channel_thread_fail_paused(thread);
     if (r == 0 && message->weights)
-        r = cox_weights_offer_read(message, &step->offer, &thread->error);
+        r = cox_weights_candidate_read(message, &step->candidate, &thread->error);
     if (r == 0)
         r = cox_table_apply(worker->table, request->sequence, step->message, &step->batch,
                             &step->outputs, &thread->error);
@@ -123,7 +123,7 @@ COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct co
         return r;
     step->begin_ns = cox_now_ns();
     cox_table_weights(worker->table, message->weights_version,
-                      message->weights ? &step->offer : NULL);
+                      message->weights ? &step->candidate : NULL);
     cox_channel_thread_set_state(thread, COX_RANK_RUNNING, request->sequence, step->begin_ns);
     cox_fault_point(COX_FAULT_EXECUTE);
     worker->group_time_told = false;
@@ -217,9 +217,10 @@ static bool step_lend(struct cox_channel_thread *thread, const struct cox_step *
     lent->request = *request;
     lent->step = *step;
     lent->step.request = &lent->request;
-    /* The table looks at the offer for as long as the step lasts. */
+    /* The table looks at the candidate for as long as the step lasts. */
     if (step->batch->weights)
-        cox_table_weights(thread->worker->table, step->batch->weights_version, &lent->step.offer);
+        cox_table_weights(thread->worker->table, step->batch->weights_version,
+                          &lent->step.candidate);
     lending->step = &lent->step;
     cox_lending_lend(thread, request->sequence, request->type, COX_LENT_STEP, false);
     lending->to->batch = step->batch;
@@ -482,7 +483,7 @@ static bool opaque_lend(struct cox_channel_thread *thread, const struct cox_requ
         cox_lending_leave(thread);
         return false;
     }
-    const struct cox_bulk_view *view = cox_channel_thread_view(thread, request->sequence);
+    const struct cox_large_payload_view *view = cox_channel_thread_view(thread, request->sequence);
     cox_lending_lend(thread, request->sequence, request->type, COX_LENT_OPAQUE,
                      request->bytes == view->region.base);
     cox_fault_point(COX_FAULT_EXECUTE);

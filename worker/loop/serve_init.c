@@ -41,6 +41,7 @@ void cox_init_request_group(const struct cox_init_request *request,
 {
     const struct cox_worker *worker = request->worker;
     const uint64_t life = request->request->group_life;
+    COX_ASSERT(options->size >= offsetof(struct cox_group_options, aborted));
     options->name = NULL;
     options->sealed = worker->group_memory ? &request->sealed : NULL;
     options->fd = worker->group_fd;
@@ -52,9 +53,9 @@ void cox_init_request_group(const struct cox_init_request *request,
 }
 
 int cox_init_request_weights(const struct cox_init_request *request,
-                             struct cox_weights_offer *ret_offer, struct cox_error *err)
+                             struct cox_weights_candidate *ret_candidate, struct cox_error *err)
 {
-    return cox_weights_offer_read(request->request, ret_offer, err);
+    return cox_weights_candidate_read(request->request, ret_candidate, err);
 }
 
 bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size)

@@ -68,7 +68,7 @@ void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_s
 struct cox_step {
     const struct cox_request *request;
     const Coxswain__ExecuteModelRequest *message;
-    struct cox_weights_offer offer;
+    struct cox_weights_candidate candidate;
     /* NULL: it never began */
     const struct cox_batch *batch;
     struct cox_batch_output *outputs;

@@ -67,63 +67,102 @@ struct cox_worker_request {
     struct cox_batch_output *outputs;
     /* An init. NULL otherwise. */
     const struct cox_init_request *init;
+    /* 0; for later fields */
+    uint64_t reserved[8];
 };
 
-/* Begins to serve. takes: channels that the caller takes from, COX_WORKER_TAKES joined by |; each
- * of the others gets a thread of the library, which calls back. Returns 0; COX_BUSY: it serves
- * already; COX_INVALID: no such channel; -errno. */
+/*
+ * Begins to serve. takes: channels that the caller takes from, COX_WORKER_TAKES joined by |; each
+ * of the others gets a thread of the library, which calls back.
+ *
+ * Returns
+ *   0
+ *   COX_BUSY: it serves already
+ *   COX_INVALID: no such channel
+ *   -errno
+ */
 COX_PUBLIC int cox_worker_start(struct cox_worker *worker, uint32_t takes, struct cox_error *err);
 
-/* The next request of a channel, or what there is instead until deadline_ns (CLOCK_MONOTONIC; 0:
- * does not wait; COX_DEADLINE_NEVER). *ret_request is written only with 0. Returns
- *   0             a request is lent
- *   COX_TIMEOUT   none came until the deadline
- *   COX_EMPTY     cox_worker_wake was called
- *   -EINTR        this thread handled a signal while it waited: call again, or leave. A handler
- *                 with SA_RESTART does not end a wait without a deadline. A signal just before the
- *                 wait does not end it either: who has to react to signals uses wake in the
- *                 handler, or short deadlines.
- *   COX_CLOSED    the group has ended (finalize, stop of the coordinator), or cox_worker_stop was
- *                 called; err says which. Now, and at every later call.
- *   COX_PEER_DEAD the coordinator has died, with COX_ORPHAN_RETURN; otherwise the process ends
- *   COX_BUSY      another thread is inside next on this channel, or a step or an init is lent
- *   COX_STATE     the channel is not taken: see start
- *   COX_INVALID   no such channel
- *   -errno        there can be no wait here */
+/*
+ * The next request of a channel, or what there is instead until deadline_ns (CLOCK_MONOTONIC; 0:
+ * does not wait; COX_DEADLINE_NEVER). *ret_request is written only with 0.
+ *
+ * A signal ends a wait that it interrupts, if its handler runs on this thread: but not with
+ * SA_RESTART where there is no deadline, nor if it comes just before the wait. A host that has to
+ * react to signals calls wake in the handler, or uses short deadlines.
+ *
+ * Returns
+ *   0: a request is lent
+ *   COX_TIMEOUT: none came until the deadline
+ *   COX_EMPTY: cox_worker_wake was called
+ *   -EINTR: this thread handled a signal while it waited: call again, or leave
+ *   COX_CLOSED: the group has ended (finalize, stop of the coordinator), or cox_worker_stop was
+ *     called; err says which; so does every later call
+ *   COX_PEER_DEAD: the coordinator has died, with COX_ORPHAN_RETURN; else the process ends then
+ *   COX_BUSY: another thread is inside next on this channel, or a step or an init is lent
+ *   COX_STATE: the channel is not taken, see start
+ *   COX_INVALID: no such channel
+ *   COX_CORRUPT: the shared state makes no sense any more
+ *   -errno: there can be no wait here
+ */
 COX_PUBLIC int cox_worker_next(struct cox_worker *worker, enum cox_channel_id channel,
                                uint64_t deadline_ns, struct cox_worker_request *ret_request,
                                struct cox_error *err);
 
-/* Replies to a lent opaque request with size bytes, which are copied, unless they are in
+/*
+ * Replies to a lent opaque request with size bytes, which are copied, unless they are in
  * request.reply. What does not fit there goes out of line. Unless 0 is returned the request stays
- * lent, to be replied to with something else. Returns
+ * lent, to be replied to with something else.
+ *
+ * Returns
  *   0
- *   COX_STATE     there is no such request of this worker's: replied to already, or not taken
- *   COX_INVALID   it is a step or an init
- *   COX_TOO_LARGE the group has no large payloads, and a slot less room
- *   COX_NO_SPACE  there is no memory for it
- *   -errno */
+ *   COX_STATE: this worker has no such request: replied to already, or not taken
+ *   COX_INVALID: it is a step or an init
+ *   COX_TOO_LARGE: the group has no large payloads, and a slot less room
+ *   COX_NO_SPACE: there is no memory for it
+ *   -errno
+ */
 COX_PUBLIC int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *bytes,
                                 size_t size, struct cox_error *err);
 
-/* Fails any lent request: code and text reach the coordinator with the rank, and end the request
+/*
+ * Fails any lent request: code and text reach the coordinator with the rank, and end the request
  * for all ranks. code: an enum cox_status or a negative errno. NULL: the text of the code. Text
- * that does not fit is cut. Returns 0; COX_STATE, as reply; COX_INVALID: code is 0. */
+ * that does not fit is cut.
+ *
+ * Returns
+ *   0
+ *   COX_STATE: as cox_worker_reply
+ *   COX_INVALID: code is 0
+ */
 COX_PUBLIC int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int code,
                                       const char *text, struct cox_error *err);
 
-/* Replies to a lent step, by columns of count == batch->row_count values: the sampled token of each
+/*
+ * Replies to a lent step, by columns of count == batch->row_count values: the sampled token of each
  * row, -1 where it does not emit, and its logprob. tokens NULL: both are in request.outputs;
- * logprobs NULL: all are 0. The sequence table moves. Returns 0; COX_STATE, as reply; COX_INVALID:
- * it is no step, or count is another. */
+ * logprobs NULL: all are 0. The sequence table moves.
+ *
+ * Returns
+ *   0
+ *   COX_STATE: as cox_worker_reply
+ *   COX_INVALID: it is no step, or count is another
+ */
 COX_PUBLIC int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence,
                                      const int32_t *tokens, const float *logprobs, uint32_t count,
                                      struct cox_error *err);
 
 /* As a callback finds it: no blocks, no positions, no thinking. */
 COX_PUBLIC void cox_init_result_init(struct cox_init_result *ret_result);
-/* Replies to a lent init. Returns 0; COX_STATE, as reply; COX_INVALID: it is no init;
- * COX_TOO_LARGE: kv_cache_count. */
+/*
+ * Replies to a lent init.
+ *
+ * Returns
+ *   0
+ *   COX_STATE: as cox_worker_reply
+ *   COX_INVALID: it is no init
+ *   COX_TOO_LARGE: kv_cache_count
+ */
 COX_PUBLIC int cox_worker_reply_init(struct cox_worker *worker, uint64_t sequence,
                                      const struct cox_init_result *result, struct cox_error *err);
 
@@ -137,8 +176,16 @@ COX_PUBLIC bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t s
  * Async-signal-safe. In a legacy group, where tokens are the news, only at its deadline. */
 COX_PUBLIC void cox_worker_wake(struct cox_worker *worker, enum cox_channel_id channel);
 
-/* Waits until the worker stops, leaves the group and ends the library's threads. What is lent is
- * lent no more. Returns as cox_worker_run; COX_STATE: it was not started. Once. */
+/*
+ * Waits until the worker stops, leaves the group and ends the library's threads. What is lent is
+ * lent no more. Once.
+ *
+ * Returns
+ *   0: after finalize or stop
+ *   COX_PEER_DEAD: the coordinator is gone (only with COX_ORPHAN_RETURN)
+ *   COX_STATE: it was not started, or is joined already
+ *   -errno
+ */
 COX_PUBLIC int cox_worker_join(struct cox_worker *worker, struct cox_error *err);
 
 #ifdef __cplusplus

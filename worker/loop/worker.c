@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "channel/shm/reply.h"
 #include "channel/base/thread.h"
 #include "channel/shm/state.h"
@@ -136,7 +137,8 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
     if (r)
         return r; /* another report of this process waits for the slot */
     /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator
-     * looks for the token of whoever dies with it in its hand (coordinator/collector/faults.h). */
+     * looks for the token of whoever dies with it in its hand, see error_channel.h of the
+     * coordinator. */
     cox_state_set_rank(line, COX_RANK_TAKEN, sequence, cox_now_ns());
     do { /* once also when the deadline has passed */
         r = worker_stopping(worker)
@@ -241,16 +243,23 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_callbacks *callbacks, void *context,
                       struct cox_worker **ret_worker, struct cox_error *err)
 {
-    int r = worker_check_options(options, err);
+    struct cox_worker_options known;
+    struct cox_worker_callbacks known_callbacks;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_worker_options", err);
+    if (r == 0)
+        r = cox_options_copy(&known_callbacks, sizeof known_callbacks, callbacks,
+                             "cox_worker_callbacks", err);
+    if (r == 0)
+        r = worker_check_options(&known, err);
     if (r)
         return r;
     struct cox_worker *worker = calloc(1, sizeof *worker);
     if (!worker)
         return cox_fail(err, -ENOMEM, "no memory for the worker");
-    cox_fault_rank((int)options->rank);
-    worker->options = *options;
+    cox_fault_rank((int)known.rank);
+    worker->options = known;
     worker->request_size_default = !worker->options.request_size_max;
-    cox_bulk_sender_init(&worker->bulk);
+    cox_large_payload_sender_init(&worker->large_payloads);
     if (!worker->options.request_size_max)
         worker->options.request_size_max = REQUEST_SIZE_MAX;
     if (!worker->options.sequence_count_max)
@@ -259,7 +268,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
         worker->options.token_count_max = TOKEN_COUNT_MAX;
     if (!worker->options.generation && !worker->options.door[0])
         worker->options.generation = 1;
-    worker->callbacks = callbacks;
+    worker->callbacks_copy = known_callbacks;
+    worker->callbacks = &worker->callbacks_copy;
     worker->context = context;
     worker->own_pid = getpid();
     worker->control.lock_fd = -1;
@@ -379,7 +389,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
         cox_arena_deinit(&worker->threads[c].arena);
         free(worker->threads[c].copy);
     }
-    cox_bulk_sender_deinit(&worker->bulk);
+    cox_large_payload_sender_deinit(&worker->large_payloads);
     cox_channel_close(&worker->error_channel);
     cox_sealed_close(&worker->sealed);
     cox_close_fd(&worker->group_fd);

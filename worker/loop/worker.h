@@ -63,6 +63,8 @@ enum cox_orphan_action {
 #define COX_WORKER_RANK_ANY UINT32_MAX
 
 struct cox_worker_options {
+    /* set by COX_WORKER_OPTIONS_INIT (base.h) */
+    size_t size;
     /* "/NAME": the group */
     char prefix[160];
     /* 0 to rank_count - 1 */
@@ -105,6 +107,7 @@ struct cox_worker_options {
     uint32_t token_count_max;
     struct cox_log log;
 };
+#define COX_WORKER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_worker_options)
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
  * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it, and _DOOR, the
@@ -113,7 +116,11 @@ struct cox_worker_options {
  * --shm_name_prefix (value in the next argument or after '='). When --npu_num_per_dp is smaller
  * than the world size, the node has several groups: rank is taken modulo it. --global_rank and
  * --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
- * all others stay, in order. Returns 0 or COX_INVALID: err names what is missing. */
+ * all others stay, in order.
+ * Returns
+ *   0
+ *   COX_INVALID: err names what is missing or makes no sense; options and argv are as before
+ */
 COX_PUBLIC int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char **argv,
                                         struct cox_error *err);
 
@@ -190,12 +197,12 @@ COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *req
  * any case. */
 COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
 
-/* Sets what the ranks are to form their group with in this init: fd, fd_offset, rank, rank_count
- * and life; the rest stays the caller's. Each init has memory of its own, all zero, so that nobody
- * who is still in the group before writes into this one. fd is -1 where there is no memory for a
- * group (legacy); it is lent until cox_worker_free. In a sealed group it sets `sealed` in their
- * place, lent until the callback returns, and the group of the init before has to be left before
- * one is joined in this one. */
+/* options starts as COX_GROUP_OPTIONS_INIT (asserted). Sets what the ranks are to form their group
+ * with in this init: fd, fd_offset, rank, rank_count and life; the rest stays the caller's. Each
+ * init has memory of its own, all zero, so that nobody who is still in the group before writes
+ * into this one. fd is -1 where there is no memory for a group (legacy); it is lent until
+ * cox_worker_free. In a sealed group it sets `sealed` in their place, lent until the callback
+ * returns, and the group of the init before has to be left before one is joined in this one. */
 struct cox_group_options;
 COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
                                        struct cox_group_options *options);
@@ -215,6 +222,8 @@ COX_PUBLIC bool cox_worker_pull_aborted(const struct cox_worker *worker);
  * configuration succeeds without a callback, and tells of nothing: no blocks, no positions, no KV
  * cache. */
 struct cox_worker_callbacks {
+    /* set by COX_WORKER_CALLBACKS_INIT (base.h) */
+    size_t size;
     int (*init)(void *context, const struct cox_init_request *request,
                 struct cox_init_result *result, struct cox_error *err);
     /* outputs: batch->row_count of them. The sequence table moves only when this returns 0. */
@@ -261,14 +270,23 @@ struct cox_worker_callbacks {
     /* The coordinator said goodbye; once, after it run returns. Called on the thread of run. */
     void (*finalize)(void *context);
 };
+#define COX_WORKER_CALLBACKS_INIT COX_OPTIONS_INIT(struct cox_worker_callbacks)
 
 /* Attaches to the group as options->rank: one of ours, or, where parent_pid is given and there is
- * no control region, one of a legacy coordinator. callbacks and context are borrowed until free.
- * Returns 0; COX_NOT_FOUND: no such group; COX_DENIED: an object with another owner, mode or type;
- * COX_VERSION; COX_CORRUPT; COX_INVALID: rank or world size do not fit the group; COX_PEER_DEAD:
- * its coordinator or its wrapper is gone; COX_TAKEN: another process is this rank, err says which,
- * and it stays so until the coordinator starts the rank again (a legacy coordinator has no place to
- * say so); -errno. */
+ * no control region, one of a legacy coordinator. options and callbacks are copied; context is
+ * borrowed until free.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: no such group
+ *   COX_DENIED: an object with another owner, mode or type
+ *   COX_VERSION
+ *   COX_CORRUPT
+ *   COX_INVALID: the options; rank or world size do not fit the group
+ *   COX_PEER_DEAD: its coordinator or its wrapper is gone
+ *   COX_TAKEN: another process is this rank, err says which, and it stays so until the coordinator
+ *     starts the rank again (a legacy coordinator has no place to say so)
+ *   -errno
+ */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);
@@ -279,12 +297,18 @@ COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 
 /* Which rank of how many this is; once new has returned. */
 COX_PUBLIC uint32_t cox_worker_rank(const struct cox_worker *worker);
-COX_PUBLIC uint32_t cox_worker_rank_count(const struct cox_worker *worker);
+#ifdef COX_INTERNAL
+uint32_t cox_worker_rank_count(const struct cox_worker *worker);
+#endif
 
 /* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the
- * rank has left the group: requests to it fail, also while the process lives on. Returns 0 after
- * finalize or stop; COX_PEER_DEAD (only with COX_ORPHAN_RETURN); COX_CORRUPT: shared memory makes
- * no sense any more; -errno. */
+ * rank has left the group: requests to it fail, also while the process lives on.
+ * Returns
+ *   0: after finalize or stop
+ *   COX_PEER_DEAD: the coordinator is gone (only with COX_ORPHAN_RETURN)
+ *   COX_CORRUPT: shared memory makes no sense any more
+ *   -errno
+ */
 COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 
 /* Asks run to return once running callbacks have. Async-signal-safe, idempotent. */
@@ -292,9 +316,14 @@ COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 
 /* In an opaque callback, on its thread: memory for an answer of up to size bytes, instead of what
  * the callback was given; it is to be there whole when the callback returns, and nothing is copied
- * to it from before. Again: another one instead. Lent until the callback returns. Returns 0;
- * COX_STATE: no such callback; COX_NO_SPACE; COX_TOO_LARGE: legacy coordinators take no more than
- * fits a slot; -errno. */
+ * to it from before. Again: another one instead. Lent until the callback returns.
+ * Returns
+ *   0
+ *   COX_STATE: no such callback
+ *   COX_NO_SPACE
+ *   COX_TOO_LARGE: legacy coordinators take no more than fits a slot
+ *   -errno
+ */
 COX_PUBLIC int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
                                      struct cox_error *err);
 
@@ -316,14 +345,20 @@ COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t g
  * would be known to nobody. So it takes 2 grace_ms, and 3 at most: a second for a rank that is
  * stuck, with the default; longer if this process is held up. Idempotent: again, what is inside by
  * then is told, and waited for, anew. From a recovery callback, or any thread but those of the two
- * channels (asserted). Returns 0: what was inside has come out; COX_TIMEOUT: a callback still is,
- * err says which, in what request and for how long; it stays paused. */
+ * channels (asserted).
+ * Returns
+ *   0: what was inside has come out
+ *   COX_TIMEOUT: a callback still is, err says which, in what request and for how long; it
+ *     stays paused
+ */
 COX_PUBLIC int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms,
                                 struct cox_error *err);
 /* Requests are begun again. Idempotent. An init that is not replayed makes the group NORMAL, where
  * no start is legal: its callback resumes. */
 COX_PUBLIC void cox_worker_resume(struct cox_worker *worker);
-COX_PUBLIC bool cox_worker_paused(const struct cox_worker *worker);
+#ifdef COX_INTERNAL
+bool cox_worker_paused(const struct cox_worker *worker);
+#endif
 /* A callback of the execute or of the transfer channel is inside. A thread that has stored what
  * such a callback looks at first, and then finds none here, will not be missed by the next one
  * (both seq_cst). */
@@ -335,15 +370,24 @@ COX_PUBLIC bool cox_worker_busy(const struct cox_worker *worker);
  * from now on, until admit, and those that live are waited for: until the request's deadline, or 5
  * s where it has none, until the coordinator has given it up, or the worker leaves. A step's rows
  * with this lora_id are rows of sequences that live, so on success none is looking at the adapter,
- * and none will. Inside the lora callback only. Returns 0; COX_BUSY: some live still, err says how
- * many, and they are admitted again; -ENOMEM. */
+ * and none will. Inside the lora callback only.
+ * Returns
+ *   0
+ *   COX_BUSY: some live still, err says how many, and they are admitted again
+ *   -ENOMEM
+ */
 COX_PUBLIC int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id,
                                       struct cox_error *err);
 COX_PUBLIC void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id);
 
 /* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
  * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.
- * Returns 0; COX_TIMEOUT; COX_CLOSED: the worker leaves; -errno. */
+ * Returns
+ *   0
+ *   COX_TIMEOUT
+ *   COX_CLOSED: the worker leaves
+ *   -errno
+ */
 COX_PUBLIC int cox_worker_report_fault(struct cox_worker *worker, const char *text,
                                        uint64_t deadline_ns);
 

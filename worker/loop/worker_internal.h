@@ -1,9 +1,9 @@
-/* The worker's own memory, shared by worker.c (life), attach.c, pause.c, bulk.c (blocks), and by
- * serve.c and its files (one request: serve_internal.h). */
+/* The worker's own memory, shared by worker.c (life), attach.c, pause.c, large_payload.c (blocks),
+ * and by serve.c and its files (one request: serve_internal.h). */
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 
-#include "channel/memory/bulk.h"
+#include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/door.h"
 #include "channel/shm/inherit.h"
@@ -24,7 +24,7 @@ struct Coxswain__ExecuteRequest;
 
 /* The block of an answer that does not fit its slot. */
 struct cox_channel_thread_answer {
-    struct cox_bulk_block block;
+    struct cox_large_payload block;
     /* whose answer is in it, and the coordinator may read it; 0: of none */
     uint64_t sequence;
 };
@@ -75,7 +75,7 @@ struct cox_channel_thread {
     /* of the opaque callback under way; NULL: there is none */
     struct cox_opaque_answer *opaque;
     /* the blocks behind the frames */
-    struct cox_bulk_view views[COX_DEPTH_MAX];
+    struct cox_large_payload_view views[COX_DEPTH_MAX];
     /* and those behind the slots */
     struct cox_channel_thread_answer answers[COX_DEPTH_MAX];
     /* of these with a sequence; on a taken channel under the lock of the blocks */
@@ -87,7 +87,9 @@ struct cox_channel_thread {
 
 struct cox_worker {
     struct cox_worker_options options;
+    /* points to callbacks_copy */
     const struct cox_worker_callbacks *callbacks;
+    struct cox_worker_callbacks callbacks_copy;
     void *context;
     /* while new runs */
     struct cox_inherit inherit;
@@ -125,7 +127,7 @@ struct cox_worker {
     /* Of the step under way; the execute channel thread's. */
     bool group_time_told;
     uint64_t group_ns, group_wait_ns;
-    struct cox_bulk_sender bulk;
+    struct cox_large_payload_sender large_payloads;
     /* request_size_max was not chosen */
     bool request_size_default;
     struct cox_pause pause;
@@ -229,27 +231,28 @@ bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct co
 void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
                                int status, const char *text);
 
-/* ---- bulk.c: requests and answers in blocks ---- */
+/* ---- large_payload.c: requests and answers in blocks ---- */
 
 bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread);
 /* What of the request in this frame is mapped. */
-static inline struct cox_bulk_view *cox_channel_thread_view(struct cox_channel_thread *thread,
-                                                            uint64_t sequence)
+static inline struct cox_large_payload_view *cox_channel_thread_view(
+    struct cox_channel_thread *thread, uint64_t sequence)
 {
     return &thread->views[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
 }
-/* The bytes of a request, in place, lent until close. Returns 0, or what cox_bulk_view_map returns,
- * in the channel thread's error. */
+/* The bytes of a request, in place, lent until close. Returns 0, or what cox_large_payload_view_map
+ * returns, in the channel thread's error. */
 int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
                                   const struct Coxswain__BulkRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size);
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence);
-/* Where the answer to a request goes that does not fit its slot. Returns as cox_bulk_reserve. */
+/* Where the answer to a request goes that does not fit its slot. Returns as
+ * cox_large_payload_reserve. */
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint64_t size, uint8_t **ret_bytes, struct cox_error *err);
 /* It is written. */
-struct cox_bulk_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
-                                                   uint64_t sequence, uint64_t size);
+struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
+                                                            uint64_t sequence, uint64_t size);
 /* Of an answer that is not sent in it. */
 void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence);
 /* Of all requests that have ended. */

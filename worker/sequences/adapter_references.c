@@ -6,166 +6,171 @@
 
 #include "channel/base/thread.h"
 
-/* How soon a wait notices that it was given up. */
+/* How soon a wait notices that it was cancelled. */
 #define SLICE_MS 50
 
 struct cox_adapter_references {
     pthread_mutex_t lock;
     /* on CLOCK_MONOTONIC; a count has become 0 */
     pthread_cond_t given;
-    struct cox_lora_use *first;
+    struct cox_adapter_reference *first;
 };
 
-int cox_adapter_references_new(struct cox_adapter_references **ret_uses)
+int cox_adapter_references_new(struct cox_adapter_references **ret_references)
 {
-    struct cox_adapter_references *uses = calloc(1, sizeof *uses);
-    if (!uses)
+    struct cox_adapter_references *references = calloc(1, sizeof *references);
+    if (!references)
         return -ENOMEM;
-    pthread_mutex_init(&uses->lock, NULL);
-    cox_condition_init(&uses->given);
-    *ret_uses = uses;
+    pthread_mutex_init(&references->lock, NULL);
+    cox_condition_init(&references->given);
+    *ret_references = references;
     return 0;
 }
 
-struct cox_adapter_references *cox_adapter_references_free(struct cox_adapter_references *uses)
+struct cox_adapter_references *cox_adapter_references_free(
+    struct cox_adapter_references *references)
 {
-    if (uses) {
-        while (uses->first) {
-            struct cox_lora_use *use = uses->first;
-            uses->first = use->next;
-            free(use);
+    if (references) {
+        while (references->first) {
+            struct cox_adapter_reference *reference = references->first;
+            references->first = reference->next;
+            free(reference);
         }
-        pthread_cond_destroy(&uses->given);
-        pthread_mutex_destroy(&uses->lock);
-        free(uses);
+        pthread_cond_destroy(&references->given);
+        pthread_mutex_destroy(&references->lock);
+        free(references);
     }
     return NULL;
 }
 
 /* ---- with the lock held ---- */
 
-static struct cox_lora_use *find(const struct cox_adapter_references *uses, const char *name)
+static struct cox_adapter_reference *find(const struct cox_adapter_references *references,
+                                          const char *name)
 {
-    struct cox_lora_use *use = uses->first;
-    while (use && strcmp(use->name, name) != 0)
-        use = use->next;
-    return use;
+    struct cox_adapter_reference *reference = references->first;
+    while (reference && strcmp(reference->name, name) != 0)
+        reference = reference->next;
+    return reference;
 }
 
 /* NULL: no memory. */
-static struct cox_lora_use *find_or_add(struct cox_adapter_references *uses, const char *name)
+static struct cox_adapter_reference *find_or_add(struct cox_adapter_references *references,
+                                                 const char *name)
 {
-    struct cox_lora_use *use = find(uses, name);
-    if (use)
-        return use;
+    struct cox_adapter_reference *reference = find(references, name);
+    if (reference)
+        return reference;
     const size_t size = strlen(name) + 1;
-    use = calloc(1, sizeof *use + size);
-    if (!use)
+    reference = calloc(1, sizeof *reference + size);
+    if (!reference)
         return NULL;
-    memcpy(use->name, name, size);
-    use->next = uses->first;
-    uses->first = use;
-    return use;
+    memcpy(reference->name, name, size);
+    reference->next = references->first;
+    references->first = reference;
+    return reference;
 }
 
-/* A name that nobody has and that is open says nothing. */
-static void drop_if_idle(struct cox_adapter_references *uses, struct cox_lora_use *use)
+/* A name that is open and has no reference needs no entry. */
+static void drop_if_idle(struct cox_adapter_references *references,
+                         struct cox_adapter_reference *reference)
 {
-    struct cox_lora_use **link = &uses->first;
-    if (use->count || use->closed)
+    struct cox_adapter_reference **link = &references->first;
+    if (reference->count || reference->closed)
         return;
-    while (*link != use)
+    while (*link != reference)
         link = &(*link)->next;
-    *link = use->next;
-    free(use);
+    *link = reference->next;
+    free(reference);
 }
 
 /* ---- sequences ---- */
 
-int cox_adapter_references_take(struct cox_adapter_references *uses, const char *name,
-                                struct cox_lora_use **ret_use)
+int cox_adapter_references_take(struct cox_adapter_references *references, const char *name,
+                                struct cox_adapter_reference **ret_reference)
 {
     if (strlen(name) > COX_LORA_NAME_LENGTH_MAX)
         return COX_TOO_LARGE;
-    pthread_mutex_lock(&uses->lock);
-    struct cox_lora_use *use = find_or_add(uses, name);
-    int r = !use ? -ENOMEM : use->closed ? COX_BUSY : 0;
+    pthread_mutex_lock(&references->lock);
+    struct cox_adapter_reference *reference = find_or_add(references, name);
+    int r = !reference ? -ENOMEM : reference->closed ? COX_BUSY : 0;
     if (r == 0) {
-        use->count++;
-        *ret_use = use;
+        reference->count++;
+        *ret_reference = reference;
     }
-    pthread_mutex_unlock(&uses->lock);
+    pthread_mutex_unlock(&references->lock);
     return r;
 }
 
-struct cox_lora_use *cox_adapter_references_again(struct cox_adapter_references *uses,
-                                                  struct cox_lora_use *use)
+struct cox_adapter_reference *cox_adapter_references_again(
+    struct cox_adapter_references *references, struct cox_adapter_reference *reference)
 {
-    if (use) {
-        pthread_mutex_lock(&uses->lock);
-        use->count++;
-        pthread_mutex_unlock(&uses->lock);
+    if (reference) {
+        pthread_mutex_lock(&references->lock);
+        reference->count++;
+        pthread_mutex_unlock(&references->lock);
     }
-    return use;
+    return reference;
 }
 
-void cox_adapter_references_give(struct cox_adapter_references *uses, struct cox_lora_use *use)
+void cox_adapter_references_give(struct cox_adapter_references *references,
+                                 struct cox_adapter_reference *reference)
 {
-    if (!use)
+    if (!reference)
         return;
-    pthread_mutex_lock(&uses->lock);
-    COX_ASSERT(use->count > 0);
-    if (--use->count == 0)
-        pthread_cond_broadcast(&uses->given);
-    drop_if_idle(uses, use);
-    pthread_mutex_unlock(&uses->lock);
+    pthread_mutex_lock(&references->lock);
+    COX_ASSERT(reference->count > 0);
+    if (--reference->count == 0)
+        pthread_cond_broadcast(&references->given);
+    drop_if_idle(references, reference);
+    pthread_mutex_unlock(&references->lock);
 }
 
-/* ---- who wants it to be unused ---- */
+/* ---- unloading ---- */
 
-int cox_adapter_references_close(struct cox_adapter_references *uses, const char *name,
-                                 uint64_t deadline_ns, bool (*given_up)(void *context),
+int cox_adapter_references_close(struct cox_adapter_references *references, const char *name,
+                                 uint64_t deadline_ns, bool (*cancelled)(void *context),
                                  void *context, uint32_t *ret_count)
 {
     int r = 0;
-    pthread_mutex_lock(&uses->lock);
-    struct cox_lora_use *use = find_or_add(uses, name);
-    if (!use) {
-        pthread_mutex_unlock(&uses->lock);
+    pthread_mutex_lock(&references->lock);
+    struct cox_adapter_reference *reference = find_or_add(references, name);
+    if (!reference) {
+        pthread_mutex_unlock(&references->lock);
         return -ENOMEM;
     }
-    use->closed = true;
-    while (use->count && r == 0) {
+    reference->closed = true;
+    while (reference->count && r == 0) {
         const struct timespec until =
             cox_deadline_timespec(cox_deadline_min(deadline_ns, cox_deadline_after_ms(SLICE_MS)));
-        pthread_cond_timedwait(&uses->given, &uses->lock, &until);
-        if (use->count && (cox_now_ns() >= deadline_ns || (given_up && given_up(context))))
+        pthread_cond_timedwait(&references->given, &references->lock, &until);
+        if (reference->count && (cox_now_ns() >= deadline_ns || (cancelled && cancelled(context))))
             r = COX_BUSY;
     }
     if (r) {
-        *ret_count = use->count;
-        use->closed = false;
+        *ret_count = reference->count;
+        reference->closed = false;
     }
-    pthread_mutex_unlock(&uses->lock);
+    pthread_mutex_unlock(&references->lock);
     return r;
 }
 
-void cox_adapter_references_open(struct cox_adapter_references *uses, const char *name)
+void cox_adapter_references_open(struct cox_adapter_references *references, const char *name)
 {
-    pthread_mutex_lock(&uses->lock);
-    struct cox_lora_use *use = find(uses, name);
-    if (use) {
-        use->closed = false;
-        drop_if_idle(uses, use);
+    pthread_mutex_lock(&references->lock);
+    struct cox_adapter_reference *reference = find(references, name);
+    if (reference) {
+        reference->closed = false;
+        drop_if_idle(references, reference);
     }
-    pthread_mutex_unlock(&uses->lock);
+    pthread_mutex_unlock(&references->lock);
 }
 
-uint32_t cox_adapter_references_count(struct cox_adapter_references *uses, const char *name)
+uint32_t cox_adapter_references_count(struct cox_adapter_references *references, const char *name)
 {
-    pthread_mutex_lock(&uses->lock);
-    const struct cox_lora_use *use = find(uses, name);
-    const uint32_t count = use ? use->count : 0;
-    pthread_mutex_unlock(&uses->lock);
+    pthread_mutex_lock(&references->lock);
+    const struct cox_adapter_reference *reference = find(references, name);
+    const uint32_t count = reference ? reference->count : 0;
+    pthread_mutex_unlock(&references->lock);
     return count;
 }

@@ -4,8 +4,8 @@
  *
  * A sequence takes its adapter's name when it is announced and gives it when nothing can bring it
  * back, so a name in a step is counted from before the step's callback until after its end. That is
- * what lets an adapter be looked up without a lock in the callback: whoever takes it away has
- * closed the name first and found no sequence.
+ * what lets an adapter be looked up without a lock in the callback: an unload has closed the
+ * name first and found no sequence.
  *
  * Threads: take, again and give on the execute thread; close and open on any one thread at a time
  *   for the same name; count from any.
@@ -24,8 +24,8 @@
 struct cox_adapter_references;
 
 /* A name in use; the same pointer for the same name, as long as one is in use. */
-struct cox_lora_use {
-    struct cox_lora_use *next;
+struct cox_adapter_reference {
+    struct cox_adapter_reference *next;
     uint32_t count;
     bool closed;
     /* with its 0 */
@@ -33,29 +33,30 @@ struct cox_lora_use {
 };
 
 /* Returns 0 or -ENOMEM. */
-int cox_adapter_references_new(struct cox_adapter_references **ret_uses);
+int cox_adapter_references_new(struct cox_adapter_references **ret_references);
 struct cox_adapter_references *cox_adapter_references_free(
-    struct cox_adapter_references *uses); /* NULL-safe */
+    struct cox_adapter_references *references); /* NULL-safe */
 
 /* One sequence more. Returns 0; COX_TOO_LARGE: a name longer than COX_LORA_NAME_LENGTH_MAX;
  * COX_BUSY: it is closed; -ENOMEM. */
-int cox_adapter_references_take(struct cox_adapter_references *uses, const char *name,
-                                struct cox_lora_use **ret_use);
-/* The same for a copy of a sequence that has it: never refused. use NULL: nothing. */
-struct cox_lora_use *cox_adapter_references_again(struct cox_adapter_references *uses,
-                                                  struct cox_lora_use *use);
-/* One less; use NULL: nothing. */
-void cox_adapter_references_give(struct cox_adapter_references *uses, struct cox_lora_use *use);
+int cox_adapter_references_take(struct cox_adapter_references *references, const char *name,
+                                struct cox_adapter_reference **ret_reference);
+/* The same for a copy of a sequence that has it: never refused. reference NULL: nothing. */
+struct cox_adapter_reference *cox_adapter_references_again(
+    struct cox_adapter_references *references, struct cox_adapter_reference *reference);
+/* One less; reference NULL: nothing. */
+void cox_adapter_references_give(struct cox_adapter_references *references,
+                                 struct cox_adapter_reference *reference);
 
-/* Refuses the name from now on and waits until no sequence has it. given_up is asked every 50 ms
+/* Refuses the name from now on and waits until no sequence has it. cancelled is asked every 50 ms
  * while it waits. Returns 0: none has, and the name stays closed; COX_BUSY: *ret_count have it
- * still at the deadline or when given_up said so, and the name is open again; -ENOMEM. */
-int cox_adapter_references_close(struct cox_adapter_references *uses, const char *name,
-                                 uint64_t deadline_ns, bool (*given_up)(void *context),
+ * still at the deadline or when cancelled returned true, and the name is open again; -ENOMEM. */
+int cox_adapter_references_close(struct cox_adapter_references *references, const char *name,
+                                 uint64_t deadline_ns, bool (*cancelled)(void *context),
                                  void *context, uint32_t *ret_count);
 /* Takes the name again. */
-void cox_adapter_references_open(struct cox_adapter_references *uses, const char *name);
+void cox_adapter_references_open(struct cox_adapter_references *references, const char *name);
 
-uint32_t cox_adapter_references_count(struct cox_adapter_references *uses, const char *name);
+uint32_t cox_adapter_references_count(struct cox_adapter_references *references, const char *name);
 
 #endif

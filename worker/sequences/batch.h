@@ -73,7 +73,7 @@ struct cox_batch_row {
     const char *lora_id;
 };
 
-struct cox_weights_offer;
+struct cox_weights_candidate;
 
 struct cox_block_pair {
     int32_t from;
@@ -104,7 +104,7 @@ struct cox_batch {
     uint64_t weights_version;
     /* Where that version is, while a rank may not have it; NULL otherwise. The worker library's own
      * (worker/sequences/weights_subscriber.h). */
-    const struct cox_weights_offer *weights;
+    const struct cox_weights_candidate *weights;
     /* private to the worker library */
     const void *void_word;
     /* the same; NULL: never paused */

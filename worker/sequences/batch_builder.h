@@ -5,8 +5,8 @@
  * and move.
  *
  * Threads: one.
- * Ownership: the builder owns the memory of the view, kept from step to step; the view points into
- *   it and into the sequence store's sequences, until the next change of either.
+ * Ownership: the batch builder owns the memory of the view, kept from step to step; the view points
+ *   into it and into the sequence store's sequences, until the next change of either.
  * Codes: those of cox_table_apply, err says why.
  * If the process dies: private memory; nothing is left.
  */

@@ -42,7 +42,7 @@ struct cox_sequence {
     uint32_t announced_count;
     struct cox_sampling sampling;
     /* the adapter it is computed with; NULL: none */
-    struct cox_lora_use *lora;
+    struct cox_adapter_reference *lora;
     struct cox_sequence *next_spare;
     /* "": has none, the packed form knows no requests */
     char request_id[COX_REQUEST_ID_LENGTH_MAX + 1];

@@ -1,7 +1,8 @@
 #include "table.h"
 
 #include "proto/executor.pb-c.h"
-#include "step.h"
+#include "column_parser.h"
+#include "nested_parser.h"
 #include "table_private.h"
 
 #include <stdatomic.h>
@@ -50,7 +51,8 @@ void cox_table_watch_pause(struct cox_table *table, const void *told_word)
 uint64_t cox_batch_void_through(const struct cox_batch *batch)
 {
     const _Atomic uint64_t *void_through = batch->void_word;
-    /* acquire; partner: cox_state_set_void in the coordinator. Whoever stops early sees why. */
+    /* acquire; partner: cox_state_set_void in the coordinator. A callback that stops early sees why
+     * the step is void. */
     return void_through ? atomic_load_explicit(void_through, memory_order_acquire) : 0;
 }
 
@@ -81,8 +83,8 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
     table->builder.batch.told_word = table->told_word;
     int r = cox_batch_builder_moves(&table->builder, request, err);
     if (!r)
-        r = step ? cox_step_packed(&table->store, &table->builder, step, err)
-                 : cox_step_nested(&table->store, &table->builder, request, err);
+        r = step ? cox_column_parser_apply(&table->store, &table->builder, step, err)
+                 : cox_nested_parser_apply(&table->store, &table->builder, request, err);
     if (!r)
         r = cox_batch_builder_seal(&table->builder, &table->store, err);
     if (r) {
@@ -96,11 +98,11 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
 }
 
 void cox_table_weights(struct cox_table *table, uint64_t version,
-                       const struct cox_weights_offer *offer)
+                       const struct cox_weights_candidate *candidate)
 {
     COX_ASSERT(table->pending);
     table->builder.batch.weights_version = version;
-    table->builder.batch.weights = offer;
+    table->builder.batch.weights = candidate;
 }
 
 void cox_table_commit(struct cox_table *table)

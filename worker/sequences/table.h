@@ -37,8 +37,8 @@ struct cox_table *cox_table_free(struct cox_table *table);
  * implemented here. */
 void cox_table_watch(struct cox_table *table, const void *void_word);
 
-/* The word (an _Atomic uint64_t) that says the same of a pause (pause.h): who computes steps up to
- * it is to come out. */
+/* The word (an _Atomic uint64_t) that says the same of a pause (pause.h): a callback that computes
+ * a step up to it is to return. */
 void cox_table_watch_pause(struct cox_table *table, const void *told_word);
 
 /* Prepares the step `sequence`. The request must stay until commit or revert. Nothing is changed
@@ -53,9 +53,9 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
                     const struct cox_batch **ret_batch, struct cox_batch_output **ret_outputs,
                     struct cox_error *err);
 /* What cox_batch.weights_version and .weights of the step just prepared say; 0 and NULL, unless
- * this is called. offer is lent until commit or revert. */
+ * this is called. candidate is lent until commit or revert. */
 void cox_table_weights(struct cox_table *table, uint64_t version,
-                       const struct cox_weights_offer *offer);
+                       const struct cox_weights_candidate *candidate);
 /* The step succeeded: sampled tokens are appended, finished sequences go, and base becomes its
  * sequence. */
 void cox_table_commit(struct cox_table *table);

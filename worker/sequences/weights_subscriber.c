@@ -23,25 +23,27 @@ struct cox_weights_subscriber {
     struct held present, next;
 };
 
-int cox_weights_offer_read(const Coxswain__ExecuteRequest *request,
-                           struct cox_weights_offer *ret_offer, struct cox_error *err)
+int cox_weights_candidate_read(const Coxswain__ExecuteRequest *request,
+                               struct cox_weights_candidate *ret_candidate, struct cox_error *err)
 {
-    const Coxswain__WeightsOffer *message = request->weights;
-    struct cox_weights_offer offer = {
+    const Coxswain__WeightsCandidate *message = request->weights;
+    struct cox_weights_candidate candidate = {
         .version = request->weights_version,
         .deadline_ns = request->deadline_ns ? request->deadline_ns : COX_DEADLINE_NEVER,
     };
 
     if (!message)
         return COX_EMPTY;
-    offer.size = message->size;
-    if (!offer.version || !offer.size || message->handle.len != sizeof offer.handle.bytes)
+    candidate.size = message->size;
+    if (!candidate.version || !candidate.size ||
+        message->handle.len != sizeof candidate.handle.bytes)
         return cox_fail(err, COX_CORRUPT,
                         "version %" PRIu64 " of the model's weights is offered as %" PRIu64
                         " bytes with a handle of %zu: expected a version, a size and %zu",
-                        offer.version, offer.size, message->handle.len, sizeof offer.handle.bytes);
-    memcpy(offer.handle.bytes, message->handle.data, sizeof offer.handle.bytes);
-    *ret_offer = offer;
+                        candidate.version, candidate.size, message->handle.len,
+                        sizeof candidate.handle.bytes);
+    memcpy(candidate.handle.bytes, message->handle.data, sizeof candidate.handle.bytes);
+    *ret_candidate = candidate;
     return 0;
 }
 
@@ -82,41 +84,41 @@ uint64_t cox_weights_subscriber_version(const struct cox_weights_subscriber *wei
 }
 
 static int held_open(const struct cox_weights_subscriber *weights,
-                     const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                     const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                      struct held *ret_held, struct cox_error *err)
 {
-    struct held held = {.version = offer->version, .handle = offer->handle};
+    struct held held = {.version = candidate->version, .handle = candidate->handle};
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = cox_handle_open(&offer->handle, weights->door, deadline_ns, &fd, err);
+    int r = cox_handle_open(&candidate->handle, weights->door, deadline_ns, &fd, err);
 
     if (r == 0)
-        r = cox_region_attach_image(&held.region, fd, LABEL, offer->size, err);
+        r = cox_region_attach_image(&held.region, fd, LABEL, candidate->size, err);
     if (r == 0)
         *ret_held = held;
     return r;
 }
 
 static int weights_open(struct cox_weights_subscriber *weights, uint64_t version,
-                        const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                        const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                         struct cox_error *err)
 {
     struct cox_error why = {0};
     struct held opened;
     int r;
 
-    if (!offer || offer->version != version)
+    if (!candidate || candidate->version != version)
         return cox_fail(err, COX_NOT_FOUND,
                         "version %" PRIu64
                         " of the model's weights is asked for, this rank has version %" PRIu64
                         ", and it was not told where the other is",
                         version, weights->present.version);
     if (weights->present.version &&
-        memcmp(&offer->handle, &weights->present.handle, sizeof offer->handle) == 0) {
+        memcmp(&candidate->handle, &weights->present.handle, sizeof candidate->handle) == 0) {
         held_drop(&weights->next);
         weights->present.version = version;
         return 0;
     }
-    r = held_open(weights, offer, deadline_ns, &opened, &why);
+    r = held_open(weights, candidate, deadline_ns, &opened, &why);
     if (r)
         return cox_fail(err, r, "version %" PRIu64 " of the model's weights: %s", version,
                         why.text);
@@ -127,7 +129,7 @@ static int weights_open(struct cox_weights_subscriber *weights, uint64_t version
 }
 
 int cox_weights_subscriber_take(struct cox_weights_subscriber *weights, uint64_t version,
-                                const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                                const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                                 const void **ret_bytes, uint64_t *ret_size, struct cox_error *err)
 {
     const struct held *held;
@@ -139,7 +141,7 @@ int cox_weights_subscriber_take(struct cox_weights_subscriber *weights, uint64_t
                         " of the model's weights was asked for after version %" PRIu64,
                         version, weights->present.version);
     if (version != weights->present.version && version != weights->next.version) {
-        r = weights_open(weights, version, offer, deadline_ns, err);
+        r = weights_open(weights, version, candidate, deadline_ns, err);
         if (r)
             return r;
     }

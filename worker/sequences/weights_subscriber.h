@@ -2,10 +2,10 @@
  * weights_subscriber: the rank's end of the model's weights that its coordinator shares: the image
  * (region.h) of the version that it computes with, and of the next one.
  *
- *     take(v):     next = the image that the offer of v names, opened, checked and mapped; an image
- *                  that is present already only gets the new number: a version between them was
+ *     take(v):     next = the image of the candidate v, opened, checked and mapped; an image that
+ *                  is present already only gets the new number: a version between them was
  *                  withdrawn
- *     keep:        present = next; the image that was present is unmapped
+ *     commit:      present = next; the image that was present is unmapped
  *
  * Versions only grow. A step that is given up and repeated asks for the same version, or a later
  * one: what was taken for it is still next, or present. No process can write an image, so nothing
@@ -13,11 +13,11 @@
  *
  * Threads: one, that of the execute channel. Inside a callback that a pause may leave, call
  *   cox_visit_hold first: an image that is half opened would stay so.
- * Ownership: bytes are lent, for reading: those of present until keep, those of next until they are
- * present or a later version is taken. Blocks: take, where the coordinator's fd has to be fetched
- * at its door, until the deadline. Bytes: offers come from the coordinator, whom a rank trusts, and
- * are checked all the same. If the process dies: the kernel unmaps. If the coordinator dies, what
- * is mapped stays.
+ * Ownership: bytes are lent, for reading: those of present until commit, those of next until they
+ *   are present or a later version is taken.
+ * Blocks: take, where the coordinator's fd has to be fetched at its door, until the deadline.
+ * Bytes: candidates come from the coordinator, which a rank trusts, and are checked all the same.
+ * If the process dies: the kernel unmaps. If the coordinator dies, what is mapped stays.
  */
 #ifndef COX_WORKER_WEIGHTS_SUBSCRIBER_H
 #define COX_WORKER_WEIGHTS_SUBSCRIBER_H
@@ -29,7 +29,7 @@ struct cox_init_request;
 struct cox_weights_subscriber;
 
 /* Where a version is; an init has one, and a step while a rank may not have its version. */
-struct cox_weights_offer {
+struct cox_weights_candidate {
     /* from 1 */
     uint64_t version;
     /* bytes of the image */
@@ -40,13 +40,13 @@ struct cox_weights_offer {
     struct cox_handle handle;
 };
 
-/* The offer in a request. Returns 0; COX_EMPTY: there is none; COX_CORRUPT. */
-int cox_weights_offer_read(const struct Coxswain__ExecuteRequest *request,
-                           struct cox_weights_offer *ret_offer, struct cox_error *err);
-/* The offer of an init. Returns as the function above; COX_EMPTY: ranks load the weights by
+/* The candidate in a request. Returns 0; COX_EMPTY: there is none; COX_CORRUPT. */
+int cox_weights_candidate_read(const struct Coxswain__ExecuteRequest *request,
+                               struct cox_weights_candidate *ret_candidate, struct cox_error *err);
+/* The candidate of an init. Returns as the function above; COX_EMPTY: ranks load the weights by
  * themselves. */
 int cox_init_request_weights(const struct cox_init_request *request,
-                             struct cox_weights_offer *ret_offer, struct cox_error *err);
+                             struct cox_weights_candidate *ret_candidate, struct cox_error *err);
 /* The door where handles can be had that cannot be opened otherwise. False: there is none, or no
  * path of it fits. */
 bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size);
@@ -60,13 +60,13 @@ struct cox_weights_subscriber *cox_weights_subscriber_free(struct cox_weights_su
 /* The version that is present; 0: none yet. */
 uint64_t cox_weights_subscriber_version(const struct cox_weights_subscriber *weights);
 
-/* The image of a version: present, next, or what offer names (NULL: nothing), which makes it next,
- * or present under this number. Returns 0; COX_STALE: older than what is present; COX_NOT_FOUND:
- * the rank does not have it, and the offer is of no such version, or closed by now; COX_DENIED: the
+/* The image of a version: present, next, or of the candidate (NULL: none), which makes it next, or
+ * present under this number. Returns 0; COX_STALE: older than what is present; COX_NOT_FOUND: the
+ * rank does not have it, and the candidate is of another version, or closed by now; COX_DENIED: the
  * memory is not sealed, or cannot be reached; COX_CORRUPT: another size; what cox_handle_open
  * returns. err says which version; nothing has changed. */
 int cox_weights_subscriber_take(struct cox_weights_subscriber *weights, uint64_t version,
-                                const struct cox_weights_offer *offer, uint64_t deadline_ns,
+                                const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                                 const void **ret_bytes, uint64_t *ret_size, struct cox_error *err);
 
 /* Nothing computes with present any more: next takes its place. Nothing, where there is no next. */

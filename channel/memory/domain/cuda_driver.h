@@ -1,12 +1,15 @@
 /*
- * cuda_driver: the few functions of the CUDA driver API that domain_cuda needs, found at run time.
+ * cuda_driver: the few functions of the CUDA driver API that domain_cuda needs, looked up at run
+ * time.
  *
- * Types and numbers are facts of that API (from version 11.0 on), declared here so that nothing of
- * it is needed to build.
+ * Types and numbers are those of the API (since version 11.0), declared here so that building needs
+ * no CUDA headers.
  *
  * Threads: open and close from one thread; the driver's functions from any.
- * Ownership: the caller owns struct cox_cuda_driver. Closing does not unload a driver: its threads
- * go on. Blocks: as the driver does. If the process dies: the driver cleans up.
+ * Ownership: the caller owns struct cox_cuda_driver. Close does not unload the driver, whose
+ *   threads keep running.
+ * Blocks: as the driver does.
+ * If the process dies: the driver cleans up.
  */
 #ifndef COX_CHANNEL_MEMORY_CUDA_DRIVER_H
 #define COX_CHANNEL_MEMORY_CUDA_DRIVER_H
@@ -110,14 +113,14 @@ struct cox_cuda_driver {
 #undef COX_CUDA_FIELD
 };
 
-/* Opens and initializes it. Returns 0; COX_UNSUPPORTED, and err says why; COX_NO_SPACE, COX_DENIED:
- * it does not start. */
+/* Opens and initializes the driver. Returns 0; COX_UNSUPPORTED: err has the reason; COX_NO_SPACE,
+ * COX_DENIED: it does not start. */
 int cox_cuda_driver_open(struct cox_cuda_driver *driver, const char *library,
                          struct cox_error *err);
 void cox_cuda_driver_close(struct cox_cuda_driver *driver); /* idempotent */
 
-/* Tells what was tried, and what came of it. Returns COX_NO_SPACE, COX_DENIED or COX_UNSUPPORTED
- * where the result says so, else code. */
+/* Fills err with the attempted step and the result. Returns COX_NO_SPACE, COX_DENIED or
+ * COX_UNSUPPORTED if the result means that, else code. */
 int cox_cuda_fail(const struct cox_cuda_driver *driver, cox_cuda_result result, int code,
                   const char *what, struct cox_error *err);
 

@@ -6,8 +6,8 @@
 
 #include "domain_table.h"
 
-/* What goes through the host at a time: large enough that a device's latency does not count, small
- * enough to stay in a cache. */
+/* Piece size of copies through the host: large enough to hide a device's latency, small enough for
+ * a cache. */
 #define PIECE ((size_t)256 << 10)
 
 struct domain {
@@ -73,7 +73,7 @@ int cox_domains_new(struct cox_domains **ret_domains)
         return -ENOMEM;
     cox_domains_add_builtin(domains, COX_DOMAIN_HOST, 1, &cox_domain_host_functions, NULL, NULL,
                             NULL);
-    cox_domains_add_builtin(domains, COX_DOMAIN_STAGED, 1, &cox_domain_staged_functions, NULL, NULL,
+    cox_domains_add_builtin(domains, COX_DOMAIN_BOUNCE, 1, &cox_domain_bounce_functions, NULL, NULL,
                             NULL);
     *ret_domains = domains;
     return 0;
@@ -125,7 +125,7 @@ int cox_domains_find(const struct cox_domains *domains, struct cox_domain_id id,
 static int check_range(const struct cox_domain_memory *memory, uint64_t offset, uint64_t size,
                        struct cox_error *err)
 {
-    /* The sum of the two may be beyond 64 bits. */
+    /* offset + size may overflow 64 bits. */
     return offset <= memory->size && size <= memory->size - offset
                ? 0
                : cox_fail(err, COX_INVALID,
@@ -156,7 +156,7 @@ int cox_domain_copy_from(struct cox_domain_memory *memory, uint64_t offset, void
     return r || size == 0 ? r : memory->functions->copy_from(memory, offset, host, size, err);
 }
 
-/* Neither has an address. */
+/* For two memories without an address. */
 static int copy_in_pieces(struct cox_domain_memory *to, uint64_t to_offset,
                           struct cox_domain_memory *from, uint64_t from_offset, uint64_t size,
                           struct cox_error *err)
@@ -197,7 +197,7 @@ int cox_domain_copy(struct cox_domain_memory *to, uint64_t to_offset,
         if (r != COX_UNSUPPORTED)
             return r;
     }
-    /* One that the host can reach needs no piece between. */
+    /* A memory with an address needs no bounce buffer. */
     if (from->address)
         return to->functions->copy_to(to, to_offset, (const uint8_t *)from->address + from_offset,
                                       size, err);

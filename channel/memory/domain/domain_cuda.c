@@ -11,7 +11,7 @@
 
 #define DRIVER "libcuda.so.1"
 
-/* What the table keeps: the driver, of the process that started it. */
+/* Context of the domain: the driver, in the process that started it. */
 struct cuda {
     struct cox_cuda_driver driver;
     pid_t pid;
@@ -26,7 +26,7 @@ struct cuda_memory {
     uint32_t device;
     /* retained; NULL: not yet */
     cox_cuda_context context;
-    /* size in whole units of the device */
+    /* size rounded up to the device's granularity */
     size_t rounded;
     /* reserved addresses; 0: none */
     cox_cuda_pointer base;
@@ -41,7 +41,7 @@ static struct cuda_memory *cuda_of(struct cox_domain_memory *memory)
     return (struct cuda_memory *)memory;
 }
 
-/* code: unless the result says something better. */
+/* code: returned unless the result has a better one. */
 static int fail_as(const struct cuda_memory *memory, cox_cuda_result result, int code,
                    const char *what, struct cox_error *err)
 {
@@ -67,21 +67,21 @@ static int enter(const struct cuda_memory *memory, struct cox_error *err)
     return result ? fail(memory, result, "making its context the current one", err) : 0;
 }
 
-/* The thread has its own context again. */
+/* Restores the thread's previous context. */
 static void leave(const struct cuda_memory *memory)
 {
     cox_cuda_context context;
     memory->cuda->driver.context_pop(&context);
 }
 
-/* ---- life ---- */
+/* ---- create, attach, destroy ---- */
 
 static void cuda_destroy(struct cox_domain_memory *base)
 {
     struct cuda_memory *memory = cuda_of(base);
     const struct cox_cuda_driver *driver = &memory->cuda->driver;
     if (memory->context && memory->cuda->pid == getpid()) {
-        /* What follows may do without a current context; it is tried in any case. */
+        /* Continues on failure: the calls below may not need a current context. */
         bool entered = enter(memory, NULL) == 0;
         if (memory->mapped)
             driver->unmap(memory->base, memory->rounded);
@@ -109,8 +109,8 @@ static struct cox_cuda_properties properties_of(const struct cuda_memory *memory
         .location = {COX_CUDA_LOCATION_DEVICE, memory->cuda->devices[memory->device]}};
 }
 
-/* The memory with its context, and the size that is to be mapped; create and attach must agree on
- * it. */
+/* Common to create and attach, which must agree on the mapped size: a memory object with its
+ * context. */
 static int cuda_begin(const struct cuda *cuda, uint32_t device, uint64_t size,
                       struct cuda_memory **ret_memory, struct cox_error *err)
 {
@@ -151,8 +151,8 @@ static int set_access(const struct cuda_memory *memory, bool writable)
     return memory->cuda->driver.set_access(memory->base, memory->rounded, &access, 1);
 }
 
-/* The context is current. The mapping keeps the allocation; destroy undoes what was done of this.
- */
+/* With the context current. The mapping keeps the allocation alive; on failure destroy undoes what
+ * was done. */
 static int cuda_map(struct cuda_memory *memory, cox_cuda_allocation allocation, bool writable,
                     struct cox_error *err)
 {
@@ -168,13 +168,13 @@ static int cuda_map(struct cuda_memory *memory, cox_cuda_allocation allocation, 
                        "mapping memory, perhaps smaller than it is said to be", err);
     memory->mapped = true;
     result = set_access(memory, writable);
-    /* Not every device has memory for reading alone; then it is the copies that refuse to write. */
+    /* Some devices have no read-only mappings; the copy functions then refuse to write. */
     if (result == COX_CUDA_NOT_SUPPORTED && !writable)
         result = set_access(memory, true);
     return result ? fail(memory, result, "access to mapped memory", err) : 0;
 }
 
-/* The caller's from here on. */
+/* Gives the object to the caller. */
 static struct cox_domain_memory *cuda_give(struct cuda_memory **owned, uint64_t size, bool writable)
 {
     struct cuda_memory *memory = cox_steal_ptr(owned);
@@ -220,7 +220,7 @@ static int cuda_fail_create(const struct cuda_memory *memory, cox_cuda_result re
     return fail(memory, result, text, err);
 }
 
-/* on_demand is passed over: all is reserved now. */
+/* Ignores on_demand: all is allocated now. */
 static int cuda_create(void *context, uint32_t device, uint64_t size, bool on_demand,
                        struct cox_domain_memory **ret_memory, struct cox_error *err)
 {
@@ -282,9 +282,9 @@ static int cuda_attach(void *context, uint32_t device, int fd, uint64_t size, bo
 
 /* ---- bytes ---- */
 
-/* The driver returns from a copy to a device, or within one, before the bytes are there. */
-static int settle(const struct cuda_memory *memory, cox_cuda_result result, const char *what,
-                  struct cox_error *err)
+/* Copies to and within a device are asynchronous: waits until the bytes are there. */
+static int copy_finish(const struct cuda_memory *memory, cox_cuda_result result, const char *what,
+                       struct cox_error *err)
 {
     if (result == COX_CUDA_SUCCESS)
         result = memory->cuda->driver.stream_wait(NULL);
@@ -298,9 +298,9 @@ static int cuda_copy_to(struct cox_domain_memory *base, uint64_t offset, const v
     const struct cuda_memory *memory = cuda_of(base);
     int r = enter(memory, err);
     return r ? r
-             : settle(memory,
-                      memory->cuda->driver.copy_to_device(memory->base + offset, host, size),
-                      "copying to the device", err);
+             : copy_finish(memory,
+                           memory->cuda->driver.copy_to_device(memory->base + offset, host, size),
+                           "copying to the device", err);
 }
 
 static int cuda_copy_from(struct cox_domain_memory *base, uint64_t offset, void *host, size_t size,
@@ -309,8 +309,9 @@ static int cuda_copy_from(struct cox_domain_memory *base, uint64_t offset, void 
     const struct cuda_memory *memory = cuda_of(base);
     int r = enter(memory, err);
     return r ? r
-             : settle(memory, memory->cuda->driver.copy_to_host(host, memory->base + offset, size),
-                      "copying from the device", err);
+             : copy_finish(memory,
+                           memory->cuda->driver.copy_to_host(host, memory->base + offset, size),
+                           "copying from the device", err);
 }
 
 static int cuda_copy(struct cox_domain_memory *to_base, uint64_t to_offset,
@@ -318,15 +319,15 @@ static int cuda_copy(struct cox_domain_memory *to_base, uint64_t to_offset,
                      struct cox_error *err)
 {
     const struct cuda_memory *to = cuda_of(to_base), *from = cuda_of(from_base);
-    /* Memory is mapped for its own device alone. */
+    /* A memory is mapped on its own device only. */
     if (to->cuda != from->cuda || to->device != from->device)
         return COX_UNSUPPORTED;
     int r = enter(to, err);
     return r ? r
-             : settle(to,
-                      to->cuda->driver.copy_in_device(to->base + to_offset,
-                                                      from->base + from_offset, size),
-                      "copying within the device", err);
+             : copy_finish(to,
+                           to->cuda->driver.copy_in_device(to->base + to_offset,
+                                                           from->base + from_offset, size),
+                           "copying within the device", err);
 }
 
 static const struct cox_domain_functions cuda_functions = {
@@ -404,7 +405,7 @@ int cox_domains_add_cuda_library(struct cox_domains *domains, const char *librar
         r = cox_domains_add_builtin(domains, COX_DOMAIN_CUDA, cuda->device_count, &cuda_functions,
                                     cuda, cuda_free, err);
     if (r == 0)
-        cuda = NULL; /* the table's */
+        cuda = NULL; /* owned by the table */
     return r;
 }
 

@@ -1,4 +1,4 @@
-/* domain_host: memory that everybody maps, a sealed memfd. */
+/* domain_host: a sealed memfd that every process maps. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
@@ -31,17 +31,17 @@ static struct host_memory *host_of(struct cox_domain_memory *memory)
     return (struct host_memory *)memory;
 }
 
-/* ---- checks, for staged memory too ---- */
+/* ---- checks, for bounce memory too ---- */
 
-/* The value of a line of /proc/meminfo. */
+/* The value of a line of /proc/meminfo, in bytes. */
 static uint64_t meminfo_value(const char *text, const char *name)
 {
     const char *line = strstr(text, name);
     return line ? strtoull(line + strlen(name), NULL, 10) * 1024 : 0;
 }
 
-/* What can be had without killing anybody, by the kernel's own estimate; UINT64_MAX: it does not
- * tell. */
+/* Memory that can be allocated without the OOM killer, by the kernel's estimate; UINT64_MAX:
+ * unknown. */
 static int available(uint64_t *ret_size, struct cox_error *err)
 {
     char text[4096];
@@ -65,7 +65,7 @@ int cox_domain_check_host_free(uint64_t size, struct cox_error *err)
 {
     struct sysinfo info;
     uint64_t present;
-    /* Where much is free there is no need to look closer, which takes its time. */
+    /* Fast path: /proc/meminfo is slow to read. */
     if (sysinfo(&info) == 0 && size < (uint64_t)info.freeram * info.mem_unit / 2)
         return 0;
     int r = available(&present, err);
@@ -91,7 +91,7 @@ int cox_domain_check_host_size(uint64_t size, bool on_demand, struct cox_error *
                             "%" PRIu64 " bytes of memory are needed, this machine has %" PRIu64,
                             size, present);
     }
-    /* Not tried: the signal would end the host. */
+    /* Checked in advance: SIGXFSZ would kill the process. */
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
         size > limit.rlim_cur)
         return cox_fail(err, COX_NO_SPACE,
@@ -116,15 +116,15 @@ int cox_domain_check_host_fd(int fd, uint64_t size, bool writable, struct cox_er
     if (seals < 0)
         return cox_fail(err, errno == EINVAL ? COX_DENIED : -errno,
                         "memory that cannot be sealed: %s", cox_status_text(-errno));
-    /* What could shrink would end this process with SIGBUS. */
+    /* Access beyond the end of a truncated file raises SIGBUS. */
     if (((unsigned)seals & SEALS) != SEALS)
         return cox_fail(err, COX_DENIED, "memory has the seals %#x, expected %#x among them",
                         (unsigned)seals, SEALS);
-    /* So would a hole where pages are huge: of those there may be none to fill it with. */
+    /* A hole in huge pages also raises SIGBUS if no huge page is left to fill it. */
     if (fstatfs(fd, &fs) == 0 && fs.f_type != TMPFS_MAGIC)
         return cox_fail(err, COX_DENIED, "memory on pages of %ju bytes, expected the usual ones",
                         (uintmax_t)fs.f_bsize);
-    /* Looked at behind the seals: before them it may have been cut short. */
+    /* After the seals: before them the file could still be truncated. */
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "fd %d: %s", fd, cox_status_text(-errno));
     if (st.st_size < 0 || (uint64_t)st.st_size < size)
@@ -139,7 +139,7 @@ int cox_domain_check_host_fd(int fd, uint64_t size, bool writable, struct cox_er
     return 0;
 }
 
-/* ---- life ---- */
+/* ---- create, attach, destroy ---- */
 
 static void host_destroy(struct cox_domain_memory *memory)
 {
@@ -165,7 +165,7 @@ static struct host_memory *host_alloc(struct cox_error *err)
     return host;
 }
 
-/* The caller's from here on. */
+/* Gives the object to the caller. */
 static struct cox_domain_memory *host_give(struct host_memory **owned, uint64_t size, bool writable)
 {
     struct host_memory *host = cox_steal_ptr(owned);
@@ -188,7 +188,7 @@ static int host_create(void *context, uint32_t device, uint64_t size, bool on_de
     _cox_cleanup_(host_drop) struct host_memory *host = host_alloc(err);
     if (!host)
         return -ENOMEM;
-    /* Never on huge pages: see the check of an fd. */
+    /* Not on huge pages: see cox_domain_check_host_fd. */
     if (!on_demand)
         r = cox_region_create_unnamed(&host->region, LABEL, size, SEALS, false, &host->fd, err);
     else if ((r = cox_region_create_unnamed_sparse(LABEL, size, SEALS, &host->fd, err)) == 0)
@@ -254,7 +254,7 @@ int cox_domain_host_commit(struct cox_domain_memory *memory, uint64_t offset, ui
                     cox_status_text(-e));
 }
 
-/* What is not given back now is so with the memory. */
+/* A failure is harmless: destroy releases the pages. */
 void cox_domain_host_decommit(struct cox_domain_memory *memory, uint64_t offset, uint64_t size)
 {
     int r;

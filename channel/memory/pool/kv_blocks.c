@@ -1,5 +1,5 @@
-/* kv_blocks: the owner's side. kv_blocks_layout.h has the argument for each order; its numbers are
- * here. */
+/* kv_blocks: the owner's side. The numbers (1) to (5) refer to kv_blocks_layout.h, which justifies
+ * each memory order. */
 #include "kv_blocks.h"
 
 #include <fcntl.h>
@@ -19,7 +19,7 @@
 
 struct cox_kv_blocks {
     struct cox_region region;
-    /* for reading only; what could write is closed */
+    /* open for reading only; the writable fd is closed */
     int fd;
     uint32_t count;
     uint64_t size;
@@ -27,7 +27,7 @@ struct cox_kv_blocks {
     uint8_t *memory;
 };
 
-/* All of it; block 0 begins at *ret_offset. */
+/* Size of the memory; block 0 starts at *ret_offset. */
 static int blocks_measure(uint32_t count, uint64_t size, uint64_t *ret_offset, uint64_t *ret_size,
                           struct cox_error *err)
 {
@@ -47,7 +47,8 @@ static int blocks_measure(uint32_t count, uint64_t size, uint64_t *ret_offset, u
     return 0;
 }
 
-/* Whoever has the memory reads constants by then. */
+/* Fills the header. Other processes get the memory only afterwards, so its constants never change
+ * for them. */
 static void blocks_fill(struct cox_kv_blocks *blocks, uint64_t offset)
 {
     struct cox_kv_header *header = blocks->region.base;
@@ -74,8 +75,8 @@ int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size, struct cox_kv_b
     if (!blocks)
         return cox_fail(err, -ENOMEM, "no memory for KV blocks");
     blocks->fd = -1;
-    /* Mapped first, then sealed: this mapping is the last that can write. Never on huge pages,
-     * which a check of the fd refuses. */
+    /* Mapped before it is sealed, so no other mapping can write. Not on huge pages, which readers
+     * refuse (cox_domain_check_host_fd). */
     r = cox_region_create_unnamed(&blocks->region, LABEL, size,
                                   F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE, false, &fd,
                                   err);
@@ -132,11 +133,11 @@ int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block)
     if (block >= blocks->count)
         return COX_INVALID;
     struct cox_kv_words *words = &blocks->words[block];
-    /* (1) relaxed: (2) puts it before itself. */
+    /* (1) relaxed: ordered by (2). */
     atomic_store_explicit(&words->kv_generation, COX_KV_NOBODY, memory_order_relaxed);
     /* (2) release; partner: (a) in cox_kv_view_copy. */
     atomic_fetch_add_explicit(&words->kv_change, 1, memory_order_release);
-    /* (3) What is written from now on is behind (2); partner: (d). */
+    /* (3) Orders (2) before all writes of the content; partner: (d). */
     cox_kv_fence(memory_order_release);
     cox_fault_point(COX_FAULT_KV_TAKEN);
     return 0;
@@ -147,8 +148,8 @@ int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t ge
     if (block >= blocks->count || generation == COX_KV_NOBODY)
         return COX_INVALID;
     uint64_t nobody = COX_KV_NOBODY;
-    /* (5) release; partner: (b) in cox_kv_view_copy, which then sees what was written. relaxed
-     * where it fails: nothing follows from it. */
+    /* (5) release; partner: (b) in cox_kv_view_copy, which then sees the content. relaxed on
+     * failure: nothing depends on it. */
     if (!atomic_compare_exchange_strong_explicit(&blocks->words[block].kv_generation, &nobody,
                                                  generation, memory_order_release,
                                                  memory_order_relaxed))
@@ -159,7 +160,7 @@ int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block, uint64_t ge
 
 uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block)
 {
-    /* relaxed: the caller's own word, or one to look at. */
+    /* relaxed: the owner's own value; for others it orders nothing */
     return block < blocks->count
                ? atomic_load_explicit(&blocks->words[block].kv_generation, memory_order_relaxed)
                : COX_KV_NOBODY;

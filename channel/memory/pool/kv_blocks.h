@@ -1,36 +1,36 @@
 /*
  * kv_blocks: the blocks of a KV cache, which one process writes and others copy from.
  *
- * The memory has one writer, the owner, which made it: it is sealed so that nobody else can ever
- * map it for writing, write to it, open it anew for that, punch holes into it or cut it short.
- * Readers of other groups can only read, and they leave no word anywhere: the owner neither knows
- * nor counts them, and never waits for one. A pool (pool.h) is for processes that trust each other:
- * those that share it write its words.
+ * The memory has one writer, the owner, which created it. Seals prevent every other process from
+ * mapping it writable, writing to it, reopening it for writing, punching holes or truncating it.
+ * Readers of other groups write no shared word: the owner neither knows nor counts them, and never
+ * waits for one. A pool (pool.h) in contrast is for processes that trust each other.
  *
- * Block b has a generation: whose it is, a number of the owner's choice (the sequence), or
+ * The generation of block b names its user: a number that the owner chooses (the sequence), or
  * COX_KV_NOBODY:
  *
- *     NOBODY -give: what it holds is G's-> G -take: it will be written, or G has ended-> NOBODY
+ *     NOBODY -give: its content belongs to G-> G -take: it will be written, or G has ended-> NOBODY
  *
- * Each take also counts in a word of the block. A reader loads that word and the generation,
- * copies, and loads the word again: if the block was taken meanwhile, what it copied may be torn,
- * and is told as COX_STALE. So a block is written only
- *   - after a take, before the give; or
- *   - by the same that it was given to, where no reader looks: behind what it held at the give. No
- *   copy is disturbed.
- * The same generation with other content is caught as well: there is a take between.
- * kv_blocks_layout.h has the argument.
+ * Each take also increments a counter of the block. A reader loads counter and generation, copies,
+ * and loads the counter again. If the block was taken meanwhile, the copy may be torn: COX_STALE.
+ * So a block may be written only
+ *   - between take and give; or
+ *   - by the user it was given to, behind the positions that were filled at the give. Readers
+ *   ignore those bytes, so no copy is disturbed.
+ * New content under the same generation is detected as well: there is a take in between.
+ * kv_blocks_layout.h has the memory-order argument.
  *
- * Threads: any; but new, free, attach, and of one block take and give, one at a time. Two that take
- *   or give one block at a time make its content worthless, and harm nothing else.
- * Ownership: memory and fd are the object's, lent until free. A view has memory of its own kind: it
- * outlives the owner. Blocks: nothing. No reader holds up the owner, and no owner a reader: a copy
- * is tried once. Bytes: what a view reads is the owner's word. A hostile owner gives wrong bytes of
- * its own blocks, and no more. A hostile
- *   reader can do nothing to the owner.
- * In the child of a fork the owner's object must not be used, but for free.
- * If the owner dies, at any instruction: the memory lives with the last view; what it had given can
- *   still be copied. If a reader dies: nothing is left.
+ * Threads: any; but new, free and attach run alone, and so do take and give of one block.
+ *   Concurrent take or give of one block makes its content worthless, and harms nothing else.
+ * Ownership: memory and fd belong to the object and are lent until free. A view has its own mapping
+ *   and outlives the owner.
+ * Blocks: nothing. Owner and readers never wait for each other: a copy is tried once.
+ * Bytes: what a view reads is input from the owner. A hostile owner can falsify its own blocks
+ *   only; a hostile reader cannot harm the owner.
+ * Forks: in a child only free may be called on the owner's object.
+ * If the owner dies: at any instruction; the memory lives as long as the last view, and blocks it
+ *   had given can still be copied.
+ * If a reader dies: nothing is left.
  */
 #ifndef COX_CHANNEL_MEMORY_KV_BLOCKS_H
 #define COX_CHANNEL_MEMORY_KV_BLOCKS_H
@@ -41,7 +41,7 @@
 extern "C" {
 #endif
 
-/* Generation of a block that nobody has: none can copy it. */
+/* Generation of a block without a user: it cannot be copied. */
 #define COX_KV_NOBODY UINT64_C(0)
 #define COX_KV_BLOCK_COUNT_MAX (UINT32_C(1) << 24)
 /* block_size is a multiple of it, and blocks are aligned to it. */
@@ -53,30 +53,45 @@ struct cox_kv_blocks;
 
 /* block_count blocks of block_size bytes, all zero, every page reserved, all nobody's. The memory
  * is called memfd:cox_payload_kv: who writes to it can falsify keys and values of the owner, and
- * nothing else. Returns 0; COX_INVALID: a number out of range, err says which; COX_NO_SPACE;
- * -errno. */
+ * nothing else.
+ * Returns
+ *   0
+ *   COX_INVALID: a number out of range, err says which
+ *   COX_NO_SPACE
+ *   -errno
+ */
 COX_PUBLIC int cox_kv_blocks_new(uint32_t block_count, uint64_t block_size,
                                  struct cox_kv_blocks **ret_blocks, struct cox_error *err);
-/* NULL-safe, returns NULL. Views stay as they are. */
+/* NULL-safe, returns NULL. Views stay valid. */
 COX_PUBLIC struct cox_kv_blocks *cox_kv_blocks_free(struct cox_kv_blocks *blocks);
-COX_PUBLIC void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
+#ifdef COX_INTERNAL
+void cox_kv_blocks_freep(struct cox_kv_blocks **blocks); /* for _cox_cleanup_ */
 
-COX_PUBLIC uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks);
-COX_PUBLIC uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks); /* of one */
+uint32_t cox_kv_blocks_count(const struct cox_kv_blocks *blocks);
+uint64_t cox_kv_blocks_size(const struct cox_kv_blocks *blocks); /* of one */
+#endif
 /* Block 0; block b is b * block_size behind it. Lent until free. */
 COX_PUBLIC void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
-/* What readers attach to, open for reading only. Lent until free. By value: cox_exporter_export
- * (handle.h), offset and size 0. */
+/* The fd for readers, open for reading only. Lent until free. As a value: cox_exporter_export
+ * (handle.h) with offset and size 0. */
 COX_PUBLIC int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
 
 /* The block is nobody's from now on, and may be written; copies of it that are under way are stale.
- * Also where it was nobody's. Returns 0; COX_INVALID: no such block. */
+ * Also where it was nobody's.
+ * Returns
+ *   0
+ *   COX_INVALID: no such block
+ */
 COX_PUBLIC int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
-/* What the block holds is this generation's. Returns 0; COX_INVALID: no such block, or generation
- * COX_KV_NOBODY; COX_STATE: it is somebody's, and stays so: take it first. */
+/* What the block holds is this generation's.
+ * Returns
+ *   0
+ *   COX_INVALID: no such block, or generation COX_KV_NOBODY
+ *   COX_STATE: it is somebody's, and stays so: take it first
+ */
 COX_PUBLIC int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block,
                                   uint64_t generation);
-/* As it is now, not ordered with anything. COX_KV_NOBODY also where there is no such block. */
+/* Current value; orders nothing. COX_KV_NOBODY also if there is no such block. */
 COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block);
 
 /* ---- readers ---- */
@@ -84,21 +99,34 @@ COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks,
 struct cox_kv_view;
 
 /* fd: as cox_kv_blocks_fd gives it, in this process; it stays the caller's, and may be closed.
- * Returns 0; COX_DENIED: memory that could shrink, that others than its owner could write, or that
- * is another user's; COX_CORRUPT: no such blocks are in it; COX_VERSION; -errno. */
+ * Returns
+ *   0
+ *   COX_DENIED: memory that could shrink, that others than its owner could write, or that is
+ *     another user's
+ *   COX_CORRUPT: no such blocks are in it
+ *   COX_VERSION
+ *   -errno
+ */
 COX_PUBLIC int cox_kv_view_attach(int fd, struct cox_kv_view **ret_view, struct cox_error *err);
 /* NULL-safe, returns NULL. */
 COX_PUBLIC struct cox_kv_view *cox_kv_view_free(struct cox_kv_view *view);
-COX_PUBLIC void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
+#ifdef COX_INTERNAL
+void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
+#endif
 
 COX_PUBLIC uint32_t cox_kv_view_count(const struct cox_kv_view *view);
 COX_PUBLIC uint64_t cox_kv_view_size(const struct cox_kv_view *view); /* of one block */
+#ifdef COX_INTERNAL
 /* As it is now, not ordered with anything. COX_KV_NOBODY also where there is no such block. */
-COX_PUBLIC uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
+uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
+#endif
 /* Copies the block, cox_kv_view_size bytes. generation: whose it must be; COX_KV_NOBODY: anybody's.
- * Returns 0: to holds what the owner gave under one generation; COX_INVALID: no such block;
- * COX_STALE: it is another's, or nobody's, or was taken during the copy: then the bytes of to are
- * worthless. */
+ * Returns
+ *   0: to holds what the owner gave under one generation
+ *   COX_INVALID: no such block
+ *   COX_STALE: it is another's, or nobody's, or was taken during the copy: then the bytes of to are
+ *     worthless
+ */
 COX_PUBLIC int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
                                 void *to, struct cox_error *err);
 

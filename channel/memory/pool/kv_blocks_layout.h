@@ -1,17 +1,16 @@
 /*
- * kv_blocks_layout: the one piece of memory that lent KV blocks are (kv_blocks.h): a header, two
- * words per block, the blocks.
+ * kv_blocks_layout: the shared memory of KV blocks (kv_blocks.h): a header, two words per block,
+ * the blocks.
  *
  *   0               header        one line; constants, kv_magic stored last
  *   128             words         16 bytes per block: {kv_change, kv_generation}
  *   blocks_offset   blocks        block b at blocks_offset + b * block_size; a multiple of a page
  *
- * The owner alone writes, all of it. Readers map it for reading only, and no seal lets them do
- * more. What they read is input: the header is copied once and checked, the words may be any
- * numbers.
+ * Only the owner writes, all of it. Readers map it read-only, and the seals allow no more. What
+ * they read is input: they copy the header once and check the copy; the words may be any numbers.
  *
- * The words of a block are a seqlock. Why the order of each operation is enough, E being the number
- * of takes so far:
+ * The words of a block are a seqlock. Why each memory order is enough, where E is the number of
+ * takes so far:
  *
  *   take   (1) kv_generation = NOBODY  relaxed     copy   (a) change = kv_change          acquire
  *          (2) kv_change += 1 (to E)   release            (b) generation = kv_generation  acquire
@@ -19,24 +18,24 @@
  *          (4) the block's bytes                          (d) fence                       acquire
  *   give   (5) kv_generation = G       release            (e) kv_change == change?        relaxed
  *
- * A copy is good when (b) read the generation that was asked for and (e) holds. Let it be so, with
- * change C and generation G, which a give (5) has stored after take E.
- *   - Its bytes are those of take E, or of a later one: (b) is acquire, its partner (5) release;
- *   the bytes (4) are before.
- *   - E is not below C: (a) is acquire, its partner (2) release; so (1) of take C is before (b),
- *     which reads NOBODY, or what a give after that take stored.
- *   - E is not above C: (b) is acquire; so (2) of take E is before (e), which reads E or more.
- *   - No byte is of a take above C: had (c) read what (4) of take C + 1 wrote, then the fences (3)
- *     and (d) would order (2) of that take before (e), which would have read C + 1.
- * So all bytes are of take C alone, which is E. What the sequence that has the block writes behind
- * the positions it holds is of the same take, and disturbs no copy.
+ * A copy is valid when (b) read the requested generation and (e) holds. Let change be C and the
+ * generation G, which a give (5) stored after take E.
+ *   - Its bytes are those of take E or a later one: (b) is acquire and pairs with release (5),
+ *   which follows the bytes (4).
+ *   - E >= C: (a) is acquire and pairs with release (2); so (1) of take C is before (b), which
+ *   reads NOBODY or what a give after that take stored.
+ *   - E <= C: (b) is acquire; so (2) of take E is before (e), which reads E or more.
+ *   - No byte is of a take above C: had (c) read what (4) of take C + 1 wrote, the fences (3) and
+ *   (d) would order (2) of that take before (e), which would have read C + 1.
+ * So all bytes belong to take C = E. What the block's sequence writes behind the positions it had
+ * filled belongs to the same take, and disturbs no copy.
  *
- * (c) and (4) are plain copies at the same time: a race, as C11 has it, for which it would want the
- * bytes to be atomic. It harms nobody: the bytes go to memory of the reader's own, nothing is
- * decided by them, and they are dropped unless (e) holds. That needs the two fences, which no order
- * on an operation can replace: (d) has to keep plain loads before a load, and a reader has no word
- * that it could exchange instead (Boehm, Can seqlocks get along with programming language memory
- * models?, 2012). On x86-64 they are no instructions, and keep the compiler in order.
+ * (c) and (4) are concurrent plain copies: formally a C11 data race, for which the bytes would have
+ * to be atomic. It is harmless: the bytes go to private memory of the reader, decide nothing, and
+ * are dropped unless (e) holds. That needs the two fences, which no order on an operation can
+ * replace: (d) must keep plain loads before a load, and a reader has no word to exchange instead
+ * (Boehm, Can seqlocks get along with programming language memory models?, 2012). On x86-64 they
+ * emit no instruction and only restrain the compiler.
  */
 #ifndef COX_CHANNEL_MEMORY_KV_BLOCKS_LAYOUT_H
 #define COX_CHANNEL_MEMORY_KV_BLOCKS_LAYOUT_H
@@ -68,14 +67,14 @@ static_assert(offsetof(struct cox_kv_header, block_size) == 16, "layout");
 static_assert(offsetof(struct cox_kv_header, blocks_offset) == 24, "layout");
 
 struct cox_kv_words {
-    /* takes so far: 64 bits do not go round */
+    /* takes so far; 64 bits never wrap */
     _Atomic uint64_t kv_change;
     _Atomic uint64_t kv_generation;
 };
 static_assert(sizeof(struct cox_kv_words) == 16, "layout");
 
-/* (3) and (d). gcc refuses thread fences for ThreadSanitizer, which does not know them. It runs on
- * x86-64 alone here, whose stores, and whose loads, stay in order anyway. */
+/* (3) and (d). gcc rejects thread fences under ThreadSanitizer, which does not model them. That
+ * build runs on x86-64 only, where loads are not reordered with loads, nor stores with stores. */
 static inline void cox_kv_fence(memory_order order)
 {
 #ifdef COX_TSAN

@@ -1,4 +1,4 @@
-/* kv_view: a reader's side of kv_blocks.h. Everything that is read here is the owner's word, and is
+/* kv_view: the reader's side of kv_blocks.h. All data read here is input from the owner, and is
  * checked. */
 #include <fcntl.h>
 #include <inttypes.h>
@@ -18,7 +18,7 @@
 #define LABEL "cox_payload_kv"
 
 struct cox_kv_view {
-    /* for reading */
+    /* read-only */
     struct cox_region region;
     uint32_t count;
     uint64_t size;
@@ -26,11 +26,11 @@ struct cox_kv_view {
     const uint8_t *memory;
 };
 
-/* What it says of itself is checked against what is mapped. */
+/* Checks the header against the size of the mapping. */
 static int view_load(struct cox_kv_view *view, struct cox_error *err)
 {
     const struct cox_kv_header *header = view->region.base;
-    /* acquire; partner: the release in blocks_fill, before which the constants are stored. */
+    /* acquire; partner: the release in blocks_fill, which follows the constants. */
     const uint64_t magic = atomic_load_explicit(&header->kv_magic, memory_order_acquire);
     if (magic != COX_KV_MAGIC)
         return cox_fail(err, COX_CORRUPT, "no KV blocks are in this memory");
@@ -54,8 +54,8 @@ static int view_load(struct cox_kv_view *view, struct cox_error *err)
     return 0;
 }
 
-/* Its size; and that nobody but the owner, which has mapped it before it was sealed, can change it.
- */
+/* Checks that only the owner, through the mapping it had before the seals, can change the
+ * memory. */
 static int view_check_fd(int fd, uint64_t *ret_size, struct cox_error *err)
 {
     struct stat st;
@@ -68,7 +68,7 @@ static int view_check_fd(int fd, uint64_t *ret_size, struct cox_error *err)
     if (!(seals & (F_SEAL_FUTURE_WRITE | F_SEAL_WRITE)))
         return cox_fail(
             err, COX_DENIED,
-            "KV blocks that others than their owner could write: their memory has the seals %#x, expected %#x among them",
+            "KV blocks that a process other than their owner could write: their memory has seals %#x, expected at least %#x",
             (unsigned)seals, (unsigned)F_SEAL_FUTURE_WRITE);
     if (fstat(fd, &st) < 0)
         return cox_fail(err, -errno, "KV blocks: fstat: %s", cox_status_text(-errno));
@@ -121,7 +121,7 @@ uint64_t cox_kv_view_size(const struct cox_kv_view *view)
 
 uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block)
 {
-    /* relaxed: to look at. */
+    /* relaxed: orders nothing. */
     return block < view->count
                ? atomic_load_explicit(&view->words[block].kv_generation, memory_order_relaxed)
                : COX_KV_NOBODY;
@@ -146,9 +146,9 @@ int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t ge
     cox_fault_point(COX_FAULT_KV_LOOKED);
     memcpy(to, view->memory + block * view->size, view->size); /* (c) */
     cox_fault_point(COX_FAULT_KV_COPIED);
-    /* (d) What was copied is before (e); partner: (3). */
+    /* (d) Orders the copy before (e); partner: (3). */
     cox_kv_fence(memory_order_acquire);
-    /* (e) relaxed: (d) has the order. */
+    /* (e) relaxed: ordered by (d). */
     if (atomic_load_explicit(&words->kv_change, memory_order_relaxed) != change)
         return cox_fail(err, COX_STALE, "block %" PRIu32 " was taken while it was copied", block);
     return 0;

@@ -1,4 +1,4 @@
-/* pool: made, attached, handed on, let go of. */
+/* pool: create, attach, free, handles. */
 #include "pool.h"
 
 #include <fcntl.h>
@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/memory/domain/domain_table.h"
 #include "pool_internal.h"
@@ -19,7 +20,7 @@
 
 int cox_pool_check_here(const struct cox_pool *pool, struct cox_error *err)
 {
-    return cox_pool_ledger_is_here(pool->ledger)
+    return cox_pool_local_refs_is_here(pool->local_refs)
                ? 0
                : cox_fail(err, COX_STATE, "in the child of a fork: the pool is its parent's");
 }
@@ -37,15 +38,15 @@ static struct cox_pool *pool_new(struct cox_error *err)
     pool->words_fd = -1;
     for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
         pthread_mutex_init(&pool->locks[i], NULL);
-    pthread_mutex_init(&pool->settle_lock, NULL);
+    pthread_mutex_init(&pool->unpin_lock, NULL);
     pthread_mutex_init(&pool->joined_lock, NULL);
     return pool;
 }
 
-/* Without what it holds for others to see. */
+/* Frees private state and mappings; the row stays. */
 static void pool_drop(struct cox_pool *pool)
 {
-    cox_pool_ledger_free(pool->ledger, pool->geometry.block_count);
+    cox_pool_local_refs_free(pool->local_refs, pool->geometry.block_count);
     if (pool->memory)
         pool->memory->functions->destroy(pool->memory);
     cox_domains_free(pool->own_domains);
@@ -60,7 +61,7 @@ static void pool_dropp(struct cox_pool **pool)
         pool_drop(*pool);
 }
 
-/* Who this process is, for others. */
+/* This process's identity for its row. */
 static int pool_identify(struct cox_pool *pool, uint64_t *ret_system, struct cox_error *err)
 {
     struct cox_handle_self self;
@@ -82,7 +83,7 @@ static int pool_find_domain(struct cox_pool *pool, const struct cox_domains *dom
         if (r)
             return cox_fail(err, r, "no memory for a pool's domains");
         domains = pool->own_domains;
-        /* There is more in a new table than host memory. */
+        /* The new table has other domains, but the caller asked for host memory only. */
         if (pool->geometry.domain.kind != COX_DOMAIN_HOST)
             return cox_fail(err, COX_INVALID,
                             "domain %" PRIu32 ":%" PRIu32 ": no domains were given",
@@ -91,7 +92,7 @@ static int pool_find_domain(struct cox_pool *pool, const struct cox_domains *dom
     return cox_domains_find(domains, pool->geometry.domain, ret_functions, ret_context, err);
 }
 
-/* After words and geometry. */
+/* Sets the pointers into the words. */
 static void pool_point(struct cox_pool *pool)
 {
     uint8_t *base = pool->words.base;
@@ -99,18 +100,18 @@ static void pool_point(struct cox_pool *pool)
     pool->header = (struct cox_pool_layout_header *)base;
     pool->owners = (struct cox_pool_layout_owner *)(base + geometry->owners);
     pool->blocks = (struct cox_pool_layout_block *)(base + geometry->blocks);
-    pool->holds = (struct cox_pool_layout_holds *)(base + geometry->holds);
+    pool->pins = (struct cox_pool_layout_pins *)(base + geometry->pins);
     pool->hints = (struct cox_pool_layout_hints *)(base + geometry->hints);
     pool->slabs = (struct cox_pool_layout_slab *)(base + geometry->slabs);
     pool->pages = (struct cox_pool_layout_pages *)(base + geometry->pages);
 }
 
-/* The row, and where it looks first: not where the others do. */
-static int pool_join(struct cox_pool *pool, uint32_t generation, struct cox_error *err)
+/* Claims the row, and spreads where the processes start to search. */
+static int pool_join(struct cox_pool *pool, uint32_t incarnation, struct cox_error *err)
 {
-    int r = cox_pool_ledger_new(pool->geometry.block_count, &pool->ledger, err);
+    int r = cox_pool_local_refs_new(pool->geometry.block_count, &pool->local_refs, err);
     if (r == 0)
-        r = cox_pool_owner_claim(pool, generation, err);
+        r = cox_pool_owner_claim(pool, incarnation, err);
     if (r)
         return r;
     const uint64_t part = pool->geometry.block_count / 64;
@@ -118,8 +119,7 @@ static int pool_join(struct cox_pool *pool, uint32_t generation, struct cox_erro
     return 0;
 }
 
-/* The file that the blocks are in, where they are in one: so that nobody attaches the words of one
- * pool with the blocks of another. */
+/* The blocks' file, if they are in one: attach uses it to reject the blocks of another pool. */
 static int blocks_file(int fd, uint64_t *ret_dev, uint64_t *ret_ino, struct cox_error *err)
 {
     struct stat st = {0};
@@ -142,7 +142,7 @@ static int pool_make_id(uint64_t *ret_id, struct cox_error *err)
     return 0;
 }
 
-/* Nobody else has it yet. */
+/* Initializes the words, before other processes can attach. */
 static int pool_fill(struct cox_pool *pool, uint64_t system, struct cox_error *err)
 {
     struct cox_pool_layout_header *header = pool->header;
@@ -186,11 +186,16 @@ static int pool_make_memory(struct cox_pool *pool, const struct cox_domains *dom
 int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **ret_pool,
                     struct cox_error *err)
 {
+    struct cox_pool_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_pool_options", err);
+    if (r)
+        return r;
+    options = &known;
     _cox_cleanup_(pool_dropp) struct cox_pool *pool = pool_new(err);
     uint64_t system = 0;
     if (!pool)
         return -ENOMEM;
-    int r = cox_pool_geometry_resolve(options, &pool->geometry, err);
+    r = cox_pool_geometry_resolve(options, &pool->geometry, err);
     if (r == 0)
         r = pool_identify(pool, &system, err);
     if (r == 0)
@@ -205,7 +210,7 @@ int cox_pool_create(const struct cox_pool_options *options, struct cox_pool **re
     pool_point(pool);
     r = pool_fill(pool, system, err);
     if (r == 0)
-        r = pool_join(pool, options->generation, err);
+        r = pool_join(pool, options->incarnation, err);
     if (r)
         return r;
     *ret_pool = cox_steal_ptr(&pool);
@@ -229,7 +234,7 @@ static int pool_map_words(struct cox_pool *pool, int fd, struct cox_error *err)
                           LABEL, err);
 }
 
-/* Copied once, then checked: from here on only the copy counts. */
+/* Copies the header once and checks the copy; the shared one is not read again. */
 static int pool_load(struct cox_pool *pool, struct cox_pool_layout_header *header,
                      struct cox_error *err)
 {
@@ -246,7 +251,7 @@ static int pool_load(struct cox_pool *pool, struct cox_pool_layout_header *heade
     if (r == 0 && system != header->system)
         r = cox_fail(
             err, COX_DENIED,
-            "the pool was made in another pid or time namespace: who is alive there cannot be told here");
+            "the pool was created in another pid or time namespace, whose processes are unknown here: attach in the same namespaces");
     pool->id = header->id;
     return r;
 }
@@ -275,15 +280,17 @@ static int pool_attach_memory(struct cox_pool *pool, const struct cox_pool_layou
 int cox_pool_attach(const int fds[2], const struct cox_pool_attach_options *options,
                     struct cox_pool **ret_pool, struct cox_error *err)
 {
-    static const struct cox_pool_attach_options none = {0};
+    struct cox_pool_attach_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_pool_attach_options", err);
+    if (r)
+        return r;
+    options = &known;
     _cox_cleanup_(pool_dropp) struct cox_pool *pool = pool_new(err);
     struct cox_pool_layout_header header;
     if (!pool)
         return -ENOMEM;
-    if (!options)
-        options = &none;
     pool->read_only = options->read_only;
-    int r = pool_map_words(pool, fds[0], err);
+    r = pool_map_words(pool, fds[0], err);
     if (r == 0)
         r = pool_load(pool, &header, err);
     if (r == 0)
@@ -291,7 +298,7 @@ int cox_pool_attach(const int fds[2], const struct cox_pool_attach_options *opti
     if (r)
         return r;
     pool_point(pool);
-    r = pool_join(pool, options->generation, err);
+    r = pool_join(pool, options->incarnation, err);
     if (r)
         return r;
     *ret_pool = cox_steal_ptr(&pool);
@@ -302,11 +309,11 @@ struct cox_pool *cox_pool_free(struct cox_pool *pool)
 {
     if (!pool)
         return NULL;
-    if (cox_pool_ledger_is_here(pool->ledger)) {
+    if (cox_pool_local_refs_is_here(pool->local_refs)) {
         cox_pool_owner_leave(pool);
         for (uint32_t i = 0; i < COX_POOL_LOCK_COUNT; i++)
             pthread_mutex_destroy(&pool->locks[i]);
-        pthread_mutex_destroy(&pool->settle_lock);
+        pthread_mutex_destroy(&pool->unpin_lock);
         pthread_mutex_destroy(&pool->joined_lock);
     }
     pool_drop(pool);
@@ -318,7 +325,7 @@ void cox_pool_freep(struct cox_pool **pool)
     cox_pool_free(*pool);
 }
 
-/* ---- handed on ---- */
+/* ---- fds and handles ---- */
 
 void cox_pool_fds(const struct cox_pool *pool, int ret_fds[2])
 {
@@ -326,14 +333,14 @@ void cox_pool_fds(const struct cox_pool *pool, int ret_fds[2])
     ret_fds[1] = pool->memory->fd;
 }
 
-/* The same memory, for reading only; *ret_fd is the caller's. */
+/* Reopens the blocks for reading only; the caller owns *ret_fd. */
 static int blocks_reopen(const struct cox_pool *pool, int *ret_fd, struct cox_error *err)
 {
     char path[64];
     struct stat st;
     if (fstat(pool->memory->fd, &st) < 0)
         return cox_fail(err, -errno, "the pool's blocks: fstat: %s", cox_status_text(-errno));
-    /* Opened anew, a device would be the device, and not this memory of it. */
+    /* Reopening a device file would not give the same memory. */
     if (!S_ISREG(st.st_mode))
         return cox_fail(err, COX_UNSUPPORTED, "%s memory cannot be shared for reading only",
                         pool->memory->functions->name);
@@ -394,7 +401,7 @@ int cox_pool_open(const struct cox_pool_handle *handle, const char *door_path, u
     return cox_pool_attach(fds, options, ret_pool, err);
 }
 
-/* ---- what it is ---- */
+/* ---- getters ---- */
 
 uint64_t cox_pool_id(const struct cox_pool *pool)
 {

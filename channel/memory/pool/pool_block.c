@@ -1,20 +1,21 @@
 /*
  * pool_block: the word of a block, and the counts.
  *
- * Why a block is freed exactly when nobody counts it. All of these words are seq_cst, so that there
- * is one order of all steps.
+ * Why a block is freed exactly when nothing counts it. All these words are seq_cst, so all steps
+ * have one order.
  *
- *   1. Whoever stops counting looks afterwards whether somebody still counts; if so, it goes away:
- *      the last one to stop, in that order, sees nobody.
- *   2. That one says CLOSING, and looks once more. Who begins to count does so before it looks at
- *      the word: either the last look sees its count, or it sees CLOSING (or what came of it).
- *   3. Who counts and finds its generation in CLOSING says USED again: it counts, so that is true.
- *      The other's word to FREE then fails, since it is a compare-and-swap.
- *   4. Who sees a count in its last look says USED again and goes away: that count's owner looks by
- *      rule 1, and where it finds CLOSING it takes that over.
+ *   1. An owner that drops its last count then checks whether another count remains; if so, it
+ *   stops. The last owner to drop, in that order, finds none.
+ *   2. That owner sets CLOSING and checks once more. A new reference increments its count before it
+ *   reads the word. So either the last check sees the count, or the new owner sees CLOSING (or its
+ *   outcome).
+ *   3. An owner that counts the block and finds its generation in CLOSING sets USED again, which is
+ *   true. The closing owner's compare-and-swap to FREE then fails.
+ *   4. An owner that sees a count in its last check sets USED again and stops. The counting owner
+ *   will check by rule 1, and takes over a CLOSING that it finds.
  *
- * Between CLOSING and FREE of one owner nobody else can say CLOSING of that owner, or rule 3 would
- * not hold for it: so the threads of a process close a block one after the other.
+ * Between CLOSING and FREE of one owner no other thread may set CLOSING for the same owner, or rule
+ * 3 would not hold: so the threads of a process close a block one after the other.
  */
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
@@ -25,11 +26,11 @@
 int cox_pool_count_add(struct cox_pool *pool, uint32_t block)
 {
     struct cox_pool_layout_count *count = cox_pool_count_of(pool, pool->owner, block);
-    uint16_t seen = atomic_load_explicit(&count->row_count, memory_order_relaxed);
+    uint16_t seen = atomic_load_explicit(&count->ref_count, memory_order_relaxed);
     do
         if (seen == COX_POOL_COUNT_MAX)
             return COX_FULL;
-    while (!atomic_compare_exchange_weak(&count->row_count, &seen, (uint16_t)(seen + 1)));
+    while (!atomic_compare_exchange_weak(&count->ref_count, &seen, (uint16_t)(seen + 1)));
     cox_fault_point(COX_FAULT_POOL_COUNTED);
     return 0;
 }
@@ -37,47 +38,48 @@ int cox_pool_count_add(struct cox_pool *pool, uint32_t block)
 bool cox_pool_count_drop(struct cox_pool *pool, uint32_t block)
 {
     struct cox_pool_layout_count *count = cox_pool_count_of(pool, pool->owner, block);
-    uint16_t seen = atomic_load_explicit(&count->row_count, memory_order_relaxed);
+    uint16_t seen = atomic_load_explicit(&count->ref_count, memory_order_relaxed);
     do
-        if (seen == 0) /* somebody has spoilt it */
+        if (seen == 0) /* another process corrupted the word */
             return false;
-    while (!atomic_compare_exchange_weak(&count->row_count, &seen, (uint16_t)(seen - 1)));
+    while (!atomic_compare_exchange_weak(&count->ref_count, &seen, (uint16_t)(seen - 1)));
     cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
     if (seen > 1)
         return true;
-    cox_pool_ring(pool);
+    cox_pool_wake_unpin_waiters(pool);
     cox_pool_block_reclaim(pool, block, pool->owner);
     return true;
 }
 
-/* seq_cst with settling's bit: either we see who settles, or it sees what we have done. */
-void cox_pool_ring(struct cox_pool *pool)
+/* seq_cst with the bit of unpin_waiters: either this thread sees the waiter, or the waiter sees the
+ * dropped count. */
+void cox_pool_wake_unpin_waiters(struct cox_pool *pool)
 {
-    bool rings = false;
+    bool waits = false;
     for (uint32_t i = 0; i <= (pool->geometry.owner_count - 1) / 64; i++)
-        rings = rings || atomic_load(&pool->header->settling[i]);
-    if (!rings)
+        waits = waits || atomic_load(&pool->header->unpin_waiters[i]);
+    if (!waits)
         return;
-    atomic_fetch_add(&pool->header->settle_bell, 1);
-    cox_futex_wake(&pool->header->settle_bell);
-    cox_fault_point(COX_FAULT_POOL_RUNG);
+    atomic_fetch_add(&pool->header->unpin_wakeup, 1);
+    cox_futex_wake(&pool->header->unpin_wakeup);
+    cox_fault_point(COX_FAULT_POOL_WOKEN);
 }
 
 bool cox_pool_block_is_counted(const struct cox_pool *pool, uint32_t block)
 {
     const uint32_t high = cox_pool_owner_high(pool);
     for (uint32_t owner = 0; owner < high; owner++)
-        if (atomic_load(&cox_pool_count_of(pool, owner, block)->row_count))
+        if (atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count))
             return true;
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-        if (atomic_load(&pool->holds[block].hold_word[i]))
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+        if (atomic_load(&pool->pins[block].pin_word[i]))
             return true;
     return false;
 }
 
 /* ---- hints ---- */
 
-/* After the word: who takes the hint finds the block free, or it was taken already. */
+/* After the word: a process that takes the hint finds the block free, or already taken. */
 void cox_pool_hint(struct cox_pool *pool, uint32_t block)
 {
     atomic_fetch_or(&pool->hints[block / 64].hint_bits, UINT64_C(1) << (block % 64));
@@ -100,7 +102,7 @@ bool cox_pool_block_claim(struct cox_pool *pool, uint32_t block, uint32_t as,
     return true;
 }
 
-/* Only `as` changes its CLAIMED words, so these two cannot fail unless somebody spoils them. */
+/* Only `as` changes its CLAIMED words, so these two cannot fail unless a process corrupts them. */
 void cox_pool_block_unclaim(struct cox_pool *pool, uint32_t block, uint64_t generation, uint32_t as)
 {
     uint64_t word = cox_pool_word(generation, COX_POOL_CLAIMED, as);
@@ -117,16 +119,16 @@ int cox_pool_block_use(struct cox_pool *pool, uint32_t block, uint64_t generatio
         return r;
     atomic_store(&pool->blocks[block].block_word, cox_pool_word(generation, COX_POOL_USED, 0));
     cox_fault_point(COX_FAULT_POOL_USED);
-    /* relaxed: a number to look at */
+    /* relaxed: for display */
     atomic_fetch_add_explicit(&pool->owners[pool->owner].owner_allocated, 1, memory_order_relaxed);
     cox_fault_point(COX_FAULT_POOL_COUNTED);
     return 0;
 }
 
-/* It is FREE, by us. */
+/* After this thread set the block FREE. */
 static void block_freed(struct cox_pool *pool, uint32_t block, uint32_t as)
 {
-    /* relaxed: a number to look at */
+    /* relaxed: for display */
     atomic_fetch_add_explicit(&pool->owners[as].owner_freed, 1, memory_order_relaxed);
     if (pool->geometry.slab_count) {
         cox_pool_slab_freed(pool, block, as);
@@ -137,7 +139,7 @@ static void block_freed(struct cox_pool *pool, uint32_t block, uint32_t as)
     cox_pool_hint(pool, block);
 }
 
-/* The word's turn to be looked at is ours. Returns whether it is FREE now, by us. */
+/* Serialized per owner by the caller. Returns whether this call set the block FREE. */
 static bool block_close(struct cox_pool *pool, uint32_t block, uint32_t as)
 {
     _Atomic uint64_t *block_word = cox_pool_block_word_of(pool, block);
@@ -151,7 +153,7 @@ static bool block_close(struct cox_pool *pool, uint32_t block, uint32_t as)
     } while (!atomic_compare_exchange_weak(block_word, &word, closing));
     cox_fault_point(COX_FAULT_POOL_CLOSING);
     const bool counted = cox_pool_block_is_counted(pool, block);
-    cox_fault_point(COX_FAULT_POOL_LOOKED);
+    cox_fault_point(COX_FAULT_POOL_CHECKED);
     word = closing;
     const uint64_t next =
         counted ? cox_pool_word(seen.generation, COX_POOL_USED, 0)
@@ -165,8 +167,8 @@ void cox_pool_block_reclaim(struct cox_pool *pool, uint32_t block, uint32_t as)
 {
     if (cox_pool_block_is_counted(pool, block))
         return;
-    cox_fault_point(COX_FAULT_POOL_LOOKED);
-    /* Of a dead owner this thread is the only one. */
+    cox_fault_point(COX_FAULT_POOL_CHECKED);
+    /* For a dead owner this thread is alone: it won the row. */
     pthread_mutex_t *lock = as == pool->owner ? &pool->locks[block % COX_POOL_LOCK_COUNT] : NULL;
     if (lock)
         pthread_mutex_lock(lock);
@@ -188,11 +190,11 @@ static bool block_take(struct cox_pool *pool, uint32_t block, bool only_pages,
     return cox_pool_block_claim(pool, block, pool->owner, ret_generation);
 }
 
-/* By hints: from where the last one was found. */
+/* Searches the hints, from where the last free block was found. */
 static bool block_find_hinted(struct cox_pool *pool, uint32_t *ret_block, uint64_t *ret_generation)
 {
     const uint32_t count = (pool->geometry.block_count + 63) / 64;
-    /* relaxed: any number will do */
+    /* relaxed: any value is valid */
     const uint32_t first = atomic_load_explicit(&pool->cursors[0], memory_order_relaxed) % count;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t index = first + i < count ? first + i : first + i - count;
@@ -221,7 +223,7 @@ int cox_pool_block_find(struct cox_pool *pool, bool only_pages, uint32_t *ret_bl
 {
     if (!only_pages && block_find_hinted(pool, ret_block, ret_generation))
         return 0;
-    /* A hint is lost with who had taken it and died. */
+    /* Fallback: a hint is lost when its taker dies. */
     for (uint32_t block = 0; block < pool->geometry.block_count; block++)
         if (block_take(pool, block, only_pages, ret_generation)) {
             *ret_block = block;

@@ -10,19 +10,19 @@ static uint64_t references_of(const struct cox_pool *pool, uint32_t block)
 {
     uint64_t count = 0;
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool); owner++)
-        count += atomic_load(&cox_pool_count_of(pool, owner, block)->row_count);
+        count += atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count);
     return count;
 }
 
-static uint64_t holds_of(const struct cox_pool *pool, uint32_t block)
+static uint64_t pins_of(const struct cox_pool *pool, uint32_t block)
 {
     uint64_t count = 0;
-    for (uint32_t i = 0; i < COX_POOL_HOLD_COUNT_MAX; i++)
-        count += atomic_load(&pool->holds[block].hold_word[i]) != 0;
+    for (uint32_t i = 0; i < COX_POOL_PIN_COUNT_MAX; i++)
+        count += atomic_load(&pool->pins[block].pin_word[i]) != 0;
     return count;
 }
 
-static struct cox_pool_word word_look(const struct cox_pool *pool, uint32_t block)
+static struct cox_pool_word word_load(const struct cox_pool *pool, uint32_t block)
 {
     return cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
 }
@@ -46,7 +46,7 @@ static bool slab_is_empty(const struct cox_pool *pool, uint32_t slab)
     if (phase != COX_POOL_SLAB_CUT)
         return false;
     for (uint32_t unit = 0; unit < units; unit++)
-        if (word_look(pool, slab * units + unit).phase != COX_POOL_FREE)
+        if (word_load(pool, slab * units + unit).phase != COX_POOL_FREE)
             return false;
     return true;
 }
@@ -55,12 +55,12 @@ void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stat
 {
     struct cox_pool_stats stats = {.size = pool->geometry.memory_size};
     for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
-        if (word_look(pool, block).phase != COX_POOL_FREE)
+        if (word_load(pool, block).phase != COX_POOL_FREE)
             stats.used_size += block_size_of(pool, block);
         else if (pool->geometry.slab_count == 0)
             stats.free_count++;
         stats.reference_count += references_of(pool, block);
-        stats.hold_count += holds_of(pool, block);
+        stats.pin_count += pins_of(pool, block);
     }
     stats.block_count =
         pool->geometry.slab_count ? pool->geometry.slab_count : pool->geometry.block_count;
@@ -68,7 +68,7 @@ void cox_pool_stats(const struct cox_pool *pool, struct cox_pool_stats *ret_stat
         stats.free_count += slab_is_empty(pool, slab);
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool); owner++) {
         const struct cox_pool_layout_owner *line = &pool->owners[owner];
-        stats.owner_count += atomic_load(&line->owner_life) != COX_POOL_OWNER_EMPTY;
+        stats.owner_count += atomic_load(&line->owner_identity) != COX_POOL_OWNER_EMPTY;
         stats.allocated += atomic_load(&line->owner_allocated);
         stats.freed += atomic_load(&line->owner_freed);
         stats.swept += atomic_load(&line->owner_swept);
@@ -83,25 +83,25 @@ typedef void (*line_fn)(void *context, const char *text);
 static void dump_owner(const struct cox_pool *pool, uint32_t owner, line_fn line, void *context)
 {
     const struct cox_pool_layout_owner *entry = &pool->owners[owner];
-    const uint64_t life = atomic_load(&entry->owner_life);
+    const uint64_t identity = atomic_load(&entry->owner_identity);
     char text[LINE_SIZE];
-    if (life == COX_POOL_OWNER_EMPTY)
+    if (identity == COX_POOL_OWNER_EMPTY)
         return;
     snprintf(text, sizeof text,
-             "owner %" PRIu32 ": %sprocess %d started at %" PRIu64 ", generation %" PRIu32
+             "owner %" PRIu32 ": %sprocess %d started at %" PRIu64 ", incarnation %" PRIu32
              ", joined %016" PRIx64 ", allocated %" PRIu64 ", freed %" PRIu64 "%s",
-             owner, cox_pool_life_state(life) == COX_POOL_OWNER_LIVE ? "" : "swept by ",
-             cox_pool_life_pid(life), cox_pool_life_start(life),
-             atomic_load(&entry->owner_generation), atomic_load(&entry->owner_joined),
+             owner, cox_pool_identity_state(identity) == COX_POOL_OWNER_LIVE ? "" : "swept by ",
+             cox_pool_identity_pid(identity), cox_pool_identity_start(identity),
+             atomic_load(&entry->owner_incarnation), atomic_load(&entry->owner_joined),
              atomic_load(&entry->owner_allocated), atomic_load(&entry->owner_freed),
-             cox_pool_life_is_dead(pool, life) ? ", dead" : "");
+             cox_pool_identity_is_dead(pool, identity) ? ", dead" : "");
     line(context, text);
 }
 
 static void dump_block(const struct cox_pool *pool, uint32_t block, line_fn line, void *context)
 {
     static const char *const phases[] = {"free", "claimed", "used", "closing"};
-    const struct cox_pool_word word = word_look(pool, block);
+    const struct cox_pool_word word = word_load(pool, block);
     char text[LINE_SIZE];
     if (word.phase == COX_POOL_FREE)
         return;
@@ -109,15 +109,15 @@ static void dump_block(const struct cox_pool *pool, uint32_t block, line_fn line
         snprintf(text, sizeof text,
                  "block %" PRIu32 ": %s, generation %" PRIu64 ", %" PRIu64 " bytes at %" PRIu64
                  ", counted by",
-                 block, word.phase <= COX_POOL_CLOSING ? phases[word.phase] : "spoilt",
+                 block, word.phase <= COX_POOL_CLOSING ? phases[word.phase] : "corrupt",
                  word.generation, block_size_of(pool, block), cox_pool_block_offset(pool, block));
     size_t at = (size_t)length;
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool) && at < sizeof text - 24; owner++) {
-        const unsigned count = atomic_load(&cox_pool_count_of(pool, owner, block)->row_count);
+        const unsigned count = atomic_load(&cox_pool_count_of(pool, owner, block)->ref_count);
         if (count)
             at += (size_t)snprintf(text + at, sizeof text - at, " %" PRIu32 "x%u", owner, count);
     }
-    snprintf(text + at, sizeof text - at, ", holds %" PRIu64, holds_of(pool, block));
+    snprintf(text + at, sizeof text - at, ", pins %" PRIu64, pins_of(pool, block));
     line(context, text);
 }
 
@@ -136,11 +136,11 @@ void cox_pool_dump(const struct cox_pool *pool, void (*line)(void *context, cons
     line(context, text);
     for (uint32_t owner = 0; owner < cox_pool_owner_high(pool); owner++)
         dump_owner(pool, owner, line, context);
-    for (uint32_t place = 0; place < COX_POOL_HOLDER_COUNT_MAX; place++) {
-        const uint64_t holder = atomic_load(&pool->header->holders[place].holder_id);
-        if (!holder)
+    for (uint32_t place = 0; place < COX_POOL_QUEUE_COUNT_MAX; place++) {
+        const uint64_t queue_id = atomic_load(&pool->header->queues[place].queue_id);
+        if (!queue_id)
             continue;
-        snprintf(text, sizeof text, "holder %016" PRIx64 ": place %" PRIu32, holder, place);
+        snprintf(text, sizeof text, "queue %016" PRIx64 ": place %" PRIu32, queue_id, place);
         line(context, text);
     }
     for (uint32_t block = 0; block < pool->geometry.block_count; block++)

@@ -6,9 +6,9 @@
 
 #define SLAB_SIZE_DEFAULT (UINT64_C(64) << 10)
 #define OWNER_COUNT_DEFAULT 16
-/* The value of a slab's word has 24 bits, a length among them. */
+/* A slab's word has 24 bits for its value, which can be a length in slabs. */
 #define SLAB_COUNT_MAX ((UINT32_C(1) << 24) - 1)
-/* No memory is larger, and sums of a few of these do not overflow. */
+/* Larger than any memory, and sums of a few do not overflow. */
 #define SIZE_MAX_SANE (UINT64_C(1) << 56)
 
 static bool is_power_of_two(uint64_t value)
@@ -21,7 +21,7 @@ static uint64_t to_line(uint64_t offset)
     return (offset + COX_POOL_LINE_SIZE - 1) / COX_POOL_LINE_SIZE * COX_POOL_LINE_SIZE;
 }
 
-/* What the counts imply. No overflow: at most 2^24 blocks, 1024 owners. */
+/* Computes offsets and sizes from the counts. No overflow: at most 2^24 blocks, 1024 owners. */
 static void geometry_place(struct cox_pool_geometry *geometry)
 {
     const uint64_t count = geometry->block_count;
@@ -31,16 +31,16 @@ static void geometry_place(struct cox_pool_geometry *geometry)
     geometry->owners = COX_POOL_PAGE_SIZE;
     geometry->blocks =
         geometry->owners + geometry->owner_count * sizeof(struct cox_pool_layout_owner);
-    geometry->holds = to_line(geometry->blocks + count * sizeof(struct cox_pool_layout_block));
-    geometry->hints = to_line(geometry->holds + count * sizeof(struct cox_pool_layout_holds));
+    geometry->pins = to_line(geometry->blocks + count * sizeof(struct cox_pool_layout_block));
+    geometry->hints = to_line(geometry->pins + count * sizeof(struct cox_pool_layout_pins));
     geometry->slabs =
         to_line(geometry->hints + (count + 63) / 64 * sizeof(struct cox_pool_layout_hints));
     geometry->pages =
         to_line(geometry->slabs + geometry->slab_count * sizeof(struct cox_pool_layout_slab));
-    geometry->rows =
+    geometry->reference_rows =
         to_line(geometry->pages + geometry->page_count * sizeof(struct cox_pool_layout_pages));
     geometry->row_stride = to_line(count * sizeof(struct cox_pool_layout_count));
-    const uint64_t end = geometry->rows + geometry->owner_count * geometry->row_stride;
+    const uint64_t end = geometry->reference_rows + geometry->owner_count * geometry->row_stride;
     geometry->words_size = (end + COX_POOL_PAGE_SIZE - 1) / COX_POOL_PAGE_SIZE * COX_POOL_PAGE_SIZE;
 }
 
@@ -60,8 +60,9 @@ static int resolve_fixed(const struct cox_pool_options *options, struct cox_pool
         return cox_fail(err, COX_INVALID,
                         "block_size %" PRIu64 ": on demand, blocks are whole pages of %d bytes",
                         options->block_size, COX_POOL_PAGE_SIZE);
-    if (options->slab_size || options->size)
-        return cox_fail(err, COX_INVALID, "slab_size and size are of slabs; blocks are fixed");
+    if (options->slab_size || options->slabs_size)
+        return cox_fail(err, COX_INVALID,
+                        "slab_size and slabs_size are of slabs; blocks are fixed");
     geometry->block_size = options->block_size;
     geometry->block_count = options->block_count;
     geometry->slab_units = 1;
@@ -84,17 +85,16 @@ static int resolve_slab(const struct cox_pool_options *options, struct cox_pool_
                         ") expected",
                         options->block_size, COX_POOL_BLOCK_SIZE_MIN, slab_size);
     if (options->block_count)
-        return cox_fail(err, COX_INVALID,
-                        "block_count is of fixed blocks; slabs have a size in all");
-    if (options->size == 0 || options->size > SIZE_MAX_SANE)
-        return cox_fail(err, COX_INVALID, "size %" PRIu64, options->size);
-    const uint64_t slab_count = (options->size + slab_size - 1) / slab_size;
+        return cox_fail(err, COX_INVALID, "block_count is of fixed blocks; slabs have slabs_size");
+    if (options->slabs_size == 0 || options->slabs_size > SIZE_MAX_SANE)
+        return cox_fail(err, COX_INVALID, "slabs_size %" PRIu64, options->slabs_size);
+    const uint64_t slab_count = (options->slabs_size + slab_size - 1) / slab_size;
     const uint64_t slab_units = slab_size / options->block_size;
     if (slab_units > COX_POOL_BLOCK_COUNT_MAX || slab_count > SLAB_COUNT_MAX ||
         slab_count > COX_POOL_BLOCK_COUNT_MAX / slab_units)
         return cox_fail(err, COX_INVALID,
-                        "size %" PRIu64 ": more than %" PRIu32 " blocks of %" PRIu64 " bytes",
-                        options->size, COX_POOL_BLOCK_COUNT_MAX, options->block_size);
+                        "slabs_size %" PRIu64 ": more than %" PRIu32 " blocks of %" PRIu64 " bytes",
+                        options->slabs_size, COX_POOL_BLOCK_COUNT_MAX, options->block_size);
     geometry->block_size = options->block_size;
     geometry->slab_size = slab_size;
     geometry->slab_count = (uint32_t)slab_count;
@@ -148,17 +148,18 @@ int cox_pool_geometry_load(const struct cox_pool_layout_header *header, uint64_t
         return cox_fail(err, COX_VERSION, "the pool is of version %" PRIu32 ", expected %d",
                         header->version, COX_POOL_VERSION);
     const struct cox_pool_options options = {
+        .size = sizeof(struct cox_pool_options),
         .domain = {header->domain_kind, header->domain_device},
         .strategy = (enum cox_pool_strategy)header->strategy,
         .block_size = header->block_size,
         .block_count = header->strategy == COX_POOL_FIXED ? header->block_count : 0,
         .slab_size = header->slab_size,
-        .size = header->strategy == COX_POOL_SLAB ? header->memory_size : 0,
+        .slabs_size = header->strategy == COX_POOL_SLAB ? header->memory_size : 0,
         .owner_count_max = header->owner_count,
         .on_demand = header->flags & COX_POOL_ON_DEMAND,
         .retain_size = header->retain_size,
     };
-    /* What fits into the same number of pages would else pass for it. */
+    /* Otherwise different constants with the same number of pages would pass. */
     if (header->constants_crc != cox_pool_geometry_crc(header) || header->strategy == 0 ||
         header->owner_count == 0 || header->domain_kind == 0)
         return cox_fail(err, COX_CORRUPT, "the pool's words make no sense");

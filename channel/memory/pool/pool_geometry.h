@@ -1,8 +1,8 @@
 /*
- * pool_geometry: how large a pool is and where in its words each area is: computed from the
- * options, and again by whoever attaches from what the header says, in private memory.
+ * pool_geometry: the sizes of a pool and the offsets of its areas, computed from the options, and
+ * again on attach from the header, in private memory.
  *
- * Threads: any; nothing is kept.
+ * Threads: any; there is no state.
  * Blocks: nothing.
  * If the process dies: nothing is left.
  */
@@ -22,7 +22,7 @@ struct cox_pool_geometry {
     uint32_t slab_count;
     /* units of a slab, a power of two; fixed: 1 */
     uint32_t slab_units;
-    /* bytes of the pages' area: slabs, or blocks; 0 unless on_demand */
+    /* entries of the pages area: slabs, or blocks; 0 unless on_demand */
     uint32_t page_count;
     uint64_t block_size;
     /* fixed: 0 */
@@ -30,21 +30,20 @@ struct cox_pool_geometry {
     uint64_t retain_size;
     uint64_t memory_size;
     /* Offsets in the words. */
-    uint64_t owners, blocks, holds, hints, slabs, pages, rows;
+    uint64_t owners, blocks, pins, hints, slabs, pages, reference_rows;
     uint64_t row_stride;
     uint64_t words_size;
 };
 
-/* Options are filled in and checked. Returns 0 or COX_INVALID. */
+/* Checks the options and fills in defaults. Returns 0 or COX_INVALID. */
 int cox_pool_geometry_resolve(const struct cox_pool_options *options,
                               struct cox_pool_geometry *ret_geometry, struct cox_error *err);
-/* header: a private copy of what stands there; size: of the words' file. Returns 0; COX_VERSION;
- * COX_CORRUPT. */
+/* header: a private copy; size: of the words' file. Returns 0; COX_VERSION; COX_CORRUPT. */
 int cox_pool_geometry_load(const struct cox_pool_layout_header *header, uint64_t size,
                            struct cox_pool_geometry *ret_geometry, struct cox_error *err);
-/* Of a header's constants. */
+/* CRC of the header's constants. */
 uint32_t cox_pool_geometry_crc(const struct cox_pool_layout_header *header);
-/* The constants, but for id, system, the blocks' file, and the crc of all of them. */
+/* Stores the constants, except id, system, the blocks' file, and their CRC. */
 void cox_pool_geometry_store(const struct cox_pool_geometry *geometry,
                              struct cox_pool_layout_header *ret_header);
 

@@ -1,13 +1,12 @@
 /*
- * pool_pages: the pages of a pool that is made on demand.
+ * pool_pages: the pages of an on_demand pool.
  *
- * The state of a page says no less than is there: SOME before pages are reserved or given back, ALL
- * and NONE after it. It changes only while one process has the block (slab) in CLAIMED, never in
- * CLOSING, out of which a reference may still come; so nobody's bytes go. What a dead process had
- * in CLAIMED is given back by sweep.
+ * The recorded state never understates what is allocated: SOME is stored before pages are allocated
+ * or released, ALL or NONE afterwards. It changes only while an owner has the block (slab) in
+ * CLAIMED. It never changes in CLOSING, from which a new reference may reopen the block: so no
+ * referenced page is released. sweep releases what a dead owner had in CLAIMED.
  *
- * What is retained is a number for policy, off by what processes were at when they died until the
- * next sweep.
+ * `retained` only steers the policy. After a death it is wrong, until the next sweep recounts it.
  */
 #include "channel/base/fault.h"
 #include "pool_internal.h"
@@ -49,7 +48,7 @@ int cox_pool_pages_commit(struct cox_pool *pool, uint32_t page, struct cox_error
 void cox_pool_pages_decommit(struct cox_pool *pool, uint32_t page)
 {
     if (pool->read_only || !pool->memory->functions->decommit)
-        return; /* who may write does it once */
+        return; /* a process that may write will do it */
     page_set(pool, page, COX_POOL_PAGES_SOME);
     pool->memory->functions->decommit(pool->memory, page * page_size(pool), page_size(pool));
     page_set(pool, page, COX_POOL_PAGES_NONE);
@@ -91,7 +90,7 @@ void cox_pool_pages_trim(struct cox_pool *pool, uint32_t page, uint32_t as)
         cox_pool_block_unclaim(pool, page, generation, as);
 }
 
-/* Nobody has it: as it looks now. */
+/* A snapshot: no owner has the block. */
 static bool page_is_free(const struct cox_pool *pool, uint32_t page)
 {
     if (pool->geometry.slab_count)

@@ -1,4 +1,4 @@
-/* pool_reference: allocate, ref, unref; where a block is; its bytes. */
+/* pool_reference: allocate, ref, unref, lookup, copies. */
 #include <inttypes.h>
 
 #include "channel/base/fault.h"
@@ -29,14 +29,14 @@ int cox_pool_check_ref(const struct cox_pool *pool, const struct cox_block_ref *
 
 bool cox_pool_has(const struct cox_pool *pool, const struct cox_block_ref *ref)
 {
-    if (cox_pool_ledger_has(pool->ledger, ref->block, ref->generation))
+    if (cox_pool_local_refs_has(pool->local_refs, ref->block, ref->generation))
         return true;
-    return atomic_load(&pool->took_all) &&
+    return atomic_load(&pool->adopted_all) &&
            cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, ref->block))).generation ==
                ref->generation;
 }
 
-/* As above, and it can be used here. */
+/* As check_ref; also COX_STATE in the child of a fork. */
 static int reference_check(const struct cox_pool *pool, const struct cox_block_ref *ref,
                            struct cox_error *err)
 {
@@ -81,7 +81,7 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
                       struct cox_error *err)
 {
     uint32_t block = 0;
-    uint64_t generation = 0, given_back = 0;
+    uint64_t generation = 0, released = 0;
     int r = cox_pool_check_here(pool, err);
     if (r)
         return r;
@@ -96,15 +96,15 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
                         "a block of %" PRIu64 " bytes; this pool has none above %" PRIu64, size,
                         size_max);
     r = block_find(pool, size, &block, &generation, err);
-    if (r == COX_FULL && cox_pool_sweep_dead(pool, &given_back))
+    if (r == COX_FULL && cox_pool_sweep_dead(pool, &released))
         r = block_find(pool, size, &block, &generation, err);
     if (r == COX_FULL)
         return cox_fail(err, r, "no block of %" PRIu64 " bytes is free", size);
     if (r)
         return r;
-    r = cox_pool_ledger_add(pool->ledger, block, generation);
+    r = cox_pool_local_refs_add(pool->local_refs, block, generation);
     if (r == 0 && (r = cox_pool_block_use(pool, block, generation)))
-        cox_pool_ledger_drop(pool->ledger, block, generation);
+        cox_pool_local_refs_drop(pool->local_refs, block, generation);
     if (r) {
         cox_pool_block_unclaim(pool, block, generation, pool->owner);
         return cox_fail(err, r, "block %" PRIu32 ": %s", block, cox_status_text(r));
@@ -115,8 +115,8 @@ int cox_pool_allocate(struct cox_pool *pool, uint64_t size, struct cox_block_ref
 
 /* ---- references ---- */
 
-/* Counted by this process: has it this generation? What is about to be freed is used again, since
- * somebody counts it. Returns 0; COX_STALE; COX_CORRUPT. */
+/* After this process counts the block: checks that it still has the generation. CLOSING becomes
+ * USED again, since it is counted. Returns 0; COX_STALE; COX_CORRUPT. */
 static int word_confirm(struct cox_pool *pool, const struct cox_block_ref *ref)
 {
     _Atomic uint64_t *block_word = cox_pool_block_word_of(pool, ref->block);
@@ -151,7 +151,7 @@ int cox_pool_ref(struct cox_pool *pool, const struct cox_block_ref *ref, struct 
         ref->size > cox_pool_slab_block_size(pool, ref->block))
         r = COX_INVALID;
     if (r == 0)
-        r = cox_pool_ledger_add(pool->ledger, ref->block, ref->generation);
+        r = cox_pool_local_refs_add(pool->local_refs, ref->block, ref->generation);
     if (r == 0)
         return 0;
     cox_pool_count_drop(pool, ref->block);
@@ -167,22 +167,22 @@ int cox_pool_unref(struct cox_pool *pool, const struct cox_block_ref *ref, struc
     int r = reference_check(pool, ref, err);
     if (r)
         return r;
-    if (!cox_pool_ledger_drop(pool->ledger, ref->block, ref->generation))
+    if (!cox_pool_local_refs_drop(pool->local_refs, ref->block, ref->generation))
         return cox_fail(err, COX_STALE,
                         "this process has no reference of block %" PRIu32 ", generation %" PRIu64,
                         ref->block, ref->generation);
     return cox_pool_count_drop(pool, ref->block)
                ? 0
-               : cox_fail(err, COX_CORRUPT, "somebody has spoilt the counts of block %" PRIu32,
+               : cox_fail(err, COX_CORRUPT, "the counts of block %" PRIu32 " are corrupt",
                           ref->block);
 }
 
 bool cox_pool_is_idle(const struct cox_pool *pool)
 {
-    return cox_pool_ledger_is_empty(pool->ledger, pool->geometry.block_count);
+    return cox_pool_local_refs_is_empty(pool->local_refs, pool->geometry.block_count);
 }
 
-/* ---- where it is ---- */
+/* ---- lookup ---- */
 
 int cox_pool_offset(const struct cox_pool *pool, const struct cox_block_ref *ref,
                     uint64_t *ret_offset)
@@ -229,9 +229,9 @@ int cox_pool_find_pointer(const struct cox_pool *pool, const void *pointer,
     return cox_pool_find(pool, address - base, ret_ref);
 }
 
-/* ---- bytes ---- */
+/* ---- copies ---- */
 
-/* A range of a block that this process holds. */
+/* Checks a range of a block that this process must have referenced. */
 static int range_check(const struct cox_pool *pool, const struct cox_block_ref *ref,
                        uint64_t offset, uint64_t size, bool writes, struct cox_error *err)
 {

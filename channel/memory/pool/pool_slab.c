@@ -1,19 +1,20 @@
 /*
- * pool_slab: slabs, cut into blocks of one power of two each, and runs of whole slabs.
+ * pool_slab: slabs, each cut into blocks of one power of two, and runs of whole slabs.
  *
- * A block of a slab is claimed by its own word, and then the slab is looked at; a slab stops being
- * cut by its own word first, and then all its blocks are looked at (both seq_cst): one of the two
- * sees the other. An empty slab stays as it was cut until some other size needs it, or, on demand,
- * at once: its pages are to go.
+ * Claiming a block changes the block's word, then checks the slab's. Emptying a slab changes the
+ * slab's word, then checks all its blocks. Both are seq_cst, so at least one side sees the other.
+ * An empty slab stays cut until another size needs it; on demand it is emptied at once, to release
+ * its pages.
  *
- * How many blocks of a slab are used is a hint; who finds nothing by hints looks at the words.
+ * The number of used blocks in a slab is a hint; when the hints give nothing, the words are
+ * scanned.
  */
 #include "channel/base/fault.h"
 #include "pool_internal.h"
 
 #define SLAB_NONE UINT32_MAX
 
-static struct cox_pool_slab_word slab_look(const struct cox_pool *pool, uint32_t slab)
+static struct cox_pool_slab_word slab_load(const struct cox_pool *pool, uint32_t slab)
 {
     return cox_pool_slab_word_split(atomic_load(&pool->slabs[slab].slab_word));
 }
@@ -23,14 +24,14 @@ static uint32_t first_unit(const struct cox_pool *pool, uint32_t slab)
     return slab * pool->geometry.slab_units;
 }
 
-/* Units of a block; what stands in the word is input. */
+/* Units of a block; class is input. */
 static uint32_t class_units(const struct cox_pool *pool, uint32_t class)
 {
     const uint32_t units = pool->geometry.slab_units;
     return class < 25 && UINT32_C(1) << class <= units ? UINT32_C(1) << class : units;
 }
 
-/* Of a word that only this owner changes; a point follows at the caller's. */
+/* Changes a word that only this owner changes; includes the fault point. */
 static bool slab_change(struct cox_pool *pool, uint32_t slab, struct cox_pool_slab_word from,
                         uint32_t turn, uint32_t value, enum cox_pool_slab_phase phase,
                         uint32_t owner)
@@ -48,12 +49,12 @@ static bool slab_empty(struct cox_pool *pool, uint32_t slab, struct cox_pool_sla
     return slab_change(pool, slab, from, from.turn, 0, COX_POOL_SLAB_EMPTY, 0);
 }
 
-/* ---- what is where ---- */
+/* ---- lookup ---- */
 
 uint64_t cox_pool_slab_block_size(const struct cox_pool *pool, uint32_t block)
 {
     const uint32_t slab = block / pool->geometry.slab_units;
-    const struct cox_pool_slab_word word = slab_look(pool, slab);
+    const struct cox_pool_slab_word word = slab_load(pool, slab);
     const uint32_t unit = block - first_unit(pool, slab);
     if (word.phase == COX_POOL_SLAB_CUT || word.phase == COX_POOL_SLAB_LEAVING) {
         const uint32_t units = class_units(pool, word.value);
@@ -68,13 +69,13 @@ uint64_t cox_pool_slab_block_size(const struct cox_pool *pool, uint32_t block)
 uint32_t cox_pool_slab_block_of(const struct cox_pool *pool, uint32_t unit)
 {
     uint32_t slab = unit / pool->geometry.slab_units;
-    struct cox_pool_slab_word word = slab_look(pool, slab);
+    struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase == COX_POOL_SLAB_CUT || word.phase == COX_POOL_SLAB_LEAVING)
         return unit - (unit - first_unit(pool, slab)) % class_units(pool, word.value);
     const uint32_t at = slab;
     if (word.phase == COX_POOL_SLAB_TAIL && word.value < slab) {
         slab = word.value;
-        word = slab_look(pool, slab);
+        word = slab_load(pool, slab);
     }
     return word.phase == COX_POOL_SLAB_RUN && at - slab < word.value ? first_unit(pool, slab)
                                                                      : SLAB_NONE;
@@ -82,11 +83,11 @@ uint32_t cox_pool_slab_block_of(const struct cox_pool *pool, uint32_t unit)
 
 /* ---- one slab ---- */
 
-/* length: how many slabs after it may be its TAILs, itself included; kept while it is CLAIMED, for
- * sweep. */
+/* length: number of slabs, this one included, that may become its run; recorded while it is
+ * CLAIMED, for sweep. */
 static bool slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t length, uint32_t as)
 {
-    const struct cox_pool_slab_word word = slab_look(pool, slab);
+    const struct cox_pool_slab_word word = slab_load(pool, slab);
     return word.phase == COX_POOL_SLAB_EMPTY &&
            slab_change(pool, slab, word, word.turn + 1, length, COX_POOL_SLAB_CLAIMED, as);
 }
@@ -98,19 +99,19 @@ bool cox_pool_slab_claim(struct cox_pool *pool, uint32_t slab, uint32_t as)
 
 void cox_pool_slab_unclaim(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {
-    const struct cox_pool_slab_word word = slab_look(pool, slab);
+    const struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase == COX_POOL_SLAB_CLAIMED && word.owner == as)
         slab_empty(pool, slab, word);
 }
 
-/* Counted from now on as one that is empty; its pages go if too many are. */
+/* Counts the slab as empty; releases its pages if too many are retained. */
 static void slab_emptied(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {
     cox_pool_pages_retain(pool, slab);
     cox_pool_pages_trim(pool, slab, as);
 }
 
-/* Of a CUT slab: blocks that are not free; stops at the first where only that matters. */
+/* Number of used blocks in a CUT slab; stops counting at `enough`. */
 static uint32_t count_used(const struct cox_pool *pool, uint32_t slab, uint32_t class,
                            uint32_t enough)
 {
@@ -123,10 +124,10 @@ static uint32_t count_used(const struct cox_pool *pool, uint32_t slab, uint32_t 
     return used;
 }
 
-/* A CUT slab all of whose blocks are free is EMPTY. */
+/* CUT -> EMPTY if all blocks are free. */
 static void slab_leave(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {
-    struct cox_pool_slab_word word = slab_look(pool, slab);
+    struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase != COX_POOL_SLAB_CUT || count_used(pool, slab, word.value, 1) ||
         !slab_change(pool, slab, word, word.turn, word.value, COX_POOL_SLAB_LEAVING, as))
         return;
@@ -142,21 +143,21 @@ static void slab_leave(struct cox_pool *pool, uint32_t slab, uint32_t as)
 
 /* ---- runs ---- */
 
-/* Of a slab that is CLAIMED. What stands there is input. */
+/* End of the run of a CLAIMED slab. The word is input. */
 static uint32_t run_end(const struct cox_pool *pool, uint32_t first)
 {
-    const uint32_t length = slab_look(pool, first).value, count = pool->geometry.slab_count;
+    const uint32_t length = slab_load(pool, first).value, count = pool->geometry.slab_count;
     return length < count - first ? first + length : count;
 }
 
-/* The first one is CLAIMED by `as`: what belongs to it is EMPTY, and then itself. */
+/* The first slab is CLAIMED by `as`: empties the run's tails, then the first slab. */
 static void run_dissolve(struct cox_pool *pool, uint32_t first, uint32_t as)
 {
     const uint32_t end = run_end(pool, first);
     for (uint32_t slab = first + 1; slab < end; slab++) {
-        const struct cox_pool_slab_word word = slab_look(pool, slab);
+        const struct cox_pool_slab_word word = slab_load(pool, slab);
         if (word.phase != COX_POOL_SLAB_TAIL || word.value != first)
-            continue; /* not yet, or no more */
+            continue; /* not part of the run yet, or no longer */
         slab_empty(pool, slab, word);
         slab_emptied(pool, slab, as);
     }
@@ -164,11 +165,11 @@ static void run_dissolve(struct cox_pool *pool, uint32_t first, uint32_t as)
     slab_emptied(pool, first, as);
 }
 
-/* A RUN whose block is free. The slab is looked at first: a block was free before it was a run's,
- * but that was another turn. */
+/* RUN -> EMPTY if its block is free. Reads the slab first: the block was also free before the run
+ * existed, but in another turn. */
 static void run_leave(struct cox_pool *pool, uint32_t first, uint32_t as)
 {
-    const struct cox_pool_slab_word word = slab_look(pool, first);
+    const struct cox_pool_slab_word word = slab_load(pool, first);
     if (word.phase != COX_POOL_SLAB_RUN ||
         cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, first_unit(pool, first))))
                 .phase != COX_POOL_FREE)
@@ -177,18 +178,19 @@ static void run_leave(struct cox_pool *pool, uint32_t first, uint32_t as)
         run_dissolve(pool, first, as);
 }
 
-static bool run_looks_empty(const struct cox_pool *pool, uint32_t first, uint32_t length,
+static bool run_seems_empty(const struct cox_pool *pool, uint32_t first, uint32_t length,
                             uint32_t *ret_next)
 {
     for (uint32_t slab = first; slab < first + length; slab++)
-        if (slab_look(pool, slab).phase != COX_POOL_SLAB_EMPTY) {
+        if (slab_load(pool, slab).phase != COX_POOL_SLAB_EMPTY) {
             *ret_next = slab + 1;
             return false;
         }
     return true;
 }
 
-/* All of them; with pages. Returns 0; COX_FULL: somebody was faster; what the domain says. */
+/* Claims all slabs, and allocates their pages. Returns 0; COX_FULL: another process was faster; the
+ * domain's code. */
 static int run_claim(struct cox_pool *pool, uint32_t first, uint32_t length, struct cox_error *err)
 {
     if (!slab_claim(pool, first, length, pool->owner))
@@ -196,7 +198,7 @@ static int run_claim(struct cox_pool *pool, uint32_t first, uint32_t length, str
     int r = 0;
     cox_pool_pages_release(pool, first);
     for (uint32_t slab = first + 1; r == 0 && slab < first + length; slab++) {
-        const struct cox_pool_slab_word word = slab_look(pool, slab);
+        const struct cox_pool_slab_word word = slab_load(pool, slab);
         if (word.phase != COX_POOL_SLAB_EMPTY ||
             !slab_change(pool, slab, word, word.turn + 1, first, COX_POOL_SLAB_TAIL, 0))
             r = COX_FULL;
@@ -216,19 +218,19 @@ static int run_find(struct cox_pool *pool, uint32_t length, uint32_t *ret_block,
     uint32_t first = 0;
     int r;
     while (length <= pool->geometry.slab_count && first <= pool->geometry.slab_count - length) {
-        if (!run_looks_empty(pool, first, length, &first))
+        if (!run_seems_empty(pool, first, length, &first))
             continue;
         r = run_claim(pool, first, length, err);
         if (r && r != COX_FULL)
             return r;
         const uint32_t block = first_unit(pool, first);
         if (r == 0 && cox_pool_block_claim(pool, block, pool->owner, ret_generation)) {
-            struct cox_pool_slab_word word = slab_look(pool, first);
+            struct cox_pool_slab_word word = slab_load(pool, first);
             slab_change(pool, first, word, word.turn, length, COX_POOL_SLAB_RUN, 0);
             *ret_block = block;
             return 0;
         }
-        if (r == 0) /* somebody who looked long ago has it for a moment */
+        if (r == 0) /* a process that read an old slab word has the block for a moment */
             run_dissolve(pool, first, pool->owner);
         first++;
     }
@@ -237,7 +239,7 @@ static int run_find(struct cox_pool *pool, uint32_t length, uint32_t *ret_block,
 
 /* ---- blocks of a cut slab ---- */
 
-/* Claimed, and the slab is still what it was. */
+/* Claims a block, if the slab is unchanged. */
 static bool cut_take(struct cox_pool *pool, uint32_t slab, uint64_t slab_word, uint32_t block,
                      uint64_t *ret_generation)
 {
@@ -253,7 +255,7 @@ static bool cut_take(struct cox_pool *pool, uint32_t slab, uint64_t slab_word, u
     return true;
 }
 
-/* The hints of one word of them that are of blocks in this slab. */
+/* Mask of the hint bits in word `index` for blocks in [first, end). */
 static uint64_t cut_mask(uint32_t first, uint32_t end, uint32_t index)
 {
     uint64_t mask = UINT64_MAX;
@@ -279,7 +281,7 @@ static bool cut_find_hinted(struct cox_pool *pool, uint32_t slab, uint64_t slab_
             if ((atomic_fetch_and(hint_bits, ~mask) & mask) == 0)
                 continue;
             cox_fault_point(COX_FAULT_POOL_HINTED);
-            /* It may be of another time, when the slab was cut in smaller ones. */
+            /* The hint may be stale, from when the slab was cut into smaller blocks. */
             if ((block - first) % units == 0 &&
                 cut_take(pool, slab, slab_word, block, ret_generation)) {
                 *ret_block = block;
@@ -290,8 +292,8 @@ static bool cut_find_hinted(struct cox_pool *pool, uint32_t slab, uint64_t slab_
     return false;
 }
 
-static bool cut_find_looking(struct cox_pool *pool, uint32_t slab, uint64_t slab_word,
-                             uint32_t *ret_block, uint64_t *ret_generation)
+static bool cut_find_scanning(struct cox_pool *pool, uint32_t slab, uint64_t slab_word,
+                              uint32_t *ret_block, uint64_t *ret_generation)
 {
     const uint32_t first = first_unit(pool, slab);
     const uint32_t units = class_units(pool, cox_pool_slab_word_split(slab_word).value);
@@ -308,7 +310,7 @@ static bool class_find(struct cox_pool *pool, uint32_t class, bool by_hints, uin
 {
     const uint32_t count = pool->geometry.slab_count;
     const uint32_t capacity = pool->geometry.slab_units / class_units(pool, class);
-    /* relaxed, both: any number will do */
+    /* relaxed, both: any value is valid */
     const uint32_t from = atomic_load_explicit(&pool->cursors[class], memory_order_relaxed) % count;
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t slab = from + i < count ? from + i : from + i - count;
@@ -319,7 +321,7 @@ static bool class_find(struct cox_pool *pool, uint32_t class, bool by_hints, uin
         if (by_hints ? atomic_load_explicit(&pool->slabs[slab].slab_used, memory_order_relaxed) <
                                capacity &&
                            cut_find_hinted(pool, slab, word, ret_block, ret_generation)
-                     : cut_find_looking(pool, slab, word, ret_block, ret_generation)) {
+                     : cut_find_scanning(pool, slab, word, ret_block, ret_generation)) {
             atomic_store_explicit(&pool->cursors[class], slab, memory_order_relaxed);
             return true;
         }
@@ -327,8 +329,7 @@ static bool class_find(struct cox_pool *pool, uint32_t class, bool by_hints, uin
     return false;
 }
 
-/* An EMPTY slab is cut into blocks of this class. Returns 0; COX_FULL: there is none; what the
- * domain says. */
+/* Cuts an EMPTY slab into blocks of this class. Returns 0; COX_FULL: none; the domain's code. */
 static int class_cut(struct cox_pool *pool, uint32_t class, bool only_pages, struct cox_error *err)
 {
     for (uint32_t slab = 0; slab < pool->geometry.slab_count; slab++) {
@@ -344,16 +345,16 @@ static int class_cut(struct cox_pool *pool, uint32_t class, bool only_pages, str
         atomic_store(&pool->slabs[slab].slab_used, 0);
         for (uint32_t unit = 0; unit < pool->geometry.slab_units; unit += class_units(pool, class))
             cox_pool_hint(pool, first_unit(pool, slab) + unit);
-        const struct cox_pool_slab_word word = slab_look(pool, slab);
+        const struct cox_pool_slab_word word = slab_load(pool, slab);
         slab_change(pool, slab, word, word.turn, class, COX_POOL_SLAB_CUT, 0);
-        /* relaxed: any number will do */
+        /* relaxed: any value is valid */
         atomic_store_explicit(&pool->cursors[class], slab, memory_order_relaxed);
         return 0;
     }
     return COX_FULL;
 }
 
-/* Whatever is empty is EMPTY. */
+/* Sets every slab without used blocks EMPTY. */
 static void slabs_leave(struct cox_pool *pool, uint32_t as)
 {
     for (uint32_t slab = 0; slab < pool->geometry.slab_count; slab++) {
@@ -366,7 +367,7 @@ static int class_find_or_cut(struct cox_pool *pool, uint32_t class, uint32_t *re
                              uint64_t *ret_generation, struct cox_error *err)
 {
     int r = 0;
-    /* Whoever cuts a slab may find that others have used it up. */
+    /* Loops, since other processes may use up a slab as soon as it is cut. */
     while (r == 0) {
         if (class_find(pool, class, true, ret_block, ret_generation))
             return 0;
@@ -401,17 +402,17 @@ int cox_pool_slab_find(struct cox_pool *pool, uint64_t size, uint32_t *ret_block
     return class_find_or_cut(pool, class, ret_block, ret_generation, err);
 }
 
-/* ---- what goes away ---- */
+/* ---- free and sweep ---- */
 
 void cox_pool_slab_freed(struct cox_pool *pool, uint32_t block, uint32_t as)
 {
     const uint32_t slab = block / pool->geometry.slab_units;
-    const struct cox_pool_slab_word word = slab_look(pool, slab);
+    const struct cox_pool_slab_word word = slab_load(pool, slab);
     if (word.phase == COX_POOL_SLAB_RUN) {
         run_leave(pool, slab, as);
         return;
     }
-    /* relaxed: a hint, that a death leaves too high */
+    /* relaxed: a hint; too high after a death */
     const uint32_t used =
         atomic_fetch_sub_explicit(&pool->slabs[slab].slab_used, 1, memory_order_relaxed);
     cox_fault_point(COX_FAULT_POOL_HINTED);
@@ -419,12 +420,12 @@ void cox_pool_slab_freed(struct cox_pool *pool, uint32_t block, uint32_t as)
         slab_leave(pool, slab, as);
 }
 
-/* Of a dead owner. */
+/* Reverts a slab that a dead owner had CLAIMED. */
 static void sweep_claimed(struct cox_pool *pool, uint32_t slab, uint32_t as)
 {
     const uint32_t end = run_end(pool, slab);
     for (uint32_t page = slab; pool->geometry.on_demand && page < end; page++) {
-        const struct cox_pool_slab_word word = slab_look(pool, page);
+        const struct cox_pool_slab_word word = slab_load(pool, page);
         if (page > slab && (word.phase != COX_POOL_SLAB_TAIL || word.value != slab))
             continue;
         if (!cox_pool_pages_are_there(pool, page))
@@ -436,12 +437,12 @@ static void sweep_claimed(struct cox_pool *pool, uint32_t slab, uint32_t as)
 void cox_pool_slab_sweep(struct cox_pool *pool, uint32_t as)
 {
     for (uint32_t slab = 0; slab < pool->geometry.slab_count; slab++) {
-        struct cox_pool_slab_word word = slab_look(pool, slab);
+        struct cox_pool_slab_word word = slab_load(pool, slab);
         if (word.phase == COX_POOL_SLAB_CLAIMED && word.owner == as)
             sweep_claimed(pool, slab, as);
         else if (word.phase == COX_POOL_SLAB_LEAVING && word.owner == as)
             slab_change(pool, slab, word, word.turn, word.value, COX_POOL_SLAB_CUT, 0);
-        word = slab_look(pool, slab);
+        word = slab_load(pool, slab);
         if (word.phase == COX_POOL_SLAB_CUT) {
             atomic_store_explicit(&pool->slabs[slab].slab_used,
                                   count_used(pool, slab, word.value, UINT32_MAX),

@@ -1,24 +1,24 @@
 /*
- * pool_sweep: what a dead owner left is given back.
+ * pool_sweep: releases what a dead owner left.
  *
- * One thread sweeps a row: whoever wins its word. If it dies, the next one begins anew; each step
- * may be done twice. All blocks are looked at, since the dead may have stopped counting one without
- * having had its last look.
+ * One thread sweeps a row: the one whose compare-and-swap won it. If that process dies, the next
+ * one starts over, since each step may be repeated. It visits all blocks: the dead owner may have
+ * dropped a count without its last check.
  */
 #include "channel/base/fault.h"
 #include "pool_internal.h"
 
 static uint64_t sweep_row(struct cox_pool *pool, uint32_t owner)
 {
-    uint64_t given_back = 0;
+    uint64_t released = 0;
     for (uint32_t block = 0; block < pool->geometry.block_count; block++) {
         struct cox_pool_layout_count *count = cox_pool_count_of(pool, owner, block);
-        if (atomic_load_explicit(&count->row_count, memory_order_relaxed) == 0)
-            continue; /* nobody else writes here */
-        given_back += atomic_exchange(&count->row_count, 0);
+        if (atomic_load_explicit(&count->ref_count, memory_order_relaxed) == 0)
+            continue; /* no other process writes this row */
+        released += atomic_exchange(&count->ref_count, 0);
         cox_fault_point(COX_FAULT_POOL_UNCOUNTED);
     }
-    return given_back;
+    return released;
 }
 
 static void sweep_block(struct cox_pool *pool, uint32_t block, uint32_t owner)
@@ -31,7 +31,8 @@ static void sweep_block(struct cox_pool *pool, uint32_t block, uint32_t owner)
         cox_pool_block_unclaim(pool, block, word.generation, owner);
     } else if (word.phase == COX_POOL_USED || word.phase == COX_POOL_CLOSING) {
         cox_pool_block_reclaim(pool, block, owner);
-        /* It had gone to CLOSING, and somebody counts: a reference may be had of it as before. */
+        /* The dead owner set CLOSING, and the block is still counted: reopens it for new
+         * references. */
         const struct cox_pool_word now =
             cox_pool_word_split(atomic_load(cox_pool_block_word_of(pool, block)));
         uint64_t closing = cox_pool_word(now.generation, COX_POOL_CLOSING, owner);
@@ -42,22 +43,22 @@ static void sweep_block(struct cox_pool *pool, uint32_t block, uint32_t owner)
         }
     }
 }
-bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, uint64_t next,
-                          uint64_t *given_back)
+bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t identity, uint64_t next,
+                          uint64_t *released)
 {
     struct cox_pool_layout_owner *line = &pool->owners[owner];
-    const uint64_t own = cox_pool_life(COX_POOL_OWNER_SWEEPING, pool->pid, pool->start);
+    const uint64_t own = cox_pool_identity(COX_POOL_OWNER_SWEEPING, pool->pid, pool->start);
     const bool leaves = owner == pool->owner;
-    if (!atomic_compare_exchange_strong(&line->owner_life, &life, own))
+    if (!atomic_compare_exchange_strong(&line->owner_identity, &identity, own))
         return false;
     cox_fault_point(COX_FAULT_POOL_SWEEPING);
     uint64_t count = sweep_row(pool, owner);
     atomic_store(&line->owner_joined, 0);
-    cox_fault_point(COX_FAULT_POOL_HOLDER);
-    atomic_fetch_and(&pool->header->settling[owner / 64], ~(UINT64_C(1) << (owner % 64)));
-    cox_fault_point(COX_FAULT_POOL_SETTLING);
-    cox_pool_ring(pool);
-    count += cox_pool_holders_sweep(pool, owner);
+    cox_fault_point(COX_FAULT_POOL_QUEUE);
+    atomic_fetch_and(&pool->header->unpin_waiters[owner / 64], ~(UINT64_C(1) << (owner % 64)));
+    cox_fault_point(COX_FAULT_POOL_UNPIN_WAITING);
+    cox_pool_wake_unpin_waiters(pool);
+    count += cox_pool_queues_sweep(pool, owner);
     for (uint32_t block = 0; block < pool->geometry.block_count; block++)
         sweep_block(pool, block, owner);
     if (pool->geometry.slab_count)
@@ -65,36 +66,36 @@ bool cox_pool_sweep_owner(struct cox_pool *pool, uint32_t owner, uint64_t life, 
     if (pool->geometry.on_demand && !leaves)
         cox_pool_pages_sweep(pool, owner);
     if (!leaves) {
-        /* relaxed: a number to look at */
+        /* relaxed: for display */
         atomic_fetch_add_explicit(&line->owner_swept, count, memory_order_relaxed);
         cox_fault_point(COX_FAULT_POOL_SWEPT);
-        *given_back += count;
+        *released += count;
     }
-    atomic_store(&line->owner_life, next);
+    atomic_store(&line->owner_identity, next);
     cox_fault_point(COX_FAULT_POOL_LEFT);
     return true;
 }
 
-bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *given_back)
+bool cox_pool_sweep_dead(struct cox_pool *pool, uint64_t *released)
 {
     bool swept = false;
     if (cox_pool_check_here(pool, NULL))
         return false;
     for (uint32_t owner = 0; owner < pool->geometry.owner_count; owner++) {
-        const uint64_t life = atomic_load(&pool->owners[owner].owner_life);
-        if (life != COX_POOL_OWNER_EMPTY && cox_pool_life_is_dead(pool, life) &&
-            cox_pool_sweep_owner(pool, owner, life, COX_POOL_OWNER_EMPTY, given_back))
+        const uint64_t identity = atomic_load(&pool->owners[owner].owner_identity);
+        if (identity != COX_POOL_OWNER_EMPTY && cox_pool_identity_is_dead(pool, identity) &&
+            cox_pool_sweep_owner(pool, owner, identity, COX_POOL_OWNER_EMPTY, released))
             swept = true;
     }
-    /* Where somebody else had the holders' lock when a row was swept. */
-    const uint64_t dropped = cox_pool_holders_sweep(pool, pool->owner);
-    *given_back += dropped;
+    /* Pins remain if another process had queues_lock during the sweep of a row. */
+    const uint64_t dropped = cox_pool_queues_sweep(pool, pool->owner);
+    *released += dropped;
     return swept || dropped > 0;
 }
 
 uint64_t cox_pool_sweep(struct cox_pool *pool)
 {
-    uint64_t given_back = 0;
-    cox_pool_sweep_dead(pool, &given_back);
-    return given_back;
+    uint64_t released = 0;
+    cox_pool_sweep_dead(pool, &released);
+    return released;
 }

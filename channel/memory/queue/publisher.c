@@ -5,8 +5,9 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 
-/* ---- coming and going ---- */
+/* ---- create and free ---- */
 
 static int slot_find(struct cox_queue *queue, uint32_t *ret_slot)
 {
@@ -34,7 +35,7 @@ static int publisher_enter(struct cox_publisher *publisher, bool read_only, stru
     if (r)
         return r;
     if (!cox_queue_entry_read(queue, publisher->pool_index, &entry))
-        return cox_fail(err, COX_CORRUPT, "queue: the entry of a pool was spoilt");
+        return cox_fail(err, COX_CORRUPT, "queue: the entry of a pool is corrupt");
     publisher->domain = entry.domain;
     struct cox_queue_layout_publisher *line = cox_queue_publisher_at(queue, publisher->slot);
     atomic_store_explicit(&line->publisher_pool, publisher->pool_index, memory_order_relaxed);
@@ -49,7 +50,7 @@ static int publisher_enter(struct cox_publisher *publisher, bool read_only, stru
 static int publisher_join(struct cox_publisher *publisher, bool read_only, struct cox_error *err)
 {
     struct cox_queue *queue = publisher->queue;
-    /* The second time without the dead. */
+    /* Retries once after reaping dead endpoints. */
     for (int round = 0;; round++) {
         int r = cox_queue_enter(queue, err);
         if (r)
@@ -58,26 +59,31 @@ static int publisher_join(struct cox_publisher *publisher, bool read_only, struc
         cox_queue_leave(queue);
         if (r != COX_FULL || round > 0)
             return r && round == 0 ? cox_fail(err, r, "queue: %s", cox_status_text(r)) : r;
-        cox_queue_look(queue, true);
+        cox_queue_reap_dead(queue, true);
     }
 }
 
 int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_options *options,
                       struct cox_publisher **ret_publisher, struct cox_error *err)
 {
+    struct cox_publisher_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_publisher_options", err);
+    if (r)
+        return r;
+    options = &known;
     struct cox_publisher *publisher = calloc(1, sizeof *publisher);
     if (!publisher)
         return cox_fail(err, -ENOMEM, "publisher: %s", cox_status_text(-ENOMEM));
     publisher->queue = queue;
     publisher->pool = options->pool;
     publisher->exporter = options->exporter;
-    int r =
-        cox_queue_reach_begin(&publisher->reach, queue, options->domains, options->door_path, err);
+    r = cox_queue_pool_cache_init(&publisher->pool_cache, queue, options->domains,
+                                  options->door_path, err);
     if (r) {
         free(publisher);
         return r;
     }
-    r = cox_queue_reach_add(&publisher->reach, options->pool, err);
+    r = cox_queue_pool_cache_add(&publisher->pool_cache, options->pool, err);
     if (r == 0 && options->exporter) {
         r = cox_pool_export(options->pool, options->exporter, options->read_only,
                             &publisher->handle, err);
@@ -88,11 +94,11 @@ int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_option
     if (r) {
         if (publisher->exported)
             cox_pool_unexport(publisher->exporter, &publisher->handle);
-        cox_queue_reach_end(&publisher->reach);
+        cox_queue_pool_cache_deinit(&publisher->pool_cache);
         free(publisher);
         return r;
     }
-    /* relaxed: counts; whoever frees the queue was told by its threads that they are done. */
+    /* relaxed: a count; the caller synchronizes its threads before it frees the queue. */
     atomic_fetch_add_explicit(&queue->endpoint_count, 1, memory_order_relaxed);
     *ret_publisher = publisher;
     return 0;
@@ -102,7 +108,7 @@ static void publisher_leave(struct cox_publisher *publisher)
 {
     struct cox_queue *queue = publisher->queue;
     if (cox_queue_enter(queue, NULL))
-        return; /* its process counts as there until it ends */
+        return; /* the slot stays until this process ends */
     if (publisher->exported)
         cox_queue_entry_close(queue, publisher->pool_index);
     struct cox_queue_layout_publisher *line = cox_queue_publisher_at(queue, publisher->slot);
@@ -118,21 +124,22 @@ struct cox_publisher *cox_publisher_free(struct cox_publisher *publisher)
         return NULL;
     struct cox_queue *queue = publisher->queue;
     if (queue->pid == getpid()) {
-        /* What the dead keep would stay held when this was the last one that can let it go. */
-        cox_queue_look(queue, false);
+        /* Blocks that dead subscribers keep would stay pinned if this were the last process with
+         * their pool. */
+        cox_queue_reap_dead(queue, false);
         publisher_leave(publisher);
     }
     if (publisher->exported)
         cox_pool_unexport(publisher->exporter, &publisher->handle);
-    cox_queue_reach_end(&publisher->reach);
+    cox_queue_pool_cache_deinit(&publisher->pool_cache);
     atomic_fetch_sub_explicit(&queue->endpoint_count, 1, memory_order_release);
     free(publisher);
     return NULL;
 }
 
-/* ---- publishing ---- */
+/* ---- publish ---- */
 
-/* A pool in which the message that makes room has a copy, and that could be opened. */
+/* Finds a pool that has a copy of the message to be evicted, and that can be opened. */
 static bool evicted_unknown(struct cox_publisher *publisher, uint64_t number, uint32_t *ret_index,
                             struct cox_queue_entry *ret_entry)
 {
@@ -141,8 +148,8 @@ static bool evicted_unknown(struct cox_publisher *publisher, uint64_t number, ui
     for (uint32_t d = 0; message.number && d < publisher->queue->geometry.domain_count_max; d++) {
         const uint32_t index = message.copies[d].pool;
         if (!(message.mask >> d & 1) || !cox_queue_entry_read(publisher->queue, index, ret_entry) ||
-            cox_queue_reach_find(&publisher->reach, ret_entry->id) ||
-            cox_queue_reach_failed(&publisher->reach, index, ret_entry))
+            cox_queue_pool_cache_find(&publisher->pool_cache, ret_entry->id) ||
+            cox_queue_pool_cache_failed(&publisher->pool_cache, index, ret_entry))
             continue;
         *ret_index = index;
         return true;
@@ -150,12 +157,11 @@ static bool evicted_unknown(struct cox_publisher *publisher, uint64_t number, ui
     return false;
 }
 
-/* Enters with every pool known that the messages which make room for so many lie in, as far as they
- * can be opened. */
+/* Takes the lock once the pools of all messages to be evicted are open, as far as possible. */
 static int enter_prepared(struct cox_publisher *publisher, uint32_t count, struct cox_error *err)
 {
     struct cox_queue *queue = publisher->queue;
-    /* Each round opens one that is not tried again. */
+    /* Each round opens one pool, which is not tried again. */
     for (uint32_t round = 0;; round++) {
         struct cox_queue_entry entry;
         uint32_t index;
@@ -170,18 +176,18 @@ static int enter_prepared(struct cox_publisher *publisher, uint32_t count, struc
         if (!unknown || round > queue->geometry.pool_count_max)
             return 0;
         cox_queue_leave(queue);
-        cox_queue_reach_open(&publisher->reach, index, &entry, NULL);
+        cox_queue_pool_cache_open(&publisher->pool_cache, index, &entry, NULL);
     }
 }
 
-/* Wakes who sleeps. Returns how many are to have message `number`. */
+/* Wakes waiting subscribers. Returns how many get message `number`. */
 static uint32_t announce(struct cox_queue *queue, uint64_t number)
 {
     struct cox_queue_layout_state *state = &queue->layout->state;
     uint32_t interest = 0, end = cox_queue_bound(COX_QUEUE_LOAD(state->subscriber_end),
                                                  queue->geometry.subscriber_count_max);
-    /* seq_cst: who goes to sleep either sees this, and waits for the lock, or is seen to sleep. So
-     * nobody sleeps through a message whose publisher died right behind its head. */
+    /* seq_cst: a subscriber that is about to block either sees this and takes the lock, or is seen
+     * as sleeping. So none misses a message whose publisher dies right after it stored the head. */
     atomic_store(&state->queue_publishing, number);
     cox_fault_point(COX_FAULT_QUEUE_ANNOUNCED);
     for (uint32_t i = 0; i < end; i++) {
@@ -190,7 +196,7 @@ static uint32_t announce(struct cox_queue *queue, uint64_t number)
             continue;
         if (COX_QUEUE_LOAD(subscriber->subscriber_next) <= number)
             interest++;
-        cox_queue_ring(subscriber);
+        cox_queue_wake_subscriber(subscriber);
     }
     return interest;
 }
@@ -201,7 +207,7 @@ static void row_fill(struct cox_publisher *publisher, struct cox_queue_layout_ro
     const struct cox_queue_copy none = {0};
     for (uint32_t d = 0; d < publisher->queue->geometry.domain_count_max; d++)
         cox_queue_copy_fill(&row->copies[d], d == publisher->domain ? &message->copies[d] : &none);
-    atomic_store_explicit(&row->row_note, message->note, memory_order_relaxed);
+    atomic_store_explicit(&row->row_user_data, message->user_data, memory_order_relaxed);
     atomic_store_explicit(&row->row_length, message->length, memory_order_relaxed);
     atomic_store_explicit(&row->row_interest, message->interest, memory_order_relaxed);
     atomic_store_explicit(&row->row_mask, UINT32_C(1) << publisher->domain, memory_order_relaxed);
@@ -209,7 +215,7 @@ static void row_fill(struct cox_publisher *publisher, struct cox_queue_layout_ro
     cox_fault_point(COX_FAULT_QUEUE_ROW_FILLED);
 }
 
-/* Under the lock. Killed anywhere here, the message was not published, unless its number is the
+/* Under the lock. If the process dies here, the message is published only if its number is the
  * head. */
 static int publish(struct cox_publisher *publisher, const struct cox_block_ref *ref,
                    struct cox_queue_message *message, struct cox_error *err)
@@ -219,15 +225,15 @@ static int publish(struct cox_publisher *publisher, const struct cox_block_ref *
     struct cox_queue_layout_publisher *line = cox_queue_publisher_at(queue, publisher->slot);
     message->number = COX_QUEUE_LOAD(state->queue_head) + 1;
     struct cox_queue_layout_row *row = cox_queue_row_at(queue, message->number);
-    int r = cox_queue_hold(queue, publisher->pool, publisher->pool_index, ref, message->number,
-                           publisher->domain, &message->copies[publisher->domain], err);
+    int r = cox_queue_pin(queue, publisher->pool, publisher->pool_index, ref, message->number,
+                          publisher->domain, &message->copies[publisher->domain], err);
     if (r)
         return r;
     cox_queue_row_end(queue, row);
     message->interest = announce(queue, message->number);
     row_fill(publisher, row, message);
-    cox_queue_settle(queue);
-    /* seq_cst, both: partner is the look of who is about to sleep. */
+    cox_queue_intent_clear(queue);
+    /* seq_cst, both: partner is the check of a subscriber that is about to block. */
     atomic_store(&state->queue_head, message->number);
     cox_fault_point(COX_FAULT_QUEUE_PUBLISHED);
     atomic_store(&state->queue_publishing, 0);
@@ -251,15 +257,15 @@ static int publication_check(const struct cox_publisher *publisher,
     return 0;
 }
 
-/* Somebody looks now and then. */
-static void look_at_times(struct cox_queue *queue)
+/* Reaps dead subscribers, once per slice. */
+static void reap_periodically(struct cox_queue *queue)
 {
     const uint64_t now = cox_now_ns();
     /* relaxed: as above. */
-    if (now - atomic_load_explicit(&queue->looked_ns, memory_order_relaxed) <= COX_QUEUE_SLICE_NS)
+    if (now - atomic_load_explicit(&queue->reaped_ns, memory_order_relaxed) <= COX_QUEUE_SLICE_NS)
         return;
-    atomic_store_explicit(&queue->looked_ns, now, memory_order_relaxed);
-    cox_queue_look(queue, false);
+    atomic_store_explicit(&queue->reaped_ns, now, memory_order_relaxed);
+    cox_queue_reap_dead(queue, false);
 }
 
 int cox_publisher_publish_batch(struct cox_publisher *publisher,
@@ -277,13 +283,13 @@ int cox_publisher_publish_batch(struct cox_publisher *publisher,
         r = publication_check(publisher, &publications[i], err);
     if (r || count == 0)
         return r;
-    look_at_times(queue);
+    reap_periodically(queue);
     r = enter_prepared(publisher, count, err);
     if (r)
         return r;
     for (uint32_t i = 0; r == 0 && i < count; i++) {
         struct cox_queue_message message = {.length = publications[i].length,
-                                            .note = publications[i].note};
+                                            .user_data = publications[i].user_data};
         r = publish(publisher, &publications[i].ref, &message, err);
         if (r == 0) {
             publications[i].number = message.number;
@@ -295,10 +301,10 @@ int cox_publisher_publish_batch(struct cox_publisher *publisher,
 }
 
 int cox_publisher_publish(struct cox_publisher *publisher, const struct cox_block_ref *ref,
-                          uint64_t length, uint64_t note, uint64_t *ret_number,
+                          uint64_t length, uint64_t user_data, uint64_t *ret_number,
                           struct cox_error *err)
 {
-    struct cox_publication publication = {.ref = *ref, .length = length, .note = note};
+    struct cox_publication publication = {.ref = *ref, .length = length, .user_data = user_data};
     uint32_t count;
     int r = cox_publisher_publish_batch(publisher, &publication, 1, &count, err);
     if (r == 0)

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/options.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/memory/domain/domain_table.h"
 #include "queue_lock.h"
@@ -22,7 +23,7 @@ static uint32_t either(uint32_t wanted, uint32_t standard)
     return wanted ? wanted : standard;
 }
 
-/* Where everything is; also for numbers that a stranger wrote, so each is checked. */
+/* Computes all offsets. Also for numbers from shared memory, so each is checked. */
 static int geometry_resolve(const struct cox_queue_options *options,
                             struct cox_queue_geometry *ret_geometry, struct cox_error *err)
 {
@@ -50,18 +51,19 @@ static int geometry_resolve(const struct cox_queue_options *options,
         .subscriber_count_max = numbers[3].value,
         .pool_count_max = numbers[4].value,
     };
-    /* A pool whose processes do nothing has at most depth copies that wait to be let go. */
-    const uint64_t deferred = (uint64_t)depth * geometry.pool_count_max;
-    geometry.deferred_count_max =
-        deferred < COX_QUEUE_DEFERRED_COUNT_MAX ? (uint32_t)deferred : COX_QUEUE_DEFERRED_COUNT_MAX;
+    /* A pool whose processes are idle has at most depth copies to be freed. */
+    const uint64_t pending_free = (uint64_t)depth * geometry.pool_count_max;
+    geometry.pending_free_count_max = pending_free < COX_QUEUE_PENDING_FREE_COUNT_MAX
+                                          ? (uint32_t)pending_free
+                                          : COX_QUEUE_PENDING_FREE_COUNT_MAX;
     geometry.publishers = sizeof(struct cox_queue_layout) +
                           geometry.pool_count_max * sizeof(struct cox_queue_layout_pool);
     geometry.subscribers = geometry.publishers +
                            geometry.publisher_count_max * sizeof(struct cox_queue_layout_publisher);
-    geometry.deferred = geometry.subscribers +
-                        geometry.subscriber_count_max * sizeof(struct cox_queue_layout_subscriber);
-    geometry.rows =
-        geometry.deferred + geometry.deferred_count_max * sizeof(struct cox_queue_layout_deferred);
+    geometry.pending_frees = geometry.subscribers + geometry.subscriber_count_max *
+                                                        sizeof(struct cox_queue_layout_subscriber);
+    geometry.rows = geometry.pending_frees +
+                    geometry.pending_free_count_max * sizeof(struct cox_queue_layout_pending_free);
     geometry.rows = (geometry.rows + 127) / 128 * 128;
     geometry.row_size = sizeof(struct cox_queue_layout_row) +
                         geometry.domain_count_max * sizeof(struct cox_queue_layout_copy);
@@ -70,7 +72,7 @@ static int geometry_resolve(const struct cox_queue_options *options,
     return 0;
 }
 
-/* What was expected where the queue has less: it does not grow under those that are attached. */
+/* Checks the expected limits: a queue never grows. */
 static int geometry_suffices(const struct cox_queue_geometry *geometry,
                              const struct cox_queue_options *expected, struct cox_error *err)
 {
@@ -94,9 +96,9 @@ static int geometry_suffices(const struct cox_queue_geometry *geometry,
     return 0;
 }
 
-/* ---- making and attaching ---- */
+/* ---- create and attach ---- */
 
-/* What every process has of its own. The region and the fd are taken over in any case. */
+/* Creates the private object. Takes region and fd over in any case. */
 static int queue_make(struct cox_region *region, int *fd, const struct cox_queue_geometry *geometry,
                       struct cox_queue **ret_queue, struct cox_error *err)
 {
@@ -140,7 +142,7 @@ static int random_id(uint64_t *ret_id, struct cox_error *err)
     return 0;
 }
 
-/* Nobody else has the memory yet. */
+/* Initializes the memory, before other processes can attach. */
 static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_geometry *geometry,
                        struct cox_error *err)
 {
@@ -161,7 +163,7 @@ static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_g
     header->publisher_count_max = geometry->publisher_count_max;
     header->subscriber_count_max = geometry->subscriber_count_max;
     header->pool_count_max = geometry->pool_count_max;
-    header->deferred_count_max = geometry->deferred_count_max;
+    header->pending_free_count_max = geometry->pending_free_count_max;
     /* release: partner is the acquire load of attach. */
     atomic_store_explicit(&header->queue_magic, COX_QUEUE_MAGIC, memory_order_release);
     cox_fault_point(COX_FAULT_QUEUE_FILLED);
@@ -171,11 +173,13 @@ static int layout_fill(struct cox_queue_layout *layout, const struct cox_queue_g
 int cox_queue_create(const struct cox_queue_options *options, struct cox_queue **ret_queue,
                      struct cox_error *err)
 {
-    const struct cox_queue_options standard = {0};
+    struct cox_queue_options known;
     struct cox_queue_geometry geometry;
     struct cox_region region = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = geometry_resolve(options ? options : &standard, &geometry, err);
+    int r = cox_options_copy(&known, sizeof known, options, "cox_queue_options", err);
+    if (r == 0)
+        r = geometry_resolve(&known, &geometry, err);
     if (r == 0)
         r = cox_region_create_unnamed(&region, "cox_queue", geometry.size, SEALS, false, &fd, err);
     if (r)
@@ -194,7 +198,7 @@ int cox_queue_create(const struct cox_queue_options *options, struct cox_queue *
     return 0;
 }
 
-/* What the header says, read once. */
+/* Copies the header once, and checks the copy. */
 static int header_read(const struct cox_region *region, struct cox_queue_geometry *ret_geometry,
                        uint64_t *ret_id, struct cox_error *err)
 {
@@ -202,7 +206,7 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
     /* acquire: partner is the release store of create. */
     if (atomic_load_explicit(&layout->header.queue_magic, memory_order_acquire) != COX_QUEUE_MAGIC)
         return cox_fail(err, COX_CORRUPT, "the memory is not that of a queue");
-    /* Through volatile, so that the compiler reads each field once. */
+    /* volatile: the compiler reads each field exactly once. */
     struct cox_queue_layout_header header;
     const volatile unsigned char *from = (const volatile unsigned char *)&layout->header;
     for (size_t i = 0; i < sizeof header; i++)
@@ -212,6 +216,7 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
                         "queue of version %" PRIu32 ", abi %08" PRIx32 "; expected %u, %08x",
                         header.version, header.abi, COX_QUEUE_VERSION, COX_QUEUE_ABI);
     const struct cox_queue_options options = {
+        .size = sizeof(struct cox_queue_options),
         .depth = header.depth,
         .domain_count_max = header.domain_count_max,
         .publisher_count_max = header.publisher_count_max,
@@ -226,8 +231,8 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
         header.publisher_count_max != geometry.publisher_count_max ||
         header.subscriber_count_max != geometry.subscriber_count_max ||
         header.pool_count_max != geometry.pool_count_max ||
-        header.deferred_count_max != geometry.deferred_count_max || header.size != geometry.size ||
-        region->size < geometry.size || header.id == 0)
+        header.pending_free_count_max != geometry.pending_free_count_max ||
+        header.size != geometry.size || region->size < geometry.size || header.id == 0)
         return cox_fail(err, COX_CORRUPT,
                         "queue: its header speaks of %" PRIu64 " bytes, its numbers of %" PRIu64
                         ", there are %" PRIu64,
@@ -247,22 +252,26 @@ static int header_read(const struct cox_region *region, struct cox_queue_geometr
 int cox_queue_attach(int fd, const struct cox_queue_options *expected, struct cox_queue **ret_queue,
                      struct cox_error *err)
 {
+    struct cox_queue_options known;
     struct cox_queue_geometry geometry;
     struct cox_region region = {0};
     uint64_t id = 0;
+    int r = cox_options_copy(&known, sizeof known, expected, "cox_queue_options", err);
+    if (r)
+        return r;
     _cox_cleanup_(cox_close_fd) int own = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     if (own < 0)
         return cox_fail(err, -errno, "queue: dup: %s", cox_status_text(-errno));
     /* Memory that could shrink, or is of huge pages, would end this process with SIGBUS. */
-    int r = cox_domain_check_host_fd(own, sizeof(struct cox_queue_layout), true, err);
+    r = cox_domain_check_host_fd(own, sizeof(struct cox_queue_layout), true, err);
     if (r == 0)
         r = cox_region_attach_fd(&region, own, "cox_queue", sizeof(struct cox_queue_layout),
                                  COX_REGION_WRITE, err);
     if (r)
         return r;
     r = header_read(&region, &geometry, &id, err);
-    if (r == 0 && expected)
-        r = geometry_suffices(&geometry, expected, err);
+    if (r == 0)
+        r = geometry_suffices(&geometry, &known, err);
     if (r) {
         cox_region_detach(&region);
         return r;
@@ -280,7 +289,7 @@ struct cox_queue *cox_queue_free(struct cox_queue *queue)
 {
     if (!queue)
         return NULL;
-    /* acquire: partner is the release of the last endpoint that went. */
+    /* acquire: partner is the release by the last freed endpoint. */
     COX_ASSERT(atomic_load_explicit(&queue->endpoint_count, memory_order_acquire) == 0);
     COX_ASSERT(queue->pool_count == 0);
     cox_region_detach(&queue->region);
@@ -351,24 +360,24 @@ void cox_queue_leave(struct cox_queue *queue)
     cox_queue_unlock(&queue->layout->lock, queue->identity);
 }
 
-/* ---- the dead ---- */
+/* ---- dead processes ---- */
 
-/* The word names a dead process still, under the lock. True: it names nobody now. */
-static bool bury(struct cox_queue *queue, _Atomic uint64_t *process, uint64_t seen)
+/* Under the lock, clears a word that still names the dead process. Returns whether it did. */
+static bool reap(struct cox_queue *queue, _Atomic uint64_t *process, uint64_t seen)
 {
     if (cox_queue_enter(queue, NULL))
         return false;
-    bool buried = COX_QUEUE_LOAD(*process) == seen;
-    if (buried) {
+    bool reaped = COX_QUEUE_LOAD(*process) == seen;
+    if (reaped) {
         atomic_store_explicit(process, 0, memory_order_relaxed);
-        cox_fault_point(COX_FAULT_QUEUE_BURIED);
+        cox_fault_point(COX_FAULT_QUEUE_REAPED);
         cox_queue_recount(queue);
     }
     cox_queue_leave(queue);
-    return buried;
+    return reaped;
 }
 
-/* Endpoints of one process are mostly beside each other: the last answer is kept. */
+/* Caches the last live identity: endpoints of one process are mostly adjacent. */
 static bool is_dead(const struct cox_queue *queue, uint64_t identity, uint64_t *last_alive)
 {
     if (identity == 0 || identity == queue->identity || identity == *last_alive)
@@ -379,7 +388,7 @@ static bool is_dead(const struct cox_queue *queue, uint64_t identity, uint64_t *
     return false;
 }
 
-static uint32_t look_at_publishers(struct cox_queue *queue)
+static uint32_t reap_publishers(struct cox_queue *queue)
 {
     uint32_t count = 0, end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.publisher_end),
                                               queue->geometry.publisher_count_max);
@@ -387,15 +396,15 @@ static uint32_t look_at_publishers(struct cox_queue *queue)
     for (uint32_t i = 0; i < end; i++) {
         struct cox_queue_layout_publisher *publisher = cox_queue_publisher_at(queue, i);
         uint64_t seen = COX_QUEUE_LOAD(publisher->publisher_process);
-        if (is_dead(queue, seen, &alive) && bury(queue, &publisher->publisher_process, seen))
+        if (is_dead(queue, seen, &alive) && reap(queue, &publisher->publisher_process, seen))
             count++;
     }
     return count;
 }
 
-uint32_t cox_queue_look(struct cox_queue *queue, bool all)
+uint32_t cox_queue_reap_dead(struct cox_queue *queue, bool all)
 {
-    uint32_t count = all ? look_at_publishers(queue) : 0;
+    uint32_t count = all ? reap_publishers(queue) : 0;
     uint32_t end = cox_queue_bound(COX_QUEUE_LOAD(queue->layout->state.subscriber_end),
                                    queue->geometry.subscriber_count_max);
     const uint64_t head = COX_QUEUE_LOAD(queue->layout->state.queue_head);
@@ -403,10 +412,10 @@ uint32_t cox_queue_look(struct cox_queue *queue, bool all)
     for (uint32_t i = 0; i < end; i++) {
         struct cox_queue_layout_subscriber *subscriber = cox_queue_subscriber_at(queue, i);
         uint64_t seen = COX_QUEUE_LOAD(subscriber->subscriber_process);
-        /* Who has taken everything keeps nothing. */
+        /* A subscriber that took everything keeps no message. */
         if (!all && COX_QUEUE_LOAD(subscriber->subscriber_next) > head)
             continue;
-        if (is_dead(queue, seen, &alive) && bury(queue, &subscriber->subscriber_process, seen))
+        if (is_dead(queue, seen, &alive) && reap(queue, &subscriber->subscriber_process, seen))
             count++;
     }
     return count;
@@ -416,11 +425,10 @@ uint32_t cox_queue_sweep(struct cox_queue *queue)
 {
     if (queue->pid != getpid())
         return 0;
-    /* Also when every endpoint lives: one may have died with the lock, and others been woken for
-     * nothing. */
+    /* Takes the lock even if all endpoints are alive: a process may have died with it. */
     if (cox_queue_enter(queue, NULL) == 0)
         cox_queue_leave(queue);
-    uint32_t count = cox_queue_look(queue, true);
+    uint32_t count = cox_queue_reap_dead(queue, true);
     if (cox_queue_enter(queue, NULL) == 0) {
         cox_queue_drain(queue);
         cox_queue_leave(queue);

@@ -1,4 +1,4 @@
-/* A queue as text. Without the lock: also of one that nobody gets any more. */
+/* A queue as text. Without the lock, so that it works when the lock cannot be taken. */
 #include "queue_internal.h"
 
 #include <inttypes.h>
@@ -76,11 +76,10 @@ static void dump_rows(struct cox_queue *queue, const struct dump *dump)
         if (message.number == 0)
             continue;
         dump_line(dump,
-                  "message %" PRIu64 ": %" PRIu64 " bytes, note %016" PRIx64 ", %" PRIu32
+                  "message %" PRIu64 ": %" PRIu64 " bytes, user data %016" PRIx64 ", %" PRIu32
                   " subscribers have not taken it%s",
-                  message.number & ~COX_QUEUE_ROW_ENDING, message.length, message.note,
-                  message.interest,
-                  message.number & COX_QUEUE_ROW_ENDING ? ", it is being let go" : "");
+                  message.number & ~COX_QUEUE_ROW_ENDING, message.length, message.user_data,
+                  message.interest, message.number & COX_QUEUE_ROW_ENDING ? ", ending" : "");
         for (uint32_t d = 0; d < queue->geometry.domain_count_max; d++) {
             const struct cox_queue_copy *copy = &message.copies[d];
             if (message.mask >> d & 1)
@@ -95,15 +94,16 @@ static void dump_rows(struct cox_queue *queue, const struct dump *dump)
     }
 }
 
-static void dump_deferred(struct cox_queue *queue, const struct dump *dump)
+static void dump_pending_frees(struct cox_queue *queue, const struct dump *dump)
 {
-    for (uint32_t i = 0; i < queue->geometry.deferred_count_max; i++) {
-        struct cox_queue_layout_deferred *deferred = cox_queue_deferred_at(queue, i);
-        if (COX_QUEUE_LOAD(deferred->deferred_tag))
-            dump_line(
-                dump, "to be let go: pool %" PRIu32 ", block %" PRIu32 ", generation %" PRIu64,
-                COX_QUEUE_LOAD(deferred->deferred_pool), COX_QUEUE_LOAD(deferred->deferred_block),
-                COX_QUEUE_LOAD(deferred->deferred_generation));
+    for (uint32_t i = 0; i < queue->geometry.pending_free_count_max; i++) {
+        struct cox_queue_layout_pending_free *pending_free = cox_queue_pending_free_at(queue, i);
+        if (COX_QUEUE_LOAD(pending_free->pending_free_tag))
+            dump_line(dump,
+                      "pending free: pool %" PRIu32 ", block %" PRIu32 ", generation %" PRIu64,
+                      COX_QUEUE_LOAD(pending_free->pending_free_pool),
+                      COX_QUEUE_LOAD(pending_free->pending_free_block),
+                      COX_QUEUE_LOAD(pending_free->pending_free_generation));
     }
 }
 
@@ -118,11 +118,11 @@ void cox_queue_dump(struct cox_queue *queue, void (*line)(void *context, const c
     if (owner)
         dump_line(&dump, "lock: process %" PRIu32 "%s", cox_queue_identity_pid(owner),
                   liveness(owner));
-    if (COX_QUEUE_LOAD(state->deferred_lost))
-        dump_line(&dump, "%" PRIu32 " blocks stay held: there was no room to remember them",
-                  COX_QUEUE_LOAD(state->deferred_lost));
+    if (COX_QUEUE_LOAD(state->pending_free_lost))
+        dump_line(&dump, "%" PRIu32 " blocks stay pinned: the table of pending frees was full",
+                  COX_QUEUE_LOAD(state->pending_free_lost));
     dump_pools(queue, &dump);
     dump_endpoints(queue, &dump);
     dump_rows(queue, &dump);
-    dump_deferred(queue, &dump);
+    dump_pending_frees(queue, &dump);
 }

@@ -1,5 +1,5 @@
-/* Domains and pools that a queue's messages lie in, under the lock. They are looked through when
- * room is needed, and kept until then: nobody counts who refers to them. */
+/* Domains and pools of messages, under the lock. Entries have no reference count: they are scanned
+ * when room is needed, and kept until then. */
 #include "queue_internal.h"
 
 #include <inttypes.h>
@@ -30,11 +30,11 @@ bool cox_queue_entry_read(struct cox_queue *queue, uint32_t index,
     return ret_entry->id != 0 && ret_entry->domain < queue->geometry.domain_count_max;
 }
 
-/* ---- what is still referred to ---- */
+/* ---- entries in use ---- */
 
 struct entries_used {
     bool pools[COX_QUEUE_POOL_COUNT_MAX];
-    /* bits */
+    /* bit mask */
     uint32_t domains;
 };
 
@@ -76,27 +76,27 @@ static void used_by_endpoints(struct cox_queue *queue, struct entries_used *used
     }
 }
 
-static void used_by_deferred(struct cox_queue *queue, struct entries_used *used)
+static void used_by_pending_frees(struct cox_queue *queue, struct entries_used *used)
 {
-    for (uint32_t i = 0; i < queue->geometry.deferred_count_max; i++) {
-        struct cox_queue_layout_deferred *deferred = cox_queue_deferred_at(queue, i);
-        if (COX_QUEUE_LOAD(deferred->deferred_tag))
-            used_pool(used, COX_QUEUE_LOAD(deferred->deferred_pool));
+    for (uint32_t i = 0; i < queue->geometry.pending_free_count_max; i++) {
+        struct cox_queue_layout_pending_free *pending_free = cox_queue_pending_free_at(queue, i);
+        if (COX_QUEUE_LOAD(pending_free->pending_free_tag))
+            used_pool(used, COX_QUEUE_LOAD(pending_free->pending_free_pool));
     }
 }
 
-/* Entries that nothing refers to become free. What was only deferred goes, too, when nobody is left
- * who takes or publishes there: its last process gives all of it back. */
+/* Frees entries without a reference. If there are none, those with pending frees alone: no endpoint
+ * uses their pool, whose last process releases all its pins anyway. */
 static void reclaim_pools(struct cox_queue *queue)
 {
-    struct entries_used used = {0}, deferred = {0};
+    struct entries_used used = {0}, pending_free = {0};
     used_by_rows(queue, &used);
     used_by_endpoints(queue, &used);
-    used_by_deferred(queue, &deferred);
+    used_by_pending_frees(queue, &pending_free);
     uint32_t free_count = 0;
     for (int round = 0; round < 2 && free_count == 0; round++)
         for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++) {
-            if (used.pools[i] || (round == 0 && deferred.pools[i]))
+            if (used.pools[i] || (round == 0 && pending_free.pools[i]))
                 continue;
             atomic_store_explicit(&queue->layout->pools[i].pool_id, 0, memory_order_relaxed);
             cox_fault_point(COX_FAULT_QUEUE_POOL_CLEARED);
@@ -121,7 +121,7 @@ static void reclaim_domains(struct cox_queue *queue)
         }
 }
 
-/* ---- adding ---- */
+/* ---- add ---- */
 
 static bool domain_find(struct cox_queue *queue, uint64_t word, uint32_t *ret_index)
 {
@@ -156,7 +156,7 @@ int cox_queue_domain_add(struct cox_queue *queue, struct cox_domain_id domain, u
     return 0;
 }
 
-/* One of the same pool, for those that tell nobody how to open it. */
+/* An entry without a handle is shared by endpoints of the same pool. */
 static bool entry_find(struct cox_queue *queue, uint64_t id, uint32_t *ret_index)
 {
     for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++)

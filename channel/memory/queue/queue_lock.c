@@ -11,14 +11,14 @@
 #define START_MAX ((UINT64_C(1) << START_BITS) - 1)
 #define PID_MAX ((UINT64_C(1) << 22) - 1) /* PID_MAX_LIMIT of the kernel */
 
-/* The lock is held for less than a switch to another process takes: looking a few times more is
- * often cheaper than sleeping. */
-#define LOOKS 100
-/* The first sleep is short: a word that names nobody is found out soon. */
+/* The lock is held for less than a context switch takes, so a few spins are often cheaper than
+ * blocking. */
+#define SPIN_COUNT 100
+/* The first slice is short: a word that names no live process is detected soon. */
 #define FIRST_SLICE_NS COX_NSEC_PER_MSEC
 #define SLICE_NS (50 * COX_NSEC_PER_MSEC)
-/* A dead owner's lock goes to one of those that wait for it, and each loser sees a live owner next.
- * Whoever loses so often waits for a word that somebody keeps writing over. */
+/* One of the waiters wins a dead owner's lock, and the losers then see a live owner. A waiter that
+ * loses so often faces a process that keeps overwriting the word. */
 #define LOST_MAX 20
 
 int cox_queue_identity(uint64_t *ret_identity, struct cox_error *err)
@@ -41,31 +41,31 @@ bool cox_queue_identity_alive(uint64_t identity)
     const uint64_t start = identity & START_MAX;
     struct cox_peer peer = COX_PEER_NONE;
     uint64_t seen = start;
-    /* A start time of 0 would be that of whoever has the pid. */
+    /* A start time of 0 would match any process with that pid. */
     if (pid == 0 || start == 0)
         return false;
     int r = cox_peer_open(pid, start, &peer);
     cox_peer_close(&peer);
     if (r == 0 || r == COX_PEER_DEAD)
         return r == 0;
-    /* No fd is free, or the number is that of a thread, which is no process: /proc tells by the
-     * start time. Who cannot be asked has not died. */
+    /* No free fd, or the number is a thread, not a process: compares the start time in /proc. Only
+     * COX_PEER_DEAD or another start time means dead. */
     return cox_peer_start_time(pid, &seen) != COX_PEER_DEAD && seen == start;
 }
 
-/* seq_cst, here and in unlock: either who gives the lock back sees that somebody waits, or who
- * waits sees that it is free. acquire: what the last owner did. */
+/* seq_cst, here and in unlock: either the owner that unlocks sees the waiter, or the waiter sees
+ * the lock free. acquire: for what the last owner did. */
 static bool lock_try(struct cox_queue_layout_lock *lock, uint64_t owner, uint64_t identity)
 {
     if (!atomic_compare_exchange_strong(&lock->lock_owner, &owner, identity))
         return false;
-    /* relaxed: only for those who wait to see that it moves. */
+    /* relaxed: only shows waiters that the lock changes hands. */
     atomic_fetch_add_explicit(&lock->lock_turns, 1, memory_order_relaxed);
     cox_fault_point(COX_FAULT_QUEUE_LOCKED);
     return true;
 }
 
-/* Owner and turn that a waiter has seen, and since when. */
+/* Owner and turn that a waiter saw last, and when its patience ends. */
 struct lock_watch {
     uint64_t owner, turns, until_ns;
 };
@@ -81,7 +81,7 @@ static int lock_watch(struct lock_watch *watch, uint64_t owner, uint64_t turns,
     return cox_fail(
         err, COX_TIMEOUT,
         "process %" PRIu32
-        " keeps the queue's lock for %d ms: it is stopped, or the queue's memory was spoilt",
+        " keeps the queue's lock for %d ms: it is stopped, or the queue's memory is corrupt",
         cox_queue_identity_pid(owner), COX_QUEUE_LOCK_PATIENCE_MS);
 }
 
@@ -91,12 +91,12 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
     struct lock_watch watch = {0};
     int lost = 0;
     *ret_repair = false;
-    for (int look = 0; look < LOOKS; look++)
+    for (int spin = 0; spin < SPIN_COUNT; spin++)
         if (atomic_load_explicit(&lock->lock_owner, memory_order_relaxed) == 0 &&
             lock_try(lock, 0, identity))
             return 0;
     for (uint64_t slice = FIRST_SLICE_NS;; slice = SLICE_NS) {
-        /* relaxed: the exchange below orders it. */
+        /* relaxed: ordered by the exchange below. */
         uint32_t seen = atomic_load_explicit(&lock->lock_wake, memory_order_relaxed);
         atomic_store(&lock->lock_waiting, 1);
         if (lock_try(lock, 0, identity))
@@ -112,8 +112,7 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
         if (owner == 0)
             continue;
         if (!cox_queue_identity_alive(owner)) {
-            /* That process never comes back, and no other one has its identity: whoever wins this
-             * is alone. */
+            /* Identities are never reused, so exactly one process wins this. */
             if (lock_try(lock, owner, identity)) {
                 *ret_repair = true;
                 return 0;
@@ -121,7 +120,7 @@ int cox_queue_lock_until(struct cox_queue_layout_lock *lock, uint64_t identity,
             if (++lost == LOST_MAX)
                 return cox_fail(
                     err, COX_TIMEOUT,
-                    "the queue's lock names one dead process after the other: the queue's memory is being written over");
+                    "the queue's lock names one dead process after another: a process keeps overwriting the queue's memory");
             continue;
         }
         r = lock_watch(&watch, owner, turns, err);
@@ -141,10 +140,10 @@ int cox_queue_lock(struct cox_queue_layout_lock *lock, uint64_t identity, bool *
 
 void cox_queue_unlock(struct cox_queue_layout_lock *lock, uint64_t identity)
 {
-    /* Not whoever's it is by now, if somebody spoilt the word. */
+    /* Fails if another process overwrote the word. */
     atomic_compare_exchange_strong(&lock->lock_owner, &identity, 0);
     if (atomic_load(&lock->lock_waiting) && atomic_exchange(&lock->lock_waiting, 0)) {
-        /* release: partner is nobody's acquire; the word only has to differ from what was seen. */
+        /* relaxed: the word only has to differ from what a waiter saw. */
         atomic_fetch_add_explicit(&lock->lock_wake, 1, memory_order_relaxed);
         cox_futex_wake(&lock->lock_wake);
     }

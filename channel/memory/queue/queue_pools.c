@@ -1,4 +1,4 @@
-/* The pools that this process knows of a queue's, and how an endpoint comes to others. */
+/* The queue's pools that this process has, and the pool cache of an endpoint. */
 #include "queue_internal.h"
 
 #include <inttypes.h>
@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* What could not be opened is tried again after so long. */
+/* Interval before a pool that could not be opened is tried again. */
 #define RETRY_MS 1000
 
 /* Grows *array so that one more fits. Returns 0 or -ENOMEM. */
@@ -23,7 +23,7 @@ static int grow(void **array, uint32_t count, uint32_t *capacity, size_t item_si
     return 0;
 }
 
-/* ---- the queue's ---- */
+/* ---- pools of the process ---- */
 
 static struct cox_queue_pool *pools_find(struct cox_queue *queue, const struct cox_pool *pool)
 {
@@ -33,7 +33,7 @@ static struct cox_queue_pool *pools_find(struct cox_queue *queue, const struct c
     return NULL;
 }
 
-/* One use more of a pool that was opened here. NULL: there is none. */
+/* Adds a use of a pool that was opened from a handle. NULL: none. */
 static struct cox_pool *pools_use_opened(struct cox_queue *queue, uint64_t id)
 {
     struct cox_pool *pool = NULL;
@@ -47,7 +47,7 @@ static struct cox_pool *pools_use_opened(struct cox_queue *queue, uint64_t id)
     return pool;
 }
 
-/* One use more of a pool that is known. */
+/* Adds a use of a pool that this process has. */
 static bool pools_use_known(struct cox_queue *queue, const struct cox_pool *pool)
 {
     pthread_mutex_lock(&queue->mutex);
@@ -58,15 +58,15 @@ static bool pools_use_known(struct cox_queue *queue, const struct cox_pool *pool
     return found != NULL;
 }
 
-/* One use more. The first one joins: from then on messages in it stay while this process lives. Not
- * within the mutex, which whoever has the queue's lock asks for: joining waits for others, who may
- * be stopped. */
+/* Adds a use. The first use joins the queue to the pool, so that its pins stay while this process
+ * is alive. Not within the mutex, which the owner of the queue's lock takes: joining can wait for a
+ * stopped process. */
 static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
                      struct cox_error *err)
 {
     if (pools_use_known(queue, pool))
         return 0;
-    int r = cox_pool_holder_join(pool, queue->id, err);
+    int r = cox_pool_queue_join(pool, queue->id, err);
     bool known = false;
     pthread_mutex_lock(&queue->mutex);
     struct cox_queue_pool *found = r ? NULL : pools_find(queue, pool);
@@ -81,12 +81,12 @@ static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
                 (struct cox_queue_pool){pool, cox_pool_id(pool), 1, owned};
             queue->pool_turn++;
         } else {
-            known = true; /* nobody keeps what was joined */
+            known = true; /* undoes the join */
         }
     }
     pthread_mutex_unlock(&queue->mutex);
     if (known)
-        cox_pool_holder_leave(pool, queue->id);
+        cox_pool_queue_leave(pool, queue->id);
     return r ? cox_fail(err, r, "pool %016" PRIx64 " for queue %016" PRIx64 ": %s",
                         cox_pool_id(pool), queue->id, cox_status_text(r))
              : 0;
@@ -96,8 +96,8 @@ static void pools_unuse(struct cox_queue *queue, struct cox_pool *pool)
 {
     bool over = false, owned = false;
     const bool here = queue->pid == getpid();
-    /* In the child of a fork a thread of its parent's may have the mutex, and nobody ever gives it
-     * back. */
+    /* In the child of a fork a parent's thread may have held the mutex, which then is never
+     * unlocked. */
     if (here)
         pthread_mutex_lock(&queue->mutex);
     struct cox_queue_pool *found = pools_find(queue, pool);
@@ -111,26 +111,26 @@ static void pools_unuse(struct cox_queue *queue, struct cox_pool *pool)
     if (here)
         pthread_mutex_unlock(&queue->mutex);
     if (over && here)
-        cox_pool_holder_leave(pool, queue->id);
+        cox_pool_queue_leave(pool, queue->id);
     if (over && owned)
         cox_pool_free(pool);
 }
 
-bool cox_queue_pools_unhold(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag)
+bool cox_queue_pools_unpin(struct cox_queue *queue, const struct cox_block_ref *ref, uint64_t tag)
 {
     bool found = false;
     pthread_mutex_lock(&queue->mutex);
     for (uint32_t i = 0; !found && i < queue->pool_count; i++)
         if (queue->pools[i].id == ref->pool) {
-            cox_pool_unhold(queue->pools[i].pool, ref, queue->id, tag);
+            cox_pool_unpin(queue->pools[i].pool, ref, queue->id, tag);
             found = true;
         }
     pthread_mutex_unlock(&queue->mutex);
     return found;
 }
 
-/* Within the mutex: whoever lent a pool may free it once its endpoint is gone. It waits for nobody.
- */
+/* Within the mutex: the lender of a pool may free it once its endpoint is freed. sweep does not
+ * block. */
 void cox_queue_pools_sweep(struct cox_queue *queue)
 {
     pthread_mutex_lock(&queue->mutex);
@@ -147,109 +147,110 @@ uint32_t cox_queue_pools_turn(struct cox_queue *queue)
     return turn;
 }
 
-/* ---- an endpoint's ---- */
+/* ---- pool cache of an endpoint ---- */
 
-int cox_queue_reach_begin(struct cox_queue_reach *reach, struct cox_queue *queue,
-                          const struct cox_domains *domains, const char *door_path,
-                          struct cox_error *err)
+int cox_queue_pool_cache_init(struct cox_queue_pool_cache *cache, struct cox_queue *queue,
+                              const struct cox_domains *domains, const char *door_path,
+                              struct cox_error *err)
 {
-    *reach = (struct cox_queue_reach){.queue = queue, .domains = domains};
-    reach->failed = calloc(queue->geometry.pool_count_max, sizeof *reach->failed);
-    reach->door_path = door_path ? strdup(door_path) : NULL;
-    if (reach->failed && (reach->door_path || !door_path))
+    *cache = (struct cox_queue_pool_cache){.queue = queue, .domains = domains};
+    cache->failed = calloc(queue->geometry.pool_count_max, sizeof *cache->failed);
+    cache->door_path = door_path ? strdup(door_path) : NULL;
+    if (cache->failed && (cache->door_path || !door_path))
         return 0;
-    cox_queue_reach_end(reach);
+    cox_queue_pool_cache_deinit(cache);
     return cox_fail(err, -ENOMEM, "endpoint: %s", cox_status_text(-ENOMEM));
 }
 
-void cox_queue_reach_end(struct cox_queue_reach *reach)
+void cox_queue_pool_cache_deinit(struct cox_queue_pool_cache *cache)
 {
-    for (uint32_t i = 0; i < reach->count; i++)
-        pools_unuse(reach->queue, reach->pools[i]);
-    reach->count = reach->capacity = 0;
-    free(reach->pools);
-    free(reach->failed);
-    free(reach->door_path);
-    reach->pools = NULL;
-    reach->failed = NULL;
-    reach->door_path = NULL;
+    for (uint32_t i = 0; i < cache->count; i++)
+        pools_unuse(cache->queue, cache->pools[i]);
+    cache->count = cache->capacity = 0;
+    free(cache->pools);
+    free(cache->failed);
+    free(cache->door_path);
+    cache->pools = NULL;
+    cache->failed = NULL;
+    cache->door_path = NULL;
 }
 
-static int reach_keep(struct cox_queue_reach *reach, struct cox_pool *pool)
+static int cache_keep(struct cox_queue_pool_cache *cache, struct cox_pool *pool)
 {
-    int r = grow((void **)&reach->pools, reach->count, &reach->capacity, sizeof *reach->pools);
+    int r = grow((void **)&cache->pools, cache->count, &cache->capacity, sizeof *cache->pools);
     if (r == 0)
-        reach->pools[reach->count++] = pool;
+        cache->pools[cache->count++] = pool;
     return r;
 }
 
-int cox_queue_reach_add(struct cox_queue_reach *reach, struct cox_pool *pool, struct cox_error *err)
+int cox_queue_pool_cache_add(struct cox_queue_pool_cache *cache, struct cox_pool *pool,
+                             struct cox_error *err)
 {
-    int r = pools_use(reach->queue, pool, false, err);
+    int r = pools_use(cache->queue, pool, false, err);
     if (r)
         return r;
-    r = reach_keep(reach, pool);
+    r = cache_keep(cache, pool);
     if (r == 0)
         return 0;
-    pools_unuse(reach->queue, pool);
+    pools_unuse(cache->queue, pool);
     return cox_fail(err, r, "endpoint: %s", cox_status_text(r));
 }
 
-struct cox_pool *cox_queue_reach_find(const struct cox_queue_reach *reach, uint64_t id)
+struct cox_pool *cox_queue_pool_cache_find(const struct cox_queue_pool_cache *cache, uint64_t id)
 {
-    for (uint32_t i = 0; i < reach->count; i++)
-        if (cox_pool_id(reach->pools[i]) == id)
-            return reach->pools[i];
+    for (uint32_t i = 0; i < cache->count; i++)
+        if (cox_pool_id(cache->pools[i]) == id)
+            return cache->pools[i];
     return NULL;
 }
 
-int cox_queue_reach_failed(const struct cox_queue_reach *reach, uint32_t index,
-                           const struct cox_queue_entry *entry)
+int cox_queue_pool_cache_failed(const struct cox_queue_pool_cache *cache, uint32_t index,
+                                const struct cox_queue_entry *entry)
 {
-    const struct cox_queue_failed *failed = &reach->failed[index];
+    const struct cox_queue_failed *failed = &cache->failed[index];
     return failed->stamp == entry->stamp && cox_now_ns() < failed->until_ns ? failed->code : 0;
 }
 
-/* Is it what the entry says? Whoever has the queue's memory may have written there. */
-static int reach_check(struct cox_queue_reach *reach, const struct cox_pool *pool,
+/* Checks the pool against the entry, which is input. */
+static int cache_check(struct cox_queue_pool_cache *cache, const struct cox_pool *pool,
                        const struct cox_queue_entry *entry, struct cox_error *err)
 {
     const struct cox_domain_id domain = cox_pool_domain(pool);
-    const uint64_t word = COX_QUEUE_LOAD(reach->queue->layout->queue_domains[entry->domain]);
+    const uint64_t word = COX_QUEUE_LOAD(cache->queue->layout->queue_domains[entry->domain]);
     if (cox_pool_id(pool) == entry->id && word == ((uint64_t)domain.kind << 32 | domain.device))
         return 0;
     return cox_fail(err, COX_CORRUPT,
                     "queue %016" PRIx64 ": the handle of pool %016" PRIx64 " opens pool %016" PRIx64
                     ", or one of another domain",
-                    reach->queue->id, entry->id, cox_pool_id(pool));
+                    cache->queue->id, entry->id, cox_pool_id(pool));
 }
 
-/* *ret_pool has a use. */
-static int reach_attach(struct cox_queue_reach *reach, const struct cox_queue_entry *entry,
+/* Attaches to the pool of an entry; *ret_pool has a use. */
+static int cache_attach(struct cox_queue_pool_cache *cache, const struct cox_queue_entry *entry,
                         struct cox_pool **ret_pool, struct cox_error *err)
 {
-    struct cox_pool *pool = pools_use_opened(reach->queue, entry->id);
-    if (pool) { /* by another endpoint of this process */
+    struct cox_pool *pool = pools_use_opened(cache->queue, entry->id);
+    if (pool) { /* opened by another endpoint of this process */
         *ret_pool = pool;
         return 0;
     }
     if (!(entry->flags & COX_QUEUE_POOL_HANDLE))
-        return cox_fail(
-            err, COX_PEER_DEAD,
-            "pool %016" PRIx64
-            ": this process does not have it, and nobody says (any more) how to open it",
-            entry->id);
+        return cox_fail(err, COX_PEER_DEAD,
+                        "pool %016" PRIx64
+                        ": this process does not have it, and its entry has no handle (any more)",
+                        entry->id);
     const struct cox_pool_attach_options options = {
-        .domains = reach->domains,
+        .size = sizeof(struct cox_pool_attach_options),
+        .domains = cache->domains,
         .read_only = (entry->flags & COX_QUEUE_POOL_READ_ONLY) != 0,
     };
-    int r = cox_pool_open(&entry->handle, reach->door_path,
+    int r = cox_pool_open(&entry->handle, cache->door_path,
                           cox_deadline_after_ms(COX_QUEUE_DOOR_MS), &options, &pool, err);
     if (r)
         return r;
-    r = reach_check(reach, pool, entry, err);
+    r = cache_check(cache, pool, entry, err);
     if (r == 0)
-        r = pools_use(reach->queue, pool, true, err);
+        r = pools_use(cache->queue, pool, true, err);
     if (r) {
         cox_pool_free(pool);
         return r;
@@ -267,7 +268,7 @@ static bool pools_opened(struct cox_queue *queue, const struct cox_pool *pool)
     return opened;
 }
 
-/* With the queue's lock. */
+/* Under the queue's lock. */
 static bool entries_have(struct cox_queue *queue, uint64_t id)
 {
     for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++)
@@ -276,59 +277,58 @@ static bool entries_have(struct cox_queue *queue, uint64_t id)
     return false;
 }
 
-/* Where publishers come and go, their pools would pile up in who stays. One that was opened here,
- * that no message can lie in any more, and of which nobody in this process has a reference, is let
- * go before another one is opened. */
-static void reach_trim(struct cox_queue_reach *reach)
+/* Frees, before another pool is opened, opened pools that no message can refer to any more and that
+ * this process has no reference in. Otherwise pools of short-lived publishers would pile up. */
+static void cache_trim(struct cox_queue_pool_cache *cache)
 {
     uint32_t kept = 0;
-    if (cox_queue_enter(reach->queue, NULL))
+    if (cox_queue_enter(cache->queue, NULL))
         return;
-    for (uint32_t i = 0; i < reach->count; i++) {
-        struct cox_pool *pool = reach->pools[i];
-        if (entries_have(reach->queue, cox_pool_id(pool)) || !pools_opened(reach->queue, pool) ||
+    for (uint32_t i = 0; i < cache->count; i++) {
+        struct cox_pool *pool = cache->pools[i];
+        if (entries_have(cache->queue, cox_pool_id(pool)) || !pools_opened(cache->queue, pool) ||
             !cox_pool_is_idle(pool)) {
-            reach->pools[i] = reach->pools[kept];
-            reach->pools[kept++] = pool;
+            cache->pools[i] = cache->pools[kept];
+            cache->pools[kept++] = pool;
         }
     }
-    cox_queue_leave(reach->queue);
-    /* Not with the lock: whoever else holds blocks for this queue may be stopped. */
-    while (reach->count > kept)
-        pools_unuse(reach->queue, reach->pools[--reach->count]);
+    cox_queue_leave(cache->queue);
+    /* Not under the lock: the pool may wait for a stopped process. */
+    while (cache->count > kept)
+        pools_unuse(cache->queue, cache->pools[--cache->count]);
 }
 
-int cox_queue_reach_open(struct cox_queue_reach *reach, uint32_t index,
-                         const struct cox_queue_entry *entry, struct cox_error *err)
+int cox_queue_pool_cache_open(struct cox_queue_pool_cache *cache, uint32_t index,
+                              const struct cox_queue_entry *entry, struct cox_error *err)
 {
-    reach_trim(reach);
+    cache_trim(cache);
     struct cox_pool *pool = NULL;
-    int r = reach_attach(reach, entry, &pool, err);
+    int r = cache_attach(cache, entry, &pool, err);
     if (r == 0) {
-        r = reach_keep(reach, pool);
+        r = cache_keep(cache, pool);
         if (r)
-            pools_unuse(reach->queue, pool);
+            pools_unuse(cache->queue, pool);
     }
-    /* Not tried again with every message. What the importer or the pool lacks may be there later;
-     * an exporter that is gone does not come back. */
+    /* Not retried with every message. What the importer or the pool lacks may come later; an
+     * exporter that is dead stays dead. */
     if (r)
-        reach->failed[index] = (struct cox_queue_failed){
+        cache->failed[index] = (struct cox_queue_failed){
             entry->stamp, r,
             r == COX_PEER_DEAD ? COX_DEADLINE_NEVER : cox_deadline_after_ms(RETRY_MS)};
     return r ? cox_fail(err, r, "pool %016" PRIx64 ": %s", entry->id, cox_status_text(r)) : 0;
 }
 
-void cox_queue_reach_open_all(struct cox_queue_reach *reach)
+void cox_queue_pool_cache_open_all(struct cox_queue_pool_cache *cache)
 {
-    struct cox_queue *queue = reach->queue;
+    struct cox_queue *queue = cache->queue;
     for (uint32_t i = 0; i < queue->geometry.pool_count_max; i++) {
         struct cox_queue_entry entry;
         if (cox_queue_enter(queue, NULL))
             return;
         bool there = cox_queue_entry_read(queue, i, &entry);
         cox_queue_leave(queue);
-        if (there && !cox_queue_reach_find(reach, entry.id) &&
-            !cox_queue_reach_failed(reach, i, &entry))
-            cox_queue_reach_open(reach, i, &entry, NULL);
+        if (there && !cox_queue_pool_cache_find(cache, entry.id) &&
+            !cox_queue_pool_cache_failed(cache, i, &entry))
+            cox_queue_pool_cache_open(cache, i, &entry, NULL);
     }
 }

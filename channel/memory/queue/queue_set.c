@@ -1,5 +1,5 @@
-/* Waiting on several queues: on the word of each subscriber, and on one of the set's own that
- * triggers move. */
+/* Waits on several queues: on the futex of each subscriber, and on one of the set that trigger
+ * increments. */
 #include "queue_internal.h"
 
 #include <stdlib.h>
@@ -13,13 +13,13 @@
 #define SYS_futex_waitv 449
 #endif
 #define WAITER_SIZE_U32 2 /* FUTEX_32 */
-/* Where the kernel can sleep on one word only. */
+/* Poll interval without futex_waitv. */
 #define FALLBACK_SLICE_NS (10 * COX_NSEC_PER_MSEC)
-/* For the lock of one queue: who has it may be stopped, and the other queues, triggers and the
- * deadline go on. */
+/* Limit for one queue's lock: its owner may be stopped, and the other queues, triggers and the
+ * deadline must not wait. */
 #define LOCK_SLICE_NS (10 * COX_NSEC_PER_MSEC)
 
-/* As the kernel has it (struct futex_waitv): its headers may be older than it is. */
+/* The kernel's struct futex_waitv, which older headers lack. */
 struct waiter {
     uint64_t value, address;
     uint32_t flags, reserved;
@@ -28,9 +28,9 @@ struct waiter {
 struct cox_queue_set {
     struct cox_subscriber *subscribers[SET_MAX];
     uint32_t count, turn;
-    /* so many, and so many were told of */
+    /* incremented by trigger; reported ones are in reported */
     _Atomic uint32_t triggers;
-    uint32_t told;
+    uint32_t reported;
     /* the kernel has no futex_waitv */
     bool one_word;
 };
@@ -78,7 +78,7 @@ void cox_queue_set_remove(struct cox_queue_set *set, struct cox_subscriber *subs
         if (set->subscribers[i] != subscriber)
             continue;
         set->count--;
-        /* The others keep their order, and whose turn it is. */
+        /* Keeps the order of the others, and whose turn it is. */
         for (uint32_t k = i; k < set->count; k++)
             set->subscribers[k] = set->subscribers[k + 1];
         set->turn -= set->turn > i;
@@ -89,15 +89,14 @@ void cox_queue_set_remove(struct cox_queue_set *set, struct cox_subscriber *subs
 
 void cox_queue_set_trigger(struct cox_queue_set *set)
 {
-    int kept = errno; /* of whoever this signal interrupted */
-    /* release: partner is the acquire load of wait; what the caller did before is seen behind it.
-     */
+    int kept = errno; /* of the code that a signal handler interrupted */
+    /* release: partner is the acquire load of wait, which then sees what the caller did before. */
     atomic_fetch_add_explicit(&set->triggers, 1, memory_order_release);
     cox_futex_wake(&set->triggers);
     errno = kept;
 }
 
-/* The next one, from whose turn it is on, that has something. NULL: none. */
+/* The next subscriber with a message, round robin. NULL: none. */
 static struct cox_subscriber *set_ready(struct cox_queue_set *set)
 {
     for (uint32_t i = 0; i < set->count; i++) {
@@ -116,12 +115,12 @@ static int set_enter(struct cox_queue *queue, uint64_t deadline_ns)
         queue, cox_deadline_min(cox_deadline_after_ns(LOCK_SLICE_NS), deadline_ns), NULL);
 }
 
-/* What others left to this process since it last looked. seq_cst: partner is deferred_add
- * (queue_rows.c). */
+/* Whether other processes left pending frees since the last check. seq_cst: partner is
+ * pending_free_add (queue_rows.c). */
 static bool is_behind(const struct cox_subscriber *subscriber, uint64_t *ret_turn)
 {
-    *ret_turn = atomic_load(&subscriber->queue->layout->state.deferred_turn);
-    return *ret_turn != subscriber->deferred_seen;
+    *ret_turn = atomic_load(&subscriber->queue->layout->state.pending_free_turn);
+    return *ret_turn != subscriber->pending_free_seen;
 }
 
 static bool set_is_behind(const struct cox_queue_set *set)
@@ -143,16 +142,16 @@ static void set_drain(struct cox_queue_set *set, uint64_t deadline_ns)
             continue;
         int r = set_enter(queue, deadline_ns);
         if (r == COX_TIMEOUT)
-            continue; /* again in the next round */
+            continue; /* retried in the next round */
         if (r == 0) {
             cox_queue_drain(queue);
             cox_queue_leave(queue);
         }
-        subscriber->deferred_seen = turn;
+        subscriber->pending_free_seen = turn;
     }
 }
 
-/* Words as they are before the last look. */
+/* Loads the futexes and announces the wait, before the last check. */
 static void set_arm(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 1])
 {
     for (uint32_t i = 0; i < set->count; i++) {
@@ -161,7 +160,7 @@ static void set_arm(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 1
         uint32_t seen = COX_QUEUE_LOAD(line->subscriber_wake);
         waiters[i] = (struct waiter){
             .value = seen, .address = (uintptr_t)&line->subscriber_wake, .flags = WAITER_SIZE_U32};
-        /* seq_cst: partner is cox_queue_ring. */
+        /* seq_cst: partner is cox_queue_wake_subscriber. */
         atomic_store(&line->subscriber_sleeping, 1);
         cox_fault_point(COX_FAULT_QUEUE_ARMED);
     }
@@ -170,15 +169,15 @@ static void set_arm(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 1
 static void set_disarm(struct cox_queue_set *set)
 {
     for (uint32_t i = 0; i < set->count; i++) {
-        /* relaxed: a wake too many is harmless. */
+        /* relaxed: a spurious wakeup is harmless. */
         atomic_store_explicit(&cox_subscriber_line(set->subscribers[i])->subscriber_sleeping, 0,
                               memory_order_relaxed);
         cox_fault_point(COX_FAULT_QUEUE_DISARMED);
     }
 }
 
-/* A message is being published somewhere: whether it comes is known once the lock is free.
- * *ret_waited: one was, or is still. */
+/* Waits for the lock of queues where a message is being published: then it is published, or not.
+ * *ret_waited: there was one, or still is. */
 static int set_await_publishers(struct cox_queue_set *set, uint64_t deadline_ns, bool *ret_waited)
 {
     *ret_waited = false;
@@ -194,8 +193,8 @@ static int set_await_publishers(struct cox_queue_set *set, uint64_t deadline_ns,
             continue;
         if (r)
             return r;
-        /* Whoever has the lock does not publish: if the word still says so, somebody else wrote it.
-         */
+        /* The lock is ours, so no process publishes: a value here is left over from a death, or
+         * corrupt. */
         atomic_store(&state->queue_publishing, 0);
         cox_fault_point(COX_FAULT_QUEUE_PUBLISHER_AWAITED);
         cox_queue_leave(queue);
@@ -203,8 +202,8 @@ static int set_await_publishers(struct cox_queue_set *set, uint64_t deadline_ns,
     return 0;
 }
 
-/* Returns 0: woken, or for no reason; COX_TIMEOUT; -errno. */
-static int set_sleep(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 1],
+/* Returns 0: woken, also spuriously; COX_TIMEOUT; -errno. */
+static int set_block(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 1],
                      uint32_t triggers, uint64_t deadline_ns)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -217,11 +216,11 @@ static int set_sleep(struct cox_queue_set *set, struct waiter waiters[SET_MAX + 
             return 0;
         if (errno == ETIMEDOUT)
             return COX_TIMEOUT;
-        if (errno == EFAULT) /* a hole that is being made: see futex.h */
+        if (errno == EFAULT) /* a page that is being punched out: see futex.h */
             return cox_now_ns() < deadline_ns ? 0 : COX_TIMEOUT;
         if (errno != ENOSYS && errno != EPERM)
             return -errno;
-        set->one_word = true; /* for good: no such kernel learns it */
+        set->one_word = true; /* permanently */
     }
     const uint64_t slice_ns = cox_deadline_after_ns(FALLBACK_SLICE_NS);
     int r = cox_futex_wait(&set->triggers, triggers, cox_deadline_min(slice_ns, deadline_ns));
@@ -235,8 +234,8 @@ int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
     for (;;) {
         /* acquire: partner is the release of trigger. */
         uint32_t triggers = atomic_load_explicit(&set->triggers, memory_order_acquire);
-        if (triggers != set->told) {
-            set->told++;
+        if (triggers != set->reported) {
+            set->reported++;
             return COX_ABORTED;
         }
         if (set->count == 0)
@@ -252,7 +251,7 @@ int cox_queue_set_wait(struct cox_queue_set *set, uint64_t deadline_ns,
             r = set_await_publishers(set, deadline_ns, &waited);
             ready = r ? NULL : set_ready(set);
             if (r == 0 && !ready && !waited && !set_is_behind(set))
-                r = set_sleep(set, waiters, triggers, deadline_ns);
+                r = set_block(set, waiters, triggers, deadline_ns);
             set_disarm(set);
         }
         if (ready) {

@@ -1,7 +1,7 @@
 /*
- * queue_set: what tests tell a set beyond its contract (queue.h).
+ * queue_set: a switch for tests, beyond the contract (queue.h).
  *
- * Threads, blocks, if the process dies: as queue.h.
+ * Threads, blocking, death: as queue.h.
  */
 #ifndef COX_CHANNEL_MEMORY_QUEUE_SET_H
 #define COX_CHANNEL_MEMORY_QUEUE_SET_H
@@ -9,7 +9,7 @@
 #include "queue.h"
 
 #if COX_TESTING
-/* As on a kernel before 5.16, which can sleep on one word alone. */
+/* Behaves as on a kernel before 5.16, without futex_waitv. */
 void cox_queue_set_use_one_word(struct cox_queue_set *set);
 #endif
 

@@ -6,12 +6,13 @@
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
+#include "channel/base/options.h"
 #include "queue_lock.h"
 
-/* Another one makes the copy for this domain; when that takes longer, one makes its own. */
+/* Limit for waiting for the copy of another process; afterwards the subscriber makes its own. */
 #define COPY_PATIENCE_MS 10000
 
-/* ---- coming and going ---- */
+/* ---- create and free ---- */
 
 static int slot_find(struct cox_queue *queue, uint32_t *ret_slot)
 {
@@ -59,7 +60,7 @@ static int subscriber_enter(struct cox_subscriber *subscriber, struct cox_error 
 static int subscriber_join(struct cox_subscriber *subscriber, struct cox_error *err)
 {
     struct cox_queue *queue = subscriber->queue;
-    /* The second time without the dead. */
+    /* Retries once after reaping dead endpoints. */
     for (int round = 0;; round++) {
         int r = cox_queue_enter(queue, err);
         if (r)
@@ -68,20 +69,20 @@ static int subscriber_join(struct cox_subscriber *subscriber, struct cox_error *
         cox_queue_leave(queue);
         if (r != COX_FULL || round > 0)
             return r && round == 0 ? cox_fail(err, r, "queue: %s", cox_status_text(r)) : r;
-        cox_queue_look(queue, true);
+        cox_queue_reap_dead(queue, true);
     }
 }
 
-/* Everything but the place in the queue. */
+/* Prepares all but the slot in the queue. */
 static int subscriber_prepare(struct cox_subscriber *subscriber,
                               const struct cox_subscriber_options *options, struct cox_error *err)
 {
     int r = 0;
     if (options->pool)
-        r = cox_queue_reach_add(&subscriber->reach, options->pool, err);
+        r = cox_queue_pool_cache_add(&subscriber->pool_cache, options->pool, err);
     for (uint32_t i = 0; r == 0 && i < options->pool_count; i++)
-        if (!cox_queue_reach_find(&subscriber->reach, cox_pool_id(options->pools[i])))
-            r = cox_queue_reach_add(&subscriber->reach, options->pools[i], err);
+        if (!cox_queue_pool_cache_find(&subscriber->pool_cache, cox_pool_id(options->pools[i])))
+            r = cox_queue_pool_cache_add(&subscriber->pool_cache, options->pools[i], err);
     if (r == 0 && options->pool && options->exporter) {
         r = cox_pool_export(options->pool, options->exporter, false, &subscriber->handle, err);
         subscriber->exported = r == 0;
@@ -92,14 +93,19 @@ static int subscriber_prepare(struct cox_subscriber *subscriber,
 int cox_subscriber_new(struct cox_queue *queue, const struct cox_subscriber_options *options,
                        struct cox_subscriber **ret_subscriber, struct cox_error *err)
 {
+    struct cox_subscriber_options known;
+    int r = cox_options_copy(&known, sizeof known, options, "cox_subscriber_options", err);
+    if (r)
+        return r;
+    options = &known;
     struct cox_subscriber *subscriber = calloc(1, sizeof *subscriber);
     if (!subscriber)
         return cox_fail(err, -ENOMEM, "subscriber: %s", cox_status_text(-ENOMEM));
     subscriber->queue = queue;
     subscriber->pool = options->pool;
     subscriber->exporter = options->exporter;
-    int r =
-        cox_queue_reach_begin(&subscriber->reach, queue, options->domains, options->door_path, err);
+    r = cox_queue_pool_cache_init(&subscriber->pool_cache, queue, options->domains,
+                                  options->door_path, err);
     if (r) {
         free(subscriber);
         return r;
@@ -110,7 +116,7 @@ int cox_subscriber_new(struct cox_queue *queue, const struct cox_subscriber_opti
     if (r) {
         if (subscriber->exported)
             cox_pool_unexport(subscriber->exporter, &subscriber->handle);
-        cox_queue_reach_end(&subscriber->reach);
+        cox_queue_pool_cache_deinit(&subscriber->pool_cache);
         free(subscriber);
         return r;
     }
@@ -124,7 +130,7 @@ static void subscriber_leave(struct cox_subscriber *subscriber)
 {
     struct cox_queue *queue = subscriber->queue;
     if (cox_queue_enter(queue, NULL))
-        return; /* its process counts as there until it ends */
+        return; /* the slot stays until this process ends */
     atomic_store_explicit(&cox_subscriber_line(subscriber)->subscriber_process, 0,
                           memory_order_relaxed);
     cox_fault_point(COX_FAULT_QUEUE_SUBSCRIBER_LEFT);
@@ -142,14 +148,15 @@ struct cox_subscriber *cox_subscriber_free(struct cox_subscriber *subscriber)
     struct cox_queue *queue = subscriber->queue;
     COX_ASSERT(!subscriber->set);
     if (queue->pid == getpid()) {
-        /* What it has not taken may end with it: that is let go at once where it can be reached. */
+        /* Messages may end with their last subscriber: opens their pools, to unpin the copies at
+         * once. */
         if (cox_subscriber_pending(subscriber) > 0)
-            cox_queue_reach_open_all(&subscriber->reach);
+            cox_queue_pool_cache_open_all(&subscriber->pool_cache);
         subscriber_leave(subscriber);
     }
     if (subscriber->exported)
         cox_pool_unexport(subscriber->exporter, &subscriber->handle);
-    cox_queue_reach_end(&subscriber->reach);
+    cox_queue_pool_cache_deinit(&subscriber->pool_cache);
     atomic_fetch_sub_explicit(&queue->endpoint_count, 1, memory_order_release);
     free(subscriber);
     return NULL;
@@ -165,29 +172,29 @@ uint64_t cox_subscriber_pending(const struct cox_subscriber *subscriber)
     return behind < subscriber->queue->geometry.depth ? behind : subscriber->queue->geometry.depth;
 }
 
-/* ---- taking, under the lock ---- */
+/* ---- take, under the lock ---- */
 
-/* What one take is about. */
+/* State of one take. */
 struct taking {
     struct cox_queue_message message;
     struct cox_queue_entry entry;
     /* of entry */
     uint32_t pool_index;
-    /* domain that is copied from */
+    /* domain to copy from */
     uint32_t source;
     struct cox_pool *source_pool;
-    /* makes a copy for itself and nobody else */
+    /* makes a private copy */
     bool alone;
     /* identity; 0: none */
     uint64_t dead_copier;
-    /* that is waited for, until */
+    /* process that is waited for, and until when */
     uint64_t copier;
     uint64_t patience_ns;
-    /* why a copy that is there cannot be had */
+    /* code of the last pool that could not be opened */
     int failed;
 };
 
-/* To the next message that is there. COX_EMPTY: none. */
+/* Advances to the next existing message. Returns 0; COX_EMPTY: none; COX_CORRUPT. */
 static int taking_find(struct cox_subscriber *subscriber, struct taking *taking)
 {
     struct cox_queue *queue = subscriber->queue;
@@ -195,8 +202,7 @@ static int taking_find(struct cox_subscriber *subscriber, struct taking *taking)
     const uint32_t depth = queue->geometry.depth;
     const uint64_t before = subscriber->next;
     int r = COX_EMPTY;
-    if (head >
-        COX_QUEUE_HEAD_MAX) /* spoilt since the lock was taken: there would be no end of looking */
+    if (head > COX_QUEUE_HEAD_MAX) /* corrupt: the loop would not end */
         return COX_CORRUPT;
     if (head >= depth && subscriber->next < head - depth + 1) {
         subscriber->skipped += head - depth + 1 - subscriber->next;
@@ -210,7 +216,8 @@ static int taking_find(struct cox_subscriber *subscriber, struct taking *taking)
         }
         if (taking->message.number && taking->message.number != subscriber->next)
             r = COX_CORRUPT;
-        /* Else its publisher's successor died when it had made room, and not yet used it. */
+        /* Otherwise a publisher died after it had ended the old message and before it filled the
+         * row. */
         subscriber->skipped++;
         subscriber->next++;
     }
@@ -222,7 +229,7 @@ static int taking_find(struct cox_subscriber *subscriber, struct taking *taking)
     return r;
 }
 
-/* The message counts as taken; who was the last one ends it. */
+/* Marks the message as taken; the last subscriber ends it. */
 static void taking_consume(struct cox_subscriber *subscriber, const struct taking *taking)
 {
     struct cox_queue *queue = subscriber->queue;
@@ -235,7 +242,7 @@ static void taking_consume(struct cox_subscriber *subscriber, const struct takin
     cox_fault_point(COX_FAULT_QUEUE_TAKEN);
     struct cox_queue_layout_row *row = cox_queue_row_at(queue, number);
     if (COX_QUEUE_LOAD(row->row_number) != number)
-        return; /* overwritten while it was copied */
+        return; /* replaced by a newer message during the copy */
     uint32_t interest = COX_QUEUE_LOAD(row->row_interest);
     interest -= interest > 0;
     atomic_store_explicit(&row->row_interest, interest, memory_order_relaxed);
@@ -244,7 +251,7 @@ static void taking_consume(struct cox_subscriber *subscriber, const struct takin
         cox_queue_row_end(queue, row);
 }
 
-/* A pool that is to be opened first: because this one is the last taker, who lets all copies go. */
+/* The last subscriber unpins all copies: finds a pool that it must open before. */
 static bool taking_last_unknown(struct cox_subscriber *subscriber, struct taking *taking)
 {
     for (uint32_t d = 0;
@@ -252,17 +259,18 @@ static bool taking_last_unknown(struct cox_subscriber *subscriber, struct taking
         taking->pool_index = taking->message.copies[d].pool;
         if ((taking->message.mask >> d & 1) &&
             cox_queue_entry_read(subscriber->queue, taking->pool_index, &taking->entry) &&
-            !cox_queue_reach_find(&subscriber->reach, taking->entry.id) &&
-            !cox_queue_reach_failed(&subscriber->reach, taking->pool_index, &taking->entry))
+            !cox_queue_pool_cache_find(&subscriber->pool_cache, taking->entry.id) &&
+            !cox_queue_pool_cache_failed(&subscriber->pool_cache, taking->pool_index,
+                                         &taking->entry))
             return true;
     }
     return false;
 }
 
 enum taking_step {
-    TAKING_DONE, /* with r */
-    TAKING_OPEN, /* the pool of taking->entry, and then again */
-    TAKING_WAIT, /* for the copier */
+    TAKING_DONE, /* with the result r */
+    TAKING_OPEN, /* open the pool of taking->entry, then retry */
+    TAKING_WAIT, /* wait for taking->copier */
     TAKING_COPY, /* source is referenced */
 };
 
@@ -280,7 +288,7 @@ static void message_fill(const struct taking *taking, struct cox_pool *pool,
         .pool = pool,
         .bytes = cox_pool_pointer(pool, ref),
         .length = taking->message.length,
-        .note = taking->message.note,
+        .user_data = taking->message.user_data,
         .number = taking->message.number,
         .skipped = subscriber->skipped,
         .copied = copied,
@@ -295,7 +303,7 @@ static struct cox_block_ref copy_ref(const struct taking *taking, uint32_t domai
         .pool = pool, .generation = copy->generation, .size = copy->size, .block = copy->block};
 }
 
-/* There is a copy in its domain. */
+/* Takes the copy in the subscriber's domain. */
 static enum taking_step take_shared(struct cox_subscriber *subscriber, struct taking *taking,
                                     struct cox_message *ret_message, int *ret_r,
                                     struct cox_error *err)
@@ -305,7 +313,7 @@ static enum taking_step take_shared(struct cox_subscriber *subscriber, struct ta
         *ret_r = fail_corrupt(taking, "it is in a pool that is not there", err);
         return TAKING_DONE;
     }
-    struct cox_pool *pool = cox_queue_reach_find(&subscriber->reach, taking->entry.id);
+    struct cox_pool *pool = cox_queue_pool_cache_find(&subscriber->pool_cache, taking->entry.id);
     if (!pool)
         return TAKING_OPEN;
     const struct cox_block_ref ref = copy_ref(taking, subscriber->domain, taking->entry.id);
@@ -318,7 +326,7 @@ static enum taking_step take_shared(struct cox_subscriber *subscriber, struct ta
     return TAKING_DONE;
 }
 
-/* Where to copy from: what is known first. */
+/* Chooses the source of a copy: pools in the cache first. */
 static enum taking_step take_source(struct cox_subscriber *subscriber, struct taking *taking,
                                     int *ret_r, struct cox_error *err)
 {
@@ -329,7 +337,7 @@ static enum taking_step take_source(struct cox_subscriber *subscriber, struct ta
         const uint32_t index = taking->message.copies[d].pool;
         if (!(taking->message.mask >> d & 1) || !cox_queue_entry_read(queue, index, &entry))
             continue;
-        struct cox_pool *pool = cox_queue_reach_find(&subscriber->reach, entry.id);
+        struct cox_pool *pool = cox_queue_pool_cache_find(&subscriber->pool_cache, entry.id);
         if (pool) {
             const struct cox_block_ref ref = copy_ref(taking, d, entry.id);
             if (taking->message.length > ref.size)
@@ -341,7 +349,7 @@ static enum taking_step take_source(struct cox_subscriber *subscriber, struct ta
             taking->entry = entry;
             return *ret_r ? TAKING_DONE : TAKING_COPY;
         }
-        int failed = cox_queue_reach_failed(&subscriber->reach, index, &entry);
+        int failed = cox_queue_pool_cache_failed(&subscriber->pool_cache, index, &entry);
         if (failed) {
             taking->failed = failed;
             continue;
@@ -359,7 +367,7 @@ static enum taking_step take_source(struct cox_subscriber *subscriber, struct ta
     return TAKING_DONE;
 }
 
-/* There is none. One process at a time makes it. */
+/* No copy in the domain: one process at a time makes it. */
 static enum taking_step take_elsewhere(struct cox_subscriber *subscriber, struct taking *taking,
                                        int *ret_r, struct cox_error *err)
 {
@@ -404,10 +412,11 @@ static enum taking_step take_step(struct cox_subscriber *subscriber, struct taki
         enum taking_step step = take_shared(subscriber, taking, ret_message, ret_r, err);
         if (step != TAKING_OPEN)
             return step;
-        int failed = cox_queue_reach_failed(&subscriber->reach, taking->pool_index, &taking->entry);
+        int failed = cox_queue_pool_cache_failed(&subscriber->pool_cache, taking->pool_index,
+                                                 &taking->entry);
         if (!failed)
             return TAKING_OPEN;
-        /* What it cannot come to, it copies for itself, if it can come to another copy. */
+        /* The domain's copy is inaccessible: makes a private copy, if another one is accessible. */
         taking->failed = failed;
         if (!subscriber->pool) {
             *ret_r = cox_fail(err, failed, "message %" PRIu64 ": its pool cannot be opened: %s",
@@ -419,9 +428,9 @@ static enum taking_step take_step(struct cox_subscriber *subscriber, struct taki
     return take_elsewhere(subscriber, taking, ret_r, err);
 }
 
-/* ---- taking, without the lock ---- */
+/* ---- take, without the lock ---- */
 
-/* Until the copy is done or given up, a slice at most. */
+/* Blocks until the copy is done or cancelled, for a slice at most. */
 static void wait_for_copy(struct cox_subscriber *subscriber, struct taking *taking, uint32_t seen)
 {
     struct cox_queue *queue = subscriber->queue;
@@ -438,18 +447,18 @@ static void wait_for_copy(struct cox_subscriber *subscriber, struct taking *taki
                        cox_deadline_after_ns(COX_QUEUE_SLICE_NS));
 }
 
-/* Under the lock: the copy, or none. */
+/* Under the lock: the copy is done or cancelled; wakes waiters. */
 static void copy_over(struct cox_queue *queue)
 {
     struct cox_queue_layout_state *state = &queue->layout->state;
-    /* relaxed: under the lock; who waits read it there. */
+    /* relaxed: under the lock; waiters read it there. */
     atomic_fetch_add_explicit(&state->queue_copied, 1, memory_order_relaxed);
     if (atomic_exchange_explicit(&state->queue_copy_wait, 0, memory_order_relaxed))
         cox_futex_wake(&state->queue_copied);
     cox_fault_point(COX_FAULT_QUEUE_COPY_OVER);
 }
 
-/* Under the lock. Others of the domain may take the copy, if the message is still there. */
+/* Under the lock: shares the copy with the domain, if the message still exists. */
 static void copy_share(struct cox_subscriber *subscriber, const struct taking *taking,
                        const struct cox_block_ref *ref)
 {
@@ -462,22 +471,22 @@ static void copy_share(struct cox_subscriber *subscriber, const struct taking *t
         now.copies[domain].copier != queue->identity)
         return;
     struct cox_queue_layout_row *row = cox_queue_row_at(queue, now.number);
-    /* Cannot be held: nobody else gets it then. */
-    if (cox_queue_hold(queue, subscriber->pool, subscriber->pool_index, ref, now.number, domain,
-                       &copy, NULL) == 0) {
+    /* If the copy cannot be pinned, it stays private. */
+    if (cox_queue_pin(queue, subscriber->pool, subscriber->pool_index, ref, now.number, domain,
+                      &copy, NULL) == 0) {
         cox_queue_copy_fill(&row->copies[domain], &copy);
         atomic_store_explicit(&row->row_mask, now.mask | UINT32_C(1) << domain,
                               memory_order_relaxed);
         cox_fault_point(COX_FAULT_QUEUE_COPY_SHARED);
-        cox_queue_settle(queue);
+        cox_queue_intent_clear(queue);
     } else {
         atomic_store_explicit(&row->copies[domain].copy_copier, 0, memory_order_relaxed);
     }
     copy_over(queue);
 }
 
-/* Under the lock: somebody else may try. */
-static void copy_give_up(struct cox_subscriber *subscriber, const struct taking *taking)
+/* Under the lock: cancels the copy, so that another process may try. */
+static void copy_cancel(struct cox_subscriber *subscriber, const struct taking *taking)
 {
     struct cox_queue *queue = subscriber->queue;
     struct cox_queue_layout_row *row = cox_queue_row_at(queue, taking->message.number);
@@ -488,13 +497,13 @@ static void copy_give_up(struct cox_subscriber *subscriber, const struct taking 
     copy_over(queue);
 }
 
-/* True: there may be room later, the message stays. */
+/* True: there may be room later, so the message stays. */
 static bool is_for_now(int r)
 {
     return r == COX_FULL || r == COX_NO_SPACE || r == -ENOMEM;
 }
 
-/* The source is referenced; on return it is no more. */
+/* Releases the source's reference in any case. */
 static int take_copy(struct cox_subscriber *subscriber, const struct taking *taking,
                      struct cox_message *ret_message, struct cox_error *err)
 {
@@ -512,7 +521,7 @@ static int take_copy(struct cox_subscriber *subscriber, const struct taking *tak
         if (r == 0)
             copy_share(subscriber, taking, &ref);
         else
-            copy_give_up(subscriber, taking);
+            copy_cancel(subscriber, taking);
         if (!is_for_now(r))
             taking_consume(subscriber, taking);
         cox_queue_leave(queue);
@@ -534,9 +543,9 @@ int cox_subscriber_take(struct cox_subscriber *subscriber, struct cox_message *r
     uint32_t opened = 0;
     for (;;) {
         uint32_t seen = 0;
-        /* Nothing to find out from others: no lock. */
+        /* Fast path without the lock: no message, no pending free. */
         if (cox_subscriber_pending(subscriber) == 0 && queue->pid == getpid() &&
-            COX_QUEUE_LOAD(queue->layout->state.deferred_end) == 0)
+            COX_QUEUE_LOAD(queue->layout->state.pending_free_end) == 0)
             return COX_EMPTY;
         int r = cox_queue_enter(queue, err);
         if (r)
@@ -547,7 +556,7 @@ int cox_subscriber_take(struct cox_subscriber *subscriber, struct cox_message *r
             taking_consume(subscriber, &taking);
         if (step == TAKING_WAIT) {
             struct cox_queue_layout_state *state = &queue->layout->state;
-            /* Under the lock, as whoever ends the copy. */
+            /* Under the lock, as is the process that ends the copy. */
             seen = COX_QUEUE_LOAD(state->queue_copied);
             atomic_store_explicit(&state->queue_copy_wait, 1, memory_order_relaxed);
         }
@@ -556,10 +565,14 @@ int cox_subscriber_take(struct cox_subscriber *subscriber, struct cox_message *r
         case TAKING_DONE:
             return r;
         case TAKING_OPEN:
-            /* Each is tried once; there are no more unless somebody goes on writing there. */
+            /* Each pool is tried once, so more rounds mean that a process keeps overwriting the
+             * entries. */
             if (opened++ > 2 * queue->geometry.pool_count_max)
-                return cox_fail(err, COX_CORRUPT, "queue: its pools are others at every look");
-            cox_queue_reach_open(&subscriber->reach, taking.pool_index, &taking.entry, NULL);
+                return cox_fail(
+                    err, COX_CORRUPT,
+                    "queue: its pool entries keep changing: a process keeps overwriting them");
+            cox_queue_pool_cache_open(&subscriber->pool_cache, taking.pool_index, &taking.entry,
+                                      NULL);
             break;
         case TAKING_WAIT:
             wait_for_copy(subscriber, &taking, seen);

@@ -1,0 +1,42 @@
+#include "options.h"
+
+#include <ctype.h>
+#include <string.h>
+
+/* No struct of options is nearly as large. What is said to be larger has not been initialized, and
+ * must not be read to its end. */
+#define SIZE_MAX_SANE 65536
+
+static int fail_uninitialized(const char *type, size_t size, struct cox_error *err)
+{
+    char initializer[64] = "";
+    for (size_t i = 0; type[i] && i + 1 < sizeof initializer; i++)
+        initializer[i] = (char)toupper((unsigned char)type[i]);
+    return cox_fail(
+        err, COX_INVALID,
+        "struct %s: size is %zu: not initialized with %s_INIT; start from that, then set fields",
+        type, size, initializer);
+}
+
+int cox_options_convert(void *known, size_t known_size, const void *options, const char *type,
+                        struct cox_error *err)
+{
+    size_t size = known_size;
+    if (options)
+        memcpy(&size, options, sizeof size);
+    if (size < sizeof size || size > SIZE_MAX_SANE)
+        return fail_uninitialized(type, size, err);
+    const unsigned char *bytes = options;
+    for (size_t i = known_size; i < size; i++)
+        if (bytes[i])
+            return cox_fail(
+                err, COX_INVALID,
+                "struct %s: built against a newer header than libcoxswain %s: fields beyond byte %zu are set; leave them at zero, or run with the newer library",
+                type, cox_version(), known_size);
+    const size_t copied = size < known_size ? size : known_size;
+    memset(known, 0, known_size);
+    if (options)
+        memcpy(known, options, copied);
+    memcpy(known, &known_size, sizeof known_size);
+    return 0;
+}

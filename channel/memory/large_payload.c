@@ -1,0 +1,289 @@
+#include "large_payload.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/base/peer.h"
+
+#ifndef F_SEAL_FUTURE_WRITE /* Linux 5.1 */
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
+/* Rounding lets a kept payload fit the next message of a slightly larger size. */
+#define BLOCK_SIZE_MIN (UINT64_C(64) << 10)
+#define BLOCK_SIZE_UNIT (UINT64_C(4) << 10)
+/* Limit for fetching an fd from the control socket. */
+#define DOOR_MS 1000
+
+/* ---- sender ---- */
+
+void cox_large_payload_sender_init(struct cox_large_payload_sender *sender)
+{
+    memset(sender, 0, sizeof *sender);
+    pthread_mutex_init(&sender->lock, NULL);
+}
+
+void cox_large_payload_sender_deinit(struct cox_large_payload_sender *sender)
+{
+    sender->exporter = cox_exporter_free(sender->exporter);
+    sender->plain = cox_exporter_free(sender->plain);
+    pthread_mutex_destroy(&sender->lock);
+}
+
+/* A control socket that fails once is not tried again: each try can cost a second. */
+static int sender_open(struct cox_large_payload_sender *sender, const char *door_path,
+                       struct cox_error *err)
+{
+    const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
+                                                 .door_path = door_path};
+    int r = 0;
+    pthread_mutex_lock(&sender->lock);
+    if (!sender->exporter && !sender->plain && door_path)
+        cox_exporter_new(&options, &sender->exporter, NULL);
+    if (!sender->exporter && !sender->plain)
+        r = cox_exporter_new(NULL, &sender->plain, err);
+    pthread_mutex_unlock(&sender->lock);
+    return r;
+}
+
+/* The control socket may be full or gone; readers with pidfd_getfd do not need it. */
+static int sender_export(struct cox_large_payload_sender *sender, int fd,
+                         struct cox_large_payload *block, struct cox_error *err)
+{
+    int r = -EINVAL;
+    pthread_mutex_lock(&sender->lock);
+    block->exporter = sender->exporter;
+    if (block->exporter)
+        r = cox_exporter_export(block->exporter, fd, 0, 0, &block->handle, NULL);
+    if (r) {
+        r = sender->plain ? 0 : cox_exporter_new(NULL, &sender->plain, err);
+        block->exporter = sender->plain;
+        if (r == 0)
+            r = cox_exporter_export(block->exporter, fd, 0, 0, &block->handle, err);
+    }
+    pthread_mutex_unlock(&sender->lock);
+    return r;
+}
+
+static uint64_t block_size_for(uint64_t size)
+{
+    uint64_t rounded = BLOCK_SIZE_MIN;
+    while (rounded < size && rounded < COX_LARGE_PAYLOAD_KEEP_SIZE)
+        rounded *= 2;
+    return rounded >= size ? rounded
+                           : (size + BLOCK_SIZE_UNIT - 1) / BLOCK_SIZE_UNIT * BLOCK_SIZE_UNIT;
+}
+
+bool cox_large_payload_is_transient(const struct cox_large_payload *block)
+{
+    return block->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE;
+}
+
+/* F_SEAL_FUTURE_WRITE: only this process can write, through the mapping that exists already. */
+static int block_make(struct cox_large_payload_sender *sender, uint64_t size,
+                      struct cox_large_payload *block, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    _cox_cleanup_(cox_close_fd) int reader = -1;
+    struct cox_large_payload made = {0};
+    struct cox_error why = {0};
+    int r = cox_region_create_unnamed(&made.region, "cox_large_payload", size,
+                                      SEALS_SIZE | F_SEAL_FUTURE_WRITE, false, &fd, &why);
+    if (r)
+        return cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text);
+    r = cox_region_open_reader(fd, "cox_large_payload", &reader, err);
+    if (r == 0)
+        r = sender_export(sender, reader, &made, err);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_EXPORTED);
+    if (r) {
+        cox_region_detach(&made.region);
+        return r;
+    }
+    /* relaxed: for display. */
+    atomic_fetch_add_explicit(&sender->block_count, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&sender->block_bytes, made.region.size, memory_order_relaxed);
+    *block = made;
+    return 0;
+}
+
+int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *door_path,
+                              uint64_t size, struct cox_large_payload *block, struct cox_error *err)
+{
+    if (block->region.base && block->region.size >= size)
+        return 0;
+    cox_large_payload_drop(sender, block); /* before the new one: they never exist at once */
+    if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
+        return cox_fail(err, COX_NO_SPACE, "a payload of %" PRIu64 " bytes: at most %" PRIu64, size,
+                        COX_LARGE_PAYLOAD_SIZE_MAX);
+    int r = sender_open(sender, door_path, err);
+    return r ? r : block_make(sender, block_size_for(size), block, err);
+}
+
+struct cox_large_payload_ref cox_large_payload_refer(const struct cox_large_payload *block,
+                                                     uint64_t size)
+{
+    COX_ASSERT(size <= block->region.size);
+    return (struct cox_large_payload_ref){.handle = block->handle, .size = size};
+}
+
+void cox_large_payload_drop(struct cox_large_payload_sender *sender,
+                            struct cox_large_payload *block)
+{
+    if (!block->region.base)
+        return;
+    /* relaxed: for display. */
+    atomic_fetch_sub_explicit(&sender->block_count, 1, memory_order_relaxed);
+    atomic_fetch_sub_explicit(&sender->block_bytes, block->region.size, memory_order_relaxed);
+    cox_exporter_put(block->exporter, &block->handle);
+    cox_region_detach(&block->region);
+    memset(block, 0, sizeof *block);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_DROPPED);
+}
+
+/* ---- reader ---- */
+
+/* The seals guarantee that the owner cannot truncate the file under a reader. They also prove that
+ * it is a memfd: reading any other file could block. */
+static int check_seals(int fd, uint64_t size, struct cox_error *err)
+{
+    struct stat st;
+    struct statfs fs;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0)
+        return cox_fail(err, errno == EINVAL ? COX_CORRUPT : -errno,
+                        "the payload is not in sealed memory: %s", cox_status_text(-errno));
+    if (((unsigned)seals & SEALS_SIZE) != SEALS_SIZE)
+        return cox_fail(err, COX_CORRUPT,
+                        "the payload's memory has seals %#x: it could shrink or grow",
+                        (unsigned)seals);
+    /* Filling a hole in huge pages can fail with SIGBUS: there may be none left. */
+    if (fstatfs(fd, &fs) == 0 && fs.f_type != TMPFS_MAGIC)
+        return cox_fail(err, COX_CORRUPT, "the payload is on pages of %ju bytes",
+                        (uintmax_t)fs.f_bsize);
+    /* After the seals: before them the file could still be truncated. */
+    if (fstat(fd, &st) < 0)
+        return cox_fail(err, -errno, "the payload's size: %s", cox_status_text(-errno));
+    if ((uint64_t)st.st_size < size)
+        return cox_fail(err, COX_CORRUPT, "the payload's memory has %jd bytes, its handle %" PRIu64,
+                        (intmax_t)st.st_size, size);
+    return 0;
+}
+
+/* The process in the handle decides which file is opened, so it must be the sender. */
+static int check_peer(const struct cox_handle_info *info,
+                      const struct cox_large_payload_origin *peer, struct cox_error *err)
+{
+    uint64_t start = peer->start;
+    if (info->pid != (uint32_t)peer->pid)
+        return cox_fail(err, COX_CORRUPT,
+                        "the payload belongs to process %" PRIu32 ", its sender is process %jd",
+                        info->pid, (intmax_t)peer->pid);
+    int r = start ? 0 : cox_peer_start_time(peer->pid, &start);
+    if (r == COX_PEER_DEAD || r == -ENOENT || r == -ESRCH)
+        return cox_handle_fail_dead(info, err);
+    if (r)
+        return cox_fail(err, r, "start time of process %jd: %s", (intmax_t)peer->pid,
+                        cox_status_text(r));
+    if (info->start != start)
+        return cox_fail(err, COX_CORRUPT,
+                        "the payload belongs to a process %" PRIu32 " started at %" PRIu64
+                        ", its sender was at %" PRIu64,
+                        info->pid, info->start, start);
+    return 0;
+}
+
+static int payload_open(const struct cox_large_payload_ref *ref,
+                        const struct cox_large_payload_origin *peer, int *ret_fd,
+                        struct cox_handle_info *ret_info, struct cox_error *err)
+{
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = cox_handle_parse(&ref->handle, ret_info, err);
+    if (r == COX_VERSION)
+        return cox_fail(err, COX_CORRUPT, "a payload's handle of another version");
+    if (r == 0)
+        r = check_peer(ret_info, peer, err);
+    if (r)
+        return r;
+    if (ret_info->kind != COX_HANDLE_MEMORY || ret_info->offset != 0 || ref->size == 0 ||
+        ref->size > ret_info->size)
+        return cox_fail(err, COX_CORRUPT,
+                        "%" PRIu64 " bytes of a payload of %" PRIu64 " at offset %" PRIu64,
+                        ref->size, ret_info->size, ret_info->offset);
+    r = cox_handle_open(&ref->handle, peer->door_path, cox_deadline_after_ms(DOOR_MS), &fd, err);
+    if (r == 0)
+        r = check_seals(fd, ret_info->size, err);
+    if (r)
+        return r;
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_OPENED);
+    *ret_fd = cox_steal_fd(&fd);
+    return 0;
+}
+
+int cox_large_payload_view_map(struct cox_large_payload_view *view,
+                               const struct cox_large_payload_ref *ref,
+                               const struct cox_large_payload_origin *peer,
+                               const uint8_t **ret_bytes, struct cox_error *err)
+{
+    struct cox_handle_info info;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    bool mapped =
+        view->region.base && memcmp(&view->handle, &ref->handle, sizeof view->handle) == 0;
+    if (mapped && (ref->size == 0 || ref->size > view->region.size))
+        return cox_fail(err, COX_CORRUPT, "%" PRIu64 " bytes of a payload of %zu", ref->size,
+                        (size_t)view->region.size);
+    if (!mapped) {
+        struct cox_error why = {0};
+        cox_large_payload_view_drop(view);
+        int r = payload_open(ref, peer, &fd, &info, &why);
+        if (r == 0)
+            r = cox_region_map(&view->region, fd, info.size, COX_REGION_READ, "cox_large_payload",
+                               &why);
+        if (r)
+            return cox_fail(err, r == -ENOMEM ? COX_NO_SPACE : r, "%s", why.text);
+        view->handle = ref->handle;
+    }
+    *ret_bytes = view->region.base;
+    return 0;
+}
+
+void cox_large_payload_view_release(struct cox_large_payload_view *view)
+{
+    if (view->region.size > COX_LARGE_PAYLOAD_KEEP_SIZE)
+        cox_large_payload_view_drop(view);
+}
+
+void cox_large_payload_view_drop(struct cox_large_payload_view *view)
+{
+    if (view->region.base)
+        cox_region_detach(&view->region);
+    memset(view, 0, sizeof *view);
+}
+
+int cox_large_payload_read(const struct cox_large_payload_ref *ref,
+                           const struct cox_large_payload_origin *peer, void *buffer,
+                           struct cox_error *err)
+{
+    struct cox_handle_info info;
+    _cox_cleanup_(cox_close_fd) int fd = -1;
+    int r = payload_open(ref, peer, &fd, &info, err);
+    if (r)
+        return r;
+    for (uint64_t done = 0; done < ref->size;) {
+        /* pread: punched-out pages read as zeros and are not allocated. */
+        ssize_t got = pread(fd, (uint8_t *)buffer + done, ref->size - done, (off_t)done);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return cox_fail(err, got ? -errno : COX_CORRUPT, "reading a payload: %s",
+                            got ? cox_status_text(-errno) : "it has fewer bytes than its handle");
+        done += (uint64_t)got;
+    }
+    return 0;
+}

@@ -1,0 +1,194 @@
+/*
+ * Channels whose completions the host collects: there is no response thread. A thread that waits,
+ * in a call or for completions, gathers for all; the others sleep until it has what they wait for,
+ * or leaves, and one of them takes its place. A completion without a caller is kept in its frame
+ * until it is collected; then what it points to is lent, until the next collection.
+ */
+#include "collect_internal.h"
+
+#include <string.h>
+
+#include "channel/base/fault.h"
+
+struct until {
+    struct cox_collector *collector;
+    /* NULL: not asked for */
+    const struct cox_waiter *waiter;
+    uint32_t rank;
+};
+
+typedef bool (*until_fn)(const struct until *until);
+
+static bool nothing_is_in_flight(const struct until *until)
+{
+    return until->collector->ended == until->collector->published;
+}
+
+static bool call_is_done(const struct until *until)
+{
+    return until->waiter->done;
+}
+
+static bool rank_is_not_asked(const struct until *until)
+{
+    return !cox_collector_asks(until->collector, until->rank);
+}
+
+static bool completion_is_kept(const struct until *until)
+{
+    /* acquire: partner is cox_collector_stop. */
+    return until->collector->kept_count > 0 ||
+           (atomic_load_explicit(&until->collector->stopping, memory_order_acquire) &&
+            nothing_is_in_flight(until));
+}
+
+static bool is_over(uint64_t deadline_ns)
+{
+    return deadline_ns != COX_DEADLINE_NEVER && cox_now_ns() >= deadline_ns;
+}
+
+/* With lock held, which it gives up meanwhile: until done, or the deadline. Gathers, or waits for
+ * the thread that does. A deadline that is over: takes what is there. */
+static void gather_until(const struct until *until, until_fn done, uint64_t deadline_ns)
+{
+    struct cox_collector *collector = until->collector;
+    bool looked_again = false;
+    while (!done(until) && collector->gathering && !is_over(deadline_ns)) {
+        const struct timespec timeout = cox_deadline_timespec(deadline_ns);
+        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &timeout);
+    }
+    if (done(until) || collector->gathering)
+        return;
+    collector->gathering = true;
+    collector->told_ns = 0; /* of the thread before */
+    while (!done(until) && !is_over(deadline_ns))
+        if (!cox_collector_gather_step(collector, &looked_again, deadline_ns) && !done(until))
+            cox_collector_idle(collector, deadline_ns);
+    /* What else is there, of one batch. */
+    while (cox_collector_gather_step(collector, &looked_again, 0))
+        continue;
+    collector->gathering = false;
+    pthread_cond_broadcast(&collector->ended_cond);
+}
+
+void cox_collector_keep(struct cox_collector *collector, const struct cox_entry *entry,
+                        struct cox_completion *completion)
+{
+    const uint64_t frame =
+        cox_geometry_frame(entry->sequence, collector_geometry(collector)->depth);
+    completion->completed_ns = cox_now_ns();
+    collector->kept[frame] = *completion;
+    collector->is_kept[frame] = true;
+    collector->kept_count++;
+    cox_stats_return(&collector->stats, completion, completion->completed_ns);
+    pthread_cond_broadcast(&collector->ended_cond);
+}
+
+bool cox_collector_is_uncollected(struct cox_collector *collector, uint64_t sequence)
+{
+    const uint64_t frame = cox_geometry_frame(sequence, collector_geometry(collector)->depth);
+    pthread_mutex_lock(&collector->lock);
+    const bool is_kept = collector->is_kept[frame];
+    pthread_mutex_unlock(&collector->lock);
+    return is_kept;
+}
+
+int cox_collector_collect_call(struct cox_collector *collector, const struct cox_waiter *waiter)
+{
+    const struct until until = {.collector = collector, .waiter = waiter};
+    pthread_mutex_lock(&collector->lock);
+    while (!waiter->done)
+        gather_until(&until, call_is_done, COX_DEADLINE_NEVER);
+    pthread_mutex_unlock(&collector->lock);
+    return waiter->status;
+}
+
+void cox_collector_collect_rest(struct cox_collector *collector)
+{
+    const struct until until = {.collector = collector};
+    pthread_mutex_lock(&collector->lock);
+    while (!nothing_is_in_flight(&until))
+        gather_until(&until, nothing_is_in_flight, COX_DEADLINE_NEVER);
+    pthread_mutex_unlock(&collector->lock);
+}
+
+void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
+                                uint64_t deadline_ns)
+{
+    const struct until until = {.collector = collector, .rank = rank};
+    while (!rank_is_not_asked(&until) && !is_over(deadline_ns))
+        gather_until(&until, rank_is_not_asked, deadline_ns);
+}
+
+/* ---- completions ---- */
+
+/* The kept frame with the oldest request. */
+static uint32_t kept_first(const struct cox_collector *collector)
+{
+    const uint32_t depth = collector_geometry(collector)->depth;
+    uint32_t first = depth;
+    for (uint32_t frame = 0; frame < depth; frame++)
+        if (collector->is_kept[frame] &&
+            (first == depth || collector->kept[frame].sequence < collector->kept[first].sequence))
+            first = frame;
+    return first;
+}
+
+/* The gathering goes with its completion; the frame gets an unused one. */
+static void lend(struct cox_collector *collector, uint32_t frame, struct cox_completion *completion)
+{
+    struct cox_gathering *gathering = &collector->gatherings[frame];
+    struct cox_gathering *lent = &collector->lent[collector->lent_count++];
+    const size_t size = offsetof(struct cox_gathering, text);
+    uint8_t spare[offsetof(struct cox_gathering, text)];
+    memcpy(spare, lent, size);
+    memcpy(lent, gathering, size);
+    memcpy(gathering, spare, size);
+    *completion = collector->kept[frame];
+    if (completion->text) {
+        memcpy(lent->text, gathering->text, sizeof lent->text);
+        completion->text = lent->text;
+    }
+    collector->is_kept[frame] = false;
+    collector->kept_count--;
+}
+
+/* The host is done with what it was lent last. */
+static void take_back(struct cox_collector *collector)
+{
+    for (uint32_t i = 0; i < collector->lent_count; i++)
+        if (cox_gathering_holds(&collector->lent[i]))
+            cox_collector_let_go(collector, &collector->lent[i]);
+    collector->lent_count = 0;
+}
+
+int cox_collector_collect(struct cox_collector *collector, struct cox_completion *completions,
+                          uint32_t count_max, uint64_t deadline_ns, uint32_t *ret_count)
+{
+    const struct until until = {.collector = collector};
+    pthread_mutex_lock(&collector->lock);
+    if (collector->collecting) {
+        pthread_mutex_unlock(&collector->lock);
+        return COX_BUSY;
+    }
+    collector->collecting = true;
+    pthread_mutex_unlock(&collector->lock);
+
+    take_back(collector);
+    cox_collector_release_blocks(collector);
+
+    pthread_mutex_lock(&collector->lock);
+    do
+        gather_until(&until, completion_is_kept, deadline_ns);
+    while (!completion_is_kept(&until) && !is_over(deadline_ns));
+    uint32_t count = 0;
+    while (collector->kept_count > 0 && count < count_max)
+        lend(collector, kept_first(collector), &completions[count++]);
+    const int r = count ? 0 : completion_is_kept(&until) ? COX_CLOSED : COX_TIMEOUT;
+    collector->collecting = false;
+    /* A submit may wait for the frames. */
+    pthread_cond_broadcast(&collector->ended_cond);
+    pthread_mutex_unlock(&collector->lock);
+    *ret_count = count;
+    return r;
+}

@@ -1,0 +1,98 @@
+/*
+ * The collector's part when a dead rank is started again: it is left out, its lines and bells are
+ * made as new, and it is admitted.
+ */
+#include "collect_internal.h"
+
+#include "channel/base/fault.h"
+
+bool cox_collector_asks(struct cox_collector *collector, uint32_t rank)
+{
+    for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
+        const struct cox_entry *entry = collector_entry(collector, sequence);
+        if (!entry->ended && cox_rank_set_has(&entry->asked, rank))
+            return true;
+    }
+    return false;
+}
+
+int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
+{
+    const struct timespec until = cox_deadline_timespec(deadline_ns);
+    /* Under submit_lock: whoever was let through by claim has published by now. */
+    pthread_mutex_lock(&collector->submit_lock);
+    pthread_mutex_lock(&collector->lock);
+    /* release: partner is cox_rank_is_detached, of whoever claims without these locks. */
+    atomic_store_explicit(&collector->records[rank].detached, true, memory_order_release);
+    pthread_mutex_unlock(&collector->submit_lock);
+    /* They all end soon: the rank is dead. */
+    if (collector->collected)
+        cox_collector_collect_rank(collector, rank, deadline_ns);
+    while (cox_collector_asks(collector, rank) && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
+    /* The last of them may be in the hands of the handler that runs now; later ones are about
+     * others. */
+    uint64_t run = collector->handler_runs;
+    while (collector->in_handler && collector->handler_runs == run && cox_now_ns() < deadline_ns)
+        pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
+    bool told = !collector->in_handler || collector->handler_runs != run;
+    int r = cox_collector_asks(collector, rank) || !told ? COX_TIMEOUT : 0;
+    pthread_mutex_unlock(&collector->lock);
+    cox_fault_point(COX_FAULT_RANK_LEFT_OUT);
+    return r;
+}
+
+static void collector_reset_line(struct cox_collector *collector, uint32_t rank)
+{
+    const struct cox_channel *channel = collector->channel;
+    cox_state_reset_line(cox_state_line(channel->control, rank, channel->id), collector->published);
+    /* Said again: the new process compares the two. */
+    cox_state_set_published(cox_state_channel(channel->control, channel->id), collector->published);
+}
+
+void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank)
+{
+    pthread_mutex_lock(&collector->lock);
+    collector_reset_line(collector, rank);
+    pthread_mutex_unlock(&collector->lock);
+}
+
+/* Every token that lies there is of the dead. Those of wakers are counted first, so that none of
+ * them is still expected. */
+static void collector_restore_bells(struct cox_collector *collector, uint32_t rank)
+{
+    cox_collector_forget_stray(collector, rank);
+    cox_gate_restore(&collector->channel->gate, rank, collector_geometry(collector)->depth);
+    collector->ranks[rank].legacy_done = collector->published;
+}
+
+int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
+                             int ret_fds[COX_BELL_COUNT], struct cox_error *err)
+{
+    struct cox_channel *channel = collector->channel;
+    const struct cox_geometry *geometry = collector_geometry(collector);
+    int r = 0;
+    pthread_mutex_lock(&collector->lock);
+    /* Nobody sleeps on its bells: the collector only does while a request in flight asks the rank.
+     */
+    if (collector->legacy)
+        collector_restore_bells(collector, rank);
+    else if (!cox_gate_shared(&channel->gate))
+        r = cox_gate_renew(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
+    if (r == 0) {
+        collector_reset_line(collector, rank);
+        for (uint32_t frame = 0; frame < geometry->depth; frame++)
+            if (cox_rank_set_has(&collector->entries[frame].asked, rank))
+                cox_rank_set_add(&collector->entries[frame].consumed, rank);
+    }
+    pthread_mutex_unlock(&collector->lock);
+    return r;
+}
+
+void cox_collector_attach(struct cox_collector *collector, uint32_t rank)
+{
+    pthread_mutex_lock(&collector->lock);
+    atomic_store_explicit(&collector->records[rank].detached, false, memory_order_release);
+    pthread_mutex_unlock(&collector->lock);
+    cox_fault_point(COX_FAULT_RANK_ADMITTED);
+}

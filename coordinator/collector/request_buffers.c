@@ -1,0 +1,78 @@
+/*
+ * The blocks behind frames, for requests that are larger than a frame
+ * (channel/memory/large_payload.h).
+ */
+#include "collect_internal.h"
+
+static struct cox_request_buffer *collector_request_buffer(struct cox_collector *collector,
+                                                           uint64_t sequence)
+{
+    return &collector->request_buffers[cox_geometry_frame(sequence,
+                                                          collector_geometry(collector)->depth)];
+}
+
+int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
+                                struct cox_large_payload **ret_block, struct cox_error *err)
+{
+    struct cox_blocks_choice *blocks = collector->blocks;
+    /* Whoever releases only looks at those in use. */
+    struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
+    int r = cox_large_payload_reserve(&blocks->sender, blocks->reply_limits.door_path, size,
+                                      &behind->block, err);
+    if (r == 0)
+        *ret_block = &behind->block;
+    return r;
+}
+
+void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence)
+{
+    struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
+    /* relaxed: under the lock, where it is decided by. */
+    atomic_fetch_add_explicit(&collector->blocks_used, !behind->used, memory_order_relaxed);
+    behind->used = true;
+}
+
+/* Nobody that its request asked will open it any more. lock is held. */
+static bool collector_block_is_free(struct cox_collector *collector, const struct cox_entry *entry)
+{
+    bool free = entry->ended;
+    for (uint32_t rank = 0; free && rank < collector->rank_count; rank++)
+        free = !cox_rank_set_has(&entry->asked, rank) ||
+               collector_returned(collector, rank, entry->sequence) ||
+               collector_dead(collector, rank);
+    return free;
+}
+
+void cox_collector_release_blocks(struct cox_collector *collector)
+{
+    struct cox_large_payload large[COX_DEPTH_MAX];
+    uint32_t count = 0;
+    /* relaxed: whoever claims has seen the request in that frame published. */
+    if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) == 0)
+        return;
+    pthread_mutex_lock(&collector->lock);
+    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {
+        struct cox_request_buffer *behind = &collector->request_buffers[frame];
+        if (!behind->used || !collector_block_is_free(collector, &collector->entries[frame]))
+            continue;
+        behind->used = false;
+        atomic_fetch_sub_explicit(&collector->blocks_used, 1, memory_order_relaxed);
+        if (cox_large_payload_is_transient(&behind->block)) {
+            large[count++] = behind->block;
+            behind->block = (struct cox_large_payload){0};
+        }
+    }
+    pthread_mutex_unlock(&collector->lock);
+    /* Not under the lock: it may take a while to give a gigabyte back. */
+    for (uint32_t i = 0; i < count; i++)
+        cox_large_payload_drop(&collector->blocks->sender, &large[i]);
+}
+
+uint64_t cox_collector_held_bytes(const struct cox_collector *collector)
+{
+    uint64_t bytes = 0;
+    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++)
+        if (collector->request_buffers[frame].used)
+            bytes += collector->request_buffers[frame].block.region.size;
+    return bytes;
+}

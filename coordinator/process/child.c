@@ -1,0 +1,365 @@
+#include "supervise_internal.h"
+
+#include "channel/base/fault.h"
+#include "channel/base/tsan.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A process whose pidfd says that it is dead becomes waitable a moment later, and then it is known
+ * how it ended; under a debugger, only when that lets it go. */
+#define REAP_PATIENCE_NS (100 * COX_NSEC_PER_MSEC)
+
+void cox_child_await(struct cox_child *child)
+{
+    child->supervisor->alive++;
+    child->record->awaited = true;
+}
+
+void cox_child_await_no_more(struct cox_child *child)
+{
+    child->supervisor->alive -= child->record->awaited;
+    child->record->awaited = false;
+}
+
+int cox_child_begin(struct cox_child *child, const struct cox_launch_incarnation *incarnation,
+                    struct cox_error *err)
+{
+    struct cox_supervisor *s = child->supervisor;
+    pthread_mutex_lock(&s->lock);
+    bool expired = s->expired;
+    if (!expired)
+        s->launching = child->rank;
+    pthread_mutex_unlock(&s->lock);
+    /* start says why */
+    int r = expired ? COX_TIMEOUT
+                    : cox_launch(&s->plan, child->rank, incarnation, &child->launched, err);
+    pthread_mutex_lock(&s->lock);
+    /* relaxed: stored on behalf of this thread. The pipes had room above 2, so it has. */
+    child->pidfd = atomic_exchange_explicit(&child->launched.pidfd, -1, memory_order_relaxed);
+    if (child->pidfd >= 0)
+        cox_fd_raise(&child->pidfd);
+    if (r == 0) {
+        cox_rank_set_pid(child->record, child->launched.pid);
+        cox_child_await(child);
+        cox_rank_move(child->record, COX_STAGE_STARTING);
+    } else {
+        /* As it was before. */
+        cox_rank_move(child->record,
+                      cox_rank_pid(child->record) ? COX_STAGE_REPORTED : COX_STAGE_VACANT);
+    }
+    pthread_mutex_unlock(&s->lock);
+    if (r)
+        return r;
+    child->streams[0].fd = child->launched.stream_fds[0];
+    child->streams[1].fd = child->launched.stream_fds[1];
+    return 0;
+}
+
+int cox_pidfd_signal(int pidfd, int number)
+{
+    return syscall(SYS_pidfd_send_signal, pidfd, number, NULL, 0) < 0 ? -errno : 0;
+}
+
+static void child_keep_line(void *context, const char *text, size_t size)
+{
+    struct cox_child *child = context;
+    pthread_mutex_lock(&child->supervisor->lock);
+    cox_last_lines_add(&child->last_lines, text, size);
+    pthread_mutex_unlock(&child->supervisor->lock);
+}
+
+static void child_tell_line(struct cox_child *child, const char *text, bool is_stderr)
+{
+    struct cox_supervisor *s = child->supervisor;
+    if (s->hooks.line)
+        s->hooks.line(s->hooks.context, child->rank, is_stderr, text);
+}
+
+/* For lines that are kept already. */
+static void child_tell_stdout(void *context, const char *text, size_t size)
+{
+    (void)size;
+    child_tell_line(context, text, false);
+}
+
+static void child_tell_stderr(void *context, const char *text, size_t size)
+{
+    (void)size;
+    child_tell_line(context, text, true);
+}
+
+static const cox_output_line_fn stream_tells[2] = {child_tell_stdout, child_tell_stderr};
+
+static void child_stdout_line(void *context, const char *text, size_t size)
+{
+    child_keep_line(context, text, size);
+    child_tell_line(context, text, false);
+}
+
+static void child_stderr_line(void *context, const char *text, size_t size)
+{
+    child_keep_line(context, text, size);
+    child_tell_line(context, text, true);
+}
+
+static const cox_output_line_fn stream_lines[2] = {child_stdout_line, child_stderr_line};
+
+void cox_child_read(struct cox_child *child, int stream)
+{
+    cox_output_read(&child->streams[stream], stream_lines[stream], child);
+}
+
+/* False: not yet, try again. ret_info stays empty when nobody will ever know. */
+static bool child_try_reap(struct cox_child *child, siginfo_t *ret_info)
+{
+    if (cox_launch_reap(child->pidfd, false, ret_info) ||
+        errno == ECHILD) /* or somebody else has it */
+        return true;
+    uint64_t now = cox_now_ns();
+    if (!child->reap_until_ns)
+        child->reap_until_ns = now + REAP_PATIENCE_NS;
+    if (now < child->reap_until_ns)
+        return false;
+    /* One of an earlier incarnation that is still held is given up for it. */
+    cox_close_fd(&child->unreaped_fd);
+    child->unreaped_fd = fcntl(child->pidfd, F_DUPFD_CLOEXEC, 3);
+    return true;
+}
+
+void cox_child_retry_reap(struct cox_child *child)
+{
+    siginfo_t info = {0};
+    if (child->unreaped_fd >= 0 &&
+        (cox_launch_reap(child->unreaped_fd, false, &info) || errno == ECHILD))
+        cox_close_fd(&child->unreaped_fd);
+}
+
+/* What a dead worker has left in a pipe; bytes NULL: no memory for it. */
+struct rest {
+    char *bytes;
+    size_t size;
+};
+
+static void child_take_rest(struct cox_child *child, struct rest rest[2])
+{
+    for (int stream = 0; stream < 2; stream++) {
+        const struct cox_output *output = &child->streams[stream];
+        if (cox_output_take(output, &rest[stream].bytes, &rest[stream].size))
+            rest[stream] = (struct rest){0};
+        else
+            cox_output_last(output, rest[stream].bytes, rest[stream].size, child_keep_line, child);
+    }
+}
+
+static void child_tell_rest(struct cox_child *child, struct rest rest[2])
+{
+    for (int stream = 0; stream < 2; stream++) {
+        struct cox_output *output = &child->streams[stream];
+        if (!rest[stream].bytes) {
+            cox_output_drain(output, stream_lines[stream], child);
+            continue;
+        }
+        cox_output_feed(output, rest[stream].bytes, rest[stream].size, stream_tells[stream], child);
+        cox_output_finish(output, stream_tells[stream], child);
+        free(rest[stream].bytes);
+    }
+}
+
+int cox_child_kill(struct cox_child *child)
+{
+    if (child->supervisor->external)
+        return cox_pidfd_signal(child->pidfd, SIGKILL);
+    cox_launch_kill_group(cox_rank_pid(child->record), child->pidfd);
+    return 0;
+}
+
+void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t buffer_size)
+{
+    char who[96];
+    bool wrapped = child->adopted.pid != 0;
+    if (wrapped)
+        snprintf(who, sizeof who, "rank %u (pid %d, in its wrapper %d) is %s", child->rank,
+                 child->adopted.pid, cox_rank_pid(child->record), dead ? "dead" : "alive");
+    else
+        snprintf(who, sizeof who, "rank %u (pid %d)", child->rank, cox_rank_pid(child->record));
+    const char *whose = wrapped ? "; its wrapper" : "";
+    if (!cox_rank_pid(child->record)) {
+        snprintf(buffer, buffer_size, "rank %u has not logged on", child->rank);
+    } else if (!dead) {
+        snprintf(buffer, buffer_size, "%s%s", who, wrapped ? "" : " is alive");
+    } else if (child->wrapper_killed && !child->how.known) {
+        snprintf(buffer, buffer_size, "%s; how, only its wrapper knows", who);
+    } else if (child->left_alive) {
+        snprintf(buffer, buffer_size, "rank %u (pid %d) left the group and was let go", child->rank,
+                 cox_rank_pid(child->record));
+    } else if (!child->how.known && child->supervisor->external) {
+        snprintf(buffer, buffer_size, "%s is dead; how, only who started it knows", who);
+    } else if (!child->how.known) {
+        snprintf(
+            buffer, buffer_size,
+            "%s%s, nobody knows how: this program ignores SIGCHLD, waited for it elsewhere, or a debugger has it",
+            who, wrapped ? "" : " is dead");
+    } else if (child->how.signal) {
+        const char *name = sigdescr_np(child->how.signal);
+        snprintf(buffer, buffer_size, "%s%s was killed by signal %d (%s)%s", who, whose,
+                 child->how.signal, name ? name : "real-time signal",
+                 child->core_dumped ? " (core dumped)" : "");
+    } else {
+        snprintf(buffer, buffer_size, "%s%s exited with status %d", who, whose,
+                 child->how.exit_status);
+    }
+}
+
+/* With the lock held, when all of it is known. */
+static void child_keep_death(struct cox_child *child)
+{
+    if (atomic_load_explicit(&child->supervisor->ending, memory_order_acquire))
+        return;
+    struct cox_last_death *death = &child->last_death;
+    death->count++;
+    death->when_ns = cox_now_ns();
+    cox_child_describe(child, true, death->text, sizeof death->text);
+    cox_last_lines_join(&child->last_lines, death->last_lines, sizeof death->last_lines);
+}
+
+/* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all
+ * the lines, which may be a pipe full and take the host long, and its hook come after that. Only
+ * then the count: whoever waited for it knows that the hooks are through. */
+void cox_child_reap(struct cox_child *child)
+{
+    struct cox_supervisor *s = child->supervisor;
+    siginfo_t info = {0};
+    cox_child_kill(child); /* while the number is its own: it is not reaped */
+    if (!s->external && !child_try_reap(child, &info))
+        return;
+    cox_fault_point(COX_FAULT_DEATH_SEEN);
+    struct rest rest[2];
+    child_take_rest(child, rest);
+    struct cox_exit how = {.known = info.si_pid != 0};
+    if (how.known && info.si_code == CLD_EXITED)
+        how.exit_status = info.si_status;
+    else if (how.known)
+        how.signal = info.si_status;
+    cox_tsan_has_died();
+    pthread_mutex_lock(&s->lock);
+    child->core_dumped = how.known && info.si_code == CLD_DUMPED;
+    if (child->wrapper_killed && how.signal == SIGKILL)
+        how = (struct cox_exit){.known = false}; /* it is our doing */
+    child->how = how;
+    child_keep_death(child);
+    cox_rank_move(child->record, COX_STAGE_DEAD);
+    pthread_mutex_unlock(&s->lock);
+    cox_fault_point(COX_FAULT_DEATH_STORED);
+
+    if (s->hooks.wake)
+        s->hooks.wake(s->hooks.context, child->rank);
+    child_tell_rest(child, rest);
+    if (s->hooks.death)
+        s->hooks.death(s->hooks.context, child->rank, cox_rank_pid(child->record), &how);
+    cox_fault_point(COX_FAULT_DEATH_TOLD);
+    pthread_mutex_lock(&s->lock);
+    cox_child_await_no_more(child);
+    cox_rank_move(child->record, COX_STAGE_REPORTED);
+    pthread_cond_broadcast(&s->changed);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool cox_child_is_dead(struct cox_child *child)
+{
+    return cox_rank_is_dead(child->record);
+}
+
+/* Of the polled set; a negative fd, which is what a thing of the past has, is skipped by poll.
+ * Under the lock: adopt, and where processes come from outside register and set_left, change them
+ * on other threads. */
+void cox_child_polled_fds(struct cox_child *child, int *ret_fd, int *ret_adopted_fd)
+{
+    pthread_mutex_lock(&child->supervisor->lock);
+    const bool lives = cox_rank_stage_lives(cox_rank_stage_of(child->record));
+    *ret_fd = child->ended || !lives ? -1 : child->pidfd;
+    *ret_adopted_fd = child->adopted_ended || !lives ? -1 : child->adopted.pidfd;
+    pthread_mutex_unlock(&child->supervisor->lock);
+}
+
+/* With the lock held. */
+static void child_see_end(struct cox_child *child)
+{
+    if (cox_rank_stage_serves(cox_rank_stage_of(child->record)))
+        cox_rank_move(child->record, COX_STAGE_EXITING);
+}
+
+/* The process that served the rank is dead; without it the wrapper is nothing, unless it is the end
+ * and it has something left to do. */
+void cox_child_adopted_ended(struct cox_child *child)
+{
+    bool ending = atomic_load_explicit(&child->supervisor->ending, memory_order_acquire);
+    pthread_mutex_lock(&child->supervisor->lock);
+    child->adopted_ended = true;
+    child_see_end(child);
+    if (!child->ended && !ending) {
+        /* It may have been the death of the wrapper that ended it, and is seen first. */
+        child->wrapper_killed = !cox_peer_exiting(cox_rank_pid(child->record));
+        cox_launch_kill_group(cox_rank_pid(child->record), child->pidfd);
+    }
+    pthread_mutex_unlock(&child->supervisor->lock);
+}
+
+/* The process that was started is dead. One that serves in its place goes, too; if it is the end,
+ * as one that was told by the same signals. The dead one is not reaped before: it keeps the group's
+ * number. */
+void cox_child_ended(struct cox_child *child)
+{
+    bool ending = atomic_load_explicit(&child->supervisor->ending, memory_order_acquire);
+    pthread_mutex_lock(&child->supervisor->lock);
+    /* It was polled without the lock: by now the rank may have been released, or be another
+     * process. */
+    const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
+    bool ended = !child->supervisor->external || (child->pidfd >= 0 && !cox_peer_alive(&peer));
+    if (ended) {
+        child->ended = true;
+        child_see_end(child);
+    }
+    if (ended && child->adopted.pidfd >= 0 && !child->adopted_ended && !ending) {
+        cox_launch_kill_group(cox_rank_pid(child->record), child->pidfd);
+        cox_pidfd_signal(child->adopted.pidfd, SIGKILL);
+    }
+    pthread_mutex_unlock(&child->supervisor->lock);
+}
+
+bool cox_child_is_gone(struct cox_child *child)
+{
+    pthread_mutex_lock(&child->supervisor->lock);
+    bool gone = cox_rank_stage_of(child->record) == COX_STAGE_EXITING && child->ended &&
+                (child->adopted.pidfd < 0 || child->adopted_ended);
+    pthread_mutex_unlock(&child->supervisor->lock);
+    return gone;
+}
+
+void cox_child_reset(struct cox_child *child)
+{
+    struct cox_supervisor *s = child->supervisor;
+    for (int stream = 0; stream < 2; stream++) {
+        cox_close_fd(
+            &child->streams[stream].fd); /* a child of the dead may still hold the other end */
+        child->streams[stream].size = 0;
+    }
+    pthread_mutex_lock(&s->lock);
+    cox_close_fd(&child->pidfd);
+    cox_peer_close(&child->adopted);
+    child->adopted.pid = 0;
+    atomic_store_explicit(&child->record->adopted_pid, 0, memory_order_relaxed);
+    child->reap_until_ns = 0;
+    child->ended = child->adopted_ended = child->wrapper_killed = false;
+    child->record->left_ns = 0;
+    child->last_lines = (struct cox_last_lines){0};
+    cox_rank_move(child->record, COX_STAGE_LAUNCHING);
+    pthread_mutex_unlock(&s->lock);
+}

@@ -1,0 +1,174 @@
+/*
+ * rank: one record for each rank of a group: its stage, and the facts that go with it.
+ *
+ * The stage says what the process of the rank does, as far as the coordinator knows:
+ *
+ *                 registered
+ *      .-------------------------------.
+ *      |  launch            executed   v   attached
+ *   VACANT ----> LAUNCHING -----> STARTING ---------> RUNNING
+ *      |           ^   |             |  \              |  |  ^
+ *      |  relaunch |   | not         |   '- leaves -.   |  |  | takes
+ *      |           |   v executed    |              v   v  |  | it back
+ *      '------> REPORTED             | ends        LEAVING-|--'
+ *       cancelled  ^                 v                |    | ends
+ *                  |              EXITING <-----------+----'
+ *     hook returned|                 | reaped
+ *                  '-------- DEAD <--'
+ *
+ * To VACANT go: STARTING, RUNNING and LEAVING, when the slot of an external process is released;
+ * REPORTED, when another process may have the slot; LAUNCHING, when the first one was not executed.
+ *
+ * Facts that are independent of the stage are fields: whether channels ask the rank (detached),
+ * whether a thread replaces its process (restarting), whether a client may become it
+ * (open_for_attach), whether the end of its process is waited for (awaited).
+ *
+ * Threads: cox_rank_move is called with the supervisor's lock held. Anybody may read. Each field
+ *   says which thread writes it, and under what.
+ * Ownership: the executor owns the records of its group; supervisor, collectors and error channel
+ *   borrow them.
+ * Blocks: nothing.
+ * If the process dies: private memory.
+ */
+#ifndef COX_COORDINATOR_RANK_H
+#define COX_COORDINATOR_RANK_H
+
+#include "channel/base/base.h"
+
+#include <stdatomic.h>
+#include <sys/types.h>
+
+/* In this order: from DEAD on the process of before is dead and there is no other. */
+enum cox_rank_stage {
+    /* no process is the rank, and nobody waits for the end of one */
+    COX_STAGE_VACANT,
+    /* its process runs, and has not attached */
+    COX_STAGE_STARTING,
+    /* it has attached, and its identity was checked */
+    COX_STAGE_RUNNING,
+    /* it has left the group, its process lives */
+    COX_STAGE_LEAVING,
+    /* the end of one of its processes was seen; they are not reaped */
+    COX_STAGE_EXITING,
+    /* it is reaped; its last lines and its hook are under way */
+    COX_STAGE_DEAD,
+    /* the death hook has returned */
+    COX_STAGE_REPORTED,
+    /* another process is being started */
+    COX_STAGE_LAUNCHING,
+    COX_STAGE_COUNT
+};
+
+/* Which client is the rank, as the control socket knows it. Written by that socket's thread alone;
+ * relaxed. */
+struct cox_slot_holder {
+    /* cox_door_visitor.id; 0: none */
+    _Atomic uint64_t connection;
+    /* by the kernel's word; 0: not known */
+    _Atomic pid_t pid;
+    /* of the rank when it logged on; if the rank has another by now, nobody holds the slot */
+    _Atomic uint32_t incarnation;
+};
+
+struct cox_rank {
+    /* enum cox_rank_stage. Written by cox_rank_move, with release. */
+    _Atomic uint32_t stage;
+    /* The process that was started, 0: none; and the one that serves in its place, 0: it is the
+     * same. Written under the supervisor's lock; relaxed. */
+    _Atomic pid_t pid;
+    _Atomic pid_t adopted_pid;
+    /* Counts its processes, from 1. Written by the thread that has `restarting`; relaxed. */
+    _Atomic uint32_t incarnation;
+    /* Replacements that succeeded. Written by the thread that has `restarting`, with release. */
+    _Atomic uint32_t restarts;
+    /* The incarnation whose death was told to the host, 0: none. Exchanged by whichever of the
+     * supervisor thread and start is first. */
+    _Atomic uint32_t announced;
+    /* No channel may ask it. Written by the thread that has `restarting`: true under the locks of
+     * a collector, which its claim holds when it reads this. */
+    _Atomic bool detached;
+    /* A thread replaces its process. Taken by an exchange with acquire, given back with release. */
+    _Atomic bool restarting;
+    /* external: a client that logs on may become it now. Under the executor's memory_lock. */
+    bool open_for_attach;
+    /* Its process counts in the supervisor's `alive`: it was started or registered, has not left
+     * for good, and its death hook has not returned. Under the supervisor's lock. */
+    bool awaited;
+    /* When it was seen to have left, CLOCK_MONOTONIC. Under the supervisor's lock. */
+    uint64_t left_ns;
+    struct cox_slot_holder holder;
+    /* The last process that was the rank, for the log; pid 0: the first one is it. Written by the
+     * thread that has `restarting`. */
+    struct {
+        pid_t pid;
+        uint32_t incarnation;
+    } previous;
+};
+
+/* Vacant, in their first incarnation. */
+void cox_ranks_init(struct cox_rank *ranks, uint32_t rank_count);
+
+/* The one place where the stage changes. The fields that go with the new stage are set before. The
+ * testing build asserts that the table has this move, and the invariant. */
+void cox_rank_move(struct cox_rank *rank, enum cox_rank_stage to);
+bool cox_rank_may_move(enum cox_rank_stage from, enum cox_rank_stage to);
+/* What is wrong with the record, in words; NULL: nothing. With the supervisor's lock held. */
+const char *cox_rank_invariant(const struct cox_rank *rank);
+const char *cox_rank_stage_name(uint32_t stage);
+
+/* Acquire: what was written before the move, such as how it died, may be read now. */
+static inline enum cox_rank_stage cox_rank_stage_of(const struct cox_rank *rank)
+{
+    return (enum cox_rank_stage)atomic_load_explicit(&rank->stage, memory_order_acquire);
+}
+
+/* Its process is reaped and no other was executed. The one answer to the question who is dead; that
+ * a dead one is about to be known as such, cox_supervisor_ended and cox_supervisor_exiting ask the
+ * kernel. */
+static inline bool cox_rank_is_dead(const struct cox_rank *rank)
+{
+    return cox_rank_stage_of(rank) >= COX_STAGE_DEAD;
+}
+
+/* There is a process, which is not reaped. */
+static inline bool cox_rank_stage_lives(enum cox_rank_stage stage)
+{
+    return stage >= COX_STAGE_STARTING && stage <= COX_STAGE_EXITING;
+}
+
+/* There is one, and no end of it was seen. */
+static inline bool cox_rank_stage_serves(enum cox_rank_stage stage)
+{
+    return stage >= COX_STAGE_STARTING && stage <= COX_STAGE_LEAVING;
+}
+
+/* With the supervisor's lock held; relaxed: a number, which the move that follows publishes. */
+static inline void cox_rank_set_pid(struct cox_rank *rank, pid_t pid)
+{
+    atomic_store_explicit(&rank->pid, pid, memory_order_relaxed);
+}
+
+static inline pid_t cox_rank_pid(const struct cox_rank *rank)
+{
+    return atomic_load_explicit(&rank->pid, memory_order_relaxed);
+}
+
+/* The process that serves. */
+static inline pid_t cox_rank_serving_pid(const struct cox_rank *rank)
+{
+    const pid_t adopted = atomic_load_explicit(&rank->adopted_pid, memory_order_relaxed);
+    return adopted ? adopted : cox_rank_pid(rank);
+}
+
+static inline uint32_t cox_rank_incarnation(const struct cox_rank *rank)
+{
+    return atomic_load_explicit(&rank->incarnation, memory_order_relaxed);
+}
+
+static inline bool cox_rank_is_detached(const struct cox_rank *rank)
+{
+    /* acquire: partner is the release where it is stored. */
+    return atomic_load_explicit(&rank->detached, memory_order_acquire);
+}
+
+#endif

@@ -1,0 +1,194 @@
+/* Large payloads: reserve, map and read, with each of their calls failing in turn. The sender of
+ * what is read is another process. */
+#include "countdown.h"
+#include "testing.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "channel/memory/large_payload.h"
+#include "channel/base/peer.h"
+
+#define BLOCK_SIZE 100000
+
+static struct cox_large_payload_sender sender;
+static struct cox_large_payload kept;
+static struct cox_large_payload_ref foreign; /* the child's payload */
+static struct cox_large_payload_origin child;
+
+/* ---- sending ---- */
+
+static void sender_prepare(void)
+{
+    cox_large_payload_sender_init(&sender);
+}
+
+static void sender_restore(void)
+{
+    cox_large_payload_drop(&sender, &kept);
+    assert_int_equal(atomic_load(&sender.block_count), 0);
+    assert_int_equal(atomic_load(&sender.block_bytes), 0);
+    cox_large_payload_sender_deinit(&sender);
+}
+
+static int reserve(void *object, struct cox_error *err)
+{
+    struct cox_large_payload block = {0};
+    int r = cox_large_payload_reserve(&sender, NULL, BLOCK_SIZE, &block, err);
+    if (r == 0)
+        memcpy(object, &block, sizeof block);
+    return r;
+}
+
+static void drop(void *object)
+{
+    cox_large_payload_drop(&sender, object);
+}
+
+static void sender_prepare_kept(void)
+{
+    sender_prepare();
+    assert_int_equal(cox_large_payload_reserve(&sender, NULL, BLOCK_SIZE, &kept, NULL), 0);
+}
+
+/* Replaces a payload that is too small: after a failure there is none. */
+static int reserve_larger(void *object, struct cox_error *err)
+{
+    (void)object;
+    int r = cox_large_payload_reserve(&sender, NULL, 2 * COX_LARGE_PAYLOAD_KEEP_SIZE, &kept, err);
+    assert_int_equal(r == 0, kept.region.base != NULL);
+    return r;
+}
+
+static void reserve_nothing(void *object)
+{
+    (void)object;
+}
+
+/* ---- reading ---- */
+
+static int view_map(void *object, struct cox_error *err)
+{
+    struct cox_large_payload_view view = {0};
+    const uint8_t *bytes;
+    int r = cox_large_payload_view_map(&view, &foreign, &child, &bytes, err);
+    if (r)
+        return r;
+    assert_memory_equal(bytes, "of the child", 12);
+    memcpy(object, &view, sizeof view);
+    return 0;
+}
+
+static void view_drop(void *object)
+{
+    cox_large_payload_view_drop(object);
+}
+
+static int block_read(void *object, struct cox_error *err)
+{
+    static uint8_t bytes[BLOCK_SIZE];
+    (void)object;
+    int r = cox_large_payload_read(&foreign, &child, bytes, err);
+    if (r == 0)
+        assert_memory_equal(bytes, "of the child", 12);
+    return r;
+}
+
+static int block_read_of_any_start(void *object, struct cox_error *err)
+{
+    const uint64_t start = child.start;
+    child.start = 0;
+    int r = block_read(object, err);
+    child.start = start;
+    return r;
+}
+
+static const int no_space[] = {COX_NO_SPACE, 0};
+
+static const struct countdown_subject subjects[] = {
+    {.name = "large_payload_reserve",
+     .size = sizeof(struct cox_large_payload),
+     .codes = no_space,
+     .lenient = true, /* the number that is its fd's turn may be too high */
+     .construct = reserve,
+     .destroy = drop,
+     .prepare = sender_prepare,
+     .restore = sender_restore},
+    {.name = "large_payload_reserve in place of another",
+     .codes = no_space,
+     .lenient = true,
+     .construct = reserve_larger,
+     .destroy = reserve_nothing,
+     .prepare = sender_prepare_kept,
+     .restore = sender_restore},
+    {.name = "large_payload_view_map",
+     .size = sizeof(struct cox_large_payload_view),
+     .codes = no_space,
+     .construct = view_map,
+     .destroy = view_drop},
+    {.name = "large_payload_read", .construct = block_read},
+    {.name = "large_payload_read, start not told", .construct = block_read_of_any_start},
+};
+
+static void m3_b15_b29_any_call_may_fail_once(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_once(&subjects[i]);
+}
+
+static void m3_b19_the_first_of_many_failures_is_reported(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_sticky(&subjects[i]);
+}
+
+static void m3_b47_interruptions_stay_inside(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof subjects / sizeof subjects[0]; i++)
+        countdown_interrupted(&subjects[i]);
+}
+
+static _Noreturn void child_main(int told)
+{
+    struct cox_large_payload_sender of_child;
+    struct cox_large_payload block = {0};
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    cox_large_payload_sender_init(&of_child);
+    COX_ASSERT(cox_large_payload_reserve(&of_child, NULL, BLOCK_SIZE, &block, NULL) == 0);
+    memcpy(block.region.base, "of the child", 12);
+    const struct cox_large_payload_ref ref = cox_large_payload_refer(&block, BLOCK_SIZE);
+    COX_ASSERT(write(told, &ref, sizeof ref) == sizeof ref);
+    for (;;)
+        pause();
+}
+
+int main(void)
+{
+    int told[2];
+    COX_ASSERT(pipe(told) == 0);
+    pid_t pid = fork();
+    if (pid == 0)
+        child_main(told[1]);
+    COX_ASSERT(pid > 0 && read(told[0], &foreign, sizeof foreign) == sizeof foreign);
+    child.pid = pid;
+    COX_ASSERT(cox_peer_start_time(pid, &child.start) == 0);
+    close(told[0]);
+    close(told[1]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(m3_b15_b29_any_call_may_fail_once),
+        cmocka_unit_test(m3_b19_the_first_of_many_failures_is_reported),
+        cmocka_unit_test(m3_b47_interruptions_stay_inside),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    return failed;
+}

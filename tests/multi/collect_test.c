@@ -1,0 +1,372 @@
+/* Completions that the host collects on its own threads. */
+#include "testing.h"
+
+#include "channel/base/base.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXECUTE COX_CHANNEL_EXECUTE
+#define DEPTH 4
+
+static struct test_group *start(uint32_t rank_count)
+{
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .collect = true,
+                                                 .depth = DEPTH,
+                                                 .finalize_ms = 300};
+    return test_group_start(rank_count, &options);
+}
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static int submit(struct test_group *g, const char *text, void *context, uint64_t deadline_ns,
+                  struct cox_error *err)
+{
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_ALL,
+                                               .deadline_ns = deadline_ns,
+                                               .request_context = context};
+    uint64_t sequence;
+    return cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
+                                      &sequence, err);
+}
+
+/* After a request that ended early, some ranks may still have to reply to it. */
+static void submit_persist(struct test_group *g, const char *text)
+{
+    struct cox_error err = {0};
+    int r;
+    while ((r = submit(g, text, NULL, patience(), &err)) == COX_LATE || r == COX_FULL)
+        sched_yield();
+    assert_int_equal(r, 0);
+}
+
+static int collect(struct test_group *g, struct cox_completion *completions, uint32_t count_max,
+                   uint64_t deadline_ns, uint32_t *ret_count)
+{
+    struct cox_error err = {0};
+    return cox_executor_completions(test_group_executor(g), EXECUTE, completions, count_max,
+                                    deadline_ns, ret_count, &err);
+}
+
+static void expect_text(const struct cox_completion *completion, const char *text)
+{
+    assert_int_equal(completion->status, 0);
+    for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
+        assert_int_equal(completion->ranks[rank].outcome, COX_OUTCOME_OK);
+        assert_int_equal(completion->ranks[rank].size, strlen(text));
+        assert_memory_equal(completion->ranks[rank].bytes, text, strlen(text));
+    }
+}
+
+/* ---- in order, and lent until the next collection ---- */
+
+static void p4_completions_are_collected_in_order_and_stay_whole(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {1, 2, 4, 8};
+    for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
+        struct test_group *g = start(counts[n]);
+        struct cox_completion completions[DEPTH];
+        uint32_t count, seen = 0;
+        char texts[64][32];
+        for (uint32_t sent = 0; seen < 64;) {
+            struct cox_error err = {0};
+            int r = COX_FULL;
+            while (sent < 64) {
+                snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
+                r = submit(g, texts[sent], texts[sent], patience(), &err);
+                if (r)
+                    break;
+                sent++;
+            }
+            assert_true(sent == 64 || r == COX_FULL || r == COX_LATE);
+            assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+            /* Their frames are used again while they are looked at. */
+            for (; sent < 64; sent++) {
+                snprintf(texts[sent], sizeof texts[sent], "echo number %u", sent);
+                if (submit(g, texts[sent], texts[sent], patience(), &err))
+                    break;
+            }
+            for (uint32_t i = 0; i < count; i++, seen++) {
+                assert_ptr_equal(completions[i].request_context, texts[seen]);
+                expect_text(&completions[i], texts[seen] + strlen("echo "));
+            }
+        }
+        assert_int_equal(collect(g, completions, DEPTH, 0, &count), COX_TIMEOUT);
+        test_group_free(g);
+    }
+}
+
+/* ---- room ---- */
+
+static void p4_what_is_not_collected_takes_room(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    struct cox_completion completions[DEPTH];
+    struct cox_error err = {0};
+    uint32_t count, collected = 0;
+    for (int i = 0; i < DEPTH; i++)
+        assert_int_equal(submit(g, "echo x", NULL, patience(), &err), 0);
+    /* One at a time: the rest stays, and the thread that calls leaves them where they are. */
+    assert_int_equal(collect(g, completions, 1, patience(), &count), 0);
+    assert_int_equal(count, 1);
+    collected += count;
+    test_expect_echo(g, "called between");
+    int r = 0;
+    while (r == 0)
+        r = submit(g, "echo y", NULL, patience(), &err);
+    assert_int_equal(r, COX_FULL);
+    while (collect(g, completions, DEPTH, cox_deadline_after_ms(100), &count) == 0) {
+        for (uint32_t i = 0; i < count; i++)
+            assert_true(completions[i].ranks[1].size == 1);
+        collected += count;
+    }
+    assert_true(collected >= DEPTH);
+    assert_int_equal(submit(g, "echo z", NULL, patience(), &err), 0);
+    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    expect_text(&completions[0], "z");
+    test_group_free(g);
+}
+
+/* ---- waits ---- */
+
+static void m4_deadlines_errors_and_deaths_are_collected(void **state)
+{
+    (void)state;
+    struct test_group *g = start(4);
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_completion completions[DEPTH];
+    struct cox_error err = {0};
+    uint32_t count;
+    uint64_t begin_ns = cox_now_ns();
+    assert_int_equal(collect(g, completions, DEPTH, cox_deadline_after_ms(30), &count),
+                     COX_TIMEOUT);
+    assert_true(cox_now_ns() - begin_ns >= 30 * COX_NSEC_PER_MSEC);
+
+    struct test_pipe *pipe = test_pipe_new();
+    char text[256];
+    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
+    assert_int_equal(submit(g, text, NULL, cox_deadline_after_ms(50), &err), 0);
+    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(completions[0].status, COX_TIMEOUT);
+    for (uint32_t rank = 0; rank < 4; rank++)
+        assert_int_equal(completions[0].ranks[rank].outcome, COX_OUTCOME_LATE);
+    assert_non_null(strstr(completions[0].text, "0 of 4 ranks"));
+    test_pipe_release(pipe, 4);
+
+    submit_persist(g, "each echo x|fail 7 no|echo x|echo x");
+    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(completions[0].status, COX_REJECTED);
+    assert_int_equal(completions[0].ranks[1].code, 7);
+    assert_string_equal(completions[0].ranks[1].text, "no");
+
+    test_needs_processes();
+    submit_persist(g, text);
+    kill(cox_executor_pid(executor, 2), SIGKILL);
+    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(completions[0].status, COX_PEER_DEAD);
+    assert_int_equal(completions[0].ranks[2].signal, SIGKILL);
+    test_pipe_release(pipe, 3);
+    test_group_free(g);
+}
+
+static void m13_a_dead_rank_is_replaced_while_nobody_collects(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct test_group *g = start(2);
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_completion completions[DEPTH];
+    struct cox_error err = {0};
+    uint32_t count;
+    struct test_pipe *pipe = test_pipe_new();
+    char text[256];
+    snprintf(text, sizeof text, "each echo x|block %s", test_pipe_path(pipe));
+    assert_int_equal(submit(g, text, NULL, patience(), &err), 0);
+    kill(cox_executor_pid(executor, 1), SIGKILL);
+    test_await_death(g, 1);
+    assert_int_equal(cox_executor_restart(executor, 1, patience(), &err), 0);
+    assert_int_equal(collect(g, completions, DEPTH, patience(), &count), 0);
+    assert_int_equal(completions[0].status, COX_PEER_DEAD);
+    test_expect_echo(g, "replaced");
+    test_group_free(g);
+}
+
+/* ---- several threads ---- */
+
+#define CALLER_COUNT 4
+#define CALLS 200
+
+struct callers {
+    struct test_group *group;
+    atomic_uint failed;
+    atomic_bool done;
+};
+
+static void *call(void *context)
+{
+    struct callers *callers = context;
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
+                                               .deadline_ns = patience()};
+    for (int i = 0; i < CALLS; i++) {
+        struct cox_error err = {0};
+        if (cox_executor_call_opaque(test_group_executor(callers->group), "echo c", 6, &options,
+                                     NULL, NULL, &err))
+            atomic_fetch_add(&callers->failed, 1);
+    }
+    return NULL;
+}
+
+static void *submit_steadily(void *context)
+{
+    struct callers *callers = context;
+    for (int i = 0; i < CALLS;) {
+        struct cox_error err = {0};
+        int r = submit(callers->group, "echo s", NULL, patience(), &err);
+        if (r == 0)
+            i++;
+        else if (r != COX_FULL && r != COX_LATE)
+            atomic_fetch_add(&callers->failed, 1);
+        else
+            sched_yield();
+    }
+    return NULL;
+}
+
+static void p4_calls_and_collections_gather_for_each_other(void **state)
+{
+    (void)state;
+    struct callers callers = {.group = start(2)};
+    struct cox_completion completions[DEPTH];
+    pthread_t threads[CALLER_COUNT + 1];
+    uint32_t count, collected = 0;
+    for (int i = 0; i < CALLER_COUNT; i++)
+        assert_int_equal(pthread_create(&threads[i], NULL, call, &callers), 0);
+    assert_int_equal(pthread_create(&threads[CALLER_COUNT], NULL, submit_steadily, &callers), 0);
+    while (collected < CALLS) {
+        assert_int_equal(collect(callers.group, completions, DEPTH, patience(), &count), 0);
+        for (uint32_t i = 0; i < count; i++)
+            expect_text(&completions[i], "s");
+        collected += count;
+    }
+    for (int i = 0; i <= CALLER_COUNT; i++)
+        pthread_join(threads[i], NULL);
+    assert_int_equal(atomic_load(&callers.failed), 0);
+    assert_int_equal(collected, CALLS);
+    test_group_free(callers.group);
+}
+
+struct collector {
+    struct test_group *group;
+    int status;
+    uint32_t closed;
+};
+
+static void *collect_until_closed(void *context)
+{
+    struct collector *collector = context;
+    struct cox_completion completions[DEPTH];
+    uint32_t count;
+    while ((collector->status =
+                collect(collector->group, completions, DEPTH, COX_DEADLINE_NEVER, &count)) == 0)
+        for (uint32_t i = 0; i < count; i++)
+            collector->closed += completions[i].status == COX_CLOSED;
+    return NULL;
+}
+
+static void p4_a_stop_ends_the_collection_and_what_is_in_flight(void **state)
+{
+    (void)state;
+    for (int in_flight = 0; in_flight <= 2; in_flight++) {
+        struct test_group *g = start(2);
+        struct collector collector = {.group = g};
+        struct cox_error err = {0};
+        struct test_pipe *pipe = test_pipe_new();
+        char text[256];
+        pthread_t thread;
+        snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
+        assert_int_equal(pthread_create(&thread, NULL, collect_until_closed, &collector), 0);
+        for (int i = 0; i < in_flight; i++)
+            assert_int_equal(submit(g, text, NULL, COX_DEADLINE_NEVER, &err), 0);
+        if (in_flight) /* one that ran, so that the others are in flight */
+            test_pipe_release(pipe, 2 * (size_t)in_flight - 1);
+        cox_executor_stop(test_group_executor(g));
+        pthread_join(thread, NULL);
+        assert_int_equal(collector.status, COX_CLOSED);
+        if (in_flight)
+            assert_true(collector.closed >= 1);
+        test_pipe_release(pipe, 1);
+        test_group_free(g);
+    }
+}
+
+/* ---- refusals ---- */
+
+static void in_visit(void *context, const struct cox_completion *completion)
+{
+    struct cox_completion completions[1];
+    uint32_t count;
+    (void)completion;
+    *(int *)context = cox_executor_completions(test_group_executor(((void **)context)[1]), EXECUTE,
+                                               completions, 1, 0, &count, NULL);
+}
+
+static void p4_wrong_use_is_refused(void **state)
+{
+    (void)state;
+    struct cox_completion completions[1];
+    struct cox_error err = {0};
+    uint32_t count;
+    struct test_group *g = start(1);
+    struct cox_executor *executor = test_group_executor(g);
+    assert_int_equal(
+        cox_executor_completions(executor, COX_CHANNEL_LINK, completions, 1, 0, &count, &err),
+        COX_INVALID);
+    assert_int_equal(collect(g, completions, 0, 0, &count), COX_INVALID);
+    assert_int_equal(cox_executor_register(executor, EXECUTE, test_handler, g), COX_STATE);
+    assert_int_equal(cox_executor_replace(executor, EXECUTE, test_handler, g), COX_STATE);
+    struct {
+        int status;
+        struct test_group *group;
+    } visit = {.group = g};
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
+                                               .deadline_ns = patience()};
+    assert_int_equal(
+        cox_executor_call_opaque(executor, "echo x", 6, &options, in_visit, &visit, &err), 0);
+    assert_int_equal(visit.status, COX_DEADLOCK);
+    test_group_free(g);
+
+    g = test_group_start(1, NULL);
+    assert_int_equal(
+        cox_executor_completions(test_group_executor(g), EXECUTE, completions, 1, 0, &count, &err),
+        COX_STATE);
+    assert_non_null(strstr(err.text, "collect"));
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p4_completions_are_collected_in_order_and_stay_whole),
+        TEST(p4_what_is_not_collected_takes_room),
+        TEST(m4_deadlines_errors_and_deaths_are_collected),
+        TEST(m13_a_dead_rank_is_replaced_while_nobody_collects),
+        TEST(p4_calls_and_collections_gather_for_each_other),
+        TEST(p4_a_stop_ends_the_collection_and_what_is_in_flight),
+        TEST(p4_wrong_use_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

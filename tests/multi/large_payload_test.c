@@ -1,0 +1,890 @@
+/* Requests and answers that do not fit their frame or slot: whole on every rank, in one memory,
+ * counted, and gone once nobody reads them, whoever dies when. */
+#include "large_payload_bytes.h"
+#include "testing.h"
+
+#include "channel/memory/large_payload.h"
+#include "channel/base/fault.h"
+#include "coordinator/executor/executor.h"
+#include "proto/executor.pb-c.h"
+#include "rights.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MIB (UINT64_C(1) << 20)
+/* Small frames and slots, so that little is much: 16 KiB less the prefix. */
+#define ROOM ((size_t)(16 << 10) - 4)
+
+static const char *const worker_command[] = {COX_TEST_BIN_DIR "/large_payload_worker", NULL};
+
+static struct cox_executor_options small_options(uint32_t rank_count)
+{
+    struct cox_executor_options options = {
+        .size = sizeof(struct cox_executor_options), .command = worker_command, .depth = 2};
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        options.request_size[c] = 2 * (16 << 10);
+        options.response_size[c] = (uint64_t)rank_count * 2 * (16 << 10);
+    }
+    return options;
+}
+
+static struct test_group *small_group(uint32_t rank_count)
+{
+    const struct cox_executor_options options = small_options(rank_count);
+    return test_group_start(rank_count, &options);
+}
+
+/* ---- who has how much of it ---- */
+
+struct held {
+    /* memory of blocks that are kept, by inode */
+    size_t blocks;
+    size_t large;
+    uint64_t bytes;
+};
+
+static void held_add(struct held *held, uint64_t inodes[64], uint64_t inode, uint64_t size)
+{
+    for (size_t i = 0; i < held->blocks; i++)
+        if (inodes[i] == inode)
+            return;
+    assert_true(held->blocks < 64);
+    inodes[held->blocks++] = inode;
+    held->bytes += size;
+    held->large += size > COX_LARGE_PAYLOAD_KEEP_SIZE;
+}
+
+/* Mapped by the process. */
+static struct held held_by(pid_t pid)
+{
+    struct held held = {0};
+    uint64_t inodes[64], begin, end, inode;
+    char path[64], line[512];
+    snprintf(path, sizeof path, "/proc/%jd/maps", (intmax_t)pid);
+    FILE *maps = fopen(path, "re");
+    while (maps && fgets(line, sizeof line, maps))
+        if (strstr(line, "memfd:cox_large_payload") &&
+            sscanf(line, "%" SCNx64 "-%" SCNx64 " %*s %*s %*s %" SCNu64, &begin, &end, &inode) == 3)
+            held_add(&held, inodes, inode, end - begin);
+    if (maps)
+        fclose(maps);
+    return held;
+}
+
+/* Open, or mapped. */
+static size_t fds_of_blocks(pid_t pid)
+{
+    char path[64], target[128];
+    size_t count = 0;
+    snprintf(path, sizeof path, "/proc/%jd/fd", (intmax_t)pid);
+    DIR *folder = opendir(path);
+    struct dirent *entry;
+    while (folder && (entry = readdir(folder))) {
+        ssize_t length = readlinkat(dirfd(folder), entry->d_name, target, sizeof target - 1);
+        target[length > 0 ? length : 0] = '\0';
+        count += strstr(target, "memfd:cox_large_payload") != NULL;
+    }
+    if (folder)
+        closedir(folder);
+    return count;
+}
+
+static void nap(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+}
+
+static const struct cox_channel_stats *stats_of(struct test_group *g, enum cox_channel_id channel)
+{
+    static struct cox_channel_stats stats;
+    cox_executor_stats(test_group_executor(g), channel, &stats);
+    return &stats;
+}
+
+/* What is larger than what is kept is gone, here and in every rank that lives; so is every use of
+ * what is kept. */
+static void expect_nothing_held(struct test_group *g, uint64_t dead)
+{
+    struct cox_executor *executor = test_group_executor(g);
+    const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        while (stats_of(g, (enum cox_channel_id)c)->large_held_bytes > 0) {
+            assert_true(cox_now_ns() < deadline_ns);
+            nap();
+        }
+    while (held_by(getpid()).large > 0) {
+        assert_true(cox_now_ns() < deadline_ns);
+        nap();
+    }
+    for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
+        while (!(dead >> rank & 1) && held_by(cox_executor_pid(executor, rank)).large > 0) {
+            if (cox_now_ns() >= deadline_ns)
+                fail_msg("rank %" PRIu32 " still holds a large block", rank);
+            nap();
+        }
+    /* One fd for each that is kept, and none for what is gone; the door's copies are here as well,
+     * and another thread closes them. */
+    while (fds_of_blocks(getpid()) >
+           2 * held_by(getpid()).blocks + 4 * cox_executor_rank_count(executor)) {
+        assert_true(cox_now_ns() < deadline_ns);
+        nap();
+    }
+}
+
+/* ---- requests ---- */
+
+struct bytes {
+    uint8_t *at;
+    size_t size;
+};
+
+/* A line, and bytes behind it up to size. */
+static struct bytes bytes_make(size_t size, const char *line)
+{
+    struct bytes bytes = {.at = malloc(size), .size = size};
+    assert_non_null(bytes.at);
+    size_t length = strlen(line);
+    assert_true(length < size);
+    payload_fill(bytes.at, size, 99);
+    memcpy(bytes.at, line, length);
+    bytes.at[length] = '\n';
+    return bytes;
+}
+
+static void bytes_free(struct bytes *bytes)
+{
+    free(bytes->at);
+}
+
+#define BYTES _cox_cleanup_(bytes_free) struct bytes
+
+/* Looks at answers in place: they may be gigabytes. */
+struct look {
+    size_t sizes[8];
+    uint64_t digests[8];
+    char words[8][128];
+    enum cox_outcome outcomes[8];
+    int32_t codes[8];
+    char texts[8][512];
+    int status;
+    /* of an init */
+    size_t answer_sizes[8];
+    bool answer_right[8];
+    char number[8][32];
+};
+
+static void look_at_init(struct look *look, uint32_t rank,
+                         const Coxswain__ExecuteResponse__InitResults *results)
+{
+    for (size_t i = 0; i < results->n_init_result_map; i++) {
+        const char *key = results->init_result_map[i]->key,
+                   *value = results->init_result_map[i]->value;
+        if (strcmp(key, "maxPositionEmbeddings") == 0)
+            snprintf(look->number[rank], sizeof look->number[rank], "%s", value);
+        if (strcmp(key, "earlyStoppingIds") != 0)
+            continue;
+        look->answer_sizes[rank] = strlen(value);
+        look->answer_right[rank] =
+            strspn(value, (char[]){(char)('a' + rank), '\0'}) == look->answer_sizes[rank];
+    }
+}
+
+static void visit(void *context, const struct cox_completion *completion)
+{
+    struct look *look = context;
+    look->status = completion->status;
+    for (uint32_t rank = 0; rank < completion->rank_count && rank < 8; rank++) {
+        const struct cox_rank_result *result = &completion->ranks[rank];
+        look->outcomes[rank] = result->outcome;
+        look->codes[rank] = result->code;
+        snprintf(look->texts[rank], sizeof look->texts[rank], "%s",
+                 result->text ? result->text : "");
+        look->sizes[rank] = result->size;
+        look->digests[rank] = result->bytes ? payload_digest(result->bytes, result->size) : 0;
+        size_t shown =
+            result->size < sizeof look->words[rank] ? result->size : sizeof look->words[rank] - 1;
+        if (result->bytes)
+            memcpy(look->words[rank], result->bytes, shown);
+        if (result->response && result->response->init_results)
+            look_at_init(look, rank, result->response->init_results);
+    }
+}
+
+static struct cox_error last_error;
+
+static int ask(struct test_group *g, const struct bytes *bytes, uint64_t timeout_ms,
+               struct look *ret_look)
+{
+    const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
+        .gather = COX_GATHER_ALL,
+        .deadline_ns = cox_deadline_after_ms(timeout_ms ? timeout_ms : TEST_PATIENCE_MS)};
+    *ret_look = (struct look){0};
+    last_error = (struct cox_error){0};
+    return cox_executor_call_opaque(test_group_executor(g), bytes->at, bytes->size, &options, visit,
+                                    ret_look, &last_error);
+}
+
+static int ask_line(struct test_group *g, size_t size, uint64_t timeout_ms, struct look *ret_look,
+                    const char *line)
+{
+    BYTES bytes = bytes_make(size, line);
+    return ask(g, &bytes, timeout_ms, ret_look);
+}
+
+static void expect_whole(struct test_group *g, uint32_t n, size_t size)
+{
+    struct look look;
+    BYTES bytes = bytes_make(size, "sum");
+    char expected[32];
+    snprintf(expected, sizeof expected, "%016" PRIx64, payload_digest(bytes.at, size));
+    if (ask(g, &bytes, 0, &look))
+        fail_msg("%zu bytes: %s", size, last_error.text);
+    for (uint32_t rank = 0; rank < n; rank++)
+        assert_string_equal(look.words[rank], expected);
+}
+
+static uint64_t digest_of_answer(size_t size, uint32_t rank)
+{
+    uint8_t *bytes = malloc(size);
+    assert_non_null(bytes);
+    payload_fill(bytes, size, rank);
+    uint64_t digest = payload_digest(bytes, size);
+    free(bytes);
+    return digest;
+}
+
+static void expect_answers(struct test_group *g, uint32_t n, size_t size)
+{
+    struct look look;
+    char line[64];
+    snprintf(line, sizeof line, "size %zu", size);
+    if (ask_line(g, 100, 0, &look, line))
+        fail_msg("answers of %zu bytes: %s", size, last_error.text);
+    for (uint32_t rank = 0; rank < n; rank++) {
+        assert_int_equal(look.sizes[rank], size);
+        assert_int_equal(look.digests[rank], digest_of_answer(size, rank));
+    }
+}
+
+/* Each rank writes and reads a gigabyte byte by byte: 16 s were seen beside four busy loops on two
+ * cores. */
+#define LARGE_SIZE ((size_t)1 << 28)
+#define LARGE_PATIENCE_MS (8 * TEST_PATIENCE_MS)
+
+/* A message: an init, whose configuration and answer are as large as one likes. */
+static int ask_init(struct test_group *g, size_t blob_size, size_t answer_size,
+                    struct look *ret_look, uint64_t *ret_digest)
+{
+    typedef Coxswain__ExecuteRequest__ConfigEntry entry;
+    char *blob = malloc(blob_size + 1), number[32];
+    assert_non_null(blob);
+    payload_fill((uint8_t *)blob, blob_size, 5);
+    blob[blob_size] = '\0';
+    *ret_digest = payload_digest(blob, blob_size);
+    snprintf(number, sizeof number, "%zu", answer_size);
+    entry first = COXSWAIN__EXECUTE_REQUEST__CONFIG_ENTRY__INIT, second = first;
+    first.key = (char[]){"blob"};
+    first.value = blob;
+    second.key = (char[]){"answer"};
+    second.value = number;
+    entry *entries[] = {&first, &second};
+    Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
+    request.has_execute_type = 1;
+    request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
+    request.n_config = 2;
+    request.config = entries;
+    const struct cox_submit_options options = {
+        .size = sizeof(struct cox_submit_options),
+        .gather = COX_GATHER_ALL,
+        .deadline_ns = cox_deadline_after_ms(
+            blob_size + answer_size >= LARGE_SIZE ? LARGE_PATIENCE_MS : TEST_PATIENCE_MS)};
+    *ret_look = (struct look){0};
+    last_error = (struct cox_error){0};
+    int r =
+        cox_executor_call(test_group_executor(g), &request, &options, visit, ret_look, &last_error);
+    free(blob);
+    return r;
+}
+
+static void expect_init(struct test_group *g, uint32_t n, size_t blob_size, size_t answer_size)
+{
+    struct look look;
+    uint64_t digest;
+    char expected[32];
+    if (ask_init(g, blob_size, answer_size, &look, &digest))
+        fail_msg("init of %zu, answered with %zu: %s", blob_size, answer_size, last_error.text);
+    snprintf(expected, sizeof expected, "%" PRIu64, digest >> 1);
+    for (uint32_t rank = 0; rank < n; rank++) {
+        assert_string_equal(look.number[rank], expected);
+        assert_int_equal(look.answer_sizes[rank], answer_size);
+        assert_true(answer_size == 0 || look.answer_right[rank]);
+    }
+}
+
+#define FOR_EACH_N(n) for (uint32_t n = 1; n <= 4; n *= 2)
+
+/* ---- whole, up to a gigabyte ---- */
+
+static void m3_requests_around_a_frame_and_far_beyond_reach_every_rank(void **state)
+{
+    (void)state;
+    FOR_EACH_N(n)
+    {
+        struct test_group *g = small_group(n);
+        static const size_t sizes[] = {ROOM - 1, ROOM,        ROOM + 1, 65536,    65537,
+                                       4 * MIB,  4 * MIB + 1, ROOM + 1, 64 * MIB, 20000};
+        uint64_t count = 0, bytes = 0, all = 0;
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            expect_whole(g, n, sizes[i]);
+            count += sizes[i] > ROOM;
+            bytes += sizes[i] > ROOM ? sizes[i] : 0;
+            all += sizes[i];
+            const struct cox_channel_stats *stats = stats_of(g, COX_CHANNEL_EXECUTE);
+            assert_int_equal(stats->large_requests, count);
+            assert_int_equal(stats->large_request_bytes, bytes);
+            assert_int_equal(stats->request_bytes, all);
+            assert_int_equal(stats->large_replies, 0);
+            expect_nothing_held(g, 0);
+        }
+        test_group_free(g);
+    }
+}
+
+static void m3_answers_around_a_slot_and_far_beyond_come_whole(void **state)
+{
+    (void)state;
+    FOR_EACH_N(n)
+    {
+        struct test_group *g = small_group(n);
+        static const size_t sizes[] = {ROOM - 1, ROOM,  ROOM + 1,    65537,
+                                       4 * MIB,  20000, 4 * MIB + 1, 64 * MIB};
+        uint64_t count = 0, bytes = 0, all = 0;
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            expect_answers(g, n, sizes[i]);
+            count += sizes[i] > ROOM ? n : 0;
+            bytes += sizes[i] > ROOM ? n * sizes[i] : 0;
+            all += n * sizes[i];
+            const struct cox_channel_stats *stats = stats_of(g, COX_CHANNEL_EXECUTE);
+            assert_int_equal(stats->large_replies, count);
+            assert_int_equal(stats->large_reply_bytes, bytes);
+            assert_int_equal(stats->reply_bytes, all);
+            assert_int_equal(stats->large_requests, 0);
+            expect_nothing_held(g, 0);
+        }
+        test_group_free(g);
+    }
+}
+
+static void m3_messages_travel_in_blocks_as_well(void **state)
+{
+    (void)state;
+    FOR_EACH_N(n)
+    {
+        struct test_group *g = small_group(n);
+        expect_init(g, n, 100, 100);
+        assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->large_requests, 0);
+        assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->large_replies, 0);
+        for (size_t size = ROOM - 64; size <= ROOM + 64; size += 16) {
+            expect_init(g, n, size, 0);
+            expect_init(g, n, 0, size);
+        }
+        expect_init(g, n, 64 * MIB, 64 * MIB);
+        assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_requests > 1);
+        assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_replies > n);
+        expect_nothing_held(g, 0);
+        test_group_free(g);
+    }
+}
+
+/* Of what the machine has left. */
+static bool has_memory(uint64_t bytes)
+{
+    char line[128];
+    uint64_t available_kib = 0;
+    FILE *file = fopen("/proc/meminfo", "re");
+    while (file && fgets(line, sizeof line, file))
+        if (sscanf(line, "MemAvailable: %" SCNu64, &available_kib) == 1)
+            break;
+    if (file)
+        fclose(file);
+    return available_kib * 1024 > bytes;
+}
+
+static void m3_a_gigabyte_and_more_each_way(void **state)
+{
+    (void)state;
+    const size_t size = 1024 * MIB + 4097;
+    if (!has_memory(6 * 1024 * MIB)) {
+        print_message("skipped: this machine has less than 6 GiB of memory available\n");
+        skip();
+    }
+    struct test_group *g = small_group(2);
+    expect_whole(g, 2, size);
+    expect_nothing_held(g, 0);
+    struct look look;
+    char line[64];
+    snprintf(line, sizeof line, "only 1 size %zu", size);
+    if (ask_line(g, 100, 0, &look, line))
+        fail_msg("an answer of %zu bytes: %s", size, last_error.text);
+    assert_int_equal(look.sizes[1], size);
+    assert_int_equal(look.digests[1], digest_of_answer(size, 1));
+    expect_nothing_held(g, 0);
+    expect_init(g, 2, size, 0);
+    expect_nothing_held(g, 0);
+    expect_whole(g, 2, 100);
+    test_group_free(g);
+}
+
+/* ---- no copy for readers ---- */
+
+static void m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place(void **state)
+{
+    (void)state;
+    FOR_EACH_N(n)
+    {
+        struct test_group *g = small_group(n);
+        static const size_t sizes[] = {20000, 64 * MIB, 20000};
+        char before[64] = "";
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            struct look look;
+            assert_int_equal(ask_line(g, sizes[i], 0, &look, "where"), 0);
+            for (uint32_t rank = 0; rank < n; rank++) {
+                /* Shared, and not to be written. */
+                assert_non_null(strstr(look.words[rank], "memfd:cox_large_payload"));
+                assert_memory_equal(look.words[rank], "r--s ", 5);
+                assert_string_equal(look.words[rank], look.words[0]);
+            }
+            assert_true(i == 0 || strcmp(before, look.words[0]) != 0); /* two frames */
+            snprintf(before, sizeof before, "%.60s", look.words[0]);
+        }
+        test_group_free(g);
+    }
+}
+
+/* The next request in the frame finds the block, mapped already, as long as it fits. */
+static void m3_blocks_of_moderate_size_are_kept_for_the_next(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = small_options(2);
+    options.depth = 1;
+    struct test_group *g = test_group_start(2, &options);
+    static const struct {
+        size_t size;
+        bool same;
+    } cases[] = {{40000, false}, {50000, true},    {65536, true},    {65537, false},
+                 {40000, true},  {131072, true},   {8 * MIB, false}, {40000, false},
+                 {40001, true},  {4 * MIB, false}, {40000, true}};
+    char seen[64] = "";
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        struct look look;
+        assert_int_equal(ask_line(g, cases[i].size, 0, &look, "where"), 0);
+        assert_int_equal(strncmp(look.words[0], seen, 60) == 0, cases[i].same);
+        snprintf(seen, sizeof seen, "%.60s", look.words[0]);
+        expect_nothing_held(g, 0);
+        assert_int_equal(held_by(getpid()).blocks, cases[i].size <= COX_LARGE_PAYLOAD_KEEP_SIZE);
+        assert_int_equal(held_by(cox_executor_pid(test_group_executor(g), 1)).blocks,
+                         cases[i].size <= COX_LARGE_PAYLOAD_KEEP_SIZE);
+    }
+    test_group_free(g);
+    assert_int_equal(held_by(getpid()).blocks, 0);
+    assert_int_equal(fds_of_blocks(getpid()), 0);
+}
+
+/* ---- both directions ---- */
+
+static size_t submit_until_full(struct test_group *g, const struct bytes *bytes)
+{
+    size_t count = 0;
+    int r = 0;
+    while (r == 0 && count < 100) {
+        const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                                   .gather = COX_GATHER_ALL,
+                                                   .deadline_ns =
+                                                       cox_deadline_after_ms(TEST_PATIENCE_MS)};
+        r = cox_executor_submit_opaque(test_group_executor(g), bytes->at, bytes->size, &options,
+                                       NULL, NULL);
+        count += r == 0;
+    }
+    assert_int_equal(r, COX_FULL);
+    return count;
+}
+
+static void p11_both_directions_full_at_once_get_through(void **state)
+{
+    (void)state;
+    FOR_EACH_N(n)
+    {
+        struct test_group *g = small_group(n);
+        assert_int_equal(
+            cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, test_handler, g), 0);
+        BYTES bytes = bytes_make(6 * MIB, "size 6000000 with");
+        uint64_t digest = payload_digest(bytes.at, bytes.size);
+        size_t done = 0;
+        for (int round = 0; round < 5; round++) {
+            size_t count = submit_until_full(g, &bytes);
+            assert_true(count >= 2);
+            for (size_t i = 0; i < count; i++, done++) {
+                const struct test_completion *c = test_await(g, done);
+                assert_int_equal(c->status, 0);
+                for (uint32_t rank = 0; rank < n; rank++) {
+                    assert_int_equal(c->ranks[rank].size, 6000008);
+                    assert_memory_equal(c->ranks[rank].bytes, &digest, 8);
+                }
+            }
+        }
+        expect_nothing_held(g, 0);
+        test_group_free(g);
+    }
+}
+
+/* ---- limits ---- */
+
+static void assert_contains(const char *text, const char *part)
+{
+    if (!strstr(text, part))
+        fail_msg("'%s' is not in: %s", part, text);
+}
+
+static void m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = small_options(2);
+    options.large_payload_size_max = 100000;
+    options.reply_size_max = 200000;
+    struct test_group *g = test_group_start(2, &options);
+    struct look look;
+    expect_whole(g, 2, 100000);
+    assert_int_equal(ask_line(g, 100001, 0, &look, "sum"), COX_TOO_LARGE);
+    assert_contains(last_error.text, " 100001 bytes");
+    assert_contains(last_error.text, "holds 16380");
+    assert_contains(last_error.text, "a block 100000 at most");
+    expect_answers(g, 2, 200000);
+    assert_int_equal(ask_line(g, 100, 0, &look, "only 1 size 200001"), COX_REJECTED);
+    assert_int_equal(look.outcomes[1], COX_OUTCOME_ERROR);
+    assert_int_equal(look.codes[1], COX_TOO_LARGE);
+    assert_contains(look.texts[1], "200001 bytes");
+    assert_contains(look.texts[1], "a block 200000 at most");
+    uint64_t digest;
+    assert_int_equal(ask_init(g, 100000, 0, &look, &digest), COX_TOO_LARGE);
+    expect_whole(g, 2, 100000);
+    expect_nothing_held(g, 0);
+    test_group_free(g);
+}
+
+static void m3_without_large_payloads_it_is_refused_as_ever(void **state)
+{
+    (void)state;
+    struct cox_executor_options options = small_options(2);
+    options.no_large_payloads = true;
+    struct test_group *g = test_group_start(2, &options);
+    struct look look;
+    expect_whole(g, 2, ROOM);
+    assert_int_equal(ask_line(g, ROOM + 1, 0, &look, "sum"), COX_TOO_LARGE);
+    assert_contains(last_error.text, "use a larger request region");
+    expect_answers(g, 2, ROOM);
+    assert_int_equal(ask_line(g, 100, 0, &look, "only 0 size 16381"), COX_REJECTED);
+    assert_int_equal(look.codes[0], COX_TOO_LARGE);
+    assert_contains(look.texts[0], "16381 bytes, a slot holds 16380, and there are no blocks");
+    expect_whole(g, 2, ROOM);
+    test_group_free(g);
+}
+
+static void m3_no_memory_for_a_block_is_said_and_the_group_goes_on(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct test_group *g = small_group(2);
+    struct rlimit usual, low;
+    struct look look;
+    getrlimit(RLIMIT_FSIZE, &usual);
+    low = (struct rlimit){.rlim_cur = MIB, .rlim_max = usual.rlim_max};
+    BYTES bytes = bytes_make(8 * MIB, "sum");
+    setrlimit(RLIMIT_FSIZE, &low);
+    int r = ask(g, &bytes, 0, &look);
+    setrlimit(RLIMIT_FSIZE, &usual);
+    assert_int_equal(r, COX_NO_SPACE);
+    assert_contains(last_error.text, "8388608 bytes");
+    expect_whole(g, 2, 8 * MIB);
+    /* And in a rank. */
+    char expected[16];
+    snprintf(expected, sizeof expected, "%d", COX_NO_SPACE);
+    assert_int_equal(ask_line(g, 100, 0, &look, "limit 8000000"), 0);
+    assert_string_equal(look.words[0], expected);
+    expect_answers(g, 2, 8000000);
+    expect_nothing_held(g, 0);
+    test_group_free(g);
+}
+
+static void m3_an_answer_may_grow_shrink_and_stay_small(void **state)
+{
+    (void)state;
+    struct test_group *g = small_group(2);
+    static const struct {
+        const char *line;
+        size_t size;
+    } cases[] = {
+        {"grow 1000000 1000000", 1000000},
+        {"grow 1000000 50000", 50000},
+        {"grow 1000000 16380", 16380},
+        {"grow 8000000 100", 100},
+        {"grow 8000000 0", 0},
+        {"grow 100 100", 100},
+        {"again 20000 8000000", 8000000},
+        {"again 8000000 20000", 20000},
+        {"again 8000000 100", 100},
+        {"again 100 20000", 20000},
+    };
+    struct look look;
+    for (size_t i = 0; i < 3 * sizeof cases / sizeof *cases; i++) {
+        const size_t size = cases[i / 3].size;
+        if (ask_line(g, 100, 0, &look, cases[i / 3].line))
+            fail_msg("%s: %s", cases[i / 3].line, last_error.text);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            assert_int_equal(look.sizes[rank], size);
+            assert_int_equal(look.digests[rank], digest_of_answer(size, rank));
+        }
+    }
+    expect_nothing_held(g, 0);
+    test_group_free(g);
+}
+
+/* ---- freed once, whatever happens ---- */
+
+static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state)
+{
+    (void)state;
+    struct test_group *g = small_group(2);
+    struct test_pipe *pipe = test_pipe_new();
+    struct look look;
+    char line[300];
+    snprintf(line, sizeof line, "only 1 hold %s", test_pipe_path(pipe));
+    BYTES bytes = bytes_make(8 * MIB, line);
+    /* The machine may be slow, so the block may be opened late; but it is read, and held, beyond
+     * the deadline. */
+    assert_int_equal(ask(g, &bytes, 500, &look), COX_TIMEOUT);
+    assert_int_equal(look.outcomes[1], COX_OUTCOME_LATE);
+    assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_held_bytes >= 8 * MIB);
+    test_await_lines(g, 1, "holds", 1);
+    /* Also when somebody looks. */
+    const struct cox_submit_options soon = {.size = sizeof(struct cox_submit_options),
+                                            .gather = COX_GATHER_ALL,
+                                            .deadline_ns = cox_deadline_after_ms(20)};
+    assert_int_equal(
+        cox_executor_call_opaque(test_group_executor(g), "sum", 3, &soon, NULL, NULL, &last_error),
+        COX_TIMEOUT);
+    assert_true(stats_of(g, COX_CHANNEL_EXECUTE)->large_held_bytes >= 8 * MIB);
+    test_pipe_release(pipe, 1);
+    expect_nothing_held(g, 0); /* nobody asks anything meanwhile */
+    expect_whole(g, 2, 8 * MIB);
+    test_group_free(g);
+}
+
+static void m3_a_late_answer_in_a_block_is_dropped_and_freed(void **state)
+{
+    (void)state;
+    struct test_group *g = small_group(2);
+    struct test_pipe *pipe = test_pipe_new();
+    struct look look;
+    char line[300];
+    snprintf(line, sizeof line, "only 0 late %s 8000000", test_pipe_path(pipe));
+    assert_int_equal(ask_line(g, 20000, 300, &look, line), COX_TIMEOUT);
+    test_await_lines(g, 0, "holds", 1);
+    test_pipe_release(pipe, 1);
+    expect_whole(g, 2, 100);
+    assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->late_replies, 1);
+    assert_int_equal(stats_of(g, COX_CHANNEL_EXECUTE)->large_replies, 0);
+    expect_nothing_held(g, 0);
+    test_group_free(g);
+}
+
+/* Rank 1 of three dies of it; the others are asked again, and a replacement takes its place. */
+static void expect_death(struct test_group *g, size_t size, const char *line)
+{
+    struct cox_executor *executor = test_group_executor(g);
+    struct look look;
+    assert_int_equal(ask_line(g, size, 0, &look, line), COX_PEER_DEAD);
+    assert_int_equal(look.outcomes[1], COX_OUTCOME_DEAD);
+    expect_nothing_held(g, 2);
+    struct cox_error err = {0};
+    if (cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
+        fail_msg("%s: %s", line, err.text);
+    expect_whole(g, 3, size > ROOM ? size : 8 * MIB);
+    expect_answers(g, 3, 5 * MIB);
+    expect_nothing_held(g, 0);
+}
+
+static void m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    struct test_group *g = small_group(3);
+    expect_death(g, 8 * MIB, "only 1 die");
+    expect_death(g, 20000, "only 1 die");
+    expect_death(g, 100, "only 1 half 8000000");
+    expect_death(g, 100, "only 1 half 20000");
+    expect_death(g, 8 * MIB, "only 1 half 8000000");
+    test_group_free(g);
+}
+
+#if COX_TESTING
+static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    static const char *const points[] = {
+        "rank.taken:kill:1",     "large_payload.opened:kill:1",   "execute:kill:1",
+        "memory.created:kill:1", "large_payload.exported:kill:1", "large_payload.written:kill:1",
+        "reply.written:kill:1",  "reply.tagged:kill:1",           "rank.done:kill:1",
+    };
+    for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
+        setenv("COXSWAIN_FAULT", points[i], 1);
+        setenv("COXSWAIN_FAULT_LIFE", "1", 1);
+        struct test_group *g = small_group(3);
+        struct look look;
+        BYTES bytes = bytes_make(8 * MIB, "size 8000000");
+        int r = ask(g, &bytes, 0, &look);
+        /* Once it has answered, that may count, if its block is open before it is gone. */
+        if (r != COX_PEER_DEAD && !(r == 0 && strstr(points[i], "done")))
+            fail_msg("%s: %d: %s", points[i], r, last_error.text);
+        unsetenv("COXSWAIN_FAULT");
+        unsetenv("COXSWAIN_FAULT_LIFE");
+        test_await_death(g, 1);
+        expect_nothing_held(g, 2);
+        struct cox_error err = {0};
+        if (cox_executor_restart(test_group_executor(g), 1, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                 &err))
+            fail_msg("%s: %s", points[i], err.text);
+        expect_whole(g, 3, 8 * MIB);
+        expect_answers(g, 3, 8000000);
+        expect_nothing_held(g, 0);
+        test_group_free(g);
+    }
+}
+#endif
+
+/* Skips what is about fds that are taken from process to process where nobody may. */
+static void needs_pidfd_getfd(void)
+{
+    if (!test_can_take_fds())
+        skip();
+}
+
+/* ---- liars ---- */
+
+static void m3_a_forged_reference_is_corrupt_for_that_rank_alone(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    needs_pidfd_getfd();
+    struct cox_executor_options options = small_options(3);
+    options.reply_size_max = 16 * MIB;
+    struct test_group *g = test_group_start(3, &options);
+    static const struct {
+        const char *how;
+        int code;
+    } cases[] = {
+        {"garbage", COX_CORRUPT}, {"crc", COX_CORRUPT},
+        {"pid", COX_CORRUPT},     {"start", COX_CORRUPT},
+        {"offset", COX_CORRUPT},  {"size", COX_TOO_LARGE},
+        {"all", COX_TOO_LARGE},   {"zero", COX_CORRUPT},
+        {"beyond", COX_CORRUPT},  {"short", COX_CORRUPT},
+        {"none", COX_CORRUPT},    {"unsealed", COX_CORRUPT},
+        {"shrinks", COX_CORRUPT}, {"file", COX_CORRUPT},
+        {"device", COX_CORRUPT},  {"system", COX_CORRUPT},
+        {"fd", COX_CORRUPT},      {"large", COX_TOO_LARGE},
+        {"nonsense", 0},          {"holes", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char line[64];
+        struct look look;
+        snprintf(line, sizeof line, "only 1 forge %s", cases[i].how);
+        int r = ask_line(g, 20000, 0, &look, line);
+        if ((r == 0) != (cases[i].code == 0) || look.codes[1] != cases[i].code)
+            fail_msg("%s: %d, rank 1 %d: %s", cases[i].how, r, look.codes[1], last_error.text);
+        for (uint32_t rank = 0; rank < 3; rank += 2) /* or the failure was first */
+            assert_true(look.outcomes[rank] == COX_OUTCOME_OK ||
+                        (r && look.outcomes[rank] == COX_OUTCOME_LATE));
+        if (cases[i].code)
+            assert_contains(last_error.text, "rank 1");
+        else
+            assert_int_equal(look.sizes[1], MIB);
+        expect_whole(g, 3, 20000);
+        expect_answers(g, 3, 20000);
+    }
+    assert_int_equal(fds_of_blocks(getpid()) > 0, 1);
+    test_group_free(g);
+}
+
+/* ---- ways to a block ---- */
+
+/* Neither can be taken from process to process, nor is there a door: told, not hung on. */
+static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
+{
+    (void)state;
+    test_needs_processes();
+    needs_pidfd_getfd();
+    static const char *const command[] = {COX_TEST_BIN_DIR "/without", "pidfd_getfd=EPERM",
+                                          COX_TEST_BIN_DIR "/large_payload_worker", NULL};
+    struct cox_executor_options options = small_options(2);
+    struct look look;
+    /* With a door, it has the block. */
+    options.command = command;
+    struct test_group *g = test_group_start(2, &options);
+    expect_whole(g, 2, 20000);
+    expect_whole(g, 2, 8 * MIB);
+    expect_answers(g, 2, 8000000);
+    expect_nothing_held(g, 0);
+    test_group_free(g);
+    if (test_attach() == COX_ATTACH_SEALED)
+        return;
+    options.no_door = true;
+    g = test_group_start(2, &options);
+    assert_int_equal(ask_line(g, 20000, 0, &look, "sum"), COX_REJECTED);
+    const uint32_t first = look.outcomes[0] == COX_OUTCOME_ERROR ? 0 : 1;
+    assert_int_equal(look.outcomes[first], COX_OUTCOME_ERROR);
+    assert_int_equal(look.codes[first], COX_DENIED);
+    assert_contains(look.texts[first], "the block that the request is in");
+    expect_whole(g, 2, ROOM);
+    expect_answers(g, 2, 20000); /* the coordinator may take what it likes */
+    expect_nothing_held(g, 0);
+    test_group_free(g);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    const struct CMUnitTest tests[] = {
+        TEST(m3_requests_around_a_frame_and_far_beyond_reach_every_rank),
+        TEST(m3_answers_around_a_slot_and_far_beyond_come_whole),
+        TEST(m3_messages_travel_in_blocks_as_well),
+        TEST(m3_a_gigabyte_and_more_each_way),
+        TEST(m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place),
+        TEST(m3_blocks_of_moderate_size_are_kept_for_the_next),
+        TEST(p11_both_directions_full_at_once_get_through),
+        TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes),
+        TEST(m3_without_large_payloads_it_is_refused_as_ever),
+        TEST(m3_no_memory_for_a_block_is_said_and_the_group_goes_on),
+        TEST(m3_an_answer_may_grow_shrink_and_stay_small),
+        TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it),
+        TEST(m3_a_late_answer_in_a_block_is_dropped_and_freed),
+        TEST(m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing),
+#if COX_TESTING
+        TEST(m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing),
+#endif
+        TEST(m3_a_forged_reference_is_corrupt_for_that_rank_alone),
+        TEST(m3_a_block_that_cannot_be_opened_is_a_clear_error),
+    };
+    return cmocka_run_group_tests_name("large_payload", tests, NULL, NULL);
+}

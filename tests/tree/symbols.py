@@ -1,0 +1,193 @@
+"""symbols.py: libcoxswain.so exports what include/libcoxswain.map lists, and its headers declare just that.
+
+    python3 tests/tree/symbols.py check [LIBRARY [PROTO_LIBRARY]]
+    python3 tests/tree/symbols.py write
+
+The map is the linker's version script and the list that a reviewer reads: one function a line, sorted.
+A function is public if a header that include/coxswain reaches declares it COX_PUBLIC. `write` brings the
+map in line with the headers: new names go into the last version, names that are gone are removed.
+`check` compares the two, and with LIBRARY (libcoxswain.so) also its dynamic symbols and their versions;
+PROTO_LIBRARY is libcoxswain-proto.so, which exports coxswain__* alone. `check` also reads the comments of the
+headers: what a function returns is a list, one line for each code.
+"""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+MAP = "include/libcoxswain.map"
+TIERS = ("include/coxswain/coxswain.h", "include/coxswain/memory.h", "include/coxswain/ipc.h")
+WRITE = "python3 tests/tree/symbols.py write"
+
+
+def read(path):
+    return (ROOT / path).read_text()
+
+
+def public_headers():
+    """The paths of the headers that the three tiers reach, from the root; generated ones are left out."""
+    found, pending = [], list(TIERS)
+    while pending:
+        path = pending.pop(0)
+        if path in found:
+            continue
+        found.append(path)
+        for name in re.findall(r'^#include "([^"]+)"', read(path), re.M):
+            for candidate in ((ROOT / path).parent / name, ROOT / name):
+                if candidate.exists():
+                    pending.append(str(candidate.resolve().relative_to(ROOT)))
+                    break
+    return found
+
+
+def functions_of(text):
+    """The functions that a header declares COX_PUBLIC."""
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
+    text = re.sub(r"^#define (?:.*\\\n)*.*$", "", text, flags=re.M)
+    names = set()
+    for declaration in re.findall(r"\bCOX_PUBLIC\b([^;{]*)", text):
+        name = re.search(r"\b(\w+)\s*\(", declaration)
+        if name:
+            names.add(name.group(1))
+    return names
+
+
+def versions_of(text):
+    """The map as {version: set of names}, in the order of the file."""
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
+    versions = {}
+    for version, body in re.findall(r"(\w[\w.]*)\s*\{(.*?)\}[^;]*;", text, re.S):
+        versions[version] = set(re.findall(r"\b(cox_\w+)\s*;", body))
+    return versions
+
+
+def exported(library):
+    """What a library exports, as {name: version}."""
+    lines = subprocess.run(["nm", "-D", "--defined-only", "--with-symbol-versions", library],
+                           check=True, capture_output=True, text=True).stdout.splitlines()
+    names = {}
+    for line in lines:
+        kind, symbol = line.split()[-2:]
+        if kind != "A":  # the versions themselves
+            name, _, version = symbol.partition("@@")
+            names[name] = version
+    return names
+
+
+def compare_headers(declared, versions):
+    listed = set().union(*versions.values())
+    problems = [f"{name}: declared COX_PUBLIC, but not in {MAP}: if it is to be public, run `{WRITE}` and commit the "
+                "map; if not, remove COX_PUBLIC" for name in sorted(declared - listed)]
+    problems += [f"{name}: in {MAP}, but no public header declares it COX_PUBLIC: run `{WRITE}`, and say in CHANGELOG.md "
+                 "that it is gone" for name in sorted(listed - declared)]
+    return problems
+
+
+def compare_library(symbols, versions):
+    problems = []
+    expected = {name: version for version, names in versions.items() for name in names}
+    for name in sorted(symbols.keys() - expected.keys()):
+        problems.append(f"{name}: exported, but not in {MAP}: is the library linked with the map?")
+    for name in sorted(expected.keys() - symbols.keys()):
+        problems.append(f"{name}: in {MAP}, but not exported: define it, or remove its COX_PUBLIC and run `{WRITE}`")
+    for name in sorted(symbols.keys() & expected.keys()):
+        if symbols[name] != expected[name]:
+            problems.append(f"{name}: exported as of {symbols[name] or 'no version'}, expected {expected[name]}: build anew")
+    return problems
+
+
+def compare_proto(symbols):
+    problems = [f"{name}: libcoxswain-proto.so exports coxswain__* alone" for name in sorted(symbols)
+                if not name.startswith("coxswain__")]
+    for name in ("coxswain__execute_request__pack", "coxswain__execute_request__descriptor"):
+        if name not in symbols:
+            problems.append(f"{name}: not exported by libcoxswain-proto.so: see include/libcoxswain-proto.map")
+    return problems
+
+
+def write(declared, versions):
+    last = list(versions)[-1]
+    listed = set().union(*versions.values())
+    head = read(MAP)[:read(MAP).index("*/") + 3]
+    parts, before = [], None
+    for version, names in versions.items():
+        names = names & declared | (declared - listed if version == last else set())
+        lines = ["global:"] + [f"    {name};" for name in sorted(names)]
+        if before is None:
+            lines += ["local:", "    *;"]
+        parts.append(f"{version} {{\n" + "\n".join(lines) + "\n}" + (f" {before}" if before else "") + ";\n")
+        before = version
+    (ROOT / MAP).write_text(head + "\n".join(parts))
+
+
+def crowded(text):
+    """The lines of comments that tell of several codes in one sentence, instead of one line for each."""
+    lines = []
+    for comment in re.finditer(r"/\*.*?\*/", text, re.S):
+        prose = re.sub(r"\n \*   [^\n]*", "", comment.group())
+        if re.search(r"\bReturns\b[^.;]*\b(0|COX_[A-Z_]+)\b[^.;]*;", prose):
+            lines.append(text[:comment.start()].count("\n") + 1)
+    return lines
+
+
+def unmarked(text):
+    """The functions that users see and cannot link: neither COX_PUBLIC nor under COX_INTERNAL."""
+    text = re.sub(r"/\*.*?\*/", " ", text, flags=re.S)
+    text = re.sub(r"^#ifdef COX_INTERNAL\n.*?^#endif", "", text, flags=re.S | re.M)
+    prototypes = re.findall(r"^(?!COX_PUBLIC|static|typedef)([a-z][^;{}#=]*?\b(cox_\w+)\s*\([^;{}]*\)[^;{}]*);", text, re.M)
+    return [name for _, name in prototypes]
+
+
+def self_check():
+    """The comparisons find what they are there for."""
+    text = ("#define COX_PUBLIC x\n/* COX_PUBLIC int cox_no(void); */\nCOX_PUBLIC const struct a *\ncox_yes(int (*f)(void));\n"
+            "int cox_own(void);\n")
+    assert functions_of(text) == {"cox_yes"}, functions_of(text)
+    versions = versions_of("V_1 {\nglobal:\n    cox_a;\nlocal:\n    *;\n};\nV_2 {\nglobal:\n    cox_b;\n} V_1;\n")
+    assert versions == {"V_1": {"cox_a"}, "V_2": {"cox_b"}}, versions
+    assert compare_headers({"cox_a", "cox_b"}, versions) == []
+    assert len(compare_headers({"cox_a", "cox_c"}, versions)) == 2
+    assert compare_library({"cox_a": "V_1", "cox_b": "V_2"}, versions) == []
+    assert len(compare_library({"cox_a": "V_2", "cox_c": "V_2"}, versions)) == 3
+    assert len(compare_proto({"cox_a": ""})) == 3
+    assert unmarked("int cox_a(void);\n#ifdef COX_INTERNAL\nint cox_b(void);\n#endif\nCOX_PUBLIC int\ncox_c(void);\n"
+                    "static inline int cox_d(int x)\n{\n    return x;\n}\n") == ["cox_a"]
+    assert crowded("int a;\n/* Opens. Returns 0; COX_A: no; -errno. */\n") == [2]
+    assert crowded("/* Opens; closes.\n * Returns\n *   0; and\n *   COX_A: no; never\n */\n") == []
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1] not in ("check", "write") or len(sys.argv) > 4:
+        sys.exit(__doc__)
+    self_check()
+    headers = public_headers()
+    declared = set().union(*(functions_of(read(path)) for path in headers))
+    versions = versions_of(read(MAP))
+    if sys.argv[1] == "write":
+        write(declared, versions)
+        return
+    problems = compare_headers(declared, versions)
+    for path in headers:
+        problems += [f"{path}: {name} is neither COX_PUBLIC nor between #ifdef COX_INTERNAL and #endif: users would see it, and "
+                     "fail to link" for name in unmarked(read(path))]
+    for folder in ("channel", "coordinator", "engine", "program", "proto", "worker"):
+        for path in sorted((ROOT / folder).rglob("*.h")):
+            name = str(path.relative_to(ROOT))
+            if name not in headers:
+                problems += [f"{name}: {function} is COX_PUBLIC, but no header of include/coxswain reaches {name}"
+                             for function in sorted(functions_of(path.read_text()))]
+    for path in headers:
+        problems += [f"{path}:{line}: what it returns is a list after `Returns`, one line for each code"
+                     for line in crowded(read(path))]
+    if len(sys.argv) > 2:
+        problems += compare_library(exported(sys.argv[2]), versions)
+    if len(sys.argv) > 3:
+        problems += compare_proto(exported(sys.argv[3]))
+    if problems:
+        sys.exit("\n".join(problems))
+    print(f"{len(declared)} public functions")
+
+
+main()

@@ -1,0 +1,241 @@
+/* Large payloads in one process: what a sender makes, what a reader opens, and what it refuses. */
+#include "testing.h"
+
+#include "channel/memory/large_payload.h"
+#include "channel/socket/door.h"
+#include "channel/handle/handle_internal.h"
+#include "channel/base/peer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define SIZE 100000
+
+static struct cox_large_payload_sender sender;
+static struct cox_large_payload_origin self;
+
+static void begin(void)
+{
+    cox_large_payload_sender_init(&sender);
+    self = (struct cox_large_payload_origin){.pid = getpid()};
+    assert_int_equal(cox_peer_start_time(getpid(), &self.start), 0);
+}
+
+static struct cox_large_payload block_of(const char *door_path, size_t size, uint8_t byte)
+{
+    struct cox_large_payload block = {0};
+    struct cox_error err = {0};
+    if (cox_large_payload_reserve(&sender, door_path, size, &block, &err))
+        fail_msg("%zu bytes: %s", size, err.text);
+    assert_true(block.region.size >= size);
+    memset(block.region.base, byte, size);
+    return block;
+}
+
+static void end(struct cox_large_payload *block)
+{
+    cox_large_payload_drop(&sender, block);
+    cox_large_payload_drop(&sender, block);
+    assert_int_equal(atomic_load(&sender.block_count), 0);
+    assert_int_equal(atomic_load(&sender.block_bytes), 0);
+    cox_large_payload_sender_deinit(&sender);
+}
+
+static void m3_a_block_is_read_by_copy_and_in_place(void **state)
+{
+    (void)state;
+    begin();
+    static uint8_t copy[SIZE];
+    struct cox_large_payload block = block_of(NULL, SIZE, 7);
+    struct cox_large_payload_ref ref = cox_large_payload_refer(&block, SIZE);
+    struct cox_large_payload_view view = {0};
+    const uint8_t *bytes, *again;
+    assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
+    assert_memory_equal(copy, block.region.base, SIZE);
+    assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
+    assert_memory_equal(bytes, copy, SIZE);
+    /* A small payload stays mapped, and is reused. */
+    cox_large_payload_view_release(&view);
+    memset(block.region.base, 9, SIZE);
+    ref.size = SIZE - 1;
+    assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &again, NULL), 0);
+    assert_ptr_equal(bytes, again);
+    assert_int_equal(again[SIZE - 1], 9);
+    /* It cannot be written, neither through the mapping nor through a new one. */
+    assert_int_equal(mprotect(view.region.base, 4096, PROT_READ | PROT_WRITE), -1);
+    assert_int_equal(errno, EACCES);
+    cox_large_payload_view_drop(&view);
+    cox_large_payload_view_drop(&view);
+    int fd = -1;
+    char path[64];
+    assert_int_equal(cox_handle_open(&ref.handle, NULL, 0, &fd, NULL), 0);
+    assert_int_equal(fcntl(fd, F_GETFL) & O_ACCMODE, O_RDONLY);
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int writer = open(path, O_RDWR | O_CLOEXEC); /* a seal prevents writes */
+    assert_true(writer >= 0);
+    assert_int_equal(pwrite(writer, "x", 1, 0), -1);
+    assert_int_equal(errno, EPERM);
+    assert_ptr_equal(mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, writer, 0), MAP_FAILED);
+    assert_int_equal(errno, EPERM);
+    close(writer);
+    close(fd);
+    end(&block);
+}
+
+static void m3_a_block_outlives_its_sender_for_who_has_it(void **state)
+{
+    (void)state;
+    begin();
+    struct cox_large_payload block = block_of(NULL, 2 * COX_LARGE_PAYLOAD_KEEP_SIZE, 3);
+    assert_true(cox_large_payload_is_transient(&block));
+    struct cox_large_payload_ref ref =
+        cox_large_payload_refer(&block, 2 * COX_LARGE_PAYLOAD_KEEP_SIZE);
+    struct cox_large_payload_view view = {0};
+    const uint8_t *bytes;
+    assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL), 0);
+    end(&block);
+    assert_int_equal(bytes[2 * COX_LARGE_PAYLOAD_KEEP_SIZE - 1], 3);
+    struct cox_large_payload_view late = {0};
+    assert_int_equal(cox_large_payload_view_map(&late, &ref, &self, &bytes, NULL), COX_NOT_FOUND);
+    cox_large_payload_view_release(&view); /* too large to be kept: unmapped */
+    assert_null(view.region.base);
+}
+
+static void m3_a_reserve_finds_what_is_large_enough(void **state)
+{
+    (void)state;
+    begin();
+    struct cox_large_payload block = block_of(NULL, 1, 1);
+    const struct cox_handle first = block.handle;
+    assert_int_equal(cox_large_payload_reserve(&sender, NULL, 65536, &block, NULL), 0);
+    assert_memory_equal(&first, &block.handle, sizeof first);
+    assert_int_equal(cox_large_payload_reserve(&sender, NULL, 65537, &block, NULL), 0);
+    assert_memory_not_equal(&first, &block.handle, sizeof first);
+    assert_int_equal(atomic_load(&sender.block_count), 1);
+    assert_int_equal(atomic_load(&sender.block_bytes), 131072);
+    assert_false(cox_large_payload_is_transient(&block));
+    struct cox_error err = {0};
+    assert_int_equal(
+        cox_large_payload_reserve(&sender, NULL, COX_LARGE_PAYLOAD_SIZE_MAX + 1, &block, &err),
+        COX_NO_SPACE);
+    assert_null(block.region.base);
+    end(&block);
+}
+
+static void m3_what_cannot_be_is_refused(void **state)
+{
+    (void)state;
+    begin();
+    struct cox_large_payload block = block_of(NULL, SIZE, 7);
+    const struct cox_large_payload_ref right = cox_large_payload_refer(&block, SIZE);
+    for (int which = 0; which < 9; which++) {
+        struct cox_large_payload_ref ref = right;
+        struct cox_large_payload_origin peer = self;
+        struct cox_large_payload_view view = {0};
+        struct cox_error err = {0};
+        struct cox_handle_info info;
+        const uint8_t *bytes = NULL;
+        assert_int_equal(cox_handle_parse(&ref.handle, &info, NULL), 0);
+        int expected = COX_CORRUPT;
+        if (which == 0)
+            ref.handle.bytes[20] ^= 1;
+        else if (which == 1)
+            peer.pid = getppid();
+        else if (which == 2)
+            peer.start++;
+        else if (which == 3)
+            ref.size = 0;
+        else if (which == 4)
+            ref.size = block.region.size + 1;
+        else if (which == 5)
+            info.offset = 4096;
+        else if (which == 6)
+            info.kind = COX_HANDLE_OTHER, info.size = 0;
+        else if (which == 7)
+            info.size *= 2, ref.size = info.size, expected = COX_NOT_FOUND;
+        else
+            info.ino++, expected = COX_NOT_FOUND;
+        if (which >= 5)
+            cox_handle_format(&info, &ref.handle);
+        int r = cox_large_payload_view_map(&view, &ref, &peer, &bytes, &err);
+        if (r != expected || bytes || view.region.base)
+            fail_msg("case %d: %d: %s", which, r, err.text);
+        assert_true(err.text[0] != '\0');
+    }
+    end(&block);
+}
+
+/* A process that can truncate the memory can kill its readers. */
+static void m3_memory_that_could_shrink_is_refused(void **state)
+{
+    (void)state;
+    begin();
+    struct cox_exporter *exporter;
+    assert_int_equal(cox_exporter_new(NULL, &exporter, NULL), 0);
+    static const unsigned seals[] = {0, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_SHRINK | F_SEAL_GROW};
+    for (size_t i = 0; i < sizeof seals / sizeof *seals; i++) {
+        int fd = memfd_create("seals", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+        struct cox_large_payload_ref ref = {.size = 4096};
+        struct cox_large_payload_view view = {0};
+        const uint8_t *bytes;
+        assert_int_equal(ftruncate(fd, 4096), 0);
+        assert_int_equal(fcntl(fd, F_ADD_SEALS, seals[i]), 0);
+        assert_int_equal(cox_exporter_export(exporter, fd, 0, 0, &ref.handle, NULL), 0);
+        assert_int_equal(cox_large_payload_view_map(&view, &ref, &self, &bytes, NULL),
+                         i < 3 ? COX_CORRUPT : 0);
+        cox_large_payload_view_drop(&view);
+        cox_exporter_put(exporter, &ref.handle);
+        close(fd);
+    }
+    cox_exporter_free(exporter);
+    cox_large_payload_sender_deinit(&sender);
+}
+
+/* Readers that need the control socket get an error; others do not notice. */
+static void m3_a_door_that_is_gone_or_full_does_not_matter(void **state)
+{
+    (void)state;
+    static uint8_t copy[SIZE];
+    begin();
+    struct cox_large_payload block = block_of("/nonexistent/door", SIZE, 7);
+    struct cox_large_payload_ref ref = cox_large_payload_refer(&block, SIZE);
+    assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
+    end(&block);
+    char name[64];
+    const struct cox_door_options options = {.name = test_unique_name(name), .deposit_max = 2};
+    const struct cox_door_hooks hooks = {0};
+    struct cox_door *door = NULL;
+    assert_int_equal(cox_door_open(&options, &hooks, &door, NULL), 0);
+    begin();
+    struct cox_large_payload blocks[4];
+    for (int i = 0; i < 4; i++) {
+        blocks[i] = block_of(cox_door_path(door), SIZE, (uint8_t)i);
+        if (i == 0 || i == 3)
+            assert_ptr_equal(blocks[i].exporter, i ? sender.plain : sender.exporter);
+        ref = cox_large_payload_refer(&blocks[i], SIZE);
+        assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
+        assert_int_equal(copy[SIZE - 1], i);
+    }
+    for (int i = 1; i < 4; i++)
+        cox_large_payload_drop(&sender, &blocks[i]);
+    end(&blocks[0]);
+    cox_door_close(door);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(m3_a_block_is_read_by_copy_and_in_place),
+        TEST(m3_a_block_outlives_its_sender_for_who_has_it),
+        TEST(m3_a_reserve_finds_what_is_large_enough),
+        TEST(m3_what_cannot_be_is_refused),
+        TEST(m3_memory_that_could_shrink_is_refused),
+        TEST(m3_a_door_that_is_gone_or_full_does_not_matter),
+    };
+    return cmocka_run_group_tests_name("large_payload", tests, NULL, NULL);
+}

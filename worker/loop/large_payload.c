@@ -1,0 +1,182 @@
+/* large_payload: what of a channel thread's requests and answers is in blocks
+ * (channel/memory/large_payload.h). */
+#include <inttypes.h>
+#include <string.h>
+
+#include "channel/base/fault.h"
+#include "channel/shm/state.h"
+#include "proto/large_payload_ref.h"
+#include "worker_internal.h"
+
+static const char *worker_depot(const struct cox_worker *worker)
+{
+    const struct cox_worker_options *options = &worker->options;
+    return options->door[0] ? options->door : options->depot[0] ? options->depot : NULL;
+}
+
+COX_HOT bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread)
+{
+    return !thread->worker->is_legacy_shim && !thread->worker->control.geometry.legacy;
+}
+
+/* ---- requests ---- */
+
+int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                  const struct Coxswain__BulkRef *message,
+                                  const uint8_t **ret_bytes, size_t *ret_size)
+{
+    const struct cox_worker *worker = thread->worker;
+    const struct cox_large_payload_origin peer = {
+        .pid = worker->coordinator.pid,
+        .start = worker->coordinator.start,
+        .door_path = worker_depot(worker),
+    };
+    struct cox_large_payload_ref ref;
+    struct cox_error why = {0};
+    int r = cox_large_payload_ref_read(message, &ref, &why);
+    if (r == 0)
+        r = cox_large_payload_view_map(cox_channel_thread_view(thread, sequence), &ref, &peer,
+                                       ret_bytes, &why);
+    if (r)
+        return cox_fail(&thread->error, r, "the block that the request is in: %s", why.text);
+    *ret_size = ref.size;
+    return 0;
+}
+
+void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence)
+{
+    cox_large_payload_view_release(cox_channel_thread_view(thread, sequence));
+}
+
+/* ---- answers ---- */
+
+static struct cox_channel_thread_answer *thread_answer_block(struct cox_channel_thread *thread,
+                                                             uint64_t sequence)
+{
+    return &thread->answers[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
+}
+
+/* On a taken channel several threads reply. */
+static void thread_lock_blocks(struct cox_channel_thread *thread)
+{
+    if (thread->lending.on)
+        pthread_mutex_lock(&thread->lending.blocks_lock);
+}
+
+static void thread_unlock_blocks(struct cox_channel_thread *thread)
+{
+    if (thread->lending.on)
+        pthread_mutex_unlock(&thread->lending.blocks_lock);
+}
+
+static void answer_release(struct cox_channel_thread *thread,
+                           struct cox_channel_thread_answer *answer)
+{
+    thread->answer_count -= answer->sequence != 0;
+    answer->sequence = 0;
+    if (cox_large_payload_is_transient(&answer->block))
+        cox_large_payload_drop(&thread->worker->large_payloads, &answer->block);
+}
+
+int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                     uint64_t size, uint8_t **ret_bytes, struct cox_error *err)
+{
+    struct cox_channel_thread_answer *answer = thread_answer_block(thread, sequence);
+    struct cox_error why = {0};
+    thread_lock_blocks(thread);
+    /* What it held belongs to a request that has ended: this one is in the same frame. */
+    thread->answer_count -= answer->sequence != 0;
+    answer->sequence = 0;
+    int r = cox_large_payload_reserve(&thread->worker->large_payloads, worker_depot(thread->worker),
+                                      size, &answer->block, &why);
+    thread_unlock_blocks(thread);
+    if (r)
+        return cox_fail(err, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
+    *ret_bytes = answer->block.region.base;
+    return 0;
+}
+
+struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
+                                                            uint64_t sequence, uint64_t size)
+{
+    struct cox_channel_thread_answer *answer = thread_answer_block(thread, sequence);
+    cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
+    const struct cox_large_payload_ref ref = cox_large_payload_refer(&answer->block, size);
+    /* Not before: a block that is still being written is not released, though its request ends. */
+    thread_lock_blocks(thread);
+    answer->sequence = sequence;
+    thread->answer_count++;
+    thread_unlock_blocks(thread);
+    return ref;
+}
+
+void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence)
+{
+    thread_lock_blocks(thread);
+    answer_release(thread, thread_answer_block(thread, sequence));
+    thread_unlock_blocks(thread);
+}
+
+__attribute__((noinline)) static void thread_release_ended(struct cox_channel_thread *thread)
+{
+    const uint64_t ended =
+        cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id));
+    for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++)
+        if (thread->answers[slot].sequence && thread->answers[slot].sequence <= ended)
+            answer_release(thread, &thread->answers[slot]);
+}
+
+/* A reply that needs memory now makes nobody wait: what is free is released next time. */
+__attribute__((cold, noinline)) static void lending_release_blocks(
+    struct cox_channel_thread *thread)
+{
+    if (pthread_mutex_trylock(&thread->lending.blocks_lock))
+        return;
+    if (thread->answer_count > 0)
+        thread_release_ended(thread);
+    pthread_mutex_unlock(&thread->lending.blocks_lock);
+}
+
+COX_HOT void cox_channel_thread_release_blocks(struct cox_channel_thread *thread)
+{
+    if (thread->lending.on)
+        lending_release_blocks(thread);
+    else if (thread->answer_count > 0)
+        thread_release_ended(thread);
+}
+
+void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread)
+{
+    for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++) {
+        cox_large_payload_view_drop(&thread->views[slot]);
+        cox_large_payload_drop(&thread->worker->large_payloads, &thread->answers[slot].block);
+        thread->answers[slot].sequence = 0;
+    }
+    thread->answer_count = 0;
+}
+
+int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
+                          struct cox_error *err)
+{
+    struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
+    struct cox_opaque_answer *answer = thread->opaque;
+    if (!answer || !pthread_equal(answer->thread, pthread_self()))
+        return cox_fail(err, COX_STATE, "no opaque request is being answered on this thread");
+    if (size <= answer->slot_capacity) {
+        answer->bytes = answer->slot;
+        answer->capacity = answer->slot_capacity;
+        *ret_reply = answer->slot;
+        return 0;
+    }
+    if (!cox_channel_thread_has_blocks(thread))
+        return cox_fail(err, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu", size,
+                        answer->slot_capacity);
+    cox_visit_hold(); /* left in between, it would leave its locks behind */
+    int r = cox_channel_thread_reserve_block(thread, answer->sequence, size, ret_reply, err);
+    cox_visit_release();
+    if (r)
+        return r;
+    answer->bytes = *ret_reply;
+    answer->capacity = size;
+    return 0;
+}
