@@ -7,11 +7,10 @@
 #include <string.h>
 
 /* The request is an array of int64; rank r of n adds the elements r, r + n, r + 2n, ... */
-static int64_t add(const struct cox_worker *worker, const struct cox_worker_request *request)
+static int64_t add(const struct cox_worker_options *me, const struct cox_worker_request *request)
 {
     int64_t number, sum = 0;
-    for (size_t i = cox_worker_rank(worker); (i + 1) * sizeof number <= request->size;
-         i += cox_worker_rank_count(worker)) {
+    for (size_t i = me->rank; (i + 1) * sizeof number <= request->size; i += me->rank_count) {
         memcpy(&number, request->bytes + i * sizeof number, sizeof number);
         sum += number;
     }
@@ -32,7 +31,7 @@ int main(int argc, char **argv)
         r = cox_worker_start(worker, COX_WORKER_TAKES(COX_CHANNEL_EXECUTE), &err);
     while (r == 0 && (r = cox_worker_next(worker, COX_CHANNEL_EXECUTE, COX_DEADLINE_NEVER, &request,
                                           &err)) == 0) {
-        const int64_t sum = add(worker, &request);
+        const int64_t sum = add(&options, &request);
         /* Could be any thread, and after later requests were taken. */
         r = cox_worker_reply(worker, request.sequence, &sum, sizeof sum, &err);
     }
