@@ -205,13 +205,13 @@ COX_HOT static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *as
 }
 
 COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t ticket,
-                              uint64_t deadline_ns)
+                              uint64_t deadline_ns, bool signals_end)
 {
     if (!asleep)
-        return cox_futex_wait(word, ticket, deadline_ns);
+        return cox_futex_wait_signals(word, ticket, deadline_ns, signals_end);
     /* seq_cst: see word_ring. A count, since many may sleep; whoever dies here stays in it. */
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
-    const int r = cox_futex_wait(word, ticket, deadline_ns);
+    const int r = cox_futex_wait_signals(word, ticket, deadline_ns, signals_end);
     /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile.
      * Counted too short, for good, nobody would ever be woken by the first ring. And who finds it
      * below has seen another one that puts right no more than it took itself. */
@@ -316,6 +316,7 @@ void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
 COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which,
                           uint32_t ticket, uint64_t deadline_ns)
 {
+    const bool signals_end = gate->signals_end && which == COX_BELL_REQUEST_CONSUME;
     cox_fault_point(COX_FAULT_WAIT);
     if (cox_gate_shared(gate)) {
         _Atomic uint32_t *word = gate_word(gate, which);
@@ -323,10 +324,10 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell wh
         _Atomic uint32_t *asleep = which == COX_BELL_RESPONSE_CONSUME
                                        ? &gate->wake->coordinator_sleeps
                                        : &gate->ring->asleep;
-        return word_sleep(word, gate->elides ? asleep : NULL, ticket, deadline_ns);
+        return word_sleep(word, gate->elides ? asleep : NULL, ticket, deadline_ns, signals_end);
     }
     struct cox_gate_bell *bell = gate_bell(gate, rank, which);
-    int r = cox_semaphore_wait(&bell->semaphore, deadline_ns);
+    int r = cox_semaphore_wait_signals(&bell->semaphore, deadline_ns, signals_end);
     if (r)
         return r;
     cox_fault_point(COX_FAULT_WAIT_TOOK);

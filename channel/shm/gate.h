@@ -52,6 +52,8 @@ struct cox_gate {
     bool coordinator;
     /* futexes: who sleeps says so, and nobody is called to wake up who does not */
     bool elides;
+    /* a signal that this thread handles ends a wait for a request */
+    bool signals_end;
 };
 
 /* Futexes, whose words are borrowed. elides: where ranks look before they sleep, so that most
@@ -99,8 +101,8 @@ void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_bell bell);
 /* For wait; to be asked for before the check of the shared state. */
 uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell);
 /* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_EMPTY:
- * woken, and the token is somebody else's, or was written over; COX_TIMEOUT; -errno: there can be
- * no wait here. */
+ * woken, and the token is somebody else's, or was written over; COX_TIMEOUT; -EINTR, with
+ * signals_end; -errno: there can be no wait here. */
 int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell bell, uint32_t ticket,
                   uint64_t deadline_ns);
 /* True: a token was there and was taken. */

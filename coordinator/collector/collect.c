@@ -170,6 +170,8 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     slot->published_ns = cox_now_ns();
     cox_state_set_stamp(cox_state_channel(collector->channel->control, collector->channel->id),
                         slot->published_ns);
+    if (collector->cancelled)
+        collector_set_cancelled(collector, entry->sequence, false);
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
     cox_request_publish(collector->channel, entry->sequence,

@@ -149,6 +149,8 @@ struct cox_collector {
     uint64_t ended;
     /* the gatherings of requests up to here have begun */
     uint64_t begun;
+    /* bit i: the request in frame i has ended without the replies of all ranks */
+    uint64_t cancelled;
     /* of requests up to here no answer is to come, or counts */
     uint64_t settled;
     /* When whoever has not taken its frame is rung again: those in flight by who gathers, those

@@ -198,6 +198,8 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     if (completion.status && entry->operation->step)
         cox_state_set_void(cox_state_channel(collector->channel->control, collector->channel->id),
                            collector->published);
+    if (completion.status)
+        collector_set_cancelled(collector, entry->sequence, true);
     entry->ended = true;
     cox_collector_advance(collector);
     cox_stats_end(&collector->stats, completion.status, &gathering->taken);

@@ -45,7 +45,7 @@ struct cox_executor_options {
     bool no_flags;
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
-    /* requests in flight per channel, 1 to 8; default 4 */
+    /* requests in flight per channel, 1 to 32; default 4 */
     uint32_t depth;
     /* whether who waits looks before it sleeps; channel/base/spin.h; default auto */
     enum cox_spin spin;

@@ -1,4 +1,5 @@
 #include "ranks.h"
+#include "script_take.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -141,7 +142,7 @@ static int rank_serve(struct rank *rank, struct script *script, struct cox_error
         return r;
     script_set_worker(script, worker);
     rank_set_worker(rank, worker);
-    r = cox_worker_run(worker, err);
+    r = script_run(script, rank->hello.mode, worker, rank->host.out_fd, err);
     rank_set_worker(rank, NULL);
     cox_worker_free(worker);
     return r;
