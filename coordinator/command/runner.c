@@ -1,6 +1,5 @@
 #include "runner.h"
 
-
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,7 +128,9 @@ static void parser_init(struct parser *parser, const struct cox_command *command
     memset(parser, 0, sizeof *parser);
     for (size_t i = 0; i < group_count(command); i++) {
         const struct cox_option_group *group = command->groups[i].group;
-        parser->argps[i].options = group->options;
+        /* argp leaks a table without options. */
+        if (group->options->name || group->options->key)
+            parser->argps[i].options = group->options;
         parser->argps[i].parser = group_parse;
         parser->argps[i].help_filter = help_filter;
         parser->children[i] = (struct argp_child){

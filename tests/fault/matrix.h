@@ -35,7 +35,7 @@ enum matrix_mode {
 };
 
 struct matrix_line {
-    char name[16];
+    char name[32];
     int status;
     char outcomes[MATRIX_RANK_COUNT][8];
     const char *text;

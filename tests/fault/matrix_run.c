@@ -34,7 +34,7 @@ void matrix_journal_parse(struct matrix_journal *journal)
     while ((text = strsep(&rest, "\n")) != NULL && journal->line_count < MATRIX_LINE_COUNT) {
         struct matrix_line *line = &journal->lines[journal->line_count];
         int used = 0;
-        if (sscanf(text, "%15s %d %7s %7s %7s |%n", line->name, &line->status, line->outcomes[0],
+        if (sscanf(text, "%31s %d %7s %7s %7s |%n", line->name, &line->status, line->outcomes[0],
                    line->outcomes[1], line->outcomes[2], &used) == 5 &&
             used > 0 && text[0] != '#') {
             line->text = text + used;
