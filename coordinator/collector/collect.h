@@ -29,7 +29,7 @@
 #include "channel/base/spin.h"
 #include "channel/shm/channel.h"
 #include "completion.h"
-#include "last_errors.h"
+#include "coordinator/process/last_errors.h"
 #include "gathering.h"
 #include "stats.h"
 #include "coordinator/process/supervise.h"

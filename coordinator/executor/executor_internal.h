@@ -7,7 +7,7 @@
 #include "channel/shm/inherit.h"
 #include "channel/shm/state.h"
 #include "coordinator/collector/collect.h"
-#include "coordinator/collector/last_errors.h"
+#include "coordinator/process/last_errors.h"
 #include "executor.h"
 #include "coordinator/collector/error_channel.h"
 #include "operations.h"
