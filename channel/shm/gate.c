@@ -1,10 +1,12 @@
 #include "gate.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "channel/base/semaphore.h"
+#include "state.h"
 
 /* A hint's word: the count above, the sequence below. */
 #define HINT_COUNT_SHIFT COX_STATE_SHIFT
@@ -256,17 +258,38 @@ COX_HOT void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t cou
     cox_fault_point(COX_FAULT_HINT_ARMED);
 }
 
+void cox_gate_set_notify(struct cox_gate *gate, const struct cox_layout_channel_state *state,
+                         int notify_fd)
+{
+    gate->state = state;
+    gate->notify_fd = notify_fd;
+}
+
+/* The host of the coordinator sleeps in poll, or in an event loop. */
+COX_HOT static void gate_notify(const struct cox_gate *gate)
+{
+    if (!gate->state || !cox_state_notifies(gate->state))
+        return;
+    const uint64_t one = 1;
+    /* Fails once the count is at its end, where the fd is readable anyway. */
+    const ssize_t written = write(gate->notify_fd, &one, sizeof one);
+    (void)written;
+}
+
 COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed)
 {
     if (!cox_gate_shared(gate)) {
         cox_gate_post(gate, rank, COX_BELL_RESPONSE_CONSUME);
+        gate_notify(gate);
         return;
     }
     bool last =
         hint_count(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word, sequence);
     cox_fault_point(COX_FAULT_HINT_COUNTED);
-    if (last || failed)
-        word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
+    if (!last && !failed)
+        return;
+    word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
+    gate_notify(gate);
 }
 
 COX_HOT uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)

@@ -54,6 +54,10 @@ struct cox_gate {
     bool elides;
     /* a signal that this thread handles ends a wait for a request */
     bool signals_end;
+    /* Of a rank: borrowed, says whether replies are notified, by writing to the eventfd. NULL: the
+     * rank has none. */
+    const struct cox_layout_channel_state *state;
+    int notify_fd;
 };
 
 /* Futexes, whose words are borrowed. elides: where ranks look before they sleep, so that most
@@ -61,6 +65,10 @@ struct cox_gate {
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
                    struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
                    bool elides);
+/* A rank: replies are also written to the eventfd while the coordinator asks for that. Both are
+ * borrowed until close. */
+void cox_gate_set_notify(struct cox_gate *gate, const struct cox_layout_channel_state *state,
+                         int notify_fd);
 /* True: one wake-up is for every rank at once, and the coordinator sleeps on all ranks at once. */
 static inline bool cox_gate_shared(const struct cox_gate *gate)
 {

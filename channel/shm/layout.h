@@ -124,7 +124,9 @@ struct cox_layout_channel_state {
     _Atomic uint64_t stamp_ns;
     /* bit i: the request in frame i has ended without the replies of all ranks */
     _Atomic uint64_t cancelled_frames;
-    uint8_t padding[COX_LINE_SIZE - 40];
+    /* 1: the host of the coordinator has an fd that polls readable; ranks notify it of replies */
+    _Atomic uint32_t notify;
+    uint8_t padding[COX_LINE_SIZE - 44];
     struct cox_layout_frame frames[COX_DEPTH_MAX];
 };
 
@@ -270,6 +272,7 @@ COX_LAYOUT_AT(cox_layout_channel_state, void_through, 8);
 COX_LAYOUT_AT(cox_layout_channel_state, ended, 16);
 COX_LAYOUT_AT(cox_layout_channel_state, stamp_ns, 24);
 COX_LAYOUT_AT(cox_layout_channel_state, cancelled_frames, 32);
+COX_LAYOUT_AT(cox_layout_channel_state, notify, 40);
 _Static_assert(COX_DEPTH_MAX <= 64, "a bit for each frame");
 COX_LAYOUT_AT(cox_layout_channel_state, frames, COX_LINE_SIZE);
 _Static_assert(sizeof(struct cox_layout_channel_state) == 1152, "channel state size");

@@ -176,6 +176,21 @@ static inline bool cox_state_cancelled(const struct cox_layout_channel_state *sh
                1;
 }
 
+/* From now on ranks write to their eventfd after a reply. seq_cst, both sides: the caller gathers
+ * after this, and a rank reads this after the wakeup word of its reply; one of the two sees the
+ * other. Partner: cox_state_notifies. */
+static inline void cox_state_set_notify(struct cox_layout_channel_state *shared)
+{
+    atomic_store_explicit(&shared->notify, 1, memory_order_seq_cst);
+    cox_fault_point(COX_FAULT_VOID_STORED);
+}
+
+/* After the words of a reply; see cox_state_set_notify. */
+static inline bool cox_state_notifies(const struct cox_layout_channel_state *shared)
+{
+    return atomic_load_explicit(&shared->notify, memory_order_seq_cst) != 0;
+}
+
 /* What ends this group and no other. Two bits of it are always set: none that turns by itself makes
  * it of the 0 that stands there. */
 static inline uint32_t cox_state_abort_value(const struct cox_control *control)

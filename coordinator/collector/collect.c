@@ -190,6 +190,9 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     atomic_store_explicit(&collector->news, entry->sequence, memory_order_relaxed);
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
     cox_collector_advance(collector);
+    if (entry->replies && cox_readiness_is_open(&collector->readiness))
+        cox_readiness_set_timer(&collector->readiness,
+                                cox_deadline_min(entry->deadline_ns, collector->ring_ns));
     /* The collector planned its sleep without this one. */
     bool elsewhere = collector->sleep_rank >= 0 && !cox_gate_shared(gate) &&
                      !cox_rank_set_has(&entry->asked, (uint32_t)collector->sleep_rank);
@@ -285,6 +288,7 @@ void cox_collector_wake(struct cox_collector *collector)
     pthread_cond_broadcast(&collector->work);
     pthread_cond_broadcast(&collector->ended_cond);
     pthread_mutex_unlock(&collector->lock);
+    cox_readiness_signal(&collector->readiness);
 }
 
 COX_HOT struct cox_look cox_collector_look(const struct cox_collector *collector)
@@ -460,6 +464,7 @@ void cox_collector_deinit(struct cox_collector *collector)
     }
     for (uint32_t i = 0; collector->lent && i < collector_geometry(collector)->depth; i++)
         cox_gathering_deinit(&collector->lent[i]);
+    cox_readiness_close(&collector->readiness);
     free(collector->lent);
     free(collector->kept);
     free(collector->ranks);

@@ -374,6 +374,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
     }
     collector->seen = *before;
+    collector->next_ns = *ret_deadline_ns;
     if (apart && !cox_gate_shared(&collector->channel->gate))
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, cox_deadline_after_ns(COX_APART_NS));
     return false;

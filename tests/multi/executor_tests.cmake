@@ -54,6 +54,13 @@ foreach(name executor flight operations replay step)
         ENVIRONMENT "COX_TEST_TAKES=1" "COXSWAIN_TEST_ATTACH=sealed" COMMAND test_multi_${name})
 endforeach()
 
+# A host with an event loop. Not with ranks as threads, which inherit no eventfd.
+cox_multi_test(NAME poll TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/poll_test.c
+    LIBS coxswain_testlib TIMEOUT 120)
+add_dependencies(test_multi_poll scripted_worker)
+cox_command_test(NAME sealed/poll LABEL sealed TIER quick TIMEOUT 240 PROCESSORS 2
+    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed" COMMAND test_multi_poll)
+
 # Control connections without a door.
 cox_multi_test(NAME service TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 120)

@@ -274,7 +274,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     worker->own_pid = getpid();
     worker->control.lock_fd = -1;
     worker->coordinator.pidfd = -1;
-    worker->door_fd = worker->group_fd = -1;
+    worker->door_fd = worker->group_fd = worker->notify_fd = -1;
     cox_inherit_init(&worker->inherit);
     cox_sealed_init(&worker->sealed);
     pthread_mutex_init(&worker->error_lock, NULL);
@@ -393,6 +393,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_channel_close(&worker->error_channel);
     cox_sealed_close(&worker->sealed);
     cox_close_fd(&worker->group_fd);
+    cox_close_fd(&worker->notify_fd);
     cox_group_memory_unref(worker->group_memory);
     cox_close_fd(&worker->door_fd); /* it has left: see above */
     cox_peer_close(&worker->coordinator);

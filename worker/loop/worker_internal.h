@@ -99,6 +99,8 @@ struct cox_worker {
     int door_fd;
     /* memory of the rank group; -1: legacy or sealed */
     int group_fd;
+    /* an eventfd that replies are written to when the host of the coordinator asks; -1: none */
+    int notify_fd;
     /* of a sealed group; NULL */
     struct cox_group_memory *group_memory;
     struct cox_control control;
