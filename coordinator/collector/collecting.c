@@ -191,7 +191,7 @@ static void expect_more(struct cox_collector *collector)
     if (collector->kept_count > 0)
         cox_readiness_signal(&collector->readiness);
     if (collector->ended != collector->published && !collector->gathering)
-        next_ns = cox_deadline_min(collector->next_ns, collector->ring_ns);
+        next_ns = cox_deadline_min(collector->next_ns, collector->rewake_ns);
     if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
         next_ns = cox_deadline_min(next_ns, cox_deadline_after_ns(COX_SLICE_NS));
     cox_readiness_set_timer(&collector->readiness, next_ns);

@@ -16,7 +16,7 @@ COX_HOT void cox_channel_thread_return(struct cox_channel_thread *thread, uint64
     if (thread->lending.on) /* with the reply: see lending_publish */
         return;
     cox_channel_thread_set_returned(thread, sequence);
-    cox_gate_post(&thread->channel.gate, thread->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
+    cox_gate_post(&thread->channel.gate, thread->worker->options.rank, COX_WAKEUP_REQUEST_PRODUCE);
 }
 
 COX_HOT void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence,
@@ -40,7 +40,7 @@ void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequenc
     cox_channel_thread_set_done(thread, sequence);
     if (post)
         cox_gate_post(&thread->channel.gate, thread->worker->options.rank,
-                      COX_BELL_RESPONSE_CONSUME);
+                      COX_WAKEUP_RESPONSE_CONSUME);
 }
 
 /* A legacy coordinator may send the next request before it has read the answer to the last one. */
@@ -49,8 +49,8 @@ static bool thread_await_slot(struct cox_channel_thread *thread)
     struct cox_worker *worker = thread->worker;
     int r;
     do
-        r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE, 0,
-                          cox_deadline_after_ms(SLICE_MS));
+        r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_RESPONSE_PRODUCE,
+                          0, cox_deadline_after_ms(SLICE_MS));
     while ((r == COX_TIMEOUT || r == COX_EMPTY) &&
            !atomic_load_explicit(&worker->stopping, memory_order_acquire));
     return r == 0;
@@ -62,7 +62,8 @@ COX_HOT bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, u
         return false;
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
-    cox_gate_settle(&thread->channel.gate, thread->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
+    cox_gate_settle(&thread->channel.gate, thread->worker->options.rank,
+                    COX_WAKEUP_RESPONSE_PRODUCE);
     cox_channel_thread_set_state(thread, COX_RANK_REPLYING, sequence, thread->stamp_ns);
     return true;
 }
@@ -193,7 +194,7 @@ COX_HOT void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64
             cox_channel_thread_send(thread, sequence, length, false, false);
     }
     /* Where the rank has no answer of its own, the report is all there is: then it is about no
-     * request. Where all ranks share a bell, the failed answer itself has rung it; and what was
+     * request. Where all ranks share a wakeup, the failed answer itself has posted it; and what was
      * lent is told of when it is published. */
     if (failed && (silent || !(thread->lending.on || cox_gate_shared(&thread->channel.gate))))
         cox_worker_tell(worker, silent ? -1 : (int)thread->channel.id, sequence,

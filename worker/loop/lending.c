@@ -43,10 +43,10 @@ static void lending_publish(struct cox_channel_thread *thread, const struct cox_
     const uint32_t rank = thread->worker->options.rank;
     struct cox_gate *gate = &thread->channel.gate;
     cox_channel_thread_set_returned(thread, entry->sequence);
-    cox_gate_post(gate, rank, COX_BELL_REQUEST_PRODUCE);
+    cox_gate_post(gate, rank, COX_WAKEUP_REQUEST_PRODUCE);
     cox_channel_thread_set_done(thread, entry->sequence);
     if (entry->wakeup == COX_LENT_TOKEN)
-        cox_gate_post(gate, rank, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
     else if (entry->wakeup != COX_LENT_NONE)
         cox_gate_reply(gate, rank, entry->sequence, entry->wakeup == COX_LENT_FAILURE);
 }
@@ -134,8 +134,8 @@ void cox_lending_ready(struct cox_channel_thread *thread, uint64_t sequence,
     entry->wakeup = wakeup;
     const size_t failed_count = lending_advance(thread, failed);
     pthread_mutex_unlock(&thread->lending.lock);
-    /* The collector sleeps on another rank's bell, where each has its own: the error channel makes
-     * it look now. Its words are in the reply. */
+    /* The collector sleeps on another rank's wakeup, where each has its own: the error channel
+     * makes it look now. Its words are in the reply. */
     for (size_t i = 0; i < failed_count && !cox_gate_shared(&thread->channel.gate); i++)
         cox_worker_tell(thread->worker, (int)thread->channel.id, failed[i], "",
                         cox_deadline_after_ms(NOTICE_MS));

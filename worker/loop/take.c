@@ -10,7 +10,7 @@
 /* Once for channel threads, which have no deadline, and once for next. */
 #define COX_HOT_INLINE __attribute__((always_inline)) inline
 
-/* A rank that is not asked passes the frame without touching a bell. False: it is the frame of a
+/* A rank that is not asked passes the frame without touching a wakeup. False: it is the frame of a
  * lent request. */
 static bool thread_pass(struct cox_channel_thread *thread, uint64_t sequence)
 {
@@ -66,10 +66,10 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, thread->channel.id);
     uint32_t depth = worker->control.geometry.depth;
-    bool rung = false;
+    bool woken = false;
     for (;;) {
         /* Before the looks: what comes after them is not slept through. */
-        uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_BELL_REQUEST_CONSUME);
+        uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
         if (thread_ends(thread))
             return COX_EMPTY;
         cox_channel_thread_release_blocks(thread);
@@ -91,19 +91,19 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
             return 0;
         if (deadline_ns != COX_DEADLINE_NEVER && cox_now_ns() >= deadline_ns)
             return COX_TIMEOUT;
-        if (rung)
+        if (woken)
             thread_repeat(thread);
         /* What is said there, not what is believed of it: who looks for another number sleeps. */
         const struct thread_look look = {thread, shared, said};
-        if (!rung && cox_spin_until(&thread->spinner, thread_has_news, &look, deadline_ns))
+        if (!woken && cox_spin_until(&thread->spinner, thread_has_news, &look, deadline_ns))
             continue;
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
-        int r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
-                              ticket, deadline_ns);
+        int r = cox_gate_wait(&thread->channel.gate, worker->options.rank,
+                              COX_WAKEUP_REQUEST_CONSUME, ticket, deadline_ns);
         if (r < 0)
             return r;
-        rung = true;
+        woken = true;
         /* Without a control region the token is the news, unless it is the one that stop rings
          * with. */
         if (r == 0 && worker->is_legacy_shim && !thread_ends(thread))
@@ -118,10 +118,10 @@ static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next, u
     const struct cox_worker *worker = thread->worker;
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, thread->channel.id);
-    uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_BELL_REQUEST_CONSUME);
+    uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
     if (!cox_state_frame_behind(shared, worker->control.geometry.depth, next))
         return false;
-    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME, ticket,
+    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_REQUEST_CONSUME, ticket,
                   deadline_ns);
     return true;
 }
@@ -151,7 +151,7 @@ COX_HOT_INLINE static int thread_take(struct cox_channel_thread *thread, uint64_
     }
     if (r)
         return r;
-    cox_gate_settle(&thread->channel.gate, rank, COX_BELL_REQUEST_CONSUME);
+    cox_gate_settle(&thread->channel.gate, rank, COX_WAKEUP_REQUEST_CONSUME);
     thread->stamp_ns = cox_state_stamp(shared);
     if (thread->stamp_ns == 0)
         thread->stamp_ns = cox_now_coarse_ns();

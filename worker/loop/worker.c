@@ -110,7 +110,7 @@ static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
         return cox_sealed_await_heard(&worker->control, worker->options.rank,
                                       worker->report_count + 1, deadline_ns);
     int r =
-        cox_gate_wait(&worker->error_channel.gate, 0, COX_BELL_RESPONSE_PRODUCE, 0, deadline_ns);
+        cox_gate_wait(&worker->error_channel.gate, 0, COX_WAKEUP_RESPONSE_PRODUCE, 0, deadline_ns);
     return r == COX_EMPTY ? COX_TIMEOUT : r; /* another one has the token */
 }
 
@@ -119,12 +119,12 @@ static void worker_post_report(struct cox_worker *worker, bool written)
 {
     struct cox_gate *gate = &worker->error_channel.gate;
     if (!worker->control.geometry.sealed) {
-        cox_gate_post(gate, 0, written ? COX_BELL_RESPONSE_CONSUME : COX_BELL_RESPONSE_PRODUCE);
+        cox_gate_post(gate, 0, written ? COX_WAKEUP_RESPONSE_CONSUME : COX_WAKEUP_RESPONSE_PRODUCE);
     } else if (written) {
         cox_state_set_done(
             cox_state_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR),
             ++worker->report_count);
-        cox_gate_post(gate, worker->options.rank, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(gate, worker->options.rank, COX_WAKEUP_RESPONSE_CONSUME);
     }
 }
 
@@ -148,7 +148,7 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
         /* Another rank can have made the coordinator sleep through the last one. */
         if (r == COX_TIMEOUT && worker->control.geometry.sealed)
             cox_gate_post(&worker->error_channel.gate, worker->options.rank,
-                          COX_BELL_RESPONSE_CONSUME);
+                          COX_WAKEUP_RESPONSE_CONSUME);
     } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
     if (r == 0) {
         cox_state_set_rank(line, COX_RANK_REPLYING, sequence, cox_now_ns());
@@ -455,18 +455,18 @@ static bool worker_wakes(const struct cox_worker *worker, int channel)
            atomic_load_explicit(&worker->threads[channel].lending.taking, memory_order_seq_cst);
 }
 
-/* Returns whether any was rung. Tokens of a legacy group are news: there is one for the end. */
-static bool worker_ring_threads(struct cox_worker *worker, bool stopping, bool again)
+/* Returns whether any was woken. Tokens of a legacy group are news: there is one for the end. */
+static bool worker_wake_threads(struct cox_worker *worker, bool stopping, bool again)
 {
-    bool rung = false;
+    bool woken = false;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         if (!stopping && !(again && worker_wakes(worker, c)))
             continue;
-        rung = true;
+        woken = true;
         cox_gate_wake(&worker->threads[c].channel.gate, worker->options.rank,
-                      COX_BELL_REQUEST_CONSUME);
+                      COX_WAKEUP_REQUEST_CONSUME);
     }
-    return rung;
+    return woken;
 }
 
 /* Waits until all channel threads have ended and nobody is inside next; watches the coordinator
@@ -504,7 +504,7 @@ static int worker_watch(struct cox_worker *worker)
         ssize_t got = read(worker->wake_fd, &count, sizeof count);
         (void)got;
         bool stopping = atomic_load_explicit(&worker->stopping, memory_order_acquire);
-        ringing = ringing && !again ? stopping : worker_ring_threads(worker, stopping, again);
+        ringing = ringing && !again ? stopping : worker_wake_threads(worker, stopping, again);
     }
     return orphaned ? COX_PEER_DEAD : failed;
 }
