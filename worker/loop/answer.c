@@ -62,7 +62,7 @@ COX_HOT bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, u
         return false;
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
-    cox_gate_settle(&thread->channel.gate, thread->worker->options.rank,
+    cox_gate_absorb(&thread->channel.gate, thread->worker->options.rank,
                     COX_WAKEUP_RESPONSE_PRODUCE);
     cox_channel_thread_set_state(thread, COX_RANK_REPLYING, sequence, thread->stamp_ns);
     return true;

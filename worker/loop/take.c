@@ -69,7 +69,8 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
     bool woken = false;
     for (;;) {
         /* Before the looks: what comes after them is not slept through. */
-        uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
+        uint32_t wake_sequence =
+            cox_gate_wake_sequence(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
         if (thread_ends(thread))
             return COX_EMPTY;
         cox_channel_thread_release_blocks(thread);
@@ -100,7 +101,7 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
         int r = cox_gate_wait(&thread->channel.gate, worker->options.rank,
-                              COX_WAKEUP_REQUEST_CONSUME, ticket, deadline_ns);
+                              COX_WAKEUP_REQUEST_CONSUME, wake_sequence, deadline_ns);
         if (r < 0)
             return r;
         woken = true;
@@ -118,11 +119,12 @@ static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next, u
     const struct cox_worker *worker = thread->worker;
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, thread->channel.id);
-    uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
+    uint32_t wake_sequence =
+        cox_gate_wake_sequence(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
     if (!cox_state_frame_behind(shared, worker->control.geometry.depth, next))
         return false;
-    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_REQUEST_CONSUME, ticket,
-                  deadline_ns);
+    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_REQUEST_CONSUME,
+                  wake_sequence, deadline_ns);
     return true;
 }
 
@@ -151,7 +153,7 @@ COX_HOT_INLINE static int thread_take(struct cox_channel_thread *thread, uint64_
     }
     if (r)
         return r;
-    cox_gate_settle(&thread->channel.gate, rank, COX_WAKEUP_REQUEST_CONSUME);
+    cox_gate_absorb(&thread->channel.gate, rank, COX_WAKEUP_REQUEST_CONSUME);
     thread->stamp_ns = cox_state_stamp(shared);
     if (thread->stamp_ns == 0)
         thread->stamp_ns = cox_now_coarse_ns();
