@@ -137,7 +137,7 @@
     X(DOOR_UNNAMED, "door.unnamed")                                                                \
     /* By-value handles. */                                                                        \
     X(HANDLE_EXPORTED, "handle.exported")   /* its fd is there for who may take it */              \
-    X(HANDLE_DEPOSITED, "handle.deposited") /* and at the door, or is not */                       \
+    X(HANDLE_STORED, "handle.stored")       /* and at the door, or is not */                       \
     X(HANDLE_TAKEN, "handle.taken")         /* by somebody else, not checked yet */                \
     X(HANDLE_WITHDRAWN, "handle.withdrawn") /* the door has it no more, the exporter does */       \
     X(HANDLE_PUT, "handle.put")                                                                    \

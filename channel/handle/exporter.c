@@ -1,6 +1,6 @@
 #include "handle_internal.h"
 
-#include "depot.h"
+#include "fd_store.h"
 #include "channel/base/fault.h"
 #include "channel/base/options.h"
 
@@ -30,14 +30,14 @@ struct export
     /* puts that are owed */
     uint32_t users;
     int fd;
-    bool deposited;
+    bool stored;
 };
 
 struct cox_exporter {
     /* what handles tell; in a child of a fork it is another process */
     struct cox_handle_self self;
     uint64_t deadline_ms;
-    /* was told one; whether it still answers is in depot */
+    /* was told one; whether it still answers is in fd store */
     bool has_door;
     /* of the table and the two counts */
     pthread_mutex_t lock;
@@ -47,7 +47,7 @@ struct cox_exporter {
     uint32_t turn;
     /* of the connection; taken without the other one */
     pthread_mutex_t door_lock;
-    struct cox_depot depot;
+    struct cox_fd_store fd_store;
 };
 
 /* ---- constructor and destructor ---- */
@@ -74,7 +74,7 @@ int cox_exporter_new(const struct cox_exporter_options *options, struct cox_expo
     struct cox_exporter *exporter = calloc(1, sizeof *exporter);
     if (!exporter)
         return cox_fail(err, -ENOMEM, "no memory for an exporter");
-    exporter->depot.fd = -1;
+    exporter->fd_store.fd = -1;
     exporter->deadline_ms = options->deadline_ms ? options->deadline_ms : DEADLINE_MS_DEFAULT;
     /* Not from 0: the next exporter of this process may get the same numbers for its fds. */
     exporter->generation = (uint32_t)cox_now_ns();
@@ -83,8 +83,8 @@ int cox_exporter_new(const struct cox_exporter_options *options, struct cox_expo
     exporter->has_door = options->door_path != NULL;
     r = cox_handle_self_load(&exporter->self, err);
     if (r == 0 && exporter->has_door)
-        r = cox_depot_connect(&exporter->depot, options->door_path,
-                              cox_deadline_after_ms(exporter->deadline_ms), err);
+        r = cox_fd_store_connect(&exporter->fd_store, options->door_path,
+                                 cox_deadline_after_ms(exporter->deadline_ms), err);
     if (r == 0) /* last: it cannot be taken back */
         r = exporter_consent(options, err);
     if (r) {
@@ -107,7 +107,7 @@ struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
         return NULL;
     /* With the connection the door forgets all that was left there; but where a parent has it too,
      * nothing. */
-    cox_depot_close(&exporter->depot);
+    cox_fd_store_close(&exporter->fd_store);
     for (size_t i = 0; i < BUCKET_COUNT; i++)
         while (exporter->buckets[i]) {
             struct export *export = exporter->buckets[i];
@@ -156,20 +156,21 @@ static int exporter_count(struct cox_exporter *exporter, const struct cox_handle
 
 /* ---- the door ---- */
 
-static int exporter_deposit(struct cox_exporter *exporter, struct export *export,
-                            struct cox_error *err)
+static int exporter_store(struct cox_exporter *exporter, struct export *export,
+                          struct cox_error *err)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(exporter->deadline_ms);
     pthread_mutex_lock(&exporter->door_lock);
-    int r = exporter->depot.fd < 0
-                ? cox_fail(err, COX_CLOSED, "the connection to the door is lost")
-                : cox_depot_put(&exporter->depot, &export->handle, export->fd, deadline_ns, err);
+    int r =
+        exporter->fd_store.fd < 0
+            ? cox_fail(err, COX_CLOSED, "the connection to the door is lost")
+            : cox_fd_store_put(&exporter->fd_store, &export->handle, export->fd, deadline_ns, err);
     /* It may be there or not: only without the connection it is not. */
     if (r == COX_TIMEOUT || r == COX_CLOSED || r < 0)
-        cox_depot_close(&exporter->depot);
+        cox_fd_store_close(&exporter->fd_store);
     pthread_mutex_unlock(&exporter->door_lock);
-    cox_fault_point(COX_FAULT_HANDLE_DEPOSITED);
-    export->deposited = r == 0;
+    cox_fault_point(COX_FAULT_HANDLE_STORED);
+    export->stored = r == 0;
     return r;
 }
 
@@ -177,12 +178,12 @@ static void exporter_withdraw(struct cox_exporter *exporter, const struct export
 {
     uint64_t deadline_ns = cox_deadline_after_ms(exporter->deadline_ms);
     pthread_mutex_lock(&exporter->door_lock);
-    int r = exporter->depot.fd < 0
+    int r = exporter->fd_store.fd < 0
                 ? 0
-                : cox_depot_withdraw(&exporter->depot, &export->handle, deadline_ns, NULL);
+                : cox_fd_store_remove(&exporter->fd_store, &export->handle, deadline_ns, NULL);
     /* What was put must not be opened any more, whatever else is forgotten with it. */
     if (r && r != COX_NOT_FOUND)
-        cox_depot_close(&exporter->depot);
+        cox_fd_store_close(&exporter->fd_store);
     pthread_mutex_unlock(&exporter->door_lock);
     cox_fault_point(COX_FAULT_HANDLE_WITHDRAWN);
 }
@@ -268,7 +269,7 @@ int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset, 
     export->users = 1;
     int r = export_fill(exporter, export, fd, offset, size, err);
     if (r == 0 && exporter->has_door)
-        r = exporter_deposit(exporter, export, err);
+        r = exporter_store(exporter, export, err);
     if (r) {
         export_free(export);
         return r;
@@ -293,7 +294,7 @@ int cox_exporter_put(struct cox_exporter *exporter, const struct cox_handle *han
     int r = exporter_count(exporter, handle, false, &last);
     if (r || !last)
         return r;
-    if (last->deposited)
+    if (last->stored)
         exporter_withdraw(exporter, last);
     export_free(last);
     cox_fault_point(COX_FAULT_HANDLE_PUT);

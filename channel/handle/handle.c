@@ -1,6 +1,6 @@
 #include "handle_internal.h"
 
-#include "depot.h"
+#include "fd_store.h"
 #include "channel/base/fault.h"
 #include "channel/base/hash.h"
 
@@ -335,7 +335,7 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
                          const char *door_path, uint64_t deadline_ns, int closed, int *ret_fd,
                          struct cox_error *err)
 {
-    struct cox_depot depot = {.fd = -1};
+    struct cox_fd_store fd_store = {.fd = -1};
     struct cox_error door = {0};
     char text[512];
     _cox_cleanup_(cox_close_fd) int fd = -1;
@@ -348,10 +348,10 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
                         cox_status_text(r));
     if (!door_path)
         return fail_no_way(info, closed, "no door was named that may have it", err);
-    r = cox_depot_connect(&depot, door_path, deadline_ns, &door);
+    r = cox_fd_store_connect(&fd_store, door_path, deadline_ns, &door);
     if (r == 0)
-        r = cox_depot_fetch(&depot, handle, deadline_ns, &fd, &door);
-    cox_depot_close(&depot);
+        r = cox_fd_store_get(&fd_store, handle, deadline_ns, &fd, &door);
+    cox_fd_store_close(&fd_store);
     if (r == 0)
         return fd_give(info, &fd, ret_fd, err);
     if (r == COX_TIMEOUT || r < 0)

@@ -7,7 +7,7 @@
  * Opening takes the fd out of the exporter with pidfd_getfd, and then checks that it is the object
  * that was meant. Where the kernel has no such call, or does not allow it (Yama, seccomp, an
  * exporter that is not dumpable), the fd is fetched at a door, if the exporter left it there
- * (depot.h) and the importer knows that door. Which way it goes is found out anew at every open.
+ * (fd_store.h) and the importer knows that door. Which way it goes is found out anew at every open.
  *
  * What the check cannot see: devices opened twice, and kernel objects like eventfds, have one inode
  * for all, and some file systems give the number of a removed file to the next one. After a put,

@@ -1,7 +1,7 @@
 /* Which ways of opening a handle there are in this place, why one is closed, and consent. */
 #include "handle_internal.h"
 
-#include "depot.h"
+#include "fd_store.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -172,10 +172,10 @@ int cox_handle_query(const char *door_path, uint64_t deadline_ns, struct cox_han
         return r;
     ways.pidfd_getfd = ways.pidfd_error == 0;
     if (door_path) {
-        struct cox_depot depot = {.fd = -1};
-        ways.door_error = cox_depot_connect(&depot, door_path, deadline_ns, NULL);
+        struct cox_fd_store fd_store = {.fd = -1};
+        ways.door_error = cox_fd_store_connect(&fd_store, door_path, deadline_ns, NULL);
         ways.door = ways.door_error == 0;
-        cox_depot_close(&depot);
+        cox_fd_store_close(&fd_store);
     }
     ways.dumpable = prctl(PR_GET_DUMPABLE, 0UL, 0UL, 0UL, 0UL) == 1; /* 2: root only */
     *ret_ways = ways;

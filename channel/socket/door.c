@@ -63,7 +63,7 @@ struct cox_door {
      * the same order */
     struct pollfd *polled;
     /* for counts */
-    _Atomic uint32_t shown_visitors, shown_depositors, shown_deposits;
+    _Atomic uint32_t shown_visitors, shown_fd_owners, shown_fd_entries;
     pthread_t thread;
 };
 
@@ -308,9 +308,9 @@ static void visitors_serve(struct cox_door *door)
 static void door_show(struct cox_door *door)
 {
     atomic_store_explicit(&door->shown_visitors, door->visitor_count, memory_order_relaxed);
-    atomic_store_explicit(&door->shown_depositors, door->reception.depositor_count,
+    atomic_store_explicit(&door->shown_fd_owners, door->reception.fd_owner_count,
                           memory_order_relaxed);
-    atomic_store_explicit(&door->shown_deposits, door->reception.deposits.count,
+    atomic_store_explicit(&door->shown_fd_entries, door->reception.fd_entries.count,
                           memory_order_relaxed);
 }
 
@@ -446,7 +446,7 @@ static int door_listen(struct cox_door *door, const char *name, struct cox_error
 
 /* ---- open and close ---- */
 
-static uint32_t deposit_max_default(void)
+static uint32_t fd_entry_max_default(void)
 {
     struct rlimit limit;
     if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur / 4 > UINT32_MAX / 2)
@@ -471,7 +471,7 @@ static struct cox_door *door_new(const struct cox_door_options *options,
         .spare_fd = -1,
     };
     /* The rest is for workers, of whom there can be COX_RANK_COUNT_MAX, and commands. */
-    door->reception.depositor_max = door->visitor_max - door->visitor_max * 3 / 8;
+    door->reception.fd_owner_max = door->visitor_max - door->visitor_max * 3 / 8;
     cox_log_limit_init(&door->reception.log, &options->log);
     door->visitors = calloc(door->visitor_max, sizeof(struct cox_visitor *));
     door->polled = calloc(2 * (size_t)door->visitor_max + 2, sizeof *door->polled);
@@ -481,9 +481,9 @@ static struct cox_door *door_new(const struct cox_door_options *options,
         free(door);
         return NULL;
     }
-    cox_deposits_init(&door->reception.deposits,
-                      options->deposit_max ? options->deposit_max : deposit_max_default(),
-                      door->reception.closer);
+    cox_fd_entries_init(&door->reception.fd_entries,
+                        options->fd_entry_max ? options->fd_entry_max : fd_entry_max_default(),
+                        door->reception.closer);
     return door;
 }
 
@@ -506,7 +506,7 @@ static void door_free(struct cox_door *door)
         cox_visitor_drop(&door->reception, door->visitors[i]);
         free(door->visitors[i]);
     }
-    cox_deposits_deinit(&door->reception.deposits);
+    cox_fd_entries_deinit(&door->reception.fd_entries);
     door_end_waiting(door);
     cox_closer_give(door->reception.closer, &door->listen_fd);
     cox_closer_free(door->reception.closer);
@@ -589,10 +589,10 @@ void cox_door_counts(const struct cox_door *door, struct cox_door_counts *ret_co
     *ret_counts = (struct cox_door_counts){
         .visitors = atomic_load_explicit(&door->shown_visitors, memory_order_relaxed),
         .visitor_max = door->visitor_max,
-        .depositors = atomic_load_explicit(&door->shown_depositors, memory_order_relaxed),
-        .depositor_max = door->reception.depositor_max,
-        .deposits = atomic_load_explicit(&door->shown_deposits, memory_order_relaxed),
-        .deposit_max = door->reception.deposits.max,
+        .fd_owners = atomic_load_explicit(&door->shown_fd_owners, memory_order_relaxed),
+        .fd_owner_max = door->reception.fd_owner_max,
+        .fd_entries = atomic_load_explicit(&door->shown_fd_entries, memory_order_relaxed),
+        .fd_entry_max = door->reception.fd_entries.max,
         .closing = closes.waiting,
         .closing_max = COX_CLOSER_WAITING_MAX,
         .hanging = closes.hanging,

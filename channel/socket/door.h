@@ -65,8 +65,8 @@
 
 enum cox_door_role {
     COX_DOOR_WORKER = 1,
-    COX_DOOR_COMMAND = 2, /* status, stop, ...: what follows is the control protocol's */
-    COX_DOOR_DEPOT = 3,   /* fds behind by-value handles: depot.h */
+    COX_DOOR_COMMAND = 2,  /* status, stop, ...: what follows is the control protocol's */
+    COX_DOOR_FD_STORE = 3, /* fds behind by-value handles: fd_store.h */
 };
 
 struct cox_logon {
@@ -155,12 +155,12 @@ struct cox_door_options {
     uint64_t logon_ms;
     /* connections at a time, but for commands that were given away; 0: 512. When there are as many,
      * the oldest whose logon is not complete goes for the new one; if there is none, the new one is
-     * refused. The same where this process has no fd left. Five eighths are for depositors at most
+     * refused. The same where this process has no fd left. Five eighths are for fd owners at most
      */
     uint32_t visitor_max;
-    /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE. One depositor may have seven eighths of
+    /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE. One fd owner may have seven eighths of
      * them */
-    uint32_t deposit_max;
+    uint32_t fd_entry_max;
     struct cox_log log;
 };
 
@@ -182,9 +182,9 @@ struct cox_door_counts {
     /* connections, about 1.5 KiB each */
     uint32_t visitors, visitor_max;
     /* of them */
-    uint32_t depositors, depositor_max;
+    uint32_t fd_owners, fd_owner_max;
     /* fds that are kept, of all */
-    uint32_t deposits, deposit_max;
+    uint32_t fd_entries, fd_entry_max;
     /* fds that wait to be closed: closer.h */
     uint32_t closing, closing_max;
     /* of them, whose close hangs */

@@ -116,10 +116,11 @@ static int logon_check_counts(const struct cox_logon *logon, struct cox_error *e
 static int logon_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t role,
                                 struct cox_error *err)
 {
-    if (role != COX_DOOR_WORKER && role != COX_DOOR_COMMAND && role != COX_DOOR_DEPOT)
+    if (role != COX_DOOR_WORKER && role != COX_DOOR_COMMAND && role != COX_DOOR_FD_STORE)
         return cox_fail(err, COX_INVALID,
-                        "role; role=%" PRIu32 ": expected %d (worker), %d (command) or %d (depot)",
-                        role, COX_DOOR_WORKER, COX_DOOR_COMMAND, COX_DOOR_DEPOT);
+                        "role; role=%" PRIu32
+                        ": expected %d (worker), %d (command) or %d (fd store)",
+                        role, COX_DOOR_WORKER, COX_DOOR_COMMAND, COX_DOOR_FD_STORE);
     if (flags)
         return cox_fail(err, COX_INVALID, "flags; bits=%#" PRIx64 ": version %" PRIu64 " has none",
                         flags, COX_DOOR_VERSION);

@@ -12,8 +12,8 @@
 
 void cox_visitor_drop(struct cox_reception *reception, struct cox_visitor *visitor)
 {
-    reception->depositor_count -= visitor->fd >= 0 && visitor->state == COX_VISITOR_DEPOSITOR;
-    cox_deposits_forget(&reception->deposits, &visitor->depositor);
+    reception->fd_owner_count -= visitor->fd >= 0 && visitor->state == COX_VISITOR_FD_OWNER;
+    cox_fd_entries_forget(&reception->fd_entries, &visitor->fd_owner);
     cox_closer_give(reception->closer, &visitor->brought_fd);
     cox_close_fd(&visitor->pidfd);
     cox_closer_hang_up(reception->closer, &visitor->fd);
@@ -22,8 +22,8 @@ void cox_visitor_drop(struct cox_reception *reception, struct cox_visitor *visit
 void cox_visitor_died(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     cox_log_limit_write(&reception->log, 7, NULL, 0,
-                        "door: the depositor process %d, with %" PRIu32 " fds left here, has gone",
-                        (int)visitor->who.pid, visitor->depositor.count);
+                        "door: the fd owner process %d, with %" PRIu32 " fds left here, has gone",
+                        (int)visitor->who.pid, visitor->fd_owner.count);
     cox_visitor_drop(reception, visitor);
 }
 
@@ -139,15 +139,15 @@ static void command_logon(struct cox_reception *reception, struct cox_visitor *v
                             (int)visitor->who.pid, cox_status_text(r));
 }
 
-static void depot_logon(struct cox_reception *reception, struct cox_visitor *visitor)
+static void fd_store_logon(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     struct cox_welcome welcome = {.version = 0};
-    if (reception->depositor_count >= reception->depositor_max) {
+    if (reception->fd_owner_count >= reception->fd_owner_max) {
         cox_visitor_refuse(
             reception, visitor, COX_FULL,
             "%" PRIu32
             " connections that leave or fetch fds are open already: close some, each process needs one",
-            reception->depositor_count);
+            reception->fd_owner_count);
         return;
     }
     int r = welcome_send(visitor->fd, &welcome, NULL, 0);
@@ -155,10 +155,10 @@ static void depot_logon(struct cox_reception *reception, struct cox_visitor *vis
         visitor_unwelcomed(reception, visitor, r);
         return;
     }
-    reception->depositor_count++;
-    visitor->depositor.pid = visitor->who.pid;
+    reception->fd_owner_count++;
+    visitor->fd_owner.pid = visitor->who.pid;
     visitor->received = 0;
-    visitor->state = COX_VISITOR_DEPOSITOR;
+    visitor->state = COX_VISITOR_FD_OWNER;
 }
 
 /* The frame is complete. */
@@ -179,8 +179,8 @@ static void visitor_logon(struct cox_reception *reception, struct cox_visitor *v
     case COX_DOOR_COMMAND:
         command_logon(reception, visitor);
         break;
-    case COX_DOOR_DEPOT:
-        depot_logon(reception, visitor);
+    case COX_DOOR_FD_STORE:
+        fd_store_logon(reception, visitor);
         break;
     }
 }
@@ -235,12 +235,12 @@ static void visitor_read_worker(struct cox_reception *reception, struct cox_visi
 
 /* Whether it can go on: who is dead cannot. One that cannot be watched (out of fds, another pid
  * namespace) ends with its connection alone; it is tried again at its next request. */
-static bool depositor_watch(struct cox_visitor *visitor)
+static bool fd_owner_watch(struct cox_visitor *visitor)
 {
     struct cox_peer peer = COX_PEER_NONE;
-    if (visitor->depositor.count == 0)
+    if (visitor->fd_owner.count == 0)
         cox_close_fd(&visitor->pidfd);
-    if (visitor->pidfd >= 0 || visitor->depositor.count == 0 || visitor->who.pid == 0)
+    if (visitor->pidfd >= 0 || visitor->fd_owner.count == 0 || visitor->who.pid == 0)
         return true;
     int r = cox_peer_open(visitor->who.pid, 0, &peer);
     visitor->pidfd = peer.pidfd;
@@ -248,43 +248,43 @@ static bool depositor_watch(struct cox_visitor *visitor)
 }
 
 /* Whether it can go on: one that does not take its answers cannot. */
-static bool depositor_answer(struct cox_reception *reception, struct cox_visitor *visitor)
+static bool fd_owner_reply(struct cox_reception *reception, struct cox_visitor *visitor)
 {
-    uint8_t bytes[COX_DEPOT_ANSWER_SIZE];
+    uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
     uint64_t number;
     int fd;
-    int status = cox_deposits_serve(&reception->deposits, &visitor->depositor, visitor->bytes,
-                                    &visitor->brought_fd, &fd, &number);
+    int status = cox_fd_entries_serve(&reception->fd_entries, &visitor->fd_owner, visitor->bytes,
+                                      &visitor->brought_fd, &fd, &number);
     cox_closer_give(reception->closer, &visitor->brought_fd);
     visitor->received = 0;
-    cox_depot_answer_format(status, number, bytes);
+    cox_fd_store_reply_format(status, number, bytes);
     int r = cox_socket_send(visitor->fd, bytes, sizeof bytes, &fd, fd >= 0, 0);
     if (r != COX_FULL)
         return r == 0;
     /* So many fds of this user are under way that the kernel sends no more. */
-    cox_depot_answer_format(COX_FULL, number, bytes);
+    cox_fd_store_reply_format(COX_FULL, number, bytes);
     return cox_socket_send(visitor->fd, bytes, sizeof bytes, NULL, 0, 0) == 0;
 }
 
-static void visitor_read_depositor(struct cox_reception *reception, struct cox_visitor *visitor)
+static void visitor_read_fd_owner(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     size_t size = 0;
     int fd = -1;
     int r = cox_closer_receive(visitor->fd, visitor->bytes + visitor->received,
-                               COX_DEPOT_REQUEST_SIZE - visitor->received, &size,
+                               COX_FD_STORE_REQUEST_SIZE - visitor->received, &size,
                                visitor->brought_fd < 0 ? &fd : NULL);
     if (r == COX_EMPTY)
         return;
     if (fd >= 0)
         visitor->brought_fd = fd;
     visitor->received += r == 0 ? size : 0;
-    bool whole = r == 0 && visitor->received == COX_DEPOT_REQUEST_SIZE;
+    bool whole = r == 0 && visitor->received == COX_FD_STORE_REQUEST_SIZE;
     if (r == 0 && size > 0 &&
-        (!whole || (depositor_answer(reception, visitor) && depositor_watch(visitor))))
+        (!whole || (fd_owner_reply(reception, visitor) && fd_owner_watch(visitor))))
         return;
     cox_log_limit_write(&reception->log, r == 0 && size == 0 ? 7 : 4, NULL, 0,
-                        "door: the depositor process %d, with %" PRIu32 " fds left here, %s",
-                        (int)visitor->who.pid, visitor->depositor.count,
+                        "door: the fd owner process %d, with %" PRIu32 " fds left here, %s",
+                        (int)visitor->who.pid, visitor->fd_owner.count,
                         r           ? cox_status_text(r)
                         : size == 0 ? "has gone"
                                     : "is dead, or does not read its answers: dropped");
@@ -300,8 +300,8 @@ void cox_visitor_read(struct cox_reception *reception, struct cox_visitor *visit
     case COX_VISITOR_WORKER:
         visitor_read_worker(reception, visitor);
         break;
-    case COX_VISITOR_DEPOSITOR:
-        visitor_read_depositor(reception, visitor);
+    case COX_VISITOR_FD_OWNER:
+        visitor_read_fd_owner(reception, visitor);
         break;
     }
 }

@@ -3,7 +3,7 @@
  * after.
  *
  *            frame in order              asks
- *   LOGON ------------------> DEPOSITOR -----> DEPOSITOR
+ *   LOGON ------------------> FD_OWNER -----> FD_OWNER
  *     |  \\------------------> WORKER
  *     |  \\------------------> given away (a command)
  *     +--- refused, late, left              each of them, at its end: dropped
@@ -17,7 +17,7 @@
 #ifndef COX_CHANNEL_VISITOR_H
 #define COX_CHANNEL_VISITOR_H
 
-#include "deposits.h"
+#include "fd_entries.h"
 #include "door.h"
 #include "channel/base/log_limit.h"
 
@@ -28,16 +28,16 @@ struct cox_reception {
     struct cox_log_limit log;
     uint64_t logon_ms;
     /* the rest of the places is for workers and commands */
-    uint32_t depositor_count, depositor_max;
-    struct cox_deposits deposits;
+    uint32_t fd_owner_count, fd_owner_max;
+    struct cox_fd_entries fd_entries;
     /* borrowed; of all that visitors sent, and of their connections */
     struct cox_closer *closer;
 };
 
 enum cox_visitor_state {
-    COX_VISITOR_LOGON,     /* its frame is not complete */
-    COX_VISITOR_WORKER,    /* welcomed; nothing but its end is expected */
-    COX_VISITOR_DEPOSITOR, /* welcomed; asks */
+    COX_VISITOR_LOGON,    /* its frame is not complete */
+    COX_VISITOR_WORKER,   /* welcomed; nothing but its end is expected */
+    COX_VISITOR_FD_OWNER, /* welcomed; asks */
 };
 
 struct cox_visitor {
@@ -52,7 +52,7 @@ struct cox_visitor {
     size_t received;
     /* with its request; -1: none */
     int brought_fd;
-    struct cox_depositor depositor;
+    struct cox_fd_owner fd_owner;
     /* of its process, while something is left of it; -1: is not watched */
     int pidfd;
 };

@@ -13,7 +13,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "channel/handle/depot.h"
+#include "channel/handle/fd_store.h"
 #include "channel/socket/door.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/socket/socket.h"
@@ -250,16 +250,16 @@ static struct cox_handle own_handle;
 static int exchange(void *object, struct cox_error *err)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    struct cox_depot depot = {.fd = -1};
+    struct cox_fd_store fd_store = {.fd = -1};
     int fd = -1;
-    int r = cox_depot_connect(&depot, path, deadline_ns, err);
+    int r = cox_fd_store_connect(&fd_store, path, deadline_ns, err);
     if (r == 0)
-        r = cox_depot_put(&depot, &own_handle, own_file, deadline_ns, err);
+        r = cox_fd_store_put(&fd_store, &own_handle, own_file, deadline_ns, err);
     if (r == 0)
-        r = cox_depot_fetch(&depot, &own_handle, deadline_ns, &fd, err);
+        r = cox_fd_store_get(&fd_store, &own_handle, deadline_ns, &fd, err);
     if (r == 0)
         *(int *)object = fd;
-    cox_depot_close(&depot);
+    cox_fd_store_close(&fd_store);
     return r;
 }
 
@@ -351,7 +351,7 @@ static const struct countdown_subject visits[] = {
      .size = sizeof(struct cox_door_session),
      .construct = visit,
      .destroy = visit_end},
-    {.name = "depot", .size = sizeof(int), .construct = exchange, .destroy = exchange_end},
+    {.name = "fd store", .size = sizeof(int), .construct = exchange, .destroy = exchange_end},
     {.name = "exporter_new with a door",
      .size = sizeof(struct cox_exporter *),
      .construct = exporter_new,

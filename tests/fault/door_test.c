@@ -1,6 +1,6 @@
 /* Doors and their visitors, killed and stopped behind every step that others can see. */
 #include "tests/multi/door_fixture.h"
-#include "channel/handle/depot.h"
+#include "channel/handle/fd_store.h"
 #include "channel/base/fault.h"
 #include "channel/socket/folder.h"
 
@@ -30,23 +30,23 @@ static void visit_all_ways(const char *path)
 {
     struct cox_logon logon = worker_logon();
     struct cox_door_session session;
-    struct cox_depot depot = {.fd = -1};
+    struct cox_fd_store fd_store = {.fd = -1};
     struct cox_handle handle = {{0, 0, 0, COX_HANDLE_MEMORY}};
     struct stat st;
     int fd;
     CHECK(cox_door_connect(path, &logon, PATIENCE, &session, NULL) == 0);
-    CHECK(cox_depot_connect(&depot, path, PATIENCE, NULL) == 0);
+    CHECK(cox_fd_store_connect(&fd_store, path, PATIENCE, NULL) == 0);
     CHECK(fstat(host_fds[3], &st) == 0);
     for (int i = 0; i < 8; i++) {
         handle.bytes[4 + i % 4] = (uint8_t)((uint32_t)getpid() >> (8 * (i % 4)));
         handle.bytes[28 + i % 4] = (uint8_t)((uint32_t)st.st_dev >> (8 * (i % 4)));
         handle.bytes[32 + i] = (uint8_t)((uint64_t)st.st_ino >> (8 * i));
     }
-    CHECK(cox_depot_put(&depot, &handle, host_fds[3], PATIENCE, NULL) == 0);
-    CHECK(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL) == 0);
+    CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[3], PATIENCE, NULL) == 0);
+    CHECK(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL) == 0);
     CHECK(fd_says(fd, 3));
     close(fd);
-    cox_depot_close(&depot);
+    cox_fd_store_close(&fd_store);
     cox_door_session_close(&session);
 }
 

@@ -100,8 +100,8 @@ static void export_and_put(void *context)
 static void l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exported(void **state)
 {
     static const char *const points[] = {
-        "handle.exported", "handle.deposited", "handle.withdrawn", "handle.put",
-        "door.connected",  "door.asked",       "socket.sent",
+        "handle.exported", "handle.stored", "handle.withdrawn", "handle.put",
+        "door.connected",  "door.asked",    "socket.sent",
     };
     (void)state;
     begin();
@@ -137,7 +137,7 @@ static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
         int by_pidfd, by_door;
     } stops[] = {
         {"handle.exported:stop:coordinator:2", 0, 0},
-        {"handle.deposited:stop:coordinator:2", 0, 0},
+        {"handle.stored:stop:coordinator:2", 0, 0},
         {"handle.withdrawn:stop:coordinator:1", 0, COX_DENIED},
         {"handle.put:stop:coordinator:1", COX_NOT_FOUND, COX_DENIED},
     };

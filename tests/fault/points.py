@@ -43,7 +43,7 @@ EFFECTS = [
     # sockets
     r"\bbind\(", r"\blisten\(", r"\bconnect\(", r"\bsendmsg\(", r"\bsend(?:to)?\(",
     # fds by value
-    r"\bexporter_dup\(", r"\bcox_depot_(?:put|withdraw)\(", r"\bSYS_pidfd_getfd\b",
+    r"\bexporter_dup\(", r"\bcox_fd_store_(?:put|remove)\(", r"\bSYS_pidfd_getfd\b",
     # frames and slots
     r"\bmem(?:cpy|set|move)\((?:request_base|reply_base|frame|slot|base)\b",
     r"\bcox_wire_(?:request|response)_pack\([^;]*\b(?:frame|slot|base)\b", r"\bcallbacks->opaque\(",

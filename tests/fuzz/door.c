@@ -1,7 +1,8 @@
-/* What doors answer, and what is asked of their depots, of any bytes. The first byte says which. */
+/* What doors answer, and what is asked of their fd stores, of any bytes. The first byte says which.
+ */
 #include "fuzz.h"
 
-#include "channel/socket/deposits.h"
+#include "channel/socket/fd_entries.h"
 #include "channel/socket/logon.h"
 
 #include <fcntl.h>
@@ -49,60 +50,60 @@ static void refusal(struct fuzz_input *input)
         FUZZ_CHECK((unsigned char)*c >= ' ' && *c != 0x7f);
 }
 
-/* Requests of two depositors, one after the other: what is asked and how it is changed. */
-static void depot(struct fuzz_input *input)
+/* Requests of two fd owners, one after the other: what is asked and how it is changed. */
+static void fd_store(struct fuzz_input *input)
 {
     static int file = -1;
     static struct stat st;
-    struct cox_deposits deposits;
-    struct cox_depositor both[2] = {{.pid = 1}, {.pid = 0}};
+    struct cox_fd_entries fd_entries;
+    struct cox_fd_owner both[2] = {{.pid = 1}, {.pid = 0}};
     if (file < 0) {
         file = open("/dev/null", O_RDONLY | O_CLOEXEC);
         FUZZ_CHECK(file >= 0 && fstat(file, &st) == 0);
     }
     struct cox_closer *closer = NULL;
     FUZZ_CHECK(cox_closer_new(&closer) == 0);
-    cox_deposits_init(&deposits, 1 + fuzz_eat_byte(input) % 16u, closer);
+    cox_fd_entries_init(&fd_entries, 1 + fuzz_eat_byte(input) % 16u, closer);
     while (input->size > 0) {
-        uint8_t bytes[COX_DEPOT_REQUEST_SIZE], how = fuzz_eat_byte(input);
+        uint8_t bytes[COX_FD_STORE_REQUEST_SIZE], how = fuzz_eat_byte(input);
         struct cox_handle handle = {{0, 0, 0, COX_HANDLE_OTHER, 1}};
         uint64_t number;
         int lent = -2, fd = how & 4 ? dup(file) : -1;
-        uint32_t count = deposits.count;
+        uint32_t count = fd_entries.count;
         for (int i = 0; i < 8; i++) {
             handle.bytes[28 + i] = i < 4 ? (uint8_t)((uint32_t)st.st_dev >> (8 * i)) : 0;
             handle.bytes[32 + i] = (uint8_t)((uint64_t)st.st_ino >> (8 * i));
         }
         handle.bytes[56] = fuzz_eat_byte(input) % 32;
-        cox_depot_request_format((enum cox_depot_op)(1 + (how & 3)), how, &handle, bytes);
+        cox_fd_store_request_format((enum cox_fd_store_op)(1 + (how & 3)), how, &handle, bytes);
         if (how & 8)
             bytes[fuzz_eat_byte(input) % sizeof bytes] ^= fuzz_eat_byte(input);
-        int r = cox_deposits_serve(&deposits, &both[how >> 4 & 1], bytes, &fd, &lent, &number);
+        int r = cox_fd_entries_serve(&fd_entries, &both[how >> 4 & 1], bytes, &fd, &lent, &number);
         FUZZ_CHECK(r >= 0 && r < COX_STATUS_COUNT);
         FUZZ_CHECK(r != 0 || lent < 0 || fcntl(lent, F_GETFD) >= 0);
-        FUZZ_CHECK(r == 0 || (lent == -1 && deposits.count == count));
-        FUZZ_CHECK(deposits.count == both[0].count + both[1].count);
-        FUZZ_CHECK(deposits.count <= deposits.max);
+        FUZZ_CHECK(r == 0 || (lent == -1 && fd_entries.count == count));
+        FUZZ_CHECK(fd_entries.count == both[0].count + both[1].count);
+        FUZZ_CHECK(fd_entries.count <= fd_entries.max);
         cox_close_fd(&fd);
         if (how >> 5 == 7)
-            cox_deposits_forget(&deposits, &both[how >> 4 & 1]);
+            cox_fd_entries_forget(&fd_entries, &both[how >> 4 & 1]);
     }
-    cox_deposits_forget(&deposits, &both[0]);
-    FUZZ_CHECK(deposits.count == both[1].count);
-    cox_deposits_deinit(&deposits);
+    cox_fd_entries_forget(&fd_entries, &both[0]);
+    FUZZ_CHECK(fd_entries.count == both[1].count);
+    cox_fd_entries_deinit(&fd_entries);
     cox_closer_free(closer);
 }
 
-static void depot_answer(struct fuzz_input *input)
+static void fd_store_reply(struct fuzz_input *input)
 {
-    uint8_t bytes[COX_DEPOT_ANSWER_SIZE], again[COX_DEPOT_ANSWER_SIZE];
+    uint8_t bytes[COX_FD_STORE_REPLY_SIZE], again[COX_FD_STORE_REPLY_SIZE];
     uint64_t number;
     int status;
     fuzz_eat(input, bytes, sizeof bytes);
-    if (cox_depot_answer_parse(bytes, &status, &number))
+    if (cox_fd_store_reply_parse(bytes, &status, &number))
         return;
     FUZZ_CHECK(status >= 0 && status < COX_STATUS_COUNT);
-    cox_depot_answer_format(status, number, again);
+    cox_fd_store_reply_format(status, number, again);
     FUZZ_CHECK(memcmp(again, bytes, sizeof bytes) == 0);
 }
 
@@ -117,10 +118,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         refusal(&input);
         break;
     case 2:
-        depot(&input);
+        fd_store(&input);
         break;
     default:
-        depot_answer(&input);
+        fd_store_reply(&input);
     }
     return 0;
 }

@@ -8,7 +8,7 @@ static void logon_trusted(const struct cox_logon *logon, const uint8_t *frame)
 {
     uint8_t again[COX_LOGON_SIZE];
     bool worker = logon->role == COX_DOOR_WORKER;
-    FUZZ_CHECK(worker || logon->role == COX_DOOR_COMMAND || logon->role == COX_DOOR_DEPOT);
+    FUZZ_CHECK(worker || logon->role == COX_DOOR_COMMAND || logon->role == COX_DOOR_FD_STORE);
     FUZZ_CHECK(logon->version == COX_DOOR_VERSION && logon->flags == 0);
     FUZZ_CHECK(logon->rank_count <= COX_RANK_COUNT_MAX);
     FUZZ_CHECK(logon->rank == COX_DOOR_RANK_ANY || logon->rank < COX_RANK_COUNT_MAX);

@@ -8,7 +8,7 @@
 #include "fuzz.h"
 
 #include "tests/unit/table_request.h"
-#include "channel/socket/deposits.h"
+#include "channel/socket/fd_entries.h"
 #include "channel/socket/logon.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/shm/reply.h"
@@ -544,13 +544,13 @@ static void logons(void)
                                .request_size_min = 1 << 20,
                                .response_size_min = 1 << 16,
                                .start = 424242};
-    struct cox_logon depot = {.role = COX_DOOR_DEPOT, .fd_count_max = 1};
+    struct cox_logon fd_store = {.role = COX_DOOR_FD_STORE, .fd_count_max = 1};
     struct cox_logon later = {.role = COX_DOOR_COMMAND, .version = 2};
     struct bytes bytes = {.size = COX_LOGON_SIZE};
     cox_logon_format(&worker, bytes.data);
     save("logon", "worker", &bytes);
-    cox_logon_format(&depot, bytes.data);
-    save("logon", "depot", &bytes);
+    cox_logon_format(&fd_store, bytes.data);
+    save("logon", "fd_store", &bytes);
     cox_logon_format(&later, bytes.data);
     save("logon", "later_version", &bytes);
 }
@@ -575,10 +575,10 @@ static void doors(void)
     save("door", "refusal", &bytes);
     bytes.size = 0;
     put(&bytes, requests, sizeof requests);
-    save("door", "depot", &bytes);
-    bytes = (struct bytes){.size = 1 + COX_DEPOT_ANSWER_SIZE, .data = {3}};
-    cox_depot_answer_format(COX_FULL, 4242, bytes.data + 1);
-    save("door", "depot_answer", &bytes);
+    save("door", "fd_store", &bytes);
+    bytes = (struct bytes){.size = 1 + COX_FD_STORE_REPLY_SIZE, .data = {3}};
+    cox_fd_store_reply_format(COX_FULL, 4242, bytes.data + 1);
+    save("door", "fd_store_reply", &bytes);
 }
 
 /* how: of the target; what depends on the process that reads it is made right there. */

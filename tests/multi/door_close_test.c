@@ -2,8 +2,8 @@
  * nobody waits for it. */
 #include "door_fixture.h"
 
-#include "channel/handle/depot.h"
-#include "channel/socket/deposits.h"
+#include "channel/handle/fd_store.h"
+#include "channel/socket/fd_entries.h"
 #include "channel/socket/logon.h"
 
 #include <arpa/inet.h>
@@ -91,14 +91,14 @@ static void send_all(int fd, const void *bytes, size_t size, int *fds, uint32_t 
     CHECK(r == 0 || r == COX_CLOSED); /* it has been refused by now */
 }
 
-static int depositor(void)
+static int fd_owner(void)
 {
-    struct cox_depot depot = {-1};
+    struct cox_fd_store fd_store = {-1};
     struct cox_error err = {0};
-    if (cox_depot_connect(&depot, cox_door_path(door), PATIENCE, &err))
+    if (cox_fd_store_connect(&fd_store, cox_door_path(door), PATIENCE, &err))
         fprintf(stderr, "%s\n", err.text);
-    CHECK(depot.fd >= 0);
-    return depot.fd;
+    CHECK(fd_store.fd >= 0);
+    return fd_store.fd;
 }
 
 /* As handle.h lays it out. */
@@ -125,30 +125,30 @@ static int with_a_logon(enum kind kind)
     return fd;
 }
 
-static int as_a_deposit(enum kind kind)
+static int as_an_fd_entry(enum kind kind)
 {
-    int fd = depositor(), left = trap(kind);
-    struct cox_depot depot = {fd};
+    int fd = fd_owner(), left = trap(kind);
+    struct cox_fd_store fd_store = {fd};
     struct cox_handle handle = handle_of(left);
-    CHECK(cox_depot_put(&depot, &handle, left, PATIENCE, NULL) == 0);
+    CHECK(cox_fd_store_put(&fd_store, &handle, left, PATIENCE, NULL) == 0);
     return fd;
 }
 
-static int as_a_deposit_that_is_withdrawn(enum kind kind)
+static int as_an_fd_entry_that_is_removed(enum kind kind)
 {
-    int fd = depositor(), left = trap(kind);
-    struct cox_depot depot = {fd};
+    int fd = fd_owner(), left = trap(kind);
+    struct cox_fd_store fd_store = {fd};
     struct cox_handle handle = handle_of(left);
-    CHECK(cox_depot_put(&depot, &handle, left, PATIENCE, NULL) == 0);
-    CHECK(cox_depot_withdraw(&depot, &handle, PATIENCE, NULL) == 0);
+    CHECK(cox_fd_store_put(&fd_store, &handle, left, PATIENCE, NULL) == 0);
+    CHECK(cox_fd_store_remove(&fd_store, &handle, PATIENCE, NULL) == 0);
     return fd;
 }
 
 /* The rest of the request never comes. */
 static int with_half_a_request(enum kind kind)
 {
-    uint8_t bytes[COX_DEPOT_REQUEST_SIZE] = {0};
-    int fd = depositor(), left = trap(kind);
+    uint8_t bytes[COX_FD_STORE_REQUEST_SIZE] = {0};
+    int fd = fd_owner(), left = trap(kind);
     send_all(fd, bytes, sizeof bytes / 2, &left, 1);
     return fd;
 }
@@ -161,24 +161,24 @@ static int with_a_request_in_two_parts(enum kind kind)
 
 static void send_second_part(int fd)
 {
-    uint8_t bytes[COX_DEPOT_REQUEST_SIZE] = {0};
+    uint8_t bytes[COX_FD_STORE_REQUEST_SIZE] = {0};
     send_all(fd, bytes, sizeof bytes - sizeof bytes / 2, NULL, 0);
 }
 
 /* Not of the handle that it comes with. */
-static int as_a_deposit_that_is_refused(enum kind kind)
+static int as_an_fd_entry_that_is_refused(enum kind kind)
 {
-    int fd = depositor(), left = trap(kind);
-    struct cox_depot depot = {fd};
+    int fd = fd_owner(), left = trap(kind);
+    struct cox_fd_store fd_store = {fd};
     struct cox_handle handle = {{0}};
-    CHECK(cox_depot_put(&depot, &handle, left, PATIENCE, NULL) == COX_DENIED);
+    CHECK(cox_fd_store_put(&fd_store, &handle, left, PATIENCE, NULL) == COX_DENIED);
     return fd;
 }
 
 static int more_than_is_allowed(enum kind kind)
 {
-    uint8_t bytes[COX_DEPOT_REQUEST_SIZE] = {0};
-    int fd = depositor(), unwanted[3];
+    uint8_t bytes[COX_FD_STORE_REQUEST_SIZE] = {0};
+    int fd = fd_owner(), unwanted[3];
     for (size_t i = 0; i < 3; i++)
         unwanted[i] = trap(kind);
     send_all(fd, bytes, sizeof bytes, unwanted, 3);
@@ -259,9 +259,9 @@ static int behind_an_urgent_byte(enum kind kind)
 
 static int (*const ways[])(enum kind kind) = {
     with_a_logon,
-    as_a_deposit,
-    as_a_deposit_that_is_withdrawn,
-    as_a_deposit_that_is_refused,
+    as_an_fd_entry,
+    as_an_fd_entry_that_is_removed,
+    as_an_fd_entry_that_is_refused,
     with_half_a_request,
     with_a_request_in_two_parts,
     more_than_is_allowed,

@@ -841,7 +841,7 @@ static void b29_a_door_can_be_closed_though_its_limit_was_lowered(void **state)
 static void b29_10000_visits_leave_nothing(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon(), command = {.role = COX_DOOR_DEPOT};
+    struct cox_logon logon = worker_logon(), command = {.role = COX_DOOR_FD_STORE};
     struct cox_door_session session;
     struct cox_door_options options = host_options("test");
     options.log.fn = NULL;
@@ -873,7 +873,7 @@ static void b29_10000_visits_leave_nothing(void **state)
 static void a22_a_door_that_closes_says_so_to_everybody(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon(), depot = {.role = COX_DOOR_DEPOT};
+    struct cox_logon logon = worker_logon(), fd_store = {.role = COX_DOOR_FD_STORE};
     struct cox_door_session sessions[2];
     char path[COX_DOOR_PATH_SIZE];
     struct stat st;
@@ -881,7 +881,7 @@ static void a22_a_door_that_closes_says_so_to_everybody(void **state)
     snprintf(path, sizeof path, "%s", cox_door_path(door));
     assert_int_equal(stat(path, &st), 0);
     assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &sessions[0], NULL), 0);
-    assert_int_equal(cox_door_connect(path, &depot, PATIENCE, &sessions[1], NULL), 0);
+    assert_int_equal(cox_door_connect(path, &fd_store, PATIENCE, &sessions[1], NULL), 0);
     int waiting = raw_connect(path);
     door_stop();
     assert_int_equal(raw_answer(sessions[0].fd, NULL), -COX_CLOSED);

@@ -20,10 +20,10 @@ static char folder[64];
 static struct cox_door *door;
 static const char *path; /* of the door */
 
-static void door_start(uint32_t deposit_max)
+static void door_start(uint32_t fd_entry_max)
 {
     const struct cox_door_options options = {
-        .name = "handles", .folder = folder, .deposit_max = deposit_max};
+        .name = "handles", .folder = folder, .fd_entry_max = fd_entry_max};
     static const struct cox_door_hooks none;
     struct cox_error err = {0};
     snprintf(folder, sizeof folder, "/tmp/cox_handles_XXXXXX");
@@ -340,7 +340,7 @@ static void l12_a_door_that_is_gone_leaves_the_other_way(void **state)
     peer_end(&peer);
 }
 
-static void l12_a_full_depot_refuses_an_export_whole(void **state)
+static void l12_a_full_fd_store_refuses_an_export_whole(void **state)
 {
     (void)state;
     door_start(2);
@@ -432,7 +432,7 @@ int main(void)
         HANDLE_TEST(l6_l12_the_door_helps_no_other_user),
         HANDLE_TEST(l8_l15_the_door_forgets_what_was_put_and_who_died),
         HANDLE_TEST(l12_a_door_that_is_gone_leaves_the_other_way),
-        HANDLE_TEST(l12_a_full_depot_refuses_an_export_whole),
+        HANDLE_TEST(l12_a_full_fd_store_refuses_an_export_whole),
         HANDLE_TEST(l15_b29_nothing_is_left_at_the_door),
         HANDLE_TEST(l13_query_tells_whether_the_door_answers),
         HANDLE_TEST(l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side),

@@ -397,8 +397,8 @@ int main(int argc, char **argv)
         .size = sizeof(struct cox_worker_callbacks), .init = on_init, .opaque = on_opaque};
     struct cox_error err = {0};
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
-    if (r == 0 && argc > 1 && strcmp(argv[1], "nodepot") == 0)
-        options.depot[0] = '\0';
+    if (r == 0 && argc > 1 && strcmp(argv[1], "nofdstore") == 0)
+        options.fd_store[0] = '\0';
     if (r == 0)
         r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
     if (r == 0)

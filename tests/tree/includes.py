@@ -68,7 +68,7 @@ DEBTS = {
 # Circles of includes: one noun each, cut into files that share a private header.
 UNITS = {
     "channel/socket": ["door folder logon visitor"],
-    "channel/handle": ["depot handle handle_internal"],
+    "channel/handle": ["fd_store handle handle_internal"],
     "channel/memory/domain": ["domain domain_table"],
     "channel/memory/pool": ["pool pool_geometry pool_internal pool_layout"],
     "channel/memory/queue": ["queue queue_internal"],

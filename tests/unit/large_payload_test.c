@@ -207,7 +207,7 @@ static void m3_a_door_that_is_gone_or_full_does_not_matter(void **state)
     assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
     end(&block);
     char name[64];
-    const struct cox_door_options options = {.name = test_unique_name(name), .deposit_max = 2};
+    const struct cox_door_options options = {.name = test_unique_name(name), .fd_entry_max = 2};
     const struct cox_door_hooks hooks = {0};
     struct cox_door *door = NULL;
     assert_int_equal(cox_door_open(&options, &hooks, &door, NULL), 0);

@@ -47,7 +47,7 @@ static void a3_b22_the_frame_has_its_bytes_where_the_header_says(void **state)
 static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
 {
     (void)state;
-    for (int role = COX_DOOR_COMMAND; role <= COX_DOOR_DEPOT; role++) {
+    for (int role = COX_DOOR_COMMAND; role <= COX_DOOR_FD_STORE; role++) {
         struct cox_logon logon = worker, read;
         uint8_t frame[COX_LOGON_SIZE];
         logon.role = (enum cox_door_role)role;

@@ -357,7 +357,7 @@ static void structs_end_with_their_last_field(void **state)
 static void parsing_writes_no_further_than_the_caller_knows(void **state)
 {
     (void)state;
-    const size_t cut = offsetof(struct cox_worker_options, depot);
+    const size_t cut = offsetof(struct cox_worker_options, fd_store);
     char *argv[] = {"worker", "--shm_name_prefix=/group", "--local_rank=1", "--local_world_size=2",
                     NULL};
     int argc = 4;

@@ -8,10 +8,10 @@
 #include "proto/large_payload_ref.h"
 #include "worker_internal.h"
 
-static const char *worker_depot(const struct cox_worker *worker)
+static const char *worker_fd_store(const struct cox_worker *worker)
 {
     const struct cox_worker_options *options = &worker->options;
-    return options->door[0] ? options->door : options->depot[0] ? options->depot : NULL;
+    return options->door[0] ? options->door : options->fd_store[0] ? options->fd_store : NULL;
 }
 
 COX_HOT bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread)
@@ -35,7 +35,7 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
     const struct cox_large_payload_origin peer = {
         .pid = worker->coordinator.pid,
         .start = worker->coordinator.start,
-        .door_path = worker_depot(worker),
+        .door_path = worker_fd_store(worker),
     };
     struct cox_large_payload_ref ref;
     struct cox_error why = {0};
@@ -78,8 +78,8 @@ int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t
     /* What it held belongs to a request that has ended: this one is in the same frame. */
     thread->answer_count -= answer->sequence != 0;
     answer->sequence = 0;
-    int r = cox_large_payload_reserve(&thread->worker->large_payloads, worker_depot(thread->worker),
-                                      size, &answer->block, &why);
+    int r = cox_large_payload_reserve(&thread->worker->large_payloads,
+                                      worker_fd_store(thread->worker), size, &answer->block, &why);
     if (r)
         return cox_fail(err, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
     answer->sequence = sequence;

@@ -164,8 +164,8 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
                        err);
     if (r)
         return r;
-    if (door && !parsed.depot[0] && strlen(door) < sizeof parsed.depot)
-        snprintf(parsed.depot, sizeof parsed.depot, "%s", door);
+    if (door && !parsed.fd_store[0] && strlen(door) < sizeof parsed.fd_store)
+        snprintf(parsed.fd_store, sizeof parsed.fd_store, "%s", door);
     if (parsed.door[0]) {
         parsed.rank = found & FIELD_RANK ? parsed.rank : COX_WORKER_RANK_ANY;
         found |= FIELD_ALL;

@@ -83,7 +83,7 @@ struct cox_worker_options {
     /* Path of the group's door, where fds are left and fetched that the kernel does not let one
      * process take out of another (Yama, seccomp): what is too large for its frame or slot. Empty:
      * as door. */
-    char depot[4096];
+    char fd_store[4096];
     /* with fd_count > 0: the group's memory as open fds (channel/shm/inherit.h), */
     int fd_first;
     /* which new takes; a rank that is started again has no names to go by */
@@ -111,7 +111,7 @@ struct cox_worker_options {
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
  * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it, and _DOOR, the
- * depot, which is the door as well where _ATTACH is sealed) and then from the flags --door,
+ * fd store, which is the door as well where _ATTACH is sealed) and then from the flags --door,
  * --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id, --parent_pid,
  * --shm_name_prefix (value in the next argument or after '='). When --npu_num_per_dp is smaller
  * than the world size, the node has several groups: rank is taken modulo it. --global_rank and

@@ -1,7 +1,7 @@
 /* fds left at a door by one process, fetched by another. */
-#include "channel/handle/depot.h"
+#include "channel/handle/fd_store.h"
 
-#include "channel/socket/deposits.h"
+#include "channel/socket/fd_entries.h"
 #include "door_fixture.h"
 
 #include <fcntl.h>
@@ -31,14 +31,14 @@ static struct cox_handle handle_of(int fd, pid_t pid, uint32_t number)
     return handle;
 }
 
-static struct cox_depot depot_open(void)
+static struct cox_fd_store fd_store_open(void)
 {
-    struct cox_depot depot = {.fd = -1};
+    struct cox_fd_store fd_store = {.fd = -1};
     struct cox_error err = {0};
-    if (cox_depot_connect(&depot, cox_door_path(door), PATIENCE, &err))
+    if (cox_fd_store_connect(&fd_store, cox_door_path(door), PATIENCE, &err))
         fprintf(stderr, "%s\n", err.text);
-    CHECK(depot.fd >= 0);
-    return depot;
+    CHECK(fd_store.fd >= 0);
+    return fd_store;
 }
 
 struct exchange {
@@ -46,21 +46,21 @@ struct exchange {
 };
 
 /* Leaves three, withdraws one. */
-static void depositor(void *context)
+static void fd_owner(void *context)
 {
     const struct exchange *exchange = context;
-    struct cox_depot depot = depot_open();
+    struct cox_fd_store fd_store = fd_store_open();
     struct cox_error err = {0};
     char byte;
     for (uint32_t i = 0; i < 3; i++) {
         struct cox_handle handle = handle_of(host_fds[i], getpid(), i);
-        CHECK(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err) == 0);
+        CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, &err) == 0);
         CHECK(fd_says(host_fds[i], i)); /* it stays the caller's */
-        CHECK(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err) == COX_TAKEN);
+        CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, &err) == COX_TAKEN);
     }
     struct cox_handle second = handle_of(host_fds[1], getpid(), 1);
-    CHECK(cox_depot_withdraw(&depot, &second, PATIENCE, NULL) == 0);
-    CHECK(cox_depot_withdraw(&depot, &second, PATIENCE, NULL) == COX_NOT_FOUND);
+    CHECK(cox_fd_store_remove(&fd_store, &second, PATIENCE, NULL) == 0);
+    CHECK(cox_fd_store_remove(&fd_store, &second, PATIENCE, NULL) == COX_NOT_FOUND);
     tell(exchange->told);
     CHECK(read(exchange->go, &byte, 1) == 0);
     for (;;)
@@ -74,14 +74,14 @@ static void l12_what_one_process_leaves_another_one_fetches(void **state)
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
     struct exchange exchange = {told[1], go[0]};
     door_start(NULL);
-    pid_t pid = visitor_start(depositor, &exchange);
+    pid_t pid = visitor_start(fd_owner, &exchange);
     assert_true(heard(told[0]));
-    struct cox_depot depot = depot_open();
+    struct cox_fd_store fd_store = fd_store_open();
     struct cox_error err = {0};
     for (uint32_t i = 0; i < 3; i++) {
         struct cox_handle handle = handle_of(host_fds[i], pid, i);
         for (int again = 0; again < 2; again++) {
-            int r = cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL);
+            int r = cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL);
             assert_int_equal(r, i == 1 ? COX_NOT_FOUND : 0);
             if (r)
                 continue;
@@ -90,19 +90,20 @@ static void l12_what_one_process_leaves_another_one_fetches(void **state)
             close(fd);
         }
         /* Not this one's to withdraw, nor to leave. */
-        assert_int_equal(cox_depot_withdraw(&depot, &handle, PATIENCE, NULL), COX_NOT_FOUND);
-        assert_int_equal(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err), COX_DENIED);
+        assert_int_equal(cox_fd_store_remove(&fd_store, &handle, PATIENCE, NULL), COX_NOT_FOUND);
+        assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, &err),
+                         COX_DENIED);
     }
     struct cox_handle handle = handle_of(host_fds[0], pid, 0), own = handle_of(0, getpid(), 5);
-    assert_int_equal(cox_depot_put(&depot, &own, host_fds[4], PATIENCE, NULL), COX_DENIED);
+    assert_int_equal(cox_fd_store_put(&fd_store, &own, host_fds[4], PATIENCE, NULL), COX_DENIED);
     /* It dies: what it left is forgotten, at once for whoever sees its end. */
     kill(pid, SIGKILL);
     child_status(pid);
     await_log("with 2 fds left here, has gone");
-    assert_int_equal(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL), COX_NOT_FOUND);
-    cox_depot_close(&depot);
-    cox_depot_close(&depot);
-    assert_int_equal(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL), COX_CLOSED);
+    assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL), COX_NOT_FOUND);
+    cox_fd_store_close(&fd_store);
+    cox_fd_store_close(&fd_store);
+    assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL), COX_CLOSED);
     for (int i = 0; i < 2; i++) {
         close(told[i]);
         close(go[i]);
@@ -113,26 +114,26 @@ static void no_more_is_kept_than_was_said(void **state)
 {
     (void)state;
     struct cox_door_options options = host_options("test");
-    options.deposit_max = 4;
+    options.fd_entry_max = 4;
     door_start(&options);
-    struct cox_depot depot = depot_open();
+    struct cox_fd_store fd_store = fd_store_open();
     struct cox_error err = {0};
     int before = fd_count(), fd;
     for (uint32_t i = 0; i < 6; i++) {
         struct cox_handle handle = handle_of(host_fds[i], getpid(), i);
         err.code = 0;
-        assert_int_equal(cox_depot_put(&depot, &handle, host_fds[i], PATIENCE, &err),
+        assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i], PATIENCE, &err),
                          i < 4 ? 0 : COX_FULL);
     }
     await_fds(before + 4 + 1); /* its process is watched */
     struct cox_handle first = handle_of(host_fds[0], getpid(), 0);
     struct cox_handle last = handle_of(host_fds[5], getpid(), 5);
-    assert_int_equal(cox_depot_withdraw(&depot, &first, PATIENCE, NULL), 0);
-    assert_int_equal(cox_depot_put(&depot, &last, host_fds[5], PATIENCE, NULL), 0);
-    assert_int_equal(cox_depot_fetch(&depot, &last, PATIENCE, &fd, NULL), 0);
+    assert_int_equal(cox_fd_store_remove(&fd_store, &first, PATIENCE, NULL), 0);
+    assert_int_equal(cox_fd_store_put(&fd_store, &last, host_fds[5], PATIENCE, NULL), 0);
+    assert_int_equal(cox_fd_store_get(&fd_store, &last, PATIENCE, &fd, NULL), 0);
     assert_true(fd_says(fd, 5));
     close(fd);
-    cox_depot_close(&depot);
+    cox_fd_store_close(&fd_store);
     await_log("has gone");
     await_fds(before - 2);
 }
@@ -144,12 +145,12 @@ static void b14_answers_that_make_no_sense_are_corrupt(void **state)
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
     for (int what = 0; what < 4; what++) {
         int ends[2], fd = -1;
-        uint8_t answer[COX_DEPOT_ANSWER_SIZE];
+        uint8_t answer[COX_FD_STORE_REPLY_SIZE];
         assert_int_equal(cox_socket_pair(ends), 0);
         int before = fd_count();
-        struct cox_depot depot = {.fd = ends[0]};
+        struct cox_fd_store fd_store = {.fd = ends[0]};
         /* Answers to nothing that was asked are passed over, with their fds; then half of one. */
-        cox_depot_answer_format(0, 12345, answer);
+        cox_fd_store_reply_format(0, 12345, answer);
         if (what == 1)
             answer[0] = COX_STATUS_COUNT;
         if (what == 2)
@@ -158,12 +159,12 @@ static void b14_answers_that_make_no_sense_are_corrupt(void **state)
             cox_socket_send(ends[1], answer, sizeof answer, host_fds, what == 3 ? 2 : 1, PATIENCE),
             0);
         assert_int_equal(cox_socket_send(ends[1], answer, 3, NULL, 0, PATIENCE), 0);
-        int r = cox_depot_fetch(&depot, &handle, cox_deadline_after_ms(20), &fd, NULL);
+        int r = cox_fd_store_get(&fd_store, &handle, cox_deadline_after_ms(20), &fd, NULL);
         assert_int_equal(r, what == 0 ? COX_TIMEOUT : COX_CORRUPT);
         assert_int_equal(fd, -1);
-        assert_int_equal(depot.fd >= 0, what == 0);
+        assert_int_equal(fd_store.fd >= 0, what == 0);
         assert_int_equal(fd_count(), before - (what != 0));
-        cox_depot_close(&depot);
+        cox_fd_store_close(&fd_store);
         close(ends[1]);
     }
 }
@@ -171,7 +172,7 @@ static void b14_answers_that_make_no_sense_are_corrupt(void **state)
 static void *answers(void *argument)
 {
     const int *way = argument; /* fd, fds with the answer */
-    uint8_t request[COX_DEPOT_REQUEST_SIZE], answer[COX_DEPOT_ANSWER_SIZE];
+    uint8_t request[COX_FD_STORE_REQUEST_SIZE], answer[COX_FD_STORE_REPLY_SIZE];
     uint64_t number = 0;
     int came = -1;
     uint32_t count = 0;
@@ -179,7 +180,7 @@ static void *answers(void *argument)
         return NULL;
     cox_close_fd(&came);
     memcpy(&number, request + 8, sizeof number);
-    cox_depot_answer_format(0, number, answer);
+    cox_fd_store_reply_format(0, number, answer);
     cox_socket_send(way[0], answer, sizeof answer, host_fds, (uint32_t)way[1], PATIENCE);
     return NULL;
 }
@@ -193,37 +194,37 @@ static void b14_an_answer_with_the_wrong_fds_is_corrupt(void **state)
             int ends[2], fd = -1;
             pthread_t thread;
             assert_int_equal(cox_socket_pair(ends), 0);
-            struct cox_depot depot = {.fd = ends[0]};
+            struct cox_fd_store fd_store = {.fd = ends[0]};
             int way[2] = {ends[1], sent};
             assert_int_equal(pthread_create(&thread, NULL, answers, way), 0);
-            int r = fetch ? cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL)
-                          : cox_depot_put(&depot, &handle, host_fds[0], PATIENCE, NULL);
+            int r = fetch ? cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL)
+                          : cox_fd_store_put(&fd_store, &handle, host_fds[0], PATIENCE, NULL);
             assert_int_equal(r, fetch == sent ? 0 : COX_CORRUPT);
             assert_int_equal(fd >= 0, fetch && sent);
             pthread_join(thread, NULL);
             cox_close_fd(&fd);
-            cox_depot_close(&depot);
+            cox_fd_store_close(&fd_store);
             close(ends[1]);
         }
 }
 
 /* Requests in pieces, requests without end, requests whose answers nobody reads. */
-static void b14_b21_an_odd_depositor_harms_itself_alone(void **state)
+static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
 {
     (void)state;
     uint64_t seed = 99;
     door_start(NULL);
-    struct cox_depot good = depot_open();
+    struct cox_fd_store good = fd_store_open();
     struct cox_handle handle = handle_of(host_fds[2], getpid(), 2);
     int fd;
-    assert_int_equal(cox_depot_put(&good, &handle, host_fds[2], PATIENCE, NULL), 0);
+    assert_int_equal(cox_fd_store_put(&good, &handle, host_fds[2], PATIENCE, NULL), 0);
     for (int round = 0; round < 50; round++) {
-        struct cox_depot odd = depot_open();
+        struct cox_fd_store odd = fd_store_open();
         uint8_t bytes[512];
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)random_next(&seed);
         if (round % 2) { /* nearly good */
-            cox_depot_request_format((enum cox_depot_op)(round % 5), 7, &handle, bytes);
+            cox_fd_store_request_format((enum cox_fd_store_op)(round % 5), 7, &handle, bytes);
             bytes[random_next(&seed) % 128] ^= (uint8_t)(1 << round % 8);
         }
         size_t size = 1 + random_next(&seed) % sizeof bytes;
@@ -238,43 +239,43 @@ static void b14_b21_an_odd_depositor_harms_itself_alone(void **state)
             while (r == 0);
             assert_int_equal(r, COX_CLOSED);
         }
-        assert_int_equal(cox_depot_fetch(&good, &handle, PATIENCE, &fd, NULL), 0);
+        assert_int_equal(cox_fd_store_get(&good, &handle, PATIENCE, &fd, NULL), 0);
         assert_true(fd_says(fd, 2));
         close(fd);
-        cox_depot_close(&odd);
+        cox_fd_store_close(&odd);
     }
     /* One that asks and asks, and never reads. */
-    struct cox_depot deaf = depot_open();
-    uint8_t request[COX_DEPOT_REQUEST_SIZE];
+    struct cox_fd_store deaf = fd_store_open();
+    uint8_t request[COX_FD_STORE_REQUEST_SIZE];
     int r = 0;
     struct cox_handle none = handle_of(host_fds[3], getpid(), 4711);
-    cox_depot_request_format(COX_DEPOT_FETCH, 1, &none, request);
+    cox_fd_store_request_format(COX_FD_STORE_GET, 1, &none, request);
     while (r == 0)
         r = cox_socket_send(deaf.fd, request, sizeof request, NULL, 0, PATIENCE);
     assert_int_equal(r, COX_CLOSED);
     await_log("does not read its answers");
-    cox_depot_close(&deaf);
-    assert_int_equal(cox_depot_fetch(&good, &handle, PATIENCE, &fd, NULL), 0);
+    cox_fd_store_close(&deaf);
+    assert_int_equal(cox_fd_store_get(&good, &handle, PATIENCE, &fd, NULL), 0);
     close(fd);
-    cox_depot_close(&good);
+    cox_fd_store_close(&good);
 }
 
 static void b29_10000_fetches_leave_nothing(void **state)
 {
     (void)state;
     door_start(NULL);
-    struct cox_depot depot = depot_open();
+    struct cox_fd_store fd_store = fd_store_open();
     int before = fd_count(), fd;
     for (uint32_t i = 0; i < 10000; i++) {
         struct cox_handle handle = handle_of(host_fds[i % 8], getpid(), i);
-        assert_int_equal(cox_depot_put(&depot, &handle, host_fds[i % 8], PATIENCE, NULL), 0);
-        assert_int_equal(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, NULL), 0);
+        assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[i % 8], PATIENCE, NULL), 0);
+        assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL), 0);
         assert_true(fd_says(fd, i % 8));
         close(fd);
-        assert_int_equal(cox_depot_withdraw(&depot, &handle, PATIENCE, NULL), 0);
+        assert_int_equal(cox_fd_store_remove(&fd_store, &handle, PATIENCE, NULL), 0);
     }
     await_fds(before);
-    cox_depot_close(&depot);
+    cox_fd_store_close(&fd_store);
 }
 
 struct heir {
@@ -289,13 +290,13 @@ static void leave_and_die(void *context)
 {
     const struct heir *heir = context;
     close(heir->gate);
-    struct cox_depot depot = depot_open();
+    struct cox_fd_store fd_store = fd_store_open();
     struct cox_handle handle = handle_of(host_fds[1], getpid(), 1);
     char byte;
-    CHECK(cox_depot_put(&depot, &handle, host_fds[1], PATIENCE, NULL) == 0);
+    CHECK(cox_fd_store_put(&fd_store, &handle, host_fds[1], PATIENCE, NULL) == 0);
     if (!heir->forks) {
-        struct cox_handle own = handle_of(depot.fd, getpid(), 2);
-        CHECK(cox_depot_put(&depot, &own, depot.fd, PATIENCE, NULL) == 0);
+        struct cox_handle own = handle_of(fd_store.fd, getpid(), 2);
+        CHECK(cox_fd_store_put(&fd_store, &own, fd_store.fd, PATIENCE, NULL) == 0);
     } else if (fork() == 0) {
         tell(heir->exchange.told);
         CHECK(read(heir->exchange.go, &byte, 1) == 0);
@@ -330,25 +331,25 @@ static void b14_b21_answers_without_end_are_a_timeout(void **state)
 {
     (void)state;
     int ends[2], fd = -1;
-    uint8_t bytes[COX_DEPOT_ANSWER_SIZE];
+    uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
     assert_int_equal(cox_socket_pair(ends), 0);
-    struct cox_depot depot = {.fd = ends[0]};
+    struct cox_fd_store fd_store = {.fd = ends[0]};
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
-    cox_depot_answer_format(0, 1, bytes);
+    cox_fd_store_reply_format(0, 1, bytes);
     for (int i = 0; i < 100; i++)
         assert_int_equal(cox_socket_send(ends[1], bytes, sizeof bytes, NULL, 0, PATIENCE), 0);
-    assert_int_equal(cox_depot_fetch(&depot, &handle, 0, &fd, NULL), COX_TIMEOUT);
+    assert_int_equal(cox_fd_store_get(&fd_store, &handle, 0, &fd, NULL), COX_TIMEOUT);
     for (int i = 1; i < 100; i++)
         assert_int_equal(cox_socket_receive(ends[0], bytes, sizeof bytes, NULL, 0, NULL, 0), 0);
-    cox_depot_close(&depot);
+    cox_fd_store_close(&fd_store);
     close(ends[1]);
 }
 
 /* However many processes leave fds: workers, stop and status find a place. */
-static void b21_depositors_leave_room_for_commands(void **state)
+static void b21_fd_owners_leave_room_for_commands(void **state)
 {
     (void)state;
-    struct cox_depot depots[16];
+    struct cox_fd_store fd_stores[16];
     struct cox_door_options options = host_options("room");
     struct cox_door_session session;
     struct cox_error err = {0};
@@ -356,8 +357,9 @@ static void b21_depositors_leave_room_for_commands(void **state)
     options.visitor_max = 16;
     door_start(&options);
     for (int i = 0; i < 10; i++)
-        depots[i] = depot_open();
-    assert_int_equal(cox_depot_connect(&depots[10], cox_door_path(door), PATIENCE, &err), COX_FULL);
+        fd_stores[i] = fd_store_open();
+    assert_int_equal(cox_fd_store_connect(&fd_stores[10], cox_door_path(door), PATIENCE, &err),
+                     COX_FULL);
     assert_non_null(strstr(err.text, "10 connections"));
     struct cox_door_session workers[5];
     const struct cox_logon worker = worker_logon();
@@ -368,43 +370,43 @@ static void b21_depositors_leave_room_for_commands(void **state)
     cox_door_session_close(&session);
     for (int i = 0; i < 5; i++)
         cox_door_session_close(&workers[i]);
-    cox_depot_close(&depots[0]);
+    cox_fd_store_close(&fd_stores[0]);
     uint64_t deadline_ns = PATIENCE; /* the door hears of it in its own time */
-    while (cox_depot_connect(&depots[0], cox_door_path(door), PATIENCE, NULL) == COX_FULL &&
+    while (cox_fd_store_connect(&fd_stores[0], cox_door_path(door), PATIENCE, NULL) == COX_FULL &&
            cox_now_ns() < deadline_ns)
         continue;
     for (int i = 0; i < 10; i++)
-        cox_depot_close(&depots[i]);
+        cox_fd_store_close(&fd_stores[i]);
 }
 
-static void a_door_that_closes_ends_its_depot(void **state)
+static void a_door_that_closes_ends_its_fd_store(void **state)
 {
     (void)state;
     door_start(NULL);
-    struct cox_depot depot = depot_open();
+    struct cox_fd_store fd_store = fd_store_open();
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
     struct cox_error err = {0};
     int fd = -1;
-    assert_int_equal(cox_depot_put(&depot, &handle, host_fds[0], PATIENCE, NULL), 0);
+    assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[0], PATIENCE, NULL), 0);
     door_stop();
-    assert_int_equal(cox_depot_fetch(&depot, &handle, PATIENCE, &fd, &err), COX_CLOSED);
+    assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, &err), COX_CLOSED);
     assert_int_equal(err.code, COX_CLOSED);
-    cox_depot_close(&depot);
+    cox_fd_store_close(&fd_store);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        DOOR_TEST(b21_depositors_leave_room_for_commands),
+        DOOR_TEST(b21_fd_owners_leave_room_for_commands),
         DOOR_TEST(l12_what_one_process_leaves_another_one_fetches),
         DOOR_TEST(no_more_is_kept_than_was_said),
         DOOR_TEST(l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives),
         DOOR_TEST(b14_b21_answers_without_end_are_a_timeout),
         DOOR_TEST(b14_answers_that_make_no_sense_are_corrupt),
         DOOR_TEST(b14_an_answer_with_the_wrong_fds_is_corrupt),
-        DOOR_TEST(b14_b21_an_odd_depositor_harms_itself_alone),
+        DOOR_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone),
         DOOR_TEST(b29_10000_fetches_leave_nothing),
-        DOOR_TEST(a_door_that_closes_ends_its_depot),
+        DOOR_TEST(a_door_that_closes_ends_its_fd_store),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

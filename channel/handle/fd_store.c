@@ -1,0 +1,87 @@
+#include "fd_store.h"
+
+#include <string.h>
+
+#include "channel/socket/fd_entries.h"
+#include "channel/socket/door.h"
+#include "channel/socket/socket.h"
+
+int cox_fd_store_connect(struct cox_fd_store *fd_store, const char *door_path, uint64_t deadline_ns,
+                         struct cox_error *err)
+{
+    struct cox_logon logon = {.role = COX_DOOR_FD_STORE};
+    struct cox_door_session session;
+    int r = cox_door_connect(door_path, &logon, deadline_ns, &session, err);
+    if (r == 0)
+        fd_store->fd = session.fd; /* there is nothing else in it */
+    return r;
+}
+
+void cox_fd_store_close(struct cox_fd_store *fd_store)
+{
+    cox_close_fd(&fd_store->fd);
+}
+
+/* Answers to what was asked before and given up in the meantime are passed over. */
+static int fd_store_hear(int fd, uint64_t number, uint64_t deadline_ns, int *ret_fd)
+{
+    for (;;) {
+        uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
+        _cox_cleanup_(cox_close_fd) int came = -1;
+        uint32_t fd_count = 0;
+        uint64_t answered;
+        int status;
+        int r = cox_socket_receive(fd, bytes, sizeof bytes, &came, 1, &fd_count, deadline_ns);
+        if (r == 0)
+            r = cox_fd_store_reply_parse(bytes, &status, &answered);
+        if (r)
+            return r;
+        if (answered != number) {
+            if (cox_now_ns() >= deadline_ns) /* who never stops answering is never waited for */
+                return COX_TIMEOUT;
+            continue;
+        }
+        if ((status == 0 && ret_fd != NULL) != (fd_count == 1))
+            return COX_CORRUPT;
+        if (status == 0 && ret_fd)
+            *ret_fd = cox_steal_fd(&came);
+        return status;
+    }
+}
+
+/* Returns the status that was answered; whoever answers nonsense is left alone from then on. */
+static int fd_store_ask(struct cox_fd_store *fd_store, enum cox_fd_store_op op,
+                        const struct cox_handle *handle, const int *fd, uint64_t deadline_ns,
+                        int *ret_fd, struct cox_error *err)
+{
+    uint8_t bytes[COX_FD_STORE_REQUEST_SIZE];
+    /* Of no other request on this connection: each has ended when the next one begins. */
+    uint64_t number = cox_now_ns();
+    if (fd_store->fd < 0)
+        return cox_fail(err, COX_CLOSED, "the fd store: there is no connection to a door");
+    cox_fd_store_request_format(op, number, handle, bytes);
+    int r = cox_socket_send(fd_store->fd, bytes, sizeof bytes, fd, fd != NULL, deadline_ns);
+    if (r == 0)
+        r = fd_store_hear(fd_store->fd, number, deadline_ns, ret_fd);
+    if (r == COX_CORRUPT)
+        cox_fd_store_close(fd_store);
+    return r ? cox_fail(err, r, "the fd store at the door: %s", cox_status_text(r)) : 0;
+}
+
+int cox_fd_store_put(struct cox_fd_store *fd_store, const struct cox_handle *handle, int fd,
+                     uint64_t deadline_ns, struct cox_error *err)
+{
+    return fd_store_ask(fd_store, COX_FD_STORE_PUT, handle, &fd, deadline_ns, NULL, err);
+}
+
+int cox_fd_store_remove(struct cox_fd_store *fd_store, const struct cox_handle *handle,
+                        uint64_t deadline_ns, struct cox_error *err)
+{
+    return fd_store_ask(fd_store, COX_FD_STORE_REMOVE, handle, NULL, deadline_ns, NULL, err);
+}
+
+int cox_fd_store_get(struct cox_fd_store *fd_store, const struct cox_handle *handle,
+                     uint64_t deadline_ns, int *ret_fd, struct cox_error *err)
+{
+    return fd_store_ask(fd_store, COX_FD_STORE_GET, handle, NULL, deadline_ns, ret_fd, err);
+}
