@@ -66,14 +66,14 @@
     X(LARGE_PAYLOAD_OPENED, "large_payload.opened")     /* by a reader */                          \
     X(LARGE_PAYLOAD_COPIED, "large_payload.copied")     /* an answer, by the coordinator */        \
     X(LARGE_PAYLOAD_DROPPED, "large_payload.dropped")   /* by its sender */                        \
-    /* Tokens, of each bell in the order of enum cox_bell. */                                      \
+    /* Tokens, of each wakeup in the order of enum cox_wakeup. */                                  \
     X(POSTED_REQUEST_PRODUCE, "posted.request_produce")                                            \
     X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \
     X(POSTED_RESPONSE_PRODUCE, "posted.response_produce")                                          \
     X(POSTED_RESPONSE_CONSUME, "posted.response_consume")                                          \
     X(HINT_ARMED, "hint.armed")     /* how many answers a request lacks */                         \
     X(HINT_COUNTED, "hint.counted") /* one less; nobody is woken yet */                            \
-    X(BELL_RUNG, "bell.rung")       /* the word has moved on; nobody is woken yet */               \
+    X(GATE_WOKEN, "gate.woken")     /* the word has moved on; nobody is woken yet */               \
     X(WAIT, "wait")                 /* about to sleep */                                           \
     X(WAIT_TOOK, "wait.took")       /* a token in its hand */                                      \
     X(TOKEN_TAKEN, "token.taken")   /* the same, without sleep */                                  \
@@ -215,7 +215,7 @@
     X(GROUP_ARRIVED, "group.arrived")                                                              \
     X(GROUP_COUNTED, "group.counted")                                                              \
     X(GROUP_RINGS, "group.rings")                                                                  \
-    X(GROUP_RUNG, "group.rung")                                                                    \
+    X(GROUP_WOKEN, "group.woken")                                                                  \
     X(GROUP_SLEEPS, "group.sleeps")                                                                \
     X(GROUP_DONE, "group.done") /* with one round of an operation */                               \
     X(GROUP_GIVEN_UP, "group.given_up")                                                            \

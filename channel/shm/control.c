@@ -129,10 +129,11 @@ static uint32_t control_unlink(const char *name, const struct cox_geometry *geom
         enum cox_channel_id channel = (enum cox_channel_id)c;
         uint32_t pairs = channel == COX_CHANNEL_ERROR ? 1 : geometry->rank_count;
         for (uint32_t rank = 0; rank < pairs; rank++)
-            for (int bell = 0; bell < COX_BELL_COUNT; bell++)
-                if (cox_bell_exists(channel, (enum cox_bell)bell))
+            for (int wakeup = 0; wakeup < COX_WAKEUP_COUNT; wakeup++)
+                if (cox_wakeup_exists(channel, (enum cox_wakeup)wakeup))
                     count += control_unlink_one(
-                        "sem.", cox_name_bell(object, objects, channel, (enum cox_bell)bell, rank),
+                        "sem.",
+                        cox_name_wakeup(object, objects, channel, (enum cox_wakeup)wakeup, rank),
                         own_only);
         if (geometry->channels[c].request_size)
             count += control_unlink_one("", cox_name_request(object, objects, channel), own_only);

@@ -11,7 +11,7 @@
 /* More tokens than this were posted by somebody who does so for ever. */
 #define RESTORE_COUNT_MAX 65536u
 
-struct cox_gate_bell {
+struct cox_gate_wakeup {
     struct cox_semaphore semaphore;
     /* tokens taken by wait; only who waits writes it */
     _Atomic uint32_t taken;
@@ -21,47 +21,48 @@ struct cox_gate_bell {
     uint32_t due;
 };
 
-COX_HOT static struct cox_gate_bell *gate_bell(struct cox_gate *gate, uint32_t rank,
-                                               enum cox_bell bell)
+COX_HOT static struct cox_gate_wakeup *gate_wakeup(struct cox_gate *gate, uint32_t rank,
+                                                   enum cox_wakeup wakeup)
 {
     COX_ASSERT(rank - gate->rank_first < gate->rank_count);
-    return &gate->bells[(rank - gate->rank_first) * COX_BELL_COUNT + (uint32_t)bell];
+    return &gate->wakeups[(rank - gate->rank_first) * COX_WAKEUP_COUNT + (uint32_t)wakeup];
 }
 
-static bool bell_is_room(enum cox_bell bell)
+static bool wakeup_is_credit(enum cox_wakeup wakeup)
 {
-    return bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
+    return wakeup == COX_WAKEUP_REQUEST_PRODUCE || wakeup == COX_WAKEUP_RESPONSE_PRODUCE;
 }
 
 /* Nobody sleeps on it, and its tokens are not the news. */
-static bool gate_is_silent(const struct cox_gate *gate, enum cox_bell bell)
+static bool gate_is_silent(const struct cox_gate *gate, enum cox_wakeup wakeup)
 {
-    return !gate->rooms && bell_is_room(bell);
+    return !gate->credits && wakeup_is_credit(wakeup);
 }
 
-/* Tokens that a new bell holds. */
-static unsigned bell_start(enum cox_bell bell, unsigned depth)
+/* Tokens that a new wakeup holds. */
+static unsigned wakeup_start(enum cox_wakeup wakeup, unsigned depth)
 {
-    return bell_is_room(bell) ? depth : 0;
+    return wakeup_is_credit(wakeup) ? depth : 0;
 }
 
 /* What was taken by now was for nothing that is still to come. */
-static void bell_forget(struct cox_gate_bell *bell)
+static void wakeup_forget(struct cox_gate_wakeup *wakeup)
 {
-    bell->settled = atomic_load_explicit(&bell->taken, memory_order_relaxed);
-    bell->due = 0;
+    wakeup->settled = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
+    wakeup->due = 0;
 }
 
 static int gate_init(struct cox_gate *gate, uint32_t rank_first, uint32_t rank_count)
 {
-    struct cox_gate_bell *bells = calloc((size_t)rank_count * COX_BELL_COUNT, sizeof *bells);
-    if (!bells)
+    struct cox_gate_wakeup *wakeups =
+        calloc((size_t)rank_count * COX_WAKEUP_COUNT, sizeof *wakeups);
+    if (!wakeups)
         return -ENOMEM;
     *gate = (struct cox_gate){
         .rank_first = rank_first,
         .rank_count = rank_count,
-        .bells = bells,
-        .rooms = true,
+        .wakeups = wakeups,
+        .credits = true,
     };
     return 0;
 }
@@ -77,13 +78,13 @@ int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox
     char object[COX_OBJECT_NAME_SIZE];
     unsigned depth = channel == COX_CHANNEL_ERROR ? 1 : geometry->depth;
     for (uint32_t rank = 0; rank < made.rank_count; rank++) {
-        for (int b = 0; b < COX_BELL_COUNT; b++) {
-            enum cox_bell bell = (enum cox_bell)b;
-            if (!cox_bell_exists(channel, bell))
+        for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
+            enum cox_wakeup wakeup = (enum cox_wakeup)b;
+            if (!cox_wakeup_exists(channel, wakeup))
                 continue;
-            cox_name_bell(object, name, channel, bell, rank);
-            r = cox_semaphore_create(&gate_bell(&made, rank, bell)->semaphore, object,
-                                     bell_start(bell, depth), err);
+            cox_name_wakeup(object, name, channel, wakeup, rank);
+            r = cox_semaphore_create(&gate_wakeup(&made, rank, wakeup)->semaphore, object,
+                                     wakeup_start(wakeup, depth), err);
             if (r)
                 goto unlink_created;
         }
@@ -93,9 +94,10 @@ int cox_gate_create_semaphores(struct cox_gate *gate, const char *name, enum cox
 
 unlink_created:
     for (uint32_t rank = 0; rank < made.rank_count; rank++)
-        for (int b = 0; b < COX_BELL_COUNT; b++)
-            if (gate_bell(&made, rank, (enum cox_bell)b)->semaphore.sem)
-                cox_semaphore_unlink(cox_name_bell(object, name, channel, (enum cox_bell)b, rank));
+        for (int b = 0; b < COX_WAKEUP_COUNT; b++)
+            if (gate_wakeup(&made, rank, (enum cox_wakeup)b)->semaphore.sem)
+                cox_semaphore_unlink(
+                    cox_name_wakeup(object, name, channel, (enum cox_wakeup)b, rank));
     cox_gate_close(&made);
     return r;
 }
@@ -110,12 +112,12 @@ int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox
         return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
                         cox_status_text(r));
     char object[COX_OBJECT_NAME_SIZE];
-    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
-        enum cox_bell bell = (enum cox_bell)b;
-        if (!cox_bell_exists(channel, bell))
+    for (int b = 0; r == 0 && b < COX_WAKEUP_COUNT; b++) {
+        enum cox_wakeup wakeup = (enum cox_wakeup)b;
+        if (!cox_wakeup_exists(channel, wakeup))
             continue;
-        cox_name_bell(object, name, channel, bell, pair);
-        r = cox_semaphore_attach(&gate_bell(&made, pair, bell)->semaphore, object, err);
+        cox_name_wakeup(object, name, channel, wakeup, pair);
+        r = cox_semaphore_attach(&gate_wakeup(&made, pair, wakeup)->semaphore, object, err);
     }
     if (r) {
         cox_gate_close(&made);
@@ -125,7 +127,7 @@ int cox_gate_attach_semaphores(struct cox_gate *gate, const char *name, enum cox
     return 0;
 }
 
-int cox_gate_attach_fds(struct cox_gate *gate, const int fds[COX_BELL_COUNT],
+int cox_gate_attach_fds(struct cox_gate *gate, const int fds[COX_WAKEUP_COUNT],
                         enum cox_channel_id channel, uint32_t rank, struct cox_error *err)
 {
     struct cox_gate made;
@@ -134,9 +136,9 @@ int cox_gate_attach_fds(struct cox_gate *gate, const int fds[COX_BELL_COUNT],
     if (r)
         return cox_fail(err, r, "semaphores of %s: %s", cox_channel_name(channel),
                         cox_status_text(r));
-    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++)
-        if (cox_bell_exists(channel, (enum cox_bell)b))
-            r = cox_semaphore_attach_fd(&gate_bell(&made, pair, (enum cox_bell)b)->semaphore,
+    for (int b = 0; r == 0 && b < COX_WAKEUP_COUNT; b++)
+        if (cox_wakeup_exists(channel, (enum cox_wakeup)b))
+            r = cox_semaphore_attach_fd(&gate_wakeup(&made, pair, (enum cox_wakeup)b)->semaphore,
                                         fds[b], cox_channel_name(channel), err);
     if (r) {
         cox_gate_close(&made);
@@ -147,16 +149,16 @@ int cox_gate_attach_fds(struct cox_gate *gate, const int fds[COX_BELL_COUNT],
 }
 
 int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank,
-                   unsigned depth, int ret_fds[COX_BELL_COUNT], struct cox_error *err)
+                   unsigned depth, int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err)
 {
-    int fds[COX_BELL_COUNT] = {-1, -1, -1, -1}, r = 0;
-    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
-        struct cox_gate_bell *bell = gate_bell(gate, rank, (enum cox_bell)b);
-        r = cox_semaphore_renew(&bell->semaphore, cox_channel_name(channel),
-                                bell_start((enum cox_bell)b, depth), &fds[b], err);
-        bell_forget(bell);
+    int fds[COX_WAKEUP_COUNT] = {-1, -1, -1, -1}, r = 0;
+    for (int b = 0; r == 0 && b < COX_WAKEUP_COUNT; b++) {
+        struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, (enum cox_wakeup)b);
+        r = cox_semaphore_renew(&wakeup->semaphore, cox_channel_name(channel),
+                                wakeup_start((enum cox_wakeup)b, depth), &fds[b], err);
+        wakeup_forget(wakeup);
     }
-    for (int b = 0; b < COX_BELL_COUNT; b++) {
+    for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
         if (r)
             cox_close_fd(&fds[b]);
         else
@@ -167,9 +169,9 @@ int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t 
 
 void cox_gate_close(struct cox_gate *gate)
 {
-    for (uint32_t i = 0; gate->bells && i < gate->rank_count * (uint32_t)COX_BELL_COUNT; i++)
-        cox_semaphore_detach(&gate->bells[i].semaphore);
-    free(gate->bells);
+    for (uint32_t i = 0; gate->wakeups && i < gate->rank_count * (uint32_t)COX_WAKEUP_COUNT; i++)
+        cox_semaphore_detach(&gate->wakeups[i].semaphore);
+    free(gate->wakeups);
     *gate = (struct cox_gate){0};
 }
 
@@ -184,22 +186,22 @@ void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
 /* ---- futexes ---- */
 
 /* What is slept on; NULL: nobody ever sleeps on that, the shared state alone tells. */
-COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_bell bell)
+COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_wakeup wakeup)
 {
-    if (bell == COX_BELL_REQUEST_CONSUME && gate->ring)
+    if (wakeup == COX_WAKEUP_REQUEST_CONSUME && gate->ring)
         return &gate->ring->word;
-    return bell == COX_BELL_RESPONSE_CONSUME ? &gate->wake->bell : NULL;
+    return wakeup == COX_WAKEUP_RESPONSE_CONSUME ? &gate->wake->wakeup : NULL;
 }
 
 /* asleep: says whether anybody sleeps on the word; NULL: not known. */
-COX_HOT static void word_ring(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
+COX_HOT static void word_wake(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
 {
-    /* seq_cst: what it is rung for before the word; partner: the acquire in cox_gate_ticket. Before
-     * the wake-up: who looked before that does not fall asleep. And before the look at `asleep`:
-     * who says so after that finds, in the kernel's look at the word, that it has moved. Partner:
-     * word_sleep. */
+    /* seq_cst: what it is woken for before the word; partner: the acquire in cox_gate_ticket.
+     * Before the wake-up: who looked before that does not fall asleep. And before the look at
+     * `asleep`: who says so after that finds, in the kernel's look at the word, that it has moved.
+     * Partner: word_sleep. */
     atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);
-    cox_fault_point(COX_FAULT_BELL_RUNG);
+    cox_fault_point(COX_FAULT_GATE_WOKEN);
     if (!asleep || atomic_load_explicit(asleep, memory_order_seq_cst) != 0)
         cox_futex_wake(word);
 }
@@ -209,7 +211,7 @@ COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, 
 {
     if (!asleep)
         return cox_futex_wait(word, ticket, deadline_ns);
-    /* seq_cst: see word_ring. A count, since many may sleep; whoever dies here stays in it. */
+    /* seq_cst: see word_wake. A count, since many may sleep; whoever dies here stays in it. */
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
     const int r = cox_futex_wait(word, ticket, deadline_ns);
     /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile.
@@ -220,13 +222,13 @@ COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, 
     return r;
 }
 
-COX_HOT static void futex_post(struct cox_gate *gate, enum cox_bell bell)
+COX_HOT static void futex_post(struct cox_gate *gate, enum cox_wakeup wakeup)
 {
-    _Atomic uint32_t *word = gate_word(gate, bell);
-    if (word && bell == COX_BELL_REQUEST_CONSUME && !gate->coordinator)
+    _Atomic uint32_t *word = gate_word(gate, wakeup);
+    if (word && wakeup == COX_WAKEUP_REQUEST_CONSUME && !gate->coordinator)
         cox_futex_wake(word);
     else if (word)
-        word_ring(word, NULL);
+        word_wake(word, NULL);
 }
 
 /* One answer less; true: that was the last one, and the request is still the one that it answers.
@@ -259,20 +261,20 @@ COX_HOT void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t cou
 COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed)
 {
     if (!cox_gate_shared(gate)) {
-        cox_gate_post(gate, rank, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
         return;
     }
     bool last =
         hint_count(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word, sequence);
     cox_fault_point(COX_FAULT_HINT_COUNTED);
     if (last || failed)
-        word_ring(&gate->wake->bell, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
+        word_wake(&gate->wake->wakeup, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
 }
 
-COX_HOT uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell)
+COX_HOT uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_wakeup wakeup)
 {
-    const _Atomic uint32_t *word = cox_gate_shared(gate) ? gate_word(gate, bell) : NULL;
-    /* acquire: partner is word_ring. */
+    const _Atomic uint32_t *word = cox_gate_shared(gate) ? gate_word(gate, wakeup) : NULL;
+    /* acquire: partner is word_wake. */
     return word ? atomic_load_explicit(word, memory_order_acquire) : 0;
 }
 
@@ -281,99 +283,99 @@ COX_HOT uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_bell bell
 COX_HOT void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks)
 {
     if (cox_gate_shared(gate)) {
-        word_ring(&gate->ring->word, gate->elides ? &gate->ring->asleep : NULL);
+        word_wake(&gate->ring->word, gate->elides ? &gate->ring->asleep : NULL);
         return;
     }
     for (uint32_t rank = gate->rank_first; rank < gate->rank_first + gate->rank_count; rank++)
         if (cox_rank_set_has(ranks, rank))
-            cox_gate_post(gate, rank, COX_BELL_REQUEST_CONSUME);
+            cox_gate_post(gate, rank, COX_WAKEUP_REQUEST_CONSUME);
 }
 
-COX_HOT void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+COX_HOT void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 {
     if (cox_gate_shared(gate)) {
-        futex_post(gate, bell);
+        futex_post(gate, wakeup);
         return;
     }
-    if (gate_is_silent(gate, bell))
+    if (gate_is_silent(gate, wakeup))
         return;
-    cox_semaphore_post(&gate_bell(gate, rank, bell)->semaphore);
-    cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
+    cox_semaphore_post(&gate_wakeup(gate, rank, wakeup)->semaphore);
+    cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)wakeup));
 }
 
-void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 {
     if (cox_gate_shared(gate)) {
-        futex_post(gate, bell);
+        futex_post(gate, wakeup);
         return;
     }
-    if (gate_is_silent(gate, bell))
+    if (gate_is_silent(gate, wakeup))
         return;
-    cox_semaphore_wake(&gate_bell(gate, rank, bell)->semaphore);
-    cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)bell));
+    cox_semaphore_wake(&gate_wakeup(gate, rank, wakeup)->semaphore);
+    cox_fault_point((enum cox_fault_point)(COX_FAULT_POSTED_REQUEST_PRODUCE + (int)wakeup));
 }
 
-COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_bell which,
+COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup which,
                           uint32_t ticket, uint64_t deadline_ns)
 {
     cox_fault_point(COX_FAULT_WAIT);
     if (cox_gate_shared(gate)) {
         _Atomic uint32_t *word = gate_word(gate, which);
         COX_ASSERT(word);
-        _Atomic uint32_t *asleep = which == COX_BELL_RESPONSE_CONSUME
+        _Atomic uint32_t *asleep = which == COX_WAKEUP_RESPONSE_CONSUME
                                        ? &gate->wake->coordinator_sleeps
                                        : &gate->ring->asleep;
         return word_sleep(word, gate->elides ? asleep : NULL, ticket, deadline_ns);
     }
-    struct cox_gate_bell *bell = gate_bell(gate, rank, which);
-    int r = cox_semaphore_wait(&bell->semaphore, deadline_ns);
+    struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, which);
+    int r = cox_semaphore_wait(&wakeup->semaphore, deadline_ns);
     if (r)
         return r;
     cox_fault_point(COX_FAULT_WAIT_TOOK);
     /* relaxed: a count of hints. Not one locked instruction, which would wait here, right after a
      * switch, for all that was stored before: one thread waits, and who settles only reads. A
      * settle that overlaps counts it next time. */
-    const uint32_t taken = atomic_load_explicit(&bell->taken, memory_order_relaxed);
-    atomic_store_explicit(&bell->taken, taken + 1, memory_order_relaxed);
+    const uint32_t taken = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
+    atomic_store_explicit(&wakeup->taken, taken + 1, memory_order_relaxed);
     return 0;
 }
 
-COX_HOT bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+COX_HOT bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 {
     bool taken =
-        !cox_gate_shared(gate) && cox_semaphore_take(&gate_bell(gate, rank, bell)->semaphore);
+        !cox_gate_shared(gate) && cox_semaphore_take(&gate_wakeup(gate, rank, wakeup)->semaphore);
     if (taken)
         cox_fault_point(COX_FAULT_TOKEN_TAKEN);
     return taken;
 }
 
-COX_HOT void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_bell which)
+COX_HOT void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_wakeup which)
 {
     if (cox_gate_shared(gate) || gate_is_silent(gate, which))
         return;
-    struct cox_gate_bell *bell = gate_bell(gate, rank, which);
+    struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, which);
     /* One token belongs to this event; more than one taken were debts, or spurious and are
      * forgotten. */
-    uint32_t owed = bell->due + 1;
-    const uint32_t now = atomic_load_explicit(&bell->taken, memory_order_relaxed);
-    const uint32_t taken = now - bell->settled;
-    bell->settled = now;
-    bell->due = taken < owed ? owed - taken : 0;
-    while (bell->due > 0 && cox_semaphore_take(&bell->semaphore)) {
+    uint32_t owed = wakeup->due + 1;
+    const uint32_t now = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
+    const uint32_t taken = now - wakeup->settled;
+    wakeup->settled = now;
+    wakeup->due = taken < owed ? owed - taken : 0;
+    while (wakeup->due > 0 && cox_semaphore_take(&wakeup->semaphore)) {
         cox_fault_point(COX_FAULT_TOKEN_TAKEN);
-        bell->due--;
+        wakeup->due--;
     }
 }
 
 void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth)
 {
-    for (int b = 0; b < COX_BELL_COUNT; b++) {
-        enum cox_bell which = (enum cox_bell)b;
-        struct cox_gate_bell *bell = gate_bell(gate, rank, which);
+    for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
+        enum cox_wakeup which = (enum cox_wakeup)b;
+        struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, which);
         for (unsigned i = 0; i < RESTORE_COUNT_MAX && cox_gate_take(gate, rank, which); i++)
             continue;
-        for (unsigned i = 0; i < bell_start(which, depth); i++)
+        for (unsigned i = 0; i < wakeup_start(which, depth); i++)
             cox_gate_post(gate, rank, which);
-        bell_forget(bell);
+        wakeup_forget(wakeup);
     }
 }

@@ -293,7 +293,7 @@ static uint64_t geometry_semaphore_count(const struct cox_geometry *geometry)
 {
     if (geometry->sealed)
         return 0;
-    return (uint64_t)COX_TWO_WAY_COUNT * COX_BELL_COUNT * geometry->rank_count + 2;
+    return (uint64_t)COX_TWO_WAY_COUNT * COX_WAKEUP_COUNT * geometry->rank_count + 2;
 }
 
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry)
@@ -344,10 +344,10 @@ const char *cox_channel_name(enum cox_channel_id channel)
     return channel_defaults[channel].name;
 }
 
-bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell)
+bool cox_wakeup_exists(enum cox_channel_id channel, enum cox_wakeup wakeup)
 {
-    return channel != COX_CHANNEL_ERROR || bell == COX_BELL_RESPONSE_PRODUCE ||
-           bell == COX_BELL_RESPONSE_CONSUME;
+    return channel != COX_CHANNEL_ERROR || wakeup == COX_WAKEUP_RESPONSE_PRODUCE ||
+           wakeup == COX_WAKEUP_RESPONSE_CONSUME;
 }
 
 const char *cox_name_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *name,
@@ -400,16 +400,16 @@ const char *cox_name_response(char *buffer, const char *name, enum cox_channel_i
     return buffer;
 }
 
-const char *cox_name_bell(char *buffer, const char *name, enum cox_channel_id channel,
-                          enum cox_bell bell, uint32_t rank)
+const char *cox_name_wakeup(char *buffer, const char *name, enum cox_channel_id channel,
+                            enum cox_wakeup wakeup, uint32_t rank)
 {
-    static const char *const ends[COX_BELL_COUNT] = {
-        [COX_BELL_REQUEST_PRODUCE] = "request_produce",
-        [COX_BELL_REQUEST_CONSUME] = "request_consume",
-        [COX_BELL_RESPONSE_PRODUCE] = "response_produce",
-        [COX_BELL_RESPONSE_CONSUME] = "response_consume",
+    static const char *const ends[COX_WAKEUP_COUNT] = {
+        [COX_WAKEUP_REQUEST_PRODUCE] = "request_produce",
+        [COX_WAKEUP_REQUEST_CONSUME] = "request_consume",
+        [COX_WAKEUP_RESPONSE_PRODUCE] = "response_produce",
+        [COX_WAKEUP_RESPONSE_CONSUME] = "response_consume",
     };
     snprintf(buffer, COX_OBJECT_NAME_SIZE, "/%s_%s_%s_%" PRIu32, name, cox_channel_name(channel),
-             ends[bell], rank);
+             ends[wakeup], rank);
     return buffer;
 }

@@ -152,20 +152,20 @@ int cox_name_check(const char *name, struct cox_error *err);
 const char *cox_channel_name(enum cox_channel_id channel);
 
 /* The four ends of a rank's two semaphore pairs. */
-enum cox_bell {
-    COX_BELL_REQUEST_PRODUCE,  /* a frame of the rank is free;    worker posts, coordinator waits;
+enum cox_wakeup {
+    COX_WAKEUP_REQUEST_PRODUCE,  /* a frame of the rank is free;    worker posts, coordinator waits;
                                   starts at depth */
-    COX_BELL_REQUEST_CONSUME,  /* a request is there;             coordinator posts, worker waits;
+    COX_WAKEUP_REQUEST_CONSUME,  /* a request is there;             coordinator posts, worker waits;
                                   starts at 0 */
-    COX_BELL_RESPONSE_PRODUCE, /* a slot of the rank is free;     coordinator posts, worker waits;
+    COX_WAKEUP_RESPONSE_PRODUCE, /* a slot of the rank is free;     coordinator posts, worker waits;
                                   starts at depth */
-    COX_BELL_RESPONSE_CONSUME, /* a reply (or the attach) is there; worker posts, coordinator waits;
+    COX_WAKEUP_RESPONSE_CONSUME, /* a reply (or attach) is there; worker posts, coordinator waits;
                                   starts at 0 */
-    COX_BELL_COUNT,
+    COX_WAKEUP_COUNT,
 };
 
 /* The error channel has one pair for all ranks, and only the replies' ends. */
-bool cox_bell_exists(enum cox_channel_id channel, enum cox_bell bell);
+bool cox_wakeup_exists(enum cox_channel_id channel, enum cox_wakeup wakeup);
 
 /* What the names of a group's channels begin with, in place of `name` below: its name, and the
  * serial where it has one. The Python workers of MindIE-LLM have resource trackers that unlink
@@ -185,7 +185,7 @@ const char *cox_name_control(char *buffer, const char *name);
 const char *cox_name_group(char *buffer, const char *name);
 const char *cox_name_request(char *buffer, const char *name, enum cox_channel_id channel);
 const char *cox_name_response(char *buffer, const char *name, enum cox_channel_id channel);
-const char *cox_name_bell(char *buffer, const char *name, enum cox_channel_id channel,
-                          enum cox_bell bell, uint32_t rank);
+const char *cox_name_wakeup(char *buffer, const char *name, enum cox_channel_id channel,
+                            enum cox_wakeup wakeup, uint32_t rank);
 
 #endif

@@ -48,12 +48,12 @@ int cox_inherit_open(struct cox_inherit *inherit, const char *name,
             r = inherit_open_one(&inherit->fds[cox_inherit_response(channel)], "",
                                  cox_name_response(object, name, channel), O_RDWR, err);
     }
-    for (int b = 0; r == 0 && b < COX_BELL_COUNT; b++) {
-        enum cox_bell bell = (enum cox_bell)b;
-        if (cox_bell_exists(COX_CHANNEL_ERROR, bell))
-            r = inherit_open_one(&inherit->fds[cox_inherit_bell(COX_CHANNEL_ERROR, bell)], "sem.",
-                                 cox_name_bell(object, name, COX_CHANNEL_ERROR, bell, 0), O_RDWR,
-                                 err);
+    for (int b = 0; r == 0 && b < COX_WAKEUP_COUNT; b++) {
+        enum cox_wakeup wakeup = (enum cox_wakeup)b;
+        if (cox_wakeup_exists(COX_CHANNEL_ERROR, wakeup))
+            r = inherit_open_one(
+                &inherit->fds[cox_inherit_wakeup(COX_CHANNEL_ERROR, wakeup)], "sem.",
+                cox_name_wakeup(object, name, COX_CHANNEL_ERROR, wakeup, 0), O_RDWR, err);
     }
     if (r == 0)
         r = inherit_open_one(&inherit->fds[COX_INHERIT_GROUP], "", cox_name_group(object, name),
@@ -140,11 +140,11 @@ int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *ch
 {
     const struct cox_layout_channel *sizes = &control->geometry.channels[id];
     struct cox_channel made = {.id = id, .control = control};
-    int bells[COX_BELL_COUNT], r = 0;
-    for (int b = 0; b < COX_BELL_COUNT; b++)
-        bells[b] = cox_bell_exists(id, (enum cox_bell)b)
-                       ? inherit->fds[cox_inherit_bell(id, (enum cox_bell)b)]
-                       : -1;
+    int wakeups[COX_WAKEUP_COUNT], r = 0;
+    for (int b = 0; b < COX_WAKEUP_COUNT; b++)
+        wakeups[b] = cox_wakeup_exists(id, (enum cox_wakeup)b)
+                         ? inherit->fds[cox_inherit_wakeup(id, (enum cox_wakeup)b)]
+                         : -1;
     if (sizes->request_size)
         r = cox_region_attach_fd(&made.request, inherit->fds[cox_inherit_request(id)],
                                  cox_channel_name(id), sizes->request_size, COX_REGION_READ, err);
@@ -152,12 +152,12 @@ int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *ch
         r = cox_region_attach_fd(&made.response, inherit->fds[cox_inherit_response(id)],
                                  cox_channel_name(id), sizes->response_size, COX_REGION_WRITE, err);
     if (r == 0)
-        r = cox_gate_attach_fds(&made.gate, bells, id, rank, err);
+        r = cox_gate_attach_fds(&made.gate, wakeups, id, rank, err);
     if (r) {
         cox_channel_close(&made);
         return r;
     }
-    made.gate.rooms = cox_channel_has_rooms(&made);
+    made.gate.credits = cox_channel_has_rooms(&made);
     *channel = made;
     return 0;
 }

@@ -7,9 +7,9 @@
  *   0              control region
  *   1 + 6 c        request region of channel c, for reading (c: 0 to 3, enum cox_channel_id)
  *   2 + 6 c        response region
- *   3 + 6 c + b    bell b of the rank (enum cox_bell): semaphores of its own, made anew
+ *   3 + 6 c + b    wakeup b of the rank (enum cox_wakeup): semaphores of its own, made anew
  *   25             response region of the error channel
- *   26, 27         its two bells, which all ranks share
+ *   26, 27         its two wakeups, which all ranks share
  *   28             memory of the rank group (worker/group/group.h)
  *
  * A rank of a sealed group has fewer, those of sealed.h, in its order; the count tells which it is.
@@ -44,15 +44,15 @@ static inline int cox_inherit_response(enum cox_channel_id channel)
 {
     return channel == COX_CHANNEL_ERROR ? 25 : 2 + 6 * (int)channel;
 }
-static inline int cox_inherit_bell(enum cox_channel_id channel, enum cox_bell bell)
+static inline int cox_inherit_wakeup(enum cox_channel_id channel, enum cox_wakeup wakeup)
 {
-    return channel == COX_CHANNEL_ERROR ? 26 + (bell == COX_BELL_RESPONSE_CONSUME)
-                                        : 3 + 6 * (int)channel + (int)bell;
+    return channel == COX_CHANNEL_ERROR ? 26 + (wakeup == COX_WAKEUP_RESPONSE_CONSUME)
+                                        : 3 + 6 * (int)channel + (int)wakeup;
 }
 
 void cox_inherit_init(struct cox_inherit *inherit);  /* all -1 */
 void cox_inherit_close(struct cox_inherit *inherit); /* idempotent */
-/* Coordinator, while the names exist: opens what is there for every rank; the bells of ranks stay
+/* Coordinator, while the names exist: opens what is there for every rank; the wakeups of ranks stay
  * -1. Returns 0 or -errno. */
 int cox_inherit_open(struct cox_inherit *inherit, const char *name,
                      const struct cox_geometry *geometry, struct cox_error *err);

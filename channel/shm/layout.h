@@ -26,7 +26,7 @@
  *          4096    its slots: `depth` of each two-way channel, then the one of the error channel
  *   wake memory, written by everybody, nothing but hints:
  *          0       per channel: what the coordinator sleeps on, then a count per frame
- *          (page)  bells of the rank group and of its subgroups
+ *          (page)  wakeups of the rank group and of its subgroups
  *   These words stay shared because several processes must sleep on, and wake, one futex. Whatever
  *   is written there, a waiter looks at the words of those it waits for at every slice of 50 ms:
  *   the worst is a wait that takes a slice more, or calls that wake nobody. No result comes from
@@ -201,7 +201,7 @@ struct cox_layout_rings {
  * page tables (345 ns against 255, in each round of each rank), and who spoils a word here makes
  * others wait for a slice at most, as with all hints. */
 struct cox_layout_ring {
-    /* release, after what it is rung for; partner: the acquire in gate.c */
+    /* release, after what it is woken for; partner: the acquire in gate.c */
     _Atomic uint32_t word;
     /* ranks; one that was killed there is counted for ever, which costs calls */
     _Atomic uint32_t asleep;
@@ -218,7 +218,7 @@ struct cox_layout_hint {
  * the call. */
 struct cox_layout_wake_channel {
     /* the coordinator sleeps on it; grows with every wake-up */
-    _Atomic uint32_t bell;
+    _Atomic uint32_t wakeup;
     _Atomic uint32_t coordinator_sleeps;
     uint8_t padding[COX_LINE_SIZE - 8];
     /* of no use on the error channel */

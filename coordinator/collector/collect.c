@@ -52,14 +52,14 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
     return late;
 }
 
-void cox_collector_ring(struct cox_collector *collector, uint32_t rank)
+void cox_collector_rewake(struct cox_collector *collector, uint32_t rank)
 {
     if (collector->legacy) /* its tokens count, none may be added */
         return;
     /* Said again as well, in case somebody wrote over it. */
     cox_state_set_published(cox_state_channel(collector->channel->control, collector->channel->id),
                             collector->published);
-    cox_gate_wake(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
+    cox_gate_wake(&collector->channel->gate, rank, COX_WAKEUP_REQUEST_CONSUME);
     collector->stats.counts.rings++;
 }
 
@@ -99,7 +99,7 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
             struct cox_collector_rank *l = &collector->ranks[rank];
             if (cox_rank_set_has(asked, rank) && !l->legacy_free)
                 l->legacy_free =
-                    cox_gate_take(&collector->channel->gate, rank, COX_BELL_REQUEST_PRODUCE);
+                    cox_gate_take(&collector->channel->gate, rank, COX_WAKEUP_REQUEST_PRODUCE);
             if (cox_rank_set_has(asked, rank) && !l->legacy_free)
                 r = cox_fail(err, COX_FULL, "%s: rank %" PRIu32 " has not returned the frame", name,
                              rank);
@@ -116,8 +116,8 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
     /* Also who has taken it: what he said of it since may have been written over, and he says it
      * again. */
     if ((r == COX_LATE || reading >= 0) &&
-        collector_ring_due(&collector->claim_ring_ns, cox_now_ns()))
-        cox_collector_ring(collector, (uint32_t)(reading >= 0 ? reading : late));
+        collector_rewake_due(&collector->claim_rewake_ns, cox_now_ns()))
+        cox_collector_rewake(collector, (uint32_t)(reading >= 0 ? reading : late));
     pthread_mutex_unlock(&collector->lock);
     if (r)
         return r;
@@ -140,8 +140,8 @@ COX_HOT void cox_collector_advance(struct cox_collector *collector)
 void cox_collector_forget_stray(struct cox_collector *collector, uint32_t rank)
 {
     collector->ranks[rank].legacy_free = false;
-    for (uint32_t i = 0; i < STRAY_COUNT_MAX &&
-                         cox_gate_take(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME);
+    for (uint32_t i = 0; i < STRAY_COUNT_MAX && cox_gate_take(&collector->channel->gate, rank,
+                                                              COX_WAKEUP_RESPONSE_CONSUME);
          i++)
         collector_count_token(collector, rank);
 }
@@ -176,9 +176,9 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
                         entry->block_size && entry->type == COX_TYPE_OPAQUE ? COX_TYPE_OPAQUE_BLOCK
                                                                             : entry->type,
                         length, &entry->asked);
-    collector->claim_ring_ns = slot->published_ns + COX_SLICE_NS;
+    collector->claim_rewake_ns = slot->published_ns + COX_SLICE_NS;
     if (collector->ended == collector->published) /* the first in flight */
-        collector->ring_ns = collector->claim_ring_ns;
+        collector->rewake_ns = collector->claim_rewake_ns;
     collector->published = entry->sequence;
     cox_stats_publish(&collector->stats, entry->block_size ? entry->block_size : length,
                       entry->block_size > 0);
@@ -277,7 +277,7 @@ void cox_collector_wake(struct cox_collector *collector)
          * for an answer. */
         atomic_fetch_add_explicit(&collector->ranks[sleeping - 1].foreign, collector->legacy,
                                   memory_order_relaxed);
-        cox_gate_wake(&collector->channel->gate, sleeping - 1, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_wake(&collector->channel->gate, sleeping - 1, COX_WAKEUP_RESPONSE_CONSUME);
     }
     pthread_mutex_lock(&collector->lock);
     pthread_cond_broadcast(&collector->work);
@@ -289,13 +289,13 @@ COX_HOT struct cox_look cox_collector_look(const struct cox_collector *collector
 {
     return (struct cox_look){
         .causes = atomic_load(&collector->causes),
-        .ticket = cox_gate_ticket(&collector->channel->gate, COX_BELL_RESPONSE_CONSUME),
+        .ticket = cox_gate_ticket(&collector->channel->gate, COX_WAKEUP_RESPONSE_CONSUME),
     };
 }
 
 struct collector_gaze {
     const struct cox_collector *collector;
-    /* NULL: the bell of all ranks */
+    /* NULL: the wakeup of all ranks */
     const struct cox_layout_rank_line *line;
     uint64_t sequence;
     const struct cox_look *before;
@@ -305,11 +305,11 @@ COX_HOT static bool collector_has_answer(const void *context)
 {
     const struct collector_gaze *gaze = context;
     const struct cox_collector *collector = gaze->collector;
-    const bool rung = gaze->line
-                          ? cox_state_done(gaze->line) >= gaze->sequence
-                          : cox_gate_ticket(&collector->channel->gate, COX_BELL_RESPONSE_CONSUME) !=
-                                gaze->before->ticket;
-    return rung || atomic_load(&collector->causes) != gaze->before->causes;
+    const bool woken = gaze->line
+                           ? cox_state_done(gaze->line) >= gaze->sequence
+                           : cox_gate_ticket(&collector->channel->gate,
+                                             COX_WAKEUP_RESPONSE_CONSUME) != gaze->before->ticket;
+    return woken || atomic_load(&collector->causes) != gaze->before->causes;
 }
 
 COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
@@ -336,7 +336,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     int r = COX_TIMEOUT;
     atomic_store(&collector->sleeping, rank + 1); /* seq_cst: see cox_collector_wake */
     if (atomic_load(&collector->causes) == before->causes)
-        r = cox_gate_wait(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME,
+        r = cox_gate_wait(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME,
                           before->ticket, deadline_ns);
     /* relaxed: seen late, it is one token too many. */
     atomic_store_explicit(&collector->sleeping, 0, memory_order_relaxed);

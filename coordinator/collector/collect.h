@@ -151,10 +151,10 @@ struct cox_collector {
     uint64_t begun;
     /* of requests up to here no answer is to come, or counts */
     uint64_t settled;
-    /* When whoever has not taken its frame is rung again: those in flight by who gathers, those
+    /* When whoever has not taken its frame is woken again: those in flight by who gathers, those
      * without whom there is no room by who is refused. One clock for both would ring for whoever
      * comes first in each slice, and never for the other. */
-    uint64_t ring_ns, claim_ring_ns;
+    uint64_t rewake_ns, claim_rewake_ns;
     /* before the last pass over what is in flight; the gathering thread's */
     struct cox_look seen;
     /* the next pass looks at every rank; the same */
@@ -165,7 +165,7 @@ struct cox_collector {
     uint32_t claim_causes;
     /* Of who gathers; before the first request, of who waits for the ranks to attach. */
     struct cox_spinner spinner;
-    /* the collector sleeps on its bell, -1: awake */
+    /* the collector sleeps on its wakeup, -1: awake */
     int sleep_rank;
     /* until then */
     uint64_t sleep_ns;
@@ -293,11 +293,11 @@ void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
  * returned: 0; COX_TIMEOUT. Not inside a handler. */
 int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
 /* After detach: the next process of the rank owes nothing, and finds the channel as at the
- * start: its lines reset, its bells new (ret_fds: the caller's; untouched where ranks share one
- * bell, and for legacy ranks, whose bells stay and are put back to their starting values). Answers
- * count from `generation` on. Returns 0 or -errno. */
+ * start: its lines reset, its wakeups new (ret_fds: the caller's; untouched where ranks share one
+ * wakeup, and for legacy ranks, whose wakeups stay and are put back to their starting values).
+ * Answers count from `generation` on. Returns 0 or -errno. */
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
-                             int ret_fds[COX_BELL_COUNT], struct cox_error *err);
+                             int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err);
 /* The lines again, which the rank itself may have written to since, or have in other memory now. */
 void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank);
 /* After detach: requests may ask it again. */
@@ -306,9 +306,9 @@ void cox_collector_attach(struct cox_collector *collector, uint32_t rank);
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);
 struct cox_look cox_collector_look(const struct cox_collector *collector);
-/* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply bell
- * of a rank (of all ranks, where they share one), which owes the answer to `sequence`, until it is
- * rung, a wake since `before`, or the deadline. */
+/* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply
+ * wakeup of a rank (of all ranks, where they share one), which owes the answer to `sequence`, until
+ * it is posted, a wake since `before`, or the deadline. */
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_look *before, uint64_t deadline_ns);
 

@@ -58,7 +58,7 @@ COX_HOT static inline bool collector_answered(struct cox_collector *collector, u
                                              collector->channel->id)) >= sequence;
     struct cox_collector_rank *r = &collector->ranks[rank];
     while (r->legacy_done < sequence &&
-           cox_gate_take(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME))
+           cox_gate_take(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME))
         collector_count_token(collector, rank);
     return r->legacy_done >= sequence;
 }
@@ -79,26 +79,26 @@ COX_HOT static inline void collector_consume(struct cox_collector *collector,
 {
     cox_rank_set_add(&entry->consumed, rank);
     if (!collector->legacy)
-        cox_gate_settle(&collector->channel->gate, rank, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_settle(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
     else
-        cox_gate_post(&collector->channel->gate, rank, COX_BELL_RESPONSE_PRODUCE);
+        cox_gate_post(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_PRODUCE);
 }
 
 /* True once a slice of the clock given. */
-static inline bool collector_ring_due(uint64_t *ring_ns, uint64_t now)
+static inline bool collector_rewake_due(uint64_t *rewake_ns, uint64_t now)
 {
-    if (now < *ring_ns)
+    if (now < *rewake_ns)
         return false;
-    *ring_ns = now + COX_SLICE_NS;
+    *rewake_ns = now + COX_SLICE_NS;
     return true;
 }
 
 /* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or
  * -1. */
 int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence);
-/* A request that has ended, or is not answered, is rung for by nobody else; who sleeps through it
+/* A request that has ended, or is not answered, is woken for by nobody else; who sleeps through it
  * would keep its frame for ever. */
-void cox_collector_ring(struct cox_collector *collector, uint32_t rank);
+void cox_collector_rewake(struct cox_collector *collector, uint32_t rank);
 /* The requests up to the first that has not ended are behind us: their slots are free. */
 void cox_collector_advance(struct cox_collector *collector);
 /* Nobody owes an answer now: a token that lies there would be taken for the answer to come. */

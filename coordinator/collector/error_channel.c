@@ -42,10 +42,10 @@ static size_t error_channel_fetch(struct cox_error_channel *errors)
     memset(base, 0, sizeof prefix); /* the same report is not read twice */
     cox_tsan_release(base);
     /* A surplus, from whoever posted what is not its to post. */
-    for (int i = 0; i < COX_RANK_COUNT_MAX && cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE);
+    for (int i = 0; i < COX_RANK_COUNT_MAX && cox_gate_take(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE);
          i++)
         continue;
-    cox_gate_post(gate, 0, COX_BELL_RESPONSE_PRODUCE);
+    cox_gate_post(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE);
     return length;
 }
 
@@ -102,7 +102,7 @@ static uint64_t error_channel_state(const struct cox_error_channel *errors, uint
 static void error_channel_look(struct cox_error_channel *errors)
 {
     struct cox_gate *gate = &errors->channel->gate;
-    bool there = cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE), held = false;
+    bool there = cox_gate_take(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE), held = false;
     for (uint32_t rank = 0; rank < errors->channel->control->geometry.rank_count; rank++)
         held |= cox_rank_stage_lives(cox_rank_stage_of(&errors->ranks[rank])) &&
                 error_channel_state(errors, rank) == COX_RANK_REPLYING;
@@ -113,7 +113,7 @@ static void error_channel_look(struct cox_error_channel *errors)
     else
         errors->doubt--;
     if (there)
-        cox_gate_post(gate, 0, COX_BELL_RESPONSE_PRODUCE);
+        cox_gate_post(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE);
     else if (errors->doubt == 0)
         error_channel_take(
             errors); /* its last words, if it came that far; frees the slot in any case */
@@ -170,13 +170,13 @@ static void error_channel_listen(struct cox_error_channel *errors)
     const struct cox_gate *gate = &errors->channel->gate;
     for (;;) {
         /* Before the look: what comes after it is not slept through. */
-        uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
+        uint32_t ticket = cox_gate_ticket(gate, COX_WAKEUP_RESPONSE_CONSUME);
         bool stopping = atomic_load_explicit(&errors->stopping, memory_order_acquire);
         for (uint32_t rank = 0; rank < errors->channel->control->geometry.rank_count; rank++)
             error_channel_take_rank(errors, rank);
         if (stopping)
             return;
-        int r = cox_gate_wait(&errors->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, ticket,
+        int r = cox_gate_wait(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME, ticket,
                               COX_DEADLINE_NEVER);
         if (r < 0) {
             cox_log_write(&errors->log, 3,
@@ -198,7 +198,7 @@ static bool error_channel_restored(struct cox_error_channel *errors)
         return false;
     do
         error_channel_count_death(errors);
-    while (cox_gate_take(&errors->channel->gate, 0, COX_BELL_RESPONSE_CONSUME));
+    while (cox_gate_take(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME));
     errors->doubt = 0;
     error_channel_take(errors);
     /* release: the slot as it is now; partner is the acquire there. */
@@ -211,7 +211,7 @@ static void error_channel_listen_named(struct cox_error_channel *errors)
 {
     for (;;) {
         int r =
-            cox_gate_wait(&errors->channel->gate, 0, COX_BELL_RESPONSE_CONSUME, 0,
+            cox_gate_wait(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME, 0,
                           errors->doubt ? cox_deadline_after_ns(COX_SLICE_NS) : COX_DEADLINE_NEVER);
         /* acquire: partner is the release in stop, before its post. */
         if (atomic_load_explicit(&errors->stopping, memory_order_acquire)) {
@@ -257,7 +257,7 @@ static void *error_channel_main(void *argument)
 static void error_channel_end(struct cox_error_channel *errors)
 {
     while (atomic_load_explicit(&errors->ended, memory_order_acquire) == 0) {
-        cox_gate_wake(&errors->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_wake(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
         cox_futex_wait(&errors->ended, 0, cox_deadline_after_ns(COX_SLICE_NS));
     }
 }
@@ -305,12 +305,12 @@ void cox_error_channel_note_death(struct cox_error_channel *errors, uint32_t ran
         return;
     if (errors->channel->control->geometry.sealed) {
         /* Its last words may be there, and nobody was woken for them. */
-        cox_gate_post(&errors->channel->gate, rank, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(&errors->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
         return;
     }
     /* release: partner is error_channel_count_death. */
     atomic_fetch_add_explicit(&errors->deaths, 1, memory_order_release);
-    cox_gate_wake(&errors->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+    cox_gate_wake(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
 }
 
 int cox_error_channel_restore(struct cox_error_channel *errors, uint64_t deadline_ns)
@@ -319,7 +319,7 @@ int cox_error_channel_restore(struct cox_error_channel *errors, uint64_t deadlin
         /* Once: a token too many would be taken for a report, and put another into the place of the
          * one that a rank has by then. */
         atomic_fetch_add_explicit(&errors->deaths, 1, memory_order_release);
-        cox_gate_wake(&errors->channel->gate, 0, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_wake(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
     }
     for (;;) {
         if (atomic_load_explicit(&errors->restoring, memory_order_acquire) == 0)

@@ -1,6 +1,6 @@
 /*
  * The passes over what is in flight: who still owes an answer is looked at, who has not taken its
- * request is rung, and a request that can end is handed over. Requests end in order, except that a
+ * request is woken, and a request that can end is handed over. Requests end in order, except that a
  * deadline waits for nobody.
  */
 #include "collect_internal.h"
@@ -61,15 +61,15 @@ COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox
 
 /* One pass over what is in flight. */
 struct pass {
-    /* Every rank is looked at. Otherwise only what a bell without news of its own can tell: the
-     * next rank in turn where each has a bell, and nothing where the last of all rings; a line that
-     * is looked at while its rank writes it costs both. */
+    /* Every rank is looked at. Otherwise only what a wakeup without news of its own can tell: the
+     * next rank in turn where each has a wakeup, and nothing where the last of all rings; a line
+     * that is looked at while its rank writes it costs both. */
     bool thorough;
     /* the time a moment ago, where it is known */
     uint64_t told_ns;
     /* 0: nobody has asked: a pass that finds all answers does without */
     uint64_t now_ns;
-    /* who has not taken a frame is rung again; known with now_ns */
+    /* who has not taken a frame is woken again; known with now_ns */
     bool ring;
 };
 
@@ -78,7 +78,7 @@ COX_HOT static void pass_look_at_clock(struct cox_collector *collector, struct p
     if (pass->now_ns)
         return;
     pass->now_ns = pass->told_ns ? pass->told_ns : cox_now_ns();
-    pass->ring = collector_ring_due(&collector->ring_ns, pass->now_ns);
+    pass->ring = collector_rewake_due(&collector->rewake_ns, pass->now_ns);
 }
 
 /* Looks at ranks that owe an answer. Returns the last that still does, -1: none, -2: the request
@@ -118,14 +118,14 @@ static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequ
 
 /* Rings again each live rank that has not taken its frame: the one wake-up may have been lost with
  * a signal, a killed predecessor, or a meddler. */
-static void gather_ring(struct cox_collector *collector, const struct cox_entry *entry)
+static void gather_rewake(struct cox_collector *collector, const struct cox_entry *entry)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
         if (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
             gather_sleeps(cox_state_line(collector->channel->control, rank, collector->channel->id),
                           entry->sequence))
-            cox_collector_ring(collector, rank);
+            cox_collector_rewake(collector, rank);
 }
 
 COX_HOT static void gather_complete(struct cox_collector *collector, const struct cox_entry *entry,
@@ -176,7 +176,7 @@ COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_ga
         if (gathering->ranks[rank].in_block ||
             (gathering->results[rank].outcome == COX_OUTCOME_LATE &&
              collector->blocks->reply_limits.size_max > 0))
-            cox_gate_post(&collector->channel->gate, rank, COX_BELL_REQUEST_CONSUME);
+            cox_gate_post(&collector->channel->gate, rank, COX_WAKEUP_REQUEST_CONSUME);
     cox_gathering_let_go(gathering);
     cox_collector_release_blocks(collector);
 }
@@ -363,7 +363,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             return true;
         }
         if (pass.ring)
-            gather_ring(collector, entry);
+            gather_rewake(collector, entry);
         if (*ret_pending < 0) {
             *ret_pending = pending;
             *ret_sequence = sequence;
@@ -388,7 +388,7 @@ COX_HOT static inline bool gather_step(struct cox_collector *collector, bool *lo
         return true;
     if (pending < 0 || deadline_ns == 0)
         return false;
-    next_ns = cox_deadline_min(next_ns, collector->ring_ns);
+    next_ns = cox_deadline_min(next_ns, collector->rewake_ns);
     cox_collector_sleep(collector, (uint32_t)pending, pending_sequence, &before,
                         cox_deadline_min(next_ns, deadline_ns));
     *looked_again = false;

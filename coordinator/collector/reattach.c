@@ -1,5 +1,5 @@
 /*
- * The collector's part when a dead rank is started again: it is left out, its lines and bells are
+ * The collector's part when a dead rank is started again: it is left out, its lines and wakeups are
  * made as new, and it is admitted.
  */
 #include "collect_internal.h"
@@ -59,7 +59,7 @@ void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank)
 
 /* Every token that lies there is of the dead. Those of wakers are counted first, so that none of
  * them is still expected. */
-static void collector_restore_bells(struct cox_collector *collector, uint32_t rank)
+static void collector_restore_wakeups(struct cox_collector *collector, uint32_t rank)
 {
     cox_collector_forget_stray(collector, rank);
     cox_gate_restore(&collector->channel->gate, rank, collector_geometry(collector)->depth);
@@ -67,16 +67,17 @@ static void collector_restore_bells(struct cox_collector *collector, uint32_t ra
 }
 
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
-                             int ret_fds[COX_BELL_COUNT], struct cox_error *err)
+                             int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err)
 {
     struct cox_channel *channel = collector->channel;
     const struct cox_geometry *geometry = collector_geometry(collector);
     int r = 0;
     pthread_mutex_lock(&collector->lock);
-    /* Nobody sleeps on its bells: the collector only does while a request in flight asks the rank.
+    /* Nobody sleeps on its wakeups: the collector only does while a request in flight asks the
+     * rank.
      */
     if (collector->legacy)
-        collector_restore_bells(collector, rank);
+        collector_restore_wakeups(collector, rank);
     else if (!cox_gate_shared(&channel->gate))
         r = cox_gate_renew(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
     if (r == 0) {

@@ -33,25 +33,25 @@ static void print_regions(const struct cox_geometry *geometry, const char *name,
     }
 }
 
-static void print_bell(const struct cox_geometry *geometry, const char *name,
-                       enum cox_channel_id channel, enum cox_bell bell, uint32_t rank)
+static void print_wakeup(const struct cox_geometry *geometry, const char *name,
+                         enum cox_channel_id channel, enum cox_wakeup wakeup, uint32_t rank)
 {
     char object[COX_OBJECT_NAME_SIZE];
-    bool produce = bell == COX_BELL_REQUEST_PRODUCE || bell == COX_BELL_RESPONSE_PRODUCE;
+    bool produce = wakeup == COX_WAKEUP_REQUEST_PRODUCE || wakeup == COX_WAKEUP_RESPONSE_PRODUCE;
     /* The error channel has one slot, whatever the depth. */
     uint32_t depth = channel == COX_CHANNEL_ERROR ? 1 : geometry->depth;
-    printf("semaphore %s value %" PRIu32 "\n", cox_name_bell(object, name, channel, bell, rank),
+    printf("semaphore %s value %" PRIu32 "\n", cox_name_wakeup(object, name, channel, wakeup, rank),
            produce ? depth : 0);
 }
 
-static void print_bells(const struct cox_geometry *geometry, const char *name)
+static void print_wakeups(const struct cox_geometry *geometry, const char *name)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         for (uint32_t rank = 0; rank < geometry->rank_count; rank++)
-            for (int bell = 0; bell < COX_BELL_COUNT; bell++)
-                print_bell(geometry, name, (enum cox_channel_id)c, (enum cox_bell)bell, rank);
-    print_bell(geometry, name, COX_CHANNEL_ERROR, COX_BELL_RESPONSE_PRODUCE, 0);
-    print_bell(geometry, name, COX_CHANNEL_ERROR, COX_BELL_RESPONSE_CONSUME, 0);
+            for (int wakeup = 0; wakeup < COX_WAKEUP_COUNT; wakeup++)
+                print_wakeup(geometry, name, (enum cox_channel_id)c, (enum cox_wakeup)wakeup, rank);
+    print_wakeup(geometry, name, COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_PRODUCE, 0);
+    print_wakeup(geometry, name, COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_CONSUME, 0);
 }
 
 static void print_totals(const struct cox_geometry *geometry)
@@ -138,7 +138,7 @@ static int run(void *choice)
         char objects[COX_OBJECT_NAME_SIZE];
         snprintf(objects, sizeof objects, "%s%s", name, geometry.legacy ? "_SERIAL" : "");
         print_regions(&geometry, name, objects);
-        print_bells(&geometry, objects);
+        print_wakeups(&geometry, objects);
         print_totals(&geometry);
     }
     print_large_payloads(&geometry);

@@ -175,7 +175,7 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
         r = cox_executor_check_identity(executor, rank, err);
         pthread_mutex_lock(&collector->lock);
         cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
-                        COX_BELL_RESPONSE_CONSUME);
+                        COX_WAKEUP_RESPONSE_CONSUME);
         cox_rank_set_add(checked, rank);
         cox_fault_point(COX_FAULT_RANK_CHECKED);
     }
@@ -618,7 +618,7 @@ static void executor_abort(struct cox_executor *executor)
     cox_state_abort(&executor->control);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-            cox_gate_wake(&executor->channels[c].gate, rank, COX_BELL_REQUEST_CONSUME);
+            cox_gate_wake(&executor->channels[c].gate, rank, COX_WAKEUP_REQUEST_CONSUME);
 }
 
 uint32_t cox_executor_stop(struct cox_executor *executor)

@@ -145,7 +145,7 @@ COX_PUBLIC void cox_executor_abandon(struct cox_executor *executor);
 /* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
 
-/* Starts a dead rank again, while the others live and keep what they have: with bells of its own,
+/* Starts a dead rank again, while the others live and keep what they have: with wakeups of its own,
  * its place in every channel as at the start, and a generation that no late answer of the dead one
  * has. Until it has attached, requests that ask it are refused with COX_PEER_DEAD. What its model
  * needs (init, the live sequences) is the caller's to send; a step on a base that it does not have

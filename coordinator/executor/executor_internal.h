@@ -33,7 +33,7 @@ struct cox_executor {
     struct cox_door *door;
     /* All that is known of each rank; see rank.h. */
     struct cox_rank ranks[COX_RANK_COUNT_MAX];
-    /* What the next process of each inherits: the group's fds are lent, the bells its own. */
+    /* What the next process of each inherits: the group's fds are lent, the wakeups its own. */
     struct cox_inherit replacements[COX_RANK_COUNT_MAX];
     /* protects the fds in `sealed`, replacements, open_for_attach of the ranks and named, and the
      * end of the door */

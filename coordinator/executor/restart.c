@@ -45,7 +45,7 @@ static int restart_release_slot(struct cox_executor *executor, uint32_t rank, ui
                : 0;
 }
 
-/* Lines, identity and bells as at the start, and a generation of its own. */
+/* Lines, identity and wakeups as at the start, and a generation of its own. */
 static int restart_reset(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
     /* relaxed: one thread at a time starts this rank; the door only compares. */
@@ -60,8 +60,8 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
     *inherit = executor->inherit;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
-        int *bells = &inherit->fds[cox_inherit_bell(channel, (enum cox_bell)0)];
-        r = cox_collector_reset_rank(&executor->collectors[c], rank, bells, err);
+        int *wakeups = &inherit->fds[cox_inherit_wakeup(channel, (enum cox_wakeup)0)];
+        r = cox_collector_reset_rank(&executor->collectors[c], rank, wakeups, err);
     }
     /* Then its memory is the old one still, which is for reading only. */
     if (r)
@@ -80,8 +80,9 @@ static void restart_put_away(struct cox_executor *executor, uint32_t rank)
     pthread_mutex_lock(&executor->memory_lock);
     executor->ranks[rank].open_for_attach = false;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        for (int b = 0; b < COX_BELL_COUNT; b++)
-            cox_close_fd(&inherit->fds[cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b)]);
+        for (int b = 0; b < COX_WAKEUP_COUNT; b++)
+            cox_close_fd(
+                &inherit->fds[cox_inherit_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b)]);
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
@@ -149,7 +150,7 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
     struct cox_gate *gate = &executor->channels[COX_CHANNEL_EXECUTE].gate;
     const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
     for (;;) {
-        uint32_t ticket = cox_gate_ticket(gate, COX_BELL_RESPONSE_CONSUME);
+        uint32_t ticket = cox_gate_ticket(gate, COX_WAKEUP_RESPONSE_CONSUME);
         if (cox_state_attached(identity))
             break;
         int r = 0;
@@ -160,12 +161,12 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
             r = restart_look(executor, rank, deadline_ns, err);
         if (r)
             return r;
-        /* Nobody else sleeps on this bell while the rank is left out. */
-        cox_gate_wait(gate, rank, COX_BELL_RESPONSE_CONSUME, ticket,
+        /* Nobody else sleeps on this wakeup while the rank is left out. */
+        cox_gate_wait(gate, rank, COX_WAKEUP_RESPONSE_CONSUME, ticket,
                       cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     }
     pthread_mutex_lock(&collector->lock);
-    cox_gate_settle(gate, rank, COX_BELL_RESPONSE_CONSUME);
+    cox_gate_settle(gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
     pthread_mutex_unlock(&collector->lock);
     return cox_executor_check_identity(executor, rank, err);
 }

@@ -210,17 +210,17 @@ static int register_process(struct cox_executor *executor, const struct cox_door
 /* A semaphore of the rank. Those of its first life still have their names, while ranks attach;
  * later ones never had any, and are kept until somebody has come for them, who may not be the first
  * to try. */
-static int open_bell(struct cox_executor *executor, uint32_t rank, enum cox_channel_id channel,
-                     enum cox_bell bell, int *ret_fd, struct cox_error *err)
+static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_channel_id channel,
+                       enum cox_wakeup wakeup, int *ret_fd, struct cox_error *err)
 {
     char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
-    cox_name_bell(object, executor->name, channel, bell, rank);
+    cox_name_wakeup(object, executor->name, channel, wakeup, rank);
     snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
     pthread_mutex_lock(&executor->memory_lock);
     const struct cox_inherit *inherit = &executor->replacements[rank];
     _cox_cleanup_(cox_close_fd) int fd =
         executor->ranks[rank].open_for_attach
-            ? fcntl(inherit->fds[cox_inherit_bell(channel, bell)], F_DUPFD_CLOEXEC, 3)
+            ? fcntl(inherit->fds[cox_inherit_wakeup(channel, wakeup)], F_DUPFD_CLOEXEC, 3)
             : open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     int r = fd < 0 ? -errno : 0;
     pthread_mutex_unlock(&executor->memory_lock);
@@ -240,10 +240,10 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
     memcpy(answer->fds, executor->inherit.fds, sizeof executor->inherit.fds);
     answer->fd_count = COX_INHERIT_COUNT;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
-        for (int b = 0; b < COX_BELL_COUNT; b++) {
-            int place = cox_inherit_bell((enum cox_channel_id)c, (enum cox_bell)b);
-            int r = open_bell(executor, rank, (enum cox_channel_id)c, (enum cox_bell)b,
-                              &answer->fds[place], err);
+        for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
+            int place = cox_inherit_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b);
+            int r = open_wakeup(executor, rank, (enum cox_channel_id)c, (enum cox_wakeup)b,
+                                &answer->fds[place], err);
             if (r)
                 return r;
             answer->given |= UINT64_C(1) << place;

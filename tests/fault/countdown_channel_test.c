@@ -353,10 +353,10 @@ static void gate_created_destroy(void *object)
 {
     char name[COX_OBJECT_NAME_SIZE];
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
-        for (int b = 0; b < COX_BELL_COUNT; b++)
-            if (cox_bell_exists(channel_id, (enum cox_bell)b))
+        for (int b = 0; b < COX_WAKEUP_COUNT; b++)
+            if (cox_wakeup_exists(channel_id, (enum cox_wakeup)b))
                 cox_semaphore_unlink(
-                    cox_name_bell(name, group_name(), channel_id, (enum cox_bell)b, rank));
+                    cox_name_wakeup(name, group_name(), channel_id, (enum cox_wakeup)b, rank));
     cox_gate_close(object);
 }
 
@@ -424,10 +424,10 @@ static int gate_renew(void *object, struct cox_error *err)
     return cox_gate_renew(own_gate, channel_id, 1, geometry.depth, object, err);
 }
 
-static void bells_close(void *object)
+static void wakeups_close(void *object)
 {
     int *fds = object;
-    for (int b = 0; b < COX_BELL_COUNT; b++)
+    for (int b = 0; b < COX_WAKEUP_COUNT; b++)
         cox_close_fd(&fds[b]);
 }
 
@@ -455,7 +455,8 @@ static void inherit_prepare(void)
     if (cox_inherit_open(&own_inherit, group_name(), &geometry, &err) ||
         (channel_id != COX_CHANNEL_ERROR &&
          cox_gate_renew(own_gate, channel_id, 1, geometry.depth,
-                        &own_inherit.fds[cox_inherit_bell(channel_id, (enum cox_bell)0)], &err)))
+                        &own_inherit.fds[cox_inherit_wakeup(channel_id, (enum cox_wakeup)0)],
+                        &err)))
         fail_msg("%s", err.text);
 }
 
@@ -481,9 +482,9 @@ static const struct countdown_subject group_inherit_open = {
 };
 static const struct countdown_subject group_gate_renew = {
     .name = "gate_renew",
-    .size = COX_BELL_COUNT * sizeof(int),
+    .size = COX_WAKEUP_COUNT * sizeof(int),
     .construct = gate_renew,
-    .destroy = bells_close,
+    .destroy = wakeups_close,
     .prepare = renew_prepare,
     .restore = renew_restore,
 };

@@ -83,7 +83,7 @@ static bool answer_in_time(uint64_t timeout_ms)
     test_await_lines(g, -1, "blocked", 2);
     /* No slice, in which it would look again in any case. */
     pthread_mutex_lock(&collector->lock);
-    collector->ring_ns = COX_DEADLINE_NEVER;
+    collector->rewake_ns = COX_DEADLINE_NEVER;
     pthread_mutex_unlock(&collector->lock);
     test_pipe_release(pipes[0], 1);
     await_answer(g, 0);

@@ -173,7 +173,7 @@ static int impostor(struct hostile *hostile, const struct cox_geometry *geometry
     struct cox_gate gate;
     cox_gate_bind(&gate, NULL, &wake->channels[COX_CHANNEL_ERROR], geometry->depth, false,
                   geometry->spin_ns > 0);
-    cox_gate_post(&gate, HOSTILE, COX_BELL_RESPONSE_CONSUME);
+    cox_gate_post(&gate, HOSTILE, COX_WAKEUP_RESPONSE_CONSUME);
     return r;
 }
 

@@ -60,7 +60,7 @@ EXEMPT = {
     ("channel/base/semaphore.c", "cox_semaphore_create", "unlink("): "undoes the link before it; as killed just before",
     ("channel/shm/gate.c", "cox_gate_create_semaphores", "cox_semaphore_unlink("): "undoes; as killed just before",
     ("channel/shm/gate.c", "word_sleep", "atomic asleep"): "a hint, and only where ranks have processors of their own; killed within, it stays too high, which costs calls",
-    ("channel/shm/gate.c", "cox_gate_wait", "atomic taken"): "the bell's count, private memory",
+    ("channel/shm/gate.c", "cox_gate_wait", "atomic taken"): "the wakeup's count, private memory",
     ("channel/shm/region.c", "cox_region_reserve_part", "posix_fallocate("): CALLERS,
     ("channel/shm/region.c", "cox_region_reserve", "cox_region_reserve_part("): CALLERS,
     ("channel/shm/region.c", "region_name", "fchmod("): CALLERS,
@@ -206,19 +206,19 @@ def points_behind(body, names):
 
 def check_constants(files, problems):
     constants = re.findall(r'\bX\((\w+), "', files["channel/base/fault.h"])
-    bells = re.findall(r"^    COX_BELL_(?!COUNT)(\w+)", plain(files["channel/shm/geometry.h"]), re.M)
+    wakeups = re.findall(r"^    COX_WAKEUP_(?!COUNT)(\w+)", plain(files["channel/shm/geometry.h"]), re.M)
     used = set()
     for file, text in files.items():
         if file.startswith("channel/base/fault."):
             continue
         text = plain(text)
         used |= set(re.findall(r"cox_fault_point\(COX_FAULT_(\w+)\)", text))
-        if re.search(r"cox_fault_point\(\(enum cox_fault_point\)\(COX_FAULT_POSTED_REQUEST_PRODUCE \+ \(int\)bell\)\)",
+        if re.search(r"cox_fault_point\(\(enum cox_fault_point\)\(COX_FAULT_POSTED_REQUEST_PRODUCE \+ \(int\)wakeup\)\)",
                      text):
-            used |= {f"POSTED_{bell}" for bell in bells}
+            used |= {f"POSTED_{wakeup}" for wakeup in wakeups}
     first = constants.index("POSTED_REQUEST_PRODUCE")
-    if constants[first:first + len(bells)] != [f"POSTED_{bell}" for bell in bells]:
-        problems.append("channel/base/fault.h: the POSTED_ constants are not those of enum cox_bell, in its order")
+    if constants[first:first + len(wakeups)] != [f"POSTED_{wakeup}" for wakeup in wakeups]:
+        problems.append("channel/base/fault.h: the POSTED_ constants are not those of enum cox_wakeup, in its order")
     problems += [f"channel/base/fault.h: nobody passes COX_FAULT_{name}" for name in constants if name not in used]
     return len(constants)
 
@@ -284,10 +284,10 @@ def mutations(files):
             ("channel/shm/reply.c", "cox_reply_fetch", "memset(slot, 0, 4);"),
             ("channel/shm/reply.c", "cox_reply_commit", "memcpy(reply_base(channel, rank, sequence), &prefix, 4);"),
             ("worker/loop/answer.c", "cox_channel_thread_slot", "atomic_store(&thread->line->base, 1);"),
-            ("worker/loop/serve.c", "thread_copy", "sem_post(bell);"),
+            ("worker/loop/serve.c", "thread_copy", "sem_post(wakeup);"),
             ("worker/loop/attach.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
             ("worker/loop/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),
-            ("coordinator/collector/collect_internal.h", "collector_returned", "collector->channel->gate.ops->post(bell);"),
+            ("coordinator/collector/collect_internal.h", "collector_returned", "collector->channel->gate.ops->post(wakeup);"),
             ("coordinator/process/supervise.c", "cox_supervisor_adopt", "kill(pid, SIGKILL);"),
             ("coordinator/process/supervise.c", "cox_supervisor_free", "unlink(path);"),
             ("coordinator/process/launch.c", "program_find", "fork();"),

@@ -218,10 +218,11 @@ static int command_raw(const struct command *c, const char *rest)
     if (r)
         return r;
     char object[COX_OBJECT_NAME_SIZE];
-    struct cox_semaphore bell = {0};
-    r = cox_semaphore_attach(&bell,
-                             cox_name_bell(object, c->script->options.prefix + 1,
-                                           COX_CHANNEL_EXECUTE, COX_BELL_RESPONSE_CONSUME, rank),
+    struct cox_semaphore wakeup = {0};
+    r = cox_semaphore_attach(&wakeup,
+                             cox_name_wakeup(object, c->script->options.prefix + 1,
+                                             COX_CHANNEL_EXECUTE, COX_WAKEUP_RESPONSE_CONSUME,
+                                             rank),
                              c->err);
     if (r == 0) {
         struct cox_layout_rank_line *line = cox_state_line(&control, rank, COX_CHANNEL_EXECUTE);
@@ -235,11 +236,11 @@ static int command_raw(const struct command *c, const char *rest)
                           strcmp(how, "other") == 0 ? sequence + control.geometry.depth : sequence,
                           strcmp(how, "failed") == 0);
         cox_state_set_done(line, sequence);
-        cox_semaphore_post(&bell);
+        cox_semaphore_post(&wakeup);
         while (cox_state_ended(shared) < sequence && !cox_state_aborted(&control))
             sched_yield();
     }
-    cox_semaphore_detach(&bell);
+    cox_semaphore_detach(&wakeup);
     cox_control_close(&control);
     return r ? r : answer_text(c, "raw");
 }

@@ -500,7 +500,7 @@ static uint64_t rings_of(struct cox_executor *executor)
     return stats.rings;
 }
 
-/* Nothing is in flight, and a rank owes an answer: who is rung for it was refused. */
+/* Nothing is in flight, and a rank owes an answer: who is woken for it was refused. */
 static void *releaser_main(void *argument)
 {
     struct releaser *releaser = argument;

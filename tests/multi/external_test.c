@@ -504,7 +504,7 @@ static int visit_main(const char *door)
     cox_gate_bind(&gate, &cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE)->ring,
                   cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false,
                   control.geometry.spin_ns > 0);
-    cox_gate_post(&gate, session.welcome.rank, COX_BELL_RESPONSE_CONSUME);
+    cox_gate_post(&gate, session.welcome.rank, COX_WAKEUP_RESPONSE_CONSUME);
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
     cox_close_fd(&session.fd);

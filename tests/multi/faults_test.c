@@ -98,17 +98,17 @@ static void p8_who_waits_for_the_slot_gets_it(void **state)
 static void expect_one_token(struct test_group *g)
 {
     char object[COX_OBJECT_NAME_SIZE];
-    struct cox_semaphore bell = {0};
-    cox_name_bell(object, cox_executor_name(test_group_executor(g)), COX_CHANNEL_ERROR,
-                  COX_BELL_RESPONSE_PRODUCE, 0);
-    assert_int_equal(cox_semaphore_attach(&bell, object, NULL), 0);
+    struct cox_semaphore wakeup = {0};
+    cox_name_wakeup(object, cox_executor_name(test_group_executor(g)), COX_CHANNEL_ERROR,
+                    COX_WAKEUP_RESPONSE_PRODUCE, 0);
+    assert_int_equal(cox_semaphore_attach(&wakeup, object, NULL), 0);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     int value = 0;
     while (value != 1 && cox_now_ns() < deadline_ns) {
-        assert_int_equal(sem_getvalue(bell.sem, &value), 0);
+        assert_int_equal(sem_getvalue(wakeup.sem, &value), 0);
         sched_yield();
     }
-    cox_semaphore_detach(&bell);
+    cox_semaphore_detach(&wakeup);
     assert_int_equal(value, 1);
 }
 

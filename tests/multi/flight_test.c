@@ -188,7 +188,7 @@ static void p10_a_number_turned_up_answers_nothing(void **state)
         atomic_store(&shared->published, published + 1 + round % 3);
         for (uint32_t rank = 0; rank < 2; rank++)
             cox_gate_post(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
-                          COX_BELL_REQUEST_CONSUME);
+                          COX_WAKEUP_REQUEST_CONSUME);
         const uint64_t until_ns = cox_deadline_after_ms(2); /* for them to be misled in */
         while (cox_now_ns() < until_ns)
             sched_yield();
@@ -576,7 +576,7 @@ static void p3_a_deadline_that_has_passed_publishes_nothing(void **state)
 
 struct thief {
     struct test_group *group;
-    struct cox_semaphore bell;
+    struct cox_semaphore wakeup;
     enum cox_channel_id channel;
 };
 
@@ -591,15 +591,15 @@ static void thief_init(struct thief *thief, const char *name, enum cox_channel_i
     struct cox_error err = {0};
     thief->group = test_group_start(2, &options);
     thief->channel = channel;
-    thief->bell = (struct cox_semaphore){0};
-    cox_name_bell(object, name, channel, COX_BELL_REQUEST_CONSUME, 1);
-    if (cox_semaphore_attach(&thief->bell, object, &err))
+    thief->wakeup = (struct cox_semaphore){0};
+    cox_name_wakeup(object, name, channel, COX_WAKEUP_REQUEST_CONSUME, 1);
+    if (cox_semaphore_attach(&thief->wakeup, object, &err))
         fail_msg("%s", err.text);
 }
 
 static void thief_deinit(struct thief *thief)
 {
-    cox_semaphore_detach(&thief->bell);
+    cox_semaphore_detach(&thief->wakeup);
     test_group_free(thief->group);
 }
 
@@ -607,7 +607,7 @@ static void thief_deinit(struct thief *thief)
 static int thief_steal(struct thief *thief)
 {
     int count = 0;
-    while (cox_semaphore_take(&thief->bell))
+    while (cox_semaphore_take(&thief->wakeup))
         count++;
     assert_int_equal(kill(cox_executor_pid(test_group_executor(thief->group), 1), SIGCONT), 0);
     return count;
@@ -615,7 +615,7 @@ static int thief_steal(struct thief *thief)
 
 /* A round counts when the rank slept: one that was still on its way to sleep finds the request
  * without a wake-up. */
-static bool thief_rung(struct thief *thief, uint64_t before)
+static bool thief_woken(struct thief *thief, uint64_t before)
 {
     return stats_of(thief->group, thief->channel).rings > before;
 }
@@ -630,17 +630,17 @@ static void p2_a_lost_wake_up_is_sent_again(void **state)
     thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
     struct test_group *g = thief.group;
     const struct test_how how = {.gather = COX_GATHER_ALL};
-    bool rung = false;
-    for (size_t round = 0; round < ROUND_COUNT && !rung; round++) {
+    bool woken = false;
+    for (size_t round = 0; round < ROUND_COUNT && !woken; round++) {
         test_expect_echo(g, "awake");
         uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
         assert_int_equal(test_submit(g, &how, "echo in flight"), 0);
         assert_true(thief_steal(&thief) > 0);
         assert_int_equal(test_await(g, round)->status, 0);
-        rung = thief_rung(&thief, before);
+        woken = thief_woken(&thief, before);
     }
-    assert_true(rung);
+    assert_true(woken);
     thief_deinit(&thief);
 }
 
@@ -652,17 +652,17 @@ static void p2_also_when_the_request_has_ended(void **state)
     thief_init(&thief, test_unique_name(name), COX_CHANNEL_EXECUTE, 1);
     struct test_group *g = thief.group;
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 10};
-    bool rung = false;
-    for (int round = 0; round < ROUND_COUNT && !rung; round++) {
+    bool woken = false;
+    for (int round = 0; round < ROUND_COUNT && !woken; round++) {
         test_expect_echo(g, "awake");
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
         assert_int_equal(test_call_how(g, NULL, &brief, "echo late"), COX_TIMEOUT);
         uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
         assert_true(thief_steal(&thief) > 0);
         test_expect_echo(g, "again");
-        rung = thief_rung(&thief, before);
+        woken = thief_woken(&thief, before);
     }
-    assert_true(rung);
+    assert_true(woken);
     thief_deinit(&thief);
 }
 
@@ -673,9 +673,9 @@ static void p2_also_when_nobody_waits_for_an_answer(void **state)
     struct thief thief;
     thief_init(&thief, test_unique_name(name), COX_CHANNEL_LINK, 1);
     struct test_group *g = thief.group;
-    bool rung = false;
+    bool woken = false;
     uint32_t links = 0;
-    for (int round = 0; round < ROUND_COUNT && !rung; round++) {
+    for (int round = 0; round < ROUND_COUNT && !woken; round++) {
         expect_links(g, links);
         uint64_t before = stats_of(g, COX_CHANNEL_LINK).rings;
         /* The frame of the status has been returned, else the link would find it taken. */
@@ -693,21 +693,21 @@ static void p2_also_when_nobody_waits_for_an_answer(void **state)
         int stolen = thief_steal(&thief);
         assert_true(r || stolen > 0);
         expect_links(g, links);
-        rung = r == 0 && thief_rung(&thief, before);
+        woken = r == 0 && thief_woken(&thief, before);
     }
-    assert_true(rung);
+    assert_true(woken);
     thief_deinit(&thief);
 }
 
 static uint64_t ring_time(struct cox_collector *collector)
 {
     pthread_mutex_lock(&collector->lock);
-    uint64_t time_ns = collector->ring_ns;
+    uint64_t time_ns = collector->rewake_ns;
     pthread_mutex_unlock(&collector->lock);
     return time_ns;
 }
 
-/* Submits again each time the response thread has rung for what is in flight, while the answer is
+/* Submits again each time the response thread has woken for what is in flight, while the answer is
  * LATE. */
 static int submit_after_rings(struct test_group *g, const struct test_how *how)
 {
@@ -736,8 +736,8 @@ static void p2_also_beside_a_stuck_request(void **state)
         .gather = COX_GATHER_ALL, .ranks = 1, .timeout_ms = 10 * TEST_PATIENCE_MS};
     const struct test_how brief = {.gather = COX_GATHER_ALL, .ranks = 2, .timeout_ms = 10};
     const struct test_how again = {.gather = COX_GATHER_ALL, .ranks = 2};
-    bool rung = false;
-    for (size_t round = 0; round < ROUND_COUNT && !rung; round++) {
+    bool woken = false;
+    for (size_t round = 0; round < ROUND_COUNT && !woken; round++) {
         test_expect_echo(g, "awake");
         assert_int_equal(test_submit(g, &stuck, "block %s", test_pipe_path(pipe)), 0);
         test_await_lines(g, 0, "blocked", round + 1);
@@ -747,12 +747,12 @@ static void p2_also_beside_a_stuck_request(void **state)
         uint64_t before = stats_of(g, COX_CHANNEL_EXECUTE).rings;
         assert_true(thief_steal(&thief) > 0);
         assert_int_equal(submit_after_rings(g, &again), 0);
-        rung = thief_rung(&thief, before);
+        woken = thief_woken(&thief, before);
         assert_int_equal(test_await(g, 3 * round + 1)->status, 0);
         test_pipe_release(pipe, 1);
         assert_int_equal(test_await(g, 3 * round + 2)->status, 0);
     }
-    assert_true(rung);
+    assert_true(woken);
     thief_deinit(&thief);
 }
 

@@ -69,7 +69,7 @@ static void p8_a24_whatever_its_workers_were_in(void **state)
             /* A stray one, too. */
             if (round == 3)
                 cox_gate_post(&executor->channels[COX_CHANNEL_EXECUTE].gate, 0,
-                              COX_BELL_REQUEST_CONSUME);
+                              COX_WAKEUP_REQUEST_CONSUME);
             restart_all(group);
             int ended = atomic_load(&status);
             if (round > 0 || ended != COX_TIMEOUT)
@@ -122,16 +122,16 @@ static void p8_m9_the_error_channel_is_free_again(void **state)
                                                     c == 0 ? "1:device lost" : "0:device lost");
         struct cox_gate *gate = &test_group_executor(group)->channels[COX_CHANNEL_ERROR].gate;
         group_init(group);
-        assert_true(cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE));
+        assert_true(cox_gate_take(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE));
         restart_all(group);
         group_init(group);
         group_infer(group);
         test_await_faults(group, 1);
         assert_string_equal(test_fault(group, 0), "-1 device lost");
         /* There is one token, not two. */
-        assert_true(cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE));
-        assert_false(cox_gate_take(gate, 0, COX_BELL_RESPONSE_PRODUCE));
-        cox_gate_post(gate, 0, COX_BELL_RESPONSE_PRODUCE);
+        assert_true(cox_gate_take(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE));
+        assert_false(cox_gate_take(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE));
+        cox_gate_post(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE);
         group_end(group);
     }
 }

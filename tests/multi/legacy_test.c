@@ -414,7 +414,7 @@ static void p4_b50_a_stray_token_is_no_answer(void **state)
         struct cox_gate *gate = &test_group_executor(group)->channels[COX_CHANNEL_EXECUTE].gate;
         group_init(group);
         for (int64_t i = 0; i < 20; i++) {
-            cox_gate_post(gate, (uint32_t)i % 2, COX_BELL_RESPONSE_CONSUME);
+            cox_gate_post(gate, (uint32_t)i % 2, COX_WAKEUP_RESPONSE_CONSUME);
             step_expect(group, 3000 + i, 50 + i, 50 + i);
         }
         group_end(group);

@@ -168,18 +168,18 @@ static int operate(const struct forks_self *self, struct rank *rank, enum operat
 }
 
 /* The first subgroup that rank 0 has formed. */
-static struct cox_group_layout_bell *bell_of_subgroup(struct cox_group_layout *layout)
+static struct cox_group_layout_wakeup *wakeup_of_subgroup(struct cox_group_layout *layout)
 {
-    uint8_t *bytes = (uint8_t *)layout + cox_group_bells_offset(RANK_COUNT);
-    return (struct cox_group_layout_bell *)(void *)bytes;
+    uint8_t *bytes = (uint8_t *)layout + cox_group_wakeups_offset(RANK_COUNT);
+    return (struct cox_group_layout_wakeup *)(void *)bytes;
 }
 
-/* Somebody sleeps at the bell of the operation. */
+/* Somebody sleeps at the wakeup of the operation. */
 static void await_sleeper(const struct rank *rank)
 {
-    const struct cox_group_layout_bell *bell =
-        rank->session->in_subgroup ? bell_of_subgroup(rank->layout) : &rank->layout->bell;
-    while (!(atomic_load(&bell->ring) & COX_GROUP_RING_SLEEPS))
+    const struct cox_group_layout_wakeup *wakeup =
+        rank->session->in_subgroup ? wakeup_of_subgroup(rank->layout) : &rank->layout->wakeup;
+    while (!(atomic_load(&wakeup->ring) & COX_GROUP_RING_SLEEPS))
         sched_yield();
 }
 
@@ -323,7 +323,7 @@ static void storm_main(const struct forks_self *self)
 {
     struct session *session = self->context;
     struct cox_group_layout *layout = layout_map(session);
-    _Atomic uint32_t *words[] = {&layout->bell.ring, &bell_of_subgroup(layout)->ring};
+    _Atomic uint32_t *words[] = {&layout->wakeup.ring, &wakeup_of_subgroup(layout)->ring};
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
         while (!atomic_load(&session->pids[rank]))
             sched_yield();

@@ -328,7 +328,7 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
     while (cox_group_holder_state(atomic_load(&layout->ranks[0].identity.holder)) !=
            COX_GROUP_JOINED)
         sched_yield();
-    uint8_t *made = (uint8_t *)&layout->bell.made;
+    uint8_t *made = (uint8_t *)&layout->wakeup.made;
     const struct cox_group_options options = {
         .size = sizeof(struct cox_group_options), .name = name, .rank = 1, .rank_count = 2};
     for (size_t bit = 0; bit < 8 * offsetof(struct cox_group_layout_made, rank); bit++) {
@@ -342,9 +342,9 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
         if (r != expected)
             fail_msg("bit %zu: %d, not %d", bit, r, expected);
     }
-    layout->bell.made.rank = 2; /* there is no such rank */
+    layout->wakeup.made.rank = 2; /* there is no such rank */
     assert_int_equal(cox_group_join(&options, &group, NULL), COX_CORRUPT);
-    layout->bell.made.rank = 0;
+    layout->wakeup.made.rank = 0;
     munmap(layout, size);
     close(fd);
     int status = -1;

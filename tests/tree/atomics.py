@@ -14,7 +14,7 @@ FOLDERS = ("channel", "worker", "coordinator", "engine", "program")
 HOME = "channel/shm/state.h"
 EXCEPTIONS = {
     "channel/shm/control.c": {"magic"},
-    "channel/shm/gate.c": {"word", "asleep", "bell", "coordinator_sleeps"},
+    "channel/shm/gate.c": {"word", "asleep", "wakeup", "coordinator_sleeps"},
 }
 FUNCTION = re.compile(r"^[a-z_][^\n;]*\n?[^\n;{}]*\([^;{}]*\)\n\{.*?^\}", re.M | re.S)
 ATOMIC = re.compile(r"\batomic_\w+\(\s*&?([\w.>\[\]()-]+(?:\([^()]*\))?[\w.>\[\]-]*)\s*[,)]")

@@ -25,12 +25,12 @@ static inline int await_semaphore(struct cox_semaphore *semaphore)
 }
 
 /* The same, of a gate of semaphores. */
-static inline int await_token(struct cox_gate *gate, uint32_t rank, enum cox_bell bell)
+static inline int await_token(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 {
     const uint64_t deadline_ns = cox_deadline_after_ms(AWAIT_TOKEN_MS);
     int r;
     do
-        r = cox_gate_wait(gate, rank, bell, 0, deadline_ns);
+        r = cox_gate_wait(gate, rank, wakeup, 0, deadline_ns);
     while (r == COX_EMPTY);
     return r;
 }

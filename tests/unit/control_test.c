@@ -543,7 +543,7 @@ static void b44_what_another_user_has_under_such_a_name_is_not_swept(void **stat
     snprintf(paths[0], sizeof paths[0], SHM "%s", object);
     cox_name_response(object, GROUP, COX_CHANNEL_ERROR);
     snprintf(paths[1], sizeof paths[1], SHM "%s", object);
-    cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, COX_BELL_REQUEST_CONSUME, 1);
+    cox_name_wakeup(object, GROUP, COX_CHANNEL_EXECUTE, COX_WAKEUP_REQUEST_CONSUME, 1);
     snprintf(paths[2], sizeof paths[2], SHM "/sem.%s", object + 1);
     /* The link is looked at, not what it leads to. */
     cox_name_response(object, GROUP, COX_CHANNEL_LINK);
@@ -942,7 +942,7 @@ static void channels_leave_nothing_behind_when_one_name_is_taken(void **state)
         else if (i == 1)
             cox_name_response(object, GROUP, COX_CHANNEL_LINK);
         else
-            cox_name_bell(object, GROUP, COX_CHANNEL_LINK, COX_BELL_RESPONSE_CONSUME, 1);
+            cox_name_wakeup(object, GROUP, COX_CHANNEL_LINK, COX_WAKEUP_RESPONSE_CONSUME, 1);
         snprintf(path, sizeof path, SHM "/%s%s", i == 2 ? "sem." : "", object + 1);
         int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         assert_true(fd >= 0);

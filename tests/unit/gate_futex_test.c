@@ -88,8 +88,8 @@ static uint64_t patience(void)
 static void sleep_for_request(void *context)
 {
     const uint32_t *which = context;
-    uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
-    CHECK(cox_gate_wait(&rank, *which, COX_BELL_REQUEST_CONSUME, ticket, patience()) == 0);
+    uint32_t ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
+    CHECK(cox_gate_wait(&rank, *which, COX_WAKEUP_REQUEST_CONSUME, ticket, patience()) == 0);
     atomic_fetch_add(&shared->events[*which], 1);
 }
 
@@ -116,9 +116,9 @@ static void one_wake_up_lets_everybody_through(void **state)
 
 static void sleep_for_replies(void *context)
 {
-    uint32_t ticket = cox_gate_ticket(&coordinator, COX_BELL_RESPONSE_CONSUME);
+    uint32_t ticket = cox_gate_ticket(&coordinator, COX_WAKEUP_RESPONSE_CONSUME);
     (void)context;
-    CHECK(cox_gate_wait(&coordinator, 0, COX_BELL_RESPONSE_CONSUME, ticket, COX_DEADLINE_NEVER) ==
+    CHECK(cox_gate_wait(&coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME, ticket, COX_DEADLINE_NEVER) ==
           0);
 }
 
@@ -131,20 +131,20 @@ static void only_the_last_answer_wakes(void **state)
         pid_t pid = child_start(sleep_for_replies, NULL);
         child_asleep(pid);
         for (uint32_t i = 0; i + 1 < count; i++) {
-            uint32_t bell = shared->wake.bell;
+            uint32_t wakeup = shared->wake.wakeup;
             cox_gate_reply(&rank, i, sequence, false);
-            assert_int_equal(shared->wake.bell, bell);
+            assert_int_equal(shared->wake.wakeup, wakeup);
             assert_int_equal(wakes_made(), 0);
         }
         child_asleep(pid);
-        uint32_t bell = shared->wake.bell;
+        uint32_t wakeup = shared->wake.wakeup;
         cox_gate_reply(&rank, count - 1, sequence, false);
-        assert_int_equal(shared->wake.bell, bell + 1);
+        assert_int_equal(shared->wake.wakeup, wakeup + 1);
         assert_int_equal(wakes_made(), 1);
         child_join(pid);
         /* And no answer beyond. */
         cox_gate_reply(&rank, 0, sequence, false);
-        assert_int_equal(shared->wake.bell, bell + 1);
+        assert_int_equal(shared->wake.wakeup, wakeup + 1);
         assert_int_equal(wakes_made(), 0);
     }
 }
@@ -170,24 +170,24 @@ static void the_first_failure_wakes(void **state)
 static void a_late_answer_does_not_count_for_the_next_request_of_its_frame(void **state)
 {
     (void)state;
-    uint32_t bell = shared->wake.bell;
+    uint32_t wakeup = shared->wake.wakeup;
     cox_gate_arm(&coordinator, 3, 2);
     cox_gate_reply(&rank, 0, 3, false);
     /* The other one is late; its frame is used again. */
     cox_gate_arm(&coordinator, 3 + DEPTH, 2);
     cox_gate_reply(&rank, 1, 3, false);
     cox_gate_reply(&rank, 1, 3, false);
-    assert_int_equal(shared->wake.bell, bell);
+    assert_int_equal(shared->wake.wakeup, wakeup);
     cox_gate_reply(&rank, 0, 3 + DEPTH, false);
-    assert_int_equal(shared->wake.bell, bell);
+    assert_int_equal(shared->wake.wakeup, wakeup);
     cox_gate_reply(&rank, 1, 3 + DEPTH, false);
-    assert_int_equal(shared->wake.bell, bell + 1);
+    assert_int_equal(shared->wake.wakeup, wakeup + 1);
     /* Frames beside each other have nothing to do with each other. */
     for (uint64_t s = 8; s < 8 + DEPTH; s++)
         cox_gate_arm(&coordinator, s, 1);
     for (uint64_t s = 8; s < 8 + DEPTH; s++) {
         cox_gate_reply(&rank, 0, s, false);
-        assert_int_equal(shared->wake.bell, bell + 2 + (s - 8));
+        assert_int_equal(shared->wake.wakeup, wakeup + 2 + (s - 8));
     }
 }
 
@@ -214,17 +214,18 @@ static void p10_a_hint_of_any_bits_is_gone_with_the_next_request(void **state)
 
 static void a_wake_up_after_the_ticket_is_not_slept_through(void **state)
 {
-    static const enum cox_bell bells[] = {COX_BELL_REQUEST_CONSUME, COX_BELL_RESPONSE_CONSUME};
+    static const enum cox_wakeup wakeups[] = {COX_WAKEUP_REQUEST_CONSUME,
+                                              COX_WAKEUP_RESPONSE_CONSUME};
     (void)state;
     for (size_t b = 0; b < 2; b++) {
-        uint32_t ticket = cox_gate_ticket(&rank, bells[b]);
+        uint32_t ticket = cox_gate_ticket(&rank, wakeups[b]);
         uint64_t deadline_ns = cox_deadline_after_ms(10);
-        assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, deadline_ns), COX_TIMEOUT);
+        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, deadline_ns), COX_TIMEOUT);
         assert_true(cox_now_ns() >= deadline_ns);
-        assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, 0), COX_TIMEOUT);
-        cox_gate_post(&coordinator, 0, bells[b]);
-        assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, patience()), 0);
-        assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, COX_DEADLINE_NEVER), 0);
+        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, 0), COX_TIMEOUT);
+        cox_gate_post(&coordinator, 0, wakeups[b]);
+        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, patience()), 0);
+        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, COX_DEADLINE_NEVER), 0);
     }
 }
 
@@ -234,15 +235,17 @@ static void a_wake_up_after_the_ticket_is_not_slept_through(void **state)
  * decades away. */
 static void wait_in_another_time(void *context)
 {
-    static const enum cox_bell bells[] = {COX_BELL_REQUEST_CONSUME, COX_BELL_RESPONSE_CONSUME};
+    static const enum cox_wakeup wakeups[] = {COX_WAKEUP_REQUEST_CONSUME,
+                                              COX_WAKEUP_RESPONSE_CONSUME};
     struct timespec real;
     (void)context;
     clock_gettime(CLOCK_REALTIME, &real);
     CHECK(cox_now_ns() / COX_NSEC_PER_SEC > (uint64_t)real.tv_sec);
     alarm(20);
     for (size_t b = 0; b < 2; b++) {
-        uint32_t ticket = cox_gate_ticket(&rank, bells[b]);
-        CHECK(cox_gate_wait(&rank, 0, bells[b], ticket, cox_deadline_after_ms(20)) == COX_TIMEOUT);
+        uint32_t ticket = cox_gate_ticket(&rank, wakeups[b]);
+        CHECK(cox_gate_wait(&rank, 0, wakeups[b], ticket, cox_deadline_after_ms(20)) ==
+              COX_TIMEOUT);
     }
 }
 
@@ -282,7 +285,7 @@ static void on_tick(int number)
     (void)number;
     ticks = ticks + 1;
     if (ringing_tick && ticks == ringing_tick)
-        cox_gate_post(&coordinator, 0, COX_BELL_REQUEST_CONSUME);
+        cox_gate_post(&coordinator, 0, COX_WAKEUP_REQUEST_CONSUME);
 }
 
 static void storm(suseconds_t period_us)
@@ -304,19 +307,20 @@ static void b47_a_storm_of_signals_ends_no_wait(void **state)
         coordinator.elides = rank.elides = elides;
         ticks = ringing_tick = 0;
         storm(500);
-        uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
+        uint32_t ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
         /* Longer, where a busy machine has let this process see few of them. */
         for (uint64_t ms = 100, end_ns = patience(); ticks <= 5; ms *= 2) {
             assert_true(cox_now_ns() < end_ns);
             uint64_t deadline_ns = cox_deadline_after_ms(ms);
-            assert_int_equal(cox_gate_wait(&rank, 0, COX_BELL_REQUEST_CONSUME, ticket, deadline_ns),
-                             COX_TIMEOUT);
+            assert_int_equal(
+                cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, ticket, deadline_ns),
+                COX_TIMEOUT);
             assert_true(cox_now_ns() >= deadline_ns);
         }
         for (int never = 0; never < 2; never++) {
-            ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
+            ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
             ringing_tick = ticks + 20;
-            assert_int_equal(cox_gate_wait(&rank, 0, COX_BELL_REQUEST_CONSUME, ticket,
+            assert_int_equal(cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, ticket,
                                            never ? COX_DEADLINE_NEVER : patience()),
                              0);
             assert_true(ticks >= ringing_tick);
@@ -330,18 +334,20 @@ static void b47_a_storm_of_signals_ends_no_wait(void **state)
 /* A rank makes holes where the words are, at which a call of another process fails now and then. */
 static void p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody(void **state)
 {
-    static const enum cox_bell bells[] = {COX_BELL_REQUEST_CONSUME, COX_BELL_RESPONSE_CONSUME};
+    static const enum cox_wakeup wakeups[] = {COX_WAKEUP_REQUEST_CONSUME,
+                                              COX_WAKEUP_RESPONSE_CONSUME};
     (void)state;
     for (int elides = 0; elides < 2; elides++) {
         coordinator.elides = rank.elides = elides;
         for (size_t b = 0; b < 2; b++) {
-            const uint32_t ticket = cox_gate_ticket(&rank, bells[b]);
+            const uint32_t ticket = cox_gate_ticket(&rank, wakeups[b]);
             faults = 1; /* woken, for no reason */
-            assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, COX_DEADLINE_NEVER), 0);
+            assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, COX_DEADLINE_NEVER), 0);
             assert_int_equal(faults, 0);
             faults = UINT32_MAX; /* and not for ever */
-            assert_int_equal(cox_gate_wait(&rank, 0, bells[b], ticket, cox_now_ns()), COX_TIMEOUT);
-            cox_gate_post(&coordinator, 0, bells[b]);
+            assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, cox_now_ns()),
+                             COX_TIMEOUT);
+            cox_gate_post(&coordinator, 0, wakeups[b]);
             faults = 0;
         }
         uint32_t which = 0;
@@ -368,7 +374,7 @@ static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void
     assert_int_equal(shared->ring.asleep, 1);
     shared->ring.asleep = 0;
     cox_gate_post(&coordinator, 0,
-                  COX_BELL_REQUEST_CONSUME); /* as every slice, whatever the count says */
+                  COX_WAKEUP_REQUEST_CONSUME); /* as every slice, whatever the count says */
     child_join(pid);
     assert_int_equal(shared->ring.asleep, 0);
     wakes_made();
@@ -377,7 +383,7 @@ static void p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever(void
     pid = child_start(sleep_for_request, &which);
     child_asleep(pid);
     shared->ring.asleep = UINT32_MAX;
-    cox_gate_post(&coordinator, 0, COX_BELL_REQUEST_CONSUME);
+    cox_gate_post(&coordinator, 0, COX_WAKEUP_REQUEST_CONSUME);
     child_join(pid);
     assert_int_equal(shared->ring.asleep, UINT32_MAX);
     shared->ring.asleep = 0;
@@ -394,12 +400,12 @@ static void there_is_nothing_to_take_or_to_settle(void **state)
 {
     (void)state;
     assert_true(cox_gate_shared(&coordinator));
-    for (int b = 0; b < COX_BELL_COUNT; b++) {
+    for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
         struct shared before;
-        cox_gate_post(&coordinator, 3, (enum cox_bell)b);
+        cox_gate_post(&coordinator, 3, (enum cox_wakeup)b);
         memcpy(&before, shared, sizeof before);
-        assert_false(cox_gate_take(&coordinator, 3, (enum cox_bell)b));
-        cox_gate_settle(&coordinator, 3, (enum cox_bell)b);
+        assert_false(cox_gate_take(&coordinator, 3, (enum cox_wakeup)b));
+        cox_gate_settle(&coordinator, 3, (enum cox_wakeup)b);
         assert_memory_equal(&before, shared, sizeof before);
     }
     /* Only what somebody sleeps on is worth a system call. */
@@ -408,7 +414,7 @@ static void there_is_nothing_to_take_or_to_settle(void **state)
 
 static void wait_for_a_frame(void *context)
 {
-    cox_gate_wait(context, 0, COX_BELL_REQUEST_PRODUCE, 0, 0);
+    cox_gate_wait(context, 0, COX_WAKEUP_REQUEST_PRODUCE, 0, 0);
 }
 
 static void who_sleeps_on_what_nobody_rings_is_a_programmer_error(void **state)
@@ -418,12 +424,12 @@ static void who_sleeps_on_what_nobody_rings_is_a_programmer_error(void **state)
     child_aborts(wait_for_a_frame, &coordinator);
     /* The error channel has no requests. */
     cox_gate_bind(&error, NULL, &shared->wake, DEPTH, true, false);
-    uint32_t bell = shared->wake.bell;
-    cox_gate_post(&error, 0, COX_BELL_REQUEST_CONSUME);
-    assert_int_equal(cox_gate_ticket(&error, COX_BELL_REQUEST_CONSUME), 0);
+    uint32_t wakeup = shared->wake.wakeup;
+    cox_gate_post(&error, 0, COX_WAKEUP_REQUEST_CONSUME);
+    assert_int_equal(cox_gate_ticket(&error, COX_WAKEUP_REQUEST_CONSUME), 0);
     assert_int_equal(wakes_made(), 0);
-    cox_gate_post(&error, 0, COX_BELL_RESPONSE_CONSUME);
-    assert_int_equal(shared->wake.bell, bell + 1);
+    cox_gate_post(&error, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    assert_int_equal(shared->wake.wakeup, wakeup + 1);
     cox_gate_close(&error);
 }
 
@@ -433,15 +439,15 @@ static void sleep_read_only(void *context)
 {
     (void)context;
     CHECK(mprotect(shared, sizeof *shared, PROT_READ) == 0);
-    uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
-    CHECK(cox_gate_wait(&rank, 0, COX_BELL_REQUEST_CONSUME, ticket, patience()) == 0);
+    uint32_t ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
+    CHECK(cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, ticket, patience()) == 0);
 }
 
 static void wake_read_only(void *context)
 {
     (void)context;
     CHECK(mprotect(shared, sizeof *shared, PROT_READ) == 0);
-    cox_gate_post(&rank, 0, COX_BELL_REQUEST_CONSUME);
+    cox_gate_post(&rank, 0, COX_WAKEUP_REQUEST_CONSUME);
 }
 
 static void p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write(void **state)
@@ -463,10 +469,10 @@ static void p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write(vo
 static bool await_published(uint64_t round)
 {
     for (;;) {
-        uint32_t ticket = cox_gate_ticket(&rank, COX_BELL_REQUEST_CONSUME);
+        uint32_t ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
         if (atomic_load_explicit(&shared->published, memory_order_acquire) >= round)
             return true;
-        if (cox_gate_wait(&rank, 0, COX_BELL_REQUEST_CONSUME, ticket, patience()))
+        if (cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, ticket, patience()))
             return false;
     }
 }
@@ -501,19 +507,19 @@ static void play(uint32_t count, uint64_t round_count)
         numbers[i] = i;
         pids[i] = child_start(answer_rounds, &numbers[i]);
     }
-    uint32_t bell = shared->wake.bell;
+    uint32_t wakeup = shared->wake.wakeup;
     for (uint64_t round = 1; round <= rounds; round++) {
         cox_gate_arm(&coordinator, round, count);
         atomic_store_explicit(&shared->published, round, memory_order_release);
         cox_gate_open(&coordinator, &everybody);
         for (;;) {
-            uint32_t ticket = cox_gate_ticket(&coordinator, COX_BELL_RESPONSE_CONSUME);
+            uint32_t ticket = cox_gate_ticket(&coordinator, COX_WAKEUP_RESPONSE_CONSUME);
             /* That of the last answer, and no other, ends the round. */
-            if (ticket == bell + (uint32_t)round)
+            if (ticket == wakeup + (uint32_t)round)
                 break;
-            assert_int_equal(ticket, bell + (uint32_t)round - 1);
+            assert_int_equal(ticket, wakeup + (uint32_t)round - 1);
             assert_int_equal(
-                cox_gate_wait(&coordinator, 0, COX_BELL_RESPONSE_CONSUME, ticket, patience()), 0);
+                cox_gate_wait(&coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME, ticket, patience()), 0);
         }
         assert_true(answered(count, round));
     }

@@ -28,32 +28,32 @@ static struct cox_gate created(enum cox_channel_id channel, uint32_t rank_count,
     return gate;
 }
 
-static void unlink_bells(enum cox_channel_id channel, uint32_t rank_count)
+static void unlink_wakeups(enum cox_channel_id channel, uint32_t rank_count)
 {
     char object[COX_OBJECT_NAME_SIZE];
     for (uint32_t rank = 0; rank < rank_count; rank++)
-        for (int b = 0; b < COX_BELL_COUNT; b++)
-            assert_int_equal(
-                cox_semaphore_unlink(cox_name_bell(object, GROUP, channel, (enum cox_bell)b, rank)),
-                0);
+        for (int b = 0; b < COX_WAKEUP_COUNT; b++)
+            assert_int_equal(cox_semaphore_unlink(
+                                 cox_name_wakeup(object, GROUP, channel, (enum cox_wakeup)b, rank)),
+                             0);
 }
 
 static void gone(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank_count)
 {
-    unlink_bells(channel, rank_count);
+    unlink_wakeups(channel, rank_count);
     cox_gate_close(gate);
     cox_gate_close(gate);
 }
 
 /* The count as any process sees it. */
-static int count_of(enum cox_channel_id channel, enum cox_bell bell, uint32_t rank)
+static int count_of(enum cox_channel_id channel, enum cox_wakeup wakeup, uint32_t rank)
 {
     char object[COX_OBJECT_NAME_SIZE];
     struct cox_semaphore semaphore = {0};
     int value = -1;
-    assert_int_equal(
-        cox_semaphore_attach(&semaphore, cox_name_bell(object, GROUP, channel, bell, rank), NULL),
-        0);
+    assert_int_equal(cox_semaphore_attach(
+                         &semaphore, cox_name_wakeup(object, GROUP, channel, wakeup, rank), NULL),
+                     0);
     sem_getvalue(semaphore.sem, &value);
     cox_semaphore_detach(&semaphore);
     return value;
@@ -66,12 +66,12 @@ static void produce_starts_at_depth_and_consume_at_none(void **state)
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
             enum cox_channel_id channel = (enum cox_channel_id)c;
             struct cox_gate gate = created(channel, 3, depth);
-            assert_int_equal(shm_count("sem."), 3 * COX_BELL_COUNT);
+            assert_int_equal(shm_count("sem."), 3 * COX_WAKEUP_COUNT);
             for (uint32_t rank = 0; rank < 3; rank++) {
-                assert_int_equal(count_of(channel, COX_BELL_REQUEST_PRODUCE, rank), depth);
-                assert_int_equal(count_of(channel, COX_BELL_REQUEST_CONSUME, rank), 0);
-                assert_int_equal(count_of(channel, COX_BELL_RESPONSE_PRODUCE, rank), depth);
-                assert_int_equal(count_of(channel, COX_BELL_RESPONSE_CONSUME, rank), 0);
+                assert_int_equal(count_of(channel, COX_WAKEUP_REQUEST_PRODUCE, rank), depth);
+                assert_int_equal(count_of(channel, COX_WAKEUP_REQUEST_CONSUME, rank), 0);
+                assert_int_equal(count_of(channel, COX_WAKEUP_RESPONSE_PRODUCE, rank), depth);
+                assert_int_equal(count_of(channel, COX_WAKEUP_RESPONSE_CONSUME, rank), 0);
             }
             gone(&gate, channel, 3);
         }
@@ -82,13 +82,13 @@ static void the_error_channel_has_one_pair_for_all_ranks(void **state)
     struct cox_gate gate = created(COX_CHANNEL_ERROR, 5, 4), rank4 = {0};
     (void)state;
     assert_int_equal(shm_count("sem."), 2);
-    assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_BELL_RESPONSE_PRODUCE, 0), 1);
-    assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_BELL_RESPONSE_CONSUME, 0), 0);
+    assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_PRODUCE, 0), 1);
+    assert_int_equal(count_of(COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_CONSUME, 0), 0);
     assert_int_equal(cox_gate_attach_semaphores(&rank4, GROUP, COX_CHANNEL_ERROR, 4, NULL), 0);
-    assert_true(cox_gate_take(&rank4, 0, COX_BELL_RESPONSE_PRODUCE));
-    cox_gate_post(&rank4, 0, COX_BELL_RESPONSE_CONSUME);
+    assert_true(cox_gate_take(&rank4, 0, COX_WAKEUP_RESPONSE_PRODUCE));
+    cox_gate_post(&rank4, 0, COX_WAKEUP_RESPONSE_CONSUME);
     assert_int_equal(
-        cox_gate_wait(&gate, 0, COX_BELL_RESPONSE_CONSUME, 0, cox_deadline_after_ms(10000)), 0);
+        cox_gate_wait(&gate, 0, COX_WAKEUP_RESPONSE_CONSUME, 0, cox_deadline_after_ms(10000)), 0);
     cox_gate_close(&rank4);
     gone(&gate, COX_CHANNEL_ERROR, 1);
 }
@@ -105,11 +105,12 @@ static void each_rank_attaches_its_own_four(void **state)
         cox_rank_set_add(&set, asked);
         cox_gate_open(&gate, &set);
         for (uint32_t rank = 0; rank < 4; rank++)
-            assert_int_equal(cox_gate_take(&ranks[rank], rank, COX_BELL_REQUEST_CONSUME),
+            assert_int_equal(cox_gate_take(&ranks[rank], rank, COX_WAKEUP_REQUEST_CONSUME),
                              rank == asked);
-        cox_gate_post(&ranks[asked], asked, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(&ranks[asked], asked, COX_WAKEUP_RESPONSE_CONSUME);
         for (uint32_t rank = 0; rank < 4; rank++)
-            assert_int_equal(cox_gate_take(&gate, rank, COX_BELL_RESPONSE_CONSUME), rank == asked);
+            assert_int_equal(cox_gate_take(&gate, rank, COX_WAKEUP_RESPONSE_CONSUME),
+                             rank == asked);
     }
     for (uint32_t rank = 0; rank < 4; rank++)
         cox_gate_close(&ranks[rank]);
@@ -121,9 +122,9 @@ static void attaching_says_which_semaphore_is_missing(void **state)
     struct cox_gate gate = created(COX_CHANNEL_LINK, 2, 1), rank = {0};
     char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + 32];
     (void)state;
-    for (int b = 0; b < COX_BELL_COUNT; b++) {
+    for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
         struct cox_error err = {0};
-        cox_name_bell(object, GROUP, COX_CHANNEL_LINK, (enum cox_bell)b, 1);
+        cox_name_wakeup(object, GROUP, COX_CHANNEL_LINK, (enum cox_wakeup)b, 1);
         snprintf(path, sizeof path, SHM "/sem.%s", object + 1);
         assert_int_equal(chmod(path, 0640), 0);
         assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err),
@@ -131,15 +132,15 @@ static void attaching_says_which_semaphore_is_missing(void **state)
         assert_non_null(strstr(err.text, object));
         assert_int_equal(chmod(path, 0600), 0);
     }
-    for (int b = COX_BELL_COUNT - 1; b >= 0; b--) {
+    for (int b = COX_WAKEUP_COUNT - 1; b >= 0; b--) {
         struct cox_error err = {0};
-        cox_name_bell(object, GROUP, COX_CHANNEL_LINK, (enum cox_bell)b, 1);
+        cox_name_wakeup(object, GROUP, COX_CHANNEL_LINK, (enum cox_wakeup)b, 1);
         assert_int_equal(cox_semaphore_unlink(object), 0);
         assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 1, &err),
                          COX_NOT_FOUND);
         assert_non_null(strstr(err.text, object));
     }
-    assert_null(rank.bells);
+    assert_null(rank.wakeups);
     assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_LINK, 2, NULL),
                      COX_NOT_FOUND);
     gone(&gate, COX_CHANNEL_LINK, 2);
@@ -153,16 +154,16 @@ static void a_name_in_the_way_leaves_only_itself(void **state)
     struct cox_semaphore stale = {0};
     char object[COX_OBJECT_NAME_SIZE];
     (void)state;
-    cox_name_bell(object, GROUP, COX_CHANNEL_TRANSFER, COX_BELL_RESPONSE_PRODUCE, 1);
+    cox_name_wakeup(object, GROUP, COX_CHANNEL_TRANSFER, COX_WAKEUP_RESPONSE_PRODUCE, 1);
     assert_int_equal(cox_semaphore_create(&stale, object, 5, NULL), 0);
     assert_int_equal(
         cox_gate_create_semaphores(&gate, GROUP, COX_CHANNEL_TRANSFER, &geometry, &err), COX_TAKEN);
     assert_non_null(strstr(err.text, object));
-    assert_null(gate.bells);
+    assert_null(gate.wakeups);
     assert_int_equal(shm_count("sem."), 1);
-    assert_int_equal(count_of(COX_CHANNEL_TRANSFER, COX_BELL_RESPONSE_PRODUCE, 1), 5);
+    assert_int_equal(count_of(COX_CHANNEL_TRANSFER, COX_WAKEUP_RESPONSE_PRODUCE, 1), 5);
     cox_semaphore_detach(&stale);
-    unlink_bells(COX_CHANNEL_TRANSFER, 3);
+    unlink_wakeups(COX_CHANNEL_TRANSFER, 3);
 }
 
 static void b49_a_gate_works_on_without_its_names(void **state)
@@ -170,15 +171,17 @@ static void b49_a_gate_works_on_without_its_names(void **state)
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 2, 1), rank = {0};
     (void)state;
     assert_int_equal(cox_gate_attach_semaphores(&rank, GROUP, COX_CHANNEL_EXECUTE, 1, NULL), 0);
-    unlink_bells(COX_CHANNEL_EXECUTE, 2);
+    unlink_wakeups(COX_CHANNEL_EXECUTE, 2);
     assert_int_equal(shm_count(NULL), 0);
     for (int i = 0; i < 100; i++) {
-        cox_gate_post(&gate, 1, COX_BELL_REQUEST_CONSUME);
+        cox_gate_post(&gate, 1, COX_WAKEUP_REQUEST_CONSUME);
         assert_int_equal(
-            cox_gate_wait(&rank, 1, COX_BELL_REQUEST_CONSUME, 0, cox_deadline_after_ms(10000)), 0);
-        cox_gate_post(&rank, 1, COX_BELL_RESPONSE_CONSUME);
+            cox_gate_wait(&rank, 1, COX_WAKEUP_REQUEST_CONSUME, 0, cox_deadline_after_ms(10000)),
+            0);
+        cox_gate_post(&rank, 1, COX_WAKEUP_RESPONSE_CONSUME);
         assert_int_equal(
-            cox_gate_wait(&gate, 1, COX_BELL_RESPONSE_CONSUME, 0, cox_deadline_after_ms(10000)), 0);
+            cox_gate_wait(&gate, 1, COX_WAKEUP_RESPONSE_CONSUME, 0, cox_deadline_after_ms(10000)),
+            0);
     }
     cox_gate_close(&rank);
     cox_gate_close(&gate);
@@ -189,20 +192,20 @@ static void waiting_ends_by_its_deadline(void **state)
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
     (void)state;
     uint64_t deadline = cox_deadline_after_ms(10);
-    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_CONSUME, 0, deadline), COX_TIMEOUT);
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_WAKEUP_REQUEST_CONSUME, 0, deadline), COX_TIMEOUT);
     assert_true(cox_now_ns() >= deadline);
-    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0, 0),
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_WAKEUP_REQUEST_PRODUCE, 0, 0),
                      0); /* one frame is free */
-    assert_int_equal(cox_gate_wait(&gate, 0, COX_BELL_REQUEST_PRODUCE, 0, 0), COX_TIMEOUT);
+    assert_int_equal(cox_gate_wait(&gate, 0, COX_WAKEUP_REQUEST_PRODUCE, 0, 0), COX_TIMEOUT);
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
 }
 
 /* ---- accounting ---- */
 
-static int bell_count(const struct cox_semaphore *bell)
+static int wakeup_count(const struct cox_semaphore *wakeup)
 {
     int value = -1;
-    sem_getvalue(bell->sem, &value);
+    sem_getvalue(wakeup->sem, &value);
     return value;
 }
 
@@ -210,49 +213,49 @@ static int bell_count(const struct cox_semaphore *bell)
  * post takes it later. */
 static void settling_matches_every_token_once(void **state)
 {
-    enum cox_bell b = COX_BELL_RESPONSE_CONSUME;
+    enum cox_wakeup b = COX_WAKEUP_RESPONSE_CONSUME;
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
-    struct cox_semaphore bell = {0};
+    struct cox_semaphore wakeup = {0};
     char object[COX_OBJECT_NAME_SIZE];
     (void)state;
-    assert_int_equal(
-        cox_semaphore_attach(&bell, cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL),
-        0);
+    assert_int_equal(cox_semaphore_attach(
+                         &wakeup, cox_name_wakeup(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL),
+                     0);
     /* post, wait, settle */
     cox_gate_post(&gate, 0, b);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_settle(&gate, 0, b);
-    assert_int_equal(bell_count(&bell), 0);
+    assert_int_equal(wakeup_count(&wakeup), 0);
     cox_gate_post(&gate, 0, b); /* nothing was owed: the next event's token stays */
-    assert_int_equal(bell_count(&bell), 1);
+    assert_int_equal(wakeup_count(&wakeup), 1);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_settle(&gate, 0, b);
     /* post, settle */
     cox_gate_post(&gate, 0, b);
     cox_gate_settle(&gate, 0, b);
-    assert_int_equal(bell_count(&bell), 0);
+    assert_int_equal(wakeup_count(&wakeup), 0);
     /* settle, post, and the debt is paid with the next event */
     cox_gate_settle(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
     cox_gate_settle(&gate, 0, b);
-    assert_int_equal(bell_count(&bell), 0);
+    assert_int_equal(wakeup_count(&wakeup), 0);
     /* settle, post, wait: the wake-up was spurious and is counted */
     cox_gate_settle(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_post(&gate, 0, b);
     cox_gate_settle(&gate, 0, b);
-    assert_int_equal(bell_count(&bell), 0);
+    assert_int_equal(wakeup_count(&wakeup), 0);
     /* two events, one sleep */
     cox_gate_post(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_settle(&gate, 0, b);
-    assert_int_equal(bell_count(&bell), 1);
+    assert_int_equal(wakeup_count(&wakeup), 1);
     cox_gate_settle(&gate, 0, b);
-    assert_int_equal(bell_count(&bell), 0);
-    cox_semaphore_detach(&bell);
+    assert_int_equal(wakeup_count(&wakeup), 0);
+    cox_semaphore_detach(&wakeup);
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
 }
 
@@ -261,15 +264,16 @@ static void settling_matches_every_token_once(void **state)
  * are posted and not settled, and who is owed nothing finds a token for the next event. */
 static void counts_do_not_drift_over_any_interleaving(void **state)
 {
-    enum cox_bell b = COX_BELL_RESPONSE_CONSUME;
+    enum cox_wakeup b = COX_WAKEUP_RESPONSE_CONSUME;
     char object[COX_OBJECT_NAME_SIZE];
     (void)state;
     for (uint64_t seed = 1; seed <= 8; seed++) {
         struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 1, 1);
-        struct cox_semaphore bell = {0};
-        assert_int_equal(cox_semaphore_attach(
-                             &bell, cox_name_bell(object, GROUP, COX_CHANNEL_EXECUTE, b, 0), NULL),
-                         0);
+        struct cox_semaphore wakeup = {0};
+        assert_int_equal(
+            cox_semaphore_attach(&wakeup, cox_name_wakeup(object, GROUP, COX_CHANNEL_EXECUTE, b, 0),
+                                 NULL),
+            0);
         uint64_t random = seed * 0x9e3779b97f4a7c15u, happened = 0, posted = 0, settled = 0;
         const uint64_t bias = seed % 4; /* which of the three comes more often */
         while (settled < 100000) {
@@ -283,26 +287,26 @@ static void counts_do_not_drift_over_any_interleaving(void **state)
             } else if (what == 2 && settled < happened) {
                 settled++;
                 cox_gate_settle(&gate, 0, b);
-                int left = bell_count(&bell);
+                int left = wakeup_count(&wakeup);
                 assert_true(left == 0 || (posted > settled && (uint64_t)left <= posted - settled));
             } else if (what == 3) {
-                bool there = bell_count(&bell) > 0;
+                bool there = wakeup_count(&wakeup) > 0;
                 if (!there &&
                     dice % 1024 >= 16) /* an empty wait costs a system call and changes nothing */
                     continue;
                 assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), there ? 0 : COX_TIMEOUT);
             }
-            assert_true(bell_count(&bell) <= 16);
+            assert_true(wakeup_count(&wakeup) <= 16);
         }
         happened++; /* one more, so that debts of the last are paid */
         for (; posted < happened; posted++)
             cox_gate_post(&gate, 0, b);
         for (; settled < happened; settled++)
             cox_gate_settle(&gate, 0, b);
-        assert_int_equal(bell_count(&bell), 0);
+        assert_int_equal(wakeup_count(&wakeup), 0);
         cox_gate_post(&gate, 0, b);
         assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
-        cox_semaphore_detach(&bell);
+        cox_semaphore_detach(&wakeup);
         gone(&gate, COX_CHANNEL_EXECUTE, 1);
     }
 }
@@ -318,8 +322,8 @@ static void *play_rank(void *context)
     struct duet *duet = context;
     for (uint64_t i = 0; i < duet->rounds; i++) {
         atomic_fetch_add_explicit(&duet->events, 1, memory_order_release);
-        cox_gate_post(&duet->rank, 0, COX_BELL_RESPONSE_CONSUME);
-        if (await_token(&duet->rank, 0, COX_BELL_REQUEST_CONSUME))
+        cox_gate_post(&duet->rank, 0, COX_WAKEUP_RESPONSE_CONSUME);
+        if (await_token(&duet->rank, 0, COX_WAKEUP_REQUEST_CONSUME))
             return (void *)1;
     }
     return NULL;
@@ -338,17 +342,17 @@ static void no_wake_up_is_lost_between_state_and_sleep(void **state)
     assert_int_equal(pthread_create(&thread, NULL, play_rank, &duet), 0);
     while (seen < duet.rounds) {
         if (atomic_load_explicit(&duet.events, memory_order_acquire) == seen) {
-            assert_int_equal(await_token(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME), 0);
+            assert_int_equal(await_token(&duet.coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME), 0);
             continue;
         }
         seen++;
-        cox_gate_settle(&duet.coordinator, 0, COX_BELL_RESPONSE_CONSUME);
-        cox_gate_post(&duet.coordinator, 0, COX_BELL_REQUEST_CONSUME);
+        cox_gate_settle(&duet.coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME);
+        cox_gate_post(&duet.coordinator, 0, COX_WAKEUP_REQUEST_CONSUME);
     }
     pthread_join(thread, &result);
     assert_null(result);
-    assert_true(count_of(COX_CHANNEL_EXECUTE, COX_BELL_RESPONSE_CONSUME, 0) <= 1);
-    assert_int_equal(count_of(COX_CHANNEL_EXECUTE, COX_BELL_REQUEST_CONSUME, 0), 0);
+    assert_true(count_of(COX_CHANNEL_EXECUTE, COX_WAKEUP_RESPONSE_CONSUME, 0) <= 1);
+    assert_int_equal(count_of(COX_CHANNEL_EXECUTE, COX_WAKEUP_REQUEST_CONSUME, 0), 0);
     cox_gate_close(&duet.rank);
     gone(&duet.coordinator, COX_CHANNEL_EXECUTE, 1);
 }
@@ -356,10 +360,10 @@ static void no_wake_up_is_lost_between_state_and_sleep(void **state)
 static void post_to_a_stranger(void *context)
 {
     struct cox_gate *gate = context;
-    cox_gate_post(gate, 2, COX_BELL_REQUEST_CONSUME);
+    cox_gate_post(gate, 2, COX_WAKEUP_REQUEST_CONSUME);
 }
 
-static void a_rank_without_bells_is_a_programmer_error(void **state)
+static void a_rank_without_wakeups_is_a_programmer_error(void **state)
 {
     struct cox_gate gate = created(COX_CHANNEL_EXECUTE, 2, 1);
     (void)state;
@@ -381,7 +385,7 @@ int main(void)
         LEAK_TEST(settling_matches_every_token_once),
         LEAK_TEST(counts_do_not_drift_over_any_interleaving),
         LEAK_TEST(no_wake_up_is_lost_between_state_and_sleep),
-        LEAK_TEST(a_rank_without_bells_is_a_programmer_error),
+        LEAK_TEST(a_rank_without_wakeups_is_a_programmer_error),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -277,7 +277,7 @@ static void names_are_the_contract_s(void **state)
         {"/4242_7_recover_command_request", "/4242_7_recover_command_response"},
         {NULL, "/4242_7_execute_error_response"},
     };
-    static const char *const bells[COX_TWO_WAY_COUNT][COX_BELL_COUNT] = {
+    static const char *const wakeups[COX_TWO_WAY_COUNT][COX_WAKEUP_COUNT] = {
         {"/4242_7_execute_request_produce_0", "/4242_7_execute_request_consume_0",
          "/4242_7_execute_response_produce_0", "/4242_7_execute_response_consume_0"},
         {"/4242_7_shared_sync_link_request_produce_0", "/4242_7_shared_sync_link_request_consume_0",
@@ -298,18 +298,18 @@ static void names_are_the_contract_s(void **state)
             assert_string_equal(cox_name_request(buffer, "4242_7", channel), regions[c][0]);
         assert_ptr_equal(cox_name_response(buffer, "4242_7", channel), buffer);
         assert_string_equal(buffer, regions[c][1]);
-        for (int b = 0; c < COX_TWO_WAY_COUNT && b < COX_BELL_COUNT; b++)
-            assert_string_equal(cox_name_bell(buffer, "4242_7", channel, (enum cox_bell)b, 0),
-                                bells[c][b]);
+        for (int b = 0; c < COX_TWO_WAY_COUNT && b < COX_WAKEUP_COUNT; b++)
+            assert_string_equal(cox_name_wakeup(buffer, "4242_7", channel, (enum cox_wakeup)b, 0),
+                                wakeups[c][b]);
     }
     assert_string_equal(
-        cox_name_bell(buffer, "4242_7", COX_CHANNEL_EXECUTE, COX_BELL_REQUEST_CONSUME, 127),
+        cox_name_wakeup(buffer, "4242_7", COX_CHANNEL_EXECUTE, COX_WAKEUP_REQUEST_CONSUME, 127),
         "/4242_7_execute_request_consume_127");
     assert_string_equal(
-        cox_name_bell(buffer, "4242_7", COX_CHANNEL_ERROR, COX_BELL_RESPONSE_PRODUCE, 0),
+        cox_name_wakeup(buffer, "4242_7", COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_PRODUCE, 0),
         "/4242_7_execute_error_response_produce_0");
     assert_string_equal(
-        cox_name_bell(buffer, "4242_7", COX_CHANNEL_ERROR, COX_BELL_RESPONSE_CONSUME, 0),
+        cox_name_wakeup(buffer, "4242_7", COX_CHANNEL_ERROR, COX_WAKEUP_RESPONSE_CONSUME, 0),
         "/4242_7_execute_error_response_consume_0");
 }
 
@@ -349,8 +349,8 @@ static void the_longest_name_fits_everywhere(void **state)
     name[sizeof name - 1] = '\0';
     assert_int_equal(cox_name_check(name, NULL), 0);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
-        for (int b = 0; b < COX_BELL_COUNT; b++) {
-            cox_name_bell(buffer, name, (enum cox_channel_id)c, (enum cox_bell)b, 127);
+        for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
+            cox_name_wakeup(buffer, name, (enum cox_channel_id)c, (enum cox_wakeup)b, 127);
             assert_true(strlen(buffer) + 3 <= NAME_MAX); /* "sem." for the slash */
             assert_string_equal(buffer + strlen(buffer) - 4, "_127");
         }

@@ -29,7 +29,7 @@ static void group_create(struct group *group, uint32_t depth)
     if (cox_control_create(&group->control, GROUP, &geometry, &err) ||
         cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
         fail_msg("%s", err.text);
-    group->channel.gate.rooms = true; /* what is waited with here */
+    group->channel.gate.credits = true; /* what is waited with here */
     for (uint32_t rank = 0; rank < 4; rank++) {
         struct cox_layout_rank_line *line =
             cox_state_line(&group->control, rank, COX_CHANNEL_EXECUTE);
@@ -293,18 +293,18 @@ static void answer_as_rank_1(void *context)
     CHECK(cox_control_attach(&group.control, GROUP, NULL) == 0);
     CHECK(cox_channel_attach(&group.channel, GROUP, &group.control, COX_CHANNEL_EXECUTE, 1, NULL) ==
           0);
-    group.channel.gate.rooms = true;
+    group.channel.gate.credits = true;
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         /* a free slot each */
-        CHECK(await_token(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE) == 0);
+        CHECK(await_token(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE) == 0);
         reply_with(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
         cox_state_set_done(line, s);
-        cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME);
     }
     /* The next one it writes, and dies. */
     size_t capacity;
-    CHECK(await_token(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE) == 0);
+    CHECK(await_token(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE) == 0);
     uint8_t *slot = cox_reply_slot(&group.channel, 1, REPLIES + 1, false, &capacity);
     memset(slot, 0xdd, capacity);
     kill(getpid(), SIGKILL);
@@ -319,10 +319,10 @@ static void replies_of_another_process_arrive_until_it_dies(void **state)
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         while (cox_state_done(line) < s)
-            assert_int_equal(await_token(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME), 0);
+            assert_int_equal(await_token(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME), 0);
         must_hold(&group, 1, s, s * 131 % CAPACITY, s % 7 == 0);
-        cox_gate_settle(&group.channel.gate, 1, COX_BELL_RESPONSE_CONSUME);
-        cox_gate_post(&group.channel.gate, 1, COX_BELL_RESPONSE_PRODUCE);
+        cox_gate_settle(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_CONSUME);
+        cox_gate_post(&group.channel.gate, 1, COX_WAKEUP_RESPONSE_PRODUCE);
     }
     assert_int_equal(child_status(pid) & 0x7f, SIGKILL);
     assert_true(cox_state_done(line) == REPLIES);

@@ -28,7 +28,7 @@ static void group_create(struct group *group, uint32_t depth)
     if (cox_control_create(&group->control, GROUP, &geometry, &err) ||
         cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, &err))
         fail_msg("%s", err.text);
-    group->channel.gate.rooms = true; /* what is waited with here */
+    group->channel.gate.credits = true; /* what is waited with here */
 }
 
 static void group_gone(struct group *group)
@@ -46,7 +46,7 @@ static void group_attach(struct group *group, uint32_t rank)
     CHECK(cox_control_attach(&group->control, GROUP, NULL) == 0);
     CHECK(cox_channel_attach(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, rank,
                              NULL) == 0);
-    group->channel.gate.rooms = true;
+    group->channel.gate.credits = true;
 }
 
 static struct cox_rank_set only(uint32_t rank)
@@ -236,8 +236,8 @@ static void serve_rank_1(void *context)
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (cox_state_published(shared) < s)
-            CHECK(await_token(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME) == 0);
-        cox_gate_settle(&group.channel.gate, 1, COX_BELL_REQUEST_CONSUME);
+            CHECK(await_token(&group.channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME) == 0);
+        cox_gate_settle(&group.channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME);
         struct cox_request request;
         int r = cox_request_read(&group.channel, s, 1, &request);
         CHECK(r == (s % 3 ? 0 : COX_EMPTY));
@@ -247,7 +247,7 @@ static void serve_rank_1(void *context)
             served++;
         }
         cox_state_set_returned(line, s);
-        cox_gate_post(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE);
+        cox_gate_post(&group.channel.gate, 1, COX_WAKEUP_REQUEST_PRODUCE);
     }
     CHECK(served == REQUESTS - REQUESTS / 3);
 }
@@ -261,15 +261,15 @@ static void a_rank_in_another_process_reads_them_all(void **state)
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (s > 3 && cox_state_returned(line) < s - 3)
-            assert_int_equal(await_token(&group.channel.gate, 1, COX_BELL_REQUEST_PRODUCE), 0);
-        struct cox_rank_set asked = only(2), rung = only(1);
+            assert_int_equal(await_token(&group.channel.gate, 1, COX_WAKEUP_REQUEST_PRODUCE), 0);
+        struct cox_rank_set asked = only(2), woken = only(1);
         if (s % 3)
             cox_rank_set_add(&asked, 1);
         if (s % 2)
             cox_rank_set_add(&asked, 0);
         write_payload(&group.channel, s, length_of(s));
         cox_request_publish(&group.channel, s, type_of(s), length_of(s), &asked);
-        cox_gate_open(&group.channel.gate, &rung);
+        cox_gate_open(&group.channel.gate, &woken);
     }
     child_join(pid);
     group_gone(&group);

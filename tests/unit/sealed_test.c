@@ -809,7 +809,7 @@ static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
         const struct cox_layout_wake_channel *wake =
             cox_sealed_wake(&sealed, (enum cox_channel_id)c);
-        lines[count++] = (uintptr_t)&wake->bell;
+        lines[count++] = (uintptr_t)&wake->wakeup;
         lines[count++] = (uintptr_t)&wake->ring;
         for (int h = 0; h < COX_DEPTH_MAX; h++)
             lines[count++] = (uintptr_t)&wake->hints[h];

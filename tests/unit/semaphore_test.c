@@ -150,14 +150,14 @@ static void b48_the_calendar_does_not_matter(void **state)
 #endif
 
 static volatile sig_atomic_t ticks;
-static struct cox_semaphore *rung; /* posted by the handler at its 20th call */
+static struct cox_semaphore *woken; /* posted by the handler at its 20th call */
 
 static void on_tick(int number)
 {
     (void)number;
     ticks = ticks + 1;
-    if (rung && ticks == 20)
-        cox_semaphore_post(rung);
+    if (woken && ticks == 20)
+        cox_semaphore_post(woken);
 }
 
 static void storm(suseconds_t period_us)
@@ -183,11 +183,11 @@ static void b47_a_storm_of_signals_ends_no_wait(void **state)
     assert_true(ticks > 5);
     for (int never = 0; never < 2; never++) {
         ticks = 0;
-        rung = &own;
+        woken = &own;
         assert_int_equal(
             cox_semaphore_wait(&own, never ? COX_DEADLINE_NEVER : cox_deadline_after_ms(60000)), 0);
         assert_true(ticks >= 20);
-        rung = NULL;
+        woken = NULL;
     }
     storm(0);
     assert_int_equal(sigaction(SIGALRM, &before, NULL), 0);

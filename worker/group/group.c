@@ -160,9 +160,9 @@ struct cox_group *cox_group_leave(struct cox_group *group)
         /* relaxed: this thread formed them. */
         uint32_t count = atomic_load_explicit(&base->subgroup_count, memory_order_relaxed);
         for (uint32_t i = 0; i < count; i++) {
-            struct cox_group_layout_bell *bell = cox_group_bell(base->subgroups[i]);
-            if (bell)
-                cox_group_ring(bell);
+            struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(base->subgroups[i]);
+            if (wakeup)
+                cox_group_wake(wakeup);
         }
     }
     whole_free((struct group_whole *)group);
@@ -203,9 +203,9 @@ static void part_align(struct cox_group *group, uint64_t epoch)
     atomic_store_explicit(&part->arrived, word, memory_order_seq_cst);
     (void)atomic_load_explicit(&part->arrived, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_GROUP_ALIGNED);
-    struct cox_group_layout_bell *bell = cox_group_bell(group);
-    if (bell)
-        cox_group_ring(bell);
+    struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(group);
+    if (wakeup)
+        cox_group_wake(wakeup);
 }
 
 int cox_group_align(struct cox_group *group, uint64_t epoch)
@@ -308,8 +308,8 @@ static void subgroup_say(struct cox_group *subgroup)
     atomic_store_explicit(&part->members_hash, subgroup->members_hash, memory_order_relaxed);
     atomic_store_explicit(&part->name_hash, subgroup->name_hash, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_FORMED);
-    /* Who waits for its bell sleeps there. */
-    cox_group_ring(subgroup->base->bell);
+    /* Who waits for its wakeup sleeps there. */
+    cox_group_wake(subgroup->base->wakeup);
 }
 
 static struct cox_group *subgroup_new(const struct cox_group *group, const char *name,

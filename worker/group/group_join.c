@@ -85,12 +85,12 @@ static int name_fill(const struct cox_group_base *base, struct cox_group_name *n
     r = cox_region_reserve(fd, size, name->path, err);
     if (r)
         return r;
-    const struct cox_group_layout_bell bell = {.made = {.magic = COX_GROUP_MAGIC,
-                                                        .life = base->life,
-                                                        .rank_count = base->rank_count,
-                                                        .value_size = base->value_size,
-                                                        .rank = base->rank}};
-    if (write(fd, &bell, sizeof bell) != (ssize_t)sizeof bell)
+    const struct cox_group_layout_wakeup wakeup = {.made = {.magic = COX_GROUP_MAGIC,
+                                                            .life = base->life,
+                                                            .rank_count = base->rank_count,
+                                                            .value_size = base->value_size,
+                                                            .rank = base->rank}};
+    if (write(fd, &wakeup, sizeof wakeup) != (ssize_t)sizeof wakeup)
         return cox_fail(err, -errno, "%s: %s", name->path, cox_status_text(-errno));
     struct stat st;
     if (fstat(fd, &st) < 0)
@@ -131,8 +131,8 @@ static int name_make(struct cox_group_base *base, struct cox_group_name *name,
 static int name_sweep(const struct cox_group_name *name, struct cox_error *err)
 {
     uint64_t magic = 0;
-    if (pread(name->fd, &magic, sizeof magic, offsetof(struct cox_group_layout, bell.made.magic)) <
-        0)
+    if (pread(name->fd, &magic, sizeof magic,
+              offsetof(struct cox_group_layout, wakeup.made.magic)) < 0)
         return cox_fail(err, -errno, "%s: %s", name->path, cox_status_text(-errno));
     if (magic != COX_GROUP_MAGIC)
         return cox_fail(err, COX_DENIED, "%s is in the way: a file that is none of ours",
@@ -210,7 +210,7 @@ static void identity_say(struct cox_group_base *base, enum cox_group_state state
 void cox_group_say(struct cox_group_base *base, enum cox_group_state state)
 {
     identity_say(base, state);
-    cox_group_ring(base->bell);
+    cox_group_wake(base->wakeup);
 }
 
 /* Does the process that the word names live? False also when that cannot be told. */
@@ -332,9 +332,9 @@ static void memory_place(struct cox_group_base *base)
 {
     uint8_t *bytes = base->region.base;
     base->layout = base->region.base;
-    base->bell = &base->layout->bell;
-    base->bells =
-        (struct cox_group_layout_bell *)(void *)(bytes + cox_group_bells_offset(base->rank_count));
+    base->wakeup = &base->layout->wakeup;
+    base->wakeups = (struct cox_group_layout_wakeup *)(void *)(bytes + cox_group_wakeups_offset(
+                                                                           base->rank_count));
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
         base->ranks[rank] = &base->layout->ranks[rank];
     for (uint32_t rank = 0; rank < base->rank_count; rank++)
@@ -392,7 +392,7 @@ static int memory_read_made(const struct cox_group_base *base, const struct cox_
     if (present < sizeof(struct cox_group_layout) + sizeof(struct cox_group_layout_rank))
         return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, expected %" PRIu64, name->path,
                         present, size);
-    const struct cox_group_layout_made made = base->layout->bell.made;
+    const struct cox_group_layout_made made = base->layout->wakeup.made;
     if (made.magic != COX_GROUP_MAGIC)
         return present == size
                    ? cox_fail(err, COX_DENIED, "%s is in the way: a file that is none of ours",
@@ -663,7 +663,7 @@ int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *
     cox_group_say(base, COX_GROUP_JOINED);
     for (uint64_t look_ns = cox_now_ns() + COX_GROUP_SLICE_NS;;) {
         struct meeting meeting;
-        uint32_t seen = cox_group_listen(base->bell);
+        uint32_t seen = cox_group_listen(base->wakeup);
         int r = meeting_look(base, &meeting, err);
         if (r || !meeting.any_missing)
             return r;
@@ -683,7 +683,7 @@ int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *
             return cox_fail(err, COX_TIMEOUT, "%s did not join",
                             cox_group_list(&meeting.missing, list, sizeof list));
         }
-        r = cox_group_sleep(base->bell, seen, cox_deadline_min(look_ns, options->deadline_ns));
+        r = cox_group_sleep(base->wakeup, seen, cox_deadline_min(look_ns, options->deadline_ns));
         if (r)
             return cox_fail(err, r, "waiting for the others: %s", cox_status_text(r));
     }

@@ -1,16 +1,16 @@
 /*
  * group_layout: the shared memory of a rank group. Private to the library.
  *
- * All zero is the start. Lines of 128 bytes; each but the bells is written by one rank alone. The
+ * All zero is the start. Lines of 128 bytes; each but the wakeups is written by one rank alone. The
  * named form, one region under a name or at an fd, which every rank may write: for processes that
  * trust each other.
  *
- *   offset 0     bell of the group   anybody: hints
+ *   offset 0     wakeup of the group   anybody: hints
  *          128   ranks[0]            rank 0: identity line, a line for the group and for each of
  *                its
  *                                    subgroups
  *          128 + 1280 * r            rank r
- *          ...                       bells of subgroups, 8 for each rank that is the first member
+ *          ...                       wakeups of subgroups, 8 for each rank that is the first member
  *                                    of some: anybody: hints
  *          ...   (to a page)
  *          values[0]                 rank 0: two slots of value_size, rounded up to a line, then
@@ -19,7 +19,7 @@
  *
  * The sealed form: ranks[r] and values[r] are an object each, `cox_group` and `cox_payload_group`,
  * of which rank r has the only mapping that can be written, and all other ranks one for reading.
- * The bells, that of the group first, are in the wake memory (channel/shm/layout.h), where
+ * The wakeups, that of the group first, are in the wake memory (channel/shm/layout.h), where
  * everybody writes: several processes must sleep on one futex. The worst that anybody does there is
  * a wait that takes a slice of 50 ms more, or wake-ups for nothing, which cost processor time. A
  * rank has the same memory in every life of the group, and sets its words back to zero before it
@@ -59,7 +59,7 @@ struct cox_group_layout_made {
 };
 
 /* Hints: whatever stands here, a waiter looks at the ranks' own words every 50 ms. */
-struct cox_group_layout_bell {
+struct cox_group_layout_wakeup {
     /* the futex: {another value at every ring:31, somebody sleeps:1} */
     _Atomic uint32_t ring;
     /* rings that are about something else than that all have arrived */
@@ -128,7 +128,7 @@ struct cox_group_layout_rank {
 };
 
 struct cox_group_layout {
-    struct cox_group_layout_bell bell;
+    struct cox_group_layout_wakeup wakeup;
     /* rank_count of them */
     struct cox_group_layout_rank ranks[];
 };
@@ -136,16 +136,16 @@ struct cox_group_layout {
 #define COX_GROUP_AT(type, member, offset)                                                         \
     _Static_assert(offsetof(struct type, member) == (offset), #type "." #member " moved")
 
-COX_GROUP_AT(cox_group_layout_bell, ring, 0);
-COX_GROUP_AT(cox_group_layout_bell, news, 4);
-COX_GROUP_AT(cox_group_layout_bell, counted, 8);
-COX_GROUP_AT(cox_group_layout_bell, made, 16);
+COX_GROUP_AT(cox_group_layout_wakeup, ring, 0);
+COX_GROUP_AT(cox_group_layout_wakeup, news, 4);
+COX_GROUP_AT(cox_group_layout_wakeup, counted, 8);
+COX_GROUP_AT(cox_group_layout_wakeup, made, 16);
 COX_GROUP_AT(cox_group_layout_made, magic, 0);
 COX_GROUP_AT(cox_group_layout_made, life, 8);
 COX_GROUP_AT(cox_group_layout_made, rank_count, 16);
 COX_GROUP_AT(cox_group_layout_made, value_size, 20);
 COX_GROUP_AT(cox_group_layout_made, rank, 24);
-_Static_assert(sizeof(struct cox_group_layout_bell) == COX_GROUP_LINE_SIZE, "bell line size");
+_Static_assert(sizeof(struct cox_group_layout_wakeup) == COX_GROUP_LINE_SIZE, "wakeup line size");
 COX_GROUP_AT(cox_group_layout_identity, holder, 0);
 COX_GROUP_AT(cox_group_layout_identity, life, 8);
 COX_GROUP_AT(cox_group_layout_identity, said_count, 16);
@@ -225,21 +225,23 @@ static inline uint64_t cox_group_round_up(uint64_t size, uint64_t unit)
     return (size + unit - 1) / unit * unit;
 }
 
-/* The bells of subgroups in the named form; in the sealed one they are behind that of the group. */
-static inline uint64_t cox_group_bells_offset(uint32_t rank_count)
+/* The wakeups of subgroups in the named form; in the sealed one they are behind that of the group.
+ */
+static inline uint64_t cox_group_wakeups_offset(uint32_t rank_count)
 {
     return sizeof(struct cox_group_layout) +
            (uint64_t)rank_count * sizeof(struct cox_group_layout_rank);
 }
 
-static inline uint64_t cox_group_bells_size(uint32_t rank_count)
+static inline uint64_t cox_group_wakeups_size(uint32_t rank_count)
 {
-    return (uint64_t)rank_count * COX_SUBGROUP_COUNT_MAX * sizeof(struct cox_group_layout_bell);
+    return (uint64_t)rank_count * COX_SUBGROUP_COUNT_MAX * sizeof(struct cox_group_layout_wakeup);
 }
 
 static inline uint64_t cox_group_values_offset(uint32_t rank_count)
 {
-    return cox_group_round_up(cox_group_bells_offset(rank_count) + cox_group_bells_size(rank_count),
+    return cox_group_round_up(cox_group_wakeups_offset(rank_count) +
+                                  cox_group_wakeups_size(rank_count),
                               COX_GROUP_PAGE_SIZE);
 }
 

@@ -44,7 +44,7 @@ struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_
         return NULL;
     COX_ASSERT(sealed->group[WORDS].size >= sizeof(struct cox_group_layout_rank) &&
                sealed->group_hints.size >=
-                   sizeof(struct cox_group_layout_bell) + cox_group_bells_size(rank_count));
+                   sizeof(struct cox_group_layout_wakeup) + cox_group_wakeups_size(rank_count));
     /* relaxed: nobody else has it yet. */
     atomic_store_explicit(&memory->users, 1, memory_order_relaxed);
     memory->rank = rank;
@@ -199,8 +199,8 @@ int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_grou
         base->values[rank] = regions[VALUES].base;
         base->told_pids[rank] = sealed->ranks[rank].pid;
     }
-    base->bell = memory->hints.base;
-    base->bells = base->bell + 1;
+    base->wakeup = memory->hints.base;
+    base->wakeups = base->wakeup + 1;
     /* relaxed: who has it gives it on. */
     atomic_fetch_add_explicit(&memory->users, 1, memory_order_relaxed);
     base->memory = memory;

@@ -44,11 +44,11 @@ struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_
                                               uint32_t rank_count);
 struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory); /* NULL-safe */
 
-/* Fills in memory, ranks, values, bell and bells of base, with a reference, and sets the words of
- * this rank to zero, for the life of base. Returns 0; COX_STATE: the group of before is to be left
- * first; COX_TAKEN: this process was in that life, or in a later one, already; COX_INVALID: the
- * options do not fit this memory; COX_DENIED, COX_CORRUPT: a rank's memory is not as it should be,
- * err says whose; what cox_handle_open returns. */
+/* Fills in memory, ranks, values, wakeup and wakeups of base, with a reference, and sets the words
+ * of this rank to zero, for the life of base. Returns 0; COX_STATE: the group of before is to be
+ * left first; COX_TAKEN: this process was in that life, or in a later one, already; COX_INVALID:
+ * the options do not fit this memory; COX_DENIED, COX_CORRUPT: a rank's memory is not as it should
+ * be, err says whose; what cox_handle_open returns. */
 int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_group_base *base,
                           struct cox_error *err);
 /* This group writes no more. Idempotent. */

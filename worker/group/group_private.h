@@ -46,7 +46,7 @@ struct cox_group_base {
     struct cox_group_layout_rank *ranks[COX_RANK_COUNT_MAX];
     uint8_t *values[COX_RANK_COUNT_MAX];
     /* of the group; of subgroups, 8 a rank */
-    struct cox_group_layout_bell *bell, *bells;
+    struct cox_group_layout_wakeup *wakeup, *wakeups;
     uint32_t rank;
     uint32_t rank_count;
     uint32_t value_size;
@@ -97,7 +97,7 @@ struct cox_group {
     uint64_t said_what;
     /* of the thread that operates here; another one may do so in a subgroup */
     struct cox_spinner spinner;
-    /* of the bell, before a look for trouble that found none */
+    /* of the wakeup, before a look for trouble that found none */
     uint32_t news;
     bool news_known;
     /* cox_group_given_up of the last epoch that was; any thread raises it */
@@ -195,14 +195,16 @@ static inline int32_t cox_group_said_rank(const struct cox_group_base *base, uin
     return rank < base->rank_count && said == cox_group_said_dead(rank) ? (int32_t)rank : -1;
 }
 
-/* Lets everybody who sleeps at this bell look again, at all that there is. */
-void cox_group_ring(struct cox_group_layout_bell *bell);
-/* What the bell is at. Before a look: what is stored, and then rung for, after it ends a sleep. */
-uint32_t cox_group_listen(struct cox_group_layout_bell *bell);
-/* Sleeps until the bell is rung after `seen` was listened to, or until_ns. Returns 0 or -errno. */
-int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t until_ns);
-/* The bell of the group or subgroup; NULL: its first member has not formed it yet. */
-struct cox_group_layout_bell *cox_group_bell(struct cox_group *group);
+/* Lets everybody who sleeps at this wakeup look again, at all that there is. */
+void cox_group_wake(struct cox_group_layout_wakeup *wakeup);
+/* What the wakeup is at. Before a look: what is stored, and then woken for, after it ends a sleep.
+ */
+uint32_t cox_group_listen(struct cox_group_layout_wakeup *wakeup);
+/* Sleeps until the wakeup is woken after `seen` was listened to, or until_ns. Returns 0 or -errno.
+ */
+int cox_group_sleep(struct cox_group_layout_wakeup *wakeup, uint32_t seen, uint64_t until_ns);
+/* The wakeup of the group or subgroup; NULL: its first member has not formed it yet. */
+struct cox_group_layout_wakeup *cox_group_wakeup(struct cox_group *group);
 /* All that this rank says in the group or subgroup, once more. */
 void cox_group_say_again(struct cox_group *group);
 /* The present epoch is over for this rank: says so, and rings. Any thread. Or (for_good, on the

@@ -1,6 +1,6 @@
 /*
  * One round: a rank stores what it is at, then that it has arrived, and waits until every member's
- * word says the same. The words are the shared state; a bell, with a count of those who arrived,
+ * word says the same. The words are the shared state; a wakeup, with a count of those who arrived,
  * only says when to look.
  *
  * Why a value slot is free again two rounds later. A rank arrives at round i + 1 only after it has
@@ -45,7 +45,7 @@
  * makes no difference to this round.
  *
  * Who has been counted, and is not the last, sleeps without a look at the others: the last one
- * rings. Whatever else may end a round is rung for as `news`, which a waiter reads before it
+ * rings. Whatever else may end a round is woken for as `news`, which a waiter reads before it
  * sleeps; if there are any it looks at the words of all. News are done with when a look at them has
  * found nothing, not when the round is complete: who has given up may have arrived at this round,
  * and not at the next one.
@@ -69,49 +69,49 @@
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 
-/* ---- bells ---- */
+/* ---- wakeups ---- */
 
-static void bell_ring(struct cox_group_layout_bell *bell)
+static void wakeup_post(struct cox_group_layout_wakeup *wakeup)
 {
-    uint32_t seen = atomic_load_explicit(&bell->ring, memory_order_relaxed), next;
+    uint32_t seen = atomic_load_explicit(&wakeup->ring, memory_order_relaxed), next;
     /* Whoever sleeps has marked the word itself, so that no order between two words decides who is
      * woken: the mark came before this change, or the sleeper finds another value. A mark of one
      * that was killed costs a wake. release: what was stored before is seen by who sees this;
      * partner is the load before a look. */
     do
         next = (seen & ~COX_GROUP_RING_SLEEPS) + COX_GROUP_RING_STEP;
-    while (!atomic_compare_exchange_weak_explicit(&bell->ring, &seen, next, memory_order_release,
+    while (!atomic_compare_exchange_weak_explicit(&wakeup->ring, &seen, next, memory_order_release,
                                                   memory_order_relaxed));
     cox_fault_point(COX_FAULT_GROUP_RINGS);
     if (seen & COX_GROUP_RING_SLEEPS)
-        cox_futex_wake(&bell->ring);
-    cox_fault_point(COX_FAULT_GROUP_RUNG);
+        cox_futex_wake(&wakeup->ring);
+    cox_fault_point(COX_FAULT_GROUP_WOKEN);
 }
 
-void cox_group_ring(struct cox_group_layout_bell *bell)
+void cox_group_wake(struct cox_group_layout_wakeup *wakeup)
 {
     /* release: what it is about; partner is the acquire in round_wait. Before the ring: whoever
      * hears that sees this. */
-    atomic_fetch_add_explicit(&bell->news, 1, memory_order_release);
-    bell_ring(bell);
+    atomic_fetch_add_explicit(&wakeup->news, 1, memory_order_release);
+    wakeup_post(wakeup);
 }
 
-uint32_t cox_group_listen(struct cox_group_layout_bell *bell)
+uint32_t cox_group_listen(struct cox_group_layout_wakeup *wakeup)
 {
-    /* acquire: partner is the release in bell_ring. */
-    return atomic_load_explicit(&bell->ring, memory_order_acquire) & ~COX_GROUP_RING_SLEEPS;
+    /* acquire: partner is the release in wakeup_post. */
+    return atomic_load_explicit(&wakeup->ring, memory_order_acquire) & ~COX_GROUP_RING_SLEEPS;
 }
 
-int cox_group_sleep(struct cox_group_layout_bell *bell, uint32_t seen, uint64_t until_ns)
+int cox_group_sleep(struct cox_group_layout_wakeup *wakeup, uint32_t seen, uint64_t until_ns)
 {
     uint32_t ring = seen;
     /* relaxed, both: the kernel compares the word once more. Marked already: by another sleeper. */
-    if (!atomic_compare_exchange_strong_explicit(&bell->ring, &ring, seen | COX_GROUP_RING_SLEEPS,
+    if (!atomic_compare_exchange_strong_explicit(&wakeup->ring, &ring, seen | COX_GROUP_RING_SLEEPS,
                                                  memory_order_relaxed, memory_order_relaxed) &&
         ring != (seen | COX_GROUP_RING_SLEEPS))
         return 0;
     cox_fault_point(COX_FAULT_GROUP_SLEEPS);
-    int r = cox_futex_wait(&bell->ring, seen | COX_GROUP_RING_SLEEPS, until_ns);
+    int r = cox_futex_wait(&wakeup->ring, seen | COX_GROUP_RING_SLEEPS, until_ns);
     return r == COX_TIMEOUT ? 0 : r;
 }
 
@@ -143,13 +143,13 @@ static uint32_t member_slot(struct cox_group *group, uint32_t place, bool *ret_o
     return 0;
 }
 
-struct cox_group_layout_bell *cox_group_bell(struct cox_group *group)
+struct cox_group_layout_wakeup *cox_group_wakeup(struct cox_group *group)
 {
     bool other;
     if (group->slot == 0)
-        return group->base->bell;
+        return group->base->wakeup;
     uint32_t slot = member_slot(group, 0, &other);
-    return slot ? &group->base->bells[group->ranks[0] * COX_SUBGROUP_COUNT_MAX + slot - 1] : NULL;
+    return slot ? &group->base->wakeups[group->ranks[0] * COX_SUBGROUP_COUNT_MAX + slot - 1] : NULL;
 }
 
 /* The count is of a round that comes after the one of `tag`. */
@@ -163,13 +163,13 @@ static bool count_is_later(uint64_t seen, uint64_t tag)
 /* True: ring. Everybody has been counted, this rank as the last; or others are counted in a later
  * round already, having seen this rank arrive before it was counted: their count stays, and who
  * sleeps in this round, which is complete, is woken. */
-static bool bell_count(struct cox_group_layout_bell *bell, uint64_t life, uint64_t word,
-                       uint32_t count)
+static bool wakeup_count(struct cox_group_layout_wakeup *wakeup, uint64_t life, uint64_t word,
+                         uint32_t count)
 {
     /* The upper bits of life and epoch do not matter for a hint. */
     uint64_t tag = life << 56 | (word << 8 & (UINT64_MAX >> 8));
     /* relaxed: the exchange below is what counts. */
-    uint64_t seen = atomic_load_explicit(&bell->counted, memory_order_relaxed), next;
+    uint64_t seen = atomic_load_explicit(&wakeup->counted, memory_order_relaxed), next;
     do {
         if (seen && count_is_later(seen, tag))
             return true;
@@ -177,8 +177,8 @@ static bool bell_count(struct cox_group_layout_bell *bell, uint64_t life, uint64
     }
     /* acq_rel: the last one sees the arrivals of those who counted before it, and rings after they
      * have read `ring`; partner is this exchange. */
-    while (!atomic_compare_exchange_weak_explicit(&bell->counted, &seen, next, memory_order_acq_rel,
-                                                  memory_order_relaxed));
+    while (!atomic_compare_exchange_weak_explicit(&wakeup->counted, &seen, next,
+                                                  memory_order_acq_rel, memory_order_relaxed));
     cox_fault_point(COX_FAULT_GROUP_COUNTED);
     return (next & 0xff) == count;
 }
@@ -269,12 +269,12 @@ void cox_group_give_up(struct cox_group *group, bool for_good)
                                                   memory_order_relaxed))
         ;
     part_say_gone(group);
-    struct cox_group_layout_bell *bell = cox_group_bell(group);
-    if (bell)
-        cox_group_ring(bell);
+    struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(group);
+    if (wakeup)
+        cox_group_wake(wakeup);
     /* Who waits for the first member to form the subgroup sleeps there. */
     if (group->slot)
-        cox_group_ring(group->base->bell);
+        cox_group_wake(group->base->wakeup);
 }
 
 bool cox_group_is_over(const struct cox_group *group)
@@ -650,15 +650,15 @@ static int fail_timeout(struct cox_group *group, const struct cox_rank_set *miss
 
 /* ---- the round ---- */
 
-struct bell_look {
-    struct cox_group_layout_bell *bell;
+struct wakeup_read {
+    struct cox_group_layout_wakeup *wakeup;
     uint32_t seen;
 };
 
-static bool bell_moved(const void *context)
+static bool wakeup_moved(const void *context)
 {
-    const struct bell_look *look = context;
-    return cox_group_listen(look->bell) != look->seen;
+    const struct wakeup_read *look = context;
+    return cox_group_listen(look->wakeup) != look->seen;
 }
 
 static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_error *err)
@@ -667,16 +667,16 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
     struct cox_rank_set missing;
     bool counted = group->count == 1;
     for (;;) {
-        struct cox_group_layout_bell *bell = cox_group_bell(group), *door = bell;
+        struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(group), *door = wakeup;
         bool early =
-            false; /* by the count: who comes last will ring, there is nothing to see yet */
-        if (!bell) /* its first member rings there when it forms the subgroup */
-            door = group->base->bell;
+            false;   /* by the count: who comes last will ring, there is nothing to see yet */
+        if (!wakeup) /* its first member rings there when it forms the subgroup */
+            door = group->base->wakeup;
         uint32_t seen = cox_group_listen(door);
-        if (!counted && bell) {
+        if (!counted && wakeup) {
             counted = true;
-            if (bell_count(bell, group->base->life, word, group->count))
-                bell_ring(bell);
+            if (wakeup_count(wakeup, group->base->life, word, group->count))
+                wakeup_post(wakeup);
             else
                 early = true;
         }
@@ -688,11 +688,11 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             say_ns = now + COX_GROUP_SLICE_NS;
         }
         bool late = now >= deadline_ns, due = late || now >= look_ns;
-        /* acquire: partner is the release in cox_group_ring. Read before the words that it may be
+        /* acquire: partner is the release in cox_group_wake. Read before the words that it may be
          * about. */
         uint32_t news = atomic_load_explicit(&door->news, memory_order_acquire);
         int r = 0;
-        if (due || !bell || news != group->news || !group->news_known) {
+        if (due || !wakeup || news != group->news || !group->news_known) {
             struct cox_error why = {0};
             if (early && !round_missing(group, &missing))
                 return 0;
@@ -707,7 +707,7 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             /* Only now: of what ends the epoch the next round wants to hear as well, if this one is
              * complete. */
             group->news = news;
-            group->news_known = bell != NULL;
+            group->news_known = wakeup != NULL;
         }
         if (late)
             return fail_timeout(group, &missing, err);
@@ -717,9 +717,9 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             say_ns = now + COX_GROUP_SLICE_NS;
             cox_group_say_again(group);
         }
-        /* Who looks has not marked the bell: it is rung for without a system call. */
-        const struct bell_look look = {door, seen};
-        if (cox_spin_until(&group->spinner, bell_moved, &look,
+        /* Who looks has not marked the wakeup: it is woken for without a system call. */
+        const struct wakeup_read look = {door, seen};
+        if (cox_spin_until(&group->spinner, wakeup_moved, &look,
                            cox_deadline_min(look_ns, deadline_ns)))
             continue;
         r = cox_group_sleep(door, seen, cox_deadline_min(look_ns, deadline_ns));

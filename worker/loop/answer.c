@@ -14,7 +14,7 @@
 COX_HOT void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence)
 {
     cox_channel_thread_set_returned(thread, sequence);
-    cox_gate_post(&thread->channel.gate, thread->worker->options.rank, COX_BELL_REQUEST_PRODUCE);
+    cox_gate_post(&thread->channel.gate, thread->worker->options.rank, COX_WAKEUP_REQUEST_PRODUCE);
 }
 
 COX_HOT void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence,
@@ -30,7 +30,7 @@ void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequenc
     cox_channel_thread_set_done(thread, sequence);
     if (post)
         cox_gate_post(&thread->channel.gate, thread->worker->options.rank,
-                      COX_BELL_RESPONSE_CONSUME);
+                      COX_WAKEUP_RESPONSE_CONSUME);
 }
 
 /* A legacy coordinator may send the next request before it has read the answer to the last one. */
@@ -39,8 +39,8 @@ static bool thread_await_slot(struct cox_channel_thread *thread)
     struct cox_worker *worker = thread->worker;
     int r;
     do
-        r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_RESPONSE_PRODUCE, 0,
-                          cox_deadline_after_ms(SLICE_MS));
+        r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_RESPONSE_PRODUCE,
+                          0, cox_deadline_after_ms(SLICE_MS));
     while ((r == COX_TIMEOUT || r == COX_EMPTY) &&
            !atomic_load_explicit(&worker->stopping, memory_order_acquire));
     return r == 0;
@@ -53,7 +53,8 @@ COX_HOT uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint
         return NULL;
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
-    cox_gate_settle(&thread->channel.gate, thread->worker->options.rank, COX_BELL_RESPONSE_PRODUCE);
+    cox_gate_settle(&thread->channel.gate, thread->worker->options.rank,
+                    COX_WAKEUP_RESPONSE_PRODUCE);
     cox_state_set_rank(thread->line, COX_RANK_REPLYING, sequence, thread->stamp_ns);
     return cox_reply_slot(&thread->channel, thread->worker->options.rank, sequence, whole,
                           ret_capacity);
@@ -175,7 +176,7 @@ COX_HOT void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64
             cox_channel_thread_send(thread, sequence, length, false, false);
     }
     /* Where the rank has no answer of its own, the report is all there is: then it is about no
-     * request. Where all ranks share a bell, the failed answer itself has rung it. */
+     * request. Where all ranks share a wakeup, the failed answer itself has posted it. */
     if (failed && (silent || !cox_gate_shared(&thread->channel.gate)))
         cox_worker_tell(worker, silent ? -1 : (int)thread->channel.id, sequence,
                         response->error_text ? response->error_text : "",

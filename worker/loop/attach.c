@@ -312,6 +312,6 @@ void cox_worker_announce(struct cox_worker *worker)
                                 worker->options.generation);
     if (!worker->control.geometry.legacy)
         cox_gate_post(&worker->threads[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
-                      COX_BELL_RESPONSE_CONSUME);
+                      COX_WAKEUP_RESPONSE_CONSUME);
     cox_fault_point(COX_FAULT_ATTACHED);
 }

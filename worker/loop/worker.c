@@ -32,7 +32,7 @@
 
 /* ---- one channel thread ---- */
 
-/* A rank that is not asked passes the frame without touching a bell. */
+/* A rank that is not asked passes the frame without touching a wakeup. */
 static void thread_pass(struct cox_channel_thread *thread, uint64_t sequence)
 {
     cox_channel_thread_set_taken(thread, sequence);
@@ -76,10 +76,10 @@ COX_HOT static bool thread_await(struct cox_channel_thread *thread, uint64_t *ne
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, thread->channel.id);
     uint32_t depth = worker->control.geometry.depth;
-    bool rung = false;
+    bool woken = false;
     for (;;) {
         /* Before the looks: what comes after them is not slept through. */
-        uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_BELL_REQUEST_CONSUME);
+        uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
         if (thread_leaving(thread))
             return false;
         cox_channel_thread_release_blocks(thread);
@@ -99,21 +99,21 @@ COX_HOT static bool thread_await(struct cox_channel_thread *thread, uint64_t *ne
         }
         if (published >= *next)
             return true;
-        if (rung)
+        if (woken)
             thread_repeat(thread);
         /* What is said there, not what is believed of it: who looks for another number sleeps. */
         const struct thread_look look = {thread, shared, said};
-        if (!rung && cox_spin_until(&thread->spinner, thread_has_news, &look, COX_DEADLINE_NEVER))
+        if (!woken && cox_spin_until(&thread->spinner, thread_has_news, &look, COX_DEADLINE_NEVER))
             continue;
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
-        int r = cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME,
-                              ticket, COX_DEADLINE_NEVER);
+        int r = cox_gate_wait(&thread->channel.gate, worker->options.rank,
+                              COX_WAKEUP_REQUEST_CONSUME, ticket, COX_DEADLINE_NEVER);
         if (r < 0) {
             thread->failed = r;
             return false;
         }
-        rung = true;
+        woken = true;
         /* Without a control region the token is the news, unless it is the one that stop rings
          * with. */
         if (r == 0 && worker->is_legacy_shim && !thread_leaving(thread))
@@ -128,10 +128,10 @@ static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next)
     const struct cox_worker *worker = thread->worker;
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, thread->channel.id);
-    uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_BELL_REQUEST_CONSUME);
+    uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
     if (!cox_state_frame_behind(shared, worker->control.geometry.depth, next))
         return false;
-    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_BELL_REQUEST_CONSUME, ticket,
+    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_REQUEST_CONSUME, ticket,
                   COX_DEADLINE_NEVER);
     return true;
 }
@@ -154,7 +154,7 @@ COX_HOT static void *thread_main(void *argument)
             thread_pass(thread, next++);
         if (r == COX_EMPTY)
             continue;
-        cox_gate_settle(gate, rank, COX_BELL_REQUEST_CONSUME);
+        cox_gate_settle(gate, rank, COX_WAKEUP_REQUEST_CONSUME);
         /* Again for every request: an answer from another life is refused. */
         cox_state_set_life(thread->line, worker->control.epoch, worker->options.generation);
         cox_channel_thread_set_taken(thread, next);
@@ -259,7 +259,7 @@ static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
         return cox_sealed_await_heard(&worker->control, worker->options.rank,
                                       worker->report_count + 1, deadline_ns);
     int r =
-        cox_gate_wait(&worker->error_channel.gate, 0, COX_BELL_RESPONSE_PRODUCE, 0, deadline_ns);
+        cox_gate_wait(&worker->error_channel.gate, 0, COX_WAKEUP_RESPONSE_PRODUCE, 0, deadline_ns);
     return r == COX_EMPTY ? COX_TIMEOUT : r; /* another one has the token */
 }
 
@@ -268,12 +268,12 @@ static void worker_post_report(struct cox_worker *worker, bool written)
 {
     struct cox_gate *gate = &worker->error_channel.gate;
     if (!worker->control.geometry.sealed) {
-        cox_gate_post(gate, 0, written ? COX_BELL_RESPONSE_CONSUME : COX_BELL_RESPONSE_PRODUCE);
+        cox_gate_post(gate, 0, written ? COX_WAKEUP_RESPONSE_CONSUME : COX_WAKEUP_RESPONSE_PRODUCE);
     } else if (written) {
         cox_state_set_done(
             cox_state_line(&worker->control, worker->options.rank, COX_CHANNEL_ERROR),
             ++worker->report_count);
-        cox_gate_post(gate, worker->options.rank, COX_BELL_RESPONSE_CONSUME);
+        cox_gate_post(gate, worker->options.rank, COX_WAKEUP_RESPONSE_CONSUME);
     }
 }
 
@@ -297,7 +297,7 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
         /* Another rank can have made the coordinator sleep through the last one. */
         if (r == COX_TIMEOUT && worker->control.geometry.sealed)
             cox_gate_post(&worker->error_channel.gate, worker->options.rank,
-                          COX_BELL_RESPONSE_CONSUME);
+                          COX_WAKEUP_RESPONSE_CONSUME);
     } while (r == COX_TIMEOUT && cox_now_ns() < deadline_ns);
     if (r == 0) {
         cox_state_set_rank(line, COX_RANK_REPLYING, sequence, cox_now_ns());
@@ -569,11 +569,11 @@ void cox_worker_stop(struct cox_worker *worker)
     errno = saved;
 }
 
-static void worker_ring_threads(struct cox_worker *worker)
+static void worker_wake_threads(struct cox_worker *worker)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_gate_wake(&worker->threads[c].channel.gate, worker->options.rank,
-                      COX_BELL_REQUEST_CONSUME);
+                      COX_WAKEUP_REQUEST_CONSUME);
 }
 
 /* Waits until all channel threads have ended; watches the coordinator where the guard does not, and
@@ -609,7 +609,7 @@ static int worker_watch(struct cox_worker *worker)
         (void)got;
         bool stopping = atomic_load_explicit(&worker->stopping, memory_order_acquire);
         if (stopping && (!ringing || again))
-            worker_ring_threads(worker);
+            worker_wake_threads(worker);
         ringing = stopping;
     }
     return orphaned ? COX_PEER_DEAD : failed;
