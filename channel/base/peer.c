@@ -78,7 +78,7 @@ int cox_peer_thread_count(pid_t pid, uint64_t *ret_count)
 }
 
 /* Returns 0: it lives; COX_PEER_DEAD; -errno. */
-static int peer_look(int pidfd)
+static int peer_check(int pidfd)
 {
     struct pollfd p = {.fd = pidfd, .events = POLLIN};
     int r;
@@ -100,7 +100,7 @@ int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
     if (r == 0)
         r = cox_peer_start_time(pid, &seen);
     /* A dead one that /proc hides is no secret. */
-    if (r < 0 && peer_look(pidfd) == COX_PEER_DEAD)
+    if (r < 0 && peer_check(pidfd) == COX_PEER_DEAD)
         return COX_PEER_DEAD;
     if (r)
         return r;
@@ -108,7 +108,7 @@ int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
         return COX_PEER_DEAD;
     /* The pidfd was opened first: while it is not readable, what /proc said was about the same
      * process. */
-    r = peer_look(pidfd);
+    r = peer_check(pidfd);
     if (r)
         return r;
     *ret_peer = (struct cox_peer){.pid = pid, .start = seen, .pidfd = cox_steal_fd(&pidfd)};
@@ -122,7 +122,7 @@ void cox_peer_close(struct cox_peer *peer)
 
 bool cox_peer_alive(const struct cox_peer *peer)
 {
-    return peer->pidfd >= 0 && peer_look(peer->pidfd) != COX_PEER_DEAD;
+    return peer->pidfd >= 0 && peer_check(peer->pidfd) != COX_PEER_DEAD;
 }
 
 bool cox_peer_stopped(pid_t pid)
@@ -150,7 +150,7 @@ static int peer_is_killed(pid_t pid, bool *ret_killed)
     return 0;
 }
 
-int cox_peer_look_exiting(pid_t pid, bool *ret_exiting)
+int cox_peer_check_exiting(pid_t pid, bool *ret_exiting)
 {
     char text[1024];
     const char *field;
@@ -171,7 +171,7 @@ int cox_peer_look_exiting(pid_t pid, bool *ret_exiting)
 bool cox_peer_exiting(pid_t pid)
 {
     bool exiting = false;
-    return cox_peer_look_exiting(pid, &exiting) == COX_PEER_DEAD || exiting;
+    return cox_peer_check_exiting(pid, &exiting) == COX_PEER_DEAD || exiting;
 }
 
 int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns)

@@ -47,7 +47,7 @@ bool cox_peer_stopped(pid_t pid);
 
 /* Whether the process is on its way out, as below. Returns 0; COX_PEER_DEAD: there is none;
  * COX_CORRUPT; -errno. */
-int cox_peer_look_exiting(pid_t pid, bool *ret_exiting);
+int cox_peer_check_exiting(pid_t pid, bool *ret_exiting);
 /* True when /proc says that the process is on its way out, or was killed and will be, before its
  * pidfd says so: its files are closed by then or about to be, so that others may have noticed.
  * False also when it cannot be told. */

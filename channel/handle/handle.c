@@ -250,7 +250,7 @@ int cox_handle_fail_dead(const struct cox_handle_info *info, struct cox_error *e
                     info->pid, info->start);
 }
 
-int cox_handle_look_exporter(const struct cox_handle_info *info)
+int cox_handle_check_exporter(const struct cox_handle_info *info)
 {
     uint64_t start;
     bool exiting = false;
@@ -258,7 +258,7 @@ int cox_handle_look_exporter(const struct cox_handle_info *info)
     if (r == 0 && start != info->start)
         return COX_PEER_DEAD;
     if (r == 0)
-        r = cox_peer_look_exiting((pid_t)info->pid, &exiting);
+        r = cox_peer_check_exiting((pid_t)info->pid, &exiting);
     return r == 0 && exiting ? COX_PEER_DEAD : r;
 }
 
@@ -340,7 +340,7 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
     char text[512];
     _cox_cleanup_(cox_close_fd) int fd = -1;
     /* Without pidfds nobody has looked yet. */
-    int r = cox_handle_look_exporter(info);
+    int r = cox_handle_check_exporter(info);
     if (r == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
     if (r && !cox_handle_way_closed(r))
@@ -358,7 +358,7 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
         return cox_fail(err, r, "the door %s: %s", door_path,
                         door.text[0] ? door.text : cox_status_text(r));
     /* It may have died since, which is why the door has nothing of it. */
-    if (cox_handle_look_exporter(info) == COX_PEER_DEAD)
+    if (cox_handle_check_exporter(info) == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
     snprintf(text, sizeof text, "the door %.160s does not help: %.300s", door_path,
              door.text[0] ? door.text : cox_status_text(r));

@@ -60,7 +60,7 @@ static inline bool cox_handle_way_closed(int r)
 int cox_handle_fail_dead(const struct cox_handle_info *info, struct cox_error *err);
 /* Whether the exporter lives, as /proc tells. Returns 0: it does; COX_PEER_DEAD; COX_CORRUPT;
  * -errno: that cannot be told (-EACCES, -EPERM: /proc hides it). */
-int cox_handle_look_exporter(const struct cox_handle_info *info);
+int cox_handle_check_exporter(const struct cox_handle_info *info);
 /* The exporter. Returns 0; COX_PEER_DEAD; -errno. */
 int cox_handle_open_exporter(const struct cox_handle_info *info, struct cox_peer *ret_peer,
                              struct cox_error *err);

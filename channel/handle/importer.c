@@ -239,7 +239,7 @@ static int exporter_check(struct cox_importer *importer, const struct cox_handle
     _cox_cleanup_(cox_close_fd) int fd = -1;
     int r = peer_take(importer, info, &lookout, err);
     if (cox_handle_way_closed(r)) {
-        int look = cox_handle_look_exporter(info);
+        int look = cox_handle_check_exporter(info);
         if (look == COX_PEER_DEAD)
             return cox_handle_fail_dead(info, err);
         return look == 0 ? 0

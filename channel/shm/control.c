@@ -163,7 +163,7 @@ static int control_locked(const char *name, const struct cox_control *old, int e
     int r = cox_peer_open((pid_t)header->coordinator_pid, header->coordinator_start, &coordinator);
     bool ending = false;
     if (r == 0)
-        r = cox_peer_look_exiting(coordinator.pid, &ending);
+        r = cox_peer_check_exiting(coordinator.pid, &ending);
     cox_peer_close(&coordinator);
     if (r < 0 || r == COX_CORRUPT)
         return cox_fail(err, r,

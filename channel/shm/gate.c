@@ -196,24 +196,24 @@ COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox
 /* asleep: says whether anybody sleeps on the word; NULL: not known. */
 COX_HOT static void word_wake(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
 {
-    /* seq_cst: what it is woken for before the word; partner: the acquire in cox_gate_ticket.
-     * Before the wake-up: who looked before that does not fall asleep. And before the look at
-     * `asleep`: who says so after that finds, in the kernel's look at the word, that it has moved.
-     * Partner: word_sleep. */
+    /* seq_cst: what it is woken for before the word; partner: the acquire in
+     * cox_gate_wake_sequence. Before the wake-up: who looked before that does not fall asleep. And
+     * before the look at `asleep`: who says so after that finds, in the kernel's look at the word,
+     * that it has moved. Partner: word_sleep. */
     atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_GATE_WOKEN);
     if (!asleep || atomic_load_explicit(asleep, memory_order_seq_cst) != 0)
         cox_futex_wake(word);
 }
 
-COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep, uint32_t ticket,
-                              uint64_t deadline_ns)
+COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep,
+                              uint32_t wake_sequence, uint64_t deadline_ns)
 {
     if (!asleep)
-        return cox_futex_wait(word, ticket, deadline_ns);
+        return cox_futex_wait(word, wake_sequence, deadline_ns);
     /* seq_cst: see word_wake. A count, since many may sleep; whoever dies here stays in it. */
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
-    const int r = cox_futex_wait(word, ticket, deadline_ns);
+    const int r = cox_futex_wait(word, wake_sequence, deadline_ns);
     /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile.
      * Counted too short, for good, nobody would ever be woken by the first ring. And who finds it
      * below has seen another one that puts right no more than it took itself. */
@@ -271,7 +271,7 @@ COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t seque
         word_wake(&gate->wake->wakeup, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
 }
 
-COX_HOT uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_wakeup wakeup)
+COX_HOT uint32_t cox_gate_wake_sequence(const struct cox_gate *gate, enum cox_wakeup wakeup)
 {
     const _Atomic uint32_t *word = cox_gate_shared(gate) ? gate_word(gate, wakeup) : NULL;
     /* acquire: partner is word_wake. */
@@ -316,7 +316,7 @@ void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 }
 
 COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup which,
-                          uint32_t ticket, uint64_t deadline_ns)
+                          uint32_t wake_sequence, uint64_t deadline_ns)
 {
     cox_fault_point(COX_FAULT_WAIT);
     if (cox_gate_shared(gate)) {
@@ -325,7 +325,7 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup 
         _Atomic uint32_t *asleep = which == COX_WAKEUP_RESPONSE_CONSUME
                                        ? &gate->wake->coordinator_sleeps
                                        : &gate->ring->asleep;
-        return word_sleep(word, gate->elides ? asleep : NULL, ticket, deadline_ns);
+        return word_sleep(word, gate->elides ? asleep : NULL, wake_sequence, deadline_ns);
     }
     struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, which);
     int r = cox_semaphore_wait(&wakeup->semaphore, deadline_ns);
@@ -349,7 +349,7 @@ COX_HOT bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_wakeup
     return taken;
 }
 
-COX_HOT void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_wakeup which)
+COX_HOT void cox_gate_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wakeup which)
 {
     if (cox_gate_shared(gate) || gate_is_silent(gate, which))
         return;

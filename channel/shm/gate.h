@@ -20,8 +20,8 @@
  * sequence, so that a late answer never counts for a later request; a wrong one costs a slice at
  * most.
  *
- * Whoever is about to sleep first asks for a ticket, then looks at the shared, then waits with the
- * ticket: a wake-up in between is not slept through.
+ * Whoever is about to sleep first asks for a wake sequence, then looks at the shared, then waits
+ * with the wake sequence: a wake-up in between is not slept through.
  *
  * Threads: post and wake from any; settle and take of one wakeup from one thread at a time (a lock
  *   of the caller's will do), wait from one thread, which may overlap a settle.
@@ -98,16 +98,16 @@ void cox_gate_post(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
  * semaphores, too, the sleepers wake up whatever is said of who sleeps. */
 void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
 /* For wait; to be asked for before the check of the shared state. */
-uint32_t cox_gate_ticket(const struct cox_gate *gate, enum cox_wakeup wakeup);
+uint32_t cox_gate_wake_sequence(const struct cox_gate *gate, enum cox_wakeup wakeup);
 /* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_EMPTY:
  * woken, and the token is somebody else's, or was written over; COX_TIMEOUT; -errno: there can be
  * no wait here. */
-int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup, uint32_t ticket,
-                  uint64_t deadline_ns);
+int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup,
+                  uint32_t wake_sequence, uint64_t deadline_ns);
 /* True: a token was there and was taken. */
 bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
 /* The state words showed the event of one token: match it, now or as soon as it is posted. */
-void cox_gate_settle(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
+void cox_gate_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
 /* The four of one rank, whose process is dead, at their starting values, but the same: for legacy
  * ranks, which know them by their names. Nobody sleeps on them. */
 void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth);

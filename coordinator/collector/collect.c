@@ -12,7 +12,7 @@
 #include "report.h"
 
 /* More tokens than this in one place were not posted by workers that keep to the protocol. */
-#define STRAY_COUNT_MAX 1024
+#define DRAINED_COUNT_MAX 1024
 
 COX_HOT static bool entry_is_consumed(const struct cox_entry *entry)
 {
@@ -137,11 +137,11 @@ COX_HOT void cox_collector_advance(struct cox_collector *collector)
                             collector->ended);
 }
 
-void cox_collector_forget_stray(struct cox_collector *collector, uint32_t rank)
+void cox_collector_drain_tokens(struct cox_collector *collector, uint32_t rank)
 {
     collector->ranks[rank].legacy_free = false;
-    for (uint32_t i = 0; i < STRAY_COUNT_MAX && cox_gate_take(&collector->channel->gate, rank,
-                                                              COX_WAKEUP_RESPONSE_CONSUME);
+    for (uint32_t i = 0; i < DRAINED_COUNT_MAX && cox_gate_take(&collector->channel->gate, rank,
+                                                                COX_WAKEUP_RESPONSE_CONSUME);
          i++)
         collector_count_token(collector, rank);
 }
@@ -164,7 +164,7 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     /* Before the entry is the new one: what lies there is counted for the old one. */
     for (uint32_t rank = 0; collector->legacy && rank < collector->rank_count; rank++)
         if (cox_rank_set_has(&entry->asked, rank))
-            cox_collector_forget_stray(collector, rank);
+            cox_collector_drain_tokens(collector, rank);
     *slot = *entry;
     slot->causes = collector->claim_causes;
     slot->published_ns = cox_now_ns();
@@ -285,38 +285,39 @@ void cox_collector_wake(struct cox_collector *collector)
     pthread_mutex_unlock(&collector->lock);
 }
 
-COX_HOT struct cox_look cox_collector_look(const struct cox_collector *collector)
+COX_HOT struct cox_wait_snapshot cox_collector_snapshot(const struct cox_collector *collector)
 {
-    return (struct cox_look){
+    return (struct cox_wait_snapshot){
         .causes = atomic_load(&collector->causes),
-        .ticket = cox_gate_ticket(&collector->channel->gate, COX_WAKEUP_RESPONSE_CONSUME),
+        .wake_sequence =
+            cox_gate_wake_sequence(&collector->channel->gate, COX_WAKEUP_RESPONSE_CONSUME),
     };
 }
 
-struct collector_gaze {
+struct collector_spin_state {
     const struct cox_collector *collector;
     /* NULL: the wakeup of all ranks */
     const struct cox_layout_rank_line *line;
     uint64_t sequence;
-    const struct cox_look *before;
+    const struct cox_wait_snapshot *before;
 };
 
 COX_HOT static bool collector_has_answer(const void *context)
 {
-    const struct collector_gaze *gaze = context;
-    const struct cox_collector *collector = gaze->collector;
-    const bool woken = gaze->line
-                           ? cox_state_done(gaze->line) >= gaze->sequence
-                           : cox_gate_ticket(&collector->channel->gate,
-                                             COX_WAKEUP_RESPONSE_CONSUME) != gaze->before->ticket;
-    return woken || atomic_load(&collector->causes) != gaze->before->causes;
+    const struct collector_spin_state *spin = context;
+    const struct cox_collector *collector = spin->collector;
+    const bool woken = spin->line ? cox_state_done(spin->line) >= spin->sequence
+                                  : cox_gate_wake_sequence(&collector->channel->gate,
+                                                           COX_WAKEUP_RESPONSE_CONSUME) !=
+                                        spin->before->wake_sequence;
+    return woken || atomic_load(&collector->causes) != spin->before->causes;
 }
 
 COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
-                                 const struct cox_look *before, uint64_t deadline_ns)
+                                 const struct cox_wait_snapshot *before, uint64_t deadline_ns)
 {
     const struct cox_channel *channel = collector->channel;
-    const struct collector_gaze gaze = {
+    const struct collector_spin_state spin = {
         .collector = collector,
         .line = cox_gate_shared(&channel->gate) || collector->legacy
                     ? NULL
@@ -327,7 +328,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     collector->sleep_rank = (int)rank;
     collector->sleep_ns = deadline_ns;
     pthread_mutex_unlock(&collector->lock);
-    if (cox_spin_until(&collector->spinner, collector_has_answer, &gaze, deadline_ns)) {
+    if (cox_spin_until(&collector->spinner, collector_has_answer, &spin, deadline_ns)) {
         pthread_mutex_lock(&collector->lock);
         collector->stats.counts.looks = collector->spinner.found;
         collector->sleep_rank = -1;
@@ -337,7 +338,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     atomic_store(&collector->sleeping, rank + 1); /* seq_cst: see cox_collector_wake */
     if (atomic_load(&collector->causes) == before->causes)
         r = cox_gate_wait(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME,
-                          before->ticket, deadline_ns);
+                          before->wake_sequence, deadline_ns);
     /* relaxed: seen late, it is one token too many. */
     atomic_store_explicit(&collector->sleeping, 0, memory_order_relaxed);
     pthread_mutex_lock(&collector->lock);
@@ -362,32 +363,32 @@ static void collector_await_blocks(struct cox_collector *collector)
         pthread_cond_timedwait(&collector->work, &collector->lock, &until);
 }
 
-struct idle_gaze {
+struct idle_spin_state {
     const struct cox_collector *collector;
     uint64_t published;
 };
 
 static bool collector_has_work(const void *context)
 {
-    const struct idle_gaze *gaze = context;
-    return atomic_load_explicit(&gaze->collector->news, memory_order_relaxed) != gaze->published ||
-           atomic_load_explicit(&gaze->collector->stopping, memory_order_relaxed);
+    const struct idle_spin_state *spin = context;
+    return atomic_load_explicit(&spin->collector->news, memory_order_relaxed) != spin->published ||
+           atomic_load_explicit(&spin->collector->stopping, memory_order_relaxed);
 }
 
 /* True: something was published while it looked. lock is held on entry and on return. */
-static bool collector_looks(struct cox_collector *collector)
+static bool collector_spins(struct cox_collector *collector)
 {
-    const struct idle_gaze gaze = {collector, collector->published};
+    const struct idle_spin_state spin = {collector, collector->published};
     /* Before the first request the spinner is of who waits for the ranks to attach
      * (cox_collector_sleep). */
     if (collector->spinner.budget_ns == 0 || collector->published == 0)
         return false;
     pthread_mutex_unlock(&collector->lock);
     const bool found =
-        cox_spin_until(&collector->spinner, collector_has_work, &gaze, COX_DEADLINE_NEVER);
+        cox_spin_until(&collector->spinner, collector_has_work, &spin, COX_DEADLINE_NEVER);
     pthread_mutex_lock(&collector->lock);
     collector->stats.counts.looks = collector->spinner.found;
-    return found || collector->published != gaze.published ||
+    return found || collector->published != spin.published ||
            atomic_load_explicit(&collector->stopping, memory_order_acquire);
 }
 
@@ -397,7 +398,7 @@ void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns)
      * if the caller has none. */
     if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0) {
         collector_await_blocks(collector);
-    } else if (!collector_looks(collector)) {
+    } else if (!collector_spins(collector)) {
         const struct timespec until = cox_deadline_timespec(deadline_ns);
         if (deadline_ns == COX_DEADLINE_NEVER)
             pthread_cond_wait(&collector->work, &collector->lock);

@@ -104,9 +104,9 @@ struct cox_entry {
 };
 
 /* What there was to be seen before a look: whatever comes after it ends the sleep. */
-struct cox_look {
+struct cox_wait_snapshot {
     uint32_t causes;
-    uint32_t ticket;
+    uint32_t wake_sequence;
 };
 
 /* What this channel alone knows of a legacy rank. */
@@ -156,11 +156,11 @@ struct cox_collector {
      * comes first in each slice, and never for the other. */
     uint64_t rewake_ns, claim_rewake_ns;
     /* before the last pass over what is in flight; the gathering thread's */
-    struct cox_look seen;
+    struct cox_wait_snapshot seen;
     /* the next pass looks at every rank; the same */
-    bool whole;
+    bool rescan;
     /* the time as it was a moment before the next pass; 0: not known; the same */
-    uint64_t told_ns;
+    uint64_t cached_now_ns;
     /* causes, as the last claim began; under submit_lock */
     uint32_t claim_causes;
     /* Of who gathers; before the first request, of who waits for the ranks to attach. */
@@ -305,11 +305,11 @@ void cox_collector_attach(struct cox_collector *collector, uint32_t rank);
 
 /* A cause was stored elsewhere: makes the collector look. From any thread. */
 void cox_collector_wake(struct cox_collector *collector);
-struct cox_look cox_collector_look(const struct cox_collector *collector);
+struct cox_wait_snapshot cox_collector_snapshot(const struct cox_collector *collector);
 /* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply
  * wakeup of a rank (of all ranks, where they share one), which owes the answer to `sequence`, until
  * it is posted, a wake since `before`, or the deadline. */
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
-                         const struct cox_look *before, uint64_t deadline_ns);
+                         const struct cox_wait_snapshot *before, uint64_t deadline_ns);
 
 #endif

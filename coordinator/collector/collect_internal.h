@@ -79,7 +79,7 @@ COX_HOT static inline void collector_consume(struct cox_collector *collector,
 {
     cox_rank_set_add(&entry->consumed, rank);
     if (!collector->legacy)
-        cox_gate_settle(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
+        cox_gate_absorb(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
     else
         cox_gate_post(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_PRODUCE);
 }
@@ -102,7 +102,7 @@ void cox_collector_rewake(struct cox_collector *collector, uint32_t rank);
 /* The requests up to the first that has not ended are behind us: their slots are free. */
 void cox_collector_advance(struct cox_collector *collector);
 /* Nobody owes an answer now: a token that lies there would be taken for the answer to come. */
-void cox_collector_forget_stray(struct cox_collector *collector, uint32_t rank);
+void cox_collector_drain_tokens(struct cox_collector *collector, uint32_t rank);
 /* The request of that number is published with what is in the block behind its frame. */
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence);
 /* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is given up over
@@ -110,8 +110,8 @@ void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence)
 void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence);
 /* One pass over what is in flight; where it ends nothing, a sleep until a reply may be there, or
  * deadline_ns (0: no sleep). False: nothing is in flight, or, with a deadline of 0, nothing has
- * ended. *looked_again is the caller's, false at first. */
-bool cox_collector_gather_step(struct cox_collector *collector, bool *looked_again,
+ * ended. *rescanned is the caller's, false at first. */
+bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
                                uint64_t deadline_ns);
 /* Nothing is in flight: sleeps until something is published, the collector stops, or deadline_ns.
  * May return early. */

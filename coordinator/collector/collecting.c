@@ -58,7 +58,7 @@ static bool is_over(uint64_t deadline_ns)
 static void gather_until(const struct until *until, until_fn done, uint64_t deadline_ns)
 {
     struct cox_collector *collector = until->collector;
-    bool looked_again = false;
+    bool rescanned = false;
     while (!done(until) && collector->gathering && !is_over(deadline_ns)) {
         const struct timespec timeout = cox_deadline_timespec(deadline_ns);
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &timeout);
@@ -66,12 +66,12 @@ static void gather_until(const struct until *until, until_fn done, uint64_t dead
     if (done(until) || collector->gathering)
         return;
     collector->gathering = true;
-    collector->told_ns = 0; /* of the thread before */
+    collector->cached_now_ns = 0; /* of the thread before */
     while (!done(until) && !is_over(deadline_ns))
-        if (!cox_collector_gather_step(collector, &looked_again, deadline_ns) && !done(until))
+        if (!cox_collector_gather_step(collector, &rescanned, deadline_ns) && !done(until))
             cox_collector_idle(collector, deadline_ns);
     /* What else is there, of one batch. */
-    while (cox_collector_gather_step(collector, &looked_again, 0))
+    while (cox_collector_gather_step(collector, &rescanned, 0))
         continue;
     collector->gathering = false;
     pthread_cond_broadcast(&collector->ended_cond);

@@ -170,13 +170,13 @@ static void error_channel_listen(struct cox_error_channel *errors)
     const struct cox_gate *gate = &errors->channel->gate;
     for (;;) {
         /* Before the look: what comes after it is not slept through. */
-        uint32_t ticket = cox_gate_ticket(gate, COX_WAKEUP_RESPONSE_CONSUME);
+        uint32_t wake_sequence = cox_gate_wake_sequence(gate, COX_WAKEUP_RESPONSE_CONSUME);
         bool stopping = atomic_load_explicit(&errors->stopping, memory_order_acquire);
         for (uint32_t rank = 0; rank < errors->channel->control->geometry.rank_count; rank++)
             error_channel_take_rank(errors, rank);
         if (stopping)
             return;
-        int r = cox_gate_wait(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME, ticket,
+        int r = cox_gate_wait(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME, wake_sequence,
                               COX_DEADLINE_NEVER);
         if (r < 0) {
             cox_log_write(&errors->log, 3,

@@ -26,8 +26,8 @@ static uint32_t collector_incarnation(const struct cox_collector *collector, uin
 }
 
 /* Takes the answer of a rank that owed it, if it is there, or sees its death. */
-COX_HOT static void gather_look_rank(struct cox_collector *collector, struct cox_entry *entry,
-                                     uint32_t rank)
+COX_HOT static void gather_check_rank(struct cox_collector *collector, struct cox_entry *entry,
+                                      uint32_t rank)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     /* Once more after a death: an answer that was complete before it counts. */
@@ -64,38 +64,38 @@ struct pass {
     /* Every rank is looked at. Otherwise only what a wakeup without news of its own can tell: the
      * next rank in turn where each has a wakeup, and nothing where the last of all rings; a line
      * that is looked at while its rank writes it costs both. */
-    bool thorough;
+    bool full_scan;
     /* the time a moment ago, where it is known */
-    uint64_t told_ns;
+    uint64_t cached_now_ns;
     /* 0: nobody has asked: a pass that finds all answers does without */
     uint64_t now_ns;
     /* who has not taken a frame is woken again; known with now_ns */
-    bool ring;
+    bool rewake;
 };
 
-COX_HOT static void pass_look_at_clock(struct cox_collector *collector, struct pass *pass)
+COX_HOT static void pass_read_clock(struct cox_collector *collector, struct pass *pass)
 {
     if (pass->now_ns)
         return;
-    pass->now_ns = pass->told_ns ? pass->told_ns : cox_now_ns();
-    pass->ring = collector_rewake_due(&collector->rewake_ns, pass->now_ns);
+    pass->now_ns = pass->cached_now_ns ? pass->cached_now_ns : cox_now_ns();
+    pass->rewake = collector_rewake_due(&collector->rewake_ns, pass->now_ns);
 }
 
 /* Looks at ranks that owe an answer. Returns the last that still does, -1: none, -2: the request
  * has failed. The last, and from there down: ranks are let through in order, and who waits for the
  * last of them is mostly woken once, when all the others have answered as well. */
-COX_HOT static int gather_look(struct cox_collector *collector, struct cox_entry *entry,
-                               const struct pass *pass)
+COX_HOT static int gather_check(struct cox_collector *collector, struct cox_entry *entry,
+                                const struct pass *pass)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
-    const bool alone = !pass->thorough && !gathering->failed;
+    const bool alone = !pass->full_scan && !gathering->failed;
     int last = -1;
     for (uint32_t left = gathering->left; left > 0; left--) {
         const uint32_t rank = left - 1;
         const struct cox_rank_result *result = &gathering->results[rank];
         if (result->outcome == COX_OUTCOME_LATE &&
-            (pass->thorough || !cox_gate_shared(&collector->channel->gate)))
-            gather_look_rank(collector, entry, rank);
+            (pass->full_scan || !cox_gate_shared(&collector->channel->gate)))
+            gather_check_rank(collector, entry, rank);
         if (result->outcome == COX_OUTCOME_LATE && last < 0)
             last = (int)rank;
         gathering->failed |=
@@ -228,7 +228,7 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
                        atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
     pthread_mutex_lock(&collector->lock);
     collector->in_handler = false;
-    collector->told_ns = holds ? 0 : returned_ns; /* to give much back takes a while */
+    collector->cached_now_ns = holds ? 0 : returned_ns; /* to give much back takes a while */
     cox_stats_return(&collector->stats, &completion, returned_ns);
     if (!waiter && !holds) {
         pthread_cond_broadcast(&collector->ended_cond);
@@ -300,8 +300,9 @@ static void gathering_add_pending(const struct cox_gathering *gathering,
  * true when one did, or when there is already more to look at. Otherwise *ret_pending is a rank to
  * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
  * and on return, given up over a handler. */
-COX_HOT static bool gather_round(struct cox_collector *collector, const struct cox_look *before,
-                                 bool *looked_again, int *ret_pending, uint64_t *ret_sequence,
+COX_HOT static bool gather_round(struct cox_collector *collector,
+                                 const struct cox_wait_snapshot *before, bool *rescanned,
+                                 int *ret_pending, uint64_t *ret_sequence,
                                  uint64_t *ret_deadline_ns)
 {
     uint64_t late_sequence;
@@ -309,12 +310,12 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
     *ret_pending = -1;
     *ret_sequence = 0;
     *ret_deadline_ns = COX_DEADLINE_NEVER;
-    struct pass pass = {.told_ns = collector->told_ns};
-    collector->told_ns = 0;
-    const bool whole = collector->whole;
-    collector->whole = false;
-    const bool news =
-        before->causes != collector->seen.causes || before->ticket != collector->seen.ticket;
+    struct pass pass = {.cached_now_ns = collector->cached_now_ns};
+    collector->cached_now_ns = 0;
+    const bool rescan = collector->rescan;
+    collector->rescan = false;
+    const bool news = before->causes != collector->seen.causes ||
+                      before->wake_sequence != collector->seen.wake_sequence;
     bool apart = false; /* a request is not owed by the rank that is slept on */
     struct cox_rank_set pending_ranks = {{0}}; /* by whom, for the requests looked at */
     for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
@@ -326,43 +327,44 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
             cox_gathering_begin(gathering, &entry->asked, collector->records);
             collector->begun = sequence;
         }
-        pass.thorough =
-            news || pass.ring || *looked_again || whole || entry->causes != before->causes;
-        int pending = gather_look(collector, entry, &pass);
+        pass.full_scan =
+            news || pass.rewake || *rescanned || rescan || entry->causes != before->causes;
+        int pending = gather_check(collector, entry, &pass);
         if (pending >= 0) {
             const bool early =
                 pass.now_ns == 0; /* the look was before the clock, and may have taken a while */
-            pass_look_at_clock(collector, &pass);
-            if ((pass.ring && !pass.thorough) || (early && gather_cut(collector, entry, &pass))) {
-                pass.thorough = true;
-                pending = gather_look(collector, entry, &pass);
+            pass_read_clock(collector, &pass);
+            if ((pass.rewake && !pass.full_scan) ||
+                (early && gather_cut(collector, entry, &pass))) {
+                pass.full_scan = true;
+                pending = gather_check(collector, entry, &pass);
             }
         }
         int cut = pending >= 0 ? gather_cut(collector, entry, &pass) : 0;
         /* It ends before its turn: everybody is looked at once more, for what they answered, and
          * for which of the failures is the cause. */
-        if ((cut || pending == -2) && !pass.thorough)
-            return collector->whole = true;
+        if ((cut || pending == -2) && !pass.full_scan)
+            return collector->rescan = true;
         if (pending == -2 && gather_awaits_death(collector, entry, &pending)) {
             *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->exiting_ns);
-            pass_look_at_clock(collector, &pass);
+            pass_read_clock(collector, &pass);
             cut = gather_cut(collector, entry, &pass);
         }
         /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now,
          * also before an error or a death. One more look; not for ever, since its words are another
          * process's. */
-        if (pending < 0 && !*looked_again && rank_sets_meet(&pending_ranks, &entry->asked))
-            return *looked_again = true;
+        if (pending < 0 && !*rescanned && rank_sets_meet(&pending_ranks, &entry->asked))
+            return *rescanned = true;
         if (sequence < collector->published)
             gathering_add_pending(gathering, &pending_ranks);
         if (pending < 0 || cut) {
             if (sequence == collector->published) /* all was looked at */
                 collector->seen = *before;
             gather_finish(collector, entry, cox_gathering_status(gathering, cut));
-            *looked_again = false;
+            *rescanned = false;
             return true;
         }
-        if (pass.ring)
+        if (pass.rewake)
             gather_rewake(collector, entry);
         if (*ret_pending < 0) {
             *ret_pending = pending;
@@ -377,35 +379,35 @@ COX_HOT static bool gather_round(struct cox_collector *collector, const struct c
     return false;
 }
 
-COX_HOT static inline bool gather_step(struct cox_collector *collector, bool *looked_again,
+COX_HOT static inline bool gather_step(struct cox_collector *collector, bool *rescanned,
                                        uint64_t deadline_ns)
 {
     /* Before the look: a cause stored after this is seen by the sleep. */
-    const struct cox_look before = cox_collector_look(collector);
+    const struct cox_wait_snapshot before = cox_collector_snapshot(collector);
     int pending;
     uint64_t pending_sequence, next_ns;
-    if (gather_round(collector, &before, looked_again, &pending, &pending_sequence, &next_ns))
+    if (gather_round(collector, &before, rescanned, &pending, &pending_sequence, &next_ns))
         return true;
     if (pending < 0 || deadline_ns == 0)
         return false;
     next_ns = cox_deadline_min(next_ns, collector->rewake_ns);
     cox_collector_sleep(collector, (uint32_t)pending, pending_sequence, &before,
                         cox_deadline_min(next_ns, deadline_ns));
-    *looked_again = false;
+    *rescanned = false;
     return true;
 }
 
-bool cox_collector_gather_step(struct cox_collector *collector, bool *looked_again,
+bool cox_collector_gather_step(struct cox_collector *collector, bool *rescanned,
                                uint64_t deadline_ns)
 {
-    return gather_step(collector, looked_again, deadline_ns);
+    return gather_step(collector, rescanned, deadline_ns);
 }
 
 COX_HOT void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence)
 {
-    bool looked_again = false;
+    bool rescanned = false;
     while ((sequence == 0 || collector->ended < sequence) &&
-           gather_step(collector, &looked_again, COX_DEADLINE_NEVER))
+           gather_step(collector, &rescanned, COX_DEADLINE_NEVER))
         continue;
 }
 
@@ -432,7 +434,7 @@ void cox_collector_gather_leave(struct cox_collector *collector)
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence)
 {
     pthread_mutex_lock(&collector->lock);
-    collector->told_ns = 0; /* of the caller before */
+    collector->cached_now_ns = 0; /* of the caller before */
     cox_collector_gather_held(collector, sequence);
     pthread_mutex_unlock(&collector->lock);
 }

@@ -61,7 +61,7 @@ void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank)
  * them is still expected. */
 static void collector_restore_wakeups(struct cox_collector *collector, uint32_t rank)
 {
-    cox_collector_forget_stray(collector, rank);
+    cox_collector_drain_tokens(collector, rank);
     cox_gate_restore(&collector->channel->gate, rank, collector_geometry(collector)->depth);
     collector->ranks[rank].legacy_done = collector->published;
 }

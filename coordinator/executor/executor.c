@@ -174,7 +174,7 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
         pthread_mutex_unlock(&collector->lock);
         r = cox_executor_check_identity(executor, rank, err);
         pthread_mutex_lock(&collector->lock);
-        cox_gate_settle(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
+        cox_gate_absorb(&executor->channels[COX_CHANNEL_EXECUTE].gate, rank,
                         COX_WAKEUP_RESPONSE_CONSUME);
         cox_rank_set_add(checked, rank);
         cox_fault_point(COX_FAULT_RANK_CHECKED);
@@ -233,7 +233,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     int r = 0;
     pthread_mutex_lock(&collector->lock);
     while (r == 0 && rank < executor->geometry.rank_count) {
-        const struct cox_look before = cox_collector_look(collector);
+        const struct cox_wait_snapshot before = cox_collector_snapshot(collector);
         r = executor_check_attached(executor, &checked, err);
         if (cox_rank_set_has(&checked, rank)) {
             rank++;

@@ -150,7 +150,7 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
     struct cox_gate *gate = &executor->channels[COX_CHANNEL_EXECUTE].gate;
     const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
     for (;;) {
-        uint32_t ticket = cox_gate_ticket(gate, COX_WAKEUP_RESPONSE_CONSUME);
+        uint32_t wake_sequence = cox_gate_wake_sequence(gate, COX_WAKEUP_RESPONSE_CONSUME);
         if (cox_state_attached(identity))
             break;
         int r = 0;
@@ -162,11 +162,11 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
         if (r)
             return r;
         /* Nobody else sleeps on this wakeup while the rank is left out. */
-        cox_gate_wait(gate, rank, COX_WAKEUP_RESPONSE_CONSUME, ticket,
+        cox_gate_wait(gate, rank, COX_WAKEUP_RESPONSE_CONSUME, wake_sequence,
                       cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     }
     pthread_mutex_lock(&collector->lock);
-    cox_gate_settle(gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
+    cox_gate_absorb(gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
     pthread_mutex_unlock(&collector->lock);
     return cox_executor_check_identity(executor, rank, err);
 }

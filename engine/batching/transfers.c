@@ -498,7 +498,7 @@ static void leave_send(struct cox_transfers *transfer)
 
 /* ---- the clock ---- */
 
-static void deadlines_look(struct cox_transfers *transfer)
+static void deadlines_check(struct cox_transfers *transfer)
 {
     uint64_t now = cox_now_ns();
     pthread_mutex_lock(&transfer->lock);
@@ -522,7 +522,7 @@ static bool is_owed(const struct pull *pull)
 }
 
 /* The channel is in order: who owes nothing has left everything. */
-static void late_look(struct cox_transfers *transfer)
+static void late_check(struct cox_transfers *transfer)
 {
     bool owed = false;
     pthread_mutex_lock(&transfer->lock);
@@ -554,8 +554,8 @@ static void late_look(struct cox_transfers *transfer)
 
 void cox_transfers_turn(struct cox_transfers *transfer)
 {
-    deadlines_look(transfer);
-    late_look(transfer);
+    deadlines_check(transfer);
+    late_check(transfer);
     batches_send(transfer);
     leave_send(transfer);
 }

@@ -72,7 +72,7 @@ static void link_fail(struct cox_link *link, int code, const char *text)
         link_detach(link);
 }
 
-static void link_look(struct cox_link *link)
+static void link_check(struct cox_link *link)
 {
     if (link->state == COX_LINK_SUCCESS && !cox_peer_alive(&link->owner))
         link_fail(link, COX_PEER_DEAD, "the rank there has died: link its group anew");
@@ -219,7 +219,7 @@ static void links_await(struct cox_links *links)
     uint64_t news;
     for (uint32_t i = 0; i < links->count; i++) {
         const struct cox_link *link = links->records[i];
-        link_look(links->records[i]);
+        link_check(links->records[i]);
         if (link->state != COX_LINK_SUCCESS || link->owner.pidfd < 0)
             continue;
         COX_ASSERT(count <= COX_LINK_COUNT_MAX); /* not more live than that */
@@ -349,7 +349,7 @@ int cox_links_set(struct cox_links *links, const struct cox_link_target *target,
     const uint32_t i = links_find(links, target->cluster);
     int r = 0;
     if (i < links->count) {
-        link_look(links->records[i]);
+        link_check(links->records[i]);
         if (link_is_same(links->records[i], target)) {
             pthread_mutex_unlock(&links->lock);
             free(link);
@@ -386,7 +386,7 @@ static int links_check(struct cox_links *links, uint32_t i, const char *cluster,
     if (i == links->count)
         return cox_fail(err, COX_NOT_FOUND, "there is no link to %.255s", cluster);
     struct cox_link *link = links->records[i];
-    link_look(link);
+    link_check(link);
     /* A handle that is no longer there is a cache that is no longer there. */
     if (link->state == COX_LINK_FAILED)
         return cox_fail(err, link->error.code == COX_NOT_FOUND ? COX_STALE : link->error.code,
@@ -429,7 +429,7 @@ void cox_links_each(struct cox_links *links, void (*fn)(void *context, const str
 {
     pthread_mutex_lock(&links->lock);
     for (uint32_t i = 0; i < links->count; i++) {
-        link_look(links->records[i]);
+        link_check(links->records[i]);
         fn(context, links->records[i]);
     }
     pthread_mutex_unlock(&links->lock);

@@ -88,8 +88,8 @@ static uint64_t patience(void)
 static void sleep_for_request(void *context)
 {
     const uint32_t *which = context;
-    uint32_t ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
-    CHECK(cox_gate_wait(&rank, *which, COX_WAKEUP_REQUEST_CONSUME, ticket, patience()) == 0);
+    uint32_t wake_sequence = cox_gate_wake_sequence(&rank, COX_WAKEUP_REQUEST_CONSUME);
+    CHECK(cox_gate_wait(&rank, *which, COX_WAKEUP_REQUEST_CONSUME, wake_sequence, patience()) == 0);
     atomic_fetch_add(&shared->events[*which], 1);
 }
 
@@ -116,10 +116,10 @@ static void one_wake_up_lets_everybody_through(void **state)
 
 static void sleep_for_replies(void *context)
 {
-    uint32_t ticket = cox_gate_ticket(&coordinator, COX_WAKEUP_RESPONSE_CONSUME);
+    uint32_t wake_sequence = cox_gate_wake_sequence(&coordinator, COX_WAKEUP_RESPONSE_CONSUME);
     (void)context;
-    CHECK(cox_gate_wait(&coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME, ticket, COX_DEADLINE_NEVER) ==
-          0);
+    CHECK(cox_gate_wait(&coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME, wake_sequence,
+                        COX_DEADLINE_NEVER) == 0);
 }
 
 static void only_the_last_answer_wakes(void **state)
@@ -212,20 +212,21 @@ static void p10_a_hint_of_any_bits_is_gone_with_the_next_request(void **state)
     }
 }
 
-static void a_wake_up_after_the_ticket_is_not_slept_through(void **state)
+static void a_wake_up_after_the_wake_sequence_was_read_is_not_slept_through(void **state)
 {
     static const enum cox_wakeup wakeups[] = {COX_WAKEUP_REQUEST_CONSUME,
                                               COX_WAKEUP_RESPONSE_CONSUME};
     (void)state;
     for (size_t b = 0; b < 2; b++) {
-        uint32_t ticket = cox_gate_ticket(&rank, wakeups[b]);
+        uint32_t wake_sequence = cox_gate_wake_sequence(&rank, wakeups[b]);
         uint64_t deadline_ns = cox_deadline_after_ms(10);
-        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, deadline_ns), COX_TIMEOUT);
+        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], wake_sequence, deadline_ns),
+                         COX_TIMEOUT);
         assert_true(cox_now_ns() >= deadline_ns);
-        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, 0), COX_TIMEOUT);
+        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], wake_sequence, 0), COX_TIMEOUT);
         cox_gate_post(&coordinator, 0, wakeups[b]);
-        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, patience()), 0);
-        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, COX_DEADLINE_NEVER), 0);
+        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], wake_sequence, patience()), 0);
+        assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], wake_sequence, COX_DEADLINE_NEVER), 0);
     }
 }
 
@@ -243,8 +244,8 @@ static void wait_in_another_time(void *context)
     CHECK(cox_now_ns() / COX_NSEC_PER_SEC > (uint64_t)real.tv_sec);
     alarm(20);
     for (size_t b = 0; b < 2; b++) {
-        uint32_t ticket = cox_gate_ticket(&rank, wakeups[b]);
-        CHECK(cox_gate_wait(&rank, 0, wakeups[b], ticket, cox_deadline_after_ms(20)) ==
+        uint32_t wake_sequence = cox_gate_wake_sequence(&rank, wakeups[b]);
+        CHECK(cox_gate_wait(&rank, 0, wakeups[b], wake_sequence, cox_deadline_after_ms(20)) ==
               COX_TIMEOUT);
     }
 }
@@ -307,20 +308,20 @@ static void b47_a_storm_of_signals_ends_no_wait(void **state)
         coordinator.elides = rank.elides = elides;
         ticks = ringing_tick = 0;
         storm(500);
-        uint32_t ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
+        uint32_t wake_sequence = cox_gate_wake_sequence(&rank, COX_WAKEUP_REQUEST_CONSUME);
         /* Longer, where a busy machine has let this process see few of them. */
         for (uint64_t ms = 100, end_ns = patience(); ticks <= 5; ms *= 2) {
             assert_true(cox_now_ns() < end_ns);
             uint64_t deadline_ns = cox_deadline_after_ms(ms);
             assert_int_equal(
-                cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, ticket, deadline_ns),
+                cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, wake_sequence, deadline_ns),
                 COX_TIMEOUT);
             assert_true(cox_now_ns() >= deadline_ns);
         }
         for (int never = 0; never < 2; never++) {
-            ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
+            wake_sequence = cox_gate_wake_sequence(&rank, COX_WAKEUP_REQUEST_CONSUME);
             ringing_tick = ticks + 20;
-            assert_int_equal(cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, ticket,
+            assert_int_equal(cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, wake_sequence,
                                            never ? COX_DEADLINE_NEVER : patience()),
                              0);
             assert_true(ticks >= ringing_tick);
@@ -340,12 +341,13 @@ static void p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody(void
     for (int elides = 0; elides < 2; elides++) {
         coordinator.elides = rank.elides = elides;
         for (size_t b = 0; b < 2; b++) {
-            const uint32_t ticket = cox_gate_ticket(&rank, wakeups[b]);
+            const uint32_t wake_sequence = cox_gate_wake_sequence(&rank, wakeups[b]);
             faults = 1; /* woken, for no reason */
-            assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, COX_DEADLINE_NEVER), 0);
+            assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], wake_sequence, COX_DEADLINE_NEVER),
+                             0);
             assert_int_equal(faults, 0);
             faults = UINT32_MAX; /* and not for ever */
-            assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], ticket, cox_now_ns()),
+            assert_int_equal(cox_gate_wait(&rank, 0, wakeups[b], wake_sequence, cox_now_ns()),
                              COX_TIMEOUT);
             cox_gate_post(&coordinator, 0, wakeups[b]);
             faults = 0;
@@ -405,7 +407,7 @@ static void there_is_nothing_to_take_or_to_settle(void **state)
         cox_gate_post(&coordinator, 3, (enum cox_wakeup)b);
         memcpy(&before, shared, sizeof before);
         assert_false(cox_gate_take(&coordinator, 3, (enum cox_wakeup)b));
-        cox_gate_settle(&coordinator, 3, (enum cox_wakeup)b);
+        cox_gate_absorb(&coordinator, 3, (enum cox_wakeup)b);
         assert_memory_equal(&before, shared, sizeof before);
     }
     /* Only what somebody sleeps on is worth a system call. */
@@ -426,7 +428,7 @@ static void who_sleeps_on_what_nobody_rings_is_a_programmer_error(void **state)
     cox_gate_bind(&error, NULL, &shared->wake, DEPTH, true, false);
     uint32_t wakeup = shared->wake.wakeup;
     cox_gate_post(&error, 0, COX_WAKEUP_REQUEST_CONSUME);
-    assert_int_equal(cox_gate_ticket(&error, COX_WAKEUP_REQUEST_CONSUME), 0);
+    assert_int_equal(cox_gate_wake_sequence(&error, COX_WAKEUP_REQUEST_CONSUME), 0);
     assert_int_equal(wakes_made(), 0);
     cox_gate_post(&error, 0, COX_WAKEUP_RESPONSE_CONSUME);
     assert_int_equal(shared->wake.wakeup, wakeup + 1);
@@ -439,8 +441,8 @@ static void sleep_read_only(void *context)
 {
     (void)context;
     CHECK(mprotect(shared, sizeof *shared, PROT_READ) == 0);
-    uint32_t ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
-    CHECK(cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, ticket, patience()) == 0);
+    uint32_t wake_sequence = cox_gate_wake_sequence(&rank, COX_WAKEUP_REQUEST_CONSUME);
+    CHECK(cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, wake_sequence, patience()) == 0);
 }
 
 static void wake_read_only(void *context)
@@ -465,14 +467,14 @@ static void p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write(vo
 
 #define ROUNDS 100000
 
-/* The worker's loop: ticket, look, sleep. */
+/* The worker's loop: wake sequence, look, sleep. */
 static bool await_published(uint64_t round)
 {
     for (;;) {
-        uint32_t ticket = cox_gate_ticket(&rank, COX_WAKEUP_REQUEST_CONSUME);
+        uint32_t wake_sequence = cox_gate_wake_sequence(&rank, COX_WAKEUP_REQUEST_CONSUME);
         if (atomic_load_explicit(&shared->published, memory_order_acquire) >= round)
             return true;
-        if (cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, ticket, patience()))
+        if (cox_gate_wait(&rank, 0, COX_WAKEUP_REQUEST_CONSUME, wake_sequence, patience()))
             return false;
     }
 }
@@ -513,13 +515,15 @@ static void play(uint32_t count, uint64_t round_count)
         atomic_store_explicit(&shared->published, round, memory_order_release);
         cox_gate_open(&coordinator, &everybody);
         for (;;) {
-            uint32_t ticket = cox_gate_ticket(&coordinator, COX_WAKEUP_RESPONSE_CONSUME);
+            uint32_t wake_sequence =
+                cox_gate_wake_sequence(&coordinator, COX_WAKEUP_RESPONSE_CONSUME);
             /* That of the last answer, and no other, ends the round. */
-            if (ticket == wakeup + (uint32_t)round)
+            if (wake_sequence == wakeup + (uint32_t)round)
                 break;
-            assert_int_equal(ticket, wakeup + (uint32_t)round - 1);
-            assert_int_equal(
-                cox_gate_wait(&coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME, ticket, patience()), 0);
+            assert_int_equal(wake_sequence, wakeup + (uint32_t)round - 1);
+            assert_int_equal(cox_gate_wait(&coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME,
+                                           wake_sequence, patience()),
+                             0);
         }
         assert_true(answered(count, round));
     }
@@ -549,7 +553,7 @@ int main(void)
         GATE_TEST(the_first_failure_wakes),
         GATE_TEST(a_late_answer_does_not_count_for_the_next_request_of_its_frame),
         GATE_TEST(p10_a_hint_of_any_bits_is_gone_with_the_next_request),
-        GATE_TEST(a_wake_up_after_the_ticket_is_not_slept_through),
+        GATE_TEST(a_wake_up_after_the_wake_sequence_was_read_is_not_slept_through),
         GATE_TEST(b48_the_calendar_does_not_matter),
         GATE_TEST(b47_a_storm_of_signals_ends_no_wait),
         GATE_TEST(p10_b16_a_call_that_meets_a_hole_neither_fails_nor_wakes_nobody),

@@ -224,36 +224,36 @@ static void settling_matches_every_token_once(void **state)
     /* post, wait, settle */
     cox_gate_post(&gate, 0, b);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     assert_int_equal(wakeup_count(&wakeup), 0);
     cox_gate_post(&gate, 0, b); /* nothing was owed: the next event's token stays */
     assert_int_equal(wakeup_count(&wakeup), 1);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     /* post, settle */
     cox_gate_post(&gate, 0, b);
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     assert_int_equal(wakeup_count(&wakeup), 0);
     /* settle, post, and the debt is paid with the next event */
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     assert_int_equal(wakeup_count(&wakeup), 0);
     /* settle, post, wait: the wake-up was spurious and is counted */
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
     cox_gate_post(&gate, 0, b);
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     assert_int_equal(wakeup_count(&wakeup), 0);
     /* two events, one sleep */
     cox_gate_post(&gate, 0, b);
     cox_gate_post(&gate, 0, b);
     assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     assert_int_equal(wakeup_count(&wakeup), 1);
-    cox_gate_settle(&gate, 0, b);
+    cox_gate_absorb(&gate, 0, b);
     assert_int_equal(wakeup_count(&wakeup), 0);
     cox_semaphore_detach(&wakeup);
     gone(&gate, COX_CHANNEL_EXECUTE, 1);
@@ -286,7 +286,7 @@ static void counts_do_not_drift_over_any_interleaving(void **state)
                 cox_gate_post(&gate, 0, b);
             } else if (what == 2 && settled < happened) {
                 settled++;
-                cox_gate_settle(&gate, 0, b);
+                cox_gate_absorb(&gate, 0, b);
                 int left = wakeup_count(&wakeup);
                 assert_true(left == 0 || (posted > settled && (uint64_t)left <= posted - settled));
             } else if (what == 3) {
@@ -302,7 +302,7 @@ static void counts_do_not_drift_over_any_interleaving(void **state)
         for (; posted < happened; posted++)
             cox_gate_post(&gate, 0, b);
         for (; settled < happened; settled++)
-            cox_gate_settle(&gate, 0, b);
+            cox_gate_absorb(&gate, 0, b);
         assert_int_equal(wakeup_count(&wakeup), 0);
         cox_gate_post(&gate, 0, b);
         assert_int_equal(cox_gate_wait(&gate, 0, b, 0, 0), 0);
@@ -346,7 +346,7 @@ static void no_wake_up_is_lost_between_state_and_sleep(void **state)
             continue;
         }
         seen++;
-        cox_gate_settle(&duet.coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME);
+        cox_gate_absorb(&duet.coordinator, 0, COX_WAKEUP_RESPONSE_CONSUME);
         cox_gate_post(&duet.coordinator, 0, COX_WAKEUP_REQUEST_CONSUME);
     }
     pthread_join(thread, &result);

@@ -237,7 +237,7 @@ static void serve_rank_1(void *context)
     for (uint64_t s = 1; s <= REQUESTS; s++) {
         while (cox_state_published(shared) < s)
             CHECK(await_token(&group.channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME) == 0);
-        cox_gate_settle(&group.channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME);
+        cox_gate_absorb(&group.channel.gate, 1, COX_WAKEUP_REQUEST_CONSUME);
         struct cox_request request;
         int r = cox_request_read(&group.channel, s, 1, &request);
         CHECK(r == (s % 3 ? 0 : COX_EMPTY));

@@ -294,7 +294,7 @@ enum look {
     LOOK_OTHER, /* has formed the subgroup with other members */
 };
 
-static enum look word_look(const struct cox_group *group, uint64_t word)
+static enum look word_read(const struct cox_group *group, uint64_t word)
 {
     uint64_t present = cox_group_present(group->base), epoch = word >> COX_GROUP_INDEX_BITS;
     if (epoch != present)
@@ -322,7 +322,7 @@ static enum look member_look(struct cox_group *group, uint32_t place)
     uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
     const uint64_t life = group->base->life;
     uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
-    enum look look = word_look(group, word);
+    enum look look = word_read(group, word);
     /* It may have been here, and be about to arrive at the next one. Anything else that differs is
      * about to become something else, or was written over. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);

@@ -53,7 +53,7 @@ COX_HOT uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint
         return NULL;
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
-    cox_gate_settle(&thread->channel.gate, thread->worker->options.rank,
+    cox_gate_absorb(&thread->channel.gate, thread->worker->options.rank,
                     COX_WAKEUP_RESPONSE_PRODUCE);
     cox_state_set_rank(thread->line, COX_RANK_REPLYING, sequence, thread->stamp_ns);
     return cox_reply_slot(&thread->channel, thread->worker->options.rank, sequence, whole,

@@ -79,7 +79,8 @@ COX_HOT static bool thread_await(struct cox_channel_thread *thread, uint64_t *ne
     bool woken = false;
     for (;;) {
         /* Before the looks: what comes after them is not slept through. */
-        uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
+        uint32_t wake_sequence =
+            cox_gate_wake_sequence(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
         if (thread_leaving(thread))
             return false;
         cox_channel_thread_release_blocks(thread);
@@ -108,7 +109,7 @@ COX_HOT static bool thread_await(struct cox_channel_thread *thread, uint64_t *ne
         /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
          * lost. */
         int r = cox_gate_wait(&thread->channel.gate, worker->options.rank,
-                              COX_WAKEUP_REQUEST_CONSUME, ticket, COX_DEADLINE_NEVER);
+                              COX_WAKEUP_REQUEST_CONSUME, wake_sequence, COX_DEADLINE_NEVER);
         if (r < 0) {
             thread->failed = r;
             return false;
@@ -128,11 +129,12 @@ static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next)
     const struct cox_worker *worker = thread->worker;
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&worker->control, thread->channel.id);
-    uint32_t ticket = cox_gate_ticket(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
+    uint32_t wake_sequence =
+        cox_gate_wake_sequence(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
     if (!cox_state_frame_behind(shared, worker->control.geometry.depth, next))
         return false;
-    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_REQUEST_CONSUME, ticket,
-                  COX_DEADLINE_NEVER);
+    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_REQUEST_CONSUME,
+                  wake_sequence, COX_DEADLINE_NEVER);
     return true;
 }
 
@@ -154,7 +156,7 @@ COX_HOT static void *thread_main(void *argument)
             thread_pass(thread, next++);
         if (r == COX_EMPTY)
             continue;
-        cox_gate_settle(gate, rank, COX_WAKEUP_REQUEST_CONSUME);
+        cox_gate_absorb(gate, rank, COX_WAKEUP_REQUEST_CONSUME);
         /* Again for every request: an answer from another life is refused. */
         cox_state_set_life(thread->line, worker->control.epoch, worker->options.generation);
         cox_channel_thread_set_taken(thread, next);
