@@ -22,6 +22,7 @@ set(public_headers
     proto/executor.proto
     worker/sequences/batch.h
     worker/group/group.h
+    worker/loop/take.h
     worker/loop/worker.h
     coordinator/collector/completion.h
     coordinator/executor/executor.h

@@ -24,8 +24,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Returns 0: woken, or the word is not `seen` (any more), or for no reason; COX_TIMEOUT; -errno. */
-static inline int cox_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t deadline_ns)
+/* Returns 0: woken, or the word is not `seen` (any more), or for no reason; COX_TIMEOUT; -EINTR,
+ * where signals are to end it: this thread has handled one; -errno. */
+static inline int cox_futex_wait_signals(_Atomic uint32_t *word, uint32_t seen,
+                                         uint64_t deadline_ns, bool signals_end)
 {
     /* Absolute on CLOCK_MONOTONIC; a signal may come again and again without moving the end. */
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -39,9 +41,14 @@ static inline int cox_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t
             return COX_TIMEOUT;
         if (errno == EFAULT)
             return cox_now_ns() < deadline_ns ? 0 : COX_TIMEOUT;
-        if (errno != EINTR)
+        if (errno != EINTR || signals_end)
             return -errno;
     }
+}
+
+static inline int cox_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t deadline_ns)
+{
+    return cox_futex_wait_signals(word, seen, deadline_ns, false);
 }
 
 /* Wakes as many as that of those who sleep on the word. */

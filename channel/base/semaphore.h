@@ -15,7 +15,7 @@
  * Threads: post, wake, take and wait from any thread of any process; the rest from one.
  * Ownership: the caller owns struct cox_semaphore; detach unmaps. unlink removes the name for
  *   everybody, mappings stay.
- * Blocks: only cox_semaphore_wait, until its deadline. A signal never ends it.
+ * Blocks: only cox_semaphore_wait, until its deadline. A signal ends it where the caller says so.
  * If the process dies: the name stays until somebody unlinks it; a token taken by the dead is lost.
  */
 #ifndef COX_CHANNEL_SEMAPHORE_H
@@ -156,19 +156,27 @@ static inline bool cox_semaphore_take(struct cox_semaphore *semaphore)
 }
 
 /* Returns 0: a token was taken; COX_EMPTY: it was woken, and somebody else has the token, or wrote
- * over it; COX_TIMEOUT; -errno: the kernel refuses the wait. */
-static inline int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
+ * over it; COX_TIMEOUT; -EINTR, where signals are to end it; -errno: the kernel refuses the wait.
+ */
+static inline int cox_semaphore_wait_signals(struct cox_semaphore *semaphore, uint64_t deadline_ns,
+                                             bool signals_end)
 {
     if (cox_semaphore_take(semaphore))
         return 0;
     /* relaxed: whoever posts before it sees this has put the token where the kernel looks again. */
     atomic_fetch_add_explicit(cox_semaphore_words(semaphore), COX_SEMAPHORE_SLEEPER,
                               memory_order_relaxed);
-    const int r = cox_futex_wait(cox_semaphore_count(semaphore), 0, deadline_ns);
+    const int r =
+        cox_futex_wait_signals(cox_semaphore_count(semaphore), 0, deadline_ns, signals_end);
     if (cox_semaphore_remove(semaphore, 1))
         return 0;
     cox_semaphore_get_up(semaphore);
     return r ? r : cox_now_ns() < deadline_ns ? COX_EMPTY : COX_TIMEOUT;
+}
+
+static inline int cox_semaphore_wait(struct cox_semaphore *semaphore, uint64_t deadline_ns)
+{
+    return cox_semaphore_wait_signals(semaphore, deadline_ns, false);
 }
 
 #endif

@@ -1,10 +1,12 @@
 #include "gate.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "channel/base/fault.h"
 #include "channel/base/futex.h"
 #include "channel/base/semaphore.h"
+#include "state.h"
 
 /* A hint's word: the count above, the sequence below. */
 #define HINT_COUNT_SHIFT COX_STATE_SHIFT
@@ -207,13 +209,13 @@ COX_HOT static void word_wake(_Atomic uint32_t *word, const _Atomic uint32_t *as
 }
 
 COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep,
-                              uint32_t wake_sequence, uint64_t deadline_ns)
+                              uint32_t wake_sequence, uint64_t deadline_ns, bool signals_end)
 {
     if (!asleep)
-        return cox_futex_wait(word, wake_sequence, deadline_ns);
+        return cox_futex_wait_signals(word, wake_sequence, deadline_ns, signals_end);
     /* seq_cst: see word_wake. A count, since many may sleep; whoever dies here stays in it. */
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
-    const int r = cox_futex_wait(word, wake_sequence, deadline_ns);
+    const int r = cox_futex_wait_signals(word, wake_sequence, deadline_ns, signals_end);
     /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile.
      * Counted too short, for good, nobody would ever be woken by the first ring. And who finds it
      * below has seen another one that puts right no more than it took itself. */
@@ -258,17 +260,38 @@ COX_HOT void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t cou
     cox_fault_point(COX_FAULT_HINT_ARMED);
 }
 
+void cox_gate_set_notify(struct cox_gate *gate, const struct cox_layout_channel_state *state,
+                         int notify_fd)
+{
+    gate->state = state;
+    gate->notify_fd = notify_fd;
+}
+
+/* The host of the coordinator sleeps in poll, or in an event loop. */
+COX_HOT static void gate_notify(const struct cox_gate *gate)
+{
+    if (!gate->state || !cox_state_notifies(gate->state))
+        return;
+    const uint64_t one = 1;
+    /* Fails once the count is at its end, where the fd is readable anyway. */
+    const ssize_t written = write(gate->notify_fd, &one, sizeof one);
+    (void)written;
+}
+
 COX_HOT void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed)
 {
     if (!cox_gate_shared(gate)) {
         cox_gate_post(gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
+        gate_notify(gate);
         return;
     }
     bool last =
         hint_count(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word, sequence);
     cox_fault_point(COX_FAULT_HINT_COUNTED);
-    if (last || failed)
-        word_wake(&gate->wake->wakeup, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
+    if (!last && !failed)
+        return;
+    word_wake(&gate->wake->wakeup, gate->elides ? &gate->wake->coordinator_sleeps : NULL);
+    gate_notify(gate);
 }
 
 COX_HOT uint32_t cox_gate_wake_sequence(const struct cox_gate *gate, enum cox_wakeup wakeup)
@@ -318,6 +341,7 @@ void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup which,
                           uint32_t wake_sequence, uint64_t deadline_ns)
 {
+    const bool signals_end = gate->signals_end && which == COX_WAKEUP_REQUEST_CONSUME;
     cox_fault_point(COX_FAULT_WAIT);
     if (cox_gate_shared(gate)) {
         _Atomic uint32_t *word = gate_word(gate, which);
@@ -325,10 +349,11 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup 
         _Atomic uint32_t *asleep = which == COX_WAKEUP_RESPONSE_CONSUME
                                        ? &gate->wake->coordinator_sleeps
                                        : &gate->ring->asleep;
-        return word_sleep(word, gate->elides ? asleep : NULL, wake_sequence, deadline_ns);
+        return word_sleep(word, gate->elides ? asleep : NULL, wake_sequence, deadline_ns,
+                          signals_end);
     }
     struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, which);
-    int r = cox_semaphore_wait(&wakeup->semaphore, deadline_ns);
+    int r = cox_semaphore_wait_signals(&wakeup->semaphore, deadline_ns, signals_end);
     if (r)
         return r;
     cox_fault_point(COX_FAULT_WAIT_TOOK);

@@ -52,6 +52,12 @@ struct cox_gate {
     bool coordinator;
     /* futexes: who sleeps says so, and nobody is called to wake up who does not */
     bool elides;
+    /* a signal that this thread handles ends a wait for a request */
+    bool signals_end;
+    /* Of a rank: borrowed, says whether replies are notified, by writing to the eventfd. NULL: the
+     * rank has none. */
+    const struct cox_layout_channel_state *state;
+    int notify_fd;
 };
 
 /* Futexes, whose words are borrowed. elides: where ranks look before they sleep, so that most
@@ -59,6 +65,10 @@ struct cox_gate {
 void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
                    struct cox_layout_wake_channel *wake, uint32_t depth, bool coordinator,
                    bool elides);
+/* A rank: replies are also written to the eventfd while the coordinator asks for that. Both are
+ * borrowed until close. */
+void cox_gate_set_notify(struct cox_gate *gate, const struct cox_layout_channel_state *state,
+                         int notify_fd);
 /* True: one wake-up is for every rank at once, and the coordinator sleeps on all ranks at once. */
 static inline bool cox_gate_shared(const struct cox_gate *gate)
 {
@@ -100,8 +110,8 @@ void cox_gate_wake(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup)
 /* For wait; to be asked for before the check of the shared state. */
 uint32_t cox_gate_wake_sequence(const struct cox_gate *gate, enum cox_wakeup wakeup);
 /* Sleeps for a token. Returns 0: one was taken (futexes: it may also be for no reason); COX_EMPTY:
- * woken, and the token is somebody else's, or was written over; COX_TIMEOUT; -errno: there can be
- * no wait here. */
+ * woken, and the token is somebody else's, or was written over; COX_TIMEOUT; -EINTR, with
+ * signals_end; -errno: there can be no wait here. */
 int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup,
                   uint32_t wake_sequence, uint64_t deadline_ns);
 /* True: a token was there and was taken. */

@@ -190,7 +190,7 @@ static uint64_t page_up(uint64_t size)
 uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
                                      enum cox_channel_id channel)
 {
-    uint64_t offset = COX_SEALED_PAGE;
+    uint64_t offset = COX_SEALED_HEAD;
     for (int c = 0; c < (int)channel; c++)
         offset += page_up(geometry->channels[c].request_size);
     return offset;

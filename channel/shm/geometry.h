@@ -90,9 +90,6 @@ uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t
 
 /* Frames and slots begin at multiples of this. */
 #define COX_GEOMETRY_ALIGNMENT UINT64_C(64)
-/* Of sealed memory: what is mapped apart begins at multiples of this, whatever the machine's pages.
- */
-#define COX_SEALED_PAGE UINT64_C(4096)
 
 static inline uint64_t cox_geometry_align_down(uint64_t size)
 {

@@ -13,12 +13,14 @@ void cox_inherit_init(struct cox_inherit *inherit)
     for (int i = 0; i < COX_INHERIT_COUNT; i++)
         inherit->fds[i] = -1;
     inherit->count = 0;
+    inherit->notify_fd = -1;
 }
 
 void cox_inherit_close(struct cox_inherit *inherit)
 {
     for (int i = 0; i < COX_INHERIT_COUNT; i++)
         cox_close_fd(&inherit->fds[i]);
+    cox_close_fd(&inherit->notify_fd);
 }
 
 /* file: what stands in /dev/shm for the name, "" or "sem." before it. */
@@ -85,6 +87,35 @@ static int inherit_check_one(int fd, struct cox_error *err)
     return 0;
 }
 
+static int inherit_check_notify(int fd, struct cox_error *err)
+{
+    struct stat st;
+    if (fstat(fd, &st) < 0)
+        return errno == EBADF
+                   ? cox_fail(
+                         err, COX_INVALID,
+                         "fd %d (COXSWAIN_NOTIFY_FD) is not open: a wrapper around the worker has to pass it on",
+                         fd)
+                   : cox_fail(err, -errno, "fd %d (COXSWAIN_NOTIFY_FD): fstat: %s", fd,
+                              cox_status_text(-errno));
+    /* The kernel's own inodes have no type. */
+    return st.st_mode & S_IFMT
+               ? cox_fail(err, COX_DENIED,
+                          "fd %d (COXSWAIN_NOTIFY_FD) is a file: expected an eventfd", fd)
+               : 0;
+}
+
+int cox_inherit_take_notify(struct cox_inherit *inherit, int fd, struct cox_error *err)
+{
+    int r = inherit_check_notify(fd, err);
+    if (r)
+        return r;
+    if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
+        return cox_fail(err, -errno, "fd %d: %s", fd, cox_status_text(-errno));
+    inherit->notify_fd = fd;
+    return 0;
+}
+
 static int inherit_check_count(uint32_t count, struct cox_error *err)
 {
     return count == COX_INHERIT_COUNT || count == COX_SEALED_FD_COUNT
@@ -121,9 +152,17 @@ int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, str
 int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err)
 {
     cox_inherit_init(inherit);
+    const bool notifies = count == COX_INHERIT_COUNT + 1 || count == COX_SEALED_FD_COUNT + 1;
+    count -= notifies;
     int r = inherit_check_count(count, err);
     for (uint32_t i = 0; r == 0 && i < count; i++)
         r = inherit_check_one(fds[i], err);
+    if (r == 0 && notifies)
+        r = inherit_check_notify(fds[count], err);
+    if (notifies && r)
+        cox_close_fd(&fds[count]);
+    else if (notifies)
+        inherit->notify_fd = cox_steal_fd(&fds[count]);
     for (uint32_t i = 0; i < count; i++) {
         if (r)
             cox_close_fd(&fds[i]);

@@ -13,6 +13,9 @@
  *   28             memory of the rank group (worker/group/group.h)
  *
  * A rank of a sealed group has fewer, those of sealed.h, in its order; the count tells which it is.
+ * What a rank gets over the control socket may have one more, the last: its eventfd, by which it
+ * notifies the coordinator of replies. A rank that the coordinator starts inherits that one by
+ * itself: COXSWAIN_NOTIFY_FD is its number.
  *
  * Threads: one at a time per struct.
  * Ownership: the struct owns its fds.
@@ -32,6 +35,8 @@ struct cox_inherit {
     int fds[COX_INHERIT_COUNT];
     /* COX_INHERIT_COUNT or COX_SEALED_FD_COUNT; 0: nothing was taken */
     uint32_t count;
+    /* an eventfd; -1: none */
+    int notify_fd;
 };
 
 #define COX_INHERIT_CONTROL 0
@@ -63,6 +68,9 @@ int cox_inherit_open(struct cox_inherit *inherit, const char *name,
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err);
 /* Worker: the same for fds that came by the door, which are closed unless it returns 0. */
 int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err);
+/* Worker: takes over COXSWAIN_NOTIFY_FD. Returns 0; COX_INVALID: it is not open; COX_DENIED: it is
+ * a file, not an eventfd; -errno. */
+int cox_inherit_take_notify(struct cox_inherit *inherit, int fd, struct cox_error *err);
 /* Worker: attaches one channel from the fds, which stay open. The same checks and codes as
  * cox_channel_attach; a file need not have a name. */
 int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *channel,

@@ -7,9 +7,9 @@
  *
  *   offset 0     header            coordinator, before anyone attaches; magic last
  *          512   abort word        coordinator
- *          640   channels[4]       coordinator: one line of sequence numbers, then 8 frame records
- *          2176  ranks[0]          rank 0: identity line, then one line per channel (5)
- *          2176 + 768 * r          rank r
+ *          640   channels[4]       coordinator: a line of sequence numbers, then 32 frame records
+ *          5248  ranks[0]          rank 0: identity line, then three lines per channel (5)
+ *          5248 + 2048 * r         rank r
  *
  * The four request and response regions per channel have the layout of the executor protocol: a u32
  * length and the bytes, from the start of each frame or slot. Nothing else is in them.
@@ -19,8 +19,8 @@
  *
  *   request memory, written by the coordinator alone:
  *     0, 512, 640  header, abort word, channels as above
- *          2176    what ranks sleep on: a line per two-way channel, then a word per rank
- *          4096    request region of each two-way channel, each from a page's start on
+ *          5248    a word per rank: its reports that were taken out
+ *          8192    request region of each two-way channel, each from a page's start on
  *   memory of rank r, written by that rank (and by the coordinator before it has it):
  *          0       its block: identity and lines as above
  *          4096    its slots: `depth` of each two-way channel, then the one of the error channel
@@ -41,11 +41,13 @@
 
 #define COX_LINE_SIZE 128
 #define COX_LAYOUT_MAGIC UINT64_C(0x314E415753584F43) /* "COXSWAN1" */
-#define COX_LAYOUT_VERSION 1u
+#define COX_LAYOUT_VERSION 2u
 #define COX_LAYOUT_ABI 0x01020304u /* read back swapped by a machine of the other byte order */
 
 /* Frames of one channel, at most. */
-#define COX_DEPTH_MAX 8
+#define COX_DEPTH_MAX 32
+/* Of them, those whose tags are in the first line of a rank: a depth up to this costs no other. */
+#define COX_DEPTH_NEAR 8
 /* Bytes before the payload of a frame or slot: its length. */
 #define COX_PREFIX_SIZE 4
 
@@ -120,7 +122,11 @@ struct cox_layout_channel_state {
     _Atomic uint64_t ended;
     /* about when it was published, CLOCK_MONOTONIC; for display */
     _Atomic uint64_t stamp_ns;
-    uint8_t padding[COX_LINE_SIZE - 32];
+    /* bit i: the request in frame i has ended without the replies of all ranks */
+    _Atomic uint64_t cancelled_frames;
+    /* 1: the host of the coordinator has an fd that polls readable; ranks notify it of replies */
+    _Atomic uint32_t notify;
+    uint8_t padding[COX_LINE_SIZE - 44];
     struct cox_layout_frame frames[COX_DEPTH_MAX];
 };
 
@@ -143,8 +149,9 @@ struct cox_layout_rank_line {
     _Atomic uint64_t done;
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;
-    /* the sequence whose reply a slot holds; bit 63: it is an ExecuteResponse in any case */
-    _Atomic uint64_t tags[COX_DEPTH_MAX];
+    /* The sequence whose reply a slot holds, of the first frames; bit 63: it is an ExecuteResponse
+     * in any case. */
+    _Atomic uint64_t tags[COX_DEPTH_NEAR];
     /* state in bits 56-63, sequence below */
     _Atomic uint64_t word;
     /* about when word last changed, CLOCK_MONOTONIC; for display */
@@ -152,6 +159,9 @@ struct cox_layout_rank_line {
     /* the sequence table stands at this step */
     _Atomic uint64_t base;
     uint64_t reserved;
+    /* of the other frames */
+    _Atomic uint64_t far_tags[COX_DEPTH_MAX - COX_DEPTH_NEAR];
+    uint8_t padding[2 * COX_LINE_SIZE - 8 * (COX_DEPTH_MAX - COX_DEPTH_NEAR)];
 };
 
 enum cox_identity_state {
@@ -188,6 +198,11 @@ struct cox_layout_control {
 };
 
 /* ---- sealed groups ---- */
+
+/* What is mapped apart begins at multiples of this, whatever the machine's pages. */
+#define COX_SEALED_PAGE UINT64_C(4096)
+/* Where in the request memory the requests begin. */
+#define COX_SEALED_HEAD (2 * COX_SEALED_PAGE)
 
 /* In the request memory, behind the control region. Reports of each rank that were taken out of its
  * slot of the error channel, as their low 32 bits; the rank may sleep on it. release, after the
@@ -256,8 +271,11 @@ COX_LAYOUT_AT(cox_layout_channel_state, published, 0);
 COX_LAYOUT_AT(cox_layout_channel_state, void_through, 8);
 COX_LAYOUT_AT(cox_layout_channel_state, ended, 16);
 COX_LAYOUT_AT(cox_layout_channel_state, stamp_ns, 24);
+COX_LAYOUT_AT(cox_layout_channel_state, cancelled_frames, 32);
+COX_LAYOUT_AT(cox_layout_channel_state, notify, 40);
+_Static_assert(COX_DEPTH_MAX <= 64, "a bit for each frame");
 COX_LAYOUT_AT(cox_layout_channel_state, frames, COX_LINE_SIZE);
-_Static_assert(sizeof(struct cox_layout_channel_state) == 384, "channel state size");
+_Static_assert(sizeof(struct cox_layout_channel_state) == 1152, "channel state size");
 COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
 COX_LAYOUT_AT(cox_layout_rank_line, returned, 8);
 COX_LAYOUT_AT(cox_layout_rank_line, done, 16);
@@ -267,21 +285,24 @@ COX_LAYOUT_AT(cox_layout_rank_line, tags, 32);
 COX_LAYOUT_AT(cox_layout_rank_line, word, 96);
 COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 104);
 COX_LAYOUT_AT(cox_layout_rank_line, base, 112);
-_Static_assert(sizeof(struct cox_layout_rank_line) == COX_LINE_SIZE, "rank line size");
+COX_LAYOUT_AT(cox_layout_rank_line, far_tags, COX_LINE_SIZE);
+_Static_assert(sizeof(struct cox_layout_rank_line) == 3 * COX_LINE_SIZE, "rank line size");
 COX_LAYOUT_AT(cox_layout_identity, pid, 4);
 COX_LAYOUT_AT(cox_layout_identity, start, 8);
 COX_LAYOUT_AT(cox_layout_identity, generation, 16);
 _Static_assert(sizeof(struct cox_layout_identity) == COX_LINE_SIZE, "identity line size");
-_Static_assert(sizeof(struct cox_layout_rank) == 6 * COX_LINE_SIZE, "rank block size");
+_Static_assert(sizeof(struct cox_layout_rank) == 16 * COX_LINE_SIZE, "rank block size");
 COX_LAYOUT_AT(cox_layout_control, abort, 512);
 COX_LAYOUT_AT(cox_layout_control, channels, 640);
-COX_LAYOUT_AT(cox_layout_control, ranks, 2176);
+COX_LAYOUT_AT(cox_layout_control, ranks, 5248);
 _Static_assert(sizeof(struct cox_layout_rings) == 512, "rings size");
 COX_LAYOUT_AT(cox_layout_wake_channel, ring, COX_LINE_SIZE);
 COX_LAYOUT_AT(cox_layout_wake_channel, hints, 2 * COX_LINE_SIZE);
-_Static_assert(sizeof(struct cox_layout_wake_channel) == 10 * COX_LINE_SIZE, "wake channel size");
-_Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_rings) <= 4096,
-               "the first page of the request memory");
+_Static_assert(sizeof(struct cox_layout_wake_channel) == 34 * COX_LINE_SIZE, "wake channel size");
+_Static_assert(sizeof(struct cox_layout_control) + sizeof(struct cox_layout_rings) <=
+                   COX_SEALED_HEAD,
+               "the first pages of the request memory");
+_Static_assert(sizeof(struct cox_layout_rank) <= COX_SEALED_PAGE, "the first page of a rank's");
 _Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a futex is a lock-free 32-bit word");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "shared words need lock-free 64-bit atomics");
 

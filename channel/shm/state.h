@@ -157,6 +157,40 @@ static inline uint64_t cox_state_ended(const struct cox_layout_channel_state *sh
     return atomic_load_explicit(&shared->ended, memory_order_acquire);
 }
 
+/* Requests may end before earlier ones: `ended` does not say of them. release: a bit is cleared
+ * before the frame is published anew; partner is the acquire of whoever reads the frame. */
+static inline void cox_state_set_cancelled(struct cox_layout_channel_state *shared, uint64_t frames)
+{
+    atomic_store_explicit(&shared->cancelled_frames, frames, memory_order_release);
+    cox_fault_point(COX_FAULT_VOID_STORED);
+}
+
+/* True: nobody waits for the reply to `sequence`, which this rank has taken and not replied to, so
+ * that its frame is still its own. */
+static inline bool cox_state_cancelled(const struct cox_layout_channel_state *shared,
+                                       uint32_t depth, uint64_t sequence)
+{
+    return cox_state_ended(shared) >= sequence ||
+           atomic_load_explicit(&shared->cancelled_frames, memory_order_acquire) >>
+                   cox_geometry_frame(sequence, depth) &
+               1;
+}
+
+/* From now on ranks write to their eventfd after a reply. seq_cst, both sides: the caller gathers
+ * after this, and a rank reads this after the wakeup word of its reply; one of the two sees the
+ * other. Partner: cox_state_notifies. */
+static inline void cox_state_set_notify(struct cox_layout_channel_state *shared)
+{
+    atomic_store_explicit(&shared->notify, 1, memory_order_seq_cst);
+    cox_fault_point(COX_FAULT_VOID_STORED);
+}
+
+/* After the words of a reply; see cox_state_set_notify. */
+static inline bool cox_state_notifies(const struct cox_layout_channel_state *shared)
+{
+    return atomic_load_explicit(&shared->notify, memory_order_seq_cst) != 0;
+}
+
 /* What ends this group and no other. Two bits of it are always set: none that turns by itself makes
  * it of the 0 that stands there. */
 static inline uint32_t cox_state_abort_value(const struct cox_control *control)
@@ -186,8 +220,10 @@ static inline void cox_state_reset_line(struct cox_layout_rank_line *line, uint6
 {
     /* relaxed: the next process is forked after this; who reads here meanwhile knows that the rank
      * is dead. */
-    for (size_t i = 0; i < COX_DEPTH_MAX; i++)
+    for (size_t i = 0; i < COX_DEPTH_NEAR; i++)
         atomic_store_explicit(&line->tags[i], 0, memory_order_relaxed);
+    for (size_t i = 0; i < COX_DEPTH_MAX - COX_DEPTH_NEAR; i++)
+        atomic_store_explicit(&line->far_tags[i], 0, memory_order_relaxed);
     atomic_store_explicit(&line->base, 0, memory_order_relaxed);
     atomic_store_explicit(&line->epoch, 0, memory_order_relaxed);
     atomic_store_explicit(&line->generation, 0, memory_order_relaxed);
@@ -375,8 +411,12 @@ static inline void cox_state_set_returned(struct cox_layout_rank_line *line, uin
 static inline void cox_state_set_tag(struct cox_layout_rank_line *line, uint32_t depth,
                                      uint64_t sequence, bool failed)
 {
-    atomic_store_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
-                          sequence | (failed ? COX_TAG_FAILED : 0), memory_order_relaxed);
+    const uint64_t frame = cox_geometry_frame(sequence, depth);
+    const uint64_t tag = sequence | (failed ? COX_TAG_FAILED : 0);
+    if (frame < COX_DEPTH_NEAR)
+        atomic_store_explicit(&line->tags[frame], tag, memory_order_relaxed);
+    else
+        atomic_store_explicit(&line->far_tags[frame - COX_DEPTH_NEAR], tag, memory_order_relaxed);
     cox_fault_point(COX_FAULT_REPLY_TAGGED);
 }
 
@@ -405,8 +445,10 @@ static inline uint64_t cox_state_done(const struct cox_layout_rank_line *line)
 static inline uint64_t cox_state_tag(const struct cox_layout_rank_line *line, uint32_t depth,
                                      uint64_t sequence)
 {
-    return atomic_load_explicit(&line->tags[cox_geometry_frame(sequence, depth)],
-                                memory_order_relaxed);
+    const uint64_t frame = cox_geometry_frame(sequence, depth);
+    return frame < COX_DEPTH_NEAR ? atomic_load_explicit(&line->tags[frame], memory_order_relaxed)
+                                  : atomic_load_explicit(&line->far_tags[frame - COX_DEPTH_NEAR],
+                                                         memory_order_relaxed);
 }
 
 /* ---- sealed groups: reports taken out of a rank's slot of the error channel ---- */

@@ -170,6 +170,8 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     slot->published_ns = cox_now_ns();
     cox_state_set_stamp(cox_state_channel(collector->channel->control, collector->channel->id),
                         slot->published_ns);
+    if (collector->cancelled)
+        collector_set_cancelled(collector, entry->sequence, false);
     if (entry->replies)
         cox_gate_arm(gate, entry->sequence, asked_count(collector, &entry->asked));
     cox_request_publish(collector->channel, entry->sequence,
@@ -188,6 +190,9 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     atomic_store_explicit(&collector->news, entry->sequence, memory_order_relaxed);
     slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
     cox_collector_advance(collector);
+    if (entry->replies && cox_readiness_is_open(&collector->readiness))
+        cox_readiness_set_timer(&collector->readiness,
+                                cox_deadline_min(entry->deadline_ns, collector->rewake_ns));
     /* The collector planned its sleep without this one. */
     bool elsewhere = collector->sleep_rank >= 0 && !cox_gate_shared(gate) &&
                      !cox_rank_set_has(&entry->asked, (uint32_t)collector->sleep_rank);
@@ -283,6 +288,7 @@ void cox_collector_wake(struct cox_collector *collector)
     pthread_cond_broadcast(&collector->work);
     pthread_cond_broadcast(&collector->ended_cond);
     pthread_mutex_unlock(&collector->lock);
+    cox_readiness_signal(&collector->readiness);
 }
 
 COX_HOT struct cox_wait_snapshot cox_collector_snapshot(const struct cox_collector *collector)
@@ -459,6 +465,7 @@ void cox_collector_deinit(struct cox_collector *collector)
     }
     for (uint32_t i = 0; collector->lent && i < collector_geometry(collector)->depth; i++)
         cox_gathering_deinit(&collector->lent[i]);
+    cox_readiness_close(&collector->readiness);
     free(collector->lent);
     free(collector->kept);
     free(collector->ranks);

@@ -29,8 +29,9 @@
 #include "channel/base/spin.h"
 #include "channel/shm/channel.h"
 #include "completion.h"
-#include "last_errors.h"
+#include "coordinator/process/last_errors.h"
 #include "gathering.h"
+#include "readiness.h"
 #include "stats.h"
 #include "coordinator/process/supervise.h"
 
@@ -149,6 +150,8 @@ struct cox_collector {
     uint64_t ended;
     /* the gatherings of requests up to here have begun */
     uint64_t begun;
+    /* bit i: the request in frame i has ended without the replies of all ranks */
+    uint64_t cancelled;
     /* of requests up to here no answer is to come, or counts */
     uint64_t settled;
     /* When whoever has not taken its frame is woken again: those in flight by who gathers, those
@@ -207,6 +210,10 @@ struct cox_collector {
     struct cox_completion *kept;
     bool is_kept[COX_DEPTH_MAX];
     uint32_t kept_count;
+    /* the next deadline in flight, of the last pass; the gathering thread's */
+    uint64_t next_ns;
+    /* what cox_executor_fd hands out */
+    struct cox_readiness readiness;
     /* What the completions point to that were collected last; depth of them. */
     struct cox_gathering *lent;
     uint32_t lent_count;
@@ -279,6 +286,9 @@ int cox_collector_collect_call(struct cox_collector *collector, const struct cox
  */
 int cox_collector_collect(struct cox_collector *collector, struct cox_completion *completions,
                           uint32_t count_max, uint64_t deadline_ns, uint32_t *ret_count);
+/* The fd of cox_executor_fd, made at the first call: from then on ranks write to theirs after
+ * replies. Returns 0 or -errno. */
+int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *ret_fd);
 /* For cox_collector_await_room: gathers, until something has ended or the deadline has passed. */
 void cox_collector_collect_room(struct cox_collector *collector, uint64_t deadline_ns);
 /* Ends what is in flight, once `stopping` is set. */

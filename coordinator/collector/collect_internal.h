@@ -93,6 +93,19 @@ static inline bool collector_rewake_due(uint64_t *rewake_ns, uint64_t now)
     return true;
 }
 
+/* Tells the ranks whether the request in the frame of `sequence` has ended without them. */
+COX_HOT static inline void collector_set_cancelled(struct cox_collector *collector,
+                                                   uint64_t sequence, bool cancelled)
+{
+    const uint64_t bit = UINT64_C(1)
+                         << cox_geometry_frame(sequence, collector_geometry(collector)->depth);
+    if (!cancelled && !(collector->cancelled & bit))
+        return;
+    collector->cancelled = cancelled ? collector->cancelled | bit : collector->cancelled & ~bit;
+    cox_state_set_cancelled(cox_state_channel(collector->channel->control, collector->channel->id),
+                            collector->cancelled);
+}
+
 /* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or
  * -1. */
 int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence);

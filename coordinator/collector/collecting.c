@@ -2,7 +2,8 @@
  * Channels whose completions the host collects: there is no response thread. A thread that waits,
  * in a call or for completions, gathers for all; the others sleep until it has what they wait for,
  * or leaves, and one of them takes its place. A completion without a caller is kept in its frame
- * until it is collected; then what it points to is lent, until the next collection.
+ * until it is collected; then what it points to is lent, until the next collection. A host with an
+ * event loop learns by an fd when to collect (readiness.h).
  */
 #include "collect_internal.h"
 
@@ -75,6 +76,9 @@ static void gather_until(const struct until *until, until_fn done, uint64_t dead
         continue;
     collector->gathering = false;
     pthread_cond_broadcast(&collector->ended_cond);
+    /* A host that polls was passed over meanwhile, and is to set its timer. */
+    if (!collector->collecting && !nothing_is_in_flight(until))
+        cox_readiness_signal(&collector->readiness);
 }
 
 void cox_collector_keep(struct cox_collector *collector, const struct cox_entry *entry,
@@ -88,6 +92,8 @@ void cox_collector_keep(struct cox_collector *collector, const struct cox_entry 
     collector->kept_count++;
     cox_stats_return(&collector->stats, completion, completion->completed_ns);
     pthread_cond_broadcast(&collector->ended_cond);
+    if (!collector->collecting)
+        cox_readiness_signal(&collector->readiness);
 }
 
 bool cox_collector_is_uncollected(struct cox_collector *collector, uint64_t sequence)
@@ -177,6 +183,38 @@ static void take_back(struct cox_collector *collector)
     collector->lent_count = 0;
 }
 
+/* The fd becomes readable for what is left: completions that did not fit, and what is in flight. A
+ * block that a late rank may still read is released when it is looked at again. */
+static void expect_more(struct cox_collector *collector)
+{
+    uint64_t next_ns = COX_DEADLINE_NEVER;
+    if (collector->kept_count > 0)
+        cox_readiness_signal(&collector->readiness);
+    if (collector->ended != collector->published && !collector->gathering)
+        next_ns = cox_deadline_min(collector->next_ns, collector->rewake_ns);
+    if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0)
+        next_ns = cox_deadline_min(next_ns, cox_deadline_after_ns(COX_SLICE_NS));
+    cox_readiness_set_timer(&collector->readiness, next_ns);
+}
+
+int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *ret_fd)
+{
+    struct cox_readiness *readiness = &collector->readiness;
+    int r = 0;
+    pthread_mutex_lock(&collector->lock);
+    if (!cox_readiness_is_open(readiness)) {
+        r = cox_readiness_open(readiness, rank_fds, collector->rank_count);
+        if (r == 0)
+            cox_state_set_notify(
+                cox_state_channel(collector->channel->control, collector->channel->id));
+        /* Replies from before are looked at first. */
+        cox_readiness_signal(readiness);
+    }
+    *ret_fd = readiness->epoll_fd;
+    pthread_mutex_unlock(&collector->lock);
+    return r;
+}
+
 int cox_collector_collect(struct cox_collector *collector, struct cox_completion *completions,
                           uint32_t count_max, uint64_t deadline_ns, uint32_t *ret_count)
 {
@@ -193,6 +231,8 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
     cox_collector_release_blocks(collector);
 
     pthread_mutex_lock(&collector->lock);
+    if (cox_readiness_is_open(&collector->readiness))
+        cox_readiness_clear(&collector->readiness);
     do
         gather_until(&until, completion_is_kept, deadline_ns);
     while (!completion_is_kept(&until) && !is_over(deadline_ns));
@@ -201,6 +241,8 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
         lend(collector, kept_first(collector), &completions[count++]);
     const int r = count ? 0 : completion_is_kept(&until) ? COX_CLOSED : COX_TIMEOUT;
     collector->collecting = false;
+    if (cox_readiness_is_open(&collector->readiness))
+        expect_more(collector);
     /* A submit may wait for the frames. */
     pthread_cond_broadcast(&collector->ended_cond);
     pthread_mutex_unlock(&collector->lock);

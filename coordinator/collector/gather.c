@@ -198,6 +198,8 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     if (completion.status && entry->operation->step)
         cox_state_set_void(cox_state_channel(collector->channel->control, collector->channel->id),
                            collector->published);
+    if (completion.status)
+        collector_set_cancelled(collector, entry->sequence, true);
     entry->ended = true;
     cox_collector_advance(collector);
     cox_stats_end(&collector->stats, completion.status, &gathering->taken);
@@ -374,6 +376,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, entry->deadline_ns);
     }
     collector->seen = *before;
+    collector->next_ns = *ret_deadline_ns;
     if (apart && !cox_gate_shared(&collector->channel->gate))
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, cox_deadline_after_ns(COX_APART_NS));
     return false;

@@ -399,6 +399,20 @@ static json_t *link_names_json(json_t *links)
     return names;
 }
 
+/* The keys that these limits had before have the same values for one release. */
+static void alias_limits(json_t *limits)
+{
+    static const struct {
+        const char *name, *alias;
+    } aliases[] = {
+        {"fd store owners", "depositors"},
+        {"fd store entries", "deposits"},
+    };
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
+        if (json_object_get(limits, aliases[i].name))
+            json_object_set(limits, aliases[i].alias, json_object_get(limits, aliases[i].name));
+}
+
 static void json(const void *choice, json_t *root)
 {
     json_t *rank, *transfer = json_object_get(root, "transfer");
@@ -410,6 +424,7 @@ static void json(const void *choice, json_t *root)
     json_object_set_new(root, "unknown_rank", unknown_rank_json(root));
     json_object_del(root, "unknown_error");
     json_object_del(root, "unknown_error_age_s");
+    alias_limits(json_object_get(root, "limits"));
     if (json_is_object(transfer))
         json_object_set_new(transfer, "links", link_names_json(json_object_get(transfer, "links")));
 }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "channel/base/thread.h"
@@ -334,6 +335,18 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
     return r;
 }
 
+/* One for each, so that no rank can read away what another one wrote. */
+static int executor_create_notify_fds(struct cox_executor *executor, struct cox_error *err)
+{
+    int r = 0;
+    for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
+        int *fd = &executor->notify_fds[rank];
+        *fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        r = *fd < 0 ? -errno : cox_fd_raise(fd);
+    }
+    return r ? cox_fail(err, r, "eventfd: %s", cox_status_text(r)) : 0;
+}
+
 static int executor_create_collectors(struct cox_executor *executor, struct cox_error *err)
 {
     int r = 0;
@@ -381,6 +394,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     const struct cox_supervise_options options = {
         .rank_count = executor->geometry.rank_count,
         .ranks = executor->ranks,
+        .notify_fds = executor->options.collect ? executor->notify_fds : NULL,
         .command = executor->options.command,
         .pass_flags = !executor->options.no_flags,
         .prefix = prefix,
@@ -521,6 +535,7 @@ int cox_executor_start(const struct cox_executor_options *options,
     cox_ranks_init(executor->ranks, geometry.rank_count);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
         cox_inherit_init(&executor->replacements[rank]);
+        executor->notify_fds[rank] = -1;
     }
     pthread_mutex_init(&executor->recover_lock, NULL);
     cox_condition_init(&executor->recover_cond);
@@ -528,6 +543,8 @@ int cox_executor_start(const struct cox_executor_options *options,
     cox_name_objects(executor->objects, name, &geometry);
     executor_choose_blocks(executor);
     r = executor_create_memory(executor, err);
+    if (r == 0 && options->collect)
+        r = executor_create_notify_fds(executor, err);
     if (r == 0)
         r = executor_create_collectors(executor, err);
     if (r == 0)
@@ -675,6 +692,8 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     executor->supervisor = cox_supervisor_free(executor->supervisor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_deinit(&executor->collectors[c]);
+    for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
+        cox_close_fd(&executor->notify_fds[rank]);
     executor_unlink(executor);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++)
         cox_channel_close(&executor->channels[c]);

@@ -45,7 +45,7 @@ struct cox_executor_options {
     bool no_flags;
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
-    /* requests in flight per channel, 1 to 8; default 4 */
+    /* requests in flight per channel, 1 to 32; default 4 */
     uint32_t depth;
     /* whether who waits looks before it sleeps; channel/base/spin.h; default auto */
     enum cox_spin spin;
@@ -256,6 +256,34 @@ COX_PUBLIC int cox_executor_completions(struct cox_executor *executor, enum cox_
                                         struct cox_completion *ret_completions, uint32_t count_max,
                                         uint64_t deadline_ns, uint32_t *ret_count,
                                         struct cox_error *err);
+
+/* An fd for poll, epoll or an event loop, made at the first call: readable when completions of this
+ * channel are worth collecting, of a group that was started with options.collect. The host then
+ * calls cox_executor_completions with a deadline of 0, until it returns COX_TIMEOUT or less than
+ * count_max completions; that also makes the fd unreadable. The host does not read the fd.
+ *
+ *   poll(&(struct pollfd){.fd = fd, .events = POLLIN}, 1, -1);
+ *   r = cox_executor_completions(executor, channel, completions, depth, 0, &count, &err);
+ *
+ * It may be readable although there is no completion yet (COX_TIMEOUT): in a named group after the
+ * reply of each rank, in a sealed one after the last; up to every 50 ms while requests are in
+ * flight; once after the last one. An idle group causes no wakeup. Replies, deadlines, deaths and
+ * stop make it readable; without a host that collects, deadlines do not expire.
+ *
+ * Cost: from the first call on, a rank writes to an eventfd after a reply. A group that never asks
+ * for the fd has one eventfd per rank, and no call more.
+ *
+ * Ownership: the fd is the executor's, and the same at each call: do not close it; remove it from
+ *   the event loop before free. Blocks: nothing.
+ *
+ * Returns
+ *   0
+ *   COX_STATE: the group was started without options.collect
+ *   COX_INVALID: another channel than execute or transfer
+ *   -errno: no fd, no memory
+ */
+COX_PUBLIC int cox_executor_fd(struct cox_executor *executor, enum cox_channel_id channel,
+                               int *ret_fd, struct cox_error *err);
 
 struct cox_submit_options {
     /* set by COX_SUBMIT_OPTIONS_INIT (base.h) */

@@ -7,7 +7,7 @@
 #include "channel/shm/inherit.h"
 #include "channel/shm/state.h"
 #include "coordinator/collector/collect.h"
-#include "coordinator/collector/last_errors.h"
+#include "coordinator/process/last_errors.h"
 #include "executor.h"
 #include "coordinator/collector/error_channel.h"
 #include "operations.h"
@@ -39,6 +39,8 @@ struct cox_executor {
      * end of the door */
     pthread_mutex_t memory_lock;
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
+    /* With options.collect, of each rank: its eventfd, for cox_executor_fd; -1: not made. */
+    int notify_fds[COX_RANK_COUNT_MAX];
     struct cox_blocks_choice blocks;
     struct cox_last_errors last_errors;
     struct cox_supervisor *supervisor;

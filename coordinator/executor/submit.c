@@ -302,6 +302,23 @@ int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id 
              : 0;
 }
 
+int cox_executor_fd(struct cox_executor *executor, enum cox_channel_id channel, int *ret_fd,
+                    struct cox_error *err)
+{
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
+    (void)visited;
+    if (!cox_executor_is_async(channel))
+        return cox_fail(err, COX_INVALID,
+                        "completions are collected on the execute and transfer channels");
+    if (!executor->options.collect)
+        return cox_fail(err, COX_STATE,
+                        "this group's completions go to handlers: start it with options.collect");
+    int r = cox_collector_fd(&executor->collectors[channel], executor->notify_fds, ret_fd);
+    return r ? cox_fail(err, r, "%s: an fd for completions: %s", cox_channel_name(channel),
+                        cox_status_text(r))
+             : 0;
+}
+
 COX_HOT int cox_executor_submit(struct cox_executor *executor,
                                 const Coxswain__ExecuteRequest *request,
                                 const struct cox_submit_options *options, uint64_t *ret_sequence,

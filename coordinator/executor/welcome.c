@@ -310,6 +310,9 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
                                       : hand_out_named(executor, rank, answer, err);
     if (r == 0 && (tried || renewed))
         reset_rank(executor, rank);
+    /* Ranks that this process starts inherit it. */
+    if (r == 0 && executor->options.external_workers && executor->options.collect)
+        answer->fds[answer->fd_count++] = executor->notify_fds[rank];
     /* A rank that is a thread of this process (in tests) may write through the same mapping. */
     if (r == 0 && executor->geometry.sealed && visitor->pid != getpid()) {
         r = cox_sealed_give_rank(&executor->sealed, rank);

@@ -139,9 +139,9 @@ static int exec_failed(const char *command, const char *program, uint32_t rank, 
 static bool is_ours(const char *variable)
 {
     static const char *const names[] = {
-        "COXSWAIN_PREFIX=", "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=",
-        "COXSWAIN_DEVICE=", "COXSWAIN_PARENT_PID=", "COXSWAIN_GENERATION=",
-        "COXSWAIN_FDS=",    "COXSWAIN_DOOR=",       "COXSWAIN_ATTACH="};
+        "COXSWAIN_PREFIX=",     "COXSWAIN_RANK=",       "COXSWAIN_WORLD_SIZE=", "COXSWAIN_DEVICE=",
+        "COXSWAIN_PARENT_PID=", "COXSWAIN_GENERATION=", "COXSWAIN_FDS=",        "COXSWAIN_DOOR=",
+        "COXSWAIN_ATTACH=",     "COXSWAIN_NOTIFY_FD="};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strncmp(variable, names[i], strlen(names[i])) == 0)
             return true;
@@ -179,6 +179,7 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         .prefix = strdup(options->prefix),
         .door = options->door ? strdup(options->door) : NULL,
         .sealed = options->sealed,
+        .notify_fds = options->notify_fds,
     };
     for (const char *const *argument = options->command; *argument; argument++)
         strings_add(&made.command, "%s", *argument);
@@ -238,16 +239,24 @@ static void launch_deinit(struct launch *launch)
         cox_close_fd(&launch->fds[i]);
 }
 
-static int launch_copy_fds(struct launch *launch, const struct cox_launch_incarnation *incarnation)
+static int launch_copy_fd(struct launch *launch, int fd)
 {
-    COX_ASSERT(incarnation->fd_count <= COX_LAUNCH_FD_COUNT_MAX);
-    for (uint32_t i = 0; i < incarnation->fd_count; i++) {
-        int fd = fcntl(incarnation->fds[i], F_DUPFD_CLOEXEC, FD_FIRST + COX_LAUNCH_FD_COUNT_MAX);
-        if (fd < 0)
-            return -errno;
-        launch->fds[launch->fd_count++] = fd;
-    }
+    COX_ASSERT(launch->fd_count < COX_LAUNCH_FD_COUNT_MAX);
+    int copy = fcntl(fd, F_DUPFD_CLOEXEC, FD_FIRST + COX_LAUNCH_FD_COUNT_MAX);
+    if (copy < 0)
+        return -errno;
+    launch->fds[launch->fd_count++] = copy;
     return 0;
+}
+
+/* The group's memory, and behind it the eventfd of the rank. */
+static int launch_copy_fds(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
+                           const struct cox_launch_incarnation *incarnation)
+{
+    int r = 0;
+    for (uint32_t i = 0; r == 0 && i < incarnation->fd_count; i++)
+        r = launch_copy_fd(launch, incarnation->fds[i]);
+    return r == 0 && plan->notify_fds ? launch_copy_fd(launch, plan->notify_fds[rank]) : r;
 }
 
 static int launch_init(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
@@ -282,6 +291,8 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     strings_add(envp, "COXSWAIN_GENERATION=%u", incarnation->number);
     if (incarnation->fd_count)
         strings_add(envp, "COXSWAIN_FDS=%d:%u", FD_FIRST, incarnation->fd_count);
+    if (plan->notify_fds)
+        strings_add(envp, "COXSWAIN_NOTIFY_FD=%u", FD_FIRST + incarnation->fd_count);
     if (plan->door)
         strings_add(envp, "COXSWAIN_DOOR=%s", plan->door);
     if (plan->sealed)
@@ -292,7 +303,7 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     if (!r)
         r = pipe_init(&launch->streams[1]);
     if (!r)
-        r = launch_copy_fds(launch, incarnation);
+        r = launch_copy_fds(launch, plan, rank, incarnation);
     return r ? r : pipe_init(&launch->report);
 }
 

@@ -46,6 +46,8 @@ struct cox_launch_plan {
     /* without COXSWAIN_ variables of ours */
     struct cox_strings environment;
     int32_t devices[COX_RANK_COUNT_MAX];
+    /* borrowed, of each rank; NULL: none */
+    const int *notify_fds;
 };
 
 struct cox_launched {
@@ -58,7 +60,7 @@ struct cox_launched {
 };
 
 /* Fds that a new process inherits, at most. */
-#define COX_LAUNCH_FD_COUNT_MAX 29
+#define COX_LAUNCH_FD_COUNT_MAX 30
 
 /* Which incarnation of its rank a process is. */
 struct cox_launch_incarnation {

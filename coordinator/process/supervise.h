@@ -76,6 +76,9 @@ struct cox_supervise_options {
     bool sealed;
     /* none is started: see cox_supervisor_register; command is not used */
     bool external;
+    /* rank_count eventfds, which the workers inherit (COXSWAIN_NOTIFY_FD); borrowed until free;
+     * NULL: none */
+    const int *notify_fds;
     /* by when every worker is executed; 0: never */
     uint64_t deadline_ns;
     struct cox_supervise_hooks hooks;

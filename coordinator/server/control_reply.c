@@ -175,8 +175,8 @@ static int limits_fill(status_reply *reply, const struct cox_control_source *sou
         uint64_t count, max;
     } limits[] = {
         {"door connections", door.visitors, door.visitor_max},
-        {"depositors", door.fd_owners, door.fd_owner_max},
-        {"deposits", door.fd_entries, door.fd_entry_max},
+        {"fd store owners", door.fd_owners, door.fd_owner_max},
+        {"fd store entries", door.fd_entries, door.fd_entry_max},
         {"fds to close", door.closing, door.closing_max},
         {"closes that hang", door.hanging, COX_CLOSER_THREAD_MAX},
         {"control connections", source->connections, source->connections_max},

@@ -2,9 +2,10 @@
  * coxswain: what an engine needs on both sides of the channel.
  *
  *   worker       worker/loop/worker.h: attach to a group, serve its requests through callbacks,
- *                stop; worker/sequences/batch.h: one step of inference, as the execute callback
- *                gets it; worker/group/group.h: the rank group: barrier, all-gather of values,
- *                exchange of fds
+ *                stop; worker/loop/take.h: the same by requests that are taken and replied to;
+ *                worker/sequences/batch.h: one step of inference, as the execute callback gets it;
+ *                worker/group/group.h: the rank group: barrier, all-gather of values, exchange of
+ *                fds
  *   coordinator  coordinator/executor/executor.h: start a group of workers, submit, call, gather,
  *                stop; coordinator/executor/operations.h: init, link, pull, recover, as plain
  *                structs; coordinator/server/server.h: a group that `coxswain status`, stop,
@@ -26,6 +27,7 @@
 #include "proto/wire.h"
 #include "worker/sequences/batch.h"
 #include "worker/group/group.h"
+#include "worker/loop/take.h"
 #include "worker/loop/worker.h"
 
 #endif

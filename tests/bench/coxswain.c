@@ -1,6 +1,7 @@
 #include "coxswain.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -322,6 +323,33 @@ static int run_calls(struct coxswain *c, size_t count)
     return r;
 }
 
+/* ---- an event loop ---- */
+
+/* As an event loop does: sleeps in poll, and takes what is there. */
+static int run_polls(struct coxswain *c, size_t count)
+{
+    struct pollfd polled = {.events = POLLIN};
+    struct cox_completion completion;
+    uint32_t collected;
+    int r = cox_executor_fd(c->executor, COX_CHANNEL_EXECUTE, &polled.fd, c->err);
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        const uint64_t begin_ns = cox_now_ns();
+        r = submit_next(c);
+        while (r == 0) {
+            poll(&polled, 1, -1);
+            r = cox_executor_completions(c->executor, COX_CHANNEL_EXECUTE, &completion, 1, 0,
+                                         &collected, c->err);
+            if (r != COX_TIMEOUT)
+                break;
+            r = 0;
+        }
+        if (r == 0)
+            r = check_completion(&completion, c->rounds, c->err);
+        c->samples_ns[i] = cox_now_ns() - begin_ns;
+    }
+    return r;
+}
+
 /* ---- several callers ---- */
 
 struct caller {
@@ -392,6 +420,8 @@ static int coxswain_run(void *subject, uint8_t *request, uint64_t *samples_ns, s
     case GROUP_BY_CALL:
     case GROUP_BY_COLLECT:
         return run_calls(c, count);
+    case GROUP_BY_POLL:
+        return run_polls(c, count);
     case GROUP_BY_HAND_OFF:
         return run_hand_offs(c, count);
     case GROUP_BY_PING:
@@ -429,7 +459,8 @@ static int coxswain_start(const struct subject_options *options, void **ret_subj
     sem_init(&c->ended, 0, 0);
     int r = group_start(&flavour, options->rank_count, options->request_size, options->reply_size,
                         words, &c->executor, err);
-    if (r == 0 && flavour.by != GROUP_BY_CALL && flavour.by != GROUP_BY_COLLECT && !flavour.callers)
+    if (r == 0 && flavour.by != GROUP_BY_CALL && flavour.by != GROUP_BY_COLLECT &&
+        flavour.by != GROUP_BY_POLL && !flavour.callers)
         r = cox_executor_register(c->executor, COX_CHANNEL_EXECUTE, on_completion, c);
     if (r) {
         coxswain_stop(c);

@@ -21,7 +21,8 @@ static int flavour_set(struct group_flavour *flavour, const char *flag, const ch
         return flavour->sealed || strcmp(value, "named") == 0 ? 0 : COX_INVALID;
     }
     if (strcmp(flag, "--by") == 0) {
-        static const char *const names[] = {"submit", "call", "collect", "hand-off", "ping"};
+        static const char *const names[] = {"submit", "call",     "collect",
+                                            "poll",   "hand-off", "ping"};
         uint32_t by = 0;
         while (by < GROUP_BY_COUNT && strcmp(value, names[by]) != 0)
             by++;
@@ -102,7 +103,7 @@ int group_start(const struct group_flavour *flavour, uint32_t rank_count, size_t
         .command = command,
         .depth = depth,
         .spin = flavour->spin,
-        .collect = flavour->by == GROUP_BY_COLLECT,
+        .collect = flavour->by == GROUP_BY_COLLECT || flavour->by == GROUP_BY_POLL,
         .attach = flavour->sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .line = show_line,
     };

@@ -19,6 +19,8 @@ enum group_by {
     GROUP_BY_CALL,
     /* call, in a group whose completions the caller collects: no response thread */
     GROUP_BY_COLLECT,
+    /* submit, and collected by a thread that sleeps in poll (cox_executor_fd) */
+    GROUP_BY_POLL,
     /* submit; its handler wakes the thread that submits: what one hand-off more costs in a round */
     GROUP_BY_HAND_OFF,
     GROUP_BY_PING, /* nothing is asked: two threads wake each other; a sample is one way */

@@ -20,6 +20,8 @@ static const struct kind kinds[] = {
     {.name = "sealed", .words = OWN("coxswain", "--attach", "sealed")},
     {.name = "sealed-call", .words = OWN("coxswain", "--attach", "sealed", "--by", "call")},
     {.name = "sealed-collect", .words = OWN("coxswain", "--attach", "sealed", "--by", "collect")},
+    {.name = "named-poll", .words = OWN("coxswain", "--attach", "named", "--by", "poll")},
+    {.name = "sealed-poll", .words = OWN("coxswain", "--attach", "sealed", "--by", "poll")},
     {.name = "sealed-hand-off", .words = OWN("coxswain", "--attach", "sealed", "--by", "hand-off")},
     {.name = "ping", .words = OWN("coxswain", "--attach", "sealed", "--by", "ping")},
     {.name = "sealed-off", .words = OWN("coxswain", "--attach", "sealed", "--spin", "off")},
@@ -58,9 +60,9 @@ static const struct kind kinds[] = {
 };
 
 const char *const kinds_of_bytes[] = {
-    "semaphore",      "futex",           "named",       "named-call", "sealed",  "sealed-call",
-    "sealed-collect", "seqpacket",       "zmq",         "nng",        "iceoryx", "mpi",
-    "pickle",         "semaphore-again", "futex-again", NULL};
+    "semaphore",      "futex",      "named",       "named-call",      "sealed",      "sealed-call",
+    "sealed-collect", "named-poll", "sealed-poll", "seqpacket",       "zmq",         "nng",
+    "iceoryx",        "mpi",        "pickle",      "semaphore-again", "futex-again", NULL};
 const char *const kinds_of_curves[] = {"semaphore", "futex", "named", "sealed", NULL};
 const char *const kinds_of_one[] = {"futex", "sealed", "sealed-off", "sealed-max", NULL};
 const char *const kinds_of_steps[] = {"sealed-bytes",     "sealed-step-16",  "sealed-step-256",

@@ -26,7 +26,7 @@
 #include <sanitizer/lsan_interface.h>
 #endif
 
-#define OBJECT_SIZE_MAX 65536
+#define OBJECT_SIZE_MAX (256 << 10)
 #define PATTERN 0xa5
 /* Places in the libraries that were seen to fail. */
 #define SITE_COUNT_MAX 1024

@@ -22,8 +22,8 @@
 struct countdown_subject {
     /* in the text of a failed test */
     const char *name;
-    /* What is constructed, at most 64 KiB; 0: nothing. Untouched after a failure unless `in_place`.
-     */
+    /* What is constructed, at most 256 KiB; 0: nothing. Untouched after a failure unless
+     * `in_place`. */
     size_t size;
     /* the object is in the caller's memory, a failed init may have written there */
     bool in_place;

@@ -721,6 +721,16 @@ static int worker_run(void *object, struct cox_error *err)
     return cox_worker_run(served, err);
 }
 
+static int worker_start(void *object, struct cox_error *err)
+{
+    (void)object;
+    int r = cox_worker_start(served, COX_WORKER_TAKES(COX_CHANNEL_EXECUTE), err);
+    if (r)
+        return r;
+    cox_worker_stop(served);
+    return cox_worker_join(served, err);
+}
+
 /* Legacy: regions and semaphores without a control region. */
 static void legacy_prepare(void)
 {
@@ -759,6 +769,12 @@ static const struct countdown_subject worker_runs = {
     .prepare = served_prepare,
     .restore = served_restore,
 };
+static const struct countdown_subject worker_starts = {
+    .name = "worker_start",
+    .construct = worker_start,
+    .prepare = served_prepare,
+    .restore = served_restore,
+};
 static const struct countdown_subject worker_legacy_shim = {
     .name = "legacy_shim_create",
     .size = sizeof(struct cox_control),
@@ -787,10 +803,7 @@ static const struct countdown_subject *const memories[] = {
     &memory_arena, &memory_unpack, &memory_table, &memory_sequence_store, &memory_batch_builder,
 };
 static const struct countdown_subject *const workers[] = {
-    &worker_attaches,
-    &worker_attaches_legacy,
-    &worker_runs,
-    &worker_legacy_shim,
+    &worker_attaches, &worker_attaches_legacy, &worker_runs, &worker_starts, &worker_legacy_shim,
 };
 
 #define EACH(list, run)                                                                            \

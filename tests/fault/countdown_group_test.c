@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "coordinator/collector/collect.h"
@@ -301,6 +302,42 @@ static const struct countdown_subject group_executor = {
     .costly = true,
 };
 
+static int rank_fds[RANK_COUNT];
+
+static void readiness_prepare(void)
+{
+    for (int rank = 0; rank < RANK_COUNT; rank++)
+        assert_true((rank_fds[rank] = eventfd(0, EFD_CLOEXEC)) >= 0);
+}
+
+static void readiness_restore(void)
+{
+    for (int rank = 0; rank < RANK_COUNT; rank++)
+        cox_close_fd(&rank_fds[rank]);
+}
+
+static int readiness_open(void *object, struct cox_error *err)
+{
+    (void)err;
+    return cox_readiness_open(object, rank_fds, RANK_COUNT);
+}
+
+static void readiness_close(void *object)
+{
+    cox_readiness_close(object);
+}
+
+static const struct countdown_subject collector_readiness = {
+    .name = "readiness_open",
+    .size = sizeof(struct cox_readiness),
+    .in_place = true,
+    .construct = readiness_open,
+    .destroy = readiness_close,
+    .prepare = readiness_prepare,
+    .restore = readiness_restore,
+    .wordless = true,
+};
+
 static int server_start(void *object, struct cox_error *err)
 {
     struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
@@ -488,6 +525,7 @@ static void b4_b15_nothing_is_left_of_a_group_when_any_call_of_its_start_fails(v
 {
     (void)state;
     executor_choose(2, false);
+    executor_options.collect = true;
     countdown_once(&group_executor);
 }
 
@@ -510,6 +548,13 @@ static void a_group_starts_through_interruptions(void **state)
     (void)state;
     executor_choose(1, false);
     countdown_interrupted(&group_executor);
+}
+
+static void b15_b19_an_fd_for_event_loops_is_undone_when_any_call_fails(void **state)
+{
+    (void)state;
+    countdown_once(&collector_readiness);
+    countdown_sticky(&collector_readiness);
 }
 
 static void b4_b15_nothing_is_left_of_a_server_when_any_call_of_its_start_fails(void **state)
@@ -566,6 +611,7 @@ int main(void)
         TEST(b19_a_group_tells_the_first_of_many_failures),
         TEST(b4_b15_nothing_is_left_of_a_legacy_group_when_any_call_of_its_start_fails),
         TEST(a_group_starts_through_interruptions),
+        TEST(b15_b19_an_fd_for_event_loops_is_undone_when_any_call_fails),
         TEST(b4_b15_nothing_is_left_of_a_server_when_any_call_of_its_start_fails),
         TEST(b15_b19_a_foreground_group_gives_signals_and_fds_back_when_any_call_fails),
         TEST(b19_what_could_not_be_made_leaves_its_group_alone),

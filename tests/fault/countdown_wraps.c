@@ -12,7 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
@@ -534,6 +536,21 @@ int __wrap_fcntl(int fd, int command, ...)
 WRAP(int, eventfd, unsigned value, int flags)
 {
     return FAILS("eventfd", ENFILE, 0, 0) ? -1 : __real_eventfd(value, flags);
+}
+
+WRAP(int, epoll_create1, int flags)
+{
+    return FAILS("epoll_create1", EMFILE, 0, 0) ? -1 : __real_epoll_create1(flags);
+}
+
+WRAP(int, epoll_ctl, int epoll_fd, int operation, int fd, struct epoll_event *event)
+{
+    return FAILS("epoll_ctl", ENOSPC, 0, 0) ? -1 : __real_epoll_ctl(epoll_fd, operation, fd, event);
+}
+
+WRAP(int, timerfd_create, int clock, int flags)
+{
+    return FAILS("timerfd_create", EMFILE, 0, 0) ? -1 : __real_timerfd_create(clock, flags);
 }
 
 WRAP(int, signalfd, int fd, const sigset_t *set, int flags)

@@ -76,9 +76,12 @@ static bool is_forgery(uint64_t offset)
         return false;
     uint64_t in_line =
         (in_rank - offsetof(struct cox_layout_rank, lines)) % sizeof(struct cox_layout_rank_line);
-    uint64_t tags = offsetof(struct cox_layout_rank_line, tags);
-    return in_line >= tags && in_line < tags + COX_DEPTH_MAX * sizeof(uint64_t) &&
-           (in_line - tags) % sizeof(uint64_t) == 0;
+    const struct cox_layout_rank_line *line = NULL;
+    uint64_t near = offsetof(struct cox_layout_rank_line, tags);
+    uint64_t far = offsetof(struct cox_layout_rank_line, far_tags);
+    return ((in_line >= near && in_line < near + sizeof line->tags) ||
+            (in_line >= far && in_line < far + sizeof line->far_tags)) &&
+           in_line % sizeof(uint64_t) == 0;
 }
 
 static bool is_abort(uint64_t offset)

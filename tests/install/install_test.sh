@@ -79,7 +79,7 @@ symbols() {
 }
 
 examples_or_skip() {
-    for example in worker coordinator queue domain; do
+    for example in worker take coordinator queue domain; do
         if [ ! -e "$SOURCE/examples/$example.c" ]; then
             echo "SKIP: examples/$example.c does not exist"
             exit 77
@@ -114,7 +114,7 @@ pkg_config() {
     [ "$(pkg-config --modversion coxswain-proto)" = "$VERSION" ] || fail "coxswain-proto.pc has another version"
     shared=$(pkg-config --cflags --libs coxswain)
     static=$(pkg-config --static --cflags --libs coxswain | sed -E 's/-lcoxswain(-proto)?/-l:libcoxswain\1.a/g')
-    for example in worker coordinator queue domain; do
+    for example in worker take coordinator queue domain; do
         "$CC" -o "$scratch/$example" "$SOURCE/examples/$example.c" $shared
         "$CC" -o "$scratch/${example}_static" "$SOURCE/examples/$example.c" $static
     done
@@ -122,7 +122,9 @@ pkg_config() {
         fail "the static programs need libcoxswain.so"
     fi
     LD_LIBRARY_PATH=$LIBDIR run_examples "$scratch/coordinator" "$scratch/worker"
+    LD_LIBRARY_PATH=$LIBDIR run_examples "$scratch/coordinator" "$scratch/take"
     run_examples "$scratch/coordinator_static" "$scratch/worker_static"
+    run_examples "$scratch/coordinator_static" "$scratch/take_static"
     LD_LIBRARY_PATH=$LIBDIR run_queue "$scratch/queue"
     run_queue "$scratch/queue_static"
     LD_LIBRARY_PATH=$LIBDIR run_domain "$scratch/domain"
@@ -136,6 +138,7 @@ find_package() {
         -D COXSWAIN_VERSION="$VERSION" -D EXAMPLES="$SOURCE/examples"
     "$CMAKE" --build "$scratch/build"
     run_examples "$scratch/build/coordinator" "$scratch/build/worker"
+    run_examples "$scratch/build/coordinator" "$scratch/build/take"
     run_examples "$scratch/build/coordinator_static" "$scratch/build/worker_static"
     run_queue "$scratch/build/queue"
     run_queue "$scratch/build/queue_static"

@@ -1,4 +1,5 @@
 #include "ranks.h"
+#include "script_take.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -135,13 +136,14 @@ static int rank_serve(struct rank *rank, struct script *script, struct cox_error
         return cox_fail(err, r, "its relay: %s", cox_status_text(r));
     /* Its door is closed while it may still be parked: that must not end the whole program. */
     rank->hello.options.on_orphan = COX_ORPHAN_RETURN;
+    rank->hello.options.notify_fd = 0; /* the number of an fd of the relay */
     r = cox_worker_new_as(&self, &rank->hello.options, script_callbacks(rank->hello.mode), script,
                           &worker, err);
     if (r)
         return r;
     script_set_worker(script, worker);
     rank_set_worker(rank, worker);
-    r = cox_worker_run(worker, err);
+    r = script_run(script, rank->hello.mode, worker, rank->host.out_fd, err);
     rank_set_worker(rank, NULL);
     cox_worker_free(worker);
     return r;

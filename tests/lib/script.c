@@ -1,4 +1,5 @@
 #include "script.h"
+#include "script_take.h"
 
 #include "channel/base/hash.h"
 #include "channel/shm/control.h"
@@ -898,9 +899,10 @@ static void on_finalize(void *context)
 
 #define COMMON_CALLBACKS                                                                           \
     .size = sizeof(struct cox_worker_callbacks), .init = on_init, .execute = on_execute,           \
-    .cleanup = on_cleanup, .opaque = on_opaque, .link = on_link, .link_status = on_link_status,    \
-    .lora = on_lora, .pull_kv = on_pull_kv, .clear = on_clear, .reinit = on_reinit,                \
-    .finalize = on_finalize
+    .opaque = on_opaque, OTHER_CALLBACKS
+#define OTHER_CALLBACKS                                                                            \
+    .cleanup = on_cleanup, .link = on_link, .link_status = on_link_status, .lora = on_lora,        \
+    .pull_kv = on_pull_kv, .clear = on_clear, .reinit = on_reinit, .finalize = on_finalize
 static const struct cox_worker_callbacks callbacks = {
     COMMON_CALLBACKS,
     .pause = on_pause,
@@ -913,10 +915,21 @@ static const struct cox_worker_callbacks pausing_callbacks = {
     .pause_net = on_real_pause_net,
     .start = on_real_start,
 };
+static const struct cox_worker_callbacks taking_callbacks = {
+    .size = sizeof(struct cox_worker_callbacks),
+    OTHER_CALLBACKS,
+    .pause = on_pause,
+    .pause_net = on_pause_net,
+    .start = on_start,
+};
 static const struct cox_worker_callbacks no_callbacks = COX_WORKER_CALLBACKS_INIT;
 
 const struct cox_worker_callbacks *script_callbacks(const char *mode)
 {
+    if (strcmp(mode, "obey") == 0)
+        return &callbacks;
+    if (script_takes(mode))
+        return &taking_callbacks;
     if (strcmp(mode, "pauses") == 0 || strcmp(mode, "leaves") == 0)
         return &pausing_callbacks;
     return strcmp(mode, "mute") == 0 ? &no_callbacks : &callbacks;

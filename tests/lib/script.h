@@ -82,7 +82,7 @@ struct script *script_free(struct script *script); /* returns NULL */
 /* Before run: for commands that need the worker. */
 void script_set_worker(struct script *script, struct cox_worker *worker);
 /* For a context that is the script; mode "mute": none at all; "pauses", "leaves": pause, pause_net
- * and start do so. */
+ * and start do so; "takes": what is taken has none (script_take.h); "obey": of what is taken. */
 const struct cox_worker_callbacks *script_callbacks(const char *mode);
 
 /* Does it in this process. */

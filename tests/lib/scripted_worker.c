@@ -6,10 +6,11 @@
  * attaches, `world` attaches with a world that is too large, `group` attaches to no such group,
  * `mute` has no callbacks, `dies G...` and `sleeps G...` do so before they attach in the lives
  * (generations) listed, `returns` outlives its coordinator, `pauses` and `leaves` really pause, the
- * latter also out of callbacks that are stuck.
+ * latter also out of callbacks that are stuck, `takes` takes its requests.
  */
 #include "ranks.h"
 #include "script.h"
+#include "script_take.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -40,7 +41,7 @@ static int run_rank(const struct cox_worker_options *options, const char *mode,
     int r = cox_worker_new(options, script_callbacks(mode), script, &worker, err);
     if (r == 0) {
         script_set_worker(script, worker);
-        r = cox_worker_run(worker, err);
+        r = script_run(script, mode, worker, STDOUT_FILENO, err);
     }
     cox_worker_free(worker);
     script_free(script);

@@ -693,7 +693,7 @@ def wrong_input_is_named():
         (["generate", "--max-tokens", "0", "1+1="], 2, "--max-tokens"),
         (["generate", "--temperature", "hot", "1+1="], 2, "--temperature"),
         (["generate", "--top-p", "1.5", "1+1="], 2, "--top-p"),
-        (["generate", "--depth", "9", "1+1="], 2, "1 to 8"),
+        (["generate", "--depth", "33", "1+1="], 2, "1 to 32"),
         (["generate", "--legacy-workers", "--depth", "2", "1+1="], 2, "depth 1"),
         (["generate", "--spin", "full", "1+1="], 2, "--spin is 'full': expected off, auto or max"),
         (["run", "--spin", ""], 2, "--spin is '': expected off, auto or max"),

@@ -47,7 +47,7 @@ def test_p3_status_tells_how_every_rank_is():
         check([rank["pid"] for rank in status["ranks"]] == group.pids, "wrong pids: %s" % status)
         check(all(rank["life"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
         check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
-        for name in ("door connections", "depositors", "deposits", "fds to close", "control connections", "clients with prompts"):
+        for name in ("door connections", "fd store owners", "fd store entries", "depositors", "deposits", "fds to close", "control connections", "clients with prompts"):
             check(0 <= status["limits"][name]["count"] <= status["limits"][name]["max"] > 0, "wrong: %s" % status["limits"])
         check(re.search(r"control connections \d+ of 32\b", result.out), "no limits", result)
         check([c["name"] for c in status["channels"]] == ["execute", "shared_sync_link", "transfer", "recover_command"],

@@ -12,10 +12,10 @@ endfunction()
 
 # The executor with real workers; scripted_worker obeys what the requests say.
 set(executor_tests attach collect completion counters executor faults flight group lateness operations pause
-    replay restart session step threads worker wrapper)
+    replay restart session step take threads worker wrapper)
 foreach(name IN LISTS executor_tests)
     cox_executor_tier(tier ${name} QUICK attach collect completion counters executor faults flight lateness
-        operations replay restart session step threads worker wrapper)
+        operations replay restart session step take threads worker wrapper)
     cox_multi_test(NAME ${name} TIER ${tier} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_testlib TIMEOUT 120)
     add_dependencies(test_multi_${name} scripted_worker)
@@ -27,8 +27,8 @@ add_dependencies(test_multi_soak scripted_worker)
 
 # The same with ranks as threads. Left out: faults, whose ranks are killed by their own fault points, and wrapper, which
 # is about processes.
-foreach(name attach collect counters executor flight group lateness operations pause step threads)
-    cox_executor_tier(tier ${name} QUICK attach collect counters flight step NIGHTLY group)
+foreach(name attach collect counters executor flight group lateness operations pause step take threads)
+    cox_executor_tier(tier ${name} QUICK attach collect counters flight step take NIGHTLY group)
     cox_thread_test(NAME ${name} TIER ${tier} SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         TIMEOUT 240)
 endforeach()
@@ -38,12 +38,28 @@ cox_thread_test(NAME soak TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/soak_test.c
 # And with sealed groups: nothing has a name, the gates are futexes.
 foreach(name IN LISTS executor_tests)
     cox_executor_tier(tier ${name} QUICK attach counters executor faults flight operations restart
-        step worker)
+        step take worker)
     cox_executor_tier(threads ${name} NIGHTLY lateness)
     cox_executor_tier(looking ${name} NIGHTLY group lateness pause)
     cox_sealed_test(${name} TIER ${tier} THREADS ${threads} LOOKING ${looking} TIMEOUT 240)
 endforeach()
 cox_sealed_test(soak TIER all THREADS all LOOKING nightly TIMEOUT 240 ARGS 20000)
+
+# Workers that take requests and reply to them do what those with callbacks do.
+foreach(name executor flight operations replay step)
+    cox_executor_tier(tier ${name} QUICK step)
+    cox_command_test(NAME takes/${name} LABEL multi TIER ${tier} TIMEOUT 120 PROCESSORS 2
+        ENVIRONMENT "COX_TEST_TAKES=1" COMMAND test_multi_${name})
+    cox_command_test(NAME takes_sealed/${name} LABEL sealed TIER all TIMEOUT 240 PROCESSORS 2
+        ENVIRONMENT "COX_TEST_TAKES=1" "COXSWAIN_TEST_ATTACH=sealed" COMMAND test_multi_${name})
+endforeach()
+
+# A host with an event loop. Not with ranks as threads, which inherit no eventfd.
+cox_multi_test(NAME poll TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/poll_test.c
+    LIBS coxswain_testlib TIMEOUT 120)
+add_dependencies(test_multi_poll scripted_worker)
+cox_command_test(NAME sealed/poll LABEL sealed TIER quick TIMEOUT 240 PROCESSORS 2
+    ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed" COMMAND test_multi_poll)
 
 # Control connections without a door.
 cox_multi_test(NAME service TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c

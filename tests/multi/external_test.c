@@ -1,6 +1,7 @@
 /* Workers that are started by hand log on at the door of a group that waits for them. */
 #include "testing.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -24,6 +25,7 @@
 #include "channel/shm/sealed.h"
 #include "channel/socket/socket.h"
 #include "channel/shm/state.h"
+#include "coordinator/executor/executor_internal.h"
 
 extern char **environ;
 
@@ -51,29 +53,31 @@ static void *start_main(void *argument)
     return NULL;
 }
 
-/* On return its door is open. */
-static void group_wait_long(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach,
-                            uint64_t finalize_ms)
+/* With the options that the caller has set; on return its door is open. */
+static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
 {
     struct stat st;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    *waiting = (struct waiting){.result = -1};
-    waiting->options = (struct cox_executor_options){
-        .size = sizeof(struct cox_executor_options),
-        .name = test_unique_name(waiting->name),
-        .rank_count = rank_count,
-        .attach = attach,
-        .external_workers = true,
-        .start_timeout_ms = TEST_PATIENCE_MS,
-        .finalize_ms = finalize_ms,
-        .term_ms = finalize_ms,
-    };
+    waiting->result = -1;
+    waiting->options.size = sizeof waiting->options;
+    waiting->options.name = test_unique_name(waiting->name);
+    waiting->options.rank_count = rank_count;
+    waiting->options.attach = attach;
+    waiting->options.external_workers = true;
+    waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
     snprintf(waiting->door, sizeof waiting->door, "%s/%s.door", test_door_folder(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
     while (stat(waiting->door, &st) < 0) {
         assert_true(cox_now_ns() < deadline_ns);
         sched_yield();
     }
+}
+
+static void group_wait_long(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach,
+                            uint64_t finalize_ms)
+{
+    *waiting = (struct waiting){.options = {.finalize_ms = finalize_ms, .term_ms = finalize_ms}};
+    group_wait(waiting, rank_count, attach);
 }
 
 static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
@@ -203,6 +207,36 @@ static void a14_workers_started_by_hand_log_on_in_any_order(void **state)
 {
     (void)state;
     EACH_ATTACH(any_order);
+}
+
+/* Their eventfds come with the welcome. */
+static void notify(enum cox_attach attach)
+{
+    struct waiting waiting = {.options = {.collect = true}};
+    struct hand hands[2];
+    struct cox_error err = {0};
+    int fd = -1;
+    group_wait(&waiting, 2, attach);
+    for (int i = 0; i < 2; i++)
+        hands[i] = worker_start(&waiting, i, -1, false);
+    expect_complete(&waiting);
+    struct cox_executor *executor = test_group_executor(waiting.group);
+    assert_int_equal(cox_executor_fd(executor, COX_CHANNEL_EXECUTE, &fd, &err), 0);
+    test_expect_echo(waiting.group, "told");
+    uint64_t counts[2] = {0};
+    for (int i = 0; i < 2; i++)
+        if (read(executor->notify_fds[i], &counts[i], sizeof counts[i]) < 0)
+            assert_int_equal(errno, EAGAIN);
+    assert_true(counts[0] + counts[1] >= 1);
+    test_group_free(waiting.group);
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(worker_end(&hands[i], NULL), 0);
+}
+
+static void p4_workers_started_by_hand_notify_a_host_that_polls(void **state)
+{
+    (void)state;
+    EACH_ATTACH(notify);
 }
 
 static void refusals(enum cox_attach attach)
@@ -442,6 +476,16 @@ static void a24_a_worker_that_dies_later_is_named(void **state)
     EACH_ATTACH(death_later);
 }
 
+static void await_taken(const struct waiting *waiting, uint32_t rank, uint64_t sequence)
+{
+    const struct cox_control *control = &test_group_executor(waiting->group)->control;
+    uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
+    while (cox_state_taken(cox_state_line(control, rank, COX_CHANNEL_EXECUTE)) < sequence) {
+        assert_true(cox_now_ns() < deadline_ns);
+        sched_yield();
+    }
+}
+
 /* Whoever stands beside it in its process group is none of ours. */
 static void stop_spares(enum cox_attach attach)
 {
@@ -465,6 +509,9 @@ static void stop_spares(enum cox_attach attach)
     const struct test_how busy = {.gather = COX_GATHER_ALL, .ranks = 6, .timeout_ms = 1};
     assert_int_equal(test_call_how(waiting.group, NULL, &deaf, "deaf"), 0);
     assert_int_equal(test_call_how(waiting.group, NULL, &busy, "spin"), COX_TIMEOUT);
+    /* A rank that is stopped before it has taken the request leaves it, and hears the goodbye. */
+    await_taken(&waiting, 1, 2);
+    await_taken(&waiting, 2, 2);
     cox_executor_stop(test_group_executor(waiting.group));
     test_group_free(waiting.group);
     assert_int_equal(worker_end(&hands[0], NULL), 0);
@@ -713,6 +760,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         TEST(a14_workers_started_by_hand_log_on_in_any_order),
+        TEST(p4_workers_started_by_hand_notify_a_host_that_polls),
         TEST(a4_a5_one_too_many_or_another_world_is_told_why),
         TEST(p10_b14_a_logon_of_any_bytes_gets_a_word_and_harms_nobody),
         TEST(a24_a_worker_that_dies_while_the_group_waits_is_named),

@@ -580,8 +580,8 @@ static void m16_geometry_that_cannot_be_is_refused(void **state)
     options.rank_count = COX_RANK_COUNT_MAX + 1;
     expect_refused(&options, COX_INVALID, "129 ranks");
     options.rank_count = 2;
-    options.depth = 9;
-    expect_refused(&options, COX_INVALID, "depth 9");
+    options.depth = 33;
+    expect_refused(&options, COX_INVALID, "depth 33");
     options.depth = 2;
     options.legacy_workers = true;
     expect_refused(&options, COX_INVALID, "depth 1");

@@ -72,7 +72,7 @@ UNITS = {
     "proto": ["step_wire wire"],
     "worker/sequences": ["table table_private"],
     "worker/group": ["group group_layout group_memory group_private"],
-    "worker/loop": ["pause worker worker_internal"],
+    "worker/loop": ["lending pause serve_internal take worker worker_internal"],
     "coordinator/process": ["launch supervise supervise_internal"],
     "coordinator/collector": ["collect collect_internal gathering report"],
     "coordinator/executor": ["executor executor_internal group_memory operations"],

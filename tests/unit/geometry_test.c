@@ -163,14 +163,14 @@ static void legacy_means_depth_1(void **state)
 
 static void ranks_and_depth_have_bounds(void **state)
 {
-    const struct cox_geometry_choice none = {0}, nine = {.depth = 9},
+    const struct cox_geometry_choice none = {0}, over = {.depth = 33},
                                      absurd = {.depth = UINT32_MAX};
     (void)state;
     refused(0, &none, "0 ranks", "1 to 128");
     refused(129, &none, "129 ranks", "1 to 128");
     refused(UINT32_MAX, &none, "4294967295 ranks", "1 to 128");
-    refused(8, &nine, "depth 9", "1 to 8");
-    refused(8, &absurd, "depth 4294967295", "1 to 8");
+    refused(8, &over, "depth 33", "1 to 32");
+    refused(8, &absurd, "depth 4294967295", "1 to 32");
 }
 
 static void tiny_and_absurd_sizes_are_refused_with_the_numbers(void **state)

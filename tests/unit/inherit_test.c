@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <limits.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 
 #include "channel_fixture.h"
@@ -99,6 +100,27 @@ static void numbers_that_cannot_be_are_refused(void **state)
     refused(INT_MAX - COX_INHERIT_COUNT, COX_INHERIT_COUNT, COX_INVALID, "is not open");
 }
 
+static void p4_an_eventfd_is_taken_and_nothing_else(void **state)
+{
+    (void)state;
+    struct cox_inherit inherit;
+    struct cox_error err = {0};
+    const int number = eventfd(0, 0), file = memfd_create("file", MFD_CLOEXEC);
+    cox_inherit_init(&inherit);
+    assert_int_equal(cox_inherit_take_notify(&inherit, file, &err), COX_DENIED);
+    assert_non_null(strstr(err.text, "expected an eventfd"));
+    close(file);
+    cox_error_clear(&err);
+    assert_int_equal(cox_inherit_take_notify(&inherit, file, &err), COX_INVALID);
+    assert_non_null(strstr(err.text, "is not open"));
+    assert_int_equal(inherit.notify_fd, -1);
+    assert_int_equal(cox_inherit_take_notify(&inherit, number, &err), 0);
+    assert_int_equal(inherit.notify_fd, number);
+    assert_int_equal(fcntl(number, F_GETFD), FD_CLOEXEC);
+    cox_inherit_close(&inherit);
+    assert_int_equal(fcntl(number, F_GETFD), -1);
+}
+
 int main(void)
 {
     fixture_begin();
@@ -106,6 +128,7 @@ int main(void)
         LEAK_TEST(what_is_handed_down_is_taken),
         LEAK_TEST(b8_what_is_none_of_ours_stays_open),
         LEAK_TEST(numbers_that_cannot_be_are_refused),
+        LEAK_TEST(p4_an_eventfd_is_taken_and_nothing_else),
     };
     return cmocka_run_group_tests_name("inherit", tests, NULL, NULL);
 }

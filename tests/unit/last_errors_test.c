@@ -1,4 +1,4 @@
-#include "coordinator/collector/last_errors.h"
+#include "coordinator/process/last_errors.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -481,12 +481,12 @@ static void a4_attach_refuses_another_header(void **state)
     const struct change changes[] = {
         {offsetof(struct cox_layout_header, magic), 0, COX_CORRUPT, "magic"},
         {offsetof(struct cox_layout_header, version), COX_LAYOUT_VERSION + 1, COX_VERSION,
-         "version 2"},
+         "version 3"},
         {offsetof(struct cox_layout_header, abi), 0x04030201, COX_VERSION, "byte order"},
         {offsetof(struct cox_layout_header, size), 4096, COX_CORRUPT, "bytes"},
         {offsetof(struct cox_layout_header, rank_count), 0, COX_CORRUPT, "ranks"},
         {offsetof(struct cox_layout_header, rank_count), 1u << 31, COX_CORRUPT, "ranks"},
-        {offsetof(struct cox_layout_header, depth), 9, COX_CORRUPT, "depth"},
+        {offsetof(struct cox_layout_header, depth), COX_DEPTH_MAX + 1, COX_CORRUPT, "depth"},
         {offsetof(struct cox_layout_header, depth), 0, COX_CORRUPT, "depth"},
         {offsetof(struct cox_layout_header, flags), 0, COX_CORRUPT, ""},
         {offsetof(struct cox_layout_header, flags), COX_LAYOUT_SEALED | COX_LAYOUT_LEGACY,
@@ -802,7 +802,7 @@ static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
 {
     (void)state;
     created(false);
-    uintptr_t lines[256];
+    uintptr_t lines[512];
     size_t count = 0;
     const struct cox_layout_rings *rings = cox_sealed_rings(&control);
     lines[count++] = (uintptr_t)&control.layout->abort;
@@ -827,7 +827,7 @@ static void b12_no_two_words_that_are_written_apart_share_a_line(void **state)
         for (size_t j = 0; j < i; j++)
             assert_int_not_equal(lines[i], lines[j]);
     }
-    assert_true((uintptr_t)(rings + 1) - (uintptr_t)control.region.base <= PAGE);
+    assert_true((uintptr_t)(rings + 1) - (uintptr_t)control.region.base <= COX_SEALED_HEAD);
     gone();
 }
 

@@ -13,6 +13,8 @@
 
 COX_HOT void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence)
 {
+    if (thread->lending.on) /* with the reply: see lending_publish */
+        return;
     cox_channel_thread_set_returned(thread, sequence);
     cox_gate_post(&thread->channel.gate, thread->worker->options.rank, COX_WAKEUP_REQUEST_PRODUCE);
 }
@@ -21,12 +23,20 @@ COX_HOT void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t
                                      size_t length, bool message, bool failed)
 {
     cox_reply_commit(&thread->channel, thread->worker->options.rank, sequence, length, message);
+    if (thread->lending.on) {
+        cox_lending_ready(thread, sequence, failed ? COX_LENT_FAILURE : COX_LENT_REPLY);
+        return;
+    }
     cox_channel_thread_set_done(thread, sequence);
     cox_gate_reply(&thread->channel.gate, thread->worker->options.rank, sequence, failed);
 }
 
 void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post)
 {
+    if (thread->lending.on) {
+        cox_lending_ready(thread, sequence, post ? COX_LENT_TOKEN : COX_LENT_NONE);
+        return;
+    }
     cox_channel_thread_set_done(thread, sequence);
     if (post)
         cox_gate_post(&thread->channel.gate, thread->worker->options.rank,
@@ -46,16 +56,23 @@ static bool thread_await_slot(struct cox_channel_thread *thread)
     return r == 0;
 }
 
-COX_HOT uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence,
-                                         bool whole, size_t *ret_capacity)
+COX_HOT bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, uint64_t sequence)
 {
     if (thread->worker->is_legacy_shim && !thread_await_slot(thread))
-        return NULL;
+        return false;
     /* The slot is free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
     cox_gate_absorb(&thread->channel.gate, thread->worker->options.rank,
                     COX_WAKEUP_RESPONSE_PRODUCE);
-    cox_state_set_rank(thread->line, COX_RANK_REPLYING, sequence, thread->stamp_ns);
+    cox_channel_thread_set_state(thread, COX_RANK_REPLYING, sequence, thread->stamp_ns);
+    return true;
+}
+
+COX_HOT uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence,
+                                         bool whole, size_t *ret_capacity)
+{
+    if (!cox_channel_thread_begin_reply(thread, sequence))
+        return NULL;
     return cox_reply_slot(&thread->channel, thread->worker->options.rank, sequence, whole,
                           ret_capacity);
 }
@@ -123,19 +140,19 @@ static int thread_answer_in_block(struct cox_channel_thread *thread, uint64_t se
     return 0;
 }
 
-/* What failed first stays what the reply says, in fewer words where they do not fit. */
-static void thread_send_failure(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
-                                ExecuteResponse *response, uint8_t *slot, size_t capacity)
+void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t sequence,
+                                     uint32_t type, ExecuteResponse *response, char *text,
+                                     uint8_t *slot, size_t capacity)
 {
     struct cox_legacy_shim_reply told;
     size_t length = 0;
     if (thread->worker->is_legacy_shim)
         cox_legacy_shim_reply(thread, type, response, &told);
     int r = cox_wire_response_pack(response, slot, capacity, &length);
-    while (r == COX_TOO_LARGE && thread->error.text[0]) {
-        thread->error.text[strlen(thread->error.text) / 2] = '\0';
-        cox_text_trim(thread->error.text);
-        response->error_text = thread->error.text;
+    while (r == COX_TOO_LARGE && text[0]) {
+        text[strlen(text) / 2] = '\0';
+        cox_text_trim(text);
+        response->error_text = text;
         r = cox_wire_response_pack(response, slot, capacity, &length);
     }
     response->result_case = RESULT(_NOT_SET); /* its parts were this function's */
@@ -171,13 +188,15 @@ COX_HOT void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64
             failed = true;
         }
         if (failed)
-            thread_send_failure(thread, sequence, type, response, slot, capacity);
+            cox_channel_thread_send_failure(thread, sequence, type, response, thread->error.text,
+                                            slot, capacity);
         else
             cox_channel_thread_send(thread, sequence, length, false, false);
     }
     /* Where the rank has no answer of its own, the report is all there is: then it is about no
-     * request. Where all ranks share a wakeup, the failed answer itself has posted it. */
-    if (failed && (silent || !cox_gate_shared(&thread->channel.gate)))
+     * request. Where all ranks share a wakeup, the failed answer itself has posted it; and what was
+     * lent is told of when it is published. */
+    if (failed && (silent || !(thread->lending.on || cox_gate_shared(&thread->channel.gate))))
         cox_worker_tell(worker, silent ? -1 : (int)thread->channel.id, sequence,
                         response->error_text ? response->error_text : "",
                         cox_deadline_after_ms(NOTICE_MS));

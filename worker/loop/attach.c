@@ -229,6 +229,8 @@ int cox_worker_enter(struct cox_worker *worker, const struct cox_worker_identity
         r = cox_inherit_take(&worker->inherit, options->fd_first, options->fd_count, err);
     else if (options->door[0])
         r = worker_log_on(worker, self, err);
+    if (r == 0 && options->notify_fd)
+        r = cox_inherit_take_notify(&worker->inherit, options->notify_fd, err);
     if (r == 0)
         r = worker_attach_control(worker, err);
     cox_fault_point(COX_FAULT_ATTACH_CONTROL);
@@ -285,12 +287,17 @@ static int worker_attach_line(struct cox_channel_thread *thread, struct cox_erro
 int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
+    worker->notify_fd = cox_steal_fd(&worker->inherit.notify_fd);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_channel_thread *thread = &worker->threads[c];
         thread->worker = worker;
         int r = worker_attach_channel(worker, &thread->channel, (enum cox_channel_id)c, err);
         if (r)
             return r;
+        if (worker->notify_fd >= 0)
+            cox_gate_set_notify(&thread->channel.gate,
+                                cox_state_channel(&worker->control, (enum cox_channel_id)c),
+                                worker->notify_fd);
         thread->line = cox_state_line(&worker->control, options->rank, (enum cox_channel_id)c);
         cox_state_set_life(thread->line, worker->control.epoch, options->generation);
         r = worker_attach_line(thread, err);

@@ -21,12 +21,6 @@ COX_HOT bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thre
 
 /* ---- requests ---- */
 
-static struct cox_large_payload_view *thread_view(struct cox_channel_thread *thread,
-                                                  uint64_t sequence)
-{
-    return &thread->views[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
-}
-
 int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,
                                   const struct Coxswain__BulkRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size)
@@ -41,7 +35,8 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
     struct cox_error why = {0};
     int r = cox_large_payload_ref_read(message, &ref, &why);
     if (r == 0)
-        r = cox_large_payload_view_map(thread_view(thread, sequence), &ref, &peer, ret_bytes, &why);
+        r = cox_large_payload_view_map(cox_channel_thread_view(thread, sequence), &ref, &peer,
+                                       ret_bytes, &why);
     if (r)
         return cox_fail(&thread->error, r, "the block that the request is in: %s", why.text);
     *ret_size = ref.size;
@@ -50,7 +45,7 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
 
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
-    cox_large_payload_view_release(thread_view(thread, sequence));
+    cox_large_payload_view_release(cox_channel_thread_view(thread, sequence));
 }
 
 /* ---- answers ---- */
@@ -59,6 +54,19 @@ static struct cox_channel_thread_answer *thread_answer_block(struct cox_channel_
                                                              uint64_t sequence)
 {
     return &thread->answers[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
+}
+
+/* On a taken channel several threads reply. */
+static void thread_lock_blocks(struct cox_channel_thread *thread)
+{
+    if (thread->lending.on)
+        pthread_mutex_lock(&thread->lending.blocks_lock);
+}
+
+static void thread_unlock_blocks(struct cox_channel_thread *thread)
+{
+    if (thread->lending.on)
+        pthread_mutex_unlock(&thread->lending.blocks_lock);
 }
 
 static void answer_release(struct cox_channel_thread *thread,
@@ -75,15 +83,15 @@ int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t
 {
     struct cox_channel_thread_answer *answer = thread_answer_block(thread, sequence);
     struct cox_error why = {0};
+    thread_lock_blocks(thread);
     /* What it held belongs to a request that has ended: this one is in the same frame. */
     thread->answer_count -= answer->sequence != 0;
     answer->sequence = 0;
     int r = cox_large_payload_reserve(&thread->worker->large_payloads,
                                       worker_fd_store(thread->worker), size, &answer->block, &why);
+    thread_unlock_blocks(thread);
     if (r)
         return cox_fail(err, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
-    answer->sequence = sequence;
-    thread->answer_count++;
     *ret_bytes = answer->block.region.base;
     return 0;
 }
@@ -91,24 +99,50 @@ int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t
 struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
                                                             uint64_t sequence, uint64_t size)
 {
+    struct cox_channel_thread_answer *answer = thread_answer_block(thread, sequence);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
-    return cox_large_payload_refer(&thread_answer_block(thread, sequence)->block, size);
+    const struct cox_large_payload_ref ref = cox_large_payload_refer(&answer->block, size);
+    /* Not before: a block that is still being written is not released, though its request ends. */
+    thread_lock_blocks(thread);
+    answer->sequence = sequence;
+    thread->answer_count++;
+    thread_unlock_blocks(thread);
+    return ref;
 }
 
 void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
+    thread_lock_blocks(thread);
     answer_release(thread, thread_answer_block(thread, sequence));
+    thread_unlock_blocks(thread);
 }
 
-COX_HOT void cox_channel_thread_release_blocks(struct cox_channel_thread *thread)
+__attribute__((noinline)) static void thread_release_ended(struct cox_channel_thread *thread)
 {
-    if (thread->answer_count == 0)
-        return;
     const uint64_t ended =
         cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id));
     for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++)
         if (thread->answers[slot].sequence && thread->answers[slot].sequence <= ended)
             answer_release(thread, &thread->answers[slot]);
+}
+
+/* A reply that needs memory now makes nobody wait: what is free is released next time. */
+__attribute__((cold, noinline)) static void lending_release_blocks(
+    struct cox_channel_thread *thread)
+{
+    if (pthread_mutex_trylock(&thread->lending.blocks_lock))
+        return;
+    if (thread->answer_count > 0)
+        thread_release_ended(thread);
+    pthread_mutex_unlock(&thread->lending.blocks_lock);
+}
+
+COX_HOT void cox_channel_thread_release_blocks(struct cox_channel_thread *thread)
+{
+    if (thread->lending.on)
+        lending_release_blocks(thread);
+    else if (thread->answer_count > 0)
+        thread_release_ended(thread);
 }
 
 void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread)

@@ -72,6 +72,9 @@ static int set_option(struct cox_worker_options *options, const char *what, cons
         char rest;
         if (sscanf(text, "%d:%" SCNu32 "%c", &options->fd_first, &options->fd_count, &rest) != 2)
             r = cox_fail(err, COX_INVALID, "%s is '%.60s': expected FIRST:COUNT", what, text);
+    } else if (strcmp(name, "notify_fd") == 0) {
+        r = parse_number(what, text, 3, INT32_MAX, &value, err);
+        options->notify_fd = (int)value;
     } else if (strcmp(name, "door") == 0) {
         if (!text[0] || strlen(text) >= sizeof options->door)
             r = cox_fail(err, COX_INVALID,
@@ -105,6 +108,7 @@ static const struct {
     {"--global_world_size", NULL, "ignored"},
     {NULL, "COXSWAIN_GENERATION", "generation"},
     {NULL, "COXSWAIN_FDS", "fds"},
+    {NULL, "COXSWAIN_NOTIFY_FD", "notify_fd"},
     {"--door", NULL, "door"},
     {NULL, "COXSWAIN_ATTACH", "attach"},
 };
@@ -193,6 +197,8 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
      * them. */
     if (parsed.fd_count)
         unsetenv("COXSWAIN_FDS");
+    if (parsed.notify_fd)
+        unsetenv("COXSWAIN_NOTIFY_FD");
     argv[kept] = NULL;
     *argc = kept;
     /* As large as the caller knows it, no larger. */

@@ -201,6 +201,16 @@ COX_HOT static void visit_end(struct cox_channel_thread *thread)
     pthread_mutex_unlock(&pause->lock);
 }
 
+void cox_visit_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type)
+{
+    visit_begin(thread, &(struct cox_request){.sequence = sequence, .type = type}, false);
+}
+
+void cox_visit_back(struct cox_channel_thread *thread)
+{
+    visit_end(thread);
+}
+
 static const char *kind_name(uint32_t kind)
 {
     return kind == COX_TYPE_OPAQUE ? "an opaque request" : cox_wire_type_name(kind);
@@ -264,8 +274,11 @@ static struct cox_visit *visit_of(const struct wait *wait, size_t i)
 
 static bool visit_is_inside(const struct wait *wait, size_t i)
 {
-    return wait->numbers[i] && atomic_load_explicit(&visit_of(wait, i)->inside,
-                                                    memory_order_seq_cst) == wait->numbers[i];
+    const uint64_t inside = atomic_load_explicit(&visit_of(wait, i)->inside, memory_order_seq_cst);
+    /* Of lent requests the newest is inside, until all are replied to. */
+    const bool lending = wait->worker->threads[channels[i]].lending.on;
+    return wait->numbers[i] &&
+           (inside == wait->numbers[i] || (lending && inside > wait->numbers[i]));
 }
 
 static bool wait_is_over(const struct wait *wait)

@@ -88,6 +88,11 @@ int cox_channel_thread_call(struct cox_channel_thread *thread, const struct cox_
                             enum cox_visit_way way, int (*callback)(void *argument),
                             void *argument);
 
+/* The same for requests that are lent (lending.h), several at a time, which are never left: the
+ * visit is that of the newest until all are replied to. Under the lock of the lending. */
+void cox_visit_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type);
+void cox_visit_back(struct cox_channel_thread *thread);
+
 /* In between the callback that this thread may be inside of is not left: for what the library does
  * on its behalf. No nesting; nothing on other threads. */
 void cox_visit_hold(void);

@@ -10,7 +10,6 @@
 #include "channel/shm/state.h"
 #include "proto/operation.h"
 #include "worker/sequences/adapter_references.h"
-#include "worker/sequences/weights_subscriber.h"
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
@@ -94,84 +93,99 @@ COX_HOT static int call_step(void *argument)
                                             call->err);
 }
 
-COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct cox_request *request,
-                               const ExecuteRequest *message)
+/* Up to the callback. */
+COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct cox_request *request,
+                              const ExecuteRequest *message, struct cox_step *step)
 {
     struct cox_worker *worker = thread->worker;
-    struct cox_table *table = worker->table;
-    const Coxswain__ExecuteModelRequest *step =
-        message->request_case == REQUEST(EXECUTE_MODEL_REQUEST) ? message->execute_model_request
-                                                                : NULL;
-    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
-    Coxswain__StepResult result = COXSWAIN__STEP_RESULT__INIT;
-    struct cox_weights_candidate candidate;
-    const struct cox_batch *batch = NULL;
-    struct cox_batch_output *outputs = NULL;
-    int32_t *tokens = NULL;
-    float *logprobs = NULL;
     int r = 0;
+    step->request = request;
+    step->batch = NULL;
+    step->message = message->request_case == REQUEST(EXECUTE_MODEL_REQUEST)
+                        ? message->execute_model_request
+                        : NULL;
     thread_forget(thread);
     if (cox_state_void_through(cox_state_channel(&worker->control, thread->channel.id)) >=
         request->sequence)
         r = cox_fail(&thread->error, COX_ABORTED, "step %" PRIu64 " is void", request->sequence);
-    else if (!step)
+    else if (!step->message)
         r = cox_fail(&thread->error, COX_CORRUPT, "a step without an execute_model_request");
-    else if (!worker->callbacks->execute)
+    else if (!worker->callbacks->execute && !thread->lending.on)
         r = cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no execute callback");
     else if (cox_worker_paused(worker)) /* before anything of the step is looked at */
         r = cox_channel_thread_fail_paused(thread);
     if (r == 0 && message->weights)
-        r = cox_weights_candidate_read(message, &candidate, &thread->error);
+        r = cox_weights_candidate_read(message, &step->candidate, &thread->error);
     if (r == 0)
-        r = cox_table_apply(table, request->sequence, step, &batch, &outputs, &thread->error);
-    if (r == 0) {
-        uint64_t begin = cox_now_ns();
-        cox_table_weights(table, message->weights_version, message->weights ? &candidate : NULL);
-        cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, begin);
-        cox_fault_point(COX_FAULT_EXECUTE);
-        struct step_call call = {worker, batch, outputs, &thread->error};
-        worker->group_time_told = false;
-        r = cox_channel_thread_call(thread, request, COX_VISIT_STOPPED, call_step, &call);
-        cox_fault_point(COX_FAULT_EXECUTED);
-        body.has_model_execute_time = 1;
-        thread->stamp_ns = cox_now_ns();
-        body.model_execute_time = (float)((double)(thread->stamp_ns - begin) / 1e6);
-        if (worker->group_time_told && request->lowest) {
-            body.has_group_ns = body.has_group_wait_ns = 1;
-            body.group_ns = worker->group_ns;
-            body.group_wait_ns = worker->group_wait_ns;
-        }
-        /* The view is gone after commit: take what the answer needs first. */
-        size_t count = batch->row_count;
-        tokens = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *tokens);
-        logprobs = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *logprobs);
-        if (r == 0 &&
-            (!tokens || !logprobs ||
-             (!step->step && request->lowest && !step_fill_nested(thread, batch, outputs, &body))))
-            r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer of %zu rows",
-                         count);
-        for (size_t i = 0; r == 0 && i < count; i++) {
-            tokens[i] = outputs[i].token;
-            logprobs[i] = outputs[i].logprob;
-        }
-        if (r == 0)
-            cox_table_commit(table);
-        else
-            cox_table_revert(table);
-        cox_state_set_base(thread->line, cox_table_base(table));
-        if (r == 0) {
-            result.has_digest = 1;
-            result.digest = cox_wire_token_digest(tokens, count);
-            result.has_base_sequence = 1;
-            result.base_sequence = cox_table_base(table);
-            if (request->lowest && step->step) {
-                result.n_tokens = result.n_logprobs = count;
-                result.tokens = tokens;
-                result.logprobs = logprobs;
-            }
-        }
+        r = cox_table_apply(worker->table, request->sequence, step->message, &step->batch,
+                            &step->outputs, &thread->error);
+    if (r)
+        return r;
+    step->begin_ns = cox_now_ns();
+    cox_table_weights(worker->table, message->weights_version,
+                      message->weights ? &step->candidate : NULL);
+    cox_channel_thread_set_state(thread, COX_RANK_RUNNING, request->sequence, step->begin_ns);
+    cox_fault_point(COX_FAULT_EXECUTE);
+    worker->group_time_told = false;
+    return 0;
+}
+
+/* From the callback on; r is what it returned. */
+COX_HOT static int step_finish(struct cox_channel_thread *thread, const struct cox_step *step,
+                               Coxswain__ExecuteModelResponse *body, Coxswain__StepResult *result,
+                               int r)
+{
+    const struct cox_worker *worker = thread->worker;
+    struct cox_table *table = worker->table;
+    const bool lowest = step->request->lowest, packed = step->message->step != NULL;
+    cox_fault_point(COX_FAULT_EXECUTED);
+    body->has_model_execute_time = 1;
+    thread->stamp_ns = cox_now_ns();
+    body->model_execute_time = (float)((double)(thread->stamp_ns - step->begin_ns) / 1e6);
+    if (worker->group_time_told && lowest) {
+        body->has_group_ns = body->has_group_wait_ns = 1;
+        body->group_ns = worker->group_ns;
+        body->group_wait_ns = worker->group_wait_ns;
     }
+    /* The view is gone after commit: take what the answer needs first. */
+    const size_t count = step->batch->row_count;
+    int32_t *tokens = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *tokens);
+    float *logprobs = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *logprobs);
+    if (r == 0 &&
+        (!tokens || !logprobs ||
+         (!packed && lowest && !step_fill_nested(thread, step->batch, step->outputs, body))))
+        r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer of %zu rows", count);
+    for (size_t i = 0; r == 0 && i < count; i++) {
+        tokens[i] = step->outputs[i].token;
+        logprobs[i] = step->outputs[i].logprob;
+    }
+    if (r == 0)
+        cox_table_commit(table);
+    else
+        cox_table_revert(table);
+    cox_state_set_base(thread->line, cox_table_base(table));
+    if (r)
+        return r;
+    result->has_digest = 1;
+    result->digest = cox_wire_token_digest(tokens, count);
+    result->has_base_sequence = 1;
+    result->base_sequence = cox_table_base(table);
+    if (lowest && packed) {
+        result->n_tokens = result->n_logprobs = count;
+        result->tokens = tokens;
+        result->logprobs = logprobs;
+    }
+    return 0;
+}
+
+COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_step *step,
+                                         int r)
+{
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__StepResult result = COXSWAIN__STEP_RESULT__INIT;
+    if (step->batch)
+        r = step_finish(thread, step, &body, &result, r);
     if (r) {
         cox_channel_thread_fail(thread, &response, r);
     } else {
@@ -179,7 +193,54 @@ COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct c
         response.result_case = RESULT(EXECUTE_MODEL_RESPONSE);
         response.execute_model_response = &body;
     }
-    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+    cox_channel_thread_answer(thread, step->request->sequence, step->request->type, &response);
+}
+
+/* False: it cannot be lent, and is to be ended with *ret_r. */
+static bool step_lend(struct cox_channel_thread *thread, const struct cox_step *step, int *ret_r)
+{
+    struct cox_lending *lending = &thread->lending;
+    const struct cox_request *request = step->request;
+    struct lent_step {
+        struct cox_step step;
+        struct cox_request request;
+    } *lent = cox_arena_alloc(&thread->arena, sizeof *lent);
+    if (!lent) {
+        *ret_r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for a step");
+        return false;
+    }
+    if (!cox_lending_enter(thread, request->sequence, request->type)) {
+        cox_lending_leave(thread);
+        *ret_r = cox_channel_thread_fail_paused(thread);
+        return false;
+    }
+    lent->request = *request;
+    lent->step = *step;
+    lent->step.request = &lent->request;
+    /* The table looks at the candidate for as long as the step lasts. */
+    if (step->batch->weights)
+        cox_table_weights(thread->worker->table, step->batch->weights_version,
+                          &lent->step.candidate);
+    lending->step = &lent->step;
+    cox_lending_lend(thread, request->sequence, request->type, COX_LENT_STEP, false);
+    lending->to->batch = step->batch;
+    lending->to->outputs = step->outputs;
+    return true;
+}
+
+COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct cox_request *request,
+                               const ExecuteRequest *message)
+{
+    const struct cox_worker *worker = thread->worker;
+    struct cox_step step;
+    int r = step_begin(thread, request, message, &step);
+    if (r == 0 && !worker->callbacks->execute && step_lend(thread, &step, &r))
+        return;
+    if (r == 0) {
+        struct step_call call = {worker, step.batch, step.outputs, &thread->error};
+        r = cox_channel_thread_call_any(thread, request, COX_VISIT_STOPPED, call_step, &call);
+    }
+    cox_channel_thread_end_step(thread, &step, r);
 }
 
 struct cleanup_call {
@@ -207,7 +268,7 @@ static void serve_cleanup(struct cox_channel_thread *thread, const struct cox_re
         cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &call.slots,
                           &call.count);
         if (call.count && worker->callbacks->cleanup)
-            cox_channel_thread_call(thread, request, COX_VISIT_LET, call_cleanup, &call);
+            cox_channel_thread_call_any(thread, request, COX_VISIT_LET, call_cleanup, &call);
     }
     cox_channel_thread_done(thread, request->sequence, false);
 }
@@ -321,7 +382,7 @@ static int serve_pull(struct cox_channel_thread *thread, const struct cox_reques
     response->result_case = RESULT(PULL_KV_RESPONSE);
     response->pull_kv_response = body;
     struct pull_call call = {thread, message->pull_kv_request, body};
-    return cox_channel_thread_call(thread, request, COX_VISIT_STOPPED, call_pull, &call);
+    return cox_channel_thread_call_any(thread, request, COX_VISIT_STOPPED, call_pull, &call);
 }
 
 /* A command's failure is a result (command_result), not a failed request: every rank's is wanted.
@@ -378,7 +439,7 @@ COX_HOT static void serve_with(struct cox_channel_thread *thread, const struct c
 {
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     thread->stamp_ns = cox_now_coarse_ns();
-    cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
+    cox_channel_thread_set_state(thread, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
     int r = serve(thread, request, message, &response);
     if (r)
         cox_channel_thread_fail(thread, &response, r);
@@ -404,12 +465,46 @@ COX_HOT static int call_opaque(void *argument)
                                      &call->thread->error);
 }
 
-COX_HOT static void serve_opaque(struct cox_channel_thread *thread,
-                                 const struct cox_request *request)
+static void opaque_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
+                          int status)
+{
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    cox_channel_thread_fail(thread, &response, status);
+    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+}
+
+/* False: to nobody, the worker is paused, or nobody takes. */
+static bool opaque_lend(struct cox_channel_thread *thread, const struct cox_request *request)
+{
+    struct cox_lending *lending = &thread->lending;
+    if (!lending->on)
+        return false;
+    if (!cox_lending_enter(thread, request->sequence, request->type)) {
+        cox_lending_leave(thread);
+        return false;
+    }
+    const struct cox_large_payload_view *view = cox_channel_thread_view(thread, request->sequence);
+    cox_lending_lend(thread, request->sequence, request->type, COX_LENT_OPAQUE,
+                     request->bytes == view->region.base);
+    cox_fault_point(COX_FAULT_EXECUTE);
+    lending->to->bytes = request->bytes;
+    lending->to->size = request->size;
+    lending->to->reply = cox_reply_slot(&thread->channel, thread->worker->options.rank,
+                                        request->sequence, false, &lending->to->reply_capacity);
+    return true;
+}
+
+/* taken: the channel is. */
+__attribute__((always_inline)) static inline void opaque_call_back(
+    struct cox_channel_thread *thread, const struct cox_request *request, const bool taken)
 {
     const struct cox_worker *worker = thread->worker;
-    struct opaque_call call = {.thread = thread, .request = request};
-    cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
+    struct opaque_call call; /* each field is set below: zeroing would cost a tenth of all this */
+    call.thread = thread;
+    call.request = request;
+    call.length = 0;
+    if (!taken)
+        cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
     struct cox_opaque_answer *answer = &call.answer;
     answer->thread = thread->self;
     answer->sequence = request->sequence;
@@ -418,9 +513,8 @@ COX_HOT static void serve_opaque(struct cox_channel_thread *thread,
     answer->capacity = answer->slot_capacity;
     thread->opaque = answer;
     cox_fault_point(COX_FAULT_EXECUTE);
-    int r = worker->callbacks->opaque
-                ? cox_channel_thread_call(thread, request, COX_VISIT_STOPPED, call_opaque, &call)
-                : cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no opaque callback");
+    int r = taken ? cox_lending_call(thread, request, COX_VISIT_STOPPED, call_opaque, &call)
+                  : cox_channel_thread_call(thread, request, COX_VISIT_STOPPED, call_opaque, &call);
     thread->opaque = NULL;
     cox_channel_thread_return(thread, request->sequence);
     if (r == 0 && call.length > answer->capacity)
@@ -432,10 +526,10 @@ COX_HOT static void serve_opaque(struct cox_channel_thread *thread,
         return;
     }
     if (r == 0) {
-        uint8_t *slot =
-            cox_channel_thread_slot(thread, request->sequence, false, &answer->slot_capacity);
+        if (!cox_channel_thread_begin_reply(thread, request->sequence))
+            return;
         if (answer->bytes != answer->slot) { /* it was to be longer */
-            memcpy(slot, answer->bytes, call.length);
+            memcpy(answer->slot, answer->bytes, call.length);
             cox_channel_thread_release_block(thread, request->sequence);
         }
         cox_channel_thread_send(thread, request->sequence, call.length, false, false);
@@ -443,9 +537,33 @@ COX_HOT static void serve_opaque(struct cox_channel_thread *thread,
     }
     if (answer->bytes != answer->slot)
         cox_channel_thread_release_block(thread, request->sequence);
-    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    cox_channel_thread_fail(thread, &response, r);
-    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+    opaque_refuse(thread, request, r);
+}
+
+/* Without a callback: by the caller of cox_worker_next, or by nobody. */
+__attribute__((cold, noinline)) static void serve_opaque_elsewhere(
+    struct cox_channel_thread *thread, const struct cox_request *request)
+{
+    if (thread->worker->callbacks->opaque) {
+        opaque_call_back(thread, request, true);
+        return;
+    }
+    if (opaque_lend(thread, request))
+        return;
+    const int r = thread->lending.on ? cox_channel_thread_fail_paused(thread)
+                                     : cox_fail(&thread->error, COX_UNSUPPORTED,
+                                                "this worker has no opaque callback");
+    cox_channel_thread_return(thread, request->sequence);
+    opaque_refuse(thread, request, r);
+}
+
+COX_HOT static void serve_opaque(struct cox_channel_thread *thread,
+                                 const struct cox_request *request)
+{
+    if (thread->worker->callbacks->opaque && !thread->lending.on)
+        opaque_call_back(thread, request, false);
+    else
+        serve_opaque_elsewhere(thread, request);
 }
 
 /* ---- dispatch ---- */
@@ -561,7 +679,8 @@ static void thread_serve_opaque_block(struct cox_channel_thread *thread,
     } else {
         serve_opaque(thread, typed);
     }
-    cox_channel_thread_close_block(thread, typed->sequence);
+    if (!cox_channel_thread_lent(thread))
+        cox_channel_thread_close_block(thread, typed->sequence);
 }
 
 /* The message itself is in the block that this one tells of. */
@@ -576,8 +695,7 @@ static int thread_unpack_block(struct cox_channel_thread *thread, const struct c
              : 0;
 }
 
-/* An arena that has grown for one large request is not kept. */
-static void thread_trim(struct cox_channel_thread *thread)
+void cox_channel_thread_trim(struct cox_channel_thread *thread)
 {
     cox_arena_deinit(&thread->arena);
     cox_arena_init(&thread->arena, 0, thread->worker->options.request_size_max); /* cannot fail */
@@ -642,11 +760,12 @@ COX_HOT bool cox_channel_thread_serve(struct cox_channel_thread *thread,
                      cox_wire_type_name((uint32_t)message->execute_type),
                      cox_channel_name(thread->channel.id));
     thread->message = message;
+    thread->lending.trims = in_block;
     if (r)
         thread_reject(thread, &typed, r);
     else
         thread_dispatch(thread, &typed, message);
-    if (in_block)
-        thread_trim(thread);
+    if (in_block && !cox_channel_thread_lent(thread))
+        cox_channel_thread_trim(thread);
     return false;
 }

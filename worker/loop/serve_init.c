@@ -13,12 +13,18 @@ struct cox_init_request {
     const struct cox_worker *worker;
     const ExecuteRequest *request;
     uint64_t sequence;
+    uint32_t type;
     const struct cox_layout_channel_state *shared;
     const struct cox_visit *visit;
     /* of a sealed group */
     struct cox_group_sealed sealed;
     char door[COX_DOOR_PATH_SIZE];
 };
+
+void cox_init_result_init(struct cox_init_result *ret_result)
+{
+    *ret_result = (struct cox_init_result){.start_thinking_id = -1, .stop_thinking_id = -1};
+}
 
 uint64_t cox_init_request_sequence(const struct cox_init_request *request)
 {
@@ -207,40 +213,70 @@ static int init_without_callback(const ExecuteRequest *message, struct cox_error
         message->config[0]->key ? message->config[0]->key : "");
 }
 
+/* Also while paused, as init callbacks are called. */
+static void init_lend(struct cox_channel_thread *thread, struct cox_init_request *init)
+{
+    cox_lending_enter(thread, init->sequence, init->type);
+    thread->lending.init = init;
+    cox_lending_lend(thread, init->sequence, init->type, COX_LENT_INIT, false);
+    thread->lending.to->init = init;
+}
+
 void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
                                             const struct cox_request *request,
                                             const ExecuteRequest *message)
 {
     const struct cox_worker *worker = thread->worker;
-    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    struct init_answer answer = {0};
-    struct cox_init_result result = {.start_thinking_id = -1, .stop_thinking_id = -1};
-    struct cox_init_request init = {
+    struct cox_init_result result;
+    cox_init_result_init(&result);
+    struct cox_init_request *init = cox_arena_alloc(&thread->arena, sizeof *init);
+    if (!init) {
+        ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
+        cox_fail(&thread->error, COX_TOO_LARGE, "no memory for an init");
+        cox_channel_thread_fail(thread, &response, COX_TOO_LARGE);
+        cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+        return;
+    }
+    *init = (struct cox_init_request){
         .worker = worker,
         .request = message,
         .sequence = request->sequence,
+        .type = request->type,
         .shared = cox_state_channel(&worker->control, thread->channel.id),
         .visit = &thread->visit,
     };
     if (worker->group_memory)
-        sealed_read(&init);
-    struct init_call call = {worker, &init, &result, &thread->error};
+        sealed_read(init);
+    if (!worker->callbacks->init && thread->lending.on && message->n_config) {
+        init_lend(thread, init);
+        return;
+    }
+    struct init_call call = {worker, init, &result, &thread->error};
     int r = worker->callbacks->init
-                ? cox_channel_thread_call(thread, request, COX_VISIT_LET, call_init, &call)
+                ? cox_channel_thread_call_any(thread, request, COX_VISIT_LET, call_init, &call)
                 : init_without_callback(message, &thread->error);
-    if (r == 0 && result.kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
+    cox_channel_thread_end_init(thread, init, &result, r);
+}
+
+void cox_channel_thread_end_init(struct cox_channel_thread *thread,
+                                 const struct cox_init_request *init,
+                                 struct cox_init_result *result, int r)
+{
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    struct init_answer answer = {0};
+    if (r == 0 && result->kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
-                     "init tells of %" PRIu32 " KV caches: at most %d", result.kv_cache_count,
+                     "init tells of %" PRIu32 " KV caches: at most %d", result->kv_cache_count,
                      COX_KV_CACHE_DESC_COUNT_MAX);
     if (r == 0) {
-        if (worker->is_legacy_shim)
-            init_tell_legacy(&result);
-        init_fill(&answer, &result);
+        if (thread->worker->is_legacy_shim)
+            init_tell_legacy(result);
+        init_fill(&answer, result);
         response.result_case = RESULT(INIT_RESULTS);
         response.init_results = &answer.results;
         cox_table_clear(thread->worker->table);
     } else {
         cox_channel_thread_fail(thread, &response, r);
     }
-    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+    cox_channel_thread_answer(thread, init->sequence, init->type, &response);
 }

@@ -8,6 +8,7 @@
 #define COX_WORKER_SERVE_INTERNAL_H
 
 #include "proto/executor.pb-c.h"
+#include "worker/sequences/weights_subscriber.h"
 #include "worker_internal.h"
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
@@ -18,6 +19,18 @@ typedef Coxswain__ExecuteResponse ExecuteResponse;
 #define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
 
 void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence);
+/* A callback, of whatever channel. */
+static inline int cox_channel_thread_call_any(struct cox_channel_thread *thread,
+                                              const struct cox_request *request,
+                                              enum cox_visit_way way,
+                                              int (*callback)(void *argument), void *argument)
+{
+    return thread->lending.on ? cox_lending_call(thread, request, way, callback, argument)
+                              : cox_channel_thread_call(thread, request, way, callback, argument);
+}
+
+/* The reply is about to be written. False: the worker leaves before the slot is free. */
+bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, uint64_t sequence);
 /* Where the answer goes. NULL: the worker leaves before the slot is free. */
 uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence, bool whole,
                                  size_t *ret_capacity);
@@ -29,6 +42,11 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
                                    uint32_t type, uint64_t size);
 /* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
 void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post);
+/* What failed first stays what the reply says, in fewer words where they do not fit: text is the
+ * caller's, and what response->error_text is. */
+void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t sequence,
+                                     uint32_t type, ExecuteResponse *response, char *text,
+                                     uint8_t *slot, size_t capacity);
 /* Makes the response an error with the channel thread's text. */
 void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse *response,
                              int status);
@@ -40,5 +58,24 @@ void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64_t seque
 void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
                                             const struct cox_request *request,
                                             const ExecuteRequest *message);
+/* A lent init or step is done: r as from a callback, with the channel thread's error. */
+void cox_channel_thread_end_init(struct cox_channel_thread *thread,
+                                 const struct cox_init_request *init,
+                                 struct cox_init_result *result, int r);
+void cox_channel_thread_end_step(struct cox_channel_thread *thread, struct cox_step *step, int r);
+
+/* One step between its request and its reply. */
+struct cox_step {
+    const struct cox_request *request;
+    const Coxswain__ExecuteModelRequest *message;
+    struct cox_weights_candidate candidate;
+    /* NULL: it never began */
+    const struct cox_batch *batch;
+    struct cox_batch_output *outputs;
+    uint64_t begin_ns;
+};
+
+/* An arena that has grown for one large request is not kept. */
+void cox_channel_thread_trim(struct cox_channel_thread *thread);
 
 #endif

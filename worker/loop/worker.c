@@ -30,157 +30,6 @@
 #define ORPHAN_EXIT_STATUS 70
 #define RING_AGAIN_MS 1
 
-/* ---- one channel thread ---- */
-
-/* A rank that is not asked passes the frame without touching a wakeup. */
-static void thread_pass(struct cox_channel_thread *thread, uint64_t sequence)
-{
-    cox_channel_thread_set_taken(thread, sequence);
-    cox_channel_thread_set_returned(thread, sequence);
-    cox_channel_thread_set_done(thread, sequence);
-}
-
-/* Somebody rang and there is no news: the coordinator does not see what this rank has said. Who is
- * asleep owes nothing, so all of it can be said again, as it was. */
-static void thread_repeat(struct cox_channel_thread *thread)
-{
-    cox_channel_thread_set_taken(thread, thread->taken);
-    cox_channel_thread_set_returned(thread, thread->returned);
-    cox_channel_thread_set_done(thread, thread->done);
-}
-
-COX_HOT static bool thread_leaving(const struct cox_channel_thread *thread)
-{
-    return atomic_load_explicit(&thread->worker->stopping, memory_order_acquire) ||
-           cox_state_aborted(&thread->worker->control);
-}
-
-struct thread_look {
-    const struct cox_channel_thread *thread;
-    const struct cox_layout_channel_state *shared;
-    uint64_t published;
-};
-
-COX_HOT static bool thread_has_news(const void *context)
-{
-    const struct thread_look *look = context;
-    return cox_state_published(look->shared) != look->published || thread_leaving(look->thread);
-}
-
-/* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
- * ring. A number below what was published is said again by the coordinator, which rings for it.
- * False: the worker leaves. */
-COX_HOT static bool thread_await(struct cox_channel_thread *thread, uint64_t *next)
-{
-    struct cox_worker *worker = thread->worker;
-    const struct cox_layout_channel_state *shared =
-        cox_state_channel(&worker->control, thread->channel.id);
-    uint32_t depth = worker->control.geometry.depth;
-    bool woken = false;
-    for (;;) {
-        /* Before the looks: what comes after them is not slept through. */
-        uint32_t wake_sequence =
-            cox_gate_wake_sequence(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
-        if (thread_leaving(thread))
-            return false;
-        cox_channel_thread_release_blocks(thread);
-        const uint64_t said = cox_state_published(shared);
-        uint64_t published = said;
-        /* A frame that names this rank is not reused before it is returned: what is older than the
-         * ring was for others. */
-        if (published >= *next && published - *next >= depth) {
-            /* Unless somebody wrote over the number: whoever followed it would never come back.
-             * What was meant for this rank is still in its frame. */
-            if (cox_state_frame_holds(shared, depth, published))
-                *next = published - depth + 1;
-            else if (cox_state_published(shared) != published)
-                continue; /* a frame was taken again meanwhile, and the number has moved on */
-            else
-                published = cox_state_frame_holds(shared, depth, *next) ? *next : *next - 1;
-        }
-        if (published >= *next)
-            return true;
-        if (woken)
-            thread_repeat(thread);
-        /* What is said there, not what is believed of it: who looks for another number sleeps. */
-        const struct thread_look look = {thread, shared, said};
-        if (!woken && cox_spin_until(&thread->spinner, thread_has_news, &look, COX_DEADLINE_NEVER))
-            continue;
-        /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
-         * lost. */
-        int r = cox_gate_wait(&thread->channel.gate, worker->options.rank,
-                              COX_WAKEUP_REQUEST_CONSUME, wake_sequence, COX_DEADLINE_NEVER);
-        if (r < 0) {
-            thread->failed = r;
-            return false;
-        }
-        woken = true;
-        /* Without a control region the token is the news, unless it is the one that stop rings
-         * with. */
-        if (r == 0 && worker->is_legacy_shim && !thread_leaving(thread))
-            cox_legacy_shim_publish(&thread->channel, *next);
-    }
-}
-
-/* Somebody wrote over `published`: the request is still to come, and with it a token. True: so it
- * was, and a token has come. */
-static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next)
-{
-    const struct cox_worker *worker = thread->worker;
-    const struct cox_layout_channel_state *shared =
-        cox_state_channel(&worker->control, thread->channel.id);
-    uint32_t wake_sequence =
-        cox_gate_wake_sequence(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
-    if (!cox_state_frame_behind(shared, worker->control.geometry.depth, next))
-        return false;
-    cox_gate_wait(&thread->channel.gate, worker->options.rank, COX_WAKEUP_REQUEST_CONSUME,
-                  wake_sequence, COX_DEADLINE_NEVER);
-    return true;
-}
-
-COX_HOT static void *thread_main(void *argument)
-{
-    struct cox_channel_thread *thread = argument;
-    struct cox_worker *worker = thread->worker;
-    struct cox_gate *gate = &thread->channel.gate;
-    uint32_t rank = worker->options.rank;
-    uint64_t next = thread->taken + 1;
-    bool goodbye = false;
-    thread->self = pthread_self();
-    thread->spinner.budget_ns = worker->control.geometry.spin_ns;
-    cox_channel_thread_begin(thread);
-    while (!goodbye && thread_await(thread, &next)) {
-        struct cox_request request;
-        int r = cox_request_read(&thread->channel, next, rank, &request);
-        if (r == COX_EMPTY && !thread_is_misled(thread, next))
-            thread_pass(thread, next++);
-        if (r == COX_EMPTY)
-            continue;
-        cox_gate_absorb(gate, rank, COX_WAKEUP_REQUEST_CONSUME);
-        /* Again for every request: an answer from another life is refused. */
-        cox_state_set_life(thread->line, worker->control.epoch, worker->options.generation);
-        cox_channel_thread_set_taken(thread, next);
-        thread->stamp_ns = cox_state_stamp(cox_state_channel(&worker->control, thread->channel.id));
-        if (thread->stamp_ns == 0)
-            thread->stamp_ns = cox_now_coarse_ns();
-        cox_state_set_rank(thread->line, COX_RANK_TAKEN, next, thread->stamp_ns);
-        if (r)
-            cox_channel_thread_refuse(thread, &request, r, "the frame has an impossible length");
-        else
-            goodbye = cox_channel_thread_serve(thread, &request);
-        cox_state_set_rank(thread->line, COX_RANK_IDLE, next, thread->stamp_ns);
-        next++;
-    }
-    cox_channel_thread_end(thread);
-    if (goodbye) {
-        atomic_store_explicit(&worker->finalized, true, memory_order_release);
-        atomic_store_explicit(&worker->stopping, true, memory_order_release);
-    }
-    atomic_fetch_sub_explicit(&worker->running, 1, memory_order_release);
-    cox_worker_stop(worker); /* the goodbye of one channel is the goodbye of all; and wakes run */
-    return NULL;
-}
-
 /* ---- faults ---- */
 
 static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t sequence,
@@ -425,12 +274,14 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     worker->own_pid = getpid();
     worker->control.lock_fd = -1;
     worker->coordinator.pidfd = -1;
-    worker->door_fd = worker->group_fd = -1;
+    worker->door_fd = worker->group_fd = worker->notify_fd = -1;
     cox_inherit_init(&worker->inherit);
     cox_sealed_init(&worker->sealed);
     pthread_mutex_init(&worker->error_lock, NULL);
     cox_condition_init(&worker->error_cond);
     cox_pause_init(&worker->pause);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_lending_init(&worker->threads[c].lending);
     worker->guard_fd = -1;
     worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (worker->wake_fd >= 0)
@@ -520,6 +371,10 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     /* The child of a fork has none of the threads, and is not the rank: it only lets go of memory.
      */
     if (worker->own_pid == getpid()) {
+        if (worker->started) {
+            cox_worker_stop(worker);
+            cox_worker_join(worker, NULL);
+        }
         worker_await_reporters(worker);
         worker_leave(worker);
         guard_stop(worker);
@@ -538,6 +393,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_channel_close(&worker->error_channel);
     cox_sealed_close(&worker->sealed);
     cox_close_fd(&worker->group_fd);
+    cox_close_fd(&worker->notify_fd);
     cox_group_memory_unref(worker->group_memory);
     cox_close_fd(&worker->door_fd); /* it has left: see above */
     cox_peer_close(&worker->coordinator);
@@ -547,6 +403,8 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     pthread_cond_destroy(&worker->error_cond);
     pthread_mutex_destroy(&worker->error_lock);
     cox_pause_deinit(&worker->pause);
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        cox_lending_deinit(&worker->threads[c].lending);
     free(worker);
     return NULL;
 }
@@ -571,17 +429,50 @@ void cox_worker_stop(struct cox_worker *worker)
     errno = saved;
 }
 
-static void worker_wake_threads(struct cox_worker *worker)
+void cox_worker_finalized(struct cox_worker *worker)
 {
-    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        cox_gate_wake(&worker->threads[c].channel.gate, worker->options.rank,
-                      COX_WAKEUP_REQUEST_CONSUME);
+    atomic_store_explicit(&worker->finalized, true, memory_order_release);
+    atomic_store_explicit(&worker->stopping, true, memory_order_release);
 }
 
-/* Waits until all channel threads have ended; watches the coordinator where the guard does not, and
- * passes a stop on to channel threads that sleep: again and again, since one of them may be about
- * to fall asleep, on a word that is not this process's to change, or that somebody has written
- * over. */
+void cox_worker_wake(struct cox_worker *worker, enum cox_channel_id channel)
+{
+    const int saved = errno;
+    const uint64_t one = 1;
+    if ((unsigned)channel >= COX_TWO_WAY_COUNT)
+        return;
+    /* seq_cst: who comes into next after the watcher has found nobody inside sees this. */
+    atomic_store_explicit(&worker->threads[channel].lending.woken, true, memory_order_seq_cst);
+    ssize_t written = write(worker->wake_fd, &one, sizeof one);
+    (void)written; /* a full counter is as readable as one */
+    errno = saved;
+}
+
+/* Somebody sleeps in next who is not to. */
+static bool worker_wakes(const struct cox_worker *worker, int channel)
+{
+    return atomic_load_explicit(&worker->threads[channel].lending.woken, memory_order_seq_cst) &&
+           atomic_load_explicit(&worker->threads[channel].lending.taking, memory_order_seq_cst);
+}
+
+/* Returns whether any was woken. Tokens of a legacy group are news: there is one for the end. */
+static bool worker_wake_threads(struct cox_worker *worker, bool stopping, bool again)
+{
+    bool woken = false;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        if (!stopping && !(again && worker_wakes(worker, c)))
+            continue;
+        woken = true;
+        cox_gate_wake(&worker->threads[c].channel.gate, worker->options.rank,
+                      COX_WAKEUP_REQUEST_CONSUME);
+    }
+    return woken;
+}
+
+/* Waits until all channel threads have ended and nobody is inside next; watches the coordinator
+ * where the guard does not, and passes a stop on to channel threads that sleep: again and again,
+ * since one of them may be about to fall asleep, on a word that is not this process's to change,
+ * or that somebody has written over. */
 static int worker_watch(struct cox_worker *worker)
 {
     /* Where somebody counts the tokens there may be no more of them. */
@@ -589,7 +480,9 @@ static int worker_watch(struct cox_worker *worker)
     bool ringing = false, orphaned = false;
     int failed = 0;
     /* acquire: partner is the release of each channel thread's end. */
-    while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0) {
+    while (atomic_load_explicit(&worker->running, memory_order_acquire) > 0 ||
+           atomic_load_explicit(&worker->takers, memory_order_acquire) > 0 ||
+           !worker_stopping(worker)) {
         bool watches = !orphaned && !worker->guarded;
         struct pollfd fds[3] = {
             {.fd = worker->wake_fd, .events = POLLIN},
@@ -604,53 +497,127 @@ static int worker_watch(struct cox_worker *worker)
         }
         if (fds[1].revents || fds[2].revents) {
             orphaned = true;
+            atomic_store_explicit(&worker->orphaned, true, memory_order_release);
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
         }
         uint64_t count;
         ssize_t got = read(worker->wake_fd, &count, sizeof count);
         (void)got;
         bool stopping = atomic_load_explicit(&worker->stopping, memory_order_acquire);
-        if (stopping && (!ringing || again))
-            worker_wake_threads(worker);
-        ringing = stopping;
+        ringing = ringing && !again ? stopping : worker_wake_threads(worker, stopping, again);
     }
     return orphaned ? COX_PEER_DEAD : failed;
 }
 
-int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
+/* Of the channels that nobody takes. Unless 0 is returned some are started; the end joins them. */
+static int worker_start_threads(struct cox_worker *worker, uint32_t takes, struct cox_error *err)
 {
-    int started = 0, r = 0;
+    int r = 0;
     cox_pause_listen();
-    atomic_store_explicit(&worker->running, COX_TWO_WAY_COUNT, memory_order_relaxed);
-    for (; started < COX_TWO_WAY_COUNT; started++) {
-        r = cox_thread_start(&worker->threads[started].id, thread_main, &worker->threads[started]);
-        if (r) {
-            cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
-            atomic_fetch_sub_explicit(&worker->running, (uint32_t)(COX_TWO_WAY_COUNT - started),
-                                      memory_order_relaxed);
-            cox_worker_stop(worker);
-            break;
-        }
+    worker->started = true;
+    worker->takes = takes;
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_channel_thread *thread = &worker->threads[c];
+        thread->next = thread->taken + 1;
+        thread->spinner.budget_ns = worker->control.geometry.spin_ns;
+        thread->lending.on = takes & COX_WORKER_TAKES(c);
+        thread->channel.gate.signals_end = thread->lending.on;
     }
-    int watched = worker_watch(worker);
-    for (int c = 0; c < started; c++)
-        pthread_join(worker->threads[c].id, NULL);
+    for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
+        struct cox_channel_thread *thread = &worker->threads[c];
+        if (thread->lending.on)
+            continue;
+        atomic_fetch_add_explicit(&worker->running, 1, memory_order_relaxed);
+        r = cox_thread_start(&thread->id, cox_channel_thread_main, thread);
+        thread->is_started = r == 0;
+        if (r)
+            atomic_fetch_sub_explicit(&worker->running, 1, memory_order_relaxed);
+    }
+    return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
+}
+
+/* Why a channel thread has ended; 0: because the worker stopped. */
+static int worker_thread_failure(const struct cox_worker *worker, struct cox_error *err)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        if (worker->threads[c].failed)
+            return cox_fail(
+                err, worker->threads[c].failed,
+                "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
+                worker->options.rank, worker->control.geometry.sealed ? "futex" : "semaphore",
+                cox_channel_name((enum cox_channel_id)c),
+                cox_status_text(worker->threads[c].failed));
+    return 0;
+}
+
+/* After the watch: r is why the threads could not be started. */
+static int worker_finish(struct cox_worker *worker, int r, int watched, struct cox_error *err)
+{
+    for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
+        if (worker->threads[c].is_started)
+            pthread_join(worker->threads[c].id, NULL);
     cox_pause_unlisten();
     worker_leave(worker);
+    worker->started = false;
     if (r == 0 && watched)
         r = cox_fail(err, watched, "watching the coordinator (process %jd): %s",
                      (intmax_t)worker->coordinator.pid, cox_status_text(watched));
-    for (int c = 0; r == 0 && c < started; c++)
-        if (worker->threads[c].failed)
-            r = cox_fail(err, worker->threads[c].failed,
-                         "rank %" PRIu32 ", waiting for a request on the %s of the channel %s: %s",
-                         worker->options.rank,
-                         worker->control.geometry.sealed ? "futex" : "semaphore",
-                         cox_channel_name((enum cox_channel_id)c),
-                         cox_status_text(worker->threads[c].failed));
+    if (r == 0)
+        r = worker_thread_failure(worker, err);
     if (r == 0 && atomic_load_explicit(&worker->finalized, memory_order_acquire) &&
         worker->callbacks->finalize)
         worker->callbacks->finalize(worker->context);
     cox_fault_point(COX_FAULT_LEFT);
     return r;
+}
+
+int cox_worker_run(struct cox_worker *worker, struct cox_error *err)
+{
+    if (worker->started)
+        return cox_fail(err, COX_BUSY, "this worker was started: cox_worker_join waits for it");
+    const int r = worker_start_threads(worker, 0, err);
+    if (r)
+        cox_worker_stop(worker);
+    return worker_finish(worker, r, worker_watch(worker), err);
+}
+
+static void *watcher_main(void *argument)
+{
+    struct cox_worker *worker = argument;
+    worker->watched = worker_watch(worker);
+    return NULL;
+}
+
+int cox_worker_start(struct cox_worker *worker, uint32_t takes, struct cox_error *err)
+{
+    if (err)
+        cox_error_clear(err);
+    if (worker->started)
+        return cox_fail(err, COX_BUSY, "this worker was started before");
+    if (takes >> COX_TWO_WAY_COUNT)
+        return cox_fail(err, COX_INVALID, "channels 0x%" PRIx32 ": there are 0 to %d", takes,
+                        COX_TWO_WAY_COUNT - 1);
+    int r = worker_start_threads(worker, takes, err);
+    if (r == 0) {
+        r = cox_thread_start(&worker->watcher, watcher_main, worker);
+        if (r)
+            cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
+    }
+    worker->has_watcher = r == 0;
+    if (r) {
+        cox_worker_stop(worker);
+        worker_finish(worker, r, worker_watch(worker), NULL);
+    }
+    return r;
+}
+
+int cox_worker_join(struct cox_worker *worker, struct cox_error *err)
+{
+    if (err)
+        cox_error_clear(err);
+    if (!worker->has_watcher)
+        return cox_fail(err, COX_STATE, "this worker was not started, or is joined already");
+    pthread_join(worker->watcher, NULL);
+    worker->has_watcher = false;
+    return worker_finish(worker, 0, worker->watched, err);
 }

@@ -88,6 +88,9 @@ struct cox_worker_options {
     int fd_first;
     /* which new takes; a rank that is started again has no names to go by */
     uint32_t fd_count;
+    /* An eventfd to which the rank writes after its replies, when the host of the coordinator asks
+     * for that (cox_executor_fd); new takes it. 0: none, or it comes over the control socket. */
+    int notify_fd;
     /* coordinator; checked against the group; a legacy one is known by this alone */
     int32_t parent_pid;
     enum cox_orphan_action on_orphan;
@@ -110,14 +113,13 @@ struct cox_worker_options {
 #define COX_WORKER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_worker_options)
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
- * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS, which is removed from it, and _DOOR, the
- * fd store, which is the door as well where _ATTACH is sealed) and then from the flags --door,
- * --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id, --parent_pid,
+ * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS and _NOTIFY_FD, which are removed from it,
+ * and _DOOR, the fd store, which is the door as well where _ATTACH is sealed) and then from the
+ * flags --door, --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id, --parent_pid,
  * --shm_name_prefix (value in the next argument or after '='). When --npu_num_per_dp is smaller
  * than the world size, the node has several groups: rank is taken modulo it. --global_rank and
  * --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
- * all others stay, in order.
- * Returns
+ * all others stay, in order. Returns
  *   0
  *   COX_INVALID: err names what is missing or makes no sense; options and argv are as before
  */

@@ -11,6 +11,7 @@
 #include "channel/shm/request.h"
 #include "channel/base/spin.h"
 #include "channel/shm/state.h"
+#include "lending.h"
 #include "pause.h"
 #include "worker/sequences/table.h"
 #include "worker.h"
@@ -51,7 +52,9 @@ struct cox_channel_thread {
     uint64_t stamp_ns;
     /* What was last stored in the line, whatever somebody else has written there since. */
     uint64_t taken, returned, done;
+    /* where it is a thread of the library */
     pthread_t id;
+    bool is_started;
     /* the same, of the channel thread's own */
     pthread_t self;
     /* what ended it, which ends the worker; read once it is joined */
@@ -75,8 +78,11 @@ struct cox_channel_thread {
     struct cox_large_payload_view views[COX_DEPTH_MAX];
     /* and those behind the slots */
     struct cox_channel_thread_answer answers[COX_DEPTH_MAX];
-    /* of these with a sequence */
+    /* of these with a sequence; on a taken channel under the lock of the blocks */
     uint32_t answer_count;
+    /* the next request to be looked at */
+    uint64_t next;
+    struct cox_lending lending;
 };
 
 struct cox_worker {
@@ -93,6 +99,8 @@ struct cox_worker {
     int door_fd;
     /* memory of the rank group; -1: legacy or sealed */
     int group_fd;
+    /* an eventfd that replies are written to when the host of the coordinator asks; -1: none */
+    int notify_fd;
     /* of a sealed group; NULL */
     struct cox_group_memory *group_memory;
     struct cox_control control;
@@ -134,8 +142,21 @@ struct cox_worker {
     bool guarded;
     _Atomic bool stopping;
     _Atomic bool finalized;
+    /* the coordinator has died, before stopping */
+    _Atomic bool orphaned;
     /* channel threads that serve */
     _Atomic uint32_t running;
+    /* threads inside cox_worker_next */
+    _Atomic uint32_t takers;
+    /* bits of the channels that callers take from */
+    uint32_t takes;
+    /* channel threads were started, and not yet joined */
+    bool started;
+    /* watches for run where start has returned, */
+    pthread_t watcher;
+    bool has_watcher;
+    /* and what it found */
+    int watched;
 };
 
 /* Who a rank is to its coordinator. */
@@ -166,6 +187,21 @@ static inline void cox_channel_thread_set_returned(struct cox_channel_thread *th
     cox_state_set_returned(thread->line, sequence);
 }
 
+/* The request that is served was lent to the caller of next. */
+static inline bool cox_channel_thread_lent(const struct cox_channel_thread *thread)
+{
+    return thread->lending.to && thread->lending.to->sequence;
+}
+
+/* What a display shows; of a taken channel the lending says it. */
+static inline void cox_channel_thread_set_state(struct cox_channel_thread *thread,
+                                                enum cox_rank_state state, uint64_t sequence,
+                                                uint64_t now_ns)
+{
+    if (!thread->lending.on)
+        cox_state_set_rank(thread->line, state, sequence, now_ns);
+}
+
 static inline void cox_channel_thread_set_done(struct cox_channel_thread *thread, uint64_t sequence)
 {
     thread->done = sequence;
@@ -183,6 +219,14 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 void cox_worker_announce(struct cox_worker *worker);
 struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker);
 
+/* ---- take.c ---- */
+
+/* Serves its channel until the worker leaves or the coordinator says goodbye; argument is the
+ * struct cox_channel_thread. */
+void *cox_channel_thread_main(void *argument);
+/* A channel thread has heard the goodbye: it is the goodbye of all. */
+void cox_worker_finalized(struct cox_worker *worker);
+
 /* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
 bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct cox_request *request);
 /* Answers a request whose bytes could not even be read, if it is one that is answered. */
@@ -192,6 +236,12 @@ void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct c
 /* ---- large_payload.c: requests and answers in blocks ---- */
 
 bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread);
+/* What of the request in this frame is mapped. */
+static inline struct cox_large_payload_view *cox_channel_thread_view(
+    struct cox_channel_thread *thread, uint64_t sequence)
+{
+    return &thread->views[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
+}
 /* The bytes of a request, in place, lent until close. Returns 0, or what cox_large_payload_view_map
  * returns, in the channel thread's error. */
 int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t sequence,

@@ -1,0 +1,434 @@
+/* Completions for a host with an event loop: it sleeps in poll on cox_executor_fd, and collects
+ * what is there. Nothing here waits inside the library. */
+#include "testing.h"
+
+#include "channel/base/base.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "coordinator/executor/executor_internal.h"
+
+#define EXECUTE COX_CHANNEL_EXECUTE
+#define DEPTH 4
+
+static struct test_group *start(uint32_t rank_count)
+{
+    const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
+                                                 .collect = true,
+                                                 .depth = DEPTH,
+                                                 .finalize_ms = 300};
+    return test_group_start(rank_count, &options);
+}
+
+static uint64_t patience(void)
+{
+    return cox_deadline_after_ms(TEST_PATIENCE_MS);
+}
+
+static int executor_fd(struct test_group *g)
+{
+    struct cox_error err = {0};
+    int fd = -1;
+    assert_int_equal(cox_executor_fd(test_group_executor(g), EXECUTE, &fd, &err), 0);
+    assert_true(fd > STDERR_FILENO);
+    return fd;
+}
+
+static int submit(struct test_group *g, const char *text, uint64_t deadline_ns)
+{
+    const struct cox_submit_options options = {
+        .size = sizeof options, .gather = COX_GATHER_ALL, .deadline_ns = deadline_ns};
+    uint64_t sequence;
+    return cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
+                                      &sequence, NULL);
+}
+
+/* After a request that ended early, some ranks may still have to reply to it. */
+static void submit_persist(struct test_group *g, const char *text, uint64_t deadline_ns)
+{
+    int r;
+    while ((r = submit(g, text, deadline_ns)) == COX_LATE || r == COX_FULL)
+        sched_yield();
+    assert_int_equal(r, 0);
+}
+
+static int collect_now(struct test_group *g, struct cox_completion *completions,
+                       uint32_t *ret_count)
+{
+    return cox_executor_completions(test_group_executor(g), EXECUTE, completions, DEPTH, 0,
+                                    ret_count, NULL);
+}
+
+/* Returns how often the fd was readable for nothing until there was a completion. */
+static unsigned poll_and_collect(struct test_group *g, int fd, struct cox_completion *completions,
+                                 uint32_t *ret_count)
+{
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
+    for (unsigned nothing = 0;; nothing++) {
+        int ready;
+        while ((ready = poll(&polled, 1, TEST_PATIENCE_MS)) < 0)
+            assert_int_equal(errno, EINTR);
+        assert_int_equal(ready, 1);
+        assert_int_equal(polled.revents, POLLIN);
+        int r = collect_now(g, completions, ret_count);
+        if (r == 0)
+            return nothing;
+        assert_int_equal(r, COX_TIMEOUT);
+    }
+}
+
+static bool is_readable(int fd)
+{
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
+    return poll(&polled, 1, 0) == 1;
+}
+
+/* The count of a rank's eventfd, which nobody reads. */
+static uint64_t notified(struct test_group *g, uint32_t rank)
+{
+    char path[64], line[128];
+    unsigned long long count = UINT64_MAX;
+    snprintf(path, sizeof path, "/proc/self/fdinfo/%d", test_group_executor(g)->notify_fds[rank]);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file))
+        sscanf(line, "eventfd-count: %llx", &count);
+    fclose(file);
+    assert_true(count != UINT64_MAX);
+    return count;
+}
+
+/* ---- requests ---- */
+
+static void p4_an_event_loop_gets_every_completion(void **state)
+{
+    (void)state;
+    static const uint32_t counts[] = {1, 2, 4, 8};
+    for (size_t n = 0; n < sizeof counts / sizeof *counts; n++) {
+        struct test_group *g = start(counts[n]);
+        const int fd = executor_fd(g);
+        struct cox_completion completions[DEPTH];
+        uint32_t count, sent = 0, seen = 0;
+        uint64_t nothing = 0;
+        while (seen < 200) {
+            char text[32];
+            for (; sent < 200; sent++) {
+                snprintf(text, sizeof text, "echo %u", sent);
+                if (submit(g, text, patience()))
+                    break;
+            }
+            nothing += poll_and_collect(g, fd, completions, &count);
+            for (uint32_t i = 0; i < count; i++, seen++) {
+                snprintf(text, sizeof text, "%u", seen);
+                assert_int_equal(completions[i].status, 0);
+                for (uint32_t rank = 0; rank < counts[n]; rank++) {
+                    assert_int_equal(completions[i].ranks[rank].size, strlen(text));
+                    assert_memory_equal(completions[i].ranks[rank].bytes, text, strlen(text));
+                }
+            }
+        }
+        print_message("# %u ranks: readable for nothing %llu times in 200 requests\n", counts[n],
+                      (unsigned long long)nothing);
+        test_group_free(g);
+    }
+}
+
+static void p4_replies_of_before_the_first_call_are_told(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    struct cox_completion completions[DEPTH];
+    uint32_t count;
+    /* A group that did not ask for the fd: its ranks make no call more. */
+    test_expect_echo(g, "x");
+    assert_int_equal(notified(g, 0) + notified(g, 1), 0);
+    assert_int_equal(submit(g, "echo y", patience()), 0);
+    poll_and_collect(g, executor_fd(g), completions, &count);
+    assert_int_equal(count, 1);
+    assert_int_equal(completions[0].ranks[1].size, 1);
+
+    assert_int_equal(submit(g, "echo z", patience()), 0);
+    poll_and_collect(g, executor_fd(g), completions, &count);
+    assert_true(notified(g, 0) + notified(g, 1) >= 1);
+    test_group_free(g);
+}
+
+static void p4_what_is_not_collected_keeps_the_fd_readable(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    const int fd = executor_fd(g);
+    struct cox_completion completions[DEPTH];
+    uint32_t count, seen = 0;
+    for (int i = 0; i < DEPTH - 1; i++)
+        assert_int_equal(submit(g, "echo x", patience()), 0);
+    /* They all end in here, and one is taken. */
+    test_expect_echo(g, "after them");
+    assert_int_equal(
+        cox_executor_completions(test_group_executor(g), EXECUTE, completions, 1, 0, &count, NULL),
+        0);
+    for (seen = 1; seen < DEPTH - 1; seen += count) {
+        assert_true(is_readable(fd));
+        assert_int_equal(collect_now(g, completions, &count), 0);
+    }
+    assert_int_equal(seen, DEPTH - 1);
+    test_group_free(g);
+}
+
+/* ---- what else ends a request ---- */
+
+static void m4_deadlines_and_deaths_make_the_fd_readable(void **state)
+{
+    (void)state;
+    struct test_group *g = start(4);
+    const int fd = executor_fd(g);
+    struct cox_completion completions[DEPTH];
+    uint32_t count;
+    struct test_pipe *pipe = test_pipe_new();
+    char text[256];
+    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
+    assert_int_equal(submit(g, text, cox_deadline_after_ms(80)), 0);
+    poll_and_collect(g, fd, completions, &count);
+    assert_int_equal(completions[0].status, COX_TIMEOUT);
+    test_pipe_release(pipe, 4);
+
+    submit_persist(g, "each echo x|fail 7 no|echo x|echo x", patience());
+    poll_and_collect(g, fd, completions, &count);
+    assert_int_equal(completions[0].status, COX_REJECTED);
+
+    submit_persist(g, text, patience());
+    kill(cox_executor_pid(test_group_executor(g), 2), SIGKILL);
+    poll_and_collect(g, fd, completions, &count);
+    assert_int_equal(completions[0].status, COX_PEER_DEAD);
+    assert_int_equal(completions[0].ranks[2].signal, SIGKILL);
+    test_pipe_release(pipe, 3);
+    test_group_free(g);
+}
+
+static void m4_a_deadline_before_that_of_an_earlier_request_is_kept(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    const int fd = executor_fd(g);
+    struct cox_completion completions[DEPTH];
+    uint32_t count;
+    struct test_pipe *pipe = test_pipe_new();
+    char text[256];
+    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
+    assert_int_equal(submit(g, text, patience()), 0);
+    assert_int_equal(submit(g, "echo x", cox_deadline_after_ms(10)), 0);
+    poll_and_collect(g, fd, completions, &count);
+    assert_int_equal(count, 1);
+    assert_int_equal(completions[0].sequence, 2);
+    assert_int_equal(completions[0].status, COX_TIMEOUT);
+    test_pipe_release(pipe, 2);
+    poll_and_collect(g, fd, completions, &count);
+    assert_int_equal(completions[0].sequence, 1);
+    assert_int_equal(completions[0].status, 0);
+    test_group_free(g);
+}
+
+static void m13_a_replaced_rank_notifies_as_the_one_before(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    const int fd = executor_fd(g);
+    struct cox_executor *executor = test_group_executor(g);
+    struct cox_completion completions[DEPTH];
+    struct cox_error err = {0};
+    uint32_t count;
+    kill(cox_executor_pid(executor, 1), SIGKILL);
+    test_await_death(g, 1);
+    assert_int_equal(cox_executor_restart(executor, 1, patience(), &err), 0);
+    const uint64_t before = notified(g, 1);
+    /* In a sealed group the last one notifies: it has to be rank 1 once. */
+    for (int i = 0; i < 200 && (i == 0 || notified(g, 1) == before); i++) {
+        struct test_pipe *pipe = test_pipe_new();
+        char text[256];
+        snprintf(text, sizeof text, "each echo x|block %s", test_pipe_path(pipe));
+        submit_persist(g, text, patience());
+        test_pipe_release(pipe, 1);
+        poll_and_collect(g, fd, completions, &count);
+        assert_int_equal(completions[0].status, 0);
+    }
+    assert_true(notified(g, 1) > before);
+    test_group_free(g);
+}
+
+/* ---- nothing to do ---- */
+
+static void p6_an_idle_group_is_silent(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    const int fd = executor_fd(g);
+    struct cox_completion completions[DEPTH];
+    uint32_t count;
+    for (int i = 0; i < 10; i++) {
+        submit_persist(g, "echo x", patience());
+        poll_and_collect(g, fd, completions, &count);
+    }
+    /* The timer of the last request, and in a named group a reply that was seen before its rank had
+     * notified. After that, nothing until the test's own patience for silence ends. */
+    unsigned readable = 0;
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
+    while (poll(&polled, 1, 300) == 1) {
+        assert_int_equal(collect_now(g, completions, &count), COX_TIMEOUT);
+        readable++;
+        assert_true(readable <= 4);
+    }
+    test_group_free(g);
+}
+
+static void p4_it_works_in_an_epoll_of_the_host(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    const int fd = executor_fd(g), loop = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    struct cox_completion completions[DEPTH];
+    uint32_t count, seen = 0;
+    assert_true(loop >= 0);
+    assert_int_equal(epoll_ctl(loop, EPOLL_CTL_ADD, fd, &event), 0);
+    for (int i = 0; i < 50; i++, seen += count) {
+        submit_persist(g, "echo x", patience());
+        do
+            assert_int_equal(epoll_wait(loop, &event, 1, TEST_PATIENCE_MS), 1);
+        while (collect_now(g, completions, &count) != 0);
+    }
+    assert_int_equal(seen, 50);
+    close(loop);
+    test_group_free(g);
+}
+
+/* ---- several threads ---- */
+
+#define CALLS 300
+
+struct caller {
+    struct test_group *group;
+    atomic_bool done;
+    int failed;
+};
+
+static void *call(void *context)
+{
+    struct caller *caller = context;
+    const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
+                                               .gather = COX_GATHER_RANK0,
+                                               .deadline_ns = patience()};
+    for (int i = 0; i < CALLS; i++)
+        caller->failed += cox_executor_call_opaque(test_group_executor(caller->group), "echo c", 6,
+                                                   &options, NULL, NULL, NULL) != 0;
+    return NULL;
+}
+
+/* The thread of a call gathers, also what the event loop has submitted. */
+static void p4_calls_of_other_threads_take_nothing_from_the_loop(void **state)
+{
+    (void)state;
+    struct caller caller = {.group = start(2)};
+    const int fd = executor_fd(caller.group);
+    struct cox_completion completions[DEPTH];
+    pthread_t thread;
+    uint32_t count, sent = 0, seen = 0;
+    assert_int_equal(pthread_create(&thread, NULL, call, &caller), 0);
+    while (seen < CALLS) {
+        while (sent < CALLS && submit(caller.group, "echo s", patience()) == 0)
+            sent++;
+        if (sent == seen) { /* no room: the calls have it all */
+            sched_yield();
+            continue;
+        }
+        poll_and_collect(caller.group, fd, completions, &count);
+        for (uint32_t i = 0; i < count; i++)
+            assert_int_equal(completions[i].status, 0);
+        seen += count;
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(caller.failed, 0);
+    test_group_free(caller.group);
+}
+
+static void *stop(void *context)
+{
+    cox_executor_stop(context);
+    return NULL;
+}
+
+static void p4_a_stop_is_told(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    const int fd = executor_fd(g);
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
+    struct cox_completion completions[DEPTH];
+    struct test_pipe *pipe = test_pipe_new();
+    pthread_t thread;
+    char text[256];
+    uint32_t count, closed = 0;
+    int r = COX_TIMEOUT;
+    snprintf(text, sizeof text, "block %s", test_pipe_path(pipe));
+    assert_int_equal(submit(g, text, COX_DEADLINE_NEVER), 0);
+    assert_int_equal(pthread_create(&thread, NULL, stop, test_group_executor(g)), 0);
+    while (r != COX_CLOSED) {
+        assert_int_equal(poll(&polled, 1, TEST_PATIENCE_MS), 1);
+        r = collect_now(g, completions, &count);
+        closed += r == 0 && completions[0].status == COX_CLOSED;
+    }
+    pthread_join(thread, NULL);
+    assert_int_equal(closed, 1);
+    test_pipe_release(pipe, 2);
+    test_group_free(g);
+}
+
+/* ---- refusals ---- */
+
+static void p4_wrong_use_is_refused(void **state)
+{
+    (void)state;
+    struct cox_error err = {0};
+    int fd = -1, again = -1;
+    struct test_group *g = start(1);
+    struct cox_executor *executor = test_group_executor(g);
+    assert_int_equal(cox_executor_fd(executor, COX_CHANNEL_LINK, &fd, &err), COX_INVALID);
+    assert_int_equal(cox_executor_fd(executor, EXECUTE, &fd, &err), 0);
+    assert_int_equal(cox_executor_fd(executor, EXECUTE, &again, &err), 0);
+    assert_int_equal(fd, again);
+    assert_int_equal(cox_executor_fd(executor, COX_CHANNEL_TRANSFER, &again, &err), 0);
+    assert_int_not_equal(fd, again);
+    test_group_free(g);
+
+    g = test_group_start(1, NULL);
+    assert_int_equal(cox_executor_fd(test_group_executor(g), EXECUTE, &fd, &err), COX_STATE);
+    assert_non_null(strstr(err.text, "collect"));
+    test_group_free(g);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(p4_an_event_loop_gets_every_completion),
+        TEST(p4_replies_of_before_the_first_call_are_told),
+        TEST(p4_what_is_not_collected_keeps_the_fd_readable),
+        TEST(m4_deadlines_and_deaths_make_the_fd_readable),
+        TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept),
+        TEST(m13_a_replaced_rank_notifies_as_the_one_before),
+        TEST(p6_an_idle_group_is_silent),
+        TEST(p4_it_works_in_an_epoll_of_the_host),
+        TEST(p4_calls_of_other_threads_take_nothing_from_the_loop),
+        TEST(p4_a_stop_is_told),
+        TEST(p4_wrong_use_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

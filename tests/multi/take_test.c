@@ -1,0 +1,318 @@
+/* A worker that takes its requests (worker/loop/take.h): replies later, in any order, from any
+ * thread, up to the depth; what ends a wait; what is refused; deaths with lent requests. */
+#include "tests/lib/ranks.h"
+#include "tests/lib/testing.h"
+
+#include "channel/shm/layout.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static const uint32_t rank_counts[] = {1, 2, 4, 8};
+#define COUNT_OF(array) (sizeof array / sizeof *array)
+
+static struct test_group *takers(uint32_t rank_count, uint32_t depth)
+{
+    const char *command[] = {test_worker_program(), "takes", NULL};
+    const struct cox_executor_options base = {.size = sizeof base,
+                                              .attach = test_attach(),
+                                              .rank_count = rank_count,
+                                              .command = command,
+                                              .depth = depth};
+    struct test_group *group = NULL;
+    struct cox_error err = {0};
+    if (test_group_try(&base, &group, &err))
+        fail_msg("start: %s", err.text);
+    return group;
+}
+
+static void expect_reply(struct test_group *g, size_t n, const char *text)
+{
+    const struct test_completion *c = test_await(g, n);
+    if (c->status)
+        fail_msg("completion %zu: %s", n, c->text);
+    for (uint32_t rank = 0; rank < c->rank_count; rank++)
+        assert_string_equal(c->ranks[rank].bytes, text);
+}
+
+static void submit(struct test_group *g, const char *text)
+{
+    const struct test_how all = {.gather = COX_GATHER_ALL};
+    assert_int_equal(test_submit(g, &all, "%s", text), 0);
+}
+
+/* ---- replies ---- */
+
+static void requests_are_taken_and_replied_to(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
+        struct test_group *g = takers(rank_counts[i], 0);
+        for (int round = 0; round < 50; round++)
+            test_expect_echo(g, round % 2 ? "x" : "a longer text");
+        test_group_free(g);
+    }
+}
+
+static void an_error_says_whose_and_what(void **state)
+{
+    struct test_group *g = takers(2, 0);
+    struct test_completion c = {0};
+    (void)state;
+    assert_int_equal(test_call(g, &c, "only 1 fail %d it does not like this", COX_BUSY),
+                     COX_REJECTED);
+    assert_int_equal(c.ranks[1].code, COX_BUSY);
+    assert_string_equal(c.ranks[1].text, "it does not like this");
+    test_completion_deinit(&c);
+    test_expect_echo(g, "and goes on");
+    test_group_free(g);
+}
+
+static void a_long_reply_goes_out_of_line(void **state)
+{
+    test_needs_processes(); /* whose the block is, is checked */
+    struct test_group *g = takers(2, 0);
+    struct test_completion c = {0};
+    const size_t size = 1u << 20; /* a slot has 64 KiB */
+    (void)state;
+    for (int round = 0; round < 3; round++) {
+        assert_int_equal(test_call(g, &c, "size %zu", size), 0);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            assert_int_equal(c.ranks[rank].size, size);
+            for (size_t at = 0; at < size; at++)
+                if ((uint8_t)c.ranks[rank].bytes[at] != (uint8_t)(7 * at + rank))
+                    fail_msg("rank %" PRIu32 ", byte %zu", rank, at);
+        }
+        test_completion_deinit(&c);
+    }
+    test_group_free(g);
+}
+
+/* All that fit are kept, and the last one releases them. */
+static void release(uint32_t rank_count, uint32_t depth, const char *order)
+{
+    struct test_group *g = takers(rank_count, depth);
+    char text[32], count[16];
+    size_t n = 0;
+    for (int round = 0; round < 3; round++) {
+        for (uint32_t i = 0; i + 1 < depth; i++) {
+            snprintf(text, sizeof text, "keep text %" PRIu32, i);
+            submit(g, text);
+        }
+        snprintf(text, sizeof text, "release %s", order);
+        submit(g, text);
+        for (uint32_t i = 0; i + 1 < depth; i++) {
+            snprintf(text, sizeof text, "text %" PRIu32, i);
+            expect_reply(g, n++, text);
+        }
+        snprintf(count, sizeof count, "%" PRIu32, depth - 1);
+        expect_reply(g, n++, count);
+    }
+    test_group_free(g);
+}
+
+static void replies_come_in_any_order(void **state)
+{
+    static const uint32_t depths[] = {1, 3, 8, COX_DEPTH_MAX};
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
+        release(rank_counts[i], depths[i], "reverse");
+        release(rank_counts[i], depths[i], "first");
+        release(rank_counts[i], depths[i], "forward");
+    }
+}
+
+static void a_reply_comes_from_another_thread_after_later_requests(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
+        struct test_group *g = takers(rank_counts[i], 4);
+        submit(g, "keep a");
+        submit(g, "release later");
+        submit(g, "echo b");
+        expect_reply(g, 0, "a");
+        expect_reply(g, 1, "1");
+        expect_reply(g, 2, "b");
+        test_group_free(g);
+    }
+}
+
+/* A rank that is not asked passes a frame while it still owes replies to those in front of it. */
+static void requests_to_others_pass_what_is_kept(void **state)
+{
+    struct test_group *g = takers(4, 4);
+    const struct test_how others = {.gather = COX_GATHER_ALL, .ranks = 6};
+    (void)state;
+    submit(g, "keep a");
+    assert_int_equal(test_submit(g, &others, "keep b"), 0);
+    assert_int_equal(test_submit(g, &others, "keep c"), 0);
+    submit(g, "release first"); /* of three, or of one */
+    test_await(g, 3);
+    for (size_t n = 0; n < 4; n++) {
+        static const char *const texts[] = {"a", "b", "c"};
+        /* Requests to other ranks end when those have replied. */
+        const struct test_completion *c = test_await(g, n);
+        assert_int_equal(c->status, 0);
+        assert_in_range(c->sequence, 1, 4);
+        if (c->sequence == 4)
+            continue;
+        for (uint32_t rank = 1; rank < 3; rank++)
+            assert_string_equal(c->ranks[rank].bytes, texts[c->sequence - 1]);
+        assert_string_equal(c->ranks[3].bytes, c->sequence == 1 ? "a" : "");
+    }
+    test_group_free(g);
+}
+
+/* ---- waits, and what is refused ---- */
+
+static void what_ends_a_wait_and_what_is_refused(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
+        struct test_group *g = takers(rank_counts[i], 0);
+        submit(g, "check");
+        expect_reply(g, 0, "ok");
+        test_group_free(g);
+    }
+}
+
+static void a_second_reply_is_refused_in_words(void **state)
+{
+    struct test_group *g = takers(1, 0);
+    char text[64];
+    (void)state;
+    submit(g, "twice x");
+    expect_reply(g, 0, "x");
+    submit(g, "told");
+    snprintf(text, sizeof text, "%d request 1 is replied to already", COX_STATE);
+    expect_reply(g, 1, text);
+    test_group_free(g);
+}
+
+static void a_request_that_was_given_up_is_cancelled(void **state)
+{
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
+    struct test_group *g = takers(2, 0);
+    struct test_completion c = {0};
+    (void)state;
+    assert_int_equal(test_call_how(g, &c, &brief, "cancelled"), COX_TIMEOUT);
+    test_completion_deinit(&c);
+    test_await_lines(g, -1, "alive", 2);
+    test_await_lines(g, -1, "cancelled", 2);
+    const struct test_how all = {.gather = COX_GATHER_ALL};
+    assert_int_equal(test_submit_persist(g, &all, "echo x"), 0);
+    expect_reply(g, 0, "x");
+    test_group_free(g);
+}
+
+/* The first one's deadline is far, and its reply keeps that of the second from being published. */
+static void a_request_is_cancelled_before_earlier_ones_end(void **state)
+{
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
+    struct test_group *g = takers(2, 4);
+    (void)state;
+    submit(g, "keep a");
+    assert_int_equal(test_submit(g, &brief, "cancelled"), 0);
+    test_await_lines(g, -1, "alive", 2);
+    test_await_lines(g, -1, "cancelled", 2);
+    assert_int_equal(test_await(g, 0)->sequence, 2);
+    assert_int_equal(test_await(g, 0)->status, COX_TIMEOUT);
+    assert_int_equal(test_completion_count(g), 1);
+    test_group_free(g);
+}
+
+/* The frame of one that was cancelled is used again. */
+static void a_request_in_the_frame_of_a_cancelled_one_is_alive(void **state)
+{
+    const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 200},
+                          all = {.gather = COX_GATHER_ALL};
+    struct test_group *g = takers(2, 1);
+    (void)state;
+    for (size_t round = 1; round <= 2; round++) {
+        assert_int_equal(test_submit_persist(g, &brief, "cancelled"), 0);
+        test_await_lines(g, -1, "alive", 2 * round);
+        test_await_lines(g, -1, "cancelled", 2 * round);
+        assert_int_equal(test_submit_persist(g, &all, "echo x"), 0);
+        expect_reply(g, 2 * round - 1, "x");
+    }
+    test_group_free(g);
+}
+
+/* ---- ends ---- */
+
+static void the_end_of_the_group_ends_next(void **state)
+{
+    struct test_group *g = takers(2, 0);
+    (void)state;
+    test_expect_echo(g, "x");
+    submit(g, "keep x"); /* in flight at the end, and never replied to */
+    cox_executor_stop(test_group_executor(g));
+    char text[64];
+    snprintf(text, sizeof text, "next: %d the coordinator has ended the group", COX_CLOSED);
+    test_await_lines(g, 0, text, 1);
+    test_await_lines(g, 1, text, 1);
+    assert_int_equal(test_await(g, 0)->status, COX_CLOSED);
+    test_group_free(g);
+}
+
+static void a_worker_that_stops_leaves_what_it_was_lent(void **state)
+{
+    const struct test_how one = {.gather = COX_GATHER_ALL, .ranks = 2};
+    struct test_group *g = takers(2, 4);
+    char text[64];
+    (void)state;
+    submit(g, "keep a");
+    assert_int_equal(test_submit(g, &one, "leave"), 0);
+    snprintf(text, sizeof text, "next: %d the worker was stopped", COX_CLOSED);
+    test_await_lines(g, 1, text, 1);
+    for (size_t n = 0; n < 2; n++) {
+        assert_int_equal(test_await(g, n)->status, COX_PEER_DEAD);
+        assert_int_equal(test_await(g, n)->ranks[1].outcome, COX_OUTCOME_DEAD);
+    }
+    test_group_free(g);
+}
+
+static void a_death_ends_what_was_lent(void **state)
+{
+    test_needs_processes();
+    (void)state;
+    for (size_t i = 0; i < COUNT_OF(rank_counts); i++) {
+        const uint32_t last = rank_counts[i] - 1;
+        struct test_group *g = takers(rank_counts[i], 4);
+        char text[64];
+        submit(g, "keep a");
+        submit(g, "keep b");
+        snprintf(text, sizeof text, "only %" PRIu32 " kill 9", last);
+        submit(g, text);
+        for (size_t n = 0; n < 3; n++) {
+            const struct test_completion *c = test_await(g, n);
+            assert_int_equal(c->status, COX_PEER_DEAD);
+            assert_int_equal(c->ranks[last].outcome, COX_OUTCOME_DEAD);
+            assert_int_equal(c->ranks[last].signal, SIGKILL);
+        }
+        test_group_free(g);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        TEST(requests_are_taken_and_replied_to),
+        TEST(an_error_says_whose_and_what),
+        TEST(a_long_reply_goes_out_of_line),
+        TEST(replies_come_in_any_order),
+        TEST(a_reply_comes_from_another_thread_after_later_requests),
+        TEST(requests_to_others_pass_what_is_kept),
+        TEST(what_ends_a_wait_and_what_is_refused),
+        TEST(a_second_reply_is_refused_in_words),
+        TEST(a_request_that_was_given_up_is_cancelled),
+        TEST(a_request_is_cancelled_before_earlier_ones_end),
+        TEST(a_request_in_the_frame_of_a_cancelled_one_is_alive),
+        TEST(the_end_of_the_group_ends_next),
+        TEST(a_worker_that_stops_leaves_what_it_was_lent),
+        TEST(a_death_ends_what_was_lent),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,228 @@
+/* take_reply: replies to lent requests. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "channel/shm/reply.h"
+#include "channel/shm/state.h"
+#include "serve_internal.h"
+#include "take.h"
+
+static struct cox_channel_thread *reply_thread(struct cox_worker *worker)
+{
+    return &worker->threads[COX_CHANNEL_EXECUTE];
+}
+
+static const char *kind_text(enum cox_lent_kind kind)
+{
+    static const char *const texts[] = {
+        [COX_LENT_OPAQUE] = "an opaque request: cox_worker_reply",
+        [COX_LENT_STEP] = "a step: cox_worker_reply_step",
+        [COX_LENT_INIT] = "an init: cox_worker_reply_init",
+    };
+    return texts[kind];
+}
+
+/* Of this kind; NULL: *ret_r says why not. */
+static struct cox_lent *reply_claim(struct cox_channel_thread *thread, uint64_t sequence,
+                                    enum cox_lent_kind kind, int *ret_r, struct cox_error *err)
+{
+    if (err)
+        cox_error_clear(err);
+    struct cox_lent *entry = cox_lending_claim(thread, sequence, err);
+    *ret_r = COX_STATE;
+    if (!entry || entry->kind == kind)
+        return entry;
+    *ret_r = cox_fail(err, COX_INVALID, "request %" PRIu64 " is %s replies to it, or _error",
+                      sequence, kind_text(entry->kind));
+    cox_lending_unclaim(thread, entry);
+    return NULL;
+}
+
+/* ---- opaque ---- */
+
+/* The request's bytes are lent no more, and the frame is free with the reply. */
+static void opaque_end(struct cox_channel_thread *thread, const struct cox_lent *entry)
+{
+    if (entry->in_block)
+        cox_channel_thread_close_block(thread, entry->sequence);
+}
+
+static int reply_in_block(struct cox_channel_thread *thread, const struct cox_lent *entry,
+                          const void *bytes, size_t size, size_t capacity, struct cox_error *err)
+{
+    const uint64_t sequence = entry->sequence;
+    uint8_t *block;
+    if (!cox_channel_thread_has_blocks(thread))
+        return cox_fail(err, COX_TOO_LARGE,
+                        "the reply has %zu bytes, a slot holds %zu: use a larger response region",
+                        size, capacity);
+    int r = cox_channel_thread_reserve_block(thread, sequence, size, &block, err);
+    if (r)
+        return r;
+    memcpy(block, bytes, size);
+    opaque_end(thread, entry);
+    cox_channel_thread_send_block(thread, sequence, COX_TYPE_OPAQUE, size);
+    return 0;
+}
+
+int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *bytes, size_t size,
+                     struct cox_error *err)
+{
+    struct cox_channel_thread *thread = reply_thread(worker);
+    int r;
+    struct cox_lent *entry = reply_claim(thread, sequence, COX_LENT_OPAQUE, &r, err);
+    if (!entry)
+        return r;
+    size_t capacity;
+    uint8_t *slot =
+        cox_reply_slot(&thread->channel, worker->options.rank, sequence, false, &capacity);
+    if (size > capacity) {
+        r = reply_in_block(thread, entry, bytes, size, capacity, err);
+        if (r) {
+            cox_lending_unclaim(thread, entry);
+            return r;
+        }
+    } else {
+        if (size > 0 && bytes != slot)
+            memmove(slot, bytes, size);
+        opaque_end(thread, entry);
+        cox_channel_thread_send(thread, sequence, size, false, false);
+    }
+    cox_lending_leave(thread);
+    return 0;
+}
+
+/* ---- steps and inits ---- */
+
+/* What a rank computes with is the thread's alone that replies: next refuses until then. */
+static void typed_end(struct cox_channel_thread *thread)
+{
+    struct cox_lending *lending = &thread->lending;
+    if (lending->trims)
+        cox_channel_thread_trim(thread);
+    pthread_mutex_lock(&lending->lock);
+    lending->typed = false;
+    lending->step = NULL;
+    lending->init = NULL;
+    pthread_mutex_unlock(&lending->lock);
+    cox_lending_leave(thread);
+}
+
+int cox_worker_reply_step(struct cox_worker *worker, uint64_t sequence, const int32_t *tokens,
+                          const float *logprobs, uint32_t count, struct cox_error *err)
+{
+    struct cox_channel_thread *thread = reply_thread(worker);
+    int r;
+    struct cox_lent *entry = reply_claim(thread, sequence, COX_LENT_STEP, &r, err);
+    if (!entry)
+        return r;
+    struct cox_step *step = thread->lending.step;
+    if (count != step->batch->row_count) {
+        r = cox_fail(err, COX_INVALID, "%" PRIu32 " rows: step %" PRIu64 " has %" PRIu32, count,
+                     sequence, step->batch->row_count);
+        cox_lending_unclaim(thread, entry);
+        return r;
+    }
+    for (uint32_t i = 0; tokens && i < count; i++)
+        step->outputs[i] =
+            (struct cox_batch_output){.token = tokens[i], .logprob = logprobs ? logprobs[i] : 0};
+    cox_error_clear(&thread->error);
+    cox_channel_thread_end_step(thread, step, 0);
+    typed_end(thread);
+    return 0;
+}
+
+int cox_worker_reply_init(struct cox_worker *worker, uint64_t sequence,
+                          const struct cox_init_result *result, struct cox_error *err)
+{
+    struct cox_channel_thread *thread = reply_thread(worker);
+    int r;
+    struct cox_lent *entry = reply_claim(thread, sequence, COX_LENT_INIT, &r, err);
+    if (!entry)
+        return r;
+    if (result->kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX) {
+        r = cox_fail(err, COX_TOO_LARGE, "%" PRIu32 " KV caches: at most %d",
+                     result->kv_cache_count, COX_KV_CACHE_DESC_COUNT_MAX);
+        cox_lending_unclaim(thread, entry);
+        return r;
+    }
+    struct cox_init_result copy = *result;
+    cox_error_clear(&thread->error);
+    cox_channel_thread_end_init(thread, thread->lending.init, &copy, 0);
+    typed_end(thread);
+    return 0;
+}
+
+/* ---- errors ---- */
+
+static void typed_fail(struct cox_channel_thread *thread, enum cox_lent_kind kind, int code,
+                       const char *text)
+{
+    struct cox_init_result none;
+    cox_init_result_init(&none);
+    cox_error_clear(&thread->error);
+    cox_fail(&thread->error, code, "%s", text);
+    if (kind == COX_LENT_STEP)
+        cox_channel_thread_end_step(thread, thread->lending.step, code);
+    else
+        cox_channel_thread_end_init(thread, thread->lending.init, &none, code);
+    typed_end(thread);
+}
+
+/* With nothing of the channel thread's own, which another thread may be using inside next. */
+static void opaque_fail(struct cox_channel_thread *thread, const struct cox_lent *entry, int code,
+                        const char *text)
+{
+    const uint64_t sequence = entry->sequence;
+    struct cox_error error;
+    cox_error_clear(&error);
+    cox_fail(&error, code, "%s", text);
+    ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    response.has_msg_type = response.has_rank = response.has_status = 1;
+    response.msg_type = (int32_t)COX_TYPE_OPAQUE;
+    response.rank = (int32_t)thread->worker->options.rank;
+    response.status = code;
+    response.error_text = error.text;
+    size_t capacity;
+    opaque_end(thread, entry);
+    uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
+    if (slot)
+        cox_channel_thread_send_failure(thread, sequence, COX_TYPE_OPAQUE, &response, error.text,
+                                        slot, capacity);
+    cox_lending_leave(thread);
+}
+
+int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int code, const char *text,
+                           struct cox_error *err)
+{
+    struct cox_channel_thread *thread = reply_thread(worker);
+    if (err)
+        cox_error_clear(err);
+    if (code == 0)
+        return cox_fail(err, COX_INVALID, "an error of code 0 would be a success");
+    struct cox_lent *entry = cox_lending_claim(thread, sequence, err);
+    if (!entry)
+        return COX_STATE;
+    if (!text || !text[0])
+        text = cox_status_text(code);
+    if (entry->kind == COX_LENT_OPAQUE)
+        opaque_fail(thread, entry, code, text);
+    else
+        typed_fail(thread, entry->kind, code, text);
+    return 0;
+}
+
+bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence)
+{
+    const struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
+    const struct cox_visit *visit = &thread->visit;
+    /* relaxed: this thread's own. */
+    if (sequence == 0)
+        sequence = atomic_load_explicit(&visit->inside, memory_order_relaxed);
+    return cox_state_cancelled(cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE),
+                               worker->control.geometry.depth, sequence) ||
+           cox_state_aborted(&worker->control) ||
+           /* acquire; partner: wait_tell in pause.c. */
+           atomic_load_explicit(&visit->told, memory_order_acquire) >= sequence;
+}
