@@ -1,5 +1,5 @@
-/* A coordinator of your own that `coxswain status`, `recover` and `stop` can be used on. Four workers
- * add the numbers 1 to 1000 every 100 ms; one that dies is replaced.
+/* A coordinator of your own that `coxswain status`, `recover` and `stop` can be used on. Four
+ * workers add the numbers 1 to 1000 every 100 ms; one that dies is replaced.
  * Build: cc server.c $(pkg-config --cflags --libs coxswain); run: ./server NAME ./worker */
 #include <coxswain/coxswain.h>
 
