@@ -62,7 +62,7 @@ int main(int argc, char **argv)
     executor.name = argv[1];
     executor.rank_count = RANK_COUNT;
     executor.command = (const char *const *)&argv[2];
-    executor.need_door = true;
+    executor.need_socket = true;
     struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
     options.executor = &executor;
     options.restart.on_death = COX_ON_DEATH_RESTART;

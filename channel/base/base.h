@@ -55,7 +55,7 @@ enum cox_channel_id {
 /* How workers come to the memory of their group. */
 enum cox_attach {
     COX_ATTACH_NAMED = 0,  /* by names in /dev/shm */
-    COX_ATTACH_SEALED = 1, /* by fds, at the group's door; nothing has a name */
+    COX_ATTACH_SEALED = 1, /* by fds, at the group's control socket; nothing has a name */
 };
 
 enum cox_status {

@@ -41,7 +41,7 @@
     X(LAUNCH, "launch")                   /* nothing is forked yet */                              \
     X(LAUNCH_CHILD, "launch.child")       /* the new process, before exec */                       \
     X(LAUNCH_FORKED, "launch.forked")     /* the coordinator, after that exec */                   \
-    X(ATTACH_WELCOMED, "attach.welcomed") /* by the door, with all its fds */                      \
+    X(ATTACH_WELCOMED, "attach.welcomed") /* by the control socket, with all its fds */            \
     X(ATTACH_CONTROL, "attach.control")                                                            \
     X(ATTACH_CLAIMED, "attach.claimed") /* nobody else can be this rank; or no more */             \
     X(ATTACH_CHANNEL, "attach.channel")                                                            \
@@ -124,22 +124,22 @@
     X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
     /* Sockets. */                                                                                 \
     X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
-    /* A door is opened, visited, closed. */                                                       \
-    X(FOLDER_MADE, "folder.made")     /* or its mode is set */                                     \
-    X(FOLDER_LOCKED, "folder.locked") /* or let go of */                                           \
-    X(FOLDER_SWEPT, "folder.swept")   /* one file of it */                                         \
-    X(DOOR_BOUND, "door.bound")       /* under a temporary name */                                 \
-    X(DOOR_LISTENS, "door.listens")                                                                \
-    X(DOOR_NAMED, "door.named")                                                                    \
-    X(DOOR_CONNECTED, "door.connected") /* the visitor */                                          \
-    X(DOOR_ASKED, "door.asked")         /* the logon is sent */                                    \
-    X(DOOR_WELCOMED, "door.welcomed")                                                              \
-    X(DOOR_UNNAMED, "door.unnamed")                                                                \
+    /* A control socket is opened, visited, closed. */                                             \
+    X(FOLDER_MADE, "folder.made")                   /* or its mode is set */                       \
+    X(FOLDER_LOCKED, "folder.locked")               /* or let go of */                             \
+    X(FOLDER_SWEPT, "folder.swept")                 /* one file of it */                           \
+    X(CONTROL_SOCKET_BOUND, "control_socket.bound") /* under a temporary name */                   \
+    X(CONTROL_SOCKET_LISTENS, "control_socket.listens")                                            \
+    X(CONTROL_SOCKET_NAMED, "control_socket.named")                                                \
+    X(CONTROL_SOCKET_CONNECTED, "control_socket.connected") /* the visitor */                      \
+    X(CONTROL_SOCKET_ASKED, "control_socket.asked")         /* the logon is sent */                \
+    X(CONTROL_SOCKET_WELCOMED, "control_socket.welcomed")                                          \
+    X(CONTROL_SOCKET_UNNAMED, "control_socket.unnamed")                                            \
     /* By-value handles. */                                                                        \
     X(HANDLE_EXPORTED, "handle.exported")   /* its fd is there for who may take it */              \
-    X(HANDLE_STORED, "handle.stored")       /* and at the door, or is not */                       \
+    X(HANDLE_STORED, "handle.stored")       /* and at the control socket, or is not */             \
     X(HANDLE_TAKEN, "handle.taken")         /* by somebody else, not checked yet */                \
-    X(HANDLE_WITHDRAWN, "handle.withdrawn") /* the door has it no more, the exporter does */       \
+    X(HANDLE_WITHDRAWN, "handle.withdrawn") /* only the exporter has it */                         \
     X(HANDLE_PUT, "handle.put")                                                                    \
     /* KV blocks, of one's own and of other groups (memory/kv_blocks.h, engine/rank/pulls.h). */   \
     X(KV_MADE, "kv.made")                                                                          \

@@ -38,7 +38,7 @@ struct cox_exporter {
     struct cox_handle_self self;
     uint64_t deadline_ms;
     /* was told one; whether it still answers is in fd store */
-    bool has_door;
+    bool has_socket;
     /* of the table and the two counts */
     pthread_mutex_t lock;
     /* by generation */
@@ -46,7 +46,7 @@ struct cox_exporter {
     uint32_t generation;
     uint32_t turn;
     /* of the connection; taken without the other one */
-    pthread_mutex_t door_lock;
+    pthread_mutex_t socket_lock;
     struct cox_fd_store fd_store;
 };
 
@@ -79,11 +79,11 @@ int cox_exporter_new(const struct cox_exporter_options *options, struct cox_expo
     /* Not from 0: the next exporter of this process may get the same numbers for its fds. */
     exporter->generation = (uint32_t)cox_now_ns();
     pthread_mutex_init(&exporter->lock, NULL);
-    pthread_mutex_init(&exporter->door_lock, NULL);
-    exporter->has_door = options->door_path != NULL;
+    pthread_mutex_init(&exporter->socket_lock, NULL);
+    exporter->has_socket = options->socket_path != NULL;
     r = cox_handle_self_load(&exporter->self, err);
-    if (r == 0 && exporter->has_door)
-        r = cox_fd_store_connect(&exporter->fd_store, options->door_path,
+    if (r == 0 && exporter->has_socket)
+        r = cox_fd_store_connect(&exporter->fd_store, options->socket_path,
                                  cox_deadline_after_ms(exporter->deadline_ms), err);
     if (r == 0) /* last: it cannot be taken back */
         r = exporter_consent(options, err);
@@ -105,8 +105,8 @@ struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
 {
     if (!exporter)
         return NULL;
-    /* With the connection the door forgets all that was left there; but where a parent has it too,
-     * nothing. */
+    /* With the connection the control socket forgets all that was left there; but where a parent
+     * has it too, nothing. */
     cox_fd_store_close(&exporter->fd_store);
     for (size_t i = 0; i < BUCKET_COUNT; i++)
         while (exporter->buckets[i]) {
@@ -115,7 +115,7 @@ struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
             export_free(export);
         }
     pthread_mutex_destroy(&exporter->lock);
-    pthread_mutex_destroy(&exporter->door_lock);
+    pthread_mutex_destroy(&exporter->socket_lock);
     free(exporter);
     return NULL;
 }
@@ -154,21 +154,21 @@ static int exporter_count(struct cox_exporter *exporter, const struct cox_handle
     return r;
 }
 
-/* ---- the door ---- */
+/* ---- the control socket ---- */
 
 static int exporter_store(struct cox_exporter *exporter, struct export *export,
                           struct cox_error *err)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(exporter->deadline_ms);
-    pthread_mutex_lock(&exporter->door_lock);
+    pthread_mutex_lock(&exporter->socket_lock);
     int r =
         exporter->fd_store.fd < 0
-            ? cox_fail(err, COX_CLOSED, "the connection to the door is lost")
+            ? cox_fail(err, COX_CLOSED, "the connection to the control socket is lost")
             : cox_fd_store_put(&exporter->fd_store, &export->handle, export->fd, deadline_ns, err);
     /* It may be there or not: only without the connection it is not. */
     if (r == COX_TIMEOUT || r == COX_CLOSED || r < 0)
         cox_fd_store_close(&exporter->fd_store);
-    pthread_mutex_unlock(&exporter->door_lock);
+    pthread_mutex_unlock(&exporter->socket_lock);
     cox_fault_point(COX_FAULT_HANDLE_STORED);
     export->stored = r == 0;
     return r;
@@ -177,14 +177,14 @@ static int exporter_store(struct cox_exporter *exporter, struct export *export,
 static void exporter_withdraw(struct cox_exporter *exporter, const struct export *export)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(exporter->deadline_ms);
-    pthread_mutex_lock(&exporter->door_lock);
+    pthread_mutex_lock(&exporter->socket_lock);
     int r = exporter->fd_store.fd < 0
                 ? 0
                 : cox_fd_store_remove(&exporter->fd_store, &export->handle, deadline_ns, NULL);
     /* What was put must not be opened any more, whatever else is forgotten with it. */
     if (r && r != COX_NOT_FOUND)
         cox_fd_store_close(&exporter->fd_store);
-    pthread_mutex_unlock(&exporter->door_lock);
+    pthread_mutex_unlock(&exporter->socket_lock);
     cox_fault_point(COX_FAULT_HANDLE_WITHDRAWN);
 }
 
@@ -268,7 +268,7 @@ int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64_t offset, 
     export->fd = -1;
     export->users = 1;
     int r = export_fill(exporter, export, fd, offset, size, err);
-    if (r == 0 && exporter->has_door)
+    if (r == 0 && exporter->has_socket)
         r = exporter_store(exporter, export, err);
     if (r) {
         export_free(export);

@@ -3,15 +3,15 @@
 #include <string.h>
 
 #include "channel/socket/fd_entries.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"
 
-int cox_fd_store_connect(struct cox_fd_store *fd_store, const char *door_path, uint64_t deadline_ns,
-                         struct cox_error *err)
+int cox_fd_store_connect(struct cox_fd_store *fd_store, const char *socket_path,
+                         uint64_t deadline_ns, struct cox_error *err)
 {
-    struct cox_logon logon = {.role = COX_DOOR_FD_STORE};
-    struct cox_door_session session;
-    int r = cox_door_connect(door_path, &logon, deadline_ns, &session, err);
+    struct cox_logon logon = {.role = COX_HELLO_FD_STORE};
+    struct cox_control_connection session;
+    int r = cox_control_socket_connect(socket_path, &logon, deadline_ns, &session, err);
     if (r == 0)
         fd_store->fd = session.fd; /* there is nothing else in it */
     return r;
@@ -58,14 +58,15 @@ static int fd_store_ask(struct cox_fd_store *fd_store, enum cox_fd_store_op op,
     /* Of no other request on this connection: each has ended when the next one begins. */
     uint64_t number = cox_now_ns();
     if (fd_store->fd < 0)
-        return cox_fail(err, COX_CLOSED, "the fd store: there is no connection to a door");
+        return cox_fail(err, COX_CLOSED,
+                        "the fd store: there is no connection to a control socket");
     cox_fd_store_request_format(op, number, handle, bytes);
     int r = cox_socket_send(fd_store->fd, bytes, sizeof bytes, fd, fd != NULL, deadline_ns);
     if (r == 0)
         r = fd_store_hear(fd_store->fd, number, deadline_ns, ret_fd);
     if (r == COX_CORRUPT)
         cox_fd_store_close(fd_store);
-    return r ? cox_fail(err, r, "the fd store at the door: %s", cox_status_text(r)) : 0;
+    return r ? cox_fail(err, r, "the fd store at the control socket: %s", cox_status_text(r)) : 0;
 }
 
 int cox_fd_store_put(struct cox_fd_store *fd_store, const struct cox_handle *handle, int fd,

@@ -316,7 +316,7 @@ int cox_handle_open_pidfd(const struct cox_handle_info *info, const struct cox_p
     return fd_give(info, &fd, ret_fd, err);
 }
 
-static int fail_no_way(const struct cox_handle_info *info, int closed, const char *door,
+static int fail_no_way(const struct cox_handle_info *info, int closed, const char *control_socket,
                        struct cox_error *err)
 {
     char why[512];
@@ -324,19 +324,19 @@ static int fail_no_way(const struct cox_handle_info *info, int closed, const cha
         return cox_fail(err, COX_UNSUPPORTED,
                         "fd %" PRIu32 " of process %" PRIu32
                         ": this kernel has no pidfd_getfd (Linux 5.6 has it), and %s",
-                        info->fd, info->pid, door);
+                        info->fd, info->pid, control_socket);
     cox_handle_explain_denied((pid_t)info->pid, why, sizeof why);
     return cox_fail(err, COX_DENIED,
                     "fd %" PRIu32 " of process %" PRIu32 ": taking it is denied (%s), and %s%s",
-                    info->fd, info->pid, cox_status_text(closed), door, why);
+                    info->fd, info->pid, cox_status_text(closed), control_socket, why);
 }
 
-int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handle_info *info,
-                         const char *door_path, uint64_t deadline_ns, int closed, int *ret_fd,
-                         struct cox_error *err)
+int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_handle_info *info,
+                           const char *socket_path, uint64_t deadline_ns, int closed, int *ret_fd,
+                           struct cox_error *err)
 {
     struct cox_fd_store fd_store = {.fd = -1};
-    struct cox_error door = {0};
+    struct cox_error control_socket = {0};
     char text[512];
     _cox_cleanup_(cox_close_fd) int fd = -1;
     /* Without pidfds nobody has looked yet. */
@@ -346,28 +346,28 @@ int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handl
     if (r && !cox_handle_way_closed(r))
         return cox_fail(err, r, "whether process %" PRIu32 " lives cannot be told: %s", info->pid,
                         cox_status_text(r));
-    if (!door_path)
-        return fail_no_way(info, closed, "no door was named that may have it", err);
-    r = cox_fd_store_connect(&fd_store, door_path, deadline_ns, &door);
+    if (!socket_path)
+        return fail_no_way(info, closed, "no control socket was named that may have it", err);
+    r = cox_fd_store_connect(&fd_store, socket_path, deadline_ns, &control_socket);
     if (r == 0)
-        r = cox_fd_store_get(&fd_store, handle, deadline_ns, &fd, &door);
+        r = cox_fd_store_get(&fd_store, handle, deadline_ns, &fd, &control_socket);
     cox_fd_store_close(&fd_store);
     if (r == 0)
         return fd_give(info, &fd, ret_fd, err);
     if (r == COX_TIMEOUT || r < 0)
-        return cox_fail(err, r, "the door %s: %s", door_path,
-                        door.text[0] ? door.text : cox_status_text(r));
-    /* It may have died since, which is why the door has nothing of it. */
+        return cox_fail(err, r, "the control socket %s: %s", socket_path,
+                        control_socket.text[0] ? control_socket.text : cox_status_text(r));
+    /* It may have died since, which is why the control socket has nothing of it. */
     if (cox_handle_check_exporter(info) == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
-    snprintf(text, sizeof text, "the door %.160s does not help: %.300s", door_path,
-             door.text[0] ? door.text : cox_status_text(r));
+    snprintf(text, sizeof text, "the control socket %.160s does not help: %.300s", socket_path,
+             control_socket.text[0] ? control_socket.text : cox_status_text(r));
     cox_text_trim(text);
     return fail_no_way(info, closed, text, err);
 }
 
 static int open_foreign(const struct cox_handle *handle, const struct cox_handle_info *info,
-                        const char *door_path, uint64_t deadline_ns, int *ret_fd,
+                        const char *socket_path, uint64_t deadline_ns, int *ret_fd,
                         enum cox_handle_way *ret_way, struct cox_error *err)
 {
     struct cox_peer peer = COX_PEER_NONE;
@@ -378,11 +378,11 @@ static int open_foreign(const struct cox_handle *handle, const struct cox_handle
     *ret_way = COX_HANDLE_BY_PIDFD;
     if (!cox_handle_way_closed(r))
         return r;
-    *ret_way = COX_HANDLE_BY_DOOR;
-    return cox_handle_open_door(handle, info, door_path, deadline_ns, r, ret_fd, err);
+    *ret_way = COX_HANDLE_BY_SOCKET;
+    return cox_handle_open_socket(handle, info, socket_path, deadline_ns, r, ret_fd, err);
 }
 
-int cox_handle_open_way(const struct cox_handle *handle, const char *door_path,
+int cox_handle_open_way(const struct cox_handle *handle, const char *socket_path,
                         uint64_t deadline_ns, int *ret_fd, enum cox_handle_way *ret_way,
                         struct cox_error *err)
 {
@@ -397,7 +397,7 @@ int cox_handle_open_way(const struct cox_handle *handle, const char *door_path,
     if (r)
         return r;
     if ((pid_t)info.pid != getpid())
-        return open_foreign(&copy, &info, door_path, deadline_ns, ret_fd, ret_way, err);
+        return open_foreign(&copy, &info, socket_path, deadline_ns, ret_fd, ret_way, err);
     struct cox_handle_self self;
     r = cox_handle_self_load(&self, err);
     if (r)
@@ -408,9 +408,9 @@ int cox_handle_open_way(const struct cox_handle *handle, const char *door_path,
     return cox_handle_open_own(&info, ret_fd, err);
 }
 
-int cox_handle_open(const struct cox_handle *handle, const char *door_path, uint64_t deadline_ns,
+int cox_handle_open(const struct cox_handle *handle, const char *socket_path, uint64_t deadline_ns,
                     int *ret_fd, struct cox_error *err)
 {
     enum cox_handle_way way;
-    return cox_handle_open_way(handle, door_path, deadline_ns, ret_fd, &way, err);
+    return cox_handle_open_way(handle, socket_path, deadline_ns, ret_fd, &way, err);
 }

@@ -6,8 +6,9 @@
  *
  * Opening takes the fd out of the exporter with pidfd_getfd, and then checks that it is the object
  * that was meant. Where the kernel has no such call, or does not allow it (Yama, seccomp, an
- * exporter that is not dumpable), the fd is fetched at a door, if the exporter left it there
- * (fd_store.h) and the importer knows that door. Which way it goes is found out anew at every open.
+ * exporter that is not dumpable), the fd is fetched at a control socket, if the exporter left it
+ * there (fd_store.h) and the importer knows that control socket. Which way it goes is found out
+ * anew at every open.
  *
  * What the check cannot see: devices opened twice, and kernel objects like eventfds, have one inode
  * for all, and some file systems give the number of a removed file to the next one. After a put,
@@ -21,7 +22,7 @@
  *
  * Threads: an exporter and an importer may be used by any threads. The plain functions too.
  * Ownership: an exporter dups what it is given. An opened fd is the caller's.
- * Blocks: only at a door, until the deadline.
+ * Blocks: only at a control socket, until the deadline.
  * If the exporter dies: its handles cannot be opened any more (COX_PEER_DEAD); what was opened
  *   before stays valid. If the importer dies: nothing is left.
  */
@@ -65,20 +66,20 @@ struct cox_handle_probe {
     bool pidfd_getfd;
     /* why not, -errno; 0 */
     int pidfd_error;
-    /* the door given answers */
-    bool door;
+    /* the control socket given answers */
+    bool control_socket;
     /* why not; 0 */
-    int door_error;
+    int socket_error;
     /* kernel.yama.ptrace_scope; -1: there is none */
     int yama;
     /* others may look into this process */
     bool dumpable;
 };
 #ifdef COX_INTERNAL
-/* Tries them: pidfd_getfd on a child of its own making, the door by connecting (door_path NULL: not
- * tried). Where yama is 1 a child is what a process may look into; any other one has to consent,
- * whatever pidfd_getfd says here. Returns 0 or -errno. */
-int cox_handle_query(const char *door_path, uint64_t deadline_ns,
+/* Tries them: pidfd_getfd on a child of its own making, the control socket by connecting
+ * (socket_path NULL: not tried). Where yama is 1 a child is what a process may look into; any other
+ * one has to consent, whatever pidfd_getfd says here. Returns 0 or -errno. */
+int cox_handle_query(const char *socket_path, uint64_t deadline_ns,
                      struct cox_handle_probe *ret_ways);
 #endif
 
@@ -108,10 +109,10 @@ struct cox_exporter_options {
     /* set by COX_EXPORTER_OPTIONS_INIT (base.h) */
     size_t size;
     /* what is exported is left there as well; NULL: nowhere */
-    const char *door_path;
+    const char *socket_path;
     enum cox_handle_consent consent;
     int32_t consent_pid;
-    /* for each visit at the door; 0: 1,000 */
+    /* for each visit at the control socket; 0: 1,000 */
     uint64_t deadline_ms;
 };
 #define COX_EXPORTER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_exporter_options)
@@ -120,7 +121,7 @@ struct cox_exporter_options {
  * Returns
  *   0: also where there is no Yama to consent to
  *   COX_INVALID: the options
- *   what the door or the consent returns
+ *   what the control socket or the consent returns
  *   COX_UNSUPPORTED: /proc shows another pid namespace
  *   -errno
  */
@@ -134,8 +135,8 @@ COX_PUBLIC struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
  * Returns
  *   0
  *   COX_INVALID: fd is none, or the range is not in the object
- *   COX_FULL: the door keeps no more
- *   what the door returns (COX_CLOSED: it is gone, for good: make a new exporter)
+ *   COX_FULL: the control socket keeps no more
+ *   what the control socket returns (COX_CLOSED: it is gone, for good: make a new exporter)
  *   COX_STATE: in the child of a fork
  *   -errno
  */
@@ -151,9 +152,8 @@ COX_PUBLIC int cox_exporter_export(struct cox_exporter *exporter, int fd, uint64
  */
 int cox_exporter_share(struct cox_exporter *exporter, const struct cox_handle *handle);
 #endif
-/* After the last put nobody can open it any more; who has, keeps it. A door that does not confirm
- * that is left, and forgets all that was left there.
- * Returns
+/* After the last put nobody can open it any more; who has, keeps it. A control socket that does not
+ * confirm that is left, and forgets all that was left there. Returns
  *   0
  *   COX_NOT_FOUND
  *   COX_STATE
@@ -171,12 +171,12 @@ COX_PUBLIC int cox_exporter_put(struct cox_exporter *exporter, const struct cox_
  *     ("unreachable", found before any call on the pid), or the fd is closed, or is another object
  *     by now
  *   COX_PEER_DEAD: the exporter is gone, or its pid is another process's by now
- *   COX_DENIED: not allowed (another user, Yama, seccomp) and no door helped
- *   COX_UNSUPPORTED: the kernel has no pidfd_getfd and no door helped
+ *   COX_DENIED: not allowed (another user, Yama, seccomp) and no control socket helped
+ *   COX_UNSUPPORTED: the kernel has no pidfd_getfd and no control socket helped
  *   COX_TIMEOUT
  *   -errno
  */
-COX_PUBLIC int cox_handle_open(const struct cox_handle *handle, const char *door_path,
+COX_PUBLIC int cox_handle_open(const struct cox_handle *handle, const char *socket_path,
                                uint64_t deadline_ns, int *ret_fd, struct cox_error *err);
 
 struct cox_importer;
@@ -185,8 +185,8 @@ struct cox_importer_options {
     /* set by COX_IMPORTER_OPTIONS_INIT (base.h) */
     size_t size;
     /* NULL: pidfd_getfd only */
-    const char *door_path;
-    /* for a visit at the door; 0: 1,000 */
+    const char *socket_path;
+    /* for a visit at the control socket; 0: 1,000 */
     uint64_t deadline_ms;
     /* exporters whose pidfd is kept; 0: 64 */
     uint32_t cache_max;

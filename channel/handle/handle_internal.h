@@ -4,7 +4,7 @@
  *
  * Threads: any; nothing is kept.
  * Ownership: opened fds are the caller's.
- * Blocks: only at a door, until the deadline.
+ * Blocks: only at a control socket, until the deadline.
  * If the process dies: nothing is left.
  */
 #ifndef COX_CHANNEL_HANDLE_INTERNAL_H
@@ -44,14 +44,14 @@ static inline uint32_t cox_handle_device_of(const struct stat *st)
 enum cox_handle_way {
     COX_HANDLE_BY_DUP, /* exported by this very process */
     COX_HANDLE_BY_PIDFD,
-    COX_HANDLE_BY_DOOR,
+    COX_HANDLE_BY_SOCKET,
 };
 
 /* Made on this system: otherwise COX_NOT_FOUND. Nothing is asked about the pid. */
 int cox_handle_reachable(const struct cox_handle_info *info, uint64_t system,
                          struct cox_error *err);
 /* True for what the two functions below return, without a text, when this way is closed and the
- * door may help: the kernel lacks the call, or somebody does not allow it. */
+ * control socket may help: the kernel lacks the call, or somebody does not allow it. */
 static inline bool cox_handle_way_closed(int r)
 {
     return r == -ENOSYS || r == -EPERM || r == -EACCES;
@@ -69,13 +69,13 @@ int cox_handle_open_pidfd(const struct cox_handle_info *info, const struct cox_p
                           int *ret_fd, struct cox_error *err);
 /* pid and start of the handle are this process's. Returns 0; COX_NOT_FOUND; -errno. */
 int cox_handle_open_own(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err);
-/* After the way of pidfds was closed with this -errno; door_path NULL: there is none. Returns 0;
+/* After the way of pidfds was closed with this -errno; socket_path NULL: there is none. Returns 0;
  * COX_PEER_DEAD; COX_DENIED; COX_UNSUPPORTED; COX_TIMEOUT; COX_NOT_FOUND; -errno. */
-int cox_handle_open_door(const struct cox_handle *handle, const struct cox_handle_info *info,
-                         const char *door_path, uint64_t deadline_ns, int closed, int *ret_fd,
-                         struct cox_error *err);
+int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_handle_info *info,
+                           const char *socket_path, uint64_t deadline_ns, int closed, int *ret_fd,
+                           struct cox_error *err);
 /* cox_handle_open, that tells the way. */
-int cox_handle_open_way(const struct cox_handle *handle, const char *door_path,
+int cox_handle_open_way(const struct cox_handle *handle, const char *socket_path,
                         uint64_t deadline_ns, int *ret_fd, enum cox_handle_way *ret_way,
                         struct cox_error *err);
 

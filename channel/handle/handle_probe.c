@@ -108,7 +108,7 @@ void cox_handle_explain_denied(pid_t exporter, char *text, size_t text_size)
         snprintf(scope, sizeof scope, "kernel.yama.ptrace_scope is %d", yama);
     snprintf(
         text, text_size,
-        "; the likely reason: %s (%s). Run both as one user, name a door to both sides, let the exporter consent (Yama 1) or be dumpable, or allow pidfd_getfd in the seccomp profile",
+        "; the likely reason: %s (%s). Run both as one user, name a control socket to both sides, let the exporter consent (Yama 1) or be dumpable, or allow pidfd_getfd in the seccomp profile",
         reason, scope);
 }
 
@@ -164,17 +164,18 @@ static int probe_child_getfd(int *ret_error)
     return r;
 }
 
-int cox_handle_query(const char *door_path, uint64_t deadline_ns, struct cox_handle_probe *ret_ways)
+int cox_handle_query(const char *socket_path, uint64_t deadline_ns,
+                     struct cox_handle_probe *ret_ways)
 {
     struct cox_handle_probe ways = {.yama = cox_handle_yama()};
     int r = probe_child_getfd(&ways.pidfd_error);
     if (r)
         return r;
     ways.pidfd_getfd = ways.pidfd_error == 0;
-    if (door_path) {
+    if (socket_path) {
         struct cox_fd_store fd_store = {.fd = -1};
-        ways.door_error = cox_fd_store_connect(&fd_store, door_path, deadline_ns, NULL);
-        ways.door = ways.door_error == 0;
+        ways.socket_error = cox_fd_store_connect(&fd_store, socket_path, deadline_ns, NULL);
+        ways.control_socket = ways.socket_error == 0;
         cox_fd_store_close(&fd_store);
     }
     ways.dumpable = prctl(PR_GET_DUMPABLE, 0UL, 0UL, 0UL, 0UL) == 1; /* 2: root only */

@@ -41,10 +41,10 @@ struct import {
 };
 
 struct cox_importer {
-    char *door_path;
+    char *socket_path;
     uint64_t deadline_ms;
     uint32_t peer_count;
-    /* of all below; held over no visit at a door */
+    /* of all below; held over no visit at a control socket */
     pthread_mutex_t lock;
     /* of whom the next two are; 0: nobody has asked */
     pid_t pid;
@@ -69,12 +69,12 @@ int cox_importer_new(const struct cox_importer_options *options, struct cox_impo
     options = &known;
     uint32_t count = options->cache_max ? options->cache_max : PEER_COUNT_DEFAULT;
     struct cox_importer *importer = calloc(1, sizeof *importer + count * sizeof importer->peers[0]);
-    char *door_path = importer && options->door_path ? strdup(options->door_path) : NULL;
-    if (!importer || (options->door_path && !door_path)) {
+    char *socket_path = importer && options->socket_path ? strdup(options->socket_path) : NULL;
+    if (!importer || (options->socket_path && !socket_path)) {
         free(importer);
         return cox_fail(err, -ENOMEM, "no memory for an importer of %" PRIu32 " exporters", count);
     }
-    importer->door_path = door_path;
+    importer->socket_path = socket_path;
     importer->deadline_ms = options->deadline_ms ? options->deadline_ms : DEADLINE_MS_DEFAULT;
     importer->peer_count = count;
     for (uint32_t i = 0; i < count; i++)
@@ -105,7 +105,7 @@ struct cox_importer *cox_importer_free(struct cox_importer *importer)
     for (uint32_t i = 0; i < importer->peer_count; i++)
         cox_peer_close(&importer->peers[i].peer);
     pthread_mutex_destroy(&importer->lock);
-    free(importer->door_path);
+    free(importer->socket_path);
     free(importer);
     return NULL;
 }
@@ -231,7 +231,7 @@ static int importer_place(struct cox_importer *importer, const struct cox_handle
 /* ---- opening ---- */
 
 /* The exporter of what is open already lives. Where pidfds are denied, its start time tells; where
- * /proc hides that, the door, which keeps nothing of the dead. */
+ * /proc hides that, the control socket, which keeps nothing of the dead. */
 static int exporter_check(struct cox_importer *importer, const struct cox_handle *handle,
                           const struct cox_handle_info *info, struct cox_error *err)
 {
@@ -243,9 +243,9 @@ static int exporter_check(struct cox_importer *importer, const struct cox_handle
         if (look == COX_PEER_DEAD)
             return cox_handle_fail_dead(info, err);
         return look == 0 ? 0
-                         : cox_handle_open_door(handle, info, importer->door_path,
-                                                cox_deadline_after_ms(importer->deadline_ms), r,
-                                                &fd, err);
+                         : cox_handle_open_socket(handle, info, importer->socket_path,
+                                                  cox_deadline_after_ms(importer->deadline_ms), r,
+                                                  &fd, err);
     }
     if (r)
         return r;
@@ -265,8 +265,8 @@ static int fd_open(struct cox_importer *importer, const struct cox_handle *handl
     }
     if (!cox_handle_way_closed(r))
         return r;
-    return cox_handle_open_door(handle, info, importer->door_path,
-                                cox_deadline_after_ms(importer->deadline_ms), r, ret_fd, err);
+    return cox_handle_open_socket(handle, info, importer->socket_path,
+                                  cox_deadline_after_ms(importer->deadline_ms), r, ret_fd, err);
 }
 
 /* What begin and size of a mapping of the object have to be multiples of: munmap, too, takes huge

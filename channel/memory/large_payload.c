@@ -20,7 +20,7 @@
 #define BLOCK_SIZE_MIN (UINT64_C(64) << 10)
 #define BLOCK_SIZE_UNIT (UINT64_C(4) << 10)
 /* Limit for fetching an fd from the control socket. */
-#define DOOR_MS 1000
+#define SOCKET_MS 1000
 
 /* ---- sender ---- */
 
@@ -38,14 +38,14 @@ void cox_large_payload_sender_deinit(struct cox_large_payload_sender *sender)
 }
 
 /* A control socket that fails once is not tried again: each try can cost a second. */
-static int sender_open(struct cox_large_payload_sender *sender, const char *door_path,
+static int sender_open(struct cox_large_payload_sender *sender, const char *socket_path,
                        struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .door_path = door_path};
+                                                 .socket_path = socket_path};
     int r = 0;
     pthread_mutex_lock(&sender->lock);
-    if (!sender->exporter && !sender->plain && door_path)
+    if (!sender->exporter && !sender->plain && socket_path)
         cox_exporter_new(&options, &sender->exporter, NULL);
     if (!sender->exporter && !sender->plain)
         r = cox_exporter_new(NULL, &sender->plain, err);
@@ -113,7 +113,7 @@ static int block_make(struct cox_large_payload_sender *sender, uint64_t size,
     return 0;
 }
 
-int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *door_path,
+int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
                               uint64_t size, struct cox_large_payload *block, struct cox_error *err)
 {
     if (block->region.base && block->region.size >= size)
@@ -122,7 +122,7 @@ int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const cha
     if (size > COX_LARGE_PAYLOAD_SIZE_MAX)
         return cox_fail(err, COX_NO_SPACE, "a payload of %" PRIu64 " bytes: at most %" PRIu64, size,
                         COX_LARGE_PAYLOAD_SIZE_MAX);
-    int r = sender_open(sender, door_path, err);
+    int r = sender_open(sender, socket_path, err);
     return r ? r : block_make(sender, block_size_for(size), block, err);
 }
 
@@ -216,7 +216,8 @@ static int payload_open(const struct cox_large_payload_ref *ref,
         return cox_fail(err, COX_CORRUPT,
                         "%" PRIu64 " bytes of a payload of %" PRIu64 " at offset %" PRIu64,
                         ref->size, ret_info->size, ret_info->offset);
-    r = cox_handle_open(&ref->handle, peer->door_path, cox_deadline_after_ms(DOOR_MS), &fd, err);
+    r = cox_handle_open(&ref->handle, peer->socket_path, cox_deadline_after_ms(SOCKET_MS), &fd,
+                        err);
     if (r == 0)
         r = check_seals(fd, ret_info->size, err);
     if (r)

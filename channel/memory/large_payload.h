@@ -72,14 +72,14 @@ struct cox_large_payload {
 };
 
 /* Makes room for size bytes, all of them allocated; the previous content is lost. Reuses the memory
- * when it is large enough. door_path: control socket of the group, NULL: none; read by the first
+ * when it is large enough. socket_path: control socket of the group, NULL: none; read by the first
  * reserve of a sender only. When storing the fd there fails, readers need pidfd_getfd.
  * Returns:
  *   0
  *   COX_NO_SPACE: no memory, or size exceeds COX_LARGE_PAYLOAD_SIZE_MAX
  *   as cox_exporter_new and cox_exporter_export
  * On failure the payload is empty. */
-int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *door_path,
+int cox_large_payload_reserve(struct cox_large_payload_sender *sender, const char *socket_path,
                               uint64_t size, struct cox_large_payload *block,
                               struct cox_error *err);
 /* A reference to its first size bytes. */
@@ -97,7 +97,7 @@ struct cox_large_payload_origin {
     /* start time; 0: that of the process which has the pid now */
     uint64_t start;
     /* control socket to fetch fds from; NULL: none */
-    const char *door_path;
+    const char *socket_path;
 };
 
 /* A reader's mapping; all zero: none. */

@@ -66,7 +66,8 @@ int cox_inherit_open(struct cox_inherit *inherit, const char *name,
  * 0. Returns 0; COX_INVALID: another count, or one of them is not open; COX_DENIED: one is no file
  * of this user with something in it; -errno. */
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err);
-/* Worker: the same for fds that came by the door, which are closed unless it returns 0. */
+/* Worker: the same for fds that came by the control socket, which are closed unless it returns 0.
+ */
 int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err);
 /* Worker: takes over COXSWAIN_NOTIFY_FD. Returns 0; COX_INVALID: it is not open; COX_DENIED: it is
  * a file, not an eventfd; -errno. */

@@ -1,6 +1,6 @@
 /*
- * fd entries: the fds that a door keeps for the handles of fd owners (fd_store.h), and the bytes
- * they are asked for with.
+ * fd entries: the fds that a control socket keeps for the handles of fd owners (fd_store.h), and
+ * the bytes they are asked for with.
  *
  * A request is 128 bytes, little-endian, one fd with its first byte where something is put:
  *
@@ -17,7 +17,7 @@
  *   8   number u64
  *
  * Private to the library.
- * Threads: one at a time, the door's.
+ * Threads: one at a time, the control socket's.
  * Ownership: fds that are kept belong to the fd entries.
  * Blocks: nothing.
  * If the process dies: all is forgotten.

@@ -17,40 +17,40 @@
 #include "channel/base/hash.h"
 #include "socket.h"
 
-#define DOOR_END ".door"
+#define SOCKET_END ".door"
 /* Of a name that is shortened; what follows is '~', which no name has, 16 digits and the end. */
 #define NAME_START_SIZE 48
 #define MODE 0700
 /* Names of fds in /proc. */
 #define FD_PATH_SIZE 32
 
-static_assert(NAME_START_SIZE + 1 + 16 + sizeof DOOR_END <= COX_FOLDER_FILE_SIZE,
+static_assert(NAME_START_SIZE + 1 + 16 + sizeof SOCKET_END <= COX_FOLDER_FILE_SIZE,
               "a shortened name fits");
 static_assert(sizeof COX_FOLDER_NEW_FILE <= COX_FOLDER_FILE_SIZE, "the new file's name fits");
 
 /* ---- names ---- */
 
-int cox_folder_default(char buffer[COX_DOOR_PATH_SIZE], struct cox_error *err)
+int cox_folder_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err)
 {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
     int length;
     if (runtime && runtime[0] == '/')
-        length = snprintf(buffer, COX_DOOR_PATH_SIZE, "%s/coxswain", runtime);
+        length = snprintf(buffer, COX_SOCKET_PATH_SIZE, "%s/coxswain", runtime);
     else
-        length = snprintf(buffer, COX_DOOR_PATH_SIZE, "/tmp/coxswain-%u", geteuid());
-    if (length >= COX_DOOR_PATH_SIZE)
+        length = snprintf(buffer, COX_SOCKET_PATH_SIZE, "/tmp/coxswain-%u", geteuid());
+    if (length >= COX_SOCKET_PATH_SIZE)
         return cox_fail(err, COX_TOO_LARGE,
                         "XDG_RUNTIME_DIR makes a path of %d bytes: expected less than %d", length,
-                        COX_DOOR_PATH_SIZE);
+                        COX_SOCKET_PATH_SIZE);
     return 0;
 }
 
 void cox_folder_file(const char *name, char buffer[COX_FOLDER_FILE_SIZE])
 {
-    if (strlen(name) + sizeof DOOR_END <= COX_FOLDER_FILE_SIZE)
-        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%s" DOOR_END, name);
+    if (strlen(name) + sizeof SOCKET_END <= COX_FOLDER_FILE_SIZE)
+        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%s" SOCKET_END, name);
     else
-        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%.*s~%016" PRIx64 DOOR_END, NAME_START_SIZE, name,
+        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%.*s~%016" PRIx64 SOCKET_END, NAME_START_SIZE, name,
                  cox_hash_bytes(COX_HASH_START, name, strlen(name)));
 }
 
@@ -145,11 +145,12 @@ int cox_folder_lock(int folder_fd, uint64_t deadline_ns, struct cox_error *err)
         if (e == 0)
             return 0;
         if (e != EWOULDBLOCK && e != EINTR)
-            return cox_fail(err, -e, "lock of the folder of doors: %s", cox_status_text(-e));
+            return cox_fail(err, -e, "lock of the folder of control sockets: %s",
+                            cox_status_text(-e));
         if (cox_now_ns() >= deadline_ns)
             return cox_fail(
                 err, COX_BUSY,
-                "another process holds the lock of the folder of doors: a start or a clean-up that is stopped?");
+                "another process holds the lock of the folder of control sockets: a start or a clean-up that is stopped?");
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     }
 }
@@ -186,7 +187,7 @@ static int socket_connect(int fd, const struct sockaddr_un *address, uint64_t de
         if (r)
             return r;
         int e = connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 ? errno : 0;
-        cox_fault_point(COX_FAULT_DOOR_CONNECTED);
+        cox_fault_point(COX_FAULT_CONTROL_SOCKET_CONNECTED);
         if (e == 0) /* the connection is to block as any other */
             return socket_set_patience(fd, COX_DEADLINE_NEVER);
         if (e != EAGAIN && e != EINTR)
@@ -240,7 +241,7 @@ int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
         return r;
     cox_folder_address(folder_fd, file, &address);
     int e = connect(fd, (const struct sockaddr *)&address, sizeof address) < 0 ? errno : 0;
-    cox_fault_point(COX_FAULT_DOOR_CONNECTED);
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_CONNECTED);
     if (e == ECONNREFUSED)
         return COX_CLOSED;
     if (e == ENOENT)
@@ -253,11 +254,11 @@ int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
     return 0;
 }
 
-static bool folder_is_door(const char *file)
+static bool folder_is_socket(const char *file)
 {
-    size_t length = strlen(file), end = sizeof DOOR_END - 1;
+    size_t length = strlen(file), end = sizeof SOCKET_END - 1;
     return strcmp(file, COX_FOLDER_NEW_FILE) == 0 ||
-           (length > end && strcmp(file + length - end, DOOR_END) == 0);
+           (length > end && strcmp(file + length - end, SOCKET_END) == 0);
 }
 
 /* What cannot be probed because of what it is, is none of ours; other failures are of this process.
@@ -283,12 +284,12 @@ int cox_folder_sweep(int folder_fd, uint32_t *ret_count, struct cox_error *err)
     if (!list)
         cox_close_fd(&list_fd);
     for (const struct dirent *entry; r == 0 && (entry = readdir(list));)
-        if (folder_is_door(entry->d_name))
+        if (folder_is_socket(entry->d_name))
             r = folder_sweep_one(folder_fd, entry->d_name, &count);
     if (list)
         closedir(list);
     if (r)
-        return cox_fail(err, r, "sweep of the folder of doors: %s", cox_status_text(r));
+        return cox_fail(err, r, "sweep of the folder of control sockets: %s", cox_status_text(r));
     *ret_count = count;
     return 0;
 }

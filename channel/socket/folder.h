@@ -1,6 +1,6 @@
 /*
- * folder: where sockets of doors are: the folder, its lock, the names in it, and what dead
- * processes left there.
+ * folder: where sockets of control sockets are: the folder, its lock, the names in it, and what
+ * dead processes left there.
  *
  * Everything goes by an fd of the folder: what was checked is what is used, and a socket's address
  * is /proc/self/fd/FD/FILE, which is short however long the folder's path is.
@@ -18,7 +18,7 @@
 #ifndef COX_CHANNEL_FOLDER_H
 #define COX_CHANNEL_FOLDER_H
 
-#include "door.h"
+#include "control_socket.h"
 
 #include <sys/un.h>
 
@@ -30,15 +30,15 @@
 
 /* $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that is not set, empty, or relative.
  * Returns 0 or COX_TOO_LARGE. */
-int cox_folder_default(char buffer[COX_DOOR_PATH_SIZE], struct cox_error *err);
-/* The file of a group's door: NAME.door; a name that is too long for an address is shortened and
- * has a hash of the whole. */
+int cox_folder_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err);
+/* The file of a group's control socket: NAME.door; a name that is too long for an address is
+ * shortened and has a hash of the whole. */
 void cox_folder_file(const char *name, char buffer[COX_FOLDER_FILE_SIZE]);
 
-/* Opens the folder, for a door; create: makes it where it is not there (its parent has to be). One
- * of this user that lets nobody else in gets mode 0700 (an odd umask, or death, may have left
- * another). Returns 0; COX_NOT_FOUND; COX_DENIED: another owner, others may look into it, a link,
- * no folder; -errno. */
+/* Opens the folder, for a control socket; create: makes it where it is not there (its parent has to
+ * be). One of this user that lets nobody else in gets mode 0700 (an odd umask, or death, may have
+ * left another). Returns 0; COX_NOT_FOUND; COX_DENIED: another owner, others may look into it, a
+ * link, no folder; -errno. */
 int cox_folder_open(const char *path, bool create, int *ret_fd, struct cox_error *err);
 
 /* One process at a time makes or removes names. Returns 0; COX_BUSY: another one had it until the

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* What the wire allows; this version sends at most COX_DOOR_FD_COUNT_MAX. */
+/* What the wire allows; this version sends at most COX_HELLO_FD_COUNT_MAX. */
 #define FD_COUNT_MAX 128
 /* So that sums of two sizes are sizes, and nothing is negative where it is taken for signed. */
 #define SIZE_LIMIT ((uint64_t)SIZE_MAX / 2)
@@ -71,12 +71,12 @@ static size_t first_set(const uint8_t *bytes, size_t from, size_t to)
 
 void cox_logon_format(const struct cox_logon *logon, uint8_t frame[COX_LOGON_SIZE])
 {
-    bool worker = logon->role == COX_DOOR_WORKER;
+    bool worker = logon->role == COX_HELLO_WORKER;
     memset(frame, 0, COX_LOGON_SIZE);
-    put(frame + VERSION, 8, logon->version ? logon->version : COX_DOOR_VERSION);
+    put(frame + VERSION, 8, logon->version ? logon->version : COX_HELLO_VERSION);
     put(frame + ROLE, 4, (uint64_t)logon->role);
     put(frame + FLAGS, 8, logon->flags);
-    put(frame + FD_COUNT, 4, logon->fd_count_max ? logon->fd_count_max : COX_DOOR_FD_COUNT_MAX);
+    put(frame + FD_COUNT, 4, logon->fd_count_max ? logon->fd_count_max : COX_HELLO_FD_COUNT_MAX);
     put(frame + START, 8, logon->start);
     if (!worker)
         return;
@@ -95,15 +95,15 @@ static int logon_check_counts(const struct cox_logon *logon, struct cox_error *e
                         ": expected 1 to %d, or 0 for whatever the group has",
                         logon->rank_count, COX_RANK_COUNT_MAX);
     uint32_t rank_limit = logon->rank_count ? logon->rank_count : COX_RANK_COUNT_MAX;
-    if (logon->rank != COX_DOOR_RANK_ANY && logon->rank >= rank_limit)
+    if (logon->rank != COX_HELLO_RANK_ANY && logon->rank >= rank_limit)
         return cox_fail(err, COX_INVALID,
                         "rank; rank=%" PRIu32 ": expected 0 to %" PRIu32 ", or %" PRIu32
                         " for any that is free",
-                        logon->rank, rank_limit - 1, COX_DOOR_RANK_ANY);
+                        logon->rank, rank_limit - 1, COX_HELLO_RANK_ANY);
     if (logon->fd_count_max > FD_COUNT_MAX)
         return cox_fail(err, COX_INVALID,
                         "fds at once; count=%" PRIu32 ": expected 1 to %d, or 0 for %d",
-                        logon->fd_count_max, FD_COUNT_MAX, COX_DOOR_FD_COUNT_MAX);
+                        logon->fd_count_max, FD_COUNT_MAX, COX_HELLO_FD_COUNT_MAX);
     if (logon->request_size_min > SIZE_LIMIT || logon->response_size_min > SIZE_LIMIT)
         return cox_fail(err, COX_INVALID, "%s size; bytes=%" PRIu64 ": expected at most %" PRIu64,
                         logon->request_size_min > SIZE_LIMIT ? "request" : "response",
@@ -116,14 +116,14 @@ static int logon_check_counts(const struct cox_logon *logon, struct cox_error *e
 static int logon_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t role,
                                 struct cox_error *err)
 {
-    if (role != COX_DOOR_WORKER && role != COX_DOOR_COMMAND && role != COX_DOOR_FD_STORE)
+    if (role != COX_HELLO_WORKER && role != COX_HELLO_COMMAND && role != COX_HELLO_FD_STORE)
         return cox_fail(err, COX_INVALID,
                         "role; role=%" PRIu32
                         ": expected %d (worker), %d (command) or %d (fd store)",
-                        role, COX_DOOR_WORKER, COX_DOOR_COMMAND, COX_DOOR_FD_STORE);
+                        role, COX_HELLO_WORKER, COX_HELLO_COMMAND, COX_HELLO_FD_STORE);
     if (flags)
         return cox_fail(err, COX_INVALID, "flags; bits=%#" PRIx64 ": version %" PRIu64 " has none",
-                        flags, COX_DOOR_VERSION);
+                        flags, COX_HELLO_VERSION);
     size_t at = first_set(frame, RESERVED_32, REQUEST_SIZE);
     if (at == REQUEST_SIZE)
         at = first_set(frame, RESERVED_64, COX_LOGON_SIZE);
@@ -131,9 +131,9 @@ static int logon_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t r
         return cox_fail(err, COX_INVALID,
                         "byte %zu is %u: expected 0 in version %" PRIu64
                         ", this was sent by a later version",
-                        at, frame[at], COX_DOOR_VERSION);
-    if (role != COX_DOOR_WORKER && (get_32(frame + RANK) || get_32(frame + RANK_COUNT) ||
-                                    first_set(frame, GENERATION, START) < START))
+                        at, frame[at], COX_HELLO_VERSION);
+    if (role != COX_HELLO_WORKER && (get_32(frame + RANK) || get_32(frame + RANK_COUNT) ||
+                                     first_set(frame, GENERATION, START) < START))
         return cox_fail(err, COX_INVALID,
                         "rank, world size, generation and sizes are a worker's: expected 0");
     return 0;
@@ -155,19 +155,19 @@ int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_l
     };
     uint32_t role = get_32(frame + ROLE);
     /* Before all else: another version may mean other things by the same bytes. */
-    if (logon.version != COX_DOOR_VERSION)
+    if (logon.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_VERSION,
-                        "the visitor speaks version %" PRIu64 ", the door speaks %" PRIu64
+                        "the visitor speaks version %" PRIu64 ", the coordinator speaks %" PRIu64
                         ": install the same version on both sides",
-                        logon.version, COX_DOOR_VERSION);
+                        logon.version, COX_HELLO_VERSION);
     int r = logon_check_reserved(frame, logon.flags, role, err);
     if (r == 0)
         r = logon_check_counts(&logon, err);
     if (r)
         return r;
-    logon.role = (enum cox_door_role)role;
+    logon.role = (enum cox_hello_role)role;
     if (logon.fd_count_max == 0)
-        logon.fd_count_max = COX_DOOR_FD_COUNT_MAX;
+        logon.fd_count_max = COX_HELLO_FD_COUNT_MAX;
     *ret_logon = logon;
     return 0;
 }
@@ -196,15 +196,15 @@ static int welcome_check_worker(const struct cox_welcome *welcome, const struct 
     if (welcome->rank_count == 0 || welcome->rank_count > COX_RANK_COUNT_MAX ||
         welcome->rank >= welcome->rank_count)
         return cox_fail(err, COX_CORRUPT,
-                        "the door answers with rank %" PRIu32 " of %" PRIu32
+                        "the coordinator answers with rank %" PRIu32 " of %" PRIu32
                         ": expected a rank below a world size of 1 to %d",
                         welcome->rank, welcome->rank_count, COX_RANK_COUNT_MAX);
-    if ((logon->rank != COX_DOOR_RANK_ANY && welcome->rank != logon->rank) ||
+    if ((logon->rank != COX_HELLO_RANK_ANY && welcome->rank != logon->rank) ||
         (logon->rank_count && welcome->rank_count != logon->rank_count) ||
         (logon->generation && welcome->generation != logon->generation))
         return cox_fail(err, COX_CORRUPT,
-                        "the door answers with rank %" PRIu32 " of %" PRIu32 ", generation %" PRIu32
-                        ": that is not what was asked for",
+                        "the coordinator answers with rank %" PRIu32 " of %" PRIu32
+                        ", generation %" PRIu32 ": that is not what was asked for",
                         welcome->rank, welcome->rank_count, welcome->generation);
     return 0;
 }
@@ -221,13 +221,13 @@ int cox_welcome_parse(const uint8_t bytes[COX_WELCOME_SIZE], const struct cox_lo
         .generation = get_32(fields + W_GENERATION),
         .epoch = get_32(fields + W_EPOCH),
     };
-    if (welcome.version != COX_DOOR_VERSION)
+    if (welcome.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_CORRUPT,
-                        "the door answers in version %" PRIu64 ", it was asked in %" PRIu64,
-                        welcome.version, COX_DOOR_VERSION);
+                        "the coordinator answers in version %" PRIu64 ", it was asked in %" PRIu64,
+                        welcome.version, COX_HELLO_VERSION);
     if (fds_said != fd_count || fd_count > logon->fd_count_max)
         return cox_fail(err, COX_CORRUPT,
-                        "the door says it sends %" PRIu32 " fds, %" PRIu32
+                        "the coordinator says it sends %" PRIu32 " fds, %" PRIu32
                         " came: expected as many, %" PRIu32 " at most",
                         fds_said, fd_count, logon->fd_count_max);
     size_t at = first_set(fields, W_RESERVED, W_SIZE);
@@ -235,13 +235,14 @@ int cox_welcome_parse(const uint8_t bytes[COX_WELCOME_SIZE], const struct cox_lo
         return cox_fail(err, COX_CORRUPT, "byte %zu of the welcome is %u: expected 0", at,
                         fields[at]);
     if (attach != COX_ATTACH_NAMED && attach != COX_ATTACH_SEALED)
-        return cox_fail(err, COX_CORRUPT, "the door answers with attach %" PRIu32, attach);
+        return cox_fail(err, COX_CORRUPT, "the coordinator answers with attach %" PRIu32, attach);
     welcome.attach = (enum cox_attach)attach;
     int r = 0;
-    if (logon->role == COX_DOOR_WORKER)
+    if (logon->role == COX_HELLO_WORKER)
         r = welcome_check_worker(&welcome, logon, err);
     else if (fd_count)
-        r = cox_fail(err, COX_CORRUPT, "the door sends %" PRIu32 " fds: expected none", fd_count);
+        r = cox_fail(err, COX_CORRUPT, "the coordinator sends %" PRIu32 " fds: expected none",
+                     fd_count);
     if (r == 0)
         *ret_welcome = welcome;
     return r;
@@ -251,7 +252,7 @@ int cox_welcome_parse(const uint8_t bytes[COX_WELCOME_SIZE], const struct cox_lo
 
 size_t cox_refusal_format(int code, const char *reason, uint8_t bytes[COX_REFUSAL_SIZE_MAX])
 {
-    char text[COX_DOOR_REASON_MAX + 1];
+    char text[COX_HELLO_REASON_MAX + 1];
     size_t size = strnlen(reason, sizeof text);
     if (size == sizeof text)
         size--;
@@ -269,7 +270,7 @@ size_t cox_refusal_format(int code, const char *reason, uint8_t bytes[COX_REFUSA
 
 int cox_refusal_parse(const uint8_t *bytes, struct cox_error *err)
 {
-    char text[COX_DOOR_REASON_MAX + 1];
+    char text[COX_HELLO_REASON_MAX + 1];
     size_t size = cox_refusal_reason_size(bytes);
     int code = bytes[1] > 0 && bytes[1] < COX_STATUS_COUNT ? bytes[1] : COX_REJECTED;
     memcpy(text, bytes + COX_REFUSAL_HEAD_SIZE, size);
@@ -284,5 +285,5 @@ int cox_refusal_parse(const uint8_t *bytes, struct cox_error *err)
             text[i + 1] = '?';
     }
     cox_text_trim(text);
-    return cox_fail(err, code, "the door refuses: %s", size ? text : "it gives no reason");
+    return cox_fail(err, code, "the coordinator refuses: %s", size ? text : "it gives no reason");
 }

@@ -1,6 +1,6 @@
 /*
- * logon: the bytes of the handshake at a door (door.h) other than the logon frame itself: the
- * welcome, and the refusal.
+ * logon: the bytes of the handshake at a control socket (control_socket.h) other than the logon
+ * frame itself: the welcome, and the refusal.
  *
  *   byte 1, then the welcome of 127 bytes; all fds come with the first of these bytes
  *   byte 0, enum cox_status (u8), length (u8), as many bytes of UTF-8
@@ -10,14 +10,14 @@
 #ifndef COX_CHANNEL_LOGON_H
 #define COX_CHANNEL_LOGON_H
 
-#include "door.h"
+#include "control_socket.h"
 
 #define COX_ANSWER_REFUSED 0
 #define COX_ANSWER_WELCOME 1
 /* Both with the byte that tells which. */
 #define COX_WELCOME_SIZE 128
 #define COX_REFUSAL_HEAD_SIZE 3
-#define COX_REFUSAL_SIZE_MAX (COX_REFUSAL_HEAD_SIZE + COX_DOOR_REASON_MAX)
+#define COX_REFUSAL_SIZE_MAX (COX_REFUSAL_HEAD_SIZE + COX_HELLO_REASON_MAX)
 
 void cox_welcome_format(const struct cox_welcome *welcome, uint32_t fd_count,
                         uint8_t bytes[COX_WELCOME_SIZE]);

@@ -2,7 +2,7 @@
  * socket: bytes and file descriptors over a connected unix socket, each under a deadline; and names
  * by which processes that share nothing find each other.
  *
- * Usable alone: nothing here knows of groups or doors.
+ * Usable alone: nothing here knows of groups or control sockets.
  *
  * Threads: any; one at a time sends, one at a time receives on a socket.
  * Ownership: fds that are sent stay the caller's; fds that are received are the caller's, all of

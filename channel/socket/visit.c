@@ -1,4 +1,4 @@
-/* The visitor's side of door.h. */
+/* The visitor's side of control_socket.h. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -16,9 +16,9 @@
 #include "channel/base/peer.h"
 #include "socket.h"
 
-int cox_door_find(const char *name, char *buffer, struct cox_error *err)
+int cox_control_socket_find(const char *name, char *buffer, struct cox_error *err)
 {
-    char folder[COX_DOOR_PATH_SIZE], file[COX_FOLDER_FILE_SIZE];
+    char folder[COX_SOCKET_PATH_SIZE], file[COX_FOLDER_FILE_SIZE];
     int r = cox_name_check(name, err);
     if (r == 0)
         r = cox_folder_default(folder, err);
@@ -26,27 +26,27 @@ int cox_door_find(const char *name, char *buffer, struct cox_error *err)
         return r;
     cox_folder_file(name, file);
     size_t size = strlen(folder) + 1 + strlen(file) + 1;
-    if (size > COX_DOOR_PATH_SIZE)
+    if (size > COX_SOCKET_PATH_SIZE)
         return cox_fail(err, COX_TOO_LARGE,
-                        "the path of the door has %zu bytes: expected less than %d", size - 1,
-                        COX_DOOR_PATH_SIZE);
+                        "the path of the control socket has %zu bytes: expected less than %d",
+                        size - 1, COX_SOCKET_PATH_SIZE);
     strcpy(stpcpy(stpcpy(buffer, folder), "/"), file);
     return 0;
 }
 
-/* ---- to the door ---- */
+/* ---- to the control socket ---- */
 
 /* Opens the folder of path; *ret_file points into path. */
 static int visit_open_folder(const char *path, int *ret_fd, const char **ret_file,
                              struct cox_error *err)
 {
-    char folder[COX_DOOR_PATH_SIZE];
+    char folder[COX_SOCKET_PATH_SIZE];
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     size_t size = slash ? (size_t)(slash - path) : 0;
     if (size >= sizeof folder || file[0] == '\0' || strlen(file) >= COX_FOLDER_FILE_SIZE)
         return cox_fail(
             err, COX_INVALID,
-            "the path of a door has a folder of %zu bytes and a file of %zu: expected less than %zu, and 1 to %zu",
+            "the path of a control socket has a folder of %zu bytes and a file of %zu: expected less than %zu, and 1 to %zu",
             size, strlen(file), sizeof folder, COX_FOLDER_FILE_SIZE - 1);
     memcpy(folder, path, size);
     folder[size] = '\0';
@@ -54,7 +54,8 @@ static int visit_open_folder(const char *path, int *ret_fd, const char **ret_fil
     int fd = open(where, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int e = fd < 0 ? errno : 0;
     if (e == ENOENT)
-        return cox_fail(err, COX_NOT_FOUND, "no door is at %s: the folder does not exist", path);
+        return cox_fail(err, COX_NOT_FOUND, "no control socket is at %s: the folder does not exist",
+                        path);
     if (e == ENOTDIR || e == ELOOP || e == EACCES)
         return cox_fail(err, COX_DENIED, "%s: expected a folder of this user, %s", where,
                         cox_status_text(-e));
@@ -71,8 +72,8 @@ static int visit_check_file(int folder_fd, const char *file, const char *path,
     struct stat st;
     if (fstatat(folder_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0) {
         if (errno == ENOENT)
-            return cox_fail(err, COX_NOT_FOUND, "no door is at %s: is the coordinator running?",
-                            path);
+            return cox_fail(err, COX_NOT_FOUND,
+                            "no control socket is at %s: is the coordinator running?", path);
         if (errno == EACCES)
             return cox_fail(err, COX_DENIED, "%s: %s", path, cox_status_text(-errno));
         return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
@@ -106,7 +107,7 @@ static int visit_connect(const char *path, uint64_t deadline_ns, int *ret_fd, st
         return cox_fail(err, COX_CLOSED, "nobody listens at %s any more: the coordinator is dead",
                         path);
     case -ENOENT:
-        return cox_fail(err, COX_NOT_FOUND, "no door is at %s any more", path);
+        return cox_fail(err, COX_NOT_FOUND, "no control socket is at %s any more", path);
     case -EACCES:
     case -EPERM:
     case -ELOOP:
@@ -130,7 +131,8 @@ static int visit_failed(int r, int fd, const char *path, struct cox_error *err)
                 path, (int)peer.pid);
         return cox_fail(err, r, "%s: no whole answer came in time", path);
     case COX_CLOSED:
-        return cox_fail(err, r, "%s: the coordinator has closed the door without an answer", path);
+        return cox_fail(
+            err, r, "%s: the coordinator has closed the control socket without an answer", path);
     case COX_CORRUPT:
         return cox_fail(err, r, "%s: the answer broke off, or has fds where none belong", path);
     default:
@@ -138,7 +140,7 @@ static int visit_failed(int r, int fd, const char *path, struct cox_error *err)
     }
 }
 
-/* The rest of what the door says, after its first byte. */
+/* The rest of what the coordinator says, after its first byte. */
 static int visit_hear_refusal(int fd, uint64_t deadline_ns, const char *path, struct cox_error *err)
 {
     uint8_t bytes[COX_REFUSAL_SIZE_MAX] = {COX_ANSWER_REFUSED};
@@ -163,11 +165,11 @@ static int visit_check_silence(int fd)
 }
 
 static int visit_hear(int fd, const struct cox_logon *logon, uint64_t deadline_ns, const char *path,
-                      struct cox_door_session *session, struct cox_error *err)
+                      struct cox_control_connection *session, struct cox_error *err)
 {
     uint8_t bytes[COX_WELCOME_SIZE];
     uint32_t most =
-        logon->fd_count_max < COX_DOOR_FD_COUNT_MAX ? logon->fd_count_max : COX_DOOR_FD_COUNT_MAX;
+        logon->fd_count_max < COX_HELLO_FD_COUNT_MAX ? logon->fd_count_max : COX_HELLO_FD_COUNT_MAX;
     int r = cox_socket_receive(fd, bytes, 1, session->fds, most, &session->fd_count, deadline_ns);
     if (r)
         return visit_failed(r, fd, path, err);
@@ -184,7 +186,7 @@ static int visit_hear(int fd, const struct cox_logon *logon, uint64_t deadline_n
     return cox_welcome_parse(bytes, logon, session->fd_count, &session->welcome, err);
 }
 
-void cox_door_session_close(struct cox_door_session *session)
+void cox_control_connection_close(struct cox_control_connection *session)
 {
     for (uint32_t i = 0; i < session->fd_count; i++)
         cox_close_fd(&session->fds[i]);
@@ -192,28 +194,29 @@ void cox_door_session_close(struct cox_door_session *session)
     cox_close_fd(&session->fd);
 }
 
-int cox_door_connect(const char *path, const struct cox_logon *logon, uint64_t deadline_ns,
-                     struct cox_door_session *ret_session, struct cox_error *err)
+int cox_control_socket_connect(const char *path, const struct cox_logon *logon,
+                               uint64_t deadline_ns, struct cox_control_connection *ret_session,
+                               struct cox_error *err)
 {
     uint8_t frame[COX_LOGON_SIZE];
     struct cox_logon asked = *logon;
-    struct cox_door_session session = {.fd = -1};
-    asked.fd_count_max = logon->fd_count_max ? logon->fd_count_max : COX_DOOR_FD_COUNT_MAX;
+    struct cox_control_connection session = {.fd = -1};
+    asked.fd_count_max = logon->fd_count_max ? logon->fd_count_max : COX_HELLO_FD_COUNT_MAX;
     cox_logon_format(&asked, frame);
     int r = visit_connect(path, deadline_ns, &session.fd, err);
     if (r == 0)
         r = cox_folder_check_listener(session.fd, path, err);
     if (r == 0) {
         r = cox_socket_send(session.fd, frame, sizeof frame, NULL, 0, deadline_ns);
-        cox_fault_point(COX_FAULT_DOOR_ASKED);
-        /* A door that refuses before it has read it all has still said why. */
+        cox_fault_point(COX_FAULT_CONTROL_SOCKET_ASKED);
+        /* A control socket that refuses before it has read it all has still said why. */
         if (r == 0 || r == COX_CLOSED)
             r = visit_hear(session.fd, &asked, deadline_ns, path, &session, err);
         else
             visit_failed(r, session.fd, path, err);
     }
     if (r) {
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
         return r;
     }
     *ret_session = session;

@@ -22,7 +22,8 @@ void cox_visitor_drop(struct cox_reception *reception, struct cox_visitor *visit
 void cox_visitor_died(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     cox_log_limit_write(&reception->log, 7, NULL, 0,
-                        "door: the fd owner process %d, with %" PRIu32 " fds left here, has gone",
+                        "control socket: the fd owner process %d, with %" PRIu32
+                        " fds left here, has gone",
                         (int)visitor->who.pid, visitor->fd_owner.count);
     cox_visitor_drop(reception, visitor);
 }
@@ -43,8 +44,8 @@ void cox_visitor_refuse(struct cox_reception *reception, struct cox_visitor *vis
     va_start(args, format);
     vsnprintf(reason, sizeof reason, format, args);
     va_end(args);
-    cox_log_limit_write(&reception->log, 6, format, code, "door: process %d is refused: %s",
-                        (int)visitor->who.pid, reason);
+    cox_log_limit_write(&reception->log, 6, format, code,
+                        "control socket: process %d is refused: %s", (int)visitor->who.pid, reason);
     cox_visitor_turn_away(visitor->fd, code, reason);
     cox_visitor_drop(reception, visitor);
 }
@@ -53,10 +54,10 @@ void cox_visitor_refuse(struct cox_reception *reception, struct cox_visitor *vis
 static int welcome_send(int fd, struct cox_welcome *welcome, const int *fds, uint32_t fd_count)
 {
     uint8_t bytes[COX_WELCOME_SIZE];
-    welcome->version = COX_DOOR_VERSION;
+    welcome->version = COX_HELLO_VERSION;
     cox_welcome_format(welcome, fd_count, bytes);
     int r = cox_socket_send(fd, bytes, sizeof bytes, fds, fd_count, 0);
-    cox_fault_point(COX_FAULT_DOOR_WELCOMED);
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_WELCOMED);
     return r;
 }
 
@@ -73,9 +74,9 @@ static void worker_gone(struct cox_reception *reception, const struct cox_visito
         reception->hooks.worker_gone(reception->hooks.context, &visitor->who);
 }
 
-static void answer_end(struct cox_door_answer *answer)
+static void answer_end(struct cox_control_socket_reply *answer)
 {
-    for (uint32_t i = 0; i < COX_DOOR_FD_COUNT_MAX; i++)
+    for (uint32_t i = 0; i < COX_HELLO_FD_COUNT_MAX; i++)
         if (answer->given >> i & 1)
             cox_close_fd(&answer->fds[i]);
 }
@@ -83,11 +84,11 @@ static void answer_end(struct cox_door_answer *answer)
 static void worker_logon(struct cox_reception *reception, struct cox_visitor *visitor)
 {
     struct cox_error err = {0};
-    _cox_cleanup_(answer_end) struct cox_door_answer answer = {.fd_count = 0};
+    _cox_cleanup_(answer_end) struct cox_control_socket_reply answer = {.fd_count = 0};
     uint32_t fd_count_max = visitor->who.logon.fd_count_max;
     if (!reception->hooks.worker) {
         cox_visitor_refuse(reception, visitor, COX_UNSUPPORTED,
-                           "workers do not come in by this door");
+                           "workers do not come in by this control socket");
         return;
     }
     int r = reception->hooks.worker(reception->hooks.context, &visitor->who, &answer, &err);
@@ -95,7 +96,7 @@ static void worker_logon(struct cox_reception *reception, struct cox_visitor *vi
         cox_visitor_refuse(reception, visitor, r, "%s", err.code ? err.text : cox_status_text(r));
         return;
     }
-    COX_ASSERT(answer.fd_count <= COX_DOOR_FD_COUNT_MAX);
+    COX_ASSERT(answer.fd_count <= COX_HELLO_FD_COUNT_MAX);
     if (answer.fd_count > fd_count_max) {
         cox_visitor_refuse(reception, visitor, COX_TOO_LARGE,
                            "a worker needs %" PRIu32 " fds at once; this one takes %" PRIu32,
@@ -120,7 +121,7 @@ static void command_logon(struct cox_reception *reception, struct cox_visitor *v
     struct cox_welcome welcome = {.version = 0};
     if (!reception->hooks.command) {
         cox_visitor_refuse(reception, visitor, COX_UNSUPPORTED,
-                           "no commands are taken at this door");
+                           "no commands are taken at this control socket");
         return;
     }
     _cox_cleanup_(cox_close_fd) int own_fd = fcntl(visitor->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -135,7 +136,7 @@ static void command_logon(struct cox_reception *reception, struct cox_visitor *v
     visitor->fd = -1;
     if (r)
         cox_log_limit_write(&reception->log, 4, NULL, 0,
-                            "door: the command of process %d is not welcomed: %s",
+                            "control socket: the command of process %d is not welcomed: %s",
                             (int)visitor->who.pid, cox_status_text(r));
 }
 
@@ -173,13 +174,13 @@ static void visitor_logon(struct cox_reception *reception, struct cox_visitor *v
         return;
     }
     switch (visitor->who.logon.role) {
-    case COX_DOOR_WORKER:
+    case COX_HELLO_WORKER:
         worker_logon(reception, visitor);
         break;
-    case COX_DOOR_COMMAND:
+    case COX_HELLO_COMMAND:
         command_logon(reception, visitor);
         break;
-    case COX_DOOR_FD_STORE:
+    case COX_HELLO_FD_STORE:
         fd_store_logon(reception, visitor);
         break;
     }
@@ -211,7 +212,7 @@ static void visitor_read_logon(struct cox_reception *reception, struct cox_visit
         visitor_logon(reception, visitor);
     else if (r == 0) {
         cox_log_limit_write(&reception->log, 7, NULL, 0,
-                            "door: process %d left after %zu of %d bytes of its logon",
+                            "control socket: process %d left after %zu of %d bytes of its logon",
                             (int)visitor->who.pid, visitor->received, COX_LOGON_SIZE);
         cox_visitor_drop(reception, visitor);
     }
@@ -227,7 +228,7 @@ static void visitor_read_worker(struct cox_reception *reception, struct cox_visi
     if (r || size)
         cox_log_limit_write(
             &reception->log, 4, NULL, 0,
-            "door: process %d, a worker, is dropped: expected nothing after its logon, %s",
+            "control socket: process %d, a worker, is dropped: expected nothing after its logon, %s",
             (int)visitor->who.pid, r ? cox_status_text(r) : "bytes came");
     cox_visitor_drop(reception, visitor);
     worker_gone(reception, visitor);
@@ -283,7 +284,8 @@ static void visitor_read_fd_owner(struct cox_reception *reception, struct cox_vi
         (!whole || (fd_owner_reply(reception, visitor) && fd_owner_watch(visitor))))
         return;
     cox_log_limit_write(&reception->log, r == 0 && size == 0 ? 7 : 4, NULL, 0,
-                        "door: the fd owner process %d, with %" PRIu32 " fds left here, %s",
+                        "control socket: the fd owner process %d, with %" PRIu32
+                        " fds left here, %s",
                         (int)visitor->who.pid, visitor->fd_owner.count,
                         r           ? cox_status_text(r)
                         : size == 0 ? "has gone"

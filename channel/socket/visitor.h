@@ -1,6 +1,6 @@
 /*
- * visitor: one connection at a door, from its first byte: the logon, its answer, and what comes
- * after.
+ * visitor: one connection at a control socket, from its first byte: the logon, its answer, and what
+ * comes after.
  *
  *            frame in order              asks
  *   LOGON ------------------> FD_OWNER -----> FD_OWNER
@@ -9,8 +9,8 @@
  *     +--- refused, late, left              each of them, at its end: dropped
  *
  * Private to the library.
- * Threads: the door's.
- * Ownership: a visitor owns its fds until a command is given away; hooks are the door's.
+ * Threads: the control socket's.
+ * Ownership: a visitor owns its fds until a command is given away; hooks are the control socket's.
  * Blocks: nothing.
  * If the process dies: connections close, nothing is left.
  */
@@ -18,12 +18,12 @@
 #define COX_CHANNEL_VISITOR_H
 
 #include "fd_entries.h"
-#include "door.h"
+#include "control_socket.h"
 #include "channel/base/log_limit.h"
 
-/* What all visitors of a door share. */
+/* What all visitors of a control socket share. */
 struct cox_reception {
-    struct cox_door_hooks hooks;
+    struct cox_control_socket_hooks hooks;
     /* of what visitors cause */
     struct cox_log_limit log;
     uint64_t logon_ms;
@@ -46,7 +46,7 @@ struct cox_visitor {
     int fd;
     /* of its logon */
     uint64_t deadline_ns;
-    struct cox_door_visitor who;
+    struct cox_control_client who;
     /* of its frame, or of its request */
     uint8_t bytes[COX_LOGON_SIZE + 1];
     size_t received;

@@ -227,7 +227,8 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
                        uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
 {
     const uint64_t size = own->ref.size;
-    const struct cox_large_payload_origin peer = {.pid = pid, .door_path = reply_limits->door_path};
+    const struct cox_large_payload_origin peer = {.pid = pid,
+                                                  .socket_path = reply_limits->socket_path};
     if (size > reply_limits->size_max)
         return cox_fail(err, COX_TOO_LARGE,
                         reply_limits->size_max

@@ -10,7 +10,7 @@
  *
  * Threads: the collector's, one at a time.
  * Ownership: results point into the gathering and live until it begins again, or lets go.
- * Blocks: nothing but a visit at the door for a block; allocates when an arena passes its
+ * Blocks: nothing but a visit at the control socket for a block; allocates when an arena passes its
  * high-water mark, and for blocks. If the process dies: private memory.
  */
 #ifndef COX_COORDINATOR_GATHERING_H
@@ -31,7 +31,7 @@ struct cox_reply_limits {
     /* 0: not at all */
     uint64_t size_max;
     /* NULL: none */
-    const char *door_path;
+    const char *socket_path;
 };
 
 struct cox_gathering {

@@ -17,7 +17,7 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
     struct cox_blocks_choice *blocks = collector->blocks;
     /* Whoever releases only looks at those in use. */
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
-    int r = cox_large_payload_reserve(&blocks->sender, blocks->reply_limits.door_path, size,
+    int r = cox_large_payload_reserve(&blocks->sender, blocks->reply_limits.socket_path, size,
                                       &behind->block, err);
     if (r == 0)
         *ret_block = &behind->block;

@@ -2,7 +2,7 @@
 #include "runner.h"
 
 #include "channel/shm/control.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "console.h"
 
 #include <dirent.h>
@@ -76,11 +76,11 @@ static int clean_all(void)
 }
 
 /* Of all dead groups: none of them is of any use to anybody. */
-static int clean_doors(void)
+static int clean_sockets(void)
 {
     struct cox_error err = {0};
     uint32_t count = 0;
-    int r = cox_door_sweep(NULL, &count, &err);
+    int r = cox_control_socket_sweep(NULL, &count, &err);
     if (count > 0)
         printf("removed %" PRIu32 " socket%s that nobody listened on\n", count,
                count == 1 ? "" : "s");
@@ -113,8 +113,8 @@ static int run(void *context)
         int one = clean_one(choice->names[i], true);
         status = status ? status : one;
     }
-    int doors = clean_doors();
-    return status ? status : doors;
+    int sockets = clean_sockets();
+    return status ? status : sockets;
 }
 
 const struct cox_command cox_command_clean = {

@@ -1,6 +1,6 @@
 #include "client.h"
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/shm/geometry.h"
 #include "proto/control.pb-c.h"
 
@@ -39,18 +39,18 @@ void cox_client_close(struct cox_client *client)
 int cox_client_open_path(struct cox_client *client, const char *path, uint64_t deadline_ns,
                          struct cox_error *err)
 {
-    const struct cox_logon logon = {.role = COX_DOOR_COMMAND};
-    struct cox_door_session session;
-    int r = cox_door_connect(path, &logon, deadline_ns, &session, err);
+    const struct cox_logon logon = {.role = COX_HELLO_COMMAND};
+    struct cox_control_connection session;
+    int r = cox_control_socket_connect(path, &logon, deadline_ns, &session, err);
     if (r)
         return r;
     cox_client_init(client, cox_steal_fd(&session.fd));
     snprintf(client->group, sizeof client->group, "%s", path);
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
     return 0;
 }
 
-/* The group whose door this entry is; false: it is none. */
+/* The group whose control socket this entry is; false: it is none. */
 static bool group_of(const char *entry, char *name, size_t name_size)
 {
     size_t length = strlen(entry), suffix = strlen(SUFFIX);
@@ -62,19 +62,20 @@ static bool group_of(const char *entry, char *name, size_t name_size)
     return true;
 }
 
-/* The folder that doors are in. */
-static int folder_find(char folder[COX_DOOR_PATH_SIZE], struct cox_error *err)
+/* The folder that control sockets are in. */
+static int folder_find(char folder[COX_SOCKET_PATH_SIZE], struct cox_error *err)
 {
-    int r = cox_door_find("x", folder, err);
+    int r = cox_control_socket_find("x", folder, err);
     if (!r)
         *strrchr(folder, '/') = '\0';
     return r;
 }
 
-/* Opens each door in turn; the one open at the end is the last live one's. listed names them. */
-static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
-                     uint64_t deadline_ns, char *listed, size_t listed_size, uint32_t *ret_count,
-                     struct cox_error *err)
+/* Opens each control socket in turn; the one open at the end is the last live one's. listed names
+ * them. */
+static int sockets_try(struct cox_client *client, const char *folder, DIR *stream,
+                       uint64_t deadline_ns, char *listed, size_t listed_size, uint32_t *ret_count,
+                       struct cox_error *err)
 {
     *ret_count = 0;
     for (;;) {
@@ -82,7 +83,7 @@ static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
         const struct dirent *entry = readdir(stream);
         if (!entry)
             return errno ? cox_fail(err, -errno, "%s: %s", folder, cox_status_text(-errno)) : 0;
-        char name[256], path[COX_DOOR_PATH_SIZE + sizeof entry->d_name];
+        char name[256], path[COX_SOCKET_PATH_SIZE + sizeof entry->d_name];
         struct cox_client other = COX_CLIENT_NONE;
         if (!group_of(entry->d_name, name, sizeof name))
             continue;
@@ -95,7 +96,7 @@ static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
             return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
         size_t used = strlen(listed);
         const char *comma = used ? ", " : "";
-        /* A long name is cut in its socket's (cox_door_find), and then is none. */
+        /* A long name is cut in its socket's (cox_control_socket_find), and then is none. */
         int size = cox_name_check(name, NULL)
                        ? snprintf(listed + used, listed_size - used, "%s%s (with --door %s)", comma,
                                   name, path)
@@ -111,7 +112,7 @@ static int doors_try(struct cox_client *client, const char *folder, DIR *stream,
 
 static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
 {
-    char folder[COX_DOOR_PATH_SIZE], listed[LISTED_SIZE] = "";
+    char folder[COX_SOCKET_PATH_SIZE], listed[LISTED_SIZE] = "";
     uint32_t count = 0;
     int r = folder_find(folder, err);
     if (r)
@@ -122,11 +123,12 @@ static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox
         return cox_fail(err, r, "%s: %s", folder, cox_status_text(r));
     }
     if (stream) {
-        r = doors_try(client, folder, stream, deadline_ns, listed, sizeof listed, &count, err);
+        r = sockets_try(client, folder, stream, deadline_ns, listed, sizeof listed, &count, err);
         closedir(stream);
     }
     if (!r && count == 0)
-        r = cox_fail(err, COX_NOT_FOUND, "no group is alive that has a door in %s", folder);
+        r = cox_fail(err, COX_NOT_FOUND, "no group is alive that has a control socket in %s",
+                     folder);
     if (!r && count > 1)
         r = cox_fail(err, COX_INVALID, "%" PRIu32 " groups are alive: say which with --name: %s",
                      count, listed);
@@ -138,11 +140,11 @@ static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox
 int cox_client_open(struct cox_client *client, const char *name, uint64_t deadline_ns,
                     struct cox_error *err)
 {
-    char path[COX_DOOR_PATH_SIZE];
+    char path[COX_SOCKET_PATH_SIZE];
     if (!name)
         return open_only(client, deadline_ns, err);
     struct cox_error error = {0};
-    int r = cox_door_find(name, path, err);
+    int r = cox_control_socket_find(name, path, err);
     if (r)
         return r;
     r = cox_client_open_path(client, path, deadline_ns, &error);

@@ -37,7 +37,7 @@ struct cox_client {
 void cox_client_init(struct cox_client *client, int fd);
 void cox_client_close(struct cox_client *client); /* idempotent, a COX_CLIENT_NONE is fine */
 
-/* Connects to a door. Returns what cox_door_connect returns. */
+/* Connects to a control socket. Returns what cox_control_socket_connect returns. */
 int cox_client_open_path(struct cox_client *client, const char *path, uint64_t deadline_ns,
                          struct cox_error *err);
 /* By the group's name. NULL: of the only live group in the folder: COX_NOT_FOUND: there is none;

@@ -5,7 +5,7 @@
 
 enum {
     KEY_NAME = COX_OPTION_KEY(0),
-    KEY_DOOR,
+    KEY_SOCKET,
     KEY_TIMEOUT,
     KEY_JSON,
 };
@@ -17,8 +17,8 @@ static int take(void *choice, int key, const char *value, struct cox_error *err)
     case KEY_NAME:
         connection->name = value;
         return cox_name_check(value, err);
-    case KEY_DOOR:
-        connection->door = value;
+    case KEY_SOCKET:
+        connection->control_socket = value;
         return 0;
     case KEY_TIMEOUT:
         return cox_parse_seconds("--timeout", value, &connection->timeout_ms, err);
@@ -31,14 +31,15 @@ static int take(void *choice, int key, const char *value, struct cox_error *err)
 static int check(const void *choice, struct cox_error *err)
 {
     const struct cox_connection *connection = choice;
-    return connection->name && connection->door
+    return connection->name && connection->control_socket
                ? cox_fail(err, COX_INVALID, "a group has either a --name or a --door")
                : 0;
 }
 
 static const struct argp_option options[] = {
     {"name", KEY_NAME, "NAME", 0, "name of the group (default: the only one that is alive)", 0},
-    {"door", KEY_DOOR, "PATH", 0, "the same by its door, as `coxswain run` prints it", 0},
+    {"door", KEY_SOCKET, "PATH", 0, "the same by its control socket, as `coxswain run` prints it",
+     0},
     {"timeout", KEY_TIMEOUT, "SEC", 0, "give up after this time", 0},
     {"json", KEY_JSON, NULL, 0, "print the reply as one JSON object", 0},
     {0},
@@ -50,6 +51,7 @@ const struct cox_option_group cox_connection_options = {
 int cox_connection_open(const struct cox_connection *connection, struct cox_client *client,
                         uint64_t deadline_ns, struct cox_error *err)
 {
-    return connection->door ? cox_client_open_path(client, connection->door, deadline_ns, err)
-                            : cox_client_open(client, connection->name, deadline_ns, err);
+    return connection->control_socket
+               ? cox_client_open_path(client, connection->control_socket, deadline_ns, err)
+               : cox_client_open(client, connection->name, deadline_ns, err);
 }

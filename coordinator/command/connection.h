@@ -17,7 +17,7 @@ struct cox_connection {
     /* neither: the only group that is alive */
     const char *name;
     /* path */
-    const char *door;
+    const char *control_socket;
     /* 0: not given */
     uint64_t timeout_ms;
     /* the reply is printed as one JSON object */

@@ -2,7 +2,7 @@
 #include "options.h"
 
 #include "channel/shm/control.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/base/cgroup.h"
 #include "foreground.h"
 #include "doctor_checks.h"
@@ -163,12 +163,12 @@ static void check_calls(struct doctor *doctor)
                  "a newer seccomp profile allows it; not needed yet");
 }
 
-/* What a group's door takes, and sealed groups beside it. */
-static void check_door(struct doctor *doctor)
+/* What a group's control socket takes, and sealed groups beside it. */
+static void check_socket(struct doctor *doctor)
 {
-    char path[COX_DOOR_PATH_SIZE] = "";
+    char path[COX_SOCKET_PATH_SIZE] = "";
     struct cox_error err = {0};
-    int r = cox_doctor_door_folder(path, &err);
+    int r = cox_doctor_socket_folder(path, &err);
     finding(
         doctor, r ? NOTE : GOOD, "door folder",
         "without it a named group starts, but coxswain status and stop cannot reach it; a sealed one does not start",
@@ -373,7 +373,7 @@ static int run(void *choice)
     cox_cgroup_read("", &cgroup);
     check_shared_memory(doctor);
     check_calls(doctor);
-    check_door(doctor);
+    check_socket(doctor);
     check_handles(doctor);
     check_limits(doctor);
     check_tasks(doctor, &cgroup.pids);

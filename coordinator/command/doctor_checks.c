@@ -96,7 +96,7 @@ int cox_doctor_socket_peer(void)
     return r;
 }
 
-/* Under a name that is no door's. */
+/* Under a name that is no control socket's. */
 static int folder_bind(int folder_fd, const char *path, struct cox_error *err)
 {
     char file[32];
@@ -115,7 +115,7 @@ static int folder_bind(int folder_fd, const char *path, struct cox_error *err)
 /* The folder is not there: could a start make it? */
 static int folder_try_parent(const char *path, struct cox_error *err)
 {
-    char parent[COX_DOOR_PATH_SIZE];
+    char parent[COX_SOCKET_PATH_SIZE];
     snprintf(parent, sizeof parent, "%s", path);
     *strrchr(parent, '/') = '\0';
     if (faccessat(AT_FDCWD, parent, W_OK | X_OK, AT_EACCESS) == 0)
@@ -126,7 +126,7 @@ static int folder_try_parent(const char *path, struct cox_error *err)
         strrchr(path, '/') + 1, parent, cox_status_text(-errno));
 }
 
-int cox_doctor_door_folder(char *path, struct cox_error *err)
+int cox_doctor_socket_folder(char *path, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int folder_fd = -1;
     struct cox_error why = {0};

@@ -11,8 +11,8 @@
  * Threads: one at a time; those that fork must run before the process has threads.
  * Blocks: until the children that a probe forks have ended, which is at once.
  * If the process dies: the children end with it. Only between two calls of cox_doctor_unnamed_file
- *   can a name be left, /dev/shm/<pid>_doctor, and of cox_doctor_door_folder, <pid>.doctor in that
- *   folder.
+ *   can a name be left, /dev/shm/<pid>_doctor, and of cox_doctor_socket_folder, <pid>.doctor in
+ *   that folder.
  */
 #ifndef COX_COORDINATOR_PROBE_H
 #define COX_COORDINATOR_PROBE_H
@@ -28,12 +28,12 @@ int cox_doctor_seals(void);
 /* A word in memory that is mapped for reading only can be slept on: how ranks of sealed groups
  * wait. */
 int cox_doctor_futex_read_only(void);
-/* A socket tells whose process is at its other end: who may come in at a door. */
+/* A socket tells whose process is at its other end: who may come in at a control socket. */
 int cox_doctor_socket_peer(void);
-/* Where the sockets of groups are, or would be: path (of COX_DOOR_PATH_SIZE bytes) is filled unless
- * COX_TOO_LARGE is returned. Nothing is made there but a socket that is removed again. Returns as
- * cox_door_open for the folder; err has what is wrong and what to do. */
-int cox_doctor_door_folder(char *path, struct cox_error *err);
+/* Where the sockets of groups are, or would be: path (of COX_SOCKET_PATH_SIZE bytes) is filled
+ * unless COX_TOO_LARGE is returned. Nothing is made there but a socket that is removed again.
+ * Returns as cox_control_socket_open for the folder; err has what is wrong and what to do. */
+int cox_doctor_socket_folder(char *path, struct cox_error *err);
 /* A process that comes with its pidfd (CLONE_PIDFD) and is reaped by it (P_PIDFD): how workers
  * start and end. */
 int cox_doctor_child_pidfd(void);

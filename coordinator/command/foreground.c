@@ -59,11 +59,11 @@ static void on_log(void *context, int level, const char *text)
         cox_console_say("%s", text);
 }
 
-/* What somebody has to type is said when the door stands, so that it works at once. */
-static void on_waiting(void *context, const char *name, const char *door)
+/* What somebody has to type is said when the control socket stands, so that it works at once. */
+static void on_waiting(void *context, const char *name, const char *control_socket)
 {
     const struct cox_foreground *foreground = context;
-    (void)door;
+    (void)control_socket;
     cox_console_say("waiting for %" PRIu32 " worker%s: coxswain-worker --door %s",
                     foreground->rank_count, foreground->rank_count == 1 ? "" : "s", name);
 }
@@ -152,7 +152,7 @@ static struct cox_executor_options executor_options_make(const struct cox_foregr
         .large_payload_size_max = group->large_payload_size,
         .reply_size_max = group->large_payload_size,
         .external_workers = from->external,
-        .need_door = from->need_door,
+        .need_socket = from->need_socket,
         .start_timeout_ms = group->start_timeout_ms,
         .log = cox_foreground_log(),
         .hook_context = foreground,
@@ -212,7 +212,7 @@ uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
 }
 
 /* Where fds are wanting, that is what is told: whatever went wrong first is rarely put in these
- * words, as when a door that cannot accept closes the connection of a rank. */
+ * words, as when a control socket that cannot accept closes the connection of a rank. */
 static int explain_failure(const struct cox_foreground_options *options, int r,
                            struct cox_error *err)
 {

@@ -25,10 +25,10 @@ struct cox_foreground_options {
     const struct cox_group_choice *group;
     /* argv of every worker, NULL-terminated */
     const char *const *command;
-    /* none is started: they log on at the door */
+    /* none is started: they log on at the control socket */
     bool external;
     /* it is there to be talked to */
-    bool need_door;
+    bool need_socket;
     /* append none to command */
     bool no_flags;
     /* told at init; NULL: not told */
@@ -55,8 +55,8 @@ struct cox_foreground_options {
 
 /* Takes the signals, and starts the console. Returns 0; -ENOMEM; -errno. */
 int cox_foreground_new(struct cox_foreground **ret_foreground, struct cox_error *err);
-/* Starts the group, and serves it at its door. Returns 0; what cox_server_new and cox_server_start
- * return; COX_CLOSED: a signal came. Unless 0, free is all that may follow. */
+/* Starts the group, and serves it at its control socket. Returns 0; what cox_server_new and
+ * cox_server_start return; COX_CLOSED: a signal came. Unless 0, free is all that may follow. */
 int cox_foreground_start(struct cox_foreground *foreground,
                          const struct cox_foreground_options *options, struct cox_error *err);
 /* Ends the workers and gives the signals back. NULL-safe, returns NULL. */

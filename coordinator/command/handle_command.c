@@ -1,7 +1,7 @@
 /* coxswain handle: what a by-value handle says, and whether it opens here. */
 #include "runner.h"
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/handle/handle_internal.h"
 #include "console.h"
 
@@ -23,12 +23,12 @@
 
 struct handle_options {
     const char *file;
-    const char *door_path;
+    const char *socket_path;
     const char *name;
     uint64_t dump_size;
     bool hex;
-    /* the door of `name` */
-    char found[COX_DOOR_PATH_SIZE];
+    /* the control socket of `name` */
+    char found[COX_SOCKET_PATH_SIZE];
 };
 
 /* ---- the file ---- */
@@ -193,12 +193,12 @@ static int opened_print(const struct handle_options *options, const struct cox_h
     static const char *const ways[] = {
         [COX_HANDLE_BY_DUP] = "dup: it is this process's own",
         [COX_HANDLE_BY_PIDFD] = "pidfd_getfd",
-        [COX_HANDLE_BY_DOOR] = "the door",
+        [COX_HANDLE_BY_SOCKET] = "the control socket",
     };
     enum cox_handle_way way;
     int fd = -1;
-    int r = cox_handle_open_way(handle, options->door_path, cox_deadline_after_ms(DEADLINE_MS), &fd,
-                                &way, err);
+    int r = cox_handle_open_way(handle, options->socket_path, cox_deadline_after_ms(DEADLINE_MS),
+                                &fd, &way, err);
     if (r)
         return r;
     printf("opened by   %s\n", ways[way]);
@@ -213,7 +213,7 @@ static int opened_print(const struct handle_options *options, const struct cox_h
 enum {
     KEY_HEX = COX_OPTION_KEY(0),
     KEY_BYTES,
-    KEY_DOOR,
+    KEY_SOCKET,
     KEY_NAME,
 };
 
@@ -238,8 +238,8 @@ static int take(void *choice, int key, const char *value, struct cox_error *err)
         return 0;
     case KEY_BYTES:
         return bytes_parse(value, &options->dump_size, err);
-    case KEY_DOOR:
-        options->door_path = value;
+    case KEY_SOCKET:
+        options->socket_path = value;
         return 0;
     default: /* KEY_NAME */
         options->name = value;
@@ -252,14 +252,14 @@ static int take_file(void *choice, int count, char *const *words, struct cox_err
     struct handle_options *options = choice;
     if (count != 1)
         return cox_fail(err, COX_INVALID, "%d files named, expected one", count);
-    if (options->door_path && options->name)
+    if (options->socket_path && options->name)
         return cox_fail(err, COX_INVALID,
                         "--door and --name are two ways to say the same: use one");
     options->file = words[0];
     if (!options->name)
         return 0;
-    options->door_path = options->found;
-    return cox_door_find(options->name, options->found, err);
+    options->socket_path = options->found;
+    return cox_control_socket_find(options->name, options->found, err);
 }
 
 static void init(void *choice)
@@ -293,8 +293,8 @@ static const struct argp_option option_table[] = {
      0},
     {"bytes", KEY_BYTES, "N", 0,
      "print at most N bytes of the memory (default " TEXT(DUMP_SIZE_DEFAULT) ", 0: none)", 0},
-    {"door", KEY_DOOR, "PATH", 0, "where to ask for it when pidfd_getfd is missing or denied", 0},
-    {"name", KEY_NAME, "NAME", 0, "the same: the door of this group", 0},
+    {"door", KEY_SOCKET, "PATH", 0, "where to ask for it when pidfd_getfd is missing or denied", 0},
+    {"name", KEY_NAME, "NAME", 0, "the same: the control socket of this group", 0},
     {0},
 };
 static const struct cox_option_group handle_group = {.options = option_table, .take = take};

@@ -280,7 +280,7 @@ static const struct argp_option layout_options[] = {
      0},
     {"attach", COX_OPTION_ATTACH, "named|sealed", 0,
      "how workers reach the group's memory: by names in /dev/shm (default), or by fds at the "
-     "group's door, where nothing has a name and no worker can write what is not its own",
+     "group's control socket, where nothing has a name and no worker can write what is not its own",
      0},
     {"legacy-workers", COX_OPTION_LEGACY_WORKERS, NULL, 0,
      "the names, sizes and rules of MindIE-LLM workers; depth 1", 0},

@@ -400,7 +400,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
         .prefix = prefix,
         .devices = executor->options.devices,
         .deadline_ns = deadline_ns,
-        .door = cox_executor_door(executor),
+        .control_socket = cox_executor_socket(executor),
         .sealed = executor->geometry.sealed,
         .external = executor->options.external_workers,
         .hooks = {.context = executor,
@@ -416,12 +416,12 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     /* release: the supervisor before it; partner: on_worker_gone. */
     atomic_store_explicit(&executor->supervised, true, memory_order_release);
     if (executor->options.external_workers)
-        r = cox_executor_open_door(executor, err);
+        r = cox_executor_open_socket(executor, err);
     if (r)
         return r;
     if (executor->options.external_workers && executor->options.waiting)
         executor->options.waiting(executor->options.hook_context, executor->name,
-                                  cox_executor_door(executor));
+                                  cox_executor_socket(executor));
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         executor->collectors[c].supervisor = executor->supervisor;
         executor->collectors[c].records = executor->ranks;
@@ -445,9 +445,10 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         return cox_fail(err, COX_INVALID,
                         "replies of legacy workers are collected by a response thread: leave out "
                         "collect, and register a handler");
-    if (options->no_door && (options->external_workers || options->attach == COX_ATTACH_SEALED))
-        return cox_fail(err, COX_INVALID,
-                        "sealed attach, and workers that are started by hand, need the door");
+    if (options->no_socket && (options->external_workers || options->attach == COX_ATTACH_SEALED))
+        return cox_fail(
+            err, COX_INVALID,
+            "sealed attach, and workers that are started by hand, need the control socket");
     if (options->name) {
         int r = cox_name_check(options->name, err);
         if (r)
@@ -551,7 +552,7 @@ int cox_executor_start(const struct cox_executor_options *options,
         r = executor_start_threads(executor, err);
     /* Workers that this program starts log on while they are started, others when all is there. */
     if (r == 0 && !options->external_workers)
-        r = cox_executor_open_door(executor, err);
+        r = cox_executor_open_socket(executor, err);
     if (r == 0)
         r = executor_start_workers(executor, err);
     if (r) {
@@ -560,7 +561,8 @@ int cox_executor_start(const struct cox_executor_options *options,
     }
     if (!geometry.legacy && !options->keep_names)
         executor_unlink(executor);
-    executor->blocks.reply_limits.door_path = cox_executor_door(executor); /* before any request */
+    executor->blocks.reply_limits.socket_path =
+        cox_executor_socket(executor); /* before any request */
     cox_fault_point(COX_FAULT_STARTED);
     *ret_executor = executor; /* before any hook */
     /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death
@@ -677,8 +679,8 @@ void cox_executor_abandon(struct cox_executor *executor)
     cox_supervisor_cancel(executor->supervisor); /* nobody is started any more */
     cox_supervisor_signal_all(executor->supervisor, SIGKILL);
     executor_unlink(executor);
-    if (executor->door)
-        cox_door_unname(executor->door);
+    if (executor->control_socket)
+        cox_control_socket_unname(executor->control_socket);
 }
 
 struct cox_executor *cox_executor_free(struct cox_executor *executor)
@@ -688,7 +690,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
     COX_ASSERT(!cox_reentrancy_inside(executor));
     cox_executor_stop(executor);
     executor->group_handles = cox_group_handles_free(executor->group_handles);
-    cox_executor_close_door(executor); /* its hooks use the supervisor */
+    cox_executor_close_socket(executor); /* its hooks use the supervisor */
     executor->supervisor = cox_supervisor_free(executor->supervisor);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         cox_collector_deinit(&executor->collectors[c]);

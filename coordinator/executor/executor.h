@@ -53,8 +53,9 @@ struct cox_executor_options {
     enum cox_attach attach;
     /* sealed: on huge pages, if there are any */
     bool huge_pages;
-    /* None is started: all log on at the door by themselves (coxswain-worker --door PATH), and
-     * start waits for them, without a limit unless start_timeout_ms says one. command is not used.
+    /* None is started: all log on at the control socket by themselves (coxswain-worker --door
+     * PATH), and start waits for them, without a limit unless start_timeout_ms says one. command is
+     * not used.
      */
     bool external_workers;
     /* The host collects completions itself, on threads of its own (cox_executor_completions): there
@@ -77,12 +78,12 @@ struct cox_executor_options {
     uint64_t large_payload_size_max;
     uint64_t reply_size_max;
     /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
-    const char *door_folder;
+    const char *socket_folder;
     /* no socket; not with sealed attach or external workers */
-    bool no_door;
+    bool no_socket;
     /* Without one start fails; otherwise, where this user has no place for it, that is logged, and
      * the group goes without (not with sealed attach or external workers). */
-    bool need_door;
+    bool need_socket;
     /* default 60,000 */
     uint64_t start_timeout_ms;
     /* how long stop waits for workers to leave by themselves; default 3,000 */
@@ -96,18 +97,18 @@ struct cox_executor_options {
     /* A worker reported a fault outside any answer. rank is -1 where it is unknown: the workers of
      * MindIE-LLM do not say which rank they are. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, int32_t rank, const char *text);
-    /* External workers can log on from now on, at this door. Called once, inside start. NULL:
-     * nobody is told. */
-    void (*waiting)(void *hook_context, const char *name, const char *door);
+    /* External workers can log on from now on, at this control socket. Called once, inside start.
+     * NULL: nobody is told. */
+    void (*waiting)(void *hook_context, const char *name, const char *control_socket);
     /* The ranks that have not attached yet, while start waits for them: at first all, then whenever
      * there are fewer. On the thread of start. NULL: nobody is told. */
     void (*attaching)(void *hook_context, const struct cox_rank_set *missing);
     /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);
-    /* A command has come in at the door and was welcomed: fd, a blocking stream socket, is given;
-     * not 0: it is refused with err's text, and fd is not taken. On the door's thread: must not
-     * block. NULL: commands are refused. */
+    /* A command has come in at the control socket and was welcomed: fd, a blocking stream socket,
+     * is given; not 0: it is refused with err's text, and fd is not taken. On the control socket's
+     * thread: must not block. NULL: commands are refused. */
     int (*control)(void *hook_context, int fd, struct cox_error *err);
     /* A worker died. NULL: logged. On the supervisor thread, or inside start for who died
      * meanwhile. */
@@ -181,22 +182,23 @@ COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank
  */
 COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
-/* Ends every worker and starts all of them again, under the same name, door and sequence numbers:
- * the way of legacy groups, and of models whose ranks cannot take a new one among them. What is in
- * flight ends with COX_PEER_DEAD. Blocks until all have attached (legacy: were started), or
- * deadline_ns. Unless 0 some ranks are dead. Hand-started workers are told to leave, and others
+/* Ends every worker and starts all of them again, under the same name, control socket and sequence
+ * numbers: the way of legacy groups, and of models whose ranks cannot take a new one among them.
+ * What is in flight ends with COX_PEER_DEAD. Blocks until all have attached (legacy: were started),
+ * or deadline_ns. Unless 0 some ranks are dead. Hand-started workers are told to leave, and others
  * waited for. Returns as cox_executor_restart. */
 COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the socket that workers and commands come in by; NULL: it has none. Lent until free. */
-COX_PUBLIC const char *cox_executor_door(const struct cox_executor *executor);
-/* What visitors have caused to be kept at the door (door.h). From any thread. False: there is no
- * door (any more). */
-struct cox_door_counts;
+COX_PUBLIC const char *cox_executor_socket(const struct cox_executor *executor);
+/* What visitors have caused to be kept at the control socket (control_socket.h). From any thread.
+ * False: there is no control socket (any more). */
+struct cox_control_socket_counts;
 #ifdef COX_INTERNAL
-bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts);
+bool cox_executor_socket_counts(struct cox_executor *executor,
+                                struct cox_control_socket_counts *ret_counts);
 #endif
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
 #ifdef COX_INTERNAL

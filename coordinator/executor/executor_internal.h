@@ -3,7 +3,7 @@
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
 #include "channel/shm/channel.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/shm/inherit.h"
 #include "channel/shm/state.h"
 #include "coordinator/collector/collect.h"
@@ -30,13 +30,13 @@ struct cox_executor {
     /* where the group is */
     struct cox_sealed sealed;
     /* NULL: none */
-    struct cox_door *door;
+    struct cox_control_socket *control_socket;
     /* All that is known of each rank; see rank.h. */
     struct cox_rank ranks[COX_RANK_COUNT_MAX];
     /* What the next process of each inherits: the group's fds are lent, the wakeups its own. */
     struct cox_inherit replacements[COX_RANK_COUNT_MAX];
     /* protects the fds in `sealed`, replacements, open_for_attach of the ranks and named, and the
-     * end of the door */
+     * end of the control socket */
     pthread_mutex_t memory_lock;
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
     /* With options.collect, of each rank: its eventfd, for cox_executor_fd; -1: not made. */
@@ -44,7 +44,7 @@ struct cox_executor {
     struct cox_blocks_choice blocks;
     struct cox_last_errors last_errors;
     struct cox_supervisor *supervisor;
-    /* the supervisor is there, for the door's thread */
+    /* the supervisor is there, for the control socket's thread */
     _Atomic bool supervised;
     _Atomic bool started;
     _Atomic bool stopping;
@@ -120,12 +120,12 @@ void cox_executor_note_death(struct cox_executor *executor);
  * COX_STATE. */
 int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);
 
-/* ---- welcome.c: the group's door ---- */
+/* ---- welcome.c: the group's control socket ---- */
 
 /* Returns 0, also where a named group has to do without one (logged); COX_TAKEN; what
- * cox_door_open returns. */
-int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err);
-void cox_executor_close_door(struct cox_executor *executor); /* idempotent */
+ * cox_control_socket_open returns. */
+int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err);
+void cox_executor_close_socket(struct cox_executor *executor); /* idempotent */
 
 /* Rank has attached: is it who is expected? From now on its process is watched as well. Returns 0;
  * COX_CORRUPT; COX_DENIED: it is no descendant of the process that was started; COX_PEER_DEAD. */

@@ -16,7 +16,7 @@ struct exported {
 struct cox_group_handles {
     /* What the control socket takes, it has as well, for ranks that may not take fds out of this
      * process. */
-    struct cox_exporter *with_door, *without;
+    struct cox_exporter *with_socket, *without;
     struct exported ranks[COX_RANK_COUNT_MAX];
     Coxswain__RankGroupMemory messages[COX_RANK_COUNT_MAX];
     Coxswain__RankGroupMemory *pointers[COX_RANK_COUNT_MAX];
@@ -26,22 +26,22 @@ struct cox_group_handles *cox_group_handles_free(struct cox_group_handles *handl
 {
     if (!handles)
         return NULL;
-    cox_exporter_free(handles->with_door);
+    cox_exporter_free(handles->with_socket);
     cox_exporter_free(handles->without);
     free(handles);
     return NULL;
 }
 
-static int handles_new(const char *door, struct cox_group_handles **ret_handles,
+static int handles_new(const char *control_socket, struct cox_group_handles **ret_handles,
                        struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .door_path = door};
+                                                 .socket_path = control_socket};
     struct cox_group_handles *handles = calloc(1, sizeof *handles);
     if (!handles)
         return cox_fail(err, -ENOMEM, "no memory for the handles of the rank group");
-    if (!door || cox_exporter_new(&options, &handles->with_door, NULL))
-        handles->with_door = NULL;
+    if (!control_socket || cox_exporter_new(&options, &handles->with_socket, NULL))
+        handles->with_socket = NULL;
     int r = cox_exporter_new(NULL, &handles->without, err);
     if (r) {
         cox_group_handles_free(handles);
@@ -63,7 +63,7 @@ static int export_one(struct cox_group_handles *handles, int fd, struct exported
                       struct cox_error *err)
 {
     /* The control socket takes no more than its share of fds. */
-    struct cox_exporter *exporter = handles->with_door;
+    struct cox_exporter *exporter = handles->with_socket;
     int r = exporter ? cox_exporter_export(exporter, fd, 0, 0, &exported->handles[i], NULL)
                      : COX_CLOSED;
     if (r) {
@@ -144,7 +144,7 @@ int cox_group_handles_fill(struct cox_executor *executor, Coxswain__ExecuteReque
     if (!executor->geometry.sealed)
         return 0;
     if (!executor->group_handles)
-        r = handles_new(cox_executor_door(executor), &executor->group_handles, &why);
+        r = handles_new(cox_executor_socket(executor), &executor->group_handles, &why);
     struct cox_group_handles *handles = executor->group_handles;
     for (uint32_t rank = 0; r == 0 && rank < executor->geometry.rank_count; rank++) {
         r = rank_export(executor, rank, &why);

@@ -101,9 +101,8 @@ COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t 
                                         struct cox_error *err);
 
 /* What other groups need to pull from this one: RemoteInfo of executor.proto, packed: its name, its
- * door, and the KV cache of every rank, as the last init told them, with the life in which they are
- * so. *ret_bytes is the caller's (free). Any thread, asks no worker.
- * Returns
+ * control socket, and the KV cache of every rank, as the last init told them, with the life in
+ * which they are so. *ret_bytes is the caller's (free). Any thread, asks no worker. Returns
  *   0
  *   COX_UNSUPPORTED: ranks told of no KV cache that others could read
  *   COX_STATE: there was no init

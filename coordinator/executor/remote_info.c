@@ -134,7 +134,7 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
     host.cluster_id = executor->name;
     info.host_info = &hosts;
     info.n_host_info = 1;
-    info.door = (char *)(uintptr_t)cox_executor_door(executor);
+    info.door = (char *)(uintptr_t)cox_executor_socket(executor);
     info.has_life = true;
     /* Before the caches and their model: those that are newer than the life say so by not being
      * found. */

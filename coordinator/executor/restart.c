@@ -48,7 +48,7 @@ static int restart_release_slot(struct cox_executor *executor, uint32_t rank, ui
 /* Lines, identity and wakeups as at the start, and a generation of its own. */
 static int restart_reset(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
-    /* relaxed: one thread at a time starts this rank; the door only compares. */
+    /* relaxed: one thread at a time starts this rank; the control socket only compares. */
     atomic_fetch_add_explicit(&executor->ranks[rank].incarnation, 1, memory_order_relaxed);
     struct cox_inherit *inherit = &executor->replacements[rank];
     int r = 0;
@@ -86,7 +86,7 @@ static void restart_put_away(struct cox_executor *executor, uint32_t rank)
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
-/* From here on the door gives the rank to one that logs on as it. */
+/* From here on the control socket gives the rank to one that logs on as it. */
 static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
 {
     pthread_mutex_lock(&executor->memory_lock);
@@ -96,7 +96,7 @@ static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
     cox_log_write(&executor->options.log, 6,
                   "rank %" PRIu32
                   " waits for a process to log on: coxswain-worker --door %s --local_rank %" PRIu32,
-                  rank, cox_executor_door(executor), rank);
+                  rank, cox_executor_socket(executor), rank);
 }
 
 static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
@@ -127,7 +127,7 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
         "rank %" PRIu32
         ": nobody has logged on in time: start a worker by hand (coxswain-worker --door %s --local_rank %" PRIu32
         ") while the group waits",
-        rank, cox_executor_door(executor), rank);
+        rank, cox_executor_socket(executor), rank);
 }
 
 static int restart_look(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,

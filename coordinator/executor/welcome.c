@@ -1,4 +1,4 @@
-/* welcome: the group's door: who may come in, and what a rank is given. */
+/* welcome: the group's control socket: who may come in, and what a rank is given. */
 #include "executor.h"
 
 #include <fcntl.h>
@@ -13,17 +13,18 @@
 #include "executor_internal.h"
 #include "coordinator/collector/reentrancy.h"
 
-const char *cox_executor_door(const struct cox_executor *executor)
+const char *cox_executor_socket(const struct cox_executor *executor)
 {
-    return executor->door ? cox_door_path(executor->door) : NULL;
+    return executor->control_socket ? cox_control_socket_path(executor->control_socket) : NULL;
 }
 
-bool cox_executor_door_counts(struct cox_executor *executor, struct cox_door_counts *ret_counts)
+bool cox_executor_socket_counts(struct cox_executor *executor,
+                                struct cox_control_socket_counts *ret_counts)
 {
     pthread_mutex_lock(&executor->memory_lock);
-    bool there = executor->door != NULL;
+    bool there = executor->control_socket != NULL;
     if (there)
-        cox_door_counts(executor->door, ret_counts);
+        cox_control_socket_counts(executor->control_socket, ret_counts);
     pthread_mutex_unlock(&executor->memory_lock);
     return there;
 }
@@ -39,7 +40,8 @@ static bool holder_is_of_this_incarnation(const struct cox_executor *executor, u
            cox_rank_incarnation(record);
 }
 
-/* Its process is gone, whether or not the door has noticed that the connection has ended. */
+/* Its process is gone, whether or not the control socket has noticed that the connection has ended.
+ */
 static bool slot_is_free(const struct cox_executor *executor, uint32_t rank)
 {
     const struct cox_slot_holder *holder = &executor->ranks[rank].holder;
@@ -111,7 +113,7 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
         return cox_fail(err, COX_INVALID,
                         "world size %" PRIu32 ": the group '%s' has %" PRIu32 " ranks",
                         logon->rank_count, executor->name, rank_count);
-    if (rank == COX_DOOR_RANK_ANY) {
+    if (rank == COX_HELLO_RANK_ANY) {
         if (!executor->options.external_workers)
             return cox_fail(err, COX_INVALID,
                             "this group starts its workers itself, and none without a rank");
@@ -163,7 +165,7 @@ static int check_sizes(const struct cox_executor *executor, const struct cox_log
 /* A group that starts its workers takes no others; one that does not has to be able to watch them.
  */
 static int check_process(const struct cox_executor *executor,
-                         const struct cox_door_visitor *visitor, struct cox_error *err)
+                         const struct cox_control_client *visitor, struct cox_error *err)
 {
     if (!executor->options.external_workers)
         return visitor->pid > 0 && cox_peer_descends(visitor->pid, getpid())
@@ -185,7 +187,7 @@ static int check_process(const struct cox_executor *executor,
 
 /* The pid is of who connected. By now it may be another process's, which must not be taken for the
  * rank and killed for it. */
-static int register_process(struct cox_executor *executor, const struct cox_door_visitor *visitor,
+static int register_process(struct cox_executor *executor, const struct cox_control_client *visitor,
                             uint32_t rank, struct cox_error *err)
 {
     uint64_t start;
@@ -235,7 +237,7 @@ static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_ch
 
 /* Named: what every rank has, and its own semaphores. */
 static int hand_out_named(struct cox_executor *executor, uint32_t rank,
-                          struct cox_door_answer *answer, struct cox_error *err)
+                          struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     memcpy(answer->fds, executor->inherit.fds, sizeof executor->inherit.fds);
     answer->fd_count = COX_INHERIT_COUNT;
@@ -254,7 +256,7 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
 
 /* What it writes in the rank group is given to the others once it has sealed it, and is kept for
  * that. By then these numbers may be other fds. */
-static int dup_group(struct cox_door_answer *answer, uint32_t rank, struct cox_error *err)
+static int dup_group(struct cox_control_socket_reply *answer, uint32_t rank, struct cox_error *err)
 {
     for (int i = COX_SEALED_GROUP; i < COX_SEALED_FD_COUNT; i++) {
         int fd = fcntl(answer->fds[i], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -271,7 +273,8 @@ static int dup_group(struct cox_door_answer *answer, uint32_t rank, struct cox_e
  * one's fds are in /proc for every process of the user). Memory that somebody was given who then
  * did not come in is not given again. */
 static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
-                           struct cox_door_answer *answer, bool *ret_renewed, struct cox_error *err)
+                           struct cox_control_socket_reply *answer, bool *ret_renewed,
+                           struct cox_error *err)
 {
     struct cox_sealed *sealed = &executor->sealed;
     pthread_mutex_lock(&executor->memory_lock);
@@ -298,8 +301,8 @@ static void reset_rank(struct cox_executor *executor, uint32_t rank)
 }
 
 static int hand_out(struct cox_executor *executor, uint32_t rank,
-                    const struct cox_door_visitor *visitor, struct cox_door_answer *answer,
-                    struct cox_error *err)
+                    const struct cox_control_client *visitor,
+                    struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     /* relaxed: this thread wrote it. */
     bool tried =
@@ -322,8 +325,8 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
     return r;
 }
 
-static int on_worker(void *context, const struct cox_door_visitor *visitor,
-                     struct cox_door_answer *answer, struct cox_error *err)
+static int on_worker(void *context, const struct cox_control_client *visitor,
+                     struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     struct cox_executor *executor = context;
     const struct cox_logon *logon = &visitor->logon;
@@ -364,7 +367,7 @@ static int on_worker(void *context, const struct cox_door_visitor *visitor,
 /* Its end, or that of its connection, which it is to keep: what then still writes to the rank's
  * memory is nobody's. One that has left, or never came in, may go on with something else, and is
  * let go where it was not started here. */
-static void on_worker_gone(void *context, const struct cox_door_visitor *visitor)
+static void on_worker_gone(void *context, const struct cox_control_client *visitor)
 {
     struct cox_executor *executor = context;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {
@@ -383,7 +386,7 @@ static void on_worker_gone(void *context, const struct cox_door_visitor *visitor
     }
 }
 
-static int on_command(void *context, const struct cox_door_visitor *visitor, int fd,
+static int on_command(void *context, const struct cox_control_client *visitor, int fd,
                       struct cox_error *err)
 {
     struct cox_executor *executor = context;
@@ -411,37 +414,38 @@ static bool is_no_place(int r)
     return false;
 }
 
-int cox_executor_open_door(struct cox_executor *executor, struct cox_error *err)
+int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err)
 {
-    if (executor->options.no_door)
+    if (executor->options.no_socket)
         return 0;
-    const struct cox_door_options options = {
+    const struct cox_control_socket_options options = {
         .name = executor->name,
-        .folder = executor->options.door_folder,
+        .folder = executor->options.socket_folder,
         .log = executor->options.log,
     };
-    const struct cox_door_hooks hooks = {
+    const struct cox_control_socket_hooks hooks = {
         .context = executor,
         .worker = on_worker,
         .worker_gone = on_worker_gone,
         .command = on_command,
     };
     struct cox_error why = {0};
-    int r = cox_door_open(&options, &hooks, &executor->door, &why);
-    bool needed = executor->options.need_door || executor->geometry.sealed ||
+    int r = cox_control_socket_open(&options, &hooks, &executor->control_socket, &why);
+    bool needed = executor->options.need_socket || executor->geometry.sealed ||
                   executor->options.external_workers;
     if (r == 0 || needed || !is_no_place(r))
         return r ? cox_fail(err, r, "%s", why.text) : 0;
     cox_log_write(&executor->options.log, 4,
-                  "no door: coxswain status and stop cannot reach this group: %s", why.text);
+                  "no control socket: coxswain status and stop cannot reach this group: %s",
+                  why.text);
     return 0;
 }
 
-void cox_executor_close_door(struct cox_executor *executor)
+void cox_executor_close_socket(struct cox_executor *executor)
 {
     pthread_mutex_lock(&executor->memory_lock); /* whoever counts has done so */
-    struct cox_door *door = executor->door;
-    executor->door = NULL;
+    struct cox_control_socket *control_socket = executor->control_socket;
+    executor->control_socket = NULL;
     pthread_mutex_unlock(&executor->memory_lock);
-    cox_door_close(door);
+    cox_control_socket_close(control_socket);
 }

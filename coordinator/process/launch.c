@@ -154,8 +154,8 @@ void cox_launch_plan_deinit(struct cox_launch_plan *plan)
     strings_deinit(&plan->environment);
     cox_free_ptr(&plan->prefix);
     cox_free_ptr(&plan->program);
-    cox_free_ptr(&plan->door);
-    plan->prefix = plan->program = plan->door = NULL;
+    cox_free_ptr(&plan->control_socket);
+    plan->prefix = plan->program = plan->control_socket = NULL;
 }
 
 int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervise_options *options,
@@ -177,7 +177,7 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
         .rank_count = options->rank_count,
         .pass_flags = options->pass_flags,
         .prefix = strdup(options->prefix),
-        .door = options->door ? strdup(options->door) : NULL,
+        .control_socket = options->control_socket ? strdup(options->control_socket) : NULL,
         .sealed = options->sealed,
         .notify_fds = options->notify_fds,
     };
@@ -188,7 +188,7 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
             strings_add(&made.environment, "%s", *variable);
     for (uint32_t rank = 0; rank < made.rank_count; rank++)
         made.devices[rank] = options->devices ? options->devices[rank] : (int32_t)rank;
-    if (!made.prefix || (options->door && !made.door) || made.command.failed ||
+    if (!made.prefix || (options->control_socket && !made.control_socket) || made.command.failed ||
         made.environment.failed)
         return cox_fail(err, -ENOMEM, "preparing the workers' command: %s",
                         cox_status_text(-ENOMEM));
@@ -293,8 +293,8 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
         strings_add(envp, "COXSWAIN_FDS=%d:%u", FD_FIRST, incarnation->fd_count);
     if (plan->notify_fds)
         strings_add(envp, "COXSWAIN_NOTIFY_FD=%u", FD_FIRST + incarnation->fd_count);
-    if (plan->door)
-        strings_add(envp, "COXSWAIN_DOOR=%s", plan->door);
+    if (plan->control_socket)
+        strings_add(envp, "COXSWAIN_DOOR=%s", plan->control_socket);
     if (plan->sealed)
         strings_add(envp, "COXSWAIN_ATTACH=sealed");
     if (argv->failed || envp->failed)

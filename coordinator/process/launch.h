@@ -37,7 +37,7 @@ struct cox_launch_plan {
     bool pass_flags;
     char *prefix;
     /* NULL: none */
-    char *door;
+    char *control_socket;
     bool sealed;
     /* what is executed: a path; found in PATH */
     char *program;

@@ -62,7 +62,7 @@ enum cox_rank_stage {
 /* Which client is the rank, as the control socket knows it. Written by that socket's thread alone;
  * relaxed. */
 struct cox_slot_holder {
-    /* cox_door_visitor.id; 0: none */
+    /* cox_control_client.id; 0: none */
     _Atomic uint64_t connection;
     /* by the kernel's word; 0: not known */
     _Atomic pid_t pid;

@@ -70,8 +70,8 @@ struct cox_supervise_options {
     const char *prefix;
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
-    /* COXSWAIN_DOOR: path of the group's door; NULL: none */
-    const char *door;
+    /* COXSWAIN_DOOR: path of the group's control socket; NULL: none */
+    const char *control_socket;
     /* COXSWAIN_ATTACH: workers log on there */
     bool sealed;
     /* none is started: see cox_supervisor_register; command is not used */

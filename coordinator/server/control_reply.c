@@ -1,7 +1,7 @@
 #include "control_reply.h"
 
 #include "channel/socket/closer.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/shm/geometry.h"
 #include "proto/wire.h"
 #include "proto/control.pb-c.h"
@@ -168,17 +168,17 @@ static int prompts_fill(status_reply *reply, const struct cox_control_source *so
 static int limits_fill(status_reply *reply, const struct cox_control_source *source,
                        struct cox_arena *arena)
 {
-    struct cox_door_counts door = {0};
-    cox_executor_door_counts(source->phase.executor, &door);
+    struct cox_control_socket_counts control_socket = {0};
+    cox_executor_socket_counts(source->phase.executor, &control_socket);
     const struct {
         const char *name;
         uint64_t count, max;
     } limits[] = {
-        {"door connections", door.visitors, door.visitor_max},
-        {"fd store owners", door.fd_owners, door.fd_owner_max},
-        {"fd store entries", door.fd_entries, door.fd_entry_max},
-        {"fds to close", door.closing, door.closing_max},
-        {"closes that hang", door.hanging, COX_CLOSER_THREAD_MAX},
+        {"door connections", control_socket.visitors, control_socket.visitor_max},
+        {"fd store owners", control_socket.fd_owners, control_socket.fd_owner_max},
+        {"fd store entries", control_socket.fd_entries, control_socket.fd_entry_max},
+        {"fds to close", control_socket.closing, control_socket.closing_max},
+        {"closes that hang", control_socket.hanging, COX_CLOSER_THREAD_MAX},
         {"control connections", source->connections, source->connections_max},
         {"clients with prompts", source->prompt_connections, source->prompt_connections_max},
     };

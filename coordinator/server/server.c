@@ -121,14 +121,14 @@ static void on_attaching(void *context, const struct cox_rank_set *missing)
         server->given.attaching(server->given.hook_context, missing);
 }
 
-static void on_waiting(void *context, const char *name, const char *door)
+static void on_waiting(void *context, const char *name, const char *control_socket)
 {
     struct cox_server *server = context;
     const struct cox_rank_set all = cox_rank_set_first(server->executor_options.rank_count);
     snprintf(server->group, sizeof server->group, "%s", name);
     attaching_tell(server, &all);
     if (server->given.waiting)
-        server->given.waiting(server->given.hook_context, name, door);
+        server->given.waiting(server->given.hook_context, name, control_socket);
 }
 
 static bool on_cancelled(void *context)
@@ -212,8 +212,8 @@ static int complete_check(const struct cox_server_options *options, struct cox_e
         return cox_fail(err, COX_INVALID, "a server needs the options of its executor");
     if (options->executor->control)
         return cox_fail(err, COX_INVALID, "the control hook of the executor is the server's: NULL");
-    if (options->executor->no_door)
-        return cox_fail(err, COX_INVALID, "a server without a socket (no_door) serves nobody");
+    if (options->executor->no_socket)
+        return cox_fail(err, COX_INVALID, "a server without a socket (no_socket) serves nobody");
     if (options->config_count && !options->init)
         return cox_fail(err, COX_INVALID, "an init configuration without init reaches no rank");
     if (options->role && !options->links)

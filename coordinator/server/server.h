@@ -42,7 +42,7 @@ struct cox_server_options {
     /* set by COX_SERVER_OPTIONS_INIT (base.h) */
     size_t size;
     /* Required. Its hooks are called as without a server. control must be NULL: the server sets it.
-     * Set need_door: a group without a socket has no clients. */
+     * Set need_socket: a group without a socket has no clients. */
     const struct cox_executor_options *executor;
     /* Send MODEL_INIT with these entries, also to ranks that were replaced. */
     bool init;

@@ -105,10 +105,11 @@ static int version_load(const struct cox_shared_weights *weights,
     return 0;
 }
 
-static int version_export_at(struct version *version, const char *door, struct cox_error *err)
+static int version_export_at(struct version *version, const char *control_socket,
+                             struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .door_path = door};
+                                                 .socket_path = control_socket};
     struct cox_exporter *exporter = NULL;
     int r = cox_exporter_new(&options, &exporter, err);
     if (!r)
@@ -122,14 +123,14 @@ static int version_export_at(struct version *version, const char *door, struct c
     return 0;
 }
 
-/* Without the lock: it visits the door. Where that takes nothing, ranks come to the fd by
+/* Without the lock: it visits the control socket. Where that takes nothing, ranks come to the fd by
  * themselves, or not at all; want of fds is an error, since it would only come back later. */
 static int version_export(const struct cox_shared_weights *weights, struct version *version,
                           struct cox_error *err)
 {
-    const char *door = cox_executor_door(weights->executor);
+    const char *control_socket = cox_executor_socket(weights->executor);
     struct cox_error why = {0};
-    int r = door ? version_export_at(version, door, &why) : COX_NOT_FOUND;
+    int r = control_socket ? version_export_at(version, control_socket, &why) : COX_NOT_FOUND;
     if (r && r != -EMFILE && r != -ENFILE) {
         why = (struct cox_error){0};
         r = version_export_at(version, NULL, &why);
@@ -137,7 +138,7 @@ static int version_export(const struct cox_shared_weights *weights, struct versi
     return r ? cox_fail(err, r, "publishing the model's weights: %s", why.text) : 0;
 }
 
-/* Without the lock: it visits the door. */
+/* Without the lock: it visits the control socket. */
 static void version_drop(struct version *version)
 {
     if (version->exporter)
@@ -377,8 +378,8 @@ bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
     return offered;
 }
 
-/* Gives the lock up: the version is out of the way, and this may visit the door. A replace hears
- * how it ended when nothing is left of it here. */
+/* Gives the lock up: the version is out of the way, and this may visit the control socket. A
+ * replace hears how it ended when nothing is left of it here. */
 static void retire_and_unlock(struct cox_shared_weights *weights, struct version *former)
 {
     weights->retiring++;

@@ -694,7 +694,7 @@ static int generate_own(struct generate *g)
     return finish(g, r, cox_foreground_signal(cox_engine_group_foreground(group)), &stats, &error);
 }
 
-/* With the name of a live group that has a door, there. */
+/* With the name of a live group that has a control socket, there. */
 static int generate(struct generate *g)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;

@@ -30,8 +30,8 @@ enum {
 static int print_group(struct cox_executor *executor, struct cox_error *err)
 {
     printf("name %s\n", cox_executor_name(executor));
-    if (cox_executor_door(executor))
-        printf("door %s\n", cox_executor_door(executor));
+    if (cox_executor_socket(executor))
+        printf("door %s\n", cox_executor_socket(executor));
     for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
         printf("rank %u pid %d\n", rank, (int)cox_executor_pid(executor, rank));
     errno = 0;
@@ -191,7 +191,7 @@ static void init(void *choice)
     run->options.foreground = (struct cox_foreground_options){
         .group = &run->group,
         .init = true,
-        .need_door = true,
+        .need_socket = true,
     };
 }
 

@@ -22,7 +22,8 @@
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)
 /* For a pull to come out: it looks at each block. */
 #define CLEAR_MS 5000
-/* For the door to give the fd of other weights, in a step, which is not left meanwhile. */
+/* For the control socket to give the fd of other weights, in a step, which is not left meanwhile.
+ */
 #define OPEN_MS 5000
 
 /* What model and cache were made from: of the same they need not be made again. */
@@ -265,19 +266,19 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
            a->rank == b->rank && a->rank_count == b->rank_count;
 }
 
-/* With the door, where there is one that takes it. */
+/* With the control socket, where there is one that takes it. */
 static int engine_make_exporter(struct cox_engine *engine, struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .door_path = engine->given.door};
+                                                 .socket_path = engine->given.control_socket};
     struct cox_error why = {0};
 
     if (engine->exporter)
         return 0;
-    if (options.door_path[0] && cox_exporter_new(&options, &engine->exporter, &why) == 0)
+    if (options.socket_path[0] && cox_exporter_new(&options, &engine->exporter, &why) == 0)
         return 0;
-    if (options.door_path[0])
-        cox_log_write(&engine->options.log, 4, "the KV cache is not left at the door: %s",
+    if (options.socket_path[0])
+        cox_log_write(&engine->options.log, 4, "the KV cache is not left at the control socket: %s",
                       why.text);
     return cox_exporter_new(NULL, &engine->exporter, err);
 }
@@ -399,7 +400,7 @@ static void engine_renew_digest(struct cox_engine *engine)
 
 /* The version of a step, or of an init. What is opened, mapped and allocated here is to be known to
  * somebody: so a pause does not leave this, which takes no longer than the scratch of a model, and
- * a visit at the door. */
+ * a visit at the control socket. */
 static int engine_switch(struct cox_engine *engine, uint64_t version,
                          const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                          struct cox_error *err)
@@ -479,13 +480,16 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
 /* For weights that are the coordinator's. */
 static int engine_take_weights(struct cox_engine *engine, struct cox_error *err)
 {
-    char door[4096];
+    char control_socket[4096];
     int r;
 
     if (engine->weights)
         return 0;
     r = cox_weights_subscriber_new(
-        cox_init_request_door(engine->init, door, sizeof door) ? door : NULL, &engine->weights);
+        cox_init_request_socket(engine->init, control_socket, sizeof control_socket)
+            ? control_socket
+            : NULL,
+        &engine->weights);
     return r ? cox_fail(err, r, "no memory for the model's weights") : 0;
 }
 

@@ -25,7 +25,8 @@
  * They belong to the model: an init that loads one begins without any; an init that is replayed on
  * a rank that keeps its model keeps them.
  *
- * KV transfer: the cache is exported for reading, which init tells, with the group's door for those
+ * KV transfer: the cache is exported for reading, which init tells, with the group's control socket
+ * for those
  *   who may not look into this process (links.h, pulls.h, transfer.h). Links outlive init and
  *   reinit; an init ends the pulls under way.
  *
@@ -55,8 +56,8 @@ struct cox_engine_options {
     uint32_t swap_block_count;
     /* adapters at a time; 0: COX_ADAPTER_SLOT_COUNT_DEFAULT */
     uint32_t lora_slot_count;
-    /* path of the group's door, where the KV cache is left as well; empty: nowhere */
-    char door[4096];
+    /* path of the group's control socket, where the KV cache is left as well; empty: nowhere */
+    char control_socket[4096];
     struct cox_log log;
 };
 

@@ -148,7 +148,7 @@ static int link_attach(const struct cox_link *link, struct cox_kv_view **ret_vie
     memcpy(&handle, link->kv.handle, sizeof handle);
     int r = cox_handle_parse(&handle, &info, err);
     if (r == 0)
-        r = cox_handle_open(&handle, link->door[0] ? link->door : NULL,
+        r = cox_handle_open(&handle, link->control_socket[0] ? link->control_socket : NULL,
                             cox_deadline_after_ms(ATTACH_MS), &fd, err);
     if (r == 0)
         r = cox_kv_view_attach(fd, &view, err);
@@ -313,8 +313,8 @@ static struct cox_link *link_make(const struct cox_link_target *target)
         return link;
     }
     link->kv = *target->kv;
-    if (target->door && strlen(target->door) < sizeof link->door)
-        strcpy(link->door, target->door);
+    if (target->control_socket && strlen(target->control_socket) < sizeof link->control_socket)
+        strcpy(link->control_socket, target->control_socket);
     return link;
 }
 

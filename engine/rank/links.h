@@ -45,7 +45,7 @@ struct cox_link {
     uint64_t life;
     struct cox_kv_pool kv;
     /* where its handles can be had; empty: nowhere */
-    char door[4096];
+    char control_socket[4096];
     /* From here on, of the links until taken. */
     /* SUCCESS */
     struct cox_kv_view *view;
@@ -77,7 +77,7 @@ struct cox_link_target {
     /* NULL: what was told makes no sense: failed, with code and text */
     const struct cox_kv_pool *kv;
     /* may be NULL */
-    const char *door;
+    const char *control_socket;
     const struct cox_error *error;
 };
 /* Returns 0, also where the link has failed at once, which the list tells; COX_INVALID: no such

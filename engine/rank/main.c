@@ -136,10 +136,10 @@ static void print_help(FILE *to)
         "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
         "`coxswain run -n 4 -- coxswain-worker --model DIR`, and tells it rank, world size and group in the\n"
         "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, --shm_name_prefix, ...).\n"
-        "Started by hand it logs on at the door of a group that waits for it (coxswain run --external), and\n"
+        "Started by hand it logs on at the control socket of a group that waits for it (coxswain run --external), and\n"
         "SIGTERM or Ctrl-C ends it; the group takes that for its death.\n"
         "\n"
-        "  --door NAME|PATH      log on at the door of this group; rank (--local_rank) and world size are told\n"
+        "  --door NAME|PATH      log on at the control socket of this group; rank (--local_rank) and world size are told\n"
         "                        there unless given\n"
         "  --model DIR           model folder; the init request may name another\n"
         "  --block-count N       KV blocks (default %d)\n"
@@ -283,10 +283,12 @@ int main(int argc, char **argv)
 
     struct cox_engine *engine = NULL;
     engine_options.log = options.log;
-    /* A worker that has logged on knows the door by its path or its name, one that was started by
-     * its environment. */
-    const char *door = strchr(options.door, '/') ? options.door : getenv("COXSWAIN_DOOR");
-    snprintf(engine_options.door, sizeof engine_options.door, "%s", door ? door : "");
+    /* A worker that has logged on knows the control socket by its path or its name, one that was
+     * started by its environment. */
+    const char *control_socket =
+        strchr(options.control_socket, '/') ? options.control_socket : getenv("COXSWAIN_DOOR");
+    snprintf(engine_options.control_socket, sizeof engine_options.control_socket, "%s",
+             control_socket ? control_socket : "");
     r = cox_engine_new(&engine_options, &engine);
     if (r)
         fprintf(stderr, "coxswain-worker: %s\n", cox_status_text(r));

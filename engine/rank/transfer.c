@@ -139,7 +139,7 @@ static void transfer_link_one(struct cox_transfer *transfer, const Coxswain__Rem
         .cluster = cluster_of(info),
         .life = info->life,
         .kv = r ? NULL : &pool,
-        .door = info->door,
+        .control_socket = info->door,
         .error = &why,
     };
     if (cox_links_set(transfer->links, &target, &err))

@@ -3,7 +3,7 @@
 #include "testing.h"
 
 #include "channel/base/fault.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -27,8 +27,9 @@ extern char **environ;
 
 /* In the order of a worker's life. */
 static const char *const points[] = {
-    "door.connected", "door.asked",      "attach.welcomed",  "attach.control", "attach.claimed",
-    "attach.channel", "attach.identity", "attach.announced", "attached",
+    "control_socket.connected", "control_socket.asked", "attach.welcomed",
+    "attach.control",           "attach.claimed",       "attach.channel",
+    "attach.identity",          "attach.announced",     "attached",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 /* From here on the coordinator knows the process as rank 1. */
@@ -40,7 +41,7 @@ static const char *const points[] = {
 #define HELD_MS 300
 
 struct hand {
-    char name[64], path[COX_DOOR_PATH_SIZE];
+    char name[64], path[COX_SOCKET_PATH_SIZE];
     uint64_t timeout_ms;
     pthread_t thread;
     struct test_group *group;
@@ -67,7 +68,7 @@ static void hand_start(struct hand *hand, uint64_t timeout_ms)
 {
     *hand = (struct hand){.timeout_ms = timeout_ms};
     test_unique_name(hand->name);
-    assert_int_equal(cox_door_find(hand->name, hand->path, NULL), 0);
+    assert_int_equal(cox_control_socket_find(hand->name, hand->path, NULL), 0);
     assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     while (access(hand->path, F_OK) < 0 && cox_now_ns() < deadline_ns)

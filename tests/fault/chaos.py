@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
-from harness import (MODEL, Failure, Process, all_gone, bytes_of, check, descendants, doors,
+from harness import (MODEL, Failure, Process, all_gone, bytes_of, check, descendants, socket_files,
                      kill_all, names, names_of, test, wait_until)
 
 parser = harness.parser(__doc__, seed=True)
@@ -84,9 +84,9 @@ def check_left(name, may_be_left):
     return left
 
 
-def check_doors(before, *allowed):
+def check_sockets(before, *allowed):
     """What is there was there before, or is allowed; there is one new socket at most."""
-    left = doors()
+    left = socket_files()
     check(set(left) <= set(before) | set(allowed), "sockets: %s, before: %s" % (left, before))
     check(len(set(left) - set(before)) <= 1, "sockets: %s, before: %s" % (left, before))
     return len(left)
@@ -101,7 +101,7 @@ def one_round(number, count):
     name = SAME if dice.random() < 0.5 else PREFIX + str(number)
     ranks, workers = dice.choice((1, 2, 4, 8)), dice.choice(("reference", "scripted", "wrapped"))
     keeps = not SEALED and dice.random() < 0.25
-    before, names_before = doors(), objects_of(name)
+    before, names_before = socket_files(), objects_of(name)
     process = start(name, ranks, workers, *(["--keep-names"] if keeps else []))
     until = time.monotonic() + instant()
     time.sleep(max(0, until - time.monotonic() - 0.0005))
@@ -135,10 +135,10 @@ def one_round(number, count):
         check(re.search(r"rank \d+ \(pid \d+", process.err), "a worker was killed, and no rank is named")
         count["deaths told"] += 1
     check(all_gone(), "processes are left")
-    # Whoever was complete, or ended by itself, had a door, and has removed what others left there.
-    had_door = complete or status in (0, 3)
+    # Whoever was complete, or ended by itself, had a control socket, and has removed what others left there.
+    had_socket = complete or status in (0, 3)
     own = [name + ".door", "starting.new"] if status == -signal.SIGKILL else []
-    count["sockets left"] += check_doors([] if had_door else before, *own)
+    count["sockets left"] += check_sockets([] if had_socket else before, *own)
     # Told to end before it asked for signals, or while it loaded the model, a command has not looked at what others left.
     untouched = status in (-signal.SIGTERM, 128 + signal.SIGTERM) and objects_of(name) == names_before
     may_be_left = status == -signal.SIGKILL and (keeps or not complete) or untouched
@@ -153,7 +153,7 @@ def one_round(number, count):
             undisturbed(name)
             count["started over leftovers"] += 1
         check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
-        check(not doors(), "sockets: %s" % doors())
+        check(not socket_files(), "sockets: %s" % socket_files())
     elif name == SAME:
         count["started over leftovers"] += bool(left)  # by the next round of this name
     return killed
@@ -180,7 +180,7 @@ def test_p7_b4_nothing_is_left_whoever_is_killed_whenever():
             undisturbed(SAME)
     finish(clean(SAME), 0)
     check(not names(PREFIX), "left in the end: %s" % names(PREFIX))
-    check(not doors(), "sockets in the end: %s" % doors())
+    check(not socket_files(), "sockets in the end: %s" % socket_files())
     return count
 
 
@@ -201,11 +201,11 @@ def test_p7_b53_restarts_do_not_fill_dev_shm():
     for _ in range(15):
         leave_names(name, 4)
         sizes.append((len(check_left(name, True)), bytes_of(name)))
-        check(doors() == [name + ".door"], "sockets: %s" % doors())
+        check(socket_files() == [name + ".door"], "sockets: %s" % socket_files())
     check((sizes[0][0] > 0) != SEALED and len(set(sizes)) == 1, "names and bytes after each restart: %s" % sizes)
     finish(clean(name), 0)
     check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
-    check(not doors(), "sockets: %s" % doors())
+    check(not socket_files(), "sockets: %s" % socket_files())
 
 
 @test
@@ -261,7 +261,7 @@ def test_p7_b54_cleaners_and_starters_at_once():
         cleaner = clean(name)
         finish(cleaner, 0)
         check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
-        check(doors() == [PREFIX + "bystander.door"], "sockets: %s" % doors())
+        check(socket_files() == [PREFIX + "bystander.door"], "sockets: %s" % socket_files())
     check(len(descendants(bystander.pid)) == 2, "workers of a bystander are gone")
     bystander.kill(signal.SIGTERM)
     finish(bystander, 0)

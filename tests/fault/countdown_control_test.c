@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "coordinator/command/client.h"
 #include "coordinator/server/control_server.h"
 #include "engine/batching/serving.h"
@@ -80,7 +80,7 @@ static const struct countdown_subject one_client = {
 
 static struct test_helper helper;
 
-static int command_hook(void *context, const struct cox_door_visitor *visitor, int fd,
+static int command_hook(void *context, const struct cox_control_client *visitor, int fd,
                         struct cox_error *err)
 {
     (void)visitor;
@@ -91,18 +91,19 @@ static int serve(const char *where)
 {
     const struct cox_control_options none = {.model = NULL};
     struct cox_control_server *service;
-    struct cox_door *door;
+    struct cox_control_socket *control_socket;
     char byte = 'x';
     setenv("XDG_RUNTIME_DIR", where, 1);
     if (cox_control_server_new(&none, &service, NULL))
         return 1;
-    const struct cox_door_hooks hooks = {.context = service, .command = command_hook};
-    const struct cox_door_options options = {.name = "other"};
-    if (cox_door_open(&options, &hooks, &door, NULL) || write(STDOUT_FILENO, &byte, 1) != 1)
+    const struct cox_control_socket_hooks hooks = {.context = service, .command = command_hook};
+    const struct cox_control_socket_options options = {.name = "other"};
+    if (cox_control_socket_open(&options, &hooks, &control_socket, NULL) ||
+        write(STDOUT_FILENO, &byte, 1) != 1)
         return 1;
     while (read(STDIN_FILENO, &byte, 1) > 0)
         continue;
-    cox_door_close(door);
+    cox_control_socket_close(control_socket);
     cox_control_server_free(service);
     return 0;
 }

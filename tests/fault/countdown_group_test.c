@@ -268,7 +268,7 @@ static void executor_choose(uint32_t depth, bool legacy)
         .command = scripted,
         .no_flags = true,
         .spin = COX_SPIN_OFF, /* what is not told of the processors, nobody misses */
-        .need_door = true,    /* or what it fails for would be logged alone */
+        .need_socket = true,  /* or what it fails for would be logged alone */
         .depth = depth,
         .legacy_workers = legacy,
         .start_timeout_ms = TEST_PATIENCE_MS,
@@ -381,7 +381,7 @@ static int foreground_start(void *object, struct cox_error *err)
         .group = &group,
         .command = scripted,
         .no_flags = true,
-        .need_door = true,
+        .need_socket = true,
         .quiet = true,
     };
     struct cox_foreground *foreground = NULL;

@@ -43,7 +43,7 @@ static void exporter_free(void *object)
 static int importer_new(void *object, struct cox_error *err)
 {
     const struct cox_importer_options options = {
-        .size = sizeof(struct cox_importer_options), .door_path = "/nonexistent", .cache_max = 3};
+        .size = sizeof(struct cox_importer_options), .socket_path = "/nonexistent", .cache_max = 3};
     return cox_importer_new(&options, object, err);
 }
 

@@ -41,7 +41,7 @@ static int publisher_new(void *object, struct cox_error *err)
                                                .pool = host,
                                                .exporter = exporter,
                                                .domains = domains,
-                                               .door_path = "/nonexistent"};
+                                               .socket_path = "/nonexistent"};
     return cox_publisher_new(queue, &with, object, err);
 }
 
@@ -58,7 +58,7 @@ static int subscriber_new(void *object, struct cox_error *err)
                                                 .pool_count = 1,
                                                 .exporter = exporter,
                                                 .domains = domains,
-                                                .door_path = "/nonexistent"};
+                                                .socket_path = "/nonexistent"};
     return cox_subscriber_new(queue, &with, object, err);
 }
 

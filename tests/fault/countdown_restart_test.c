@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "channel/shm/channel.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "coordinator/executor/executor.h"
 
 #define RANK_COUNT 2
@@ -149,13 +149,15 @@ static void rank_await_death(uint32_t rank)
     } while (ranks[rank].life != COX_LIFE_DEAD);
 }
 
-/* The door hears of deaths in its own time; behind a visit it has heard of those before. */
-static void door_settle(void)
+/* The control socket hears of deaths in its own time; behind a visit it has heard of those before.
+ */
+static void socket_settle(void)
 {
-    const struct cox_logon logon = {.role = COX_DOOR_COMMAND};
-    struct cox_door_session session = {.fd = -1};
-    assert_int_equal(cox_door_connect(cox_executor_door(live), &logon, patience(), &session, NULL),
-                     COX_UNSUPPORTED);
+    const struct cox_logon logon = {.role = COX_HELLO_COMMAND};
+    struct cox_control_connection session = {.fd = -1};
+    assert_int_equal(
+        cox_control_socket_connect(cox_executor_socket(live), &logon, patience(), &session, NULL),
+        COX_UNSUPPORTED);
 }
 
 /* What deaths cost is not to be counted. */
@@ -164,7 +166,7 @@ static void dead_prepare(void)
     group_prepare();
     assert_int_equal(cox_executor_kill(live, 1, NULL), 0);
     rank_await_death(1);
-    door_settle();
+    socket_settle();
 }
 
 static void all_dead_prepare(void)
@@ -174,7 +176,7 @@ static void all_dead_prepare(void)
         assert_int_equal(cox_executor_kill(live, rank, NULL), 0);
     for (uint32_t rank = 0; rank < RANK_COUNT; rank++)
         rank_await_death(rank);
-    door_settle();
+    socket_settle();
 }
 
 static int restart_one(void *object, struct cox_error *err)

@@ -202,8 +202,8 @@ static const struct countdown_subject memories[] = {
      .restore = memory_restore},
 };
 
-/* ---- whole groups. Not with all calls failing from some on: the door's thread fails beside the
- * others, so the first failure is not always the one that is told of. ---- */
+/* ---- whole groups. Not with all calls failing from some on: the control socket's thread fails
+ * beside the others, so the first failure is not always the one that is told of. ---- */
 
 static const char *const scripted[] = {COX_TEST_BIN_DIR "/scripted_worker", NULL};
 
@@ -240,7 +240,7 @@ static void executor_free(void *object)
     cox_executor_free(*(struct cox_executor **)object);
 }
 
-/* A worker that the door could not let in tells why in its last line. */
+/* A worker that the control socket could not let in tells why in its last line. */
 static const int worker_ended[] = {COX_PEER_DEAD, 0};
 
 static const struct countdown_subject group_start = {

@@ -5,7 +5,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${countdown_list}
 file(STRINGS ${countdown_list} countdown_wrapped REGEX "^wrap ")
 list(TRANSFORM countdown_wrapped REPLACE "^wrap " "-Wl,--wrap=")
 
-foreach(part large_payload channel group files weights door handle queue rank_group control recovery restart sealed windows pool transfer)
+foreach(part large_payload channel group files weights control_socket handle queue rank_group control recovery restart sealed windows pool transfer)
     cox_test_program(test_fault_countdown_${part}
         SOURCES countdown_${part}_test.c countdown.c countdown_wraps.c
                 ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c

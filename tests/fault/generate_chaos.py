@@ -14,7 +14,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
-from harness import (MODEL, Failure, Process, all_gone, check, children, doors, kill_all, names,
+from harness import (MODEL, Failure, Process, all_gone, check, children, socket_files, kill_all, names,
                      names_of, temporary, test)
 
 parser = harness.parser(__doc__, seed=True)
@@ -124,7 +124,7 @@ def one_run(prompts_all, count):
     more += dice.choice(([], ["--one-at-a-time"], ["--nested"], ["--depth", "1"], ["--sequences", "7"],
                          ["--step-tokens", "16"])) if len(prompts) <= 50 else []
     size = (ranks, len(prompts))
-    before = doors()
+    before = socket_files()
     begin = time.monotonic()
     path = file_of(prompts)
     process = start(path, ranks, *more)
@@ -176,8 +176,8 @@ def one_run(prompts_all, count):
     check(all_gone(), "processes are left")
     left = names_of(name)
     check(not left or killed and options.attach == "named", "left in /dev/shm: %s" % left)
-    sockets = doors()
-    # Whoever gave an answer, or ended by itself, had a door, and has removed what others left there.
+    sockets = socket_files()
+    # Whoever gave an answer, or ended by itself, had a control socket, and has removed what others left there.
     before = [] if done or status in (0, WORKER_DIED) else before
     own = [name + ".door", "starting.new"] if killed else []
     check(set(sockets) <= set(before) | set(own), "sockets: %s, before: %s" % (sockets, before))
@@ -203,7 +203,7 @@ def test_p2_p4_p7_generate_is_right_or_says_what_died():
             raise Failure("run %d: %s" % (count["runs"] + 1, failure)) from None
     Process([COXSWAIN, "clean", PREFIX + "same"]).finish(0).close()
     check(not names(PREFIX), "left in the end: %s" % names(PREFIX))
-    check(not doors(), "sockets in the end: %s" % doors())
+    check(not socket_files(), "sockets in the end: %s" % socket_files())
     return count
 
 

@@ -1,6 +1,6 @@
 /* By-value handles, with exporter and importer killed and stopped behind every step that others can
  * see. */
-#include "tests/multi/door_fixture.h"
+#include "tests/multi/control_socket_fixture.h"
 #include "tests/multi/handle_peer.h"
 #include "channel/base/fault.h"
 
@@ -13,12 +13,12 @@
 
 #define HANDLE_COUNT 2
 
-static char path[COX_DOOR_PATH_SIZE]; /* of the door */
+static char path[COX_SOCKET_PATH_SIZE]; /* of the control socket */
 
 static void begin(void)
 {
-    door_start(NULL);
-    snprintf(path, sizeof path, "%s", cox_door_path(door));
+    socket_start(NULL);
+    snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
 }
 
 /* True: the plan has struck. */
@@ -57,12 +57,12 @@ static void expect_in_child(void *context)
     expect_open(&expected->handle, expected->code);
 }
 
-/* Both ways; by the door only where filters can be had. */
-static void expect_both(const struct cox_handle *handle, int by_pidfd, int by_door)
+/* Both ways; by the control socket only where filters can be had. */
+static void expect_both(const struct cox_handle *handle, int by_pidfd, int by_socket)
 {
     struct expectation expected = {*handle, true, by_pidfd};
     child_run(expect_in_child, &expected);
-    expected = (struct expectation){*handle, false, by_door};
+    expected = (struct expectation){*handle, false, by_socket};
     if (filters_possible())
         child_run(expect_in_child, &expected);
 }
@@ -79,7 +79,7 @@ static void export_and_put(void *context)
 {
     const struct life *life = context;
     const struct cox_exporter_options options = {
-        .size = sizeof(struct cox_exporter_options), .door_path = path, .deadline_ms = 60000};
+        .size = sizeof(struct cox_exporter_options), .socket_path = path, .deadline_ms = 60000};
     struct cox_exporter *exporter;
     struct cox_handle handles[HANDLE_COUNT];
     int fd = object_new(PEER_OBJECT_SIZE, 1);
@@ -96,16 +96,16 @@ static void export_and_put(void *context)
     cox_exporter_free(exporter);
 }
 
-/* Whatever it had exported by then: it is gone, and nothing of it is left at the door. */
+/* Whatever it had exported by then: it is gone, and nothing of it is left at the control socket. */
 static void l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exported(void **state)
 {
     static const char *const points[] = {
-        "handle.exported", "handle.stored", "handle.withdrawn", "handle.put",
-        "door.connected",  "door.asked",    "socket.sent",
+        "handle.exported",          "handle.stored",        "handle.withdrawn", "handle.put",
+        "control_socket.connected", "control_socket.asked", "socket.sent",
     };
     (void)state;
     begin();
-    int before = fd_count_at(door);
+    int before = fd_count_at(control_socket);
     for (size_t p = 0; p < sizeof points / sizeof points[0]; p++) {
         uint32_t count = 0;
         bool killed = true;
@@ -134,7 +134,7 @@ static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
     static const struct {
         const char *plan;
         /* the first handle, whose end comes first */
-        int by_pidfd, by_door;
+        int by_pidfd, by_socket;
     } stops[] = {
         {"handle.exported:stop:coordinator:2", 0, 0},
         {"handle.stored:stop:coordinator:2", 0, 0},
@@ -143,7 +143,7 @@ static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
     };
     (void)state;
     begin();
-    int before = fd_count_at(door);
+    int before = fd_count_at(control_socket);
     for (size_t i = 0; i < sizeof stops / sizeof stops[0]; i++) {
         struct life life;
         struct cox_handle handles[HANDLE_COUNT];
@@ -155,8 +155,8 @@ static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
         assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
         assert_true(WIFSTOPPED(status));
         assert_int_equal(read(told[0], &handles[0], sizeof handles[0]), sizeof handles[0]);
-        expect_both(&handles[0], stops[i].by_pidfd, stops[i].by_door);
-        if (stops[i].by_door) { /* the other one is not touched */
+        expect_both(&handles[0], stops[i].by_pidfd, stops[i].by_socket);
+        if (stops[i].by_socket) { /* the other one is not touched */
             assert_int_equal(read(told[0], &handles[1], sizeof handles[1]), sizeof handles[1]);
             expect_both(&handles[1], 0, 0);
         }
@@ -181,7 +181,7 @@ static void import_once(void *context)
 {
     const struct opening *opening = context;
     const struct cox_importer_options options = {
-        .size = sizeof(struct cox_importer_options), .door_path = path, .deadline_ms = 60000};
+        .size = sizeof(struct cox_importer_options), .socket_path = path, .deadline_ms = 60000};
     struct cox_importer *importer;
     const struct cox_import *import;
     struct cox_error err = {0};
@@ -204,16 +204,20 @@ static void l15_b29_an_importer_that_dies_at_any_step_costs_nobody_anything(void
         const char *point;
         bool by_pidfd;
     } deaths[] = {
-        {"handle.taken", true}, {"handle.taken", false}, {"door.connected", false},
-        {"door.asked", false},  {"socket.sent", false},
+        {"handle.taken", true},
+        {"handle.taken", false},
+        {"control_socket.connected", false},
+        {"control_socket.asked", false},
+        {"socket.sent", false},
     };
     (void)state;
     if (!filters_possible())
         skip();
     begin();
-    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct opening opening = {.handle = peer_export(&peer, PEER_EXPORT, 1)};
-    int there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, before = fd_count_at(door);
+    int there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number,
+        before = fd_count_at(control_socket);
     for (size_t d = 0; d < sizeof deaths / sizeof deaths[0]; d++) {
         uint32_t count = 0;
         bool killed = true;
@@ -234,17 +238,18 @@ static void l15_b29_an_importer_that_dies_at_any_step_costs_nobody_anything(void
     peer_end(&peer);
 }
 
-/* The exporter dies while the door is being asked, which then has nothing: it is named as dead. */
-static void l8_an_exporter_that_dies_while_the_door_is_asked_is_dead(void **state)
+/* The exporter dies while the control socket is being asked, which then has nothing: it is named as
+ * dead. */
+static void l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead(void **state)
 {
     int status;
     (void)state;
     if (!filters_possible())
         skip();
     begin();
-    int before = fd_count_at(door);
-    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
-    struct opening opening = {.plan = "door.connected:stop",
+    int before = fd_count_at(control_socket);
+    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
+    struct opening opening = {.plan = "control_socket.connected:stop",
                               .handle = peer_export(&peer, PEER_EXPORT, 1),
                               .code = COX_PEER_DEAD};
     pid_t pid = visitor_start(import_once, &opening);
@@ -261,10 +266,10 @@ static void l8_an_exporter_that_dies_while_the_door_is_asked_is_dead(void **stat
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        DOOR_TEST(l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exported),
-        DOOR_TEST(l15_b2_an_exporter_that_stops_between_two_steps),
-        DOOR_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_nobody_anything),
-        DOOR_TEST(l8_an_exporter_that_dies_while_the_door_is_asked_is_dead),
+        SOCKET_TEST(l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exported),
+        SOCKET_TEST(l15_b2_an_exporter_that_stops_between_two_steps),
+        SOCKET_TEST(l15_b29_an_importer_that_dies_at_any_step_costs_nobody_anything),
+        SOCKET_TEST(l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

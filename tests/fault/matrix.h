@@ -31,7 +31,8 @@ enum matrix_mode {
     MATRIX_STOP = 's',  /* an operation waits BRIEF_MS, then RANK is continued and all are asked */
     MATRIX_AFTER = 'a', /* the second group only */
     MATRIX_RENEW = 'r', /* another group, in which a rank is killed and started again */
-    MATRIX_OTHER = 'o', /* the same, and before it somebody else's door in the same folder */
+    MATRIX_OTHER =
+        'o', /* the same, and before it somebody else's control socket in the same folder */
 };
 
 struct matrix_line {
@@ -97,11 +98,11 @@ int matrix_driver_run(struct matrix_run *run, enum matrix_mode mode);
 void matrix_counts_new(struct matrix_run *run);
 const char *matrix_process_name(int process);
 /* A folder for the sockets of this run alone; and its end: what is left in it is complained of. */
-void matrix_doors_new(struct matrix_run *run);
-void matrix_doors_end(struct matrix_run *run);
-/* What is in the folder for sockets; name (of COX_DOOR_PATH_SIZE bytes, may be NULL): of the last
+void matrix_sockets_new(struct matrix_run *run);
+void matrix_sockets_end(struct matrix_run *run);
+/* What is in the folder for sockets; name (of COX_SOCKET_PATH_SIZE bytes, may be NULL): of the last
  * one. */
-uint32_t matrix_doors_count(char *name);
+uint32_t matrix_sockets_count(char *name);
 
 /* Of the undisturbed run: each point is passed by those kinds of groups that are to pass it, and by
  * no other. Returns how many are not, which are told. */

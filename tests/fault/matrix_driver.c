@@ -3,7 +3,7 @@
 #include "channel/base/thread.h"
 #include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/base/fault.h"
 #include "channel/base/peer.h"
 #include "coordinator/executor/operations.h"
@@ -523,19 +523,19 @@ static void second_run(struct driver *d)
     d->executor = cox_executor_free(d->executor);
 }
 
-/* Whoever opens a door removes what dead ones left there, under whatever name. */
+/* Whoever opens a control socket removes what dead ones left there, under whatever name. */
 static void other_open(struct driver *d)
 {
     char name[COX_NAME_SIZE_MAX + 1];
     snprintf(name, sizeof name, "%sother", d->name);
-    const struct cox_door_options options = {.name = name};
-    const struct cox_door_hooks hooks = {.context = d};
-    struct cox_door *door = NULL;
+    const struct cox_control_socket_options options = {.name = name};
+    const struct cox_control_socket_hooks hooks = {.context = d};
+    struct cox_control_socket *control_socket = NULL;
     struct cox_error err = {0};
-    int r = cox_door_open(&options, &hooks, &door, &err);
-    uint32_t count = matrix_doors_count(NULL);
+    int r = cox_control_socket_open(&options, &hooks, &control_socket, &err);
+    uint32_t count = matrix_sockets_count(NULL);
     journal("other", r ? r : (int)count - 1, NULL, r ? err.text : "sockets beside its own");
-    cox_door_close(door);
+    cox_control_socket_close(control_socket);
 }
 
 /* What a coordinator leaves that was killed while it made the group: the start sweeps it. */
@@ -552,10 +552,10 @@ static void leftovers_make(const char *name)
         struct cox_error err = {0};
         for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
             choice.request_size[c] = choice.response_size[c] = 64 << 10;
-        const struct cox_door_options options = {.name = name};
-        const struct cox_door_hooks hooks = {.context = NULL};
-        struct cox_door *door = NULL;
-        if (cox_door_open(&options, &hooks, &door, &err) ||
+        const struct cox_control_socket_options options = {.name = name};
+        const struct cox_control_socket_hooks hooks = {.context = NULL};
+        struct cox_control_socket *control_socket = NULL;
+        if (cox_control_socket_open(&options, &hooks, &control_socket, &err) ||
             cox_geometry_resolve(MATRIX_RANK_COUNT, &choice, &geometry, &err) ||
             cox_control_create(&control, name, &geometry, &err) ||
             cox_channel_create(&channel, name, &control, COX_CHANNEL_LINK, &err))
@@ -622,7 +622,7 @@ int matrix_driver(int argc, char **argv)
         if (mode == MATRIX_LEARN || mode == MATRIX_PLAIN)
             restart_run(&d);
         journal("names", (int)test_count_names(d.name), NULL, "are left");
-        journal("doors", (int)matrix_doors_count(NULL), NULL, "are left");
+        journal("sockets", (int)matrix_sockets_count(NULL), NULL, "are left");
     }
     if (mode == MATRIX_OTHER)
         other_open(&d);

@@ -165,7 +165,7 @@ static void judge_rest(struct matrix_run *run, size_t i, enum matrix_mode mode, 
         /* only behind the first group; only in MATRIX_OTHER */
         bool first, other;
     } rest[] = {
-        {"names", true, false},        {"doors", true, false},
+        {"names", true, false},        {"sockets", true, false},
         {"other", false, true},        {"second-start", false, false},
         {"second-echo", false, false}, {"second-stop", false, false},
         {"fds", false, false},         {"end", false, false},
@@ -195,10 +195,10 @@ static bool is_of_sweep(enum cox_fault_point point)
 }
 
 /* Of a killed coordinator, its socket at most, on which nobody listens. */
-static void judge_dead_door(struct matrix_run *run)
+static void judge_dead_socket(struct matrix_run *run)
 {
-    char file[COX_DOOR_PATH_SIZE], own[COX_FOLDER_FILE_SIZE], path[COX_DOOR_PATH_SIZE];
-    uint32_t count = matrix_doors_count(file);
+    char file[COX_SOCKET_PATH_SIZE], own[COX_FOLDER_FILE_SIZE], path[COX_SOCKET_PATH_SIZE];
+    uint32_t count = matrix_sockets_count(file);
     cox_folder_file(run->name, own);
     if (count > 1)
         matrix_complain(run, MATRIX_WRONG, "%u sockets are left", count);
@@ -207,14 +207,16 @@ static void judge_dead_door(struct matrix_run *run)
     if (strcmp(file, own) != 0 && strcmp(file, COX_FOLDER_NEW_FILE) != 0)
         matrix_complain(run, MATRIX_WRONG, "%s is left", file);
     cox_fault_arm(NULL); /* the plan, which is in the environment, was for the dead one */
-    const struct cox_logon logon = {.role = COX_DOOR_COMMAND};
-    struct cox_door_session session = {.fd = -1};
-    cox_door_find(run->name, path, NULL);
+    const struct cox_logon logon = {.role = COX_HELLO_COMMAND};
+    struct cox_control_connection session = {.fd = -1};
+    cox_control_socket_find(run->name, path, NULL);
     int expected = strcmp(file, own) == 0 ? COX_CLOSED : COX_NOT_FOUND;
-    int r = cox_door_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), &session, NULL);
+    int r = cox_control_socket_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                       &session, NULL);
     if (r != expected)
-        matrix_complain(run, MATRIX_WRONG, "at the door of the dead: %d, expected %d", r, expected);
-    cox_door_session_close(&session);
+        matrix_complain(run, MATRIX_WRONG, "at the control socket of the dead: %d, expected %d", r,
+                        expected);
+    cox_control_connection_close(&session);
 }
 
 /* Killed: up to there everything was as usual; nobody stays; names only of a group that was not
@@ -238,7 +240,7 @@ static void judge_coordinator_death(struct matrix_run *run)
     if ((complete || nameless) && test_count_names(run->name))
         matrix_complain(run, MATRIX_WRONG, "%zu names are left of a %s group",
                         test_count_names(run->name), nameless ? "sealed" : "complete");
-    judge_dead_door(run);
+    judge_dead_socket(run);
     journal->used = 0;
     /* The next start in that folder removes the socket, under this name or another one. */
     enum matrix_mode mode = run->death->passage % 2 ? MATRIX_AFTER : MATRIX_OTHER;
@@ -253,7 +255,7 @@ void matrix_judge(struct matrix_run *run)
     enum matrix_mode mode = !of_rank ? MATRIX_PLAIN : kill ? MATRIX_KILL : MATRIX_STOP;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     matrix_counts_new(run);
-    matrix_doors_new(run);
+    matrix_sockets_new(run);
     int orphans = matrix_driver_run(run, mode);
     bool struck = atomic_load(&run->counts->struck);
     if (struck && kill && !of_rank)
@@ -264,7 +266,7 @@ void matrix_judge(struct matrix_run *run)
                                     : kill              ? judge_dead
                                                         : judge_late),
                    mode, orphans);
-    matrix_doors_end(run);
+    matrix_sockets_end(run);
     if (!struck && run->verdict == MATRIX_FINE)
         matrix_complain(run, death->first ? MATRIX_WRONG : MATRIX_NOT_STRUCK,
                         "the plan has not struck");

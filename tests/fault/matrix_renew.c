@@ -166,7 +166,7 @@ void matrix_renew_judge(struct matrix_run *run)
 {
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     matrix_counts_new(run);
-    matrix_doors_new(run);
+    matrix_sockets_new(run);
     setenv("COXSWAIN_FAULT_LIFE", "2", 1);
     int orphans = matrix_driver_run(run, MATRIX_RENEW);
     judge_lives(run);
@@ -174,7 +174,7 @@ void matrix_renew_judge(struct matrix_run *run)
         matrix_complain(run, MATRIX_WRONG, "%d processes were left behind", orphans);
     if (test_count_names(run->name))
         matrix_complain(run, MATRIX_WRONG, "%zu names are left", test_count_names(run->name));
-    matrix_doors_end(run);
+    matrix_sockets_end(run);
     if (run->death && run->verdict == MATRIX_FINE && !atomic_load(&run->counts->struck))
         matrix_complain(run,
                         !run->death->first              ? MATRIX_NOT_STRUCK

@@ -1,6 +1,6 @@
 #include "matrix.h"
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -73,16 +73,16 @@ void matrix_counts_new(struct matrix_run *run)
 
 /* ---- the folder of its sockets ---- */
 
-void matrix_doors_new(struct matrix_run *run)
+void matrix_sockets_new(struct matrix_run *run)
 {
     snprintf(run->folder, sizeof run->folder, "/tmp/cox_matrix_XXXXXX");
     COX_ASSERT(mkdtemp(run->folder));
     setenv("XDG_RUNTIME_DIR", run->folder, 1);
 }
 
-uint32_t matrix_doors_count(char *name)
+uint32_t matrix_sockets_count(char *name)
 {
-    char path[COX_DOOR_PATH_SIZE];
+    char path[COX_SOCKET_PATH_SIZE];
     uint32_t count = 0;
     snprintf(path, sizeof path, "%s/coxswain", getenv("XDG_RUNTIME_DIR"));
     DIR *folder = opendir(path);
@@ -91,18 +91,18 @@ uint32_t matrix_doors_count(char *name)
             continue;
         count++;
         if (name)
-            snprintf(name, COX_DOOR_PATH_SIZE, "%s", entry->d_name);
+            snprintf(name, COX_SOCKET_PATH_SIZE, "%s", entry->d_name);
     }
     if (folder)
         closedir(folder);
     return count;
 }
 
-void matrix_doors_end(struct matrix_run *run)
+void matrix_sockets_end(struct matrix_run *run)
 {
-    char file[COX_DOOR_PATH_SIZE], path[2 * COX_DOOR_PATH_SIZE];
-    for (uint32_t count; (count = matrix_doors_count(file)) > 0;) {
-        matrix_complain(run, MATRIX_WRONG, "%s is left in the folder of doors", file);
+    char file[COX_SOCKET_PATH_SIZE], path[2 * COX_SOCKET_PATH_SIZE];
+    for (uint32_t count; (count = matrix_sockets_count(file)) > 0;) {
+        matrix_complain(run, MATRIX_WRONG, "%s is left in the folder of control sockets", file);
         snprintf(path, sizeof path, "%s/coxswain/%s", run->folder, file);
         if (unlink(path) < 0)
             break;

@@ -264,9 +264,9 @@ static int scenario_learn(void)
         prctl(PR_SET_CHILD_SUBREAPER, 1);
         snprintf(run.name, sizeof run.name, "test_%d_matrix_learn_", getppid());
         matrix_counts_new(&run);
-        matrix_doors_new(&run);
+        matrix_sockets_new(&run);
         shared->orphans = matrix_driver_run(&run, MATRIX_LEARN);
-        matrix_doors_end(&run);
+        matrix_sockets_end(&run);
         shared->status = run.status ? run.status : (int)run.verdict;
         shared->journal = run.journal;
         memcpy(&shared->counts, run.counts, sizeof shared->counts);

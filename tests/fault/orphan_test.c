@@ -300,7 +300,7 @@ static void kill_coordinator(const struct group_case *c)
     if (cox_control_sweep(name, &swept, &err))
         fail_msg("sweep: %s", err.text);
     assert_int_equal(test_count_names(name), 0);
-    test_sweep_doors(1);
+    test_sweep_sockets(1);
     if (ready || test_attach() == COX_ATTACH_SEALED)
         assert_int_equal(swept, 0);
     else if (c->never || strstr(c->fault, "attach."))

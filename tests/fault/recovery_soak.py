@@ -21,7 +21,7 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
-from harness import (MODEL, Failure, Process, all_gone, check, children, doors, kill_all, names_of,
+from harness import (MODEL, Failure, Process, all_gone, check, children, socket_files, kill_all, names_of,
                      sums, temporary, test)
 
 parser = harness.parser(__doc__, seed=True)
@@ -428,7 +428,7 @@ def measure():
         "worker_threads": max(len(os.listdir("/proc/%d/task" % pid)) for pid in pids),
         "worker_rss_kib": max(memory_kib(pid) for pid in pids),
         "names": len(names_of(NAME)),
-        "sockets": len(doors()),
+        "sockets": len(socket_files()),
     }
     return measured
 
@@ -485,7 +485,7 @@ def end_group():
     check(status == 0, "the group ended with status %d" % status)
     check(all_gone(), "processes are left", kind=Leak)
     check(not names_of(NAME), "left in /dev/shm: %s" % names_of(NAME), kind=Leak)
-    check(not doors(), "sockets: %s" % doors(), kind=Leak)
+    check(not socket_files(), "sockets: %s" % socket_files(), kind=Leak)
     group.process.close()
 
 

@@ -24,8 +24,9 @@
 
 /* In the order of a worker's life, as in by_hand_test.c. */
 static const char *const points[] = {
-    "door.connected", "door.asked",      "attach.welcomed",  "attach.control", "attach.claimed",
-    "attach.channel", "attach.identity", "attach.announced", "attached",
+    "control_socket.connected", "control_socket.asked", "attach.welcomed",
+    "attach.control",           "attach.claimed",       "attach.channel",
+    "attach.identity",          "attach.announced",     "attached",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 /* From here on the coordinator knows the process as rank 1, and before, it cannot. */
@@ -186,11 +187,11 @@ enum kind { OWN, BY_HAND, LEGACY };
 static const char kind_letters[] = "ohl";
 
 /* Workers that log on by themselves, as somebody else would start them. */
-static void start_two(void *context, const char *name, const char *door)
+static void start_two(void *context, const char *name, const char *control_socket)
 {
     struct hand hand;
     (void)context, (void)name;
-    snprintf(hand.door, sizeof hand.door, "%s", door);
+    snprintf(hand.control_socket, sizeof hand.control_socket, "%s", control_socket);
     for (int i = 0; i < 2; i++)
         hand_worker(&hand, NULL);
 }
@@ -271,7 +272,7 @@ static bool coordinator_struck(enum kind kind, const char *point, uint32_t passa
     if (test_count_names(name))
         fail_msg("%s: %zu names are left", argument, test_count_names(name));
     if (ended)
-        test_sweep_doors(1);
+        test_sweep_sockets(1);
     return ended != 0;
 }
 

@@ -7,11 +7,11 @@
 static void logon_trusted(const struct cox_logon *logon, const uint8_t *frame)
 {
     uint8_t again[COX_LOGON_SIZE];
-    bool worker = logon->role == COX_DOOR_WORKER;
-    FUZZ_CHECK(worker || logon->role == COX_DOOR_COMMAND || logon->role == COX_DOOR_FD_STORE);
-    FUZZ_CHECK(logon->version == COX_DOOR_VERSION && logon->flags == 0);
+    bool worker = logon->role == COX_HELLO_WORKER;
+    FUZZ_CHECK(worker || logon->role == COX_HELLO_COMMAND || logon->role == COX_HELLO_FD_STORE);
+    FUZZ_CHECK(logon->version == COX_HELLO_VERSION && logon->flags == 0);
     FUZZ_CHECK(logon->rank_count <= COX_RANK_COUNT_MAX);
-    FUZZ_CHECK(logon->rank == COX_DOOR_RANK_ANY || logon->rank < COX_RANK_COUNT_MAX);
+    FUZZ_CHECK(logon->rank == COX_HELLO_RANK_ANY || logon->rank < COX_RANK_COUNT_MAX);
     FUZZ_CHECK(logon->fd_count_max >= 1 && logon->fd_count_max <= 128);
     FUZZ_CHECK(logon->request_size_min <= SIZE_MAX / 2 && logon->response_size_min <= SIZE_MAX / 2);
     FUZZ_CHECK(worker || (logon->rank == 0 && logon->rank_count == 0 && logon->generation == 0));

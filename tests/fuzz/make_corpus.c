@@ -537,15 +537,15 @@ static void texts(void)
 
 static void logons(void)
 {
-    struct cox_logon worker = {.role = COX_DOOR_WORKER,
+    struct cox_logon worker = {.role = COX_HELLO_WORKER,
                                .rank = 3,
                                .rank_count = 8,
                                .generation = 2,
                                .request_size_min = 1 << 20,
                                .response_size_min = 1 << 16,
                                .start = 424242};
-    struct cox_logon fd_store = {.role = COX_DOOR_FD_STORE, .fd_count_max = 1};
-    struct cox_logon later = {.role = COX_DOOR_COMMAND, .version = 2};
+    struct cox_logon fd_store = {.role = COX_HELLO_FD_STORE, .fd_count_max = 1};
+    struct cox_logon later = {.role = COX_HELLO_COMMAND, .version = 2};
     struct bytes bytes = {.size = COX_LOGON_SIZE};
     cox_logon_format(&worker, bytes.data);
     save("logon", "worker", &bytes);
@@ -555,9 +555,9 @@ static void logons(void)
     save("logon", "later_version", &bytes);
 }
 
-static void doors(void)
+static void sockets(void)
 {
-    struct cox_welcome welcome = {.version = COX_DOOR_VERSION,
+    struct cox_welcome welcome = {.version = COX_HELLO_VERSION,
                                   .attach = COX_ATTACH_SEALED,
                                   .rank = 3,
                                   .rank_count = 8,
@@ -569,16 +569,16 @@ static void doors(void)
     put(&bytes, head, sizeof head);
     cox_welcome_format(&welcome, 4, bytes.data + bytes.size);
     bytes.size += COX_WELCOME_SIZE;
-    save("door", "welcome", &bytes);
+    save("control_socket", "welcome", &bytes);
     bytes = (struct bytes){.size = 1, .data = {1}};
     bytes.size += cox_refusal_format(COX_TAKEN, "rank 3 is served by process 4242", bytes.data + 1);
-    save("door", "refusal", &bytes);
+    save("control_socket", "refusal", &bytes);
     bytes.size = 0;
     put(&bytes, requests, sizeof requests);
-    save("door", "fd_store", &bytes);
+    save("control_socket", "fd_store", &bytes);
     bytes = (struct bytes){.size = 1 + COX_FD_STORE_REPLY_SIZE, .data = {3}};
     cox_fd_store_reply_format(COX_FULL, 4242, bytes.data + 1);
-    save("door", "fd_store_reply", &bytes);
+    save("control_socket", "fd_store_reply", &bytes);
 }
 
 /* how: of the target; what depends on the process that reads it is made right there. */
@@ -633,7 +633,7 @@ int main(int argc, char **argv)
     reply_slot("failed", 1, 0, 1, 8, 3, true, "no");
     reply_slot("legacy_whole", 1, 0, 0, 1 | 2 | 4, 1, false, "hello");
     logons();
-    doors();
+    sockets();
     handles();
     steps();
     responses();

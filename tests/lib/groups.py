@@ -28,8 +28,8 @@ class Group:
     def __enter__(self):
         lines = [self.process.stdout.readline().split() for _ in range(2 + self.ranks)]
         check(lines[0] == ["name", self.name], "another name: %s" % lines)
-        self.door = lines[1][1]
-        check(lines[1][0] == "door" and os.path.exists(self.door), "no door: %s" % lines)
+        self.socket_path = lines[1][1]
+        check(lines[1][0] == "door" and os.path.exists(self.socket_path), "no control socket: %s" % lines)
         self.pids = [int(line[3]) for line in lines[2:]]
         return self
 
@@ -55,7 +55,7 @@ class Group:
         check(self.process.poll() is not None, "the coordinator lives")
         for pid in self.pids:
             check(not os.path.exists("/proc/%d" % pid), "worker %d lives on" % pid)
-        check(not os.path.exists(self.door), "the door is left")
+        check(not os.path.exists(self.socket_path), "the control socket is left")
         check(not names_with(self.name), "left in /dev/shm: %s" % names_with(self.name))
 
 
@@ -125,15 +125,15 @@ def parse(message):
 class Stranger:
     """A connection of a command, by hand."""
 
-    def __init__(self, door):
+    def __init__(self, socket_path):
         # The place of a connection that was closed is free a little later: until then it is
         # "try again later".
-        wait_until(lambda: self.comes_in(door), "a place for one more connection")
+        wait_until(lambda: self.comes_in(socket_path), "a place for one more connection")
 
-    def comes_in(self, door):
+    def comes_in(self, socket_path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(TIMEOUT)
-        self.socket.connect(door)
+        self.socket.connect(socket_path)
         logon = struct.pack("<QIIQII", 1, 2, 0, 0, 0, 32)
         self.socket.sendall(logon + bytes(1024 - len(logon)))
         first = self.read(1)
@@ -198,12 +198,12 @@ def pull_kv(reader, owner, hold, *arguments):
                 *arguments])
 
 
-def pull_by_hand(door, **changes):
+def pull_by_hand(socket_path, **changes):
     """A pull of a source that the test makes up. Returns the error's text."""
     source = field(1, changes["cluster"].encode()) + field(2, changes["life"])
     source += field(3, changes["sequence"]) + field(4, packed(changes["blocks"]))
     source += field(5, changes["lease"])
-    with Stranger(door) as stranger:
+    with Stranger(socket_path) as stranger:
         stranger.send(field(10, field(1, source) + field(2, 5000)))
         number, fields = stranger.reply()
         check(number in (4, 8), "another answer: %d" % number)

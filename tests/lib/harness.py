@@ -311,10 +311,10 @@ class Result:
 
 
 def _attach_is_told(arguments):
-    """By the arguments, or when the group was started: it is named and has a door."""
+    """By the arguments, or when the group was started: it is named and has a control socket."""
     if any(word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")):
         return True
-    return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".door" in doors()
+    return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".door" in socket_files()
 
 
 def start(arguments, under=(), command="coxswain", **more):
@@ -546,15 +546,15 @@ def bytes_of(group):
     return total
 
 
-def doors():
+def socket_files():
     """Sockets of groups, alive or dead; no other script has this folder."""
     try:
-        return sorted(os.listdir(door_of("")))
+        return sorted(os.listdir(socket_of("")))
     except FileNotFoundError:
         return []
 
 
-def door_of(name):
+def socket_of(name):
     return os.path.join(os.environ["XDG_RUNTIME_DIR"], "coxswain", name)
 
 
@@ -619,8 +619,8 @@ def _clean_up():
         process.close()
     for name in own_names():
         os.unlink(os.path.join(SHM, name))
-    for door in doors():
-        os.unlink(door_of(door))
+    for socket_path in socket_files():
+        os.unlink(socket_of(socket_path))
 
 
 def describe():

@@ -134,7 +134,8 @@ static int rank_serve(struct rank *rank, struct script *script, struct cox_error
     int r = cox_peer_start_time(self.pid, &self.start);
     if (r)
         return cox_fail(err, r, "its relay: %s", cox_status_text(r));
-    /* Its door is closed while it may still be parked: that must not end the whole program. */
+    /* Its control socket is closed while it may still be parked: that must not end the whole
+     * program. */
     rank->hello.options.on_orphan = COX_ORPHAN_RETURN;
     rank->hello.options.notify_fd = 0; /* the number of an fd of the relay */
     r = cox_worker_new_as(&self, &rank->hello.options, script_callbacks(rank->hello.mode), script,

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "channel/base/thread.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/shm/geometry.h"
 #include "proto/executor.pb-c.h"
 #include "ranks.h"
@@ -226,7 +226,7 @@ static void runtime_dir_remove(void)
 {
     if (getpid() != runtime_owner)
         return; /* a child that ended by exit */
-    rmdir(test_door_folder());
+    rmdir(test_socket_folder());
     rmdir(runtime_dir);
 }
 
@@ -236,33 +236,33 @@ static void runtime_dir_make(void)
     if (runtime_dir[0])
         return;
     runtime_owner = getpid();
-    snprintf(runtime_dir, sizeof runtime_dir, "/tmp/cox_doors_XXXXXX");
+    snprintf(runtime_dir, sizeof runtime_dir, "/tmp/cox_sockets_XXXXXX");
     COX_ASSERT(mkdtemp(runtime_dir));
     setenv("XDG_RUNTIME_DIR", runtime_dir, 1);
     atexit(runtime_dir_remove);
 }
 
-const char *test_door_folder(void)
+const char *test_socket_folder(void)
 {
     static char folder[96];
     snprintf(folder, sizeof folder, "%s/coxswain", runtime_dir);
     return folder;
 }
 
-void test_sweep_doors(uint32_t count)
+void test_sweep_sockets(uint32_t count)
 {
     uint32_t swept = 0;
     struct cox_error err = {0};
-    if (cox_door_sweep(test_door_folder(), &swept, &err))
+    if (cox_control_socket_sweep(test_socket_folder(), &swept, &err))
         fail_msg("%s", err.text);
     assert_int_equal(swept, count);
 }
 
 /* Sockets that are left. */
-static size_t count_doors(void)
+static size_t count_sockets(void)
 {
     size_t count = 0;
-    DIR *dir = opendir(test_door_folder());
+    DIR *dir = opendir(test_socket_folder());
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;)
         count += entry->d_name[0] != '.';
     if (dir)
@@ -747,15 +747,15 @@ size_t test_count_fds(void)
     return count_entries("/proc/self/fd", "");
 }
 
-void test_await_door(struct test_group *group)
+void test_await_socket(struct test_group *group)
 {
     /* More than it reads: by what is left the kernel tells its close, which comes after the end
      * that is read first. */
     static const char nothing[COX_LOGON_SIZE + 4096];
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const char *path = cox_executor_door(group->executor);
+    const char *path = cox_executor_socket(group->executor);
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    struct cox_door_counts counts;
+    struct cox_control_socket_counts counts;
     char bytes[256];
     ssize_t got;
     if (!path)
@@ -775,7 +775,7 @@ void test_await_door(struct test_group *group)
     assert_int_equal(errno, ECONNRESET);
     close(fd);
     /* What others sent it another thread closes. */
-    while (assert_true(cox_executor_door_counts(group->executor, &counts)), counts.closing > 0) {
+    while (assert_true(cox_executor_socket_counts(group->executor, &counts)), counts.closing > 0) {
         assert_true(cox_now_ns() < deadline_ns);
         sched_yield();
     }
@@ -840,9 +840,9 @@ int test_teardown(void **state)
         print_error("fds: %zu before the test, %zu after\n", fds_before, fds);
     if (names)
         print_error("%zu names are left in /dev/shm\n", names);
-    size_t doors = count_doors();
-    if (doors)
-        print_error("%zu sockets are left in %s\n", doors, test_door_folder());
+    size_t sockets = count_sockets();
+    if (sockets)
+        print_error("%zu sockets are left in %s\n", sockets, test_socket_folder());
     bool children = has_children();
     if (children)
         print_error("children are left\n");
@@ -853,5 +853,5 @@ int test_teardown(void **state)
         sched_yield();
     if (threads > threads_before)
         print_error("threads: %zu before the test, %zu after\n", threads_before, threads);
-    return fds != fds_before || names || doors || children || threads > threads_before ? -1 : 0;
+    return fds != fds_before || names || sockets || children || threads > threads_before ? -1 : 0;
 }

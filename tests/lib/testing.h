@@ -165,10 +165,10 @@ void test_needs_names(void);
  */
 enum cox_attach test_attach(void);
 /* Where the sockets of this program's groups are; empty after every test. */
-const char *test_door_folder(void);
+const char *test_socket_folder(void);
 /* A coordinator was killed: its socket is still there, and nobody listens on it. Asserts that there
  * were `count` of these, and removes them. */
-void test_sweep_doors(uint32_t count);
+void test_sweep_sockets(uint32_t count);
 /* Stops a process; on return none of its threads runs any more (the signal alone says nothing of
  * that). Needs processes. */
 void test_stop_process(pid_t pid);
@@ -176,10 +176,10 @@ void test_stop_process(pid_t pid);
 /* Names in /dev/shm that contain the text. */
 size_t test_count_names(const char *text);
 size_t test_count_fds(void); /* open in this process */
-/* On return the thread of the group's door has closed all that it had open for those who had come
- * or gone before: what it gave to a rank, which may be in the group before the door has let go of
- * it. */
-void test_await_door(struct test_group *group);
+/* On return the thread of the group's control socket has closed all that it had open for those who
+ * had come or gone before: what it gave to a rank, which may be in the group before the control
+ * socket has let go of it. */
+void test_await_socket(struct test_group *group);
 /* What the names of this process start with: pid and time. The pid alone does not do: a killed test
  * leaves its names, and its pid is used again. */
 const char *test_name_prefix(void);

@@ -15,7 +15,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/base/peer.h"
 #include "worker/loop/worker.h"
 
@@ -31,7 +31,7 @@ static void assert_contains(const char *text, const char *part)
 
 struct waiting {
     struct cox_executor_options options;
-    char name[64], door[160];
+    char name[64], control_socket[160];
     pthread_t thread;
     struct test_group *group;
     struct cox_error err;
@@ -45,7 +45,7 @@ static void *start_main(void *argument)
     return NULL;
 }
 
-/* On return its door is open. */
+/* On return its control socket is open. */
 static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
 {
     struct stat st;
@@ -56,9 +56,10 @@ static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum co
     waiting->options.external_workers = true;
     if (!waiting->options.start_timeout_ms)
         waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
-    snprintf(waiting->door, sizeof waiting->door, "%s/%s.door", test_door_folder(), waiting->name);
+    snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.door",
+             test_socket_folder(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
-    while (stat(waiting->door, &st) < 0) {
+    while (stat(waiting->control_socket, &st) < 0) {
         assert_true(cox_now_ns() < deadline_ns);
         sched_yield();
     }
@@ -84,7 +85,7 @@ static pid_t worker_start(const struct waiting *waiting, const char *rank)
     pid_t pid;
     char *const argv[] = {"worker",
                           "--door",
-                          (char *)(uintptr_t)waiting->door,
+                          (char *)(uintptr_t)waiting->control_socket,
                           "--local_rank",
                           (char *)(uintptr_t)rank,
                           NULL};
@@ -100,28 +101,30 @@ static int worker_end(pid_t pid)
 }
 
 /* Logs on as this process, and is gone again unless that is refused. */
-static int log_on_as(const char *door, uint32_t rank, uint32_t generation, uint64_t start_offset,
-                     struct cox_error *err)
+static int log_on_as(const char *control_socket, uint32_t rank, uint32_t generation,
+                     uint64_t start_offset, struct cox_error *err)
 {
-    struct cox_door_session session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = rank, .generation = generation};
+    struct cox_control_connection session = {.fd = -1};
+    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = rank, .generation = generation};
     int r = cox_peer_start_time(getpid(), &logon.start);
     logon.start += start_offset;
     if (r == 0)
-        r = cox_door_connect(door, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), &session, err);
+        r = cox_control_socket_connect(control_socket, &logon,
+                                       cox_deadline_after_ms(TEST_PATIENCE_MS), &session, err);
     if (r == 0)
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
     return r;
 }
 
-static int log_on(const char *door, uint32_t rank, uint64_t start_offset, struct cox_error *err)
+static int log_on(const char *control_socket, uint32_t rank, uint64_t start_offset,
+                  struct cox_error *err)
 {
-    return log_on_as(door, rank, 0, start_offset, err);
+    return log_on_as(control_socket, rank, 0, start_offset, err);
 }
 
 /* A process that does one thing for each byte it is told, and answers with a line: a result and a
  * text. Without orders any more it ends with 0; whoever signalled it would end it otherwise. */
-static int visitor_main(const char *door)
+static int visitor_main(const char *control_socket)
 {
     static const struct cox_worker_callbacks callbacks = COX_WORKER_CALLBACKS_INIT;
     struct cox_worker *worker = NULL;
@@ -133,19 +136,19 @@ static int visitor_main(const char *door)
                                              .rank = COX_WORKER_RANK_ANY};
         switch (order) {
         case 'v': /* comes and goes */
-            r = log_on(door, COX_DOOR_RANK_ANY, 0, &err);
+            r = log_on(control_socket, COX_HELLO_RANK_ANY, 0, &err);
             break;
         case 's': /* says that it is another life of this pid */
-            r = log_on(door, COX_DOOR_RANK_ANY, 1, &err);
+            r = log_on(control_socket, COX_HELLO_RANK_ANY, 1, &err);
             break;
         case 'o': /* as a life that is over */
-            r = log_on_as(door, 0, 1, 0, &err);
+            r = log_on_as(control_socket, 0, 1, 0, &err);
             break;
         case '1':
-            r = log_on(door, 1, 0, &err);
+            r = log_on(control_socket, 1, 0, &err);
             break;
         case 'w': /* becomes a rank */
-            snprintf(options.door, sizeof options.door, "%s", door);
+            snprintf(options.control_socket, sizeof options.control_socket, "%s", control_socket);
             r = cox_worker_new(&options, &callbacks, NULL, &worker, &err);
             break;
         case 'l': /* and leaves */
@@ -188,7 +191,7 @@ static void dead_unless_ordered(enum cox_attach attach)
     assert_int_equal(kill(pids[1], SIGKILL), 0);
     assert_int_equal(worker_end(pids[1]), 128 + SIGKILL);
     test_await_death(waiting.group, 1);
-    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
     assert_int_equal(visitor_do(&visitor, '1', text), COX_STATE);
     assert_contains(text, "rank 1");
     assert_contains(text, "coxswain recover restart --rank 1");
@@ -213,7 +216,7 @@ static void gone_again(enum cox_attach attach)
     struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
     group_wait_for(&waiting, 1, attach);
-    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
     assert_int_equal(visitor_do(&visitor, 'v', text), 0);
     assert_int_equal(visitor_do(&visitor, 'v', text), 0); /* the same one again */
     pid_t pid = worker_start(&waiting, "0");
@@ -239,7 +242,7 @@ static void left(enum cox_attach attach)
         .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
     char text[512];
     group_wait_for(&waiting, 1, attach);
-    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
     if (visitor_do(&visitor, 'w', text))
         fail_msg("%s", text);
     expect_complete(&waiting);
@@ -280,7 +283,7 @@ static void left_and_replaced(enum cox_attach attach)
         .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
     char text[512];
     group_wait_for(&waiting, 1, attach);
-    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
     if (visitor_do(&visitor, 'w', text))
         fail_msg("%s", text);
     expect_complete(&waiting);
@@ -321,10 +324,10 @@ static void b25_who_says_to_be_another_process_is_no_rank(void **state)
     struct cox_error err = {0};
     (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
-    struct test_helper visitor = test_helper_start("visitor", waiting.door);
+    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
     assert_int_equal(visitor_do(&visitor, 's', text), COX_PEER_DEAD);
     /* Nor is the coordinator, which would signal itself. */
-    assert_int_equal(log_on(waiting.door, COX_DOOR_RANK_ANY, 0, &err), COX_INVALID);
+    assert_int_equal(log_on(waiting.control_socket, COX_HELLO_RANK_ANY, 0, &err), COX_INVALID);
     assert_contains(err.text, "this process is the coordinator");
     if (visitor_do(&visitor, 'w', text))
         fail_msg("%s", text);

@@ -23,7 +23,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 import rights  # pylint: disable=wrong-import-position
-from harness import (LEGACY_WORKER, MODEL, SEALED, TIMEOUT, Failure, Result, check, doors,
+from harness import (LEGACY_WORKER, MODEL, SEALED, TIMEOUT, Failure, Result, check, socket_files,
                      environment, expect, finish, generate, names_of, names_with, program, run,
                      skip, start, status_of, stop_process, sums, temporary, test, wait_until,
                      without)
@@ -319,9 +319,9 @@ def a_report_without_a_rank_is_no_rank_s():
 
 def started(process):
     """The name that run prints; the pids are next."""
-    name, door = process.stdout.readline().split(), process.stdout.readline().split()
+    name, socket_path = process.stdout.readline().split(), process.stdout.readline().split()
     check(name and name[0] == "name", "no name was printed")
-    check(door and door[0] == "door", "no door was printed")
+    check(socket_path and socket_path[0] == "door", "no control socket was printed")
     return name[1]
 
 
@@ -365,7 +365,7 @@ def a_signal_ends_a_group_that_loads_its_model():
         took = time.monotonic() - begin
         check(result.status in ((-signal.SIGTERM, -signal.SIGINT) if twice else (130,)), "wrong status", result)
         check(took < 20, "it took %.1f s to end" % took)
-        check(not doors(), "a socket is left: %s" % doors())
+        check(not socket_files(), "a socket is left: %s" % socket_files())
 
 
 @test
@@ -631,7 +631,7 @@ def a_bad_model_is_wrong_input_whoever_reads_it_first():
                             ["run", *model], ["run", *ranks_read], ["run", *model, "--", worker],
                             ["run", "-n", "2", "--", worker, "--model", folder]):
                 result = expect(run(command), 2, folder)
-                check(not doors(), "%s: a socket is left" % kind, result)
+                check(not socket_files(), "%s: a socket is left" % kind, result)
 
 
 @test
@@ -849,11 +849,11 @@ def clean_removes_what_a_killed_coordinator_left():
         # Four two-way channels with two regions and four semaphores a rank, the error channel, the control region, the
         # rank group. Sealed: nothing.
         check(len(left) == (0 if SEALED else 4 * (2 + 4 * ranks) + 3 + 1 + 1), "not all names were there: %s" % left)
-        check(doors() == [name + ".door"], "not its socket: %s" % doors())
+        check(socket_files() == [name + ".door"], "not its socket: %s" % socket_files())
         result = expect(run(["clean", name]), 0)
         told = "nothing to remove of %s\n" % name if SEALED else "removed %s: %d names\n" % (name, len(left))
         check(result.out == told + "removed 1 socket that nobody listened on\n", "wrong number", result)
-        check(not doors(), "sockets: %s" % doors())
+        check(not socket_files(), "sockets: %s" % socket_files())
         check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
         result = expect(run(["clean", name]), 0)
         check(result.out == "nothing to remove of %s\n" % name, "removed again", result)
@@ -883,7 +883,7 @@ def clean_of_everything_leaves_alone_what_another_cleans():
 
 
 @test
-def clean_says_what_is_wrong_with_the_folder_of_doors():
+def clean_says_what_is_wrong_with_the_folder_of_sockets():
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "coxswain"))
         os.chmod(os.path.join(folder, "coxswain"), 0o755)
@@ -911,7 +911,7 @@ def clean_does_not_touch_a_live_group():
     result = expect(run(["clean", name, dead]), 1, "taken by a live group")
     check(SEALED or "removed %s: 29 names\n" % dead in result.out, "not removed", result)
     check("removed 1 socket that nobody listened on\n" in result.out, "no socket removed", result)
-    check(doors() == [name + ".door"], "sockets: %s" % doors())
+    check(socket_files() == [name + ".door"], "sockets: %s" % socket_files())
     check(not names_of(dead), "left in /dev/shm: %s" % names_of(dead))
     check(names_of(name) == before, "names of a live group are gone")
     for pid in pids:
@@ -961,7 +961,7 @@ def doctor_prints_its_findings():
 
 
 @test
-def doctor_looks_at_the_folder_of_doors():
+def doctor_looks_at_the_folder_of_sockets():
     with tempfile.TemporaryDirectory() as folder:
         inside = os.path.join(folder, "coxswain")
 
@@ -1011,7 +1011,7 @@ def doctor_finds_a_folder_that_it_may_not_make():
         os.chmod(folder, 0o755)
         result = run(["doctor"], env=environment(XDG_RUNTIME_DIR=folder), user=65534, group=65534,
                      extra_groups=[])
-        words = r"^note  door folder +coxswain cannot be made in %s: Permission denied" % folder
+        words = r"^note  folder of control sockets +coxswain cannot be made in %s: Permission denied" % folder
         check(re.search(words, result.out, re.M), "not told", result)
 
 
@@ -1038,7 +1038,7 @@ def test_b15_doctor_counts_the_fds_of_a_group():
         if ranks <= 8:
             expect(generate("-n", str(ranks), "1+1=", preexec_fn=limit(count)), 0)
         if SEALED:
-            # All ranks may come to the door before one of them has what is kept for it; most often they do not.
+            # All ranks may come to the control socket before one of them has what is kept for it; most often they do not.
             less = 11 + 5 * ranks
         else:
             found_mark(findings("-n", str(ranks), preexec_fn=limit(count)), "open files", "ok")
@@ -1072,8 +1072,8 @@ def a_start_without_enough_fds_says_so_however_few_there_are():
 
 
 @test
-def a_sealed_start_that_has_fds_by_the_door_alone_says_how_many_it_needs():
-    """The door keeps two fds of each rank's memory for the others, and a share of what the coordinator may open is for them."""
+def a_sealed_start_that_has_fds_by_the_socket_alone_says_how_many_it_needs():
+    """The control socket keeps two fds of each rank's memory for the others, and a share of what the coordinator may open is for them."""
     ranks, denied = 8, without("pidfd_getfd=EPERM")
     told = findings("-n", str(ranks))["open files"][1]
     count = int(re.search(r"sealed (\d+)", told).group(1))
@@ -1083,7 +1083,7 @@ def a_sealed_start_that_has_fds_by_the_door_alone_says_how_many_it_needs():
                             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (have, have))))
 
     expect(at_most(count), 0)
-    # Down to where the door has places for all but one of them.
+    # Down to where the control socket has places for all but one of them.
     failed = 0
     for have in range(4 * (2 * ranks + 1) - 1, count, 3):
         result = at_most(have)
@@ -1232,9 +1232,9 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
     expect(generate("1+1=", preexec_fn=limit(size - 1)), 1, str(size), str(size - 1), "ulimit -f")
 
 
-def no_door_is_left():
-    check(not doors(), "left in the folder of doors: %s" % doors())
+def no_socket_is_left():
+    check(not socket_files(), "left in the folder of control sockets: %s" % socket_files())
 
 
 if __name__ == "__main__":
-    sys.exit(harness.main(no_door_is_left))
+    sys.exit(harness.main(no_socket_is_left))

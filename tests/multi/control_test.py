@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""status, stop and prompts on a running group, as users and as strangers at its door.
+"""status, stop and prompts on a running group, as users and as strangers at its control socket.
 
 Usage: control_test.py BIN_DIR SOURCE_DIR [TEST...]
 """
@@ -34,7 +34,7 @@ RUNTIME = os.environ["XDG_RUNTIME_DIR"]
 @test
 def test_p3_status_tells_how_every_rank_is():
     with Group(4) as group:
-        for arguments in (["--name", group.name], ["--door", group.door], []):
+        for arguments in (["--name", group.name], ["--door", group.socket_path], []):
             result = expect(run(["status", *arguments]), 0)
             check(result.out.startswith("group %s (pid %d)" % (group.name, group.process.pid)), "no head", result)
             check(MODEL in result.out, "no model", result)
@@ -301,9 +301,9 @@ def test_wrong_names_and_several_groups():
         long = start(["run", "-n", "1", "--name", "coxlong" * 18, "--model", MODEL])
         try:
             check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
-            door = long.stdout.readline().split()[1]
-            expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % door)
-            expect(run(["stop", "--door", door]), 0)
+            socket_path = long.stdout.readline().split()[1]
+            expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % socket_path)
+            expect(run(["stop", "--door", socket_path]), 0)
             expect(finish(long), 0)
         finally:
             if long.poll() is None:
@@ -335,7 +335,7 @@ def test_m15_stop_ends_a_group_whose_workers_are_all_stuck():
 def test_m15_status_answers_while_a_stuck_group_ends_and_stop_again_is_no_harm():
     with Group(2) as group:
         group.stopped(0)
-        with Stranger(group.door) as stranger, Stranger(group.door) as other:
+        with Stranger(group.socket_path) as stranger, Stranger(group.socket_path) as other:
             stranger.send(STOP)
             check(stranger.reply()[0] == 3, "not done")
 
@@ -373,7 +373,7 @@ def test_a_generate_can_be_asked_and_stopped_and_takes_no_prompts():
     process.stdin.close()
     process.stdin = None
     feeder.wait(timeout=TIMEOUT)
-    wait_until(lambda: run(["status", "--name", name]).status == 0, "a door")
+    wait_until(lambda: run(["status", "--name", name]).status == 0, "a control socket")
     status = json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
     check(status["serving"] is None and "coxswain generate" in status["refusal"], "wrong: %s" % status)
     wait_until(lambda: json.loads(run(["status", "--name", name, "--json"]).out)["channels"][0]["completed"] > 5, "steps")
@@ -467,7 +467,7 @@ def endless(prompts):
 @test
 def test_a_client_that_dies_or_cancels_gives_its_blocks_back():
     with Group(2) as group:
-        one, two = Stranger(group.door), Stranger(group.door)
+        one, two = Stranger(group.socket_path), Stranger(group.socket_path)
         for stranger in (one, two):
             stranger.send(endless(LONG))
         wait_until(lambda: group.status()["serving"]["free_blocks"] < group.status()["serving"]["block_count"], "steps")
@@ -505,7 +505,7 @@ def test_a_client_that_dies_or_cancels_gives_its_blocks_back():
 
 @test
 def test_b21_a_client_that_reads_nothing_holds_nobody_up():
-    with Group(2) as group, Stranger(group.door) as deaf:
+    with Group(2) as group, Stranger(group.socket_path) as deaf:
         deaf.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.socket.setblocking(False)
         # Some to compute, and many refusals, which fill every buffer soon.
@@ -538,13 +538,13 @@ def test_p10_garbage_at_the_control_connection_harms_nobody():
         for data in (b"\0\0\0\0", b"\xff\xff\xff\xff", frame(b"\xff" * 40), frame(b"\0"), frame(field(9, b"")),
                      frame(field(3, b"")), frame(field(3, field(2, 0))), frame(complete([(1, [1])], 1, range(9))),
                      frame(field(3, field(2, 3) + field(6, -1 & (1 << 64) - 1)))):
-            with Stranger(group.door) as stranger:
+            with Stranger(group.socket_path) as stranger:
                 stranger.socket.sendall(data)
                 number, error = stranger.reply()
                 check(number == 4 and dict(error)[1] and dict(error)[2], "no error for %r" % data)
                 check(stranger.ended(), "the connection lives on after %r" % data)
         for tokens in ([1, 999999], [1, -5], []):
-            with Stranger(group.door) as stranger:
+            with Stranger(group.socket_path) as stranger:
                 stranger.send(complete([(3, tokens), (4, [1, 5, 10, 13, 8, 11, 14])]))
                 items = {dict(item)[1]: dict(item) for _, item in (stranger.reply(), stranger.reply())}
                 check(items[3][2] == 2 and 4 in items[3] and 3 in items[4], "not per prompt: %s" % items)
@@ -552,12 +552,12 @@ def test_p10_garbage_at_the_control_connection_harms_nobody():
         for bit in range(8 * len(good)):
             if good[bit // 8] ^ 1 << bit % 8 == STOP[0] and bit // 8 == 4:
                 continue  # that asks for the end, and gets it
-            with Stranger(group.door) as stranger:
+            with Stranger(group.socket_path) as stranger:
                 data = bytearray(good)
                 data[bit // 8] ^= 1 << bit % 8
                 stranger.socket.sendall(bytes(data))
         for size in range(len(good)):
-            with Stranger(group.door) as stranger:
+            with Stranger(group.socket_path) as stranger:
                 stranger.socket.sendall(good[:size])
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
         expect(group.stop(), 0)
@@ -596,19 +596,19 @@ def leave_a_trap(listener, connection):
 def test_g1g_status_and_stop_answer_while_closes_hang():
     def visitor():
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        stranger.connect(group.door)
+        stranger.connect(group.socket_path)
         return stranger
 
     with Group(1) as group, socket.create_server(("127.0.0.1", 0)) as listener:
         # Else all that the other side sends may find room here, and nothing is left to linger for.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        strangers = [Stranger(group.door) for _ in range(2)]
+        strangers = [Stranger(group.socket_path) for _ in range(2)]
         # Once, and before the first close hangs: a signal, and so each stop, ends those that do.
         stop_process(group.process.pid)
         ends = [leave_a_trap(listener, stranger.socket) for stranger in strangers]
         ends += [leave_a_trap(listener, visitor()) for _ in range(2)]
         os.kill(group.process.pid, signal.SIGCONT)
-        wait_until(lambda: group.status()["limits"]["closes that hang"]["count"] == 2, "closes that hang at the door")
+        wait_until(lambda: group.status()["limits"]["closes that hang"]["count"] == 2, "closes that hang at the control socket")
         check(group.status()["limits"]["fds to close"]["count"] > 0, "nothing is to be closed")
         expect(run(["status", "--name", group.name]), 0)
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
@@ -635,7 +635,7 @@ def test_p10_m11_made_up_sources_and_groups_harm_nobody():
                    field(7, field(1, field(1, b"x" * (2 << 20)))), field(7, field(2, b"nobody")),
                    field(9, field(1, 7)), field(6, field(1, 77))]
         for message in refused:
-            with Stranger(group.door) as stranger:
+            with Stranger(group.socket_path) as stranger:
                 stranger.send(message)
                 number, error = stranger.reply()
                 check(number == 4 and dict(error)[1] and dict(error)[2], "no error for %r" % message[:80])
@@ -644,7 +644,7 @@ def test_p10_m11_made_up_sources_and_groups_harm_nobody():
                               (source(blocks=[2147483647] * 9), b"there is no link to other"),
                               (source(lease=0), b"deadline passed"),
                               (field(4, many) + source(), b"blocks are to be pulled: here are")):
-            with Stranger(group.door) as stranger:
+            with Stranger(group.socket_path) as stranger:
                 stranger.send(field(10, field(1, made_up)))
                 number, reply = stranger.reply()
                 error = dict(parse(dict(reply)[2]))
@@ -662,13 +662,13 @@ def test_m10_an_order_about_links_waits_for_another_one_no_longer_than_it_may():
         group.stopped(0)
 
         def answer(message):
-            with Stranger(group.door) as stranger:
+            with Stranger(group.socket_path) as stranger:
                 stranger.send(message)
                 number, reply = stranger.reply()
                 return number == 4 and dict(reply)[2]
         while not answer(role(20)):
             pass  # the worker takes no more
-        with Stranger(group.door) as patient:
+        with Stranger(group.socket_path) as patient:
             patient.send(role(3600000))
             wait_until(lambda: b"another order about links" in answer(role(20)), "an order that waits for another")
         os.kill(group.pids[0], signal.SIGCONT)
@@ -692,8 +692,8 @@ class External:
         match = re.fullmatch(r"coxswain: waiting for (\d+) workers?: coxswain-worker --door (\S+)\n", line)
         check(match and int(match[1]) == self.ranks, "it does not say how workers come: " + line)
         self.name = match[2]
-        self.door = os.path.join(RUNTIME, "coxswain", self.name + ".door")
-        check(os.path.exists(self.door), "the door does not stand yet")
+        self.socket_path = os.path.join(RUNTIME, "coxswain", self.name + ".door")
+        check(os.path.exists(self.socket_path), "the control socket does not stand yet")
         return self
 
     def __exit__(self, *unused):
@@ -727,7 +727,7 @@ class External:
                 worker.wait(timeout=TIMEOUT)
             except subprocess.TimeoutExpired:
                 check(False, "a worker lives on, in " + harness.sleeps_in(worker.pid))
-        check(not os.path.exists(self.door), "the door is left")
+        check(not os.path.exists(self.socket_path), "the control socket is left")
         check(not names_with(self.name), "left in /dev/shm: %s" % names_with(self.name))
 
 
@@ -756,11 +756,11 @@ def test_workers_started_by_hand_come_in_any_order_and_serve():
                 by_rank[rank] = group.worker()
                 group.logged_on(by_rank[rank])
             lines = [group.process.stdout.readline().split() for _ in range(6)]
-            check(lines[0] == ["name", group.name] and lines[1] == ["door", group.door], "wrong: %s" % lines)
+            check(lines[0] == ["name", group.name] and lines[1] == ["door", group.socket_path], "wrong: %s" % lines)
             check(lines[2:] == [["rank", str(rank), "pid", str(by_rank[rank].pid)] for rank in range(4)], "wrong: %s" % lines)
             one_more = group.worker()
             err = one_more.communicate(timeout=TIMEOUT)[1]
-            text_of_it = "coxswain-worker: the door refuses: all 4 ranks of the group '%s' are there" % group.name
+            text_of_it = "coxswain-worker: the coordinator refuses: all 4 ranks of the group '%s' are there" % group.name
             check(one_more.returncode == 1 and err.startswith(text_of_it), "one too many came in: " + err)
             result = expect(run(["generate", "--name", group.name], text=text), 0, "4 ranks")
             check(result.out == own.out, "another text", result)
@@ -885,7 +885,7 @@ def test_a_command_line_that_is_wrong_is_explained():
 
 
 @test
-def test_a_door_by_its_name_has_to_be_there():
+def test_a_socket_by_its_name_has_to_be_there():
     def worker(*arguments):
         return run(arguments, command="coxswain-worker")
     for arguments in (["--help"], ["-h"], ["--door", "x", "--help"]):
@@ -909,9 +909,9 @@ def test_a_door_by_its_name_has_to_be_there():
         expect(worker("--door", other), 1, part)
         for command in ("status", "stop"):
             expect(run([command, "--door", other]), 1, part)
-    expect(worker("--door", "coxnobody"), 1, "no door is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.door"))
+    expect(worker("--door", "coxnobody"), 1, "no control socket is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.door"))
     expect(worker("--door", "cox nobody"), 1, "position 4")
-    expect(worker("--door", os.path.join(RUNTIME, "x.door")), 1, "no door is at %s" % os.path.join(RUNTIME, "x.door"))
+    expect(worker("--door", os.path.join(RUNTIME, "x.door")), 1, "no control socket is at %s" % os.path.join(RUNTIME, "x.door"))
     expect(run(["run", "--external", "--", "true"]), 2, "'true' is not executed")
     expect(run(["run", "--external", "--worker", "x", "--model", MODEL]), 2, "--worker")
     with Group(1) as group:
@@ -936,7 +936,7 @@ def test_b15_connections_leave_no_fd_and_no_thread():
         pid = group.process.pid
         before = fds_and_threads(pid)
         for i in range(100):
-            with Stranger(group.door) as stranger:
+            with Stranger(group.socket_path) as stranger:
                 if i % 2:
                     stranger.send(STATUS)
                 if i % 3 == 0:
@@ -949,17 +949,17 @@ def test_b15_connections_leave_no_fd_and_no_thread():
 @test
 def test_connections_have_a_bound_and_status_has_its_place():
     with Group(1) as group:
-        clients = [Stranger(group.door) for _ in range(24)]
+        clients = [Stranger(group.socket_path) for _ in range(24)]
         for client in clients:
             client.send(endless(LONG[:1]))
         wait_until(lambda: group.status()["serving"]["clients"] == 24, "24 clients")
-        with Stranger(group.door) as one_more:
+        with Stranger(group.socket_path) as one_more:
             one_more.send(complete(LONG[:1]))
             number, error = one_more.reply()
             check(number == 4 and b"too many clients" in dict(error)[2], "not refused: %s" % error)
         # Whoever says nothing goes for whoever asks: most often the first of them, which was quiet for longest. Of the
         # connections that were closed before, some may hold their places still: more than one has to go then.
-        others = [Stranger(group.door) for _ in range(8)]
+        others = [Stranger(group.socket_path) for _ in range(8)]
         expect(run(["status", "--name", group.name]), 0)
         told = [other for other in others if other.socket in select.select([o.socket for o in others], [], [], TIMEOUT)[0]]
         check(1 <= len(told) < len(others), "%d of them were told" % len(told))
@@ -977,7 +977,7 @@ def test_connections_have_a_bound_and_status_has_its_place():
 @test
 def test_b21_who_brought_prompts_and_does_nothing_more_goes_for_others():
     with Group(1) as group:
-        clients = [Stranger(group.door) for _ in range(24)]
+        clients = [Stranger(group.socket_path) for _ in range(24)]
         sums_prompt = complete([(1, [1, 5, 10, 13, 8, 11, 14])])
         # What is held for some of them is let go of at the end of its lease, and so are they.
         held_prompt = field(3, field(1, field(1, 1) + field(2, bytes([1, 5, 10, 13, 8, 11, 14]))) + field(2, 1) +
@@ -1001,7 +1001,7 @@ def test_b21_who_brought_prompts_and_does_nothing_more_goes_for_others():
         others = []
 
         def comes_in():
-            other = Stranger(group.door)
+            other = Stranger(group.socket_path)
             other.send(sums_prompt)
             number, value = other.reply()
             if number == 2:
@@ -1027,14 +1027,14 @@ def test_b21_orders_that_wait_leave_room_for_status_and_stop():
     with Group(1) as group:
         group.stopped(0)
         pause = field(5, field(1, 0) + field(4, 600000))
-        waiting = [Stranger(group.door) for _ in range(24)]
+        waiting = [Stranger(group.socket_path) for _ in range(24)]
         for stranger in waiting:
             stranger.send(pause)
         # All of them wait, for the rank or for each other: the next one may not.
         refused = []
 
         def one_is_refused():
-            with Stranger(group.door) as one_more:
+            with Stranger(group.socket_path) as one_more:
                 one_more.send(pause)
                 readable = select.select([one_more.socket], [], [], 0.2)[0]
                 refused.extend([one_more.reply()] if readable else [])
@@ -1107,7 +1107,7 @@ def test_p5_a_group_that_serves_and_has_nothing_to_do_sleeps():
     if harness.program_has("coxswain", b"__tsan_init"):
         skip("ThreadSanitizer has a thread of its own, which never sleeps for long")
     with Group(1) as group:
-        with Stranger(group.door) as stranger:
+        with Stranger(group.socket_path) as stranger:
             stranger.send(complete([(1, [1, 5, 10, 13, 8, 11, 14])]))
             stranger.reply()
 

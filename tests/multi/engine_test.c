@@ -133,7 +133,7 @@ int cox_init_request_weights(const struct cox_init_request *request,
     return 0;
 }
 
-bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size)
+bool cox_init_request_socket(const struct cox_init_request *request, char *buffer, size_t size)
 {
     (void)request, (void)buffer, (void)size;
     return false;

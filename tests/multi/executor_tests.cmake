@@ -61,7 +61,7 @@ add_dependencies(test_multi_poll scripted_worker)
 cox_command_test(NAME sealed/poll LABEL sealed TIER quick TIMEOUT 240 PROCESSORS 2
     ENVIRONMENT "COXSWAIN_TEST_ATTACH=sealed" COMMAND test_multi_poll)
 
-# Control connections without a door.
+# Control connections without a control socket.
 cox_multi_test(NAME service TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/service_test.c
     LIBS coxswain_testlib coxswain_commands TIMEOUT 120)
 add_dependencies(test_multi_service scripted_worker)

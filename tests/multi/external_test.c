@@ -1,4 +1,4 @@
-/* Workers that are started by hand log on at the door of a group that waits for them. */
+/* Workers that are started by hand log on at the control socket of a group that waits for them. */
 #include "testing.h"
 
 #include <errno.h>
@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/shm/inherit.h"
 #include "channel/base/peer.h"
 #include "channel/shm/sealed.h"
@@ -39,7 +39,7 @@ static void assert_contains(const char *text, const char *part)
 
 struct waiting {
     struct cox_executor_options options;
-    char name[64], door[160];
+    char name[64], control_socket[160];
     pthread_t thread;
     struct test_group *group;
     struct cox_error err;
@@ -53,7 +53,7 @@ static void *start_main(void *argument)
     return NULL;
 }
 
-/* With the options that the caller has set; on return its door is open. */
+/* With the options that the caller has set; on return its control socket is open. */
 static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_attach attach)
 {
     struct stat st;
@@ -65,9 +65,10 @@ static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_at
     waiting->options.attach = attach;
     waiting->options.external_workers = true;
     waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
-    snprintf(waiting->door, sizeof waiting->door, "%s/%s.door", test_door_folder(), waiting->name);
+    snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.door",
+             test_socket_folder(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
-    while (stat(waiting->door, &st) < 0) {
+    while (stat(waiting->control_socket, &st) < 0) {
         assert_true(cox_now_ns() < deadline_ns);
         sched_yield();
     }
@@ -110,7 +111,7 @@ static struct hand worker_start(const struct waiting *waiting, int rank, int ran
                                 bool own_process_group)
 {
     char rank_text[16], count_text[16];
-    char *argv[8] = {"worker", "--door", (char *)(uintptr_t)waiting->door};
+    char *argv[8] = {"worker", "--door", (char *)(uintptr_t)waiting->control_socket};
     int argc = 3, out[2];
     struct hand hand;
     posix_spawn_file_actions_t actions;
@@ -286,15 +287,15 @@ static void a4_a5_one_too_many_or_another_world_is_told_why(void **state)
 #define FLIPPED_ALL 64 /* bytes of which each bit is flipped: those that have a meaning */
 #define ODD_COUNT 400
 
-/* What the door says is a welcome, or a reason. Returns 0; 1: it closed without a word; 2: it makes
- * no sense. */
+/* What the coordinator says is a welcome, or a reason. Returns 0; 1: it closed without a word; 2:
+ * it makes no sense. */
 static int answer_read(int fd)
 {
     uint8_t bytes[512];
-    int fds[COX_DOOR_FD_COUNT_MAX];
+    int fds[COX_HELLO_FD_COUNT_MAX];
     uint32_t fd_count = 0;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    int r = cox_socket_receive(fd, bytes, 1, fds, COX_DOOR_FD_COUNT_MAX, &fd_count, deadline_ns);
+    int r = cox_socket_receive(fd, bytes, 1, fds, COX_HELLO_FD_COUNT_MAX, &fd_count, deadline_ns);
     for (uint32_t i = 0; r == 0 && i < fd_count; i++)
         close(fds[i]);
     if (r)
@@ -313,10 +314,10 @@ static uint32_t odd_next(uint64_t *seed)
     return (uint32_t)(*seed >> 33);
 }
 
-static int odd_connect(const char *door)
+static int odd_connect(const char *control_socket)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", door);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", control_socket);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && connect(fd, (const struct sockaddr *)&address, sizeof address) < 0)
         cox_close_fd(&fd);
@@ -324,7 +325,7 @@ static int odd_connect(const char *door)
 }
 
 /* A good frame, or one of another role, with so many changes; cut, longer, in pieces, with fds. */
-static int odd_visit(const char *door, const uint8_t good[COX_LOGON_SIZE], uint64_t *seed)
+static int odd_visit(const char *control_socket, const uint8_t good[COX_LOGON_SIZE], uint64_t *seed)
 {
     static const uint8_t words[] = {0, 1, 2, 3, 4, 127, 128, 129, 255};
     uint8_t bytes[COX_LOGON_SIZE + 8] = {0};
@@ -338,7 +339,7 @@ static int odd_visit(const char *door, const uint8_t good[COX_LOGON_SIZE], uint6
     bool cut = way == 0;
     size = cut ? odd_next(seed) % COX_LOGON_SIZE : way == 1 ? sizeof bytes : size;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
-    int fd = odd_connect(door), fds[3] = {0, 1, 2};
+    int fd = odd_connect(control_socket), fds[3] = {0, 1, 2};
     if (fd < 0)
         return 2;
     for (size_t at = 0, piece; at < size; at += piece) {
@@ -357,9 +358,9 @@ static int odd_visit(const char *door, const uint8_t good[COX_LOGON_SIZE], uint6
 }
 
 /* In a process of its own: what it says is taken back before it ends. */
-static int odd_main(const char *door)
+static int odd_main(const char *control_socket)
 {
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = COX_DOOR_RANK_ANY};
+    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
     uint8_t good[COX_LOGON_SIZE], bytes[COX_LOGON_SIZE];
     uint64_t seed = 4711, deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     char byte = 'x';
@@ -371,7 +372,7 @@ static int odd_main(const char *door)
             continue;
         memcpy(bytes, good, sizeof bytes);
         bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
-        int fd = odd_connect(door);
+        int fd = odd_connect(control_socket);
         if (fd < 0 || cox_socket_send(fd, bytes, sizeof bytes, NULL, 0, deadline_ns) ||
             answer_read(fd)) {
             fprintf(stderr, "odd: no word for bit %zu\n", bit);
@@ -381,7 +382,7 @@ static int odd_main(const char *door)
     }
     for (int i = 0; i < ODD_COUNT; i++) {
         uint64_t before = seed;
-        int r = odd_visit(door, good, &seed);
+        int r = odd_visit(control_socket, good, &seed);
         if (r) {
             fprintf(stderr, "odd: %d for visit %d (seed %" PRIu64 ")\n", r, i, before);
             return 3;
@@ -398,7 +399,7 @@ static void any_logon(enum cox_attach attach)
     struct hand hands[2];
     char byte;
     group_wait_for(&waiting, 2, attach);
-    struct test_helper visitor = test_helper_start("odd", waiting.door);
+    struct test_helper visitor = test_helper_start("odd", waiting.control_socket);
     assert_int_equal(read(visitor.out, &byte, 1), 1);
     for (int i = 0; i < 2; i++)
         hands[i] = worker_start(&waiting, i, 2, false);
@@ -406,8 +407,8 @@ static void any_logon(enum cox_attach attach)
     assert_int_equal(write(visitor.in, "x", 1), 1);
     assert_int_equal(test_helper_wait(&visitor), 0);
     test_expect_echo(waiting.group, "after all that");
-    /* And at the door of a group that has all its ranks. */
-    visitor = test_helper_start("odd", waiting.door);
+    /* And at the control socket of a group that has all its ranks. */
+    visitor = test_helper_start("odd", waiting.control_socket);
     assert_int_equal(read(visitor.out, &byte, 1), 1);
     assert_int_equal(write(visitor.in, "x", 1), 1);
     assert_int_equal(test_helper_wait(&visitor), 0);
@@ -524,18 +525,19 @@ static void stop_spares(enum cox_attach attach)
 
 /* ---- one that logs on by itself, and lets its connection go ---- */
 
-static int visit_main(const char *door)
+static int visit_main(const char *control_socket)
 {
     static struct cox_sealed sealed;
     struct cox_control control;
-    struct cox_door_session session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = COX_DOOR_RANK_ANY};
+    struct cox_control_connection session = {.fd = -1};
+    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
     struct cox_error err = {0};
     struct cox_gate gate;
     char byte;
     int r = cox_peer_start_time(getpid(), &logon.start);
     if (r == 0)
-        r = cox_door_connect(door, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), &session, &err);
+        r = cox_control_socket_connect(control_socket, &logon,
+                                       cox_deadline_after_ms(TEST_PATIENCE_MS), &session, &err);
     if (r == 0)
         r = cox_sealed_attach(&sealed, &control, session.welcome.rank, session.fds, &err);
     if (r) {
@@ -564,7 +566,7 @@ static void b20_who_closes_its_connection_and_lives_on_is_killed(void **state)
     struct waiting waiting;
     (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
-    struct test_helper visitor = test_helper_start("visit", waiting.door);
+    struct test_helper visitor = test_helper_start("visit", waiting.control_socket);
     expect_complete(&waiting);
     assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), visitor.pid);
     assert_int_equal(write(visitor.in, "", 1), 1);

@@ -1,8 +1,8 @@
-/* fds left at a door by one process, fetched by another. */
+/* fds left at a control socket by one process, fetched by another. */
 #include "channel/handle/fd_store.h"
 
 #include "channel/socket/fd_entries.h"
-#include "door_fixture.h"
+#include "control_socket_fixture.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@ static void set(uint8_t *bytes, size_t size, uint64_t value)
         bytes[i] = (uint8_t)(value >> (8 * i));
 }
 
-/* As handle.h lays it out; what a door does not look at is zero. */
+/* As handle.h lays it out; what a control socket does not look at is zero. */
 static struct cox_handle handle_of(int fd, pid_t pid, uint32_t number)
 {
     struct cox_handle handle = {{0}};
@@ -35,7 +35,7 @@ static struct cox_fd_store fd_store_open(void)
 {
     struct cox_fd_store fd_store = {.fd = -1};
     struct cox_error err = {0};
-    if (cox_fd_store_connect(&fd_store, cox_door_path(door), PATIENCE, &err))
+    if (cox_fd_store_connect(&fd_store, cox_control_socket_path(control_socket), PATIENCE, &err))
         fprintf(stderr, "%s\n", err.text);
     CHECK(fd_store.fd >= 0);
     return fd_store;
@@ -73,7 +73,7 @@ static void l12_what_one_process_leaves_another_one_fetches(void **state)
     int told[2], go[2], fd = -1;
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
     struct exchange exchange = {told[1], go[0]};
-    door_start(NULL);
+    socket_start(NULL);
     pid_t pid = visitor_start(fd_owner, &exchange);
     assert_true(heard(told[0]));
     struct cox_fd_store fd_store = fd_store_open();
@@ -113,9 +113,9 @@ static void l12_what_one_process_leaves_another_one_fetches(void **state)
 static void no_more_is_kept_than_was_said(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     options.fd_entry_max = 4;
-    door_start(&options);
+    socket_start(&options);
     struct cox_fd_store fd_store = fd_store_open();
     struct cox_error err = {0};
     int before = fd_count(), fd;
@@ -213,7 +213,7 @@ static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
 {
     (void)state;
     uint64_t seed = 99;
-    door_start(NULL);
+    socket_start(NULL);
     struct cox_fd_store good = fd_store_open();
     struct cox_handle handle = handle_of(host_fds[2], getpid(), 2);
     int fd;
@@ -263,7 +263,7 @@ static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
 static void b29_10000_fetches_leave_nothing(void **state)
 {
     (void)state;
-    door_start(NULL);
+    socket_start(NULL);
     struct cox_fd_store fd_store = fd_store_open();
     int before = fd_count(), fd;
     for (uint32_t i = 0; i < 10000; i++) {
@@ -310,7 +310,7 @@ static void l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_l
     (void)state;
     int told[2], go[2];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
-    door_start(NULL);
+    socket_start(NULL);
     int before = fd_count();
     struct heir heir = {.exchange = {told[1], go[0]}, .gate = go[1]};
     visitor_run(leave_and_die, &heir);
@@ -350,45 +350,50 @@ static void b21_fd_owners_leave_room_for_commands(void **state)
 {
     (void)state;
     struct cox_fd_store fd_stores[16];
-    struct cox_door_options options = host_options("room");
-    struct cox_door_session session;
+    struct cox_control_socket_options options = host_options("room");
+    struct cox_control_connection session;
     struct cox_error err = {0};
-    const struct cox_logon command = {.role = COX_DOOR_COMMAND};
+    const struct cox_logon command = {.role = COX_HELLO_COMMAND};
     options.visitor_max = 16;
-    door_start(&options);
+    socket_start(&options);
     for (int i = 0; i < 10; i++)
         fd_stores[i] = fd_store_open();
-    assert_int_equal(cox_fd_store_connect(&fd_stores[10], cox_door_path(door), PATIENCE, &err),
+    assert_int_equal(cox_fd_store_connect(&fd_stores[10], cox_control_socket_path(control_socket),
+                                          PATIENCE, &err),
                      COX_FULL);
     assert_non_null(strstr(err.text, "10 connections"));
-    struct cox_door_session workers[5];
+    struct cox_control_connection workers[5];
     const struct cox_logon worker = worker_logon();
     for (int i = 0; i < 5; i++)
-        assert_int_equal(
-            cox_door_connect(cox_door_path(door), &worker, PATIENCE, &workers[i], NULL), 0);
-    assert_int_equal(cox_door_connect(cox_door_path(door), &command, PATIENCE, &session, NULL), 0);
-    cox_door_session_close(&session);
+        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket),
+                                                    &worker, PATIENCE, &workers[i], NULL),
+                         0);
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &command,
+                                                PATIENCE, &session, NULL),
+                     0);
+    cox_control_connection_close(&session);
     for (int i = 0; i < 5; i++)
-        cox_door_session_close(&workers[i]);
+        cox_control_connection_close(&workers[i]);
     cox_fd_store_close(&fd_stores[0]);
-    uint64_t deadline_ns = PATIENCE; /* the door hears of it in its own time */
-    while (cox_fd_store_connect(&fd_stores[0], cox_door_path(door), PATIENCE, NULL) == COX_FULL &&
+    uint64_t deadline_ns = PATIENCE; /* the control socket hears of it in its own time */
+    while (cox_fd_store_connect(&fd_stores[0], cox_control_socket_path(control_socket), PATIENCE,
+                                NULL) == COX_FULL &&
            cox_now_ns() < deadline_ns)
         continue;
     for (int i = 0; i < 10; i++)
         cox_fd_store_close(&fd_stores[i]);
 }
 
-static void a_door_that_closes_ends_its_fd_store(void **state)
+static void a_socket_that_closes_ends_its_fd_store(void **state)
 {
     (void)state;
-    door_start(NULL);
+    socket_start(NULL);
     struct cox_fd_store fd_store = fd_store_open();
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
     struct cox_error err = {0};
     int fd = -1;
     assert_int_equal(cox_fd_store_put(&fd_store, &handle, host_fds[0], PATIENCE, NULL), 0);
-    door_stop();
+    socket_stop();
     assert_int_equal(cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, &err), COX_CLOSED);
     assert_int_equal(err.code, COX_CLOSED);
     cox_fd_store_close(&fd_store);
@@ -397,16 +402,16 @@ static void a_door_that_closes_ends_its_fd_store(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        DOOR_TEST(b21_fd_owners_leave_room_for_commands),
-        DOOR_TEST(l12_what_one_process_leaves_another_one_fetches),
-        DOOR_TEST(no_more_is_kept_than_was_said),
-        DOOR_TEST(l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives),
-        DOOR_TEST(b14_b21_answers_without_end_are_a_timeout),
-        DOOR_TEST(b14_answers_that_make_no_sense_are_corrupt),
-        DOOR_TEST(b14_an_answer_with_the_wrong_fds_is_corrupt),
-        DOOR_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone),
-        DOOR_TEST(b29_10000_fetches_leave_nothing),
-        DOOR_TEST(a_door_that_closes_ends_its_fd_store),
+        SOCKET_TEST(b21_fd_owners_leave_room_for_commands),
+        SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches),
+        SOCKET_TEST(no_more_is_kept_than_was_said),
+        SOCKET_TEST(l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives),
+        SOCKET_TEST(b14_b21_answers_without_end_are_a_timeout),
+        SOCKET_TEST(b14_answers_that_make_no_sense_are_corrupt),
+        SOCKET_TEST(b14_an_answer_with_the_wrong_fds_is_corrupt),
+        SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone),
+        SOCKET_TEST(b29_10000_fetches_leave_nothing),
+        SOCKET_TEST(a_socket_that_closes_ends_its_fd_store),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,6 @@
-/* Where doors are: the folder, names, what dead doors left, two starts at once. */
-#include "door_fixture.h"
+/* Where control sockets are: the folder, names, what dead control sockets left, two starts at once.
+ */
+#include "control_socket_fixture.h"
 
 #include "channel/shm/geometry.h"
 #include "tests/lib/rights.h"
@@ -11,21 +12,21 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-static int try_open(const struct cox_door_options *options, struct cox_error *err)
+static int try_open(const struct cox_control_socket_options *options, struct cox_error *err)
 {
-    struct cox_door *made = NULL;
+    struct cox_control_socket *made = NULL;
     *err = (struct cox_error){0};
-    int before = fd_count(), r = cox_door_open(options, &host_hooks, &made, err);
+    int before = fd_count(), r = cox_control_socket_open(options, &host_hooks, &made, err);
     if (r) {
         assert_null(made);
         assert_int_equal(err->code, r);
         assert_int_equal(fd_count(), before);
     }
-    cox_door_close(made);
+    cox_control_socket_close(made);
     return r;
 }
 
-static void refused(const struct cox_door_options *options, int code, const char *text)
+static void refused(const struct cox_control_socket_options *options, int code, const char *text)
 {
     struct cox_error err;
     assert_int_equal(try_open(options, &err), code);
@@ -38,7 +39,7 @@ static void refused(const struct cox_door_options *options, int code, const char
 static void b9_a_folder_that_lets_others_in_is_refused(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     struct cox_error err;
     char link[80];
     struct stat st;
@@ -47,7 +48,7 @@ static void b9_a_folder_that_lets_others_in_is_refused(void **state)
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
         assert_int_equal(chmod(folder, modes[i]), 0);
         refused(&options, COX_DENIED, "expected 0700");
-        assert_int_equal(cox_door_sweep(folder, &(uint32_t){0}, NULL), COX_DENIED);
+        assert_int_equal(cox_control_socket_sweep(folder, &(uint32_t){0}, NULL), COX_DENIED);
         assert_int_equal(stat(folder, &st), 0);
         assert_int_equal(st.st_mode & 07777, modes[i]); /* it may be somebody's on purpose */
     }
@@ -76,20 +77,21 @@ static void b9_a_folder_that_lets_others_in_is_refused(void **state)
 static void with_umask(void *context)
 {
     const mode_t *mask = context;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
     struct stat st;
     umask(*mask);
-    if (cox_door_open(&options, &host_hooks, &door, &err))
+    if (cox_control_socket_open(&options, &host_hooks, &control_socket, &err))
         fprintf(stderr, "%s\n", err.text);
-    CHECK(door);
+    CHECK(control_socket);
     CHECK(stat(folder, &st) == 0 && (st.st_mode & 07777) == 0700);
-    CHECK(stat(cox_door_path(door), &st) == 0 && (st.st_mode & 07777) == 0600);
-    CHECK(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL) == 0);
-    cox_door_session_close(&session);
-    door_stop();
+    CHECK(stat(cox_control_socket_path(control_socket), &st) == 0 && (st.st_mode & 07777) == 0600);
+    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+                                     &session, NULL) == 0);
+    cox_control_connection_close(&session);
+    socket_stop();
     CHECK(folder_count() == 0);
     CHECK(rmdir(folder) == 0);
 }
@@ -116,9 +118,9 @@ static void b45_an_odd_umask_takes_nothing_away(void **state)
 
 static void in_a_folder_of_its_own(void *context)
 {
-    char path[COX_DOOR_PATH_SIZE], expected[COX_DOOR_PATH_SIZE];
-    struct cox_door_options options = host_options("some.group");
-    struct cox_door_session session;
+    char path[COX_SOCKET_PATH_SIZE], expected[COX_SOCKET_PATH_SIZE];
+    struct cox_control_socket_options options = host_options("some.group");
+    struct cox_control_connection session;
     struct cox_logon logon = worker_logon();
     const char *runtime = context;
     options.folder = NULL;
@@ -126,19 +128,19 @@ static void in_a_folder_of_its_own(void *context)
         CHECK(setenv("XDG_RUNTIME_DIR", runtime, 1) == 0);
     else
         CHECK(unsetenv("XDG_RUNTIME_DIR") == 0);
-    CHECK(cox_door_find("some.group", path, NULL) == 0);
+    CHECK(cox_control_socket_find("some.group", path, NULL) == 0);
     if (runtime && runtime[0] == '/')
         snprintf(expected, sizeof expected, "%s/coxswain/some.group.door", runtime);
     else
         snprintf(expected, sizeof expected, "/tmp/coxswain-%u/some.group.door", geteuid());
     CHECK(strcmp(path, expected) == 0);
-    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
-    CHECK(strcmp(cox_door_path(door), path) == 0);
-    CHECK(cox_door_connect(path, &logon, PATIENCE, &session, NULL) == 0);
-    cox_door_session_close(&session);
-    door_stop();
+    CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
+    CHECK(strcmp(cox_control_socket_path(control_socket), path) == 0);
+    CHECK(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    cox_control_connection_close(&session);
+    socket_stop();
     uint32_t swept = 9;
-    CHECK(cox_door_sweep(NULL, &swept, NULL) == 0 && swept == 0);
+    CHECK(cox_control_socket_sweep(NULL, &swept, NULL) == 0 && swept == 0);
 }
 
 static void the_default_folder_is_the_same_for_both_sides(void **state)
@@ -154,10 +156,10 @@ static void the_default_folder_is_the_same_for_both_sides(void **state)
 static void a22_k19_long_paths_and_names_work(void **state)
 {
     (void)state;
-    char path[COX_DOOR_PATH_SIZE], name[130] = "", found[COX_DOOR_PATH_SIZE];
-    struct cox_door_options options = host_options(name);
+    char path[COX_SOCKET_PATH_SIZE], name[130] = "", found[COX_SOCKET_PATH_SIZE];
+    struct cox_control_socket_options options = host_options(name);
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
     snprintf(path, sizeof path, "%s", folder);
     assert_int_equal(mkdir(path, 0700), 0);
@@ -172,28 +174,31 @@ static void a22_k19_long_paths_and_names_work(void **state)
     for (size_t length = 1; length <= 128; length++) {
         memset(name, 'n', length);
         name[length] = '\0';
-        if (cox_door_open(&options, &host_hooks, &door, &err))
+        if (cox_control_socket_open(&options, &host_hooks, &control_socket, &err))
             fail_msg("%zu: %s", length, err.text);
-        assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err),
+        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                                    PATIENCE, &session, &err),
                          0);
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
         setenv("XDG_RUNTIME_DIR", path, 1);
-        assert_int_equal(cox_door_find(name, found, NULL), 0);
+        assert_int_equal(cox_control_socket_find(name, found, NULL), 0);
         unsetenv("XDG_RUNTIME_DIR");
-        assert_string_equal(strrchr(found, '/'), strrchr(cox_door_path(door), '/'));
-        if (length == 128) { /* another long name is another door */
-            struct cox_door *other;
+        assert_string_equal(strrchr(found, '/'),
+                            strrchr(cox_control_socket_path(control_socket), '/'));
+        if (length == 128) { /* another long name is another control socket */
+            struct cox_control_socket *other;
             name[127] = 'm';
-            assert_int_equal(cox_door_open(&options, &host_hooks, &other, &err), 0);
-            assert_string_not_equal(cox_door_path(other), cox_door_path(door));
-            cox_door_close(other);
-            /* Nor is the short one a door's whose group has that very name. */
+            assert_int_equal(cox_control_socket_open(&options, &host_hooks, &other, &err), 0);
+            assert_string_not_equal(cox_control_socket_path(other),
+                                    cox_control_socket_path(control_socket));
+            cox_control_socket_close(other);
+            /* Nor is the short one a control socket's whose group has that very name. */
             char *file = strrchr(found, '/') + 1;
             file[strlen(file) - strlen(".door")] = '\0';
             assert_true(strlen(file) < 128);
             assert_int_equal(cox_name_check(file, NULL), COX_INVALID);
         }
-        door_stop();
+        socket_stop();
     }
     size_t used = strlen(path);
     memset(path + used, '/', sizeof path - 1 - used);
@@ -204,7 +209,7 @@ static void a22_k19_long_paths_and_names_work(void **state)
     for (size_t i = 0; i < 5; i++) {
         strcpy(name, names[i]);
         refused(&options, COX_INVALID, "");
-        assert_int_equal(cox_door_find(name, found, NULL), COX_INVALID);
+        assert_int_equal(cox_control_socket_find(name, found, NULL), COX_INVALID);
     }
 }
 
@@ -213,8 +218,8 @@ static void a22_k19_long_paths_and_names_work(void **state)
 static void serve_for_ever(void *context)
 {
     int *told = context;
-    struct cox_door_options options = host_options("test");
-    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    struct cox_control_socket_options options = host_options("test");
+    CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
     tell(told[1]);
     for (;;)
         pause();
@@ -237,21 +242,23 @@ static void server_kill(pid_t pid)
     assert_true(WIFSIGNALED(child_status(pid)));
 }
 
-static void a22_b4_a_dead_doors_socket_is_no_obstacle(void **state)
+static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test");
-    struct cox_door_session session;
+    struct cox_control_socket_options options = host_options("test");
+    struct cox_control_connection session;
     struct cox_logon logon = worker_logon();
     struct cox_error err = {0};
-    char path[COX_DOOR_PATH_SIZE];
+    char path[COX_SOCKET_PATH_SIZE];
     uint32_t swept = 0;
     snprintf(path, sizeof path, "%s/test.door", folder);
-    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_NOT_FOUND);
+    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+                     COX_NOT_FOUND);
     server_kill(server_start());
     assert_int_equal(folder_count(), 1);
     err.code = 0;
-    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_CLOSED);
+    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+                     COX_CLOSED);
     assert_non_null(strstr(err.text, "the coordinator is dead"));
     assert_int_equal(try_open(&options, &err), 0); /* under the same name */
     assert_int_equal(folder_count(), 0);
@@ -261,23 +268,24 @@ static void a22_b4_a_dead_doors_socket_is_no_obstacle(void **state)
     assert_int_equal(folder_count(), 0);
     server_kill(server_start());
     pid_t live = server_start(); /* swept, and there again */
-    assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
     assert_int_equal(swept, 0);
     server_kill(live);
-    assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
     assert_int_equal(swept, 1);
     assert_int_equal(folder_count(), 0);
     rmdir(folder);
-    assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
     assert_int_equal(swept, 0);
     err.code = 0;
-    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_NOT_FOUND);
+    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+                     COX_NOT_FOUND);
 }
 
 static void b9_a_live_name_is_taken(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test"), other = host_options("other");
+    struct cox_control_socket_options options = host_options("test"), other = host_options("other");
     struct cox_error err;
     char text[64];
     pid_t live = server_start();
@@ -294,7 +302,7 @@ static void b9_a_live_name_is_taken(void **state)
 static void something_else_at_the_name_is_left_alone(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     struct cox_error err;
     char path[100];
     struct stat st;
@@ -309,7 +317,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
     unlink(path);
     assert_int_equal(mkdir(path, 0700), 0);
     refused(&options, COX_DENIED, "is in the way");
-    assert_int_equal(cox_door_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
     assert_int_equal(swept, 0);
     rmdir(path);
     snprintf(path, sizeof path, "%s/starting.new", folder);
@@ -317,7 +325,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
     refused(&options, COX_DENIED, "starting.new is in the way: expected nothing there; remove it");
     assert_int_equal(stat(path, &st), 0);
     unlink(path);
-    /* A socket that is not called like a door may be anybody's. */
+    /* A socket that is not called like a control socket may be anybody's. */
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(address.sun_path, sizeof address.sun_path, "%s/mine.sock", folder);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -331,7 +339,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
 static void b4_a_new_file_that_somebody_still_has_is_no_obstacle(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     struct cox_error err;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     assert_int_equal(try_open(&options, &err), 0); /* makes the folder */
@@ -340,7 +348,7 @@ static void b4_a_new_file_that_somebody_still_has_is_no_obstacle(void **state)
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     assert_int_equal(listen(fd, 1), 0);
     if (try_open(&options, &err))
-        fail_msg("the door does not open: %s", err.text);
+        fail_msg("the control socket does not open: %s", err.text);
     assert_int_equal(folder_count(), 0);
     close(fd);
 }
@@ -348,17 +356,20 @@ static void b4_a_new_file_that_somebody_still_has_is_no_obstacle(void **state)
 static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
 {
     (void)state;
-    struct cox_door *first, *second;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket *first, *second;
+    struct cox_control_socket_options options = host_options("test");
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
-    assert_int_equal(cox_door_open(&options, &host_hooks, &first, NULL), 0);
-    assert_int_equal(unlink(cox_door_path(first)), 0); /* by a cleaner that knows no better */
-    assert_int_equal(cox_door_open(&options, &host_hooks, &second, NULL), 0);
-    cox_door_close(first);
-    assert_int_equal(cox_door_connect(cox_door_path(second), &logon, PATIENCE, &session, NULL), 0);
-    cox_door_session_close(&session);
-    cox_door_close(second);
+    struct cox_control_connection session;
+    assert_int_equal(cox_control_socket_open(&options, &host_hooks, &first, NULL), 0);
+    assert_int_equal(unlink(cox_control_socket_path(first)),
+                     0); /* by a cleaner that knows no better */
+    assert_int_equal(cox_control_socket_open(&options, &host_hooks, &second, NULL), 0);
+    cox_control_socket_close(first);
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(second), &logon, PATIENCE,
+                                                &session, NULL),
+                     0);
+    cox_control_connection_close(&session);
+    cox_control_socket_close(second);
     assert_int_equal(folder_count(), 0);
 }
 
@@ -370,17 +381,17 @@ struct race {
 static void racer(void *context)
 {
     const struct race *race = context;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     char byte;
     CHECK(read(race->go, &byte, 1) == 0);
-    int r = cox_door_open(&options, &host_hooks, &door, NULL);
+    int r = cox_control_socket_open(&options, &host_hooks, &control_socket, NULL);
     CHECK(r == 0 || r == COX_TAKEN);
     CHECK(write(race->result, r == 0 ? "w" : "l", 1) == 1);
     CHECK(read(race->end, &byte, 1) == 0); /* it holds what it won until all have tried */
-    door_stop();
+    socket_stop();
 }
 
-/* In a folder that is not there yet, or that a dead door has left its socket in. */
+/* In a folder that is not there yet, or that a dead control socket has left its socket in. */
 static void b4_b54_of_eight_starts_at_once_one_wins(void **state)
 {
     (void)state;
@@ -432,11 +443,12 @@ static void become_nobody(void)
 static void nobody_visits(void *context)
 {
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
     const char *text = context;
     become_nobody();
-    CHECK(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err) == COX_DENIED);
+    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+                                     &session, &err) == COX_DENIED);
     if (!strstr(err.text, text))
         fprintf(stderr, "'%s' is not in: %s\n", text, err.text);
     CHECK(strstr(err.text, text));
@@ -447,12 +459,12 @@ static void b9_b28_another_user_does_not_come_in(void **state)
     (void)state;
     if (!test_can_switch_user())
         skip();
-    door_start(NULL);
+    socket_start(NULL);
     visitor_run(nobody_visits, "ermission denied"); /* the folder's mode */
     /* Even if somebody opens it. */
     assert_int_equal(chmod(folder, 0711), 0);
     visitor_run(nobody_visits, "ermission denied"); /* the socket's */
-    assert_int_equal(chmod(cox_door_path(door), 0666), 0);
+    assert_int_equal(chmod(cox_control_socket_path(control_socket), 0666), 0);
     visitor_run(nobody_visits, "user 65534 may not come in: expected 0");
     assert_int_equal(read_count(&host.admitted), 0);
     assert_int_equal(chmod(folder, 0700), 0);
@@ -476,11 +488,11 @@ static pid_t nobody_start(void)
 }
 
 /* Whatever it is called and whoever owns the file: who listens is what counts. */
-static void b9_a_squatted_door_is_not_entered(void **state)
+static void b9_a_squatted_socket_is_not_entered(void **state)
 {
     (void)state;
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
     char path[100], text[100];
     if (!test_can_switch_user())
@@ -489,11 +501,13 @@ static void b9_a_squatted_door_is_not_entered(void **state)
     assert_int_equal(chown(folder, NOBODY, NOBODY), 0);
     pid_t pid = nobody_start();
     snprintf(path, sizeof path, "%s/test.door", folder);
-    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_DENIED);
+    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+                     COX_DENIED);
     assert_non_null(strstr(err.text, "belongs to user 65534: expected 0 or 0"));
     assert_int_equal(chown(path, 0, 0), 0);
     err.code = 0;
-    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, &err), COX_DENIED);
+    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+                     COX_DENIED);
     snprintf(text, sizeof text, "process %d of user 65534 listens", (int)pid);
     assert_non_null(strstr(err.text, text));
     server_kill(pid);
@@ -502,12 +516,12 @@ static void b9_a_squatted_door_is_not_entered(void **state)
 static void root_visits_as_root(void *context)
 {
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     char path[100];
     (void)context;
     snprintf(path, sizeof path, "%s/test.door", folder);
-    /* The real user stays root, which is what the door sees; the effective one says whose doors are
-     * its own. */
+    /* The real user stays root, which is what the control socket sees; the effective one says whose
+     * control sockets are its own. */
     int fd = raw_connect(path);
     CHECK(fd >= 0);
     uint8_t frame[COX_LOGON_SIZE];
@@ -516,8 +530,8 @@ static void root_visits_as_root(void *context)
     CHECK(raw_answer(fd, NULL) == 0);
     close(fd);
     become_nobody();
-    CHECK(cox_door_connect(path, &logon, PATIENCE, &session, NULL) == 0);
-    cox_door_session_close(&session);
+    CHECK(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    cox_control_connection_close(&session);
 }
 
 static void root_and_its_own_user_come_in(void **state)
@@ -535,19 +549,19 @@ static void root_and_its_own_user_come_in(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        DOOR_TEST(b9_a_folder_that_lets_others_in_is_refused),
-        DOOR_TEST(b45_an_odd_umask_takes_nothing_away),
-        DOOR_TEST(the_default_folder_is_the_same_for_both_sides),
-        DOOR_TEST(a22_k19_long_paths_and_names_work),
-        DOOR_TEST(a22_b4_a_dead_doors_socket_is_no_obstacle),
-        DOOR_TEST(b9_a_live_name_is_taken),
-        DOOR_TEST(something_else_at_the_name_is_left_alone),
-        DOOR_TEST(b4_a_new_file_that_somebody_still_has_is_no_obstacle),
-        DOOR_TEST(b10_only_its_own_socket_is_removed_at_the_end),
-        DOOR_TEST(b4_b54_of_eight_starts_at_once_one_wins),
-        DOOR_TEST(b9_b28_another_user_does_not_come_in),
-        DOOR_TEST(b9_a_squatted_door_is_not_entered),
-        DOOR_TEST(root_and_its_own_user_come_in),
+        SOCKET_TEST(b9_a_folder_that_lets_others_in_is_refused),
+        SOCKET_TEST(b45_an_odd_umask_takes_nothing_away),
+        SOCKET_TEST(the_default_folder_is_the_same_for_both_sides),
+        SOCKET_TEST(a22_k19_long_paths_and_names_work),
+        SOCKET_TEST(a22_b4_a_dead_groups_socket_is_no_obstacle),
+        SOCKET_TEST(b9_a_live_name_is_taken),
+        SOCKET_TEST(something_else_at_the_name_is_left_alone),
+        SOCKET_TEST(b4_a_new_file_that_somebody_still_has_is_no_obstacle),
+        SOCKET_TEST(b10_only_its_own_socket_is_removed_at_the_end),
+        SOCKET_TEST(b4_b54_of_eight_starts_at_once_one_wins),
+        SOCKET_TEST(b9_b28_another_user_does_not_come_in),
+        SOCKET_TEST(b9_a_squatted_socket_is_not_entered),
+        SOCKET_TEST(root_and_its_own_user_come_in),
     };
     fixture_begin();
     unsetenv("XDG_RUNTIME_DIR");

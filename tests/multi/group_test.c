@@ -175,11 +175,11 @@ static void b49_b54_the_next_group_under_the_name_is_left_alone(void **state)
 {
     (void)state;
     char name[64];
-    /* With a door, the name would be taken by that. */
+    /* With a control socket, the name would be taken by that. */
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .name = test_unique_name(name),
                                                  .keep_names = true,
-                                                 .no_door = true};
+                                                 .no_socket = true};
     struct test_group *first = test_group_start(2, &options);
     size_t count = test_count_names(name);
     remove_names(name);

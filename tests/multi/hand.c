@@ -52,9 +52,10 @@ void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
     hand->options.log = (struct cox_log){log_keep, hand};
     if (!hand->options.finalize_ms)
         hand->options.finalize_ms = TEST_PATIENCE_MS;
-    snprintf(hand->door, sizeof hand->door, "%s/%s.door", test_door_folder(), hand->name);
+    snprintf(hand->control_socket, sizeof hand->control_socket, "%s/%s.door", test_socket_folder(),
+             hand->name);
     assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);
-    while (stat(hand->door, &st) < 0) {
+    while (stat(hand->control_socket, &st) < 0) {
         assert_true(cox_now_ns() < deadline_ns);
         sched_yield();
     }
@@ -98,7 +99,7 @@ void hand_await_log(struct hand *hand, const char *text, size_t count)
 pid_t hand_worker(const struct hand *hand, const char *rank)
 {
     pid_t pid;
-    char *argv[6] = {"worker", "--door", (char *)(uintptr_t)hand->door};
+    char *argv[6] = {"worker", "--door", (char *)(uintptr_t)hand->control_socket};
     if (rank) {
         argv[3] = "--local_rank";
         argv[4] = (char *)(uintptr_t)rank;

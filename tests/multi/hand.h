@@ -18,7 +18,7 @@
 struct hand {
     /* what else of it is set before hand_open stays */
     struct cox_executor_options options;
-    char name[64], door[160];
+    char name[64], control_socket[160];
     struct test_group *group;
     struct cox_error err;
     int result;

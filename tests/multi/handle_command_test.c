@@ -1,7 +1,7 @@
 /* coxswain handle, as a user runs it: a program that has nothing to do with the exporter. */
 #include "handle_peer.h"
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "coordinator/command/command.h"
 #include "tests/lib/rights.h"
 
@@ -148,35 +148,35 @@ static void l8_l9_l10_l7_what_does_not_open_is_named(void **state)
     says("is gone\n");
 }
 
-static void l12_it_asks_the_door_where_it_must(void **state)
+static void l12_it_asks_the_socket_where_it_must(void **state)
 {
-    char path[COX_DOOR_PATH_SIZE], runtime[80];
-    struct cox_door *door = NULL;
+    char path[COX_SOCKET_PATH_SIZE], runtime[80];
+    struct cox_control_socket *control_socket = NULL;
     (void)state;
     if (!filters_possible())
         skip();
     snprintf(runtime, sizeof runtime, "%s/coxswain", folder);
     assert_int_equal(mkdir(runtime, 0700), 0);
-    const struct cox_door_options options = {.name = "handles", .folder = runtime};
-    static const struct cox_door_hooks none;
-    assert_int_equal(cox_door_open(&options, &none, &door, NULL), 0);
-    snprintf(path, sizeof path, "%s", cox_door_path(door));
-    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    const struct cox_control_socket_options options = {.name = "handles", .folder = runtime};
+    static const struct cox_control_socket_hooks none;
+    assert_int_equal(cox_control_socket_open(&options, &none, &control_socket, NULL), 0);
+    snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
+    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 5);
     save(handle.bytes, sizeof handle.bytes);
     expect_status(run(WITHOUT "pidfd_getfd=EPERM " COXSWAIN "%s", file), COX_EXIT_FAILED);
     says("seccomp");
     expect_status(run(WITHOUT "pidfd_getfd=EPERM " COXSWAIN "--door %.100s %s", path, file),
                   COX_EXIT_OK);
-    says("opened by   the door\n");
+    says("opened by   the control socket\n");
     says("00000000  %02x", object_byte(5, 0));
     expect_status(run("XDG_RUNTIME_DIR=%s " WITHOUT "pidfd_getfd=ENOSYS " COXSWAIN
                       "%s --name handles",
                       folder, file),
                   COX_EXIT_OK);
-    says("opened by   the door\n");
+    says("opened by   the control socket\n");
     peer_end(&peer);
-    cox_door_close(door);
+    cox_control_socket_close(control_socket);
     assert_int_equal(rmdir(runtime), 0);
 }
 
@@ -240,7 +240,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         HANDLE_TEST(l2_l5_it_says_what_is_in_a_handle_and_opens_it),
         HANDLE_TEST(l8_l9_l10_l7_what_does_not_open_is_named),
-        HANDLE_TEST(l12_it_asks_the_door_where_it_must),
+        HANDLE_TEST(l12_it_asks_the_socket_where_it_must),
         HANDLE_TEST(l19_files_that_hold_no_handle_are_refused),
     };
     fixture_begin();

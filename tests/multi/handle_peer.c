@@ -18,7 +18,7 @@ struct order {
 
 struct server {
     struct cox_exporter *exporter;
-    const char *door_path;
+    const char *socket_path;
     /* of the last export */
     int object;
     /* end of the socket exported last */
@@ -41,8 +41,8 @@ static void server_open(const struct server *server, const struct cox_handle *ha
     struct cox_handle_info info;
     uint8_t byte = 0;
     int fd = -1;
-    answer->result =
-        cox_handle_open(handle, server->door_path, cox_deadline_after_ms(10000), &fd, &answer->err);
+    answer->result = cox_handle_open(handle, server->socket_path, cox_deadline_after_ms(10000), &fd,
+                                     &answer->err);
     if (answer->result == 0)
         CHECK(cox_handle_parse(handle, &info, NULL) == 0 &&
               pread(fd, &byte, 1, (off_t)info.offset) == 1);
@@ -114,9 +114,9 @@ static void server_serve(struct server *server, const struct order *order,
 
 static _Noreturn void server_main(const struct peer_options *options, int socket)
 {
-    struct server server = {.door_path = options->door_path, .object = -1, .other = -1};
+    struct server server = {.socket_path = options->socket_path, .object = -1, .other = -1};
     const struct cox_exporter_options exporter = {.size = sizeof(struct cox_exporter_options),
-                                                  .door_path = options->door_path,
+                                                  .socket_path = options->socket_path,
                                                   .deadline_ms = 10000};
     struct order order;
     struct cox_error err = {0};

@@ -17,7 +17,7 @@ struct peer_options {
     /* 0: as the test */
     uid_t uid;
     /* NULL: none */
-    const char *door_path;
+    const char *socket_path;
     /* neither child nor parent of anybody here, in a session of its own */
     bool unrelated;
     /* 0: as the test */

@@ -641,7 +641,7 @@ static void open_denied(void *context)
     cox_importer_free(importer);
 }
 
-static void l11_b27_without_the_calls_and_without_a_door_it_says_so(void **state)
+static void l11_b27_without_the_calls_and_without_a_socket_it_says_so(void **state)
 {
     (void)state;
     if (!filters_possible())
@@ -651,9 +651,9 @@ static void l11_b27_without_the_calls_and_without_a_door_it_says_so(void **state
     struct denial denials[] = {
         {handle, SYS_pidfd_getfd, ENOSYS, COX_UNSUPPORTED, "no pidfd_getfd (Linux 5.6 has it)"},
         {handle, SYS_pidfd_getfd, EPERM, COX_DENIED, "a seccomp filter is on this process"},
-        {handle, SYS_pidfd_getfd, EPERM, COX_DENIED, "no door was named"},
+        {handle, SYS_pidfd_getfd, EPERM, COX_DENIED, "no control socket was named"},
         {handle, SYS_pidfd_getfd, EPERM, COX_DENIED, "Yama"},
-        {handle, SYS_pidfd_getfd, EACCES, COX_DENIED, "name a door"},
+        {handle, SYS_pidfd_getfd, EACCES, COX_DENIED, "name a control socket"},
         {handle, SYS_pidfd_open, ENOSYS, COX_UNSUPPORTED, "no pidfd_getfd"},
         {handle, SYS_pidfd_open, EPERM, COX_DENIED, "seccomp"},
     };
@@ -814,12 +814,12 @@ int main(void)
         LEAK_TEST(l17_only_so_many_exporters_are_kept),
         LEAK_TEST(l17_the_exporters_used_last_are_kept),
         LEAK_TEST(l17_opening_again_is_three_calls),
-        LEAK_TEST(l11_b27_without_the_calls_and_without_a_door_it_says_so),
+        LEAK_TEST(l11_b27_without_the_calls_and_without_a_socket_it_says_so),
         LEAK_TEST(l8_l11_without_pidfds_a_dead_exporter_is_named_too),
         LEAK_TEST(l15_b29_no_fd_more_after_100000_pairs_in_two_processes),
     };
     fixture_begin();
-    if (!test_can_take_fds()) /* handle_door_test is about handles then */
+    if (!test_can_take_fds()) /* handle_socket_test is about handles then */
         return 77;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -233,7 +233,7 @@ int kv_worker_main(int argc, char **argv)
     callbacks.pause_net = on_pause_net;
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
     options.leave_stuck = true;
-    snprintf(engine_options.door, sizeof engine_options.door, "%s",
+    snprintf(engine_options.control_socket, sizeof engine_options.control_socket, "%s",
              getenv("COXSWAIN_DOOR") ? getenv("COXSWAIN_DOOR") : "");
     if (r == 0)
         r = cox_engine_new(&engine_options, &engine);
@@ -448,8 +448,9 @@ void kv_link(struct kv_group *g, const struct kv_group *other, const struct kv_l
             pools[rank] = cox_kv_pool_fill(&messages[rank],
                                            how->pools ? &how->pools[rank] : &other->pools[rank]);
         remote.door =
-            (char *)(uintptr_t)(other->group ? cox_executor_door(test_group_executor(other->group))
-                                             : NULL);
+            (char *)(uintptr_t)(other->group
+                                    ? cox_executor_socket(test_group_executor(other->group))
+                                    : NULL);
     }
     if (how->unlink) {
         info.n_unlink_info = 1;

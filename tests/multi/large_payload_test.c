@@ -132,8 +132,8 @@ static void expect_nothing_held(struct test_group *g, uint64_t dead)
                 fail_msg("rank %" PRIu32 " still holds a large block", rank);
             nap();
         }
-    /* One fd for each that is kept, and none for what is gone; the door's copies are here as well,
-     * and another thread closes them. */
+    /* One fd for each that is kept, and none for what is gone; the control socket's copies are here
+     * as well, and another thread closes them. */
     while (fds_of_blocks(getpid()) >
            2 * held_by(getpid()).blocks + 4 * cox_executor_rank_count(executor)) {
         assert_true(cox_now_ns() < deadline_ns);
@@ -828,7 +828,8 @@ static void m3_a_forged_reference_is_corrupt_for_that_rank_alone(void **state)
 
 /* ---- ways to a block ---- */
 
-/* Neither can be taken from process to process, nor is there a door: told, not hung on. */
+/* Neither can be taken from process to process, nor is there a control socket: told, not hung on.
+ */
 static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
 {
     (void)state;
@@ -838,7 +839,7 @@ static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
                                           COX_TEST_BIN_DIR "/large_payload_worker", NULL};
     struct cox_executor_options options = small_options(2);
     struct look look;
-    /* With a door, it has the block. */
+    /* With a control socket, it has the block. */
     options.command = command;
     struct test_group *g = test_group_start(2, &options);
     expect_whole(g, 2, 20000);
@@ -848,7 +849,7 @@ static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
     test_group_free(g);
     if (test_attach() == COX_ATTACH_SEALED)
         return;
-    options.no_door = true;
+    options.no_socket = true;
     g = test_group_start(2, &options);
     assert_int_equal(ask_line(g, 20000, 0, &look, "sum"), COX_REJECTED);
     const uint32_t first = look.outcomes[0] == COX_OUTCOME_ERROR ? 0 : 1;

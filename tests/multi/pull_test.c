@@ -726,8 +726,8 @@ static void m10_the_roles_of_a_live_group_are_switched(void **state)
     pair_stop(&pair);
 }
 
-/* Then the blocks are had at the door of their group. */
-static void m10_a_rank_that_may_not_take_fds_fetches_them_at_the_door(void **state)
+/* Then the blocks are had at the control socket of their group. */
+static void m10_a_rank_that_may_not_take_fds_fetches_them_at_the_socket(void **state)
 {
     (void)state;
     struct kv_sequence reference;
@@ -740,10 +740,10 @@ static void m10_a_rank_that_may_not_take_fds_fetches_them_at_the_door(void **sta
     kv_link_all(&pair.b, &pair.a, "A", 1);
     expect_pulled(&pair, "r1");
     expect_decodes(&pair, &reference, -1);
-    /* Without a door there is no way. */
-    struct kv_group doorless = {.rank_count = 2};
-    memcpy(doorless.pools, pair.a.pools, sizeof doorless.pools);
-    kv_link(&pair.b, &doorless, &(struct kv_link){.cluster = "D", .life = 1, .role = -1});
+    /* Without a control socket there is no way. */
+    struct kv_group without_socket = {.rank_count = 2};
+    memcpy(without_socket.pools, pair.a.pools, sizeof without_socket.pools);
+    kv_link(&pair.b, &without_socket, &(struct kv_link){.cluster = "D", .life = 1, .role = -1});
     assert_non_null(strstr(kv_link_state(&pair.b, 0, "D"), "failed"));
     pair_stop(&pair);
 }
@@ -999,7 +999,7 @@ int main(int argc, char **argv)
         TEST(m10_a_group_that_is_gone_fails_on_every_rank),
         TEST(m10_a_group_that_was_restarted_is_linked_anew),
         TEST(m10_the_roles_of_a_live_group_are_switched),
-        TEST(m10_a_rank_that_may_not_take_fds_fetches_them_at_the_door),
+        TEST(m10_a_rank_that_may_not_take_fds_fetches_them_at_the_socket),
         TEST(m10_unlinking_lets_go_of_the_memory),
 #if COX_TESTING
         TEST(p9_a_pull_ends_at_its_deadline_while_it_waits),

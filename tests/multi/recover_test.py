@@ -405,7 +405,7 @@ def test_wrong_words_of_recover():
     with Group(2) as group:
         expect(recover(group.name, "restart", "--rank", "2"), 2, "there is no rank 2: the group has 2")
         check(expect(recover(group.name, "restart"), 0).out == "no rank is dead\n", "another line")
-        result = expect(run(["recover", "clear", "--door", group.door]), 0)
+        result = expect(run(["recover", "clear", "--door", group.socket_path]), 0)
         expect(run(["generate", "--name", group.name, "--on-death", "restart", "1+1="]), 2, "leave out --on-death")
         expect(group.stop(), 0)
 

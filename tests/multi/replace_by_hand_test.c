@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/shm/gate.h"
 #include "channel/base/peer.h"
 #include "channel/shm/sealed.h"
@@ -71,12 +71,12 @@ static struct cox_rank_status status_of(struct hand *hand, uint32_t rank)
 static int log_on(const struct hand *hand, uint32_t rank, uint32_t generation,
                   struct cox_error *err)
 {
-    struct cox_door_session session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = rank, .generation = generation};
+    struct cox_control_connection session = {.fd = -1};
+    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = rank, .generation = generation};
     *err = (struct cox_error){0};
-    int r = cox_door_connect(hand->door, &logon, patience(), &session, err);
+    int r = cox_control_socket_connect(hand->control_socket, &logon, patience(), &session, err);
     if (r == 0)
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
     return r;
 }
 
@@ -96,7 +96,7 @@ static void one_by_hand(enum cox_attach attach)
         assert_int_equal(log_on(&hand, 1, 0, &err), COX_STATE);
         assert_contains(err.text, "waits for an order");
         assert_contains(err.text, "coxswain recover restart --rank 1");
-        assert_int_equal(log_on(&hand, COX_DOOR_RANK_ANY, 0, &err), COX_TAKEN);
+        assert_int_equal(log_on(&hand, COX_HELLO_RANK_ANY, 0, &err), COX_TAKEN);
         order_give(&order, &hand, 1, COX_DEADLINE_NEVER, generation - 1);
         assert_int_equal(status_of(&hand, 1).life, COX_LIFE_ABSENT);
         assert_int_equal(status_of(&hand, 1).pid, 0);
@@ -215,7 +215,7 @@ static void nobody_comes(enum cox_attach attach)
         cox_executor_restart(test_group_executor(hand.group), 0, cox_deadline_after_ms(50), &err),
         COX_TIMEOUT);
     assert_contains(err.text, "rank 0");
-    assert_contains(err.text, hand.door);
+    assert_contains(err.text, hand.control_socket);
     assert_contains(err.text, "coxswain-worker --door");
     /* It is as dead as before, and its place not to be had. */
     assert_int_equal(test_call(hand.group, NULL, "echo both"), COX_PEER_DEAD);
@@ -256,15 +256,15 @@ static void m15_a_stop_ends_the_wait_for_a_replacement(void **state)
 
 /* Logs on as rank 1 and tells what came of it; goes: it leaves its connection. Either way it lives
  * on. */
-static int visit_main(const char *door, bool goes)
+static int visit_main(const char *control_socket, bool goes)
 {
-    struct cox_door_session session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = 1};
+    struct cox_control_connection session = {.fd = -1};
+    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = 1};
     int r = cox_peer_start_time(getpid(), &logon.start);
     if (r == 0)
-        r = cox_door_connect(door, &logon, patience(), &session, NULL);
+        r = cox_control_socket_connect(control_socket, &logon, patience(), &session, NULL);
     if (r == 0 && goes)
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
     dprintf(STDOUT_FILENO, "%d\n", r);
     char byte;
     while (read(STDIN_FILENO, &byte, 1) > 0)
@@ -275,7 +275,7 @@ static int visit_main(const char *door, bool goes)
 static struct test_helper visit(const struct hand *hand, const char *mode, int *ret_result)
 {
     char text[64] = "";
-    struct test_helper helper = test_helper_start(mode, hand->door);
+    struct test_helper helper = test_helper_start(mode, hand->control_socket);
     assert_true(read(helper.out, text, sizeof text - 1) > 0);
     *ret_result = atoi(text);
     return helper;
@@ -312,7 +312,7 @@ static void half_way(enum cox_attach attach)
         int result;
         struct test_helper goes = visit(&hand, "goes", &result);
         assert_int_equal(result, 0);
-        /* The door hears in its own time that it has gone. */
+        /* The control socket hears in its own time that it has gone. */
         uint64_t deadline_ns = patience();
         while (status_of(&hand, 1).pid != 0 && cox_now_ns() < deadline_ns)
             sched_yield();
@@ -347,11 +347,11 @@ static void nothing_grows(enum cox_attach attach)
         assert_int_equal(order_end(&order), 0);
         assert_int_equal(test_count_names(hand.name), 0);
         if (k == 2) {
-            test_await_door(hand.group);
+            test_await_socket(hand.group);
             fds = test_count_fds();
         }
     }
-    test_await_door(hand.group);
+    test_await_socket(hand.group);
     assert_int_equal(test_count_fds(), fds);
     test_expect_echo(hand.group, "x");
     group_end(&hand, 2, pids);
@@ -368,18 +368,18 @@ static void p8_p7_nothing_grows_by_replacements(void **state)
 /* Becomes rank 1 of a sealed group without the library; then, a step for each byte that it is told:
  * says that it has left; logs on again as the life that it had; writes over all the memory that it
  * was given. */
-static int late_main(const char *door)
+static int late_main(const char *control_socket)
 {
     static struct cox_sealed sealed;
     struct cox_control control;
-    struct cox_door_session session = {.fd = -1}, again = {.fd = -1};
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = 1};
+    struct cox_control_connection session = {.fd = -1}, again = {.fd = -1};
+    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = 1};
     struct cox_error err = {0};
     struct cox_gate gate;
     char byte;
     int r = cox_peer_start_time(getpid(), &logon.start);
     if (r == 0)
-        r = cox_door_connect(door, &logon, patience(), &session, &err);
+        r = cox_control_socket_connect(control_socket, &logon, patience(), &session, &err);
     if (r == 0)
         r = cox_sealed_attach(&sealed, &control, session.welcome.rank, session.fds, &err);
     if (r) {
@@ -402,7 +402,7 @@ static int late_main(const char *door)
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
     logon.generation = session.welcome.generation;
-    r = cox_door_connect(door, &logon, patience(), &again, &err);
+    r = cox_control_socket_connect(control_socket, &logon, patience(), &again, &err);
     for (unsigned k = 0; k < 256; k++)
         memset(sealed.ranks[1].base, (int)k, sealed.ranks[1].size);
     dprintf(STDOUT_FILENO, "%d\n", r);
@@ -426,7 +426,7 @@ static void a24_p8_what_a_late_old_process_does_is_nobody_s(void **state)
     char text[64] = "";
     hand_open(&hand, 2, COX_ATTACH_SEALED);
     pid_t pids[2] = {hand_worker(&hand, "0"), 0};
-    struct test_helper late = test_helper_start("late", hand.door);
+    struct test_helper late = test_helper_start("late", hand.control_socket);
     hand_complete(&hand);
     assert_int_equal(pid_of(&hand, 1), late.pid);
     tell(&late);

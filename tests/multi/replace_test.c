@@ -632,7 +632,7 @@ static void p8_p7_forty_replacements_in_a_row(void **state)
         assert_int_equal(group_bytes(), bytes);
         if (k == 2) {
             fds = count_fds(survivor);
-            test_await_door(lives.group);
+            test_await_socket(lives.group);
             own_fds = test_count_fds();
             maps = count_lines(survivor, "maps", "rw-s") + count_lines(survivor, "maps", "r--s");
         }
@@ -641,7 +641,7 @@ static void p8_p7_forty_replacements_in_a_row(void **state)
     assert_int_equal(count_fds(survivor), fds);
     assert_int_equal(count_lines(survivor, "maps", "rw-s") + count_lines(survivor, "maps", "r--s"),
                      maps);
-    test_await_door(lives.group);
+    test_await_socket(lives.group);
     assert_int_equal(test_count_fds(), own_fds);
     lives_end(&lives);
 }

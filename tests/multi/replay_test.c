@@ -200,11 +200,11 @@ static void k25_every_init_has_memory_of_its_own(void **state)
         test_await_lines(g, 1, line, 1);
         assert_int_equal(group_bytes(), window);
         if (life == 1) {
-            test_await_door(g);
+            test_await_socket(g);
             fds = test_count_fds();
         }
     }
-    test_await_door(g);
+    test_await_socket(g);
     assert_int_equal(test_count_fds(), fds);
     test_group_free(g);
 }

@@ -296,7 +296,7 @@ static void a24_p7_nothing_grows_under_load(void **state)
         restart_all(g);
         assert_int_equal(test_count_names(name), 0);
         if (k == 2) {
-            test_await_door(g);
+            test_await_socket(g);
             fds = test_count_fds();
         }
         test_expect_echo(g, "between");

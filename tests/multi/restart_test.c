@@ -303,14 +303,14 @@ static void p8_p7_nothing_grows(void **state)
     struct test_group *g = test_group_start(2, &options);
     const char *name = cox_executor_name(test_group_executor(g));
     /* Every rank has logged on, and no connection of a dead one is there. */
-    test_await_door(g);
+    test_await_socket(g);
     const size_t fds = test_count_fds();
     for (int k = 0; k < 30; k++) {
         kill_rank(g, (uint32_t)k & 1);
         restart(g, (uint32_t)k & 1);
         assert_int_equal(test_count_names(name), 0);
     }
-    test_await_door(g);
+    test_await_socket(g);
     assert_int_equal(test_count_fds(), fds);
     test_expect_echo(g, "x");
     test_group_free(g);

@@ -309,35 +309,35 @@ static void assert_contains(const char *text, const char *part)
         fail_msg("'%s' is not in: %s", part, text);
 }
 
-static pthread_mutex_t doorman_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct cox_control_server *doorman;
+static pthread_mutex_t serving_one_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct cox_control_server *serving_one;
 
 static int on_control(void *context, int fd, struct cox_error *err)
 {
     (void)context; /* the test library's */
-    pthread_mutex_lock(&doorman_lock);
-    int r = doorman ? cox_control_server_take(doorman, fd, err)
-                    : cox_fail(err, COX_CLOSED, "it has gone");
-    pthread_mutex_unlock(&doorman_lock);
+    pthread_mutex_lock(&serving_one_lock);
+    int r = serving_one ? cox_control_server_take(serving_one, fd, err)
+                        : cox_fail(err, COX_CLOSED, "it has gone");
+    pthread_mutex_unlock(&serving_one_lock);
     return r;
 }
 
-/* While the door still stands. */
-static void doorman_end(void)
+/* While the control socket still stands. */
+static void serving_one_end(void)
 {
-    pthread_mutex_lock(&doorman_lock);
-    struct cox_control_server *service = doorman;
-    doorman = NULL;
-    pthread_mutex_unlock(&doorman_lock);
+    pthread_mutex_lock(&serving_one_lock);
+    struct cox_control_server *service = serving_one;
+    serving_one = NULL;
+    pthread_mutex_unlock(&serving_one_lock);
     cox_control_server_free(service);
 }
 
-static const char *status_command(const char *door, const char *option)
+static const char *status_command(const char *control_socket, const char *option)
 {
     static char output[20000];
     char command[4096];
-    snprintf(command, sizeof command, COX_TEST_BIN_DIR "/coxswain status --door '%s' %s 2>&1", door,
-             option);
+    snprintf(command, sizeof command, COX_TEST_BIN_DIR "/coxswain status --door '%s' %s 2>&1",
+             control_socket, option);
     FILE *from = popen(command, "re");
     assert_non_null(from);
     size_t size = fread(output, 1, sizeof output - 1, from);
@@ -362,14 +362,14 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
 {
     (void)state;
     test_needs_processes();
-    doorman = service_new();
+    serving_one = service_new();
     const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .control = on_control, .need_door = true};
+        .size = sizeof(struct cox_executor_options), .control = on_control, .need_socket = true};
     struct test_group *g = test_group_start(2, &options);
-    group_attach(doorman, g, "it is a test");
-    const char *door = cox_executor_door(test_group_executor(g));
+    group_attach(serving_one, g, "it is a test");
+    const char *control_socket = cox_executor_socket(test_group_executor(g));
     struct test_pipe *pipe = test_pipe_new();
-    const char *text = status_command(door, "");
+    const char *text = status_command(control_socket, "");
     assert_contains(text, "deaths 0, restarts 0\n");
     assert_null(strstr(text, "last error"));
     assert_null(strstr(text, "wrote last"));
@@ -379,7 +379,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     test_await_lines(g, 1, "blocked", 1);
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
     assert_int_equal(test_await(g, 0)->status, COX_PEER_DEAD);
-    text = status_command(door, "");
+    text = status_command(control_socket, "");
     assert_contains(text, "generation 1 dead; execute ");
     const char *ranks[] = {strstr(text, "\nrank 0 "), strstr(text, "\nrank 1 ")};
     assert_true(ranks[0] && ranks[1] && ranks[0] < ranks[1]);
@@ -391,7 +391,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_null(strstr(text, "last error")); /* not the same again */
     assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL), 0);
     assert_int_equal(test_call(g, NULL, "only 0 fail 7 colours \033[31m"), COX_REJECTED);
-    text = status_command(door, "");
+    text = status_command(control_socket, "");
     assert_contains(text, "deaths 1, restarts 1\n");
     assert_contains(text, "generation 2 alive; execute ");
     assert_contains(text, " ago: rank 1 (pid ");
@@ -399,7 +399,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
                           "  | blocked\n");
     assert_contains(text, "(OPAQUE): colours ?[31m\n");
     assert_columns(text);
-    text = status_command(door, "--json");
+    text = status_command(control_socket, "--json");
     assert_contains(text, "\"last_lines\":\"blocked\",");
     assert_contains(text, "\"deaths\":1,\"restarts\":1,\"last_error\":\"rank 1 (pid ");
     assert_contains(text, "\"deaths\":0,\"restarts\":0,\"last_error\":\"pid ");
@@ -407,7 +407,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_contains(text, "\"cpu_s\":");
     assert_contains(text, "\"legacy\":false,");
     assert_contains(text, "},\"deaths\":1,\"restarts\":1,"); /* of the group */
-    doorman_end();
+    serving_one_end();
     test_group_free(g);
 }
 
@@ -448,7 +448,7 @@ static void b15_connections_leave_no_fd_and_no_thread(void **state)
     struct test_group *group = test_group_start(1, NULL);
     struct cox_control_server *service = service_new();
     group_attach(service, group, "");
-    test_await_door(group); /* which may still have what it gave to the rank */
+    test_await_socket(group); /* which may still have what it gave to the rank */
     size_t before = test_count_fds();
     for (int i = 0; i < 100; i++) {
         struct cox_client client = client_to(service);
@@ -480,7 +480,7 @@ static void b21_who_asks_nothing_has_no_place_when_there_are_many(void **state)
     struct cox_client silent[COUNT];
     struct cox_error err;
     CoxswainControl__ControlReply *reply;
-    test_await_door(group); /* as above */
+    test_await_socket(group); /* as above */
     size_t before = test_count_fds();
     group_attach(service, group, "");
     for (int i = 0; i < COUNT; i++) {
@@ -634,7 +634,7 @@ static void g1g_so_many_closes_hang_that_nobody_is_served(void **state)
 }
 
 /* A process of its own that asks once, and again when it is told to. */
-static pid_t modest_start(const char *door, int told, int go)
+static pid_t modest_start(const char *control_socket, int told, int go)
 {
     pid_t pid = fork();
     assert_true(pid >= 0);
@@ -644,7 +644,7 @@ static pid_t modest_start(const char *door, int told, int go)
     struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     char byte = 0;
-    int r = cox_client_open_path(&client, door, patience(), &err);
+    int r = cox_client_open_path(&client, control_socket, patience(), &err);
     if (!r)
         r = ask(&client, ASK_STATUS, &reply, &err);
     if (!r && (write(told, &byte, 1) != 1 || read(go, &byte, 1) != 1))
@@ -660,24 +660,24 @@ static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **
 {
     (void)state;
     test_needs_processes();
-    doorman = service_new();
+    serving_one = service_new();
     const struct cox_executor_options options = {
-        .size = sizeof(struct cox_executor_options), .control = on_control, .need_door = true};
+        .size = sizeof(struct cox_executor_options), .control = on_control, .need_socket = true};
     struct test_group *g = test_group_start(1, &options);
     struct cox_client hoard[2 * COX_CONTROL_CONNECTION_MAX];
     struct cox_error err = {0};
     CoxswainControl__ControlReply *reply;
     int told[2], go[2], status;
     char byte = 0;
-    group_attach(doorman, g, "it is a test");
-    const char *door = cox_executor_door(test_group_executor(g));
+    group_attach(serving_one, g, "it is a test");
+    const char *control_socket = cox_executor_socket(test_group_executor(g));
     assert_int_equal(pipe(told) | pipe(go), 0);
-    pid_t pid = modest_start(door, told[1], go[0]);
+    pid_t pid = modest_start(control_socket, told[1], go[0]);
     close(told[1]);
     assert_int_equal(read(told[0], &byte, 1), 1);
     for (size_t i = 0; i < sizeof hoard / sizeof *hoard; i++) {
         hoard[i] = (struct cox_client)COX_CLIENT_NONE;
-        int r = cox_client_open_path(&hoard[i], door, patience(), &err);
+        int r = cox_client_open_path(&hoard[i], control_socket, patience(), &err);
         /* An answer says that its thread runs: one that has not begun is not known to be quiet. */
         r = r ? r : ask(&hoard[i], ASK_STATUS, &reply, &err);
         if (r)
@@ -691,7 +691,7 @@ static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **
     close(told[0]);
     close(go[0]);
     close(go[1]);
-    doorman_end();
+    serving_one_end();
     test_group_free(g);
 }
 

@@ -191,14 +191,14 @@ static void b16_nobody_else_keeps_an_fd_of_a_ranks_memory(void **state)
     struct test_group *g = start(4, 0);
     struct cox_executor *executor = test_group_executor(g);
     struct cox_error err = {0};
-    test_await_door(g);
+    test_await_socket(g);
     assert_int_equal(count_fds("/memfd:cox_rank"), 0);
     /* Nor of a rank's next life. */
     assert_int_equal(kill(cox_executor_pid(executor, 1), SIGKILL), 0);
     test_await_death(g, 1);
     if (cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
         fail_msg("%s", err.text);
-    test_await_door(g);
+    test_await_socket(g);
     assert_int_equal(count_fds("/memfd:cox_rank"), 0);
     test_group_free(g);
 }

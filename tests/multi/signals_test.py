@@ -15,7 +15,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 import rights  # pylint: disable=wrong-import-position
-from harness import (LEGACY_WORKER, MODEL, Failure, Process, all_gone, check, descendants, doors,
+from harness import (LEGACY_WORKER, MODEL, Failure, Process, all_gone, check, descendants, socket_files,
                      kill_all, names_of, test, wait_until)
 
 parser = harness.parser(__doc__, seed=True)
@@ -62,7 +62,7 @@ def await_nothing(process, kind):
           "status %s: %s" % (status, process.describe()))
     left = names_of(PREFIX + kind.replace(" ", "-"))
     check(not left, "%d names are left: %s" % (len(left), left[:3]))
-    check(not doors(), "a socket is left: %s" % doors())
+    check(not socket_files(), "a socket is left: %s" % socket_files())
     check(all_gone(), "processes are left")
     process.close()
     return status

@@ -118,7 +118,7 @@ def test_p9_m11_a_paused_group_is_waited_for_longer_than_a_connection_that_asks_
         expect(run(["recover", "pause", "--name", a.name]), 0)
         client = start(["generate", "--prefill", a.name, "--decode", b.name, "27+58="])
         wait_until(lambda: a.status()["serving"]["clients"] == 1, "a client that waits")
-        with Stranger(b.door) as silent:  # it came later, and ends first
+        with Stranger(b.socket_path) as silent:  # it came later, and ends first
             check(silent.ended(), "something was said to a connection that asks for nothing")
         check(client.poll() is None, "it did not wait")
         expect(run(["recover", "start", "--name", a.name]), 0)
@@ -221,7 +221,7 @@ class Clearer(threading.Thread):
 
     def run(self):
         try:
-            with Stranger(self.group.door) as stranger:
+            with Stranger(self.group.socket_path) as stranger:
                 while not self.stopped.wait(self.chance.choice((0, 0, 0.0002, 0.001))):
                     stranger.send(field(5, field(1, 2)))
                     number, fields = stranger.reply()
@@ -480,7 +480,7 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
     with prefill() as a, decode() as b, Group() as c:
         expect(run(["link", "--name", b.name, a.name]), 0)
         expect(pull_kv(b, a, 1), 2, "holds no sequence 1")
-        with Holder(a.door) as holder:
+        with Holder(a.socket_path) as holder:
             told = holder.hold(list(range(3, 13)) * 4)
             hold = told[3]
             wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
@@ -494,7 +494,7 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
             answer = json.loads(expect(pull_kv(c, a, hold, "--json"), 2).out)
             check(not answer["ok"] and answer["state"] == "failed" and answer["error"], "%s" % answer)
             expect(pull_kv(b, a, hold + 1), 2, "holds no sequence")
-            with Holder(a.door) as other:
+            with Holder(a.socket_path) as other:
                 other.send(field(1, b""))
                 other.reply()
                 other.release(hold)  # not its own
@@ -519,19 +519,19 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
 def test_p9_sources_that_are_made_up_are_refused_with_words():
     with prefill() as a, decode() as b:
         expect(run(["link", "--name", b.name, a.name]), 0)
-        with Holder(a.door) as holder:
+        with Holder(a.socket_path) as holder:
             told = holder.hold(list(range(3, 13)) * 4)
             true = {"cluster": a.name, "life": told[2], "sequence": told[3], "blocks": list(told[4]), "lease": told[5]}
-            check(pull_by_hand(b.door, **true) == "", "the true one is refused: %s" % pull_by_hand(b.door, **true))
+            check(pull_by_hand(b.socket_path, **true) == "", "the true one is refused: %s" % pull_by_hand(b.socket_path, **true))
             for change in ({"life": told[2] + 1}, {"sequence": told[3] + 1}, {"blocks": [400, 401, 402]}, {"lease": 1},
                            {"blocks": [1 << 30]}, {"cluster": "coxsplit.nobody"}, {"cluster": ""}, {"blocks": []},
                            {"sequence": 0}, {"blocks": [-1]}, {"blocks": list(range(600))}, {"cluster": "x" * 300}):
-                text = pull_by_hand(b.door, **{**true, **change})
+                text = pull_by_hand(b.socket_path, **{**true, **change})
                 check(text, "%s was pulled" % change)
-            check(pull_by_hand(b.door, **true) == "", "the true one is refused afterwards")
+            check(pull_by_hand(b.socket_path, **true) == "", "the true one is refused afterwards")
             holder.release(told[3])
             wait_until(lambda: transfer(a)["holds"] == 0, "no hold")
-            check("another sequence" in pull_by_hand(b.door, **true), "a released one was pulled")
+            check("another sequence" in pull_by_hand(b.socket_path, **true), "a released one was pulled")
         all_is_given_back(a, b)
         stop(a, b)
 
@@ -540,7 +540,7 @@ def test_p9_sources_that_are_made_up_are_refused_with_words():
 def test_p9_holds_end_when_a_rank_is_replaced():
     with prefill(*RESTART) as a, decode() as b:
         expect(run(["link", "--name", b.name, a.name]), 0)
-        with Holder(a.door) as holder:
+        with Holder(a.socket_path) as holder:
             told = holder.hold([5, 6, 7, 8, 9])
             wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
             os.kill(a.pids[1], signal.SIGKILL)
@@ -564,7 +564,7 @@ def test_p9_holds_end_when_a_rank_is_replaced():
 def test_p9_a_stuck_rank_times_out_and_its_blocks_are_in_quarantine():
     with prefill() as a, decode() as b:
         expect(run(["link", "--name", b.name, a.name]), 0)
-        with Holder(a.door) as holder:
+        with Holder(a.socket_path) as holder:
             hold = holder.hold(list(range(3, 13)) * 4)[3]
             wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
             b.stopped(1)

@@ -419,7 +419,7 @@ static bool is_more(const struct held *held, const struct held *before)
     return held->fds > before->fds || held->images != before->images;
 }
 
-/* What the door had is closed by a thread of its own, which may be late. */
+/* What the control socket had is closed by a thread of its own, which may be late. */
 static struct held held_in_the_end(pid_t pid, const struct held *before)
 {
     const uint64_t until_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);

@@ -17,7 +17,7 @@ import time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 import harness  # pylint: disable=wrong-import-position
 import rights  # pylint: disable=wrong-import-position
-from harness import (LEGACY_WORKER, MODEL, Failure, Process, all_gone, check, descendants, doors,
+from harness import (LEGACY_WORKER, MODEL, Failure, Process, all_gone, check, descendants, socket_files,
                      kill_all, names_of, prompts_file, sums, test, wait_until)
 
 parser = harness.parser(__doc__, seed=True)
@@ -99,7 +99,7 @@ class Group:
         answer = self.status()
         check(answer["pid"] == self.process.pid, "another coordinator answers: %s" % answer)
         check([rank["pid"] for rank in answer["ranks"]] == self.pids, "other workers: %s" % answer)
-        check(doors() == [self.name + ".door"], "sockets: %s" % doors())
+        check(socket_files() == [self.name + ".door"], "sockets: %s" % socket_files())
         if answer["serving"]:
             answer = generate_on(self.name, "27+58=")
             check(answer.out == "27+58=85\n", "another text")
@@ -117,7 +117,7 @@ class Group:
 def nothing_left(name):
     check(all_gone(), "processes are left")
     check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
-    check(not doors(), "sockets: %s" % doors())
+    check(not socket_files(), "sockets: %s" % socket_files())
 
 
 def generate_on(name, *arguments, expected=(0,)):
@@ -192,7 +192,7 @@ def test_p7_killed_at_any_instant_of_its_start(name, more):
     group = Group(name, **more)
     for one in old:
         one.process.finish(KILLED)
-        # One that logged on in vain, at a door of which nobody lives any more, is told so.
+        # One that logged on in vain, at a control socket of which nobody lives any more, is told so.
         for hand in one.hands:
             hand.finish(ORPHAN, 1)
         close(one.process, *one.hands)
@@ -231,11 +231,11 @@ def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group
 @test
 def test_b20_p2_killed_at_each_step_of_letting_workers_in():
     """Whoever waits for its welcome, or for the others, has nobody who would end it but the connection."""
-    if not harness.program_has("coxswain", b"door.welcomed"):
+    if not harness.program_has("coxswain", b"control_socket.welcomed"):
         harness.skip("this build has no fault points")
     for attach in "named", "sealed":
         more = {"arguments": ("--attach", attach)}
-        for step in "socket.sent", "door.welcomed":
+        for step in "socket.sent", "control_socket.welcomed":
             for count in 1, 2:
                 name = "%sstruck-%s" % (PREFIX, attach)
                 # Of the coordinator alone: workers know nothing of it.
@@ -361,7 +361,7 @@ def test_a24_in_the_gap_commands_say_that_there_is_no_group():
     name = PREFIX + "gap"
     group = Group(name).ready().kill()
     group.left()
-    before = doors()
+    before = socket_files()
     for arguments in (["status"], ["stop"], ["status", "--json"], ["generate", "--join", "1+1="],
                       ["generate", "--join", "--json", "1+1="]):
         process = command(*arguments, "--name", name).finish(2)
@@ -375,7 +375,7 @@ def test_a24_in_the_gap_commands_say_that_there_is_no_group():
     process = command("generate", "--join", "1+1=").finish(2)
     check("--join needs the --name" in process.err, "not told: " + process.err)
     close(process)
-    check(doors() == before == [name + ".door"], "sockets: %s, before: %s" % (doors(), before))
+    check(socket_files() == before == [name + ".door"], "sockets: %s, before: %s" % (socket_files(), before))
     # Without --join a group of its own has the name as long as it takes, and removes the dead one's socket.
     process = command("generate", "--name", name, "--model", MODEL, "27+58=").finish(0)
     check(process.out == "27+58=85\n", "another text: " + process.out)

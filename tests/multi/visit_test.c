@@ -1,5 +1,5 @@
-/* The visitor's side, at doors that do not keep their promises. */
-#include "door_fixture.h"
+/* The visitor's side, at control sockets that do not keep their promises. */
+#include "control_socket_fixture.h"
 
 #include "channel/socket/logon.h"
 
@@ -29,10 +29,10 @@ static void listen_at_path(int backlog)
     assert_int_equal(listen(listener, backlog), 0);
 }
 
-/* What an odd door answers with. */
+/* What an odd control socket answers with. */
 struct script {
     const char *what;
-    enum cox_door_role role;
+    enum cox_hello_role role;
     uint8_t bytes[512];
     size_t size;
     /* with the first byte */
@@ -44,14 +44,14 @@ struct script {
     int expected;
 };
 
-static void *odd_door(void *argument)
+static void *odd_socket(void *argument)
 {
     const struct script *script = argument;
     uint8_t frame[COX_LOGON_SIZE];
     int many[COX_SOCKET_FD_COUNT_MAX];
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     for (int i = 0; i < COX_SOCKET_FD_COUNT_MAX; i++)
-        many[i] = host_fds[i % COX_DOOR_FD_COUNT_MAX];
+        many[i] = host_fds[i % COX_HELLO_FD_COUNT_MAX];
     size_t late = script->late_count > 0;
     if (cox_socket_receive(fd, frame, sizeof frame, NULL, 0, NULL, PATIENCE) == 0 && script->size) {
         cox_socket_send(fd, script->bytes, script->size - late, many, script->fd_count, PATIENCE);
@@ -67,21 +67,21 @@ static void *odd_door(void *argument)
 
 static void play(const struct script *script)
 {
-    struct cox_logon logon = {.role = script->role ? script->role : COX_DOOR_WORKER, .rank = 1};
-    struct cox_door_session session;
+    struct cox_logon logon = {.role = script->role ? script->role : COX_HELLO_WORKER, .rank = 1};
+    struct cox_control_connection session;
     struct cox_error err = {0};
     pthread_t thread;
     memset(&session, 0x5a, sizeof session);
     int before = fd_count();
-    if (logon.role != COX_DOOR_WORKER)
+    if (logon.role != COX_HELLO_WORKER)
         logon.rank = 0;
-    assert_int_equal(pthread_create(&thread, NULL, odd_door, (void *)(uintptr_t)script), 0);
+    assert_int_equal(pthread_create(&thread, NULL, odd_socket, (void *)(uintptr_t)script), 0);
     uint64_t deadline_ns = script->expected == COX_TIMEOUT ? cox_deadline_after_ms(50) : PATIENCE;
-    int r = cox_door_connect(path, &logon, deadline_ns, &session, &err);
+    int r = cox_control_socket_connect(path, &logon, deadline_ns, &session, &err);
     if (r != script->expected)
         fail_msg("%s: %d '%s', expected %d", script->what, r, err.text, script->expected);
     if (r == 0)
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
     else {
         assert_int_equal(err.code, r);
         assert_int_equal(session.fd, 0x5a5a5a5a);
@@ -116,7 +116,7 @@ static void a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing(void **state
     s[count++] = welcome("more than it takes", COX_CORRUPT, 33, 33);
     s[count++] = welcome("as many as there are", COX_CORRUPT, 128, 128);
     s[count] = welcome("for a command", COX_CORRUPT, 4, 4);
-    s[count++].role = COX_DOOR_COMMAND;
+    s[count++].role = COX_HELLO_COMMAND;
     s[count] = welcome("late fds", COX_CORRUPT, 4, 4);
     s[count++].late_count = 1;
     s[count] = welcome("all fds late", COX_CORRUPT, 4, 0);
@@ -160,11 +160,11 @@ struct answers {
     size_t count;
 };
 
-static void *odd_doors(void *argument)
+static void *odd_sockets(void *argument)
 {
     const struct answers *answers = argument;
     for (size_t i = 0; i < answers->count; i++)
-        odd_door((void *)(uintptr_t)&answers->scripts[i]);
+        odd_socket((void *)(uintptr_t)&answers->scripts[i]);
     return NULL;
 }
 
@@ -198,15 +198,15 @@ static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
     }
     listen_at_path(8);
     int before = fd_count();
-    assert_int_equal(pthread_create(&thread, NULL, odd_doors, &answers), 0);
+    assert_int_equal(pthread_create(&thread, NULL, odd_sockets, &answers), 0);
     for (size_t i = 0; i < answers.count; i++) {
-        struct cox_door_session session;
+        struct cox_control_connection session;
         struct cox_error err = {0};
-        int r = cox_door_connect(path, &logon, PATIENCE, &session, &err);
+        int r = cox_control_socket_connect(path, &logon, PATIENCE, &session, &err);
         if (r == 0) {
             welcomes++;
             assert_true(i < BIT_COUNT && session.fd_count == 4 && session.welcome.rank < 4);
-            cox_door_session_close(&session);
+            cox_control_connection_close(&session);
             continue;
         }
         if (r < 0 || r == COX_TIMEOUT || !err.text[0] || err.code != r)
@@ -230,9 +230,9 @@ struct kind {
 static void kind_add(struct kind *kinds, size_t *count, const char *where,
                      const struct cox_logon *logon, uint64_t deadline_ns, int expected)
 {
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
-    int r = cox_door_connect(where, logon, deadline_ns, &session, &err);
+    int r = cox_control_socket_connect(where, logon, deadline_ns, &session, &err);
     if (r != expected || err.code != expected)
         fail_msg("%s: %d '%s', expected %d", where, r, err.text, expected);
     for (size_t i = 0; i < *count; i++) {
@@ -247,19 +247,19 @@ static void short_of_fds(void *context)
 {
     struct rlimit limit;
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
     (void)context;
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = 3;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    CHECK(cox_door_connect(path, &logon, PATIENCE, &session, &err) == -EMFILE);
+    CHECK(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err) == -EMFILE);
     CHECK(err.code == -EMFILE && strstr(err.text, "open files"));
 }
 
-/* Time, a door that is not there, that is dead, that is another's, that talks nonsense, that
- * refuses for a reason of its own, and the system: whoever comes can tell them apart, and none is
- * another's in disguise. */
+/* Time, a control socket that is not there, that is dead, that is another's, that talks nonsense,
+ * that refuses for a reason of its own, and the system: whoever comes can tell them apart, and none
+ * is another's in disguise. */
 static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
 {
     (void)state;
@@ -270,10 +270,10 @@ static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
     struct script nonsense = welcome("nonsense", COX_CORRUPT, 4, 3),
                   silence = {.what = "silence", .stays = true, .expected = COX_TIMEOUT};
     listen_at_path(8);
-    assert_int_equal(pthread_create(&thread, NULL, odd_door, &silence), 0);
+    assert_int_equal(pthread_create(&thread, NULL, odd_socket, &silence), 0);
     kind_add(kinds, &count, path, &logon, cox_deadline_after_ms(20), COX_TIMEOUT);
     pthread_join(thread, NULL);
-    assert_int_equal(pthread_create(&thread, NULL, odd_door, &nonsense), 0);
+    assert_int_equal(pthread_create(&thread, NULL, odd_socket, &nonsense), 0);
     kind_add(kinds, &count, path, &logon, PATIENCE, COX_CORRUPT);
     pthread_join(thread, NULL);
     cox_close_fd(&listener);
@@ -282,8 +282,8 @@ static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
     kind_add(kinds, &count, path, &logon, PATIENCE, COX_NOT_FOUND);
     kind_add(kinds, &count, "/dev/null", &logon, PATIENCE, COX_DENIED);
     kind_add(kinds, &count, "", &logon, PATIENCE, COX_INVALID);
-    door_start(NULL);
-    snprintf(path, sizeof path, "%s", cox_door_path(door));
+    socket_start(NULL);
+    snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
     odd.version = 2;
     kind_add(kinds, &count, path, &odd, PATIENCE, COX_VERSION);
     static const int reasons[] = {COX_TAKEN, COX_FULL, COX_STATE, COX_UNSUPPORTED, COX_REJECTED};
@@ -294,7 +294,7 @@ static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
     visitor_run(short_of_fds, NULL);
 }
 
-static void a2_b18_a_door_that_does_not_answer_is_a_timeout(void **state)
+static void a2_b18_a_socket_that_does_not_answer_is_a_timeout(void **state)
 {
     (void)state;
     listen_at_path(8);
@@ -318,7 +318,7 @@ static void a2_b2_a_full_backlog_is_a_timeout(void **state)
     (void)state;
     int waiting[4], count = 0;
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
     listen_at_path(0);
     for (int fd; count < 4; count++) { /* until no more fit */
@@ -334,7 +334,8 @@ static void a2_b2_a_full_backlog_is_a_timeout(void **state)
     const uint64_t deadlines[] = {0, cox_deadline_after_ms(30)};
     for (int i = 0; i < 2; i++) {
         err.code = 0;
-        assert_int_equal(cox_door_connect(path, &logon, deadlines[i], &session, &err), COX_TIMEOUT);
+        assert_int_equal(cox_control_socket_connect(path, &logon, deadlines[i], &session, &err),
+                         COX_TIMEOUT);
         assert_non_null(strstr(err.text, "so many wait there"));
     }
     assert_int_equal(fd_count(), before);
@@ -363,13 +364,13 @@ static void a2_a_place_in_the_backlog_is_waited_for(void **state)
 {
     (void)state;
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     pthread_t thread;
     listen_at_path(0);
     int first = raw_connect(path);
     assert_int_equal(shutdown(first, SHUT_WR), 0);
     assert_int_equal(pthread_create(&thread, NULL, make_room, NULL), 0);
-    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, NULL), COX_FULL);
+    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL), COX_FULL);
     pthread_join(thread, NULL);
     close(first);
     cox_close_fd(&listener);
@@ -378,7 +379,7 @@ static void a2_a_place_in_the_backlog_is_waited_for(void **state)
 static void serve(void *context)
 {
     int *told = context;
-    door_start(NULL);
+    socket_start(NULL);
     tell(told[1]);
     for (;;)
         pause();
@@ -388,7 +389,7 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
 {
     (void)state;
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
     char expected[sizeof err.text];
     int told[2];
@@ -399,19 +400,20 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     int status;
     kill(pid, SIGSTOP);
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid); /* all its threads have stopped */
-    assert_int_equal(cox_door_connect(path, &logon, cox_deadline_after_ms(50), &session, &err),
-                     COX_TIMEOUT);
+    assert_int_equal(
+        cox_control_socket_connect(path, &logon, cox_deadline_after_ms(50), &session, &err),
+        COX_TIMEOUT);
     snprintf(
         expected, sizeof expected,
         "%s: no whole answer came in time: process %d, the coordinator, is stopped by a signal",
         path, (int)pid);
     assert_string_equal(err.text, expected);
     kill(pid, SIGCONT);
-    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &session, NULL), 0);
+    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL), 0);
     kill(pid, SIGKILL);
     child_status(pid);
     assert_int_equal(raw_answer(session.fd, NULL), -COX_CLOSED); /* A24: at once, no hang */
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
     close(told[0]);
     close(told[1]);
 }
@@ -420,28 +422,36 @@ static void k19_paths_that_cannot_be(void **state)
 {
     (void)state;
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     char *text = malloc(5000);
     int before = fd_count();
     memset(text, 'x', 4999);
     text[4999] = '\0';
-    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_INVALID);
+    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+                     COX_INVALID);
     text[4500] = '/';
-    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_INVALID);
-    assert_int_equal(cox_door_connect("", &logon, PATIENCE, &session, NULL), COX_INVALID);
-    assert_int_equal(cox_door_connect("/tmp/", &logon, PATIENCE, &session, NULL), COX_INVALID);
+    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+                     COX_INVALID);
+    assert_int_equal(cox_control_socket_connect("", &logon, PATIENCE, &session, NULL), COX_INVALID);
+    assert_int_equal(cox_control_socket_connect("/tmp/", &logon, PATIENCE, &session, NULL),
+                     COX_INVALID);
     text[83] = '\0';
-    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_INVALID);
+    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+                     COX_INVALID);
     text[82] = '\0';
-    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_NOT_FOUND);
-    assert_int_equal(cox_door_connect("/dev/null", &logon, PATIENCE, &session, NULL), COX_DENIED);
-    assert_int_equal(cox_door_connect("/dev/null/x", &logon, PATIENCE, &session, NULL), COX_DENIED);
-    assert_int_equal(cox_door_connect("/nonexistent/x", &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+                     COX_NOT_FOUND);
+    assert_int_equal(cox_control_socket_connect("/dev/null", &logon, PATIENCE, &session, NULL),
+                     COX_DENIED);
+    assert_int_equal(cox_control_socket_connect("/dev/null/x", &logon, PATIENCE, &session, NULL),
+                     COX_DENIED);
+    assert_int_equal(cox_control_socket_connect("/nonexistent/x", &logon, PATIENCE, &session, NULL),
                      COX_NOT_FOUND);
     listen_at_path(1);
     snprintf(text, 5000, "%s/link", folder);
     assert_int_equal(symlink("odd.door", text), 0);
-    assert_int_equal(cox_door_connect(text, &logon, PATIENCE, &session, NULL), COX_DENIED);
+    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+                     COX_DENIED);
     cox_close_fd(&listener);
     assert_int_equal(fd_count(), before);
     free(text);
@@ -463,48 +473,49 @@ static void interrupted_visits(void *context)
     CHECK(sigaction(SIGALRM, &action, NULL) == 0);
     CHECK(setitimer(ITIMER_REAL, &often, NULL) == 0);
     for (int i = 0; i < 50 || alarms < 5; i++) {
-        struct cox_door_session session;
+        struct cox_control_connection session;
         struct cox_error err = {0};
-        int r = cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err);
+        int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                           PATIENCE, &session, &err);
         if (r)
             fprintf(stderr, "%s\n", err.text);
         CHECK(r == 0);
         CHECK(session.fd_count == 4);
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
     }
 }
 
 static void k17_b47_interruptions_change_nothing(void **state)
 {
     (void)state;
-    door_start(NULL);
+    socket_start(NULL);
     visitor_run(interrupted_visits, NULL);
 }
 
 static void a18_a_session_can_be_made_by_hand(void **state)
 {
     (void)state;
-    struct cox_door_session session = {.fd = -1, .welcome = {.rank_count = 2}, .fd_count = 1};
+    struct cox_control_connection session = {.fd = -1, .welcome = {.rank_count = 2}, .fd_count = 1};
     int before = fd_count();
     session.fds[0] = dup(host_fds[0]);
-    cox_door_session_close(&session);
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
+    cox_control_connection_close(&session);
     assert_int_equal(fd_count(), before);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        DOOR_TEST(a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing),
-        DOOR_TEST(p10_a11_any_bit_of_an_answer_may_be_another),
-        DOOR_TEST(a28_b18_each_way_to_fail_has_its_code_and_its_words),
-        DOOR_TEST(a2_b18_a_door_that_does_not_answer_is_a_timeout),
-        DOOR_TEST(a2_b2_a_full_backlog_is_a_timeout),
-        DOOR_TEST(a2_a_place_in_the_backlog_is_waited_for),
-        DOOR_TEST(a24_b2_a_stopped_coordinator_is_a_timeout),
-        DOOR_TEST(k19_paths_that_cannot_be),
-        DOOR_TEST(k17_b47_interruptions_change_nothing),
-        DOOR_TEST(a18_a_session_can_be_made_by_hand),
+        SOCKET_TEST(a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing),
+        SOCKET_TEST(p10_a11_any_bit_of_an_answer_may_be_another),
+        SOCKET_TEST(a28_b18_each_way_to_fail_has_its_code_and_its_words),
+        SOCKET_TEST(a2_b18_a_socket_that_does_not_answer_is_a_timeout),
+        SOCKET_TEST(a2_b2_a_full_backlog_is_a_timeout),
+        SOCKET_TEST(a2_a_place_in_the_backlog_is_waited_for),
+        SOCKET_TEST(a24_b2_a_stopped_coordinator_is_a_timeout),
+        SOCKET_TEST(k19_paths_that_cannot_be),
+        SOCKET_TEST(k17_b47_interruptions_change_nothing),
+        SOCKET_TEST(a18_a_session_can_be_made_by_hand),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

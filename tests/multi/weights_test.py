@@ -82,7 +82,7 @@ def weights_the_same_text_shared_or_not():
 
 
 @test
-def weights_without_pidfd_getfd_come_by_the_door():
+def weights_without_pidfd_getfd_come_by_the_socket():
     for attach in ("named", "sealed"):
         result = expect(run(["generate", "-n", "2", "--model", MODEL, "--attach", attach, "27+58="],
                             under=without("pidfd_getfd=EPERM")), 0)
@@ -90,9 +90,9 @@ def weights_without_pidfd_getfd_come_by_the_door():
 
 
 @test
-def weights_without_pidfd_getfd_are_switched_by_the_door():
+def weights_without_pidfd_getfd_are_switched_by_the_socket():
     header, data = read_model()
-    huge = write_model("huge_at_the_door", header, numpy.sign(data).astype("<f4") * numpy.float32(3e38))
+    huge = write_model("huge_at_the_socket", header, numpy.sign(data).astype("<f4") * numpy.float32(3e38))
     for attach in ("named", "sealed"):
         with Group(2, ("--attach", attach, *RESTART), under=without("pidfd_getfd=EPERM")) as group:
             check_group(group, MODEL)
@@ -188,7 +188,7 @@ def images(group):
 
 
 def check_one_version(group, words):
-    """The door's fds are closed by a thread of their own, which may be late."""
+    """The control socket's fds are closed by a thread of their own, which may be late."""
     wait_until(lambda: len(images(group)) == 1, "one version; %s" % words)
 
 
@@ -219,9 +219,9 @@ def weights_switch_between_two_steps():
 
 
 @test
-def weights_switch_before_any_prompt_and_by_the_door():
+def weights_switch_before_any_prompt_and_by_the_socket():
     with Group(2) as group:
-        result = expect(run(["weights", "--door", group.door, OTHER]), 0)
+        result = expect(run(["weights", "--door", group.socket_path, OTHER]), 0)
         check(result.out == "version 2\n", "another version", result)
         check_group(group, OTHER)
         text = expect(run(["status", "--name", group.name]), 0).out
@@ -526,20 +526,20 @@ def weights_of_two_groups_are_switched_one_after_the_other():
 def weights_that_are_switched_end_what_is_held_and_the_life_of_links():
     with groups.prefill() as a, groups.decode() as b:
         expect(run(["link", "--name", b.name, a.name]), 0)
-        with groups.Holder(a.door) as holder:
+        with groups.Holder(a.socket_path) as holder:
             old = hold(holder)
             expect(groups.pull_kv(b, a, old["sequence"]), 0)
             replace(a, OTHER, 2)
             wait_until(lambda: groups.transfer(a)["holds"] == 0, "the end of what is held")
             expect(groups.pull_kv(b, a, old["sequence"]), 2, "holds no sequence")
-            text = groups.pull_by_hand(b.door, **old)
+            text = groups.pull_by_hand(b.socket_path, **old)
             check("belongs to" in text, "old keys and values were pulled")
             # What is held since is of another life than what is linked, and cannot be linked by who has other weights.
             new = hold(holder)
             check(new["life"] != old["life"], "the same life")
             expect(groups.pull_kv(b, a, new["sequence"]), 3, "is linked in its life")
             expect(run(["link", "--name", b.name, a.name]), 2, OTHER_WEIGHTS)
-            text = groups.pull_by_hand(b.door, **new)
+            text = groups.pull_by_hand(b.socket_path, **new)
             check("is linked in its life" in text, "pulled by other weights")
             replace(b, OTHER, 2)
             expect(run(["link", "--name", b.name, a.name]), 0)
@@ -559,7 +559,7 @@ def weights_that_are_withdrawn_end_what_is_held_and_the_life_of_links():
     huge = write_model("huge_held", header, numpy.sign(data).astype("<f4") * numpy.float32(3e38))
     with Group() as a, groups.decode() as b:
         expect(run(["link", "--name", b.name, a.name]), 0)
-        with groups.Holder(a.door) as holder:
+        with groups.Holder(a.socket_path) as holder:
             old = hold(holder)
             # With rows, or no rank could tell.
             client = start(["generate", "--name", a.name, "--quiet", "--max-tokens", "8", "--file", prompts_file(2700)])

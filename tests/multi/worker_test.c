@@ -625,7 +625,7 @@ static void p1_an_orphan_ends_before_and_after_it_serves(void **state)
         cox_peer_close(&worker);
         if (!ended)
             fail_msg("a %s lives on", modes[i]);
-        test_sweep_doors(1);
+        test_sweep_sockets(1);
         char name[32];
         uint32_t count;
         snprintf(name, sizeof name, "%jd_0", (intmax_t)helper.pid);

@@ -1,6 +1,6 @@
 #include "channel_fixture.h"
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "tests/lib/rights.h"
 
 #include <dirent.h>
@@ -98,13 +98,13 @@ int fd_count(void)
     return entries("/proc/self/fd", "", "");
 }
 
-int fd_count_at(const struct cox_door *door)
+int fd_count_at(const struct cox_control_socket *control_socket)
 {
     const uint64_t deadline_ns = cox_deadline_after_ms(60000);
-    struct cox_door_counts counts;
+    struct cox_control_socket_counts counts;
     do {
         sched_yield();
-        cox_door_counts(door, &counts);
+        cox_control_socket_counts(control_socket, &counts);
     } while (counts.closing > 0 && cox_now_ns() < deadline_ns);
     assert_int_equal(counts.closing, 0);
     return fd_count();

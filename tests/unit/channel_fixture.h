@@ -46,10 +46,10 @@ int leak_teardown(void **state);
  * programs, only files that this program made. */
 int shm_count(const char *part);
 int fd_count(void);
-struct cox_door;
-/* The same, once the door has closed what it was sent: it has threads for that, whatever it
- * answered before. */
-int fd_count_at(const struct cox_door *door);
+struct cox_control_socket;
+/* The same, once the control socket has closed what it was sent: it has threads for that, whatever
+ * it answered before. */
+int fd_count_at(const struct cox_control_socket *control_socket);
 
 /* "coxt<pid>_<time>_<what>", static storage of one slot per call, four slots. */
 const char *test_name(const char *what);

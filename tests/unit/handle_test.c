@@ -1021,17 +1021,17 @@ static void query_denied(void *context)
     CHECK(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0);
     CHECK(cox_handle_query("/nonexistent/cox.door", cox_deadline_after_ms(1000), &ways) == 0);
     CHECK(!ways.pidfd_getfd && ways.pidfd_error == -error);
-    CHECK(!ways.door && ways.door_error != 0 && !ways.dumpable);
+    CHECK(!ways.control_socket && ways.socket_error != 0 && !ways.dumpable);
 }
 
 static void l13_query_tells_the_ways_that_work_here(void **state)
 {
-    struct cox_handle_probe ways = {.door = true};
+    struct cox_handle_probe ways = {.control_socket = true};
     (void)state;
     assert_int_equal(cox_handle_query(NULL, 0, &ways), 0);
     assert_true(ways.pidfd_getfd == (ways.pidfd_error == 0));
     assert_true(ways.pidfd_getfd || ways.pidfd_error == -EPERM || ways.pidfd_error == -ENOSYS);
-    assert_true(ways.dumpable && !ways.door && ways.door_error == 0);
+    assert_true(ways.dumpable && !ways.control_socket && ways.socket_error == 0);
     bool yama = access("/proc/sys/kernel/yama/ptrace_scope", F_OK) == 0;
     assert_true(yama ? ways.yama >= 0 && ways.yama <= 3 : ways.yama == -1);
     int errors[] = {EPERM, ENOSYS};

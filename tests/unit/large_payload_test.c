@@ -2,7 +2,7 @@
 #include "testing.h"
 
 #include "channel/memory/large_payload.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/base/peer.h"
 
@@ -26,11 +26,11 @@ static void begin(void)
     assert_int_equal(cox_peer_start_time(getpid(), &self.start), 0);
 }
 
-static struct cox_large_payload block_of(const char *door_path, size_t size, uint8_t byte)
+static struct cox_large_payload block_of(const char *socket_path, size_t size, uint8_t byte)
 {
     struct cox_large_payload block = {0};
     struct cox_error err = {0};
-    if (cox_large_payload_reserve(&sender, door_path, size, &block, &err))
+    if (cox_large_payload_reserve(&sender, socket_path, size, &block, &err))
         fail_msg("%zu bytes: %s", size, err.text);
     assert_true(block.region.size >= size);
     memset(block.region.base, byte, size);
@@ -197,24 +197,25 @@ static void m3_memory_that_could_shrink_is_refused(void **state)
 }
 
 /* Readers that need the control socket get an error; others do not notice. */
-static void m3_a_door_that_is_gone_or_full_does_not_matter(void **state)
+static void m3_a_socket_that_is_gone_or_full_does_not_matter(void **state)
 {
     (void)state;
     static uint8_t copy[SIZE];
     begin();
-    struct cox_large_payload block = block_of("/nonexistent/door", SIZE, 7);
+    struct cox_large_payload block = block_of("/nonexistent/control socket", SIZE, 7);
     struct cox_large_payload_ref ref = cox_large_payload_refer(&block, SIZE);
     assert_int_equal(cox_large_payload_read(&ref, &self, copy, NULL), 0);
     end(&block);
     char name[64];
-    const struct cox_door_options options = {.name = test_unique_name(name), .fd_entry_max = 2};
-    const struct cox_door_hooks hooks = {0};
-    struct cox_door *door = NULL;
-    assert_int_equal(cox_door_open(&options, &hooks, &door, NULL), 0);
+    const struct cox_control_socket_options options = {.name = test_unique_name(name),
+                                                       .fd_entry_max = 2};
+    const struct cox_control_socket_hooks hooks = {0};
+    struct cox_control_socket *control_socket = NULL;
+    assert_int_equal(cox_control_socket_open(&options, &hooks, &control_socket, NULL), 0);
     begin();
     struct cox_large_payload blocks[4];
     for (int i = 0; i < 4; i++) {
-        blocks[i] = block_of(cox_door_path(door), SIZE, (uint8_t)i);
+        blocks[i] = block_of(cox_control_socket_path(control_socket), SIZE, (uint8_t)i);
         if (i == 0 || i == 3)
             assert_ptr_equal(blocks[i].exporter, i ? sender.plain : sender.exporter);
         ref = cox_large_payload_refer(&blocks[i], SIZE);
@@ -224,7 +225,7 @@ static void m3_a_door_that_is_gone_or_full_does_not_matter(void **state)
     for (int i = 1; i < 4; i++)
         cox_large_payload_drop(&sender, &blocks[i]);
     end(&blocks[0]);
-    cox_door_close(door);
+    cox_control_socket_close(control_socket);
 }
 
 int main(void)
@@ -235,7 +236,7 @@ int main(void)
         TEST(m3_a_reserve_finds_what_is_large_enough),
         TEST(m3_what_cannot_be_is_refused),
         TEST(m3_memory_that_could_shrink_is_refused),
-        TEST(m3_a_door_that_is_gone_or_full_does_not_matter),
+        TEST(m3_a_socket_that_is_gone_or_full_does_not_matter),
     };
     return cmocka_run_group_tests_name("large_payload", tests, NULL, NULL);
 }

@@ -3,7 +3,7 @@
 #include "channel_fixture.h"
 
 static const struct cox_logon worker = {
-    .role = COX_DOOR_WORKER,
+    .role = COX_HELLO_WORKER,
     .rank = 2,
     .rank_count = 4,
     .fd_count_max = 33,
@@ -39,7 +39,7 @@ static void a3_b22_the_frame_has_its_bytes_where_the_header_says(void **state)
     assert_memory_equal(frame, expected, sizeof frame);
     struct cox_logon read;
     assert_int_equal(parse(frame, &read, ""), 0);
-    assert_int_equal(read.version, COX_DOOR_VERSION);
+    assert_int_equal(read.version, COX_HELLO_VERSION);
     read.version = 0;
     assert_memory_equal(&read, &worker, sizeof read);
 }
@@ -47,10 +47,10 @@ static void a3_b22_the_frame_has_its_bytes_where_the_header_says(void **state)
 static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
 {
     (void)state;
-    for (int role = COX_DOOR_COMMAND; role <= COX_DOOR_FD_STORE; role++) {
+    for (int role = COX_HELLO_COMMAND; role <= COX_HELLO_FD_STORE; role++) {
         struct cox_logon logon = worker, read;
         uint8_t frame[COX_LOGON_SIZE];
-        logon.role = (enum cox_door_role)role;
+        logon.role = (enum cox_hello_role)role;
         cox_logon_format(&logon, frame);
         assert_int_equal(parse(frame, &read, ""), 0);
         assert_int_equal(read.role, role);
@@ -77,12 +77,13 @@ static void a4_another_version_is_told_both(void **state)
         logon.version = versions[i];
         cox_logon_format(&logon, frame);
         memset(frame + 8, 0xee, sizeof frame - 8); /* whatever the other fields mean by then */
-        snprintf(text, sizeof text, "speaks version %llu, the door speaks 1",
+        snprintf(text, sizeof text, "speaks version %llu, the coordinator speaks 1",
                  (unsigned long long)versions[i]);
         assert_int_equal(parse(frame, &read, text), COX_VERSION);
     }
     memset(frame, 0, sizeof frame);
-    assert_int_equal(parse(frame, &read, "speaks version 0, the door speaks 1"), COX_VERSION);
+    assert_int_equal(parse(frame, &read, "speaks version 0, the coordinator speaks 1"),
+                     COX_VERSION);
 }
 
 /* A logon with one field changed. */
@@ -110,10 +111,10 @@ static void a5_a6_counts_that_cannot_be_are_refused_by_number(void **state)
                      COX_INVALID);
     assert_int_equal(altered(28, 4, 1, &read, ""), 0);
     assert_int_equal(altered(28, 4, 0, &read, ""), 0);
-    assert_int_equal(read.fd_count_max, COX_DOOR_FD_COUNT_MAX);
+    assert_int_equal(read.fd_count_max, COX_HELLO_FD_COUNT_MAX);
     assert_int_equal(altered(12, 4, 4, &read, "rank; rank=4: expected 0 to 3"), COX_INVALID);
     assert_int_equal(altered(12, 4, 3, &read, ""), 0);
-    assert_int_equal(altered(12, 4, COX_DOOR_RANK_ANY, &read, ""), 0);
+    assert_int_equal(altered(12, 4, COX_HELLO_RANK_ANY, &read, ""), 0);
     assert_int_equal(altered(8, 4, 0, &read, "role; role=0"), COX_INVALID);
     assert_int_equal(altered(8, 4, 4, &read, "role; role=4"), COX_INVALID);
 }
@@ -168,7 +169,7 @@ static void p10_b14_any_bit_of_the_frame_may_be_another(void **state)
 static void p10_a11_any_bit_of_the_welcome_may_be_another(void **state)
 {
     (void)state;
-    struct cox_welcome welcome = {.version = COX_DOOR_VERSION,
+    struct cox_welcome welcome = {.version = COX_HELLO_VERSION,
                                   .attach = COX_ATTACH_SEALED,
                                   .rank = 2,
                                   .rank_count = 4,
@@ -203,8 +204,9 @@ static void a11_a_welcome_has_to_be_what_was_asked_for(void **state)
 {
     (void)state;
     struct cox_welcome good = {.version = 1, .rank = 2, .rank_count = 4, .generation = 6}, read;
-    struct cox_logon any = {.role = COX_DOOR_WORKER, .rank = COX_DOOR_RANK_ANY, .fd_count_max = 4};
-    struct cox_logon command = {.role = COX_DOOR_COMMAND, .fd_count_max = 4};
+    struct cox_logon any = {
+        .role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY, .fd_count_max = 4};
+    struct cox_logon command = {.role = COX_HELLO_COMMAND, .fd_count_max = 4};
     uint8_t bytes[COX_WELCOME_SIZE];
     cox_welcome_format(&good, 4, bytes);
     assert_int_equal(cox_welcome_parse(bytes, &any, 4, &read, NULL), 0);

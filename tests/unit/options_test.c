@@ -50,7 +50,7 @@ static void refused(struct arguments arguments, const char *a, const char *b)
     struct cox_error err = {0};
     memset(&options, 0x5a, sizeof options);
     options.size = sizeof options;
-    options.door[0] = '\0'; /* with one, nothing else need be told */
+    options.control_socket[0] = '\0'; /* with one, nothing else need be told */
     kept = options;
     assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, &err),
                      COX_INVALID);

@@ -358,18 +358,20 @@ static void an_fd_without_a_name_is_checked_too(void **state)
     int fd = open(SHM, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     assert_int_equal(fchmod(fd, 0600), 0);
-    assert_int_equal(cox_region_check_fd(fd, "the door", NULL), 0); /* no link at all is fine */
-    assert_int_equal(cox_region_reserve(fd, 4096, "the door", NULL), 0);
-    assert_int_equal(cox_region_map(&region, fd, 4096, COX_REGION_WRITE, "the door", NULL), 0);
+    assert_int_equal(cox_region_check_fd(fd, "the control socket", NULL),
+                     0); /* no link at all is fine */
+    assert_int_equal(cox_region_reserve(fd, 4096, "the control socket", NULL), 0);
+    assert_int_equal(
+        cox_region_map(&region, fd, 4096, COX_REGION_WRITE, "the control socket", NULL), 0);
     memset(region.base, 1, 4096);
     cox_region_detach(&region);
     assert_int_equal(fchmod(fd, 0640), 0);
-    assert_int_equal(cox_region_check_fd(fd, "the door", &err), COX_DENIED);
-    assert_non_null(strstr(err.text, "the door"));
+    assert_int_equal(cox_region_check_fd(fd, "the control socket", &err), COX_DENIED);
+    assert_non_null(strstr(err.text, "the control socket"));
     close(fd);
-    assert_int_equal(cox_region_check_fd(fd, "the door", NULL), -EBADF);
+    assert_int_equal(cox_region_check_fd(fd, "the control socket", NULL), -EBADF);
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    assert_int_equal(cox_region_check_fd(null, "the door", NULL), COX_DENIED);
+    assert_int_equal(cox_region_check_fd(null, "the control socket", NULL), COX_DENIED);
     close(null);
 }
 

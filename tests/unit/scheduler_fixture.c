@@ -415,7 +415,7 @@ void cox_executor_tell_weights(struct cox_executor *executor,
     executor->tell_context = context;
 }
 
-const char *cox_executor_door(const struct cox_executor *executor)
+const char *cox_executor_socket(const struct cox_executor *executor)
 {
     (void)executor;
     return NULL;

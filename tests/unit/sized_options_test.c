@@ -213,11 +213,11 @@ struct subject {
 static size_t subjects_make(struct subject *subjects)
 {
     const struct subject all[] = {
-        {SUBJECT(cox_executor_options, death, no_door), .use = use_executor,
+        {SUBJECT(cox_executor_options, death, no_socket), .use = use_executor,
          .options.executor = {.rank_count = COX_RANK_COUNT_MAX + 1,
                               .command = command,
                               .attach = COX_ATTACH_SEALED,
-                              .no_door = true}},
+                              .no_socket = true}},
         {SUBJECT(cox_submit_options, life, deadline_ns), .use = use_submit,
          .options.submit = {.gather = COX_GATHER_NONE, .deadline_ns = COX_DEADLINE_NEVER}},
         {SUBJECT(cox_worker_options, log, prefix), .use = use_worker,
@@ -232,14 +232,14 @@ static size_t subjects_make(struct subject *subjects)
          .options.queue = {.depth = 3}},
         {SUBJECT(cox_queue_options, reserved, depth), .use = use_queue_attach,
          .options.queue = {.depth = COX_QUEUE_DEPTH_MAX}},
-        {SUBJECT(cox_publisher_options, door_path, exporter), .use = use_publisher,
+        {SUBJECT(cox_publisher_options, socket_path, exporter), .use = use_publisher,
          .options.publisher = {.pool = shared_pool, .exporter = nowhere}, .crashes = true},
         {SUBJECT(cox_subscriber_options, exporter, pool), .use = use_subscriber,
          .options.subscriber = {.pool = nowhere}, .crashes = true},
-        {SUBJECT(cox_exporter_options, deadline_ms, door_path), .use = use_exporter,
-         .options.exporter = {.door_path = "/nowhere/to/be/found"}},
-        {SUBJECT(cox_importer_options, reserved, door_path), .use = use_importer,
-         .options.importer = {.door_path = nowhere}, .crashes = true},
+        {SUBJECT(cox_exporter_options, deadline_ms, socket_path), .use = use_exporter,
+         .options.exporter = {.socket_path = "/nowhere/to/be/found"}},
+        {SUBJECT(cox_importer_options, reserved, socket_path), .use = use_importer,
+         .options.importer = {.socket_path = nowhere}, .crashes = true},
         {SUBJECT(cox_group_options, context, rank_count), .use = use_group,
          .options.group = {.fd = -1, .rank_count = COX_RANK_COUNT_MAX + 1}},
     };

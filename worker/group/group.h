@@ -21,9 +21,9 @@
  * words that are hints for waking. Nothing has to be initialized by anybody, so nobody can die
  * half-way through it. Under a name (`/dev/shm/<name>_group`, mode 0600) the first to come makes it
  * whole (O_TMPFILE, linkat) and the last to come removes the name; or it is an fd that came another
- * way (the door, for the ranks of an executor). Rounds: a rank's word is {epoch, index}, only
- * growing. cox_group_align starts a new epoch, without waiting for anybody: what is still under way
- * in an older epoch ends with COX_ABORTED everywhere.
+ * way (the control socket, for the ranks of an executor). Rounds: a rank's word is {epoch, index},
+ * only growing. cox_group_align starts a new epoch, without waiting for anybody: what is still
+ * under way in an older epoch ends with COX_ABORTED everywhere.
  *
  * What is still under way includes what is complete and not seen to be so yet: where it matters,
  * align only once nobody needs the last operation any more.

@@ -9,7 +9,7 @@
 #include "channel/shm/geometry.h"
 
 /* A visit at the control socket. */
-#define DOOR_MS 1000
+#define SOCKET_MS 1000
 
 enum part { WORDS, VALUES };
 
@@ -115,8 +115,8 @@ static int others_open(struct cox_group_memory *memory, const struct cox_group_s
                        struct cox_error *err)
 {
     const struct cox_importer_options options = {.size = sizeof(struct cox_importer_options),
-                                                 .door_path = sealed->door,
-                                                 .deadline_ms = DOOR_MS};
+                                                 .socket_path = sealed->control_socket,
+                                                 .deadline_ms = SOCKET_MS};
     struct cox_importer *importer = NULL;
     if (memory->rank_count == 1)
         return 0;

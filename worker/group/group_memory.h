@@ -33,7 +33,7 @@ struct cox_group_told {
 struct cox_group_sealed {
     struct cox_group_memory *memory;
     /* where fds are that cannot be taken directly; NULL: nowhere */
-    const char *door;
+    const char *control_socket;
     uint32_t rank_count;
     struct cox_group_told ranks[COX_RANK_COUNT_MAX];
 };

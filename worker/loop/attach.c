@@ -14,7 +14,7 @@
 #include "worker_internal.h"
 
 #define ARENA_FIRST_SIZE (64u << 10)
-/* How long the door of a live coordinator may take to answer. */
+/* How long the control socket of a live coordinator may take to answer. */
 #define LOGON_MS 10000
 
 /* ---- the group's memory ---- */
@@ -23,53 +23,55 @@
 static int worker_check_welcome(const struct cox_worker_options *options,
                                 const struct cox_welcome *welcome, struct cox_error *err)
 {
-    bool any = options->rank == COX_DOOR_RANK_ANY;
+    bool any = options->rank == COX_HELLO_RANK_ANY;
     if (welcome->rank >= welcome->rank_count || (!any && welcome->rank != options->rank) ||
         (options->rank_count && welcome->rank_count != options->rank_count) ||
         (options->generation && welcome->generation != options->generation))
         return cox_fail(err, COX_CORRUPT,
-                        "the door %s welcomes rank %" PRIu32 " of %" PRIu32 ", generation %" PRIu32
-                        ", which is not what was asked for",
-                        options->door, welcome->rank, welcome->rank_count, welcome->generation);
+                        "the control socket %s welcomes rank %" PRIu32 " of %" PRIu32
+                        ", generation %" PRIu32 ", which is not what was asked for",
+                        options->control_socket, welcome->rank, welcome->rank_count,
+                        welcome->generation);
     return 0;
 }
 
-/* What a door is called is what its group is called. */
+/* What a control socket is called is what its group is called. */
 static void worker_name_group(struct cox_worker_options *options)
 {
-    const char *file = strrchr(options->door, '/');
+    const char *file = strrchr(options->control_socket, '/');
     snprintf(options->prefix, sizeof options->prefix, "/%.*s", COX_NAME_SIZE_MAX + 5,
-             file ? file + 1 : options->door);
+             file ? file + 1 : options->control_socket);
     size_t length = strlen(options->prefix), suffix = strlen(".door");
     if (length > 1 + suffix && strcmp(options->prefix + length - suffix, ".door") == 0)
         options->prefix[length - suffix] = '\0';
 }
 
-/* Logs on: rank, world and memory are told by the door. The connection stays open: its end is the
- * end of the coordinator. */
+/* Logs on: rank, world and memory are told by the control socket. The connection stays open: its
+ * end is the end of the coordinator. */
 static int worker_log_on(struct cox_worker *worker, const struct cox_worker_identity *self,
                          struct cox_error *err)
 {
     struct cox_worker_options *options = &worker->options;
     const struct cox_logon logon = {
-        .role = COX_DOOR_WORKER,
+        .role = COX_HELLO_WORKER,
         .rank = options->rank,
         .rank_count = options->rank_count,
         .generation = options->generation,
         .start = self->start,
     };
-    struct cox_door_session session = {.fd = -1};
+    struct cox_control_connection session = {.fd = -1};
     int r = 0;
-    if (!strchr(options->door, '/')) {
-        char name[sizeof options->door];
-        memcpy(name, options->door, sizeof name);
-        r = cox_door_find(name, options->door, err);
+    if (!strchr(options->control_socket, '/')) {
+        char name[sizeof options->control_socket];
+        memcpy(name, options->control_socket, sizeof name);
+        r = cox_control_socket_find(name, options->control_socket, err);
     }
     if (r == 0)
-        r = cox_door_connect(options->door, &logon, cox_deadline_after_ms(LOGON_MS), &session, err);
+        r = cox_control_socket_connect(options->control_socket, &logon,
+                                       cox_deadline_after_ms(LOGON_MS), &session, err);
     if (r)
         return r;
-    worker->door_fd = session.fd;
+    worker->socket_fd = session.fd;
     cox_fault_point(COX_FAULT_ATTACH_WELCOMED);
     r = worker_check_welcome(options, &session.welcome, err);
     if (r == 0)
@@ -151,7 +153,7 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
     int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
     /* Its pid means nothing in this namespace, or /proc hides whose it is: the connection tells of
      * its end. */
-    if ((r == COX_PEER_DEAD || r == -EACCES) && worker->door_fd >= 0)
+    if ((r == COX_PEER_DEAD || r == -EACCES) && worker->socket_fd >= 0)
         return 0;
     if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
         worker->coordinator.pid = (pid_t)pid;
@@ -227,7 +229,7 @@ int cox_worker_enter(struct cox_worker *worker, const struct cox_worker_identity
     int r = 0;
     if (options->fd_count)
         r = cox_inherit_take(&worker->inherit, options->fd_first, options->fd_count, err);
-    else if (options->door[0])
+    else if (options->control_socket[0])
         r = worker_log_on(worker, self, err);
     if (r == 0 && options->notify_fd)
         r = cox_inherit_take_notify(&worker->inherit, options->notify_fd, err);

@@ -11,7 +11,9 @@
 static const char *worker_fd_store(const struct cox_worker *worker)
 {
     const struct cox_worker_options *options = &worker->options;
-    return options->door[0] ? options->door : options->fd_store[0] ? options->fd_store : NULL;
+    return options->control_socket[0] ? options->control_socket
+           : options->fd_store[0]     ? options->fd_store
+                                      : NULL;
 }
 
 COX_HOT bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread)
@@ -29,7 +31,7 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
     const struct cox_large_payload_origin peer = {
         .pid = worker->coordinator.pid,
         .start = worker->coordinator.start,
-        .door_path = worker_fd_store(worker),
+        .socket_path = worker_fd_store(worker),
     };
     struct cox_large_payload_ref ref;
     struct cox_error why = {0};

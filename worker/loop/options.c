@@ -13,7 +13,7 @@ enum {
     FIELD_RANK = 2,
     FIELD_RANK_COUNT = 4,
     FIELD_ALL = 7,
-    FIELD_SEALED = 8, /* the group is, so its door is where the memory is */
+    FIELD_SEALED = 8, /* the group is, so its control socket is where the memory is */
 };
 
 static int parse_number(const char *what, const char *text, int64_t min, int64_t max,
@@ -76,12 +76,12 @@ static int set_option(struct cox_worker_options *options, const char *what, cons
         r = parse_number(what, text, 3, INT32_MAX, &value, err);
         options->notify_fd = (int)value;
     } else if (strcmp(name, "door") == 0) {
-        if (!text[0] || strlen(text) >= sizeof options->door)
+        if (!text[0] || strlen(text) >= sizeof options->control_socket)
             r = cox_fail(err, COX_INVALID,
                          "%s: expected the path of a socket, under %zu characters", what,
-                         sizeof options->door);
+                         sizeof options->control_socket);
         else
-            snprintf(options->door, sizeof options->door, "%s", text);
+            snprintf(options->control_socket, sizeof options->control_socket, "%s", text);
     } else if (strcmp(name, "attach") == 0) {
         if (strcmp(text, "sealed") != 0 && strcmp(text, "named") != 0)
             r = cox_fail(err, COX_INVALID, "%s is '%.60s': expected named or sealed", what, text);
@@ -162,15 +162,15 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
             return r;
     }
     /* The path that the environment names is for those who are told to log on. */
-    const char *door = getenv("COXSWAIN_DOOR");
-    if ((found & FIELD_SEALED) && !parsed.door[0])
-        r = set_option(&parsed, "COXSWAIN_DOOR", "door", door ? door : "", &found, &group_size,
-                       err);
+    const char *control_socket = getenv("COXSWAIN_DOOR");
+    if ((found & FIELD_SEALED) && !parsed.control_socket[0])
+        r = set_option(&parsed, "COXSWAIN_DOOR", "door", control_socket ? control_socket : "",
+                       &found, &group_size, err);
     if (r)
         return r;
-    if (door && !parsed.fd_store[0] && strlen(door) < sizeof parsed.fd_store)
-        snprintf(parsed.fd_store, sizeof parsed.fd_store, "%s", door);
-    if (parsed.door[0]) {
+    if (control_socket && !parsed.fd_store[0] && strlen(control_socket) < sizeof parsed.fd_store)
+        snprintf(parsed.fd_store, sizeof parsed.fd_store, "%s", control_socket);
+    if (parsed.control_socket[0]) {
         parsed.rank = found & FIELD_RANK ? parsed.rank : COX_WORKER_RANK_ANY;
         found |= FIELD_ALL;
     }
@@ -187,7 +187,7 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
             count = 1;
         }
     /* With several groups on one node, the flags count ranks over all of them. */
-    if (!parsed.generation && !parsed.door[0])
+    if (!parsed.generation && !parsed.control_socket[0])
         parsed.generation = 1;
     if (group_size && group_size < parsed.rank_count) {
         parsed.rank %= group_size;

@@ -18,7 +18,7 @@ struct cox_init_request {
     const struct cox_visit *visit;
     /* of a sealed group */
     struct cox_group_sealed sealed;
-    char door[COX_DOOR_PATH_SIZE];
+    char control_socket[COX_SOCKET_PATH_SIZE];
 };
 
 void cox_init_result_init(struct cox_init_result *ret_result)
@@ -58,14 +58,15 @@ int cox_init_request_weights(const struct cox_init_request *request,
     return cox_weights_candidate_read(request->request, ret_candidate, err);
 }
 
-bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size)
+bool cox_init_request_socket(const struct cox_init_request *request, char *buffer, size_t size)
 {
     const struct cox_worker_options *options = &request->worker->options;
-    char found[COX_DOOR_PATH_SIZE];
+    char found[COX_SOCKET_PATH_SIZE];
     /* A group that nobody could visit has none. */
-    if (strchr(options->door, '/'))
-        return snprintf(buffer, size, "%s", options->door) < (int)size;
-    return cox_door_find(options->prefix + (options->prefix[0] == '/'), found, NULL) == 0 &&
+    if (strchr(options->control_socket, '/'))
+        return snprintf(buffer, size, "%s", options->control_socket) < (int)size;
+    return cox_control_socket_find(options->prefix + (options->prefix[0] == '/'), found, NULL) ==
+               0 &&
            snprintf(buffer, size, "%s", found) < (int)size;
 }
 
@@ -84,7 +85,10 @@ static void sealed_read(struct cox_init_request *init)
     struct cox_group_sealed *sealed = &init->sealed;
     sealed->memory = init->worker->group_memory;
     /* Without one only what can be opened directly is opened. */
-    sealed->door = cox_init_request_door(init, init->door, sizeof init->door) ? init->door : NULL;
+    sealed->control_socket =
+        cox_init_request_socket(init, init->control_socket, sizeof init->control_socket)
+            ? init->control_socket
+            : NULL;
     sealed->rank_count = init->worker->options.rank_count;
     for (size_t rank = 0; rank < message->n_group_memory && rank < sealed->rank_count; rank++) {
         const Coxswain__RankGroupMemory *told = message->group_memory[rank];

@@ -193,7 +193,7 @@ static void *guard_main(void *argument)
         struct pollfd fds[3] = {
             {.fd = worker->guard_fd, .events = POLLIN},
             {.fd = worker->coordinator.pidfd, .events = POLLIN},
-            {.fd = worker->door_fd, .events = POLLRDHUP},
+            {.fd = worker->socket_fd, .events = POLLRDHUP},
         };
         int count = poll(fds, 3, -1);
         if (count > 0 && fds[0].revents)
@@ -227,10 +227,10 @@ static void guard_stop(struct cox_worker *worker)
 
 /* ---- new and free ---- */
 
-/* With a door the group need not be named. */
+/* With a control socket the group need not be named. */
 static int worker_check_options(const struct cox_worker_options *options, struct cox_error *err)
 {
-    if (options->door[0] && !options->prefix[0])
+    if (options->control_socket[0] && !options->prefix[0])
         return 0;
     if (options->prefix[0] != '/')
         return cox_fail(err, COX_INVALID, "the prefix '%s' does not start with a slash",
@@ -266,7 +266,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
         worker->options.sequence_count_max = SEQUENCE_COUNT_MAX;
     if (!worker->options.token_count_max)
         worker->options.token_count_max = TOKEN_COUNT_MAX;
-    if (!worker->options.generation && !worker->options.door[0])
+    if (!worker->options.generation && !worker->options.control_socket[0])
         worker->options.generation = 1;
     worker->callbacks_copy = known_callbacks;
     worker->callbacks = &worker->callbacks_copy;
@@ -274,7 +274,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     worker->own_pid = getpid();
     worker->control.lock_fd = -1;
     worker->coordinator.pidfd = -1;
-    worker->door_fd = worker->group_fd = worker->notify_fd = -1;
+    worker->socket_fd = worker->group_fd = worker->notify_fd = -1;
     cox_inherit_init(&worker->inherit);
     cox_sealed_init(&worker->sealed);
     pthread_mutex_init(&worker->error_lock, NULL);
@@ -395,7 +395,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
     cox_close_fd(&worker->group_fd);
     cox_close_fd(&worker->notify_fd);
     cox_group_memory_unref(worker->group_memory);
-    cox_close_fd(&worker->door_fd); /* it has left: see above */
+    cox_close_fd(&worker->socket_fd); /* it has left: see above */
     cox_peer_close(&worker->coordinator);
     cox_control_close(&worker->control);
     cox_close_fd(&worker->wake_fd);
@@ -487,7 +487,7 @@ static int worker_watch(struct cox_worker *worker)
         struct pollfd fds[3] = {
             {.fd = worker->wake_fd, .events = POLLIN},
             {.fd = watches ? worker->coordinator.pidfd : -1, .events = POLLIN},
-            {.fd = watches ? worker->door_fd : -1, .events = POLLRDHUP},
+            {.fd = watches ? worker->socket_fd : -1, .events = POLLRDHUP},
         };
         int timeout_ms = ringing && again ? RING_AGAIN_MS : -1;
         /* no memory in the kernel: leave in order */

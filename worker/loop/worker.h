@@ -75,14 +75,14 @@ struct cox_worker_options {
     int32_t device;
     /* which life of this rank; 1 is the first */
     uint32_t generation;
-    /* Path of the group's door, or, without a slash, the group's name: new logs on there, and is
-     * told the memory, and what of rank, rank_count and generation is left open: rank
+    /* Path of the group's control socket, or, without a slash, the group's name: new logs on there,
+     * and is told the memory, and what of rank, rank_count and generation is left open: rank
      * COX_WORKER_RANK_ANY, the others 0. prefix is then for messages only. Empty: by names, or by
      * fds. */
-    char door[4096];
-    /* Path of the group's door, where fds are left and fetched that the kernel does not let one
-     * process take out of another (Yama, seccomp): what is too large for its frame or slot. Empty:
-     * as door. */
+    char control_socket[4096];
+    /* Path of the group's control socket, where fds are left and fetched that the kernel does not
+     * let one process take out of another (Yama, seccomp): what is too large for its frame or slot.
+     * Empty: as control socket. */
     char fd_store[4096];
     /* with fd_count > 0: the group's memory as open fds (channel/shm/inherit.h), */
     int fd_first;
@@ -114,12 +114,12 @@ struct cox_worker_options {
 
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
  * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS and _NOTIFY_FD, which are removed from it,
- * and _DOOR, the fd store, which is the door as well where _ATTACH is sealed) and then from the
- * flags --door, --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id, --parent_pid,
- * --shm_name_prefix (value in the next argument or after '='). When --npu_num_per_dp is smaller
- * than the world size, the node has several groups: rank is taken modulo it. --global_rank and
- * --global_world_size are accepted and not used. Flags it knows are removed from argv and *argc;
- * all others stay, in order. Returns
+ * and _DOOR, the fd store, which is the control socket as well where _ATTACH is sealed) and then
+ * from the flags --door, --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
+ * --parent_pid, --shm_name_prefix (value in the next argument or after '='). When --npu_num_per_dp
+ * is smaller than the world size, the node has several groups: rank is taken modulo it.
+ * --global_rank and --global_world_size are accepted and not used. Flags it knows are removed from
+ * argv and *argc; all others stay, in order. Returns
  *   0
  *   COX_INVALID: err names what is missing or makes no sense; options and argv are as before
  */

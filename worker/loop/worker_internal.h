@@ -5,7 +5,7 @@
 
 #include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/shm/inherit.h"
 #include "channel/base/peer.h"
 #include "channel/shm/request.h"
@@ -95,8 +95,8 @@ struct cox_worker {
     struct cox_inherit inherit;
     /* of a sealed group */
     struct cox_sealed sealed;
-    /* the connection, where it came by the door; -1 */
-    int door_fd;
+    /* the connection, where it came by the control socket; -1 */
+    int socket_fd;
     /* memory of the rank group; -1: legacy or sealed */
     int group_fd;
     /* an eventfd that replies are written to when the host of the coordinator asks; -1: none */

@@ -19,7 +19,7 @@ struct held {
 
 struct cox_weights_subscriber {
     /* NULL: none */
-    char *door;
+    char *control_socket;
     struct held present, next;
 };
 
@@ -47,13 +47,14 @@ int cox_weights_candidate_read(const Coxswain__ExecuteRequest *request,
     return 0;
 }
 
-int cox_weights_subscriber_new(const char *door, struct cox_weights_subscriber **ret_weights)
+int cox_weights_subscriber_new(const char *control_socket,
+                               struct cox_weights_subscriber **ret_weights)
 {
     struct cox_weights_subscriber *weights = calloc(1, sizeof *weights);
 
-    if (weights && door)
-        weights->door = strdup(door);
-    if (!weights || (door && !weights->door)) {
+    if (weights && control_socket)
+        weights->control_socket = strdup(control_socket);
+    if (!weights || (control_socket && !weights->control_socket)) {
         free(weights);
         return -ENOMEM;
     }
@@ -73,7 +74,7 @@ struct cox_weights_subscriber *cox_weights_subscriber_free(struct cox_weights_su
         return NULL;
     held_drop(&weights->next);
     held_drop(&weights->present);
-    free(weights->door);
+    free(weights->control_socket);
     free(weights);
     return NULL;
 }
@@ -89,7 +90,7 @@ static int held_open(const struct cox_weights_subscriber *weights,
 {
     struct held held = {.version = candidate->version, .handle = candidate->handle};
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = cox_handle_open(&candidate->handle, weights->door, deadline_ns, &fd, err);
+    int r = cox_handle_open(&candidate->handle, weights->control_socket, deadline_ns, &fd, err);
 
     if (r == 0)
         r = cox_region_attach_image(&held.region, fd, LABEL, candidate->size, err);

@@ -15,9 +15,9 @@
  *   cox_visit_hold first: an image that is half opened would stay so.
  * Ownership: bytes are lent, for reading: those of present until commit, those of next until they
  *   are present or a later version is taken.
- * Blocks: take, where the coordinator's fd has to be fetched at its door, until the deadline.
- * Bytes: candidates come from the coordinator, which a rank trusts, and are checked all the same.
- * If the process dies: the kernel unmaps. If the coordinator dies, what is mapped stays.
+ * Blocks: take, where the coordinator's fd has to be fetched at its control socket, until the
+ * deadline. Bytes: candidates come from the coordinator, which a rank trusts, and are checked all
+ * the same. If the process dies: the kernel unmaps. If the coordinator dies, what is mapped stays.
  */
 #ifndef COX_WORKER_WEIGHTS_SUBSCRIBER_H
 #define COX_WORKER_WEIGHTS_SUBSCRIBER_H
@@ -47,13 +47,14 @@ int cox_weights_candidate_read(const struct Coxswain__ExecuteRequest *request,
  * themselves. */
 int cox_init_request_weights(const struct cox_init_request *request,
                              struct cox_weights_candidate *ret_candidate, struct cox_error *err);
-/* The door where handles can be had that cannot be opened otherwise. False: there is none, or no
- * path of it fits. */
-bool cox_init_request_door(const struct cox_init_request *request, char *buffer, size_t size);
+/* The control socket where handles can be had that cannot be opened otherwise. False: there is
+ * none, or no path of it fits. */
+bool cox_init_request_socket(const struct cox_init_request *request, char *buffer, size_t size);
 
-/* door: where handles can be had that cannot be opened otherwise; NULL: nowhere. Copied. Returns 0
- * or -ENOMEM. */
-int cox_weights_subscriber_new(const char *door, struct cox_weights_subscriber **ret_weights);
+/* control socket: where handles can be had that cannot be opened otherwise; NULL: nowhere. Copied.
+ * Returns 0 or -ENOMEM. */
+int cox_weights_subscriber_new(const char *control_socket,
+                               struct cox_weights_subscriber **ret_weights);
 /* NULL-safe, returns NULL. */
 struct cox_weights_subscriber *cox_weights_subscriber_free(struct cox_weights_subscriber *weights);
 

@@ -386,15 +386,15 @@ void cox_pool_unexport(struct cox_exporter *exporter, const struct cox_pool_hand
     cox_exporter_put(exporter, &handle->blocks);
 }
 
-int cox_pool_open(const struct cox_pool_handle *handle, const char *door_path, uint64_t deadline_ns,
-                  const struct cox_pool_attach_options *options, struct cox_pool **ret_pool,
-                  struct cox_error *err)
+int cox_pool_open(const struct cox_pool_handle *handle, const char *socket_path,
+                  uint64_t deadline_ns, const struct cox_pool_attach_options *options,
+                  struct cox_pool **ret_pool, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int words_fd = -1;
     _cox_cleanup_(cox_close_fd) int blocks_fd = -1;
-    int r = cox_handle_open(&handle->words, door_path, deadline_ns, &words_fd, err);
+    int r = cox_handle_open(&handle->words, socket_path, deadline_ns, &words_fd, err);
     if (r == 0)
-        r = cox_handle_open(&handle->blocks, door_path, deadline_ns, &blocks_fd, err);
+        r = cox_handle_open(&handle->blocks, socket_path, deadline_ns, &blocks_fd, err);
     if (r)
         return r;
     const int fds[2] = {words_fd, blocks_fd};

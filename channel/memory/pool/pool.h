@@ -180,9 +180,9 @@ COX_PUBLIC int cox_pool_export(struct cox_pool *pool, struct cox_exporter *expor
                                struct cox_pool_handle *ret_handle, struct cox_error *err);
 COX_PUBLIC void cox_pool_unexport(struct cox_exporter *exporter,
                                   const struct cox_pool_handle *handle);
-/* Attaches in any process that can open the handles; door_path as in cox_handle_open. Returns as
+/* Attaches in any process that can open the handles; socket_path as in cox_handle_open. Returns as
  * cox_handle_open and cox_pool_attach. */
-COX_PUBLIC int cox_pool_open(const struct cox_pool_handle *handle, const char *door_path,
+COX_PUBLIC int cox_pool_open(const struct cox_pool_handle *handle, const char *socket_path,
                              uint64_t deadline_ns, const struct cox_pool_attach_options *options,
                              struct cox_pool **ret_pool, struct cox_error *err);
 

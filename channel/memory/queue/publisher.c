@@ -78,7 +78,7 @@ int cox_publisher_new(struct cox_queue *queue, const struct cox_publisher_option
     publisher->pool = options->pool;
     publisher->exporter = options->exporter;
     r = cox_queue_pool_cache_init(&publisher->pool_cache, queue, options->domains,
-                                  options->door_path, err);
+                                  options->socket_path, err);
     if (r) {
         free(publisher);
         return r;

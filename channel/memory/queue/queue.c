@@ -317,12 +317,12 @@ int cox_queue_export(struct cox_queue *queue, struct cox_exporter *exporter,
     return cox_exporter_export(exporter, queue->fd, 0, 0, ret_handle, err);
 }
 
-int cox_queue_open(const struct cox_handle *handle, const char *door_path, uint64_t deadline_ns,
+int cox_queue_open(const struct cox_handle *handle, const char *socket_path, uint64_t deadline_ns,
                    const struct cox_queue_options *expected, struct cox_queue **ret_queue,
                    struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    int r = cox_handle_open(handle, door_path, deadline_ns, &fd, err);
+    int r = cox_handle_open(handle, socket_path, deadline_ns, &fd, err);
     return r ? r : cox_queue_attach(fd, expected, ret_queue, err);
 }
 

@@ -98,7 +98,7 @@ COX_PUBLIC int cox_queue_export(struct cox_queue *queue, struct cox_exporter *ex
                                 struct cox_handle *ret_handle, struct cox_error *err);
 /* Attaches in any process that can open the handle. Returns as cox_handle_open and
  * cox_queue_attach. */
-COX_PUBLIC int cox_queue_open(const struct cox_handle *handle, const char *door_path,
+COX_PUBLIC int cox_queue_open(const struct cox_handle *handle, const char *socket_path,
                               uint64_t deadline_ns, const struct cox_queue_options *expected,
                               struct cox_queue **ret_queue, struct cox_error *err);
 #ifdef COX_INTERNAL
@@ -119,7 +119,7 @@ struct cox_publisher_options {
      * is left to processes that have it. */
     /* NULL: host memory only */
     const struct cox_domains *domains;
-    const char *door_path;
+    const char *socket_path;
 };
 #define COX_PUBLISHER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_publisher_options)
 /* Returns
@@ -178,7 +178,7 @@ struct cox_subscriber_options {
     uint32_t pool_count;
     const struct cox_domains *domains;
     /* control socket for handles that cannot be opened otherwise (handle.h) */
-    const char *door_path;
+    const char *socket_path;
     /* Exports pool, so that other subscribers of the domain share the copies it makes there. NULL:
      * a process that did not get the pool in other ways makes its own copy. */
     struct cox_exporter *exporter;

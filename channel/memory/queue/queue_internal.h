@@ -28,7 +28,7 @@
 #define COX_QUEUE_PENDING_FREE_COUNT_MAX 65536
 #define COX_QUEUE_SLICE_NS (50 * COX_NSEC_PER_MSEC)
 /* Limit for fetching fds from a control socket. */
-#define COX_QUEUE_DOOR_MS 1000
+#define COX_QUEUE_SOCKET_MS 1000
 
 /* relaxed: under the lock, or a hint, unless stated otherwise. Each word is loaded once, then
  * checked. */
@@ -165,7 +165,7 @@ void cox_queue_entry_close(struct cox_queue *queue, uint32_t index);
 struct cox_queue_pool_cache {
     struct cox_queue *queue;
     const struct cox_domains *domains;
-    char *door_path;
+    char *socket_path;
     /* each with a use */
     struct cox_pool **pools;
     uint32_t count, capacity;
@@ -177,7 +177,7 @@ struct cox_queue_pool_cache {
     } * failed;
 };
 int cox_queue_pool_cache_init(struct cox_queue_pool_cache *cache, struct cox_queue *queue,
-                              const struct cox_domains *domains, const char *door_path,
+                              const struct cox_domains *domains, const char *socket_path,
                               struct cox_error *err);
 void cox_queue_pool_cache_deinit(struct cox_queue_pool_cache *cache); /* idempotent */
 /* The pool is borrowed. Returns 0; COX_FULL: as cox_pool_queue_join; -ENOMEM. */

@@ -150,13 +150,13 @@ uint32_t cox_queue_pools_turn(struct cox_queue *queue)
 /* ---- pool cache of an endpoint ---- */
 
 int cox_queue_pool_cache_init(struct cox_queue_pool_cache *cache, struct cox_queue *queue,
-                              const struct cox_domains *domains, const char *door_path,
+                              const struct cox_domains *domains, const char *socket_path,
                               struct cox_error *err)
 {
     *cache = (struct cox_queue_pool_cache){.queue = queue, .domains = domains};
     cache->failed = calloc(queue->geometry.pool_count_max, sizeof *cache->failed);
-    cache->door_path = door_path ? strdup(door_path) : NULL;
-    if (cache->failed && (cache->door_path || !door_path))
+    cache->socket_path = socket_path ? strdup(socket_path) : NULL;
+    if (cache->failed && (cache->socket_path || !socket_path))
         return 0;
     cox_queue_pool_cache_deinit(cache);
     return cox_fail(err, -ENOMEM, "endpoint: %s", cox_status_text(-ENOMEM));
@@ -169,10 +169,10 @@ void cox_queue_pool_cache_deinit(struct cox_queue_pool_cache *cache)
     cache->count = cache->capacity = 0;
     free(cache->pools);
     free(cache->failed);
-    free(cache->door_path);
+    free(cache->socket_path);
     cache->pools = NULL;
     cache->failed = NULL;
-    cache->door_path = NULL;
+    cache->socket_path = NULL;
 }
 
 static int cache_keep(struct cox_queue_pool_cache *cache, struct cox_pool *pool)
@@ -244,8 +244,8 @@ static int cache_attach(struct cox_queue_pool_cache *cache, const struct cox_que
         .domains = cache->domains,
         .read_only = (entry->flags & COX_QUEUE_POOL_READ_ONLY) != 0,
     };
-    int r = cox_pool_open(&entry->handle, cache->door_path,
-                          cox_deadline_after_ms(COX_QUEUE_DOOR_MS), &options, &pool, err);
+    int r = cox_pool_open(&entry->handle, cache->socket_path,
+                          cox_deadline_after_ms(COX_QUEUE_SOCKET_MS), &options, &pool, err);
     if (r)
         return r;
     r = cache_check(cache, pool, entry, err);

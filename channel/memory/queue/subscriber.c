@@ -105,7 +105,7 @@ int cox_subscriber_new(struct cox_queue *queue, const struct cox_subscriber_opti
     subscriber->pool = options->pool;
     subscriber->exporter = options->exporter;
     r = cox_queue_pool_cache_init(&subscriber->pool_cache, queue, options->domains,
-                                  options->door_path, err);
+                                  options->socket_path, err);
     if (r) {
         free(subscriber);
         return r;

@@ -1,5 +1,6 @@
 /*
- * door: where workers and commands come in: a unix socket of a live group, and the handshake on it.
+ * control socket: where workers and commands come in: a unix socket of a live group, and the
+ * handshake on it.
  *
  * A visitor connects, sends one logon frame of exactly 1024 bytes and nothing else, and gets one
  * message back: a byte 1, a welcome and all fds that are meant for it; or a byte 0, a code (u8,
@@ -9,8 +10,8 @@
  * The logon frame, little-endian, what is not named is zero:
  *
  *   0   version u64             the newest this visitor speaks
- *   8   role u32                enum cox_door_role
- *   12  rank u32                a worker's; COX_DOOR_RANK_ANY: whichever is free
+ *   8   role u32                enum cox_hello_role
+ *   12  rank u32                a worker's; COX_HELLO_RANK_ANY: whichever is free
  *   16  flags u64               none is defined: all zero
  *   24  rank_count u32          a worker's world size; 0: whatever the group has
  *   28  fd_count_max u32        fds it can take at once, 1 to 128
@@ -41,42 +42,42 @@
  *   has mode 0700 and this owner, or is refused.
  * Threads: open starts one, which calls the hooks; open and close from one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
- * Blocks: connect until its deadline, all of it together; the door's thread for nobody: a visitor
- *   that is slow is dropped when its deadline has passed, and delays no other one. close waits
- *   COX_CLOSER_END_MS (closer.h) at most for fds that visitors sent and whose close hangs
- *   (SO_LINGER, FUSE); the door's thread never does. While COX_CLOSER_WAITING_MAX of them wait,
- *   nobody is let in.
+ * Blocks: connect until its deadline, all of it together; the control socket's thread for nobody: a
+ *   visitor that is slow is dropped when its deadline has passed, and delays no other one. close
+ *   waits COX_CLOSER_END_MS (closer.h) at most for fds that visitors sent and whose close hangs
+ *   (SO_LINGER, FUSE); the control socket's thread never does. While COX_CLOSER_WAITING_MAX of them
+ *   wait, nobody is let in.
  * If the process dies: the socket file stays, and refuses connections; the next start under any
  *   name in that folder, and `coxswain clean`, remove it.
  */
-#ifndef COX_CHANNEL_DOOR_H
-#define COX_CHANNEL_DOOR_H
+#ifndef COX_CHANNEL_CONTROL_SOCKET_H
+#define COX_CHANNEL_CONTROL_SOCKET_H
 
 #include "channel/base/base.h"
 
 #include <sys/types.h>
 
-#define COX_DOOR_VERSION UINT64_C(1)
+#define COX_HELLO_VERSION UINT64_C(1)
 #define COX_LOGON_SIZE 1024
-#define COX_DOOR_RANK_ANY UINT32_MAX
-#define COX_DOOR_FD_COUNT_MAX 32
-#define COX_DOOR_REASON_MAX 255
-#define COX_DOOR_PATH_SIZE 4096
+#define COX_HELLO_RANK_ANY UINT32_MAX
+#define COX_HELLO_FD_COUNT_MAX 32
+#define COX_HELLO_REASON_MAX 255
+#define COX_SOCKET_PATH_SIZE 4096
 
-enum cox_door_role {
-    COX_DOOR_WORKER = 1,
-    COX_DOOR_COMMAND = 2,  /* status, stop, ...: what follows is the control protocol's */
-    COX_DOOR_FD_STORE = 3, /* fds behind by-value handles: fd_store.h */
+enum cox_hello_role {
+    COX_HELLO_WORKER = 1,
+    COX_HELLO_COMMAND = 2,  /* status, stop, ...: what follows is the control protocol's */
+    COX_HELLO_FD_STORE = 3, /* fds behind by-value handles: fd_store.h */
 };
 
 struct cox_logon {
     /* 0: this one's */
     uint64_t version;
-    enum cox_door_role role;
+    enum cox_hello_role role;
     uint32_t rank;
     uint64_t flags;
     uint32_t rank_count;
-    /* 0: COX_DOOR_FD_COUNT_MAX */
+    /* 0: COX_HELLO_FD_COUNT_MAX */
     uint32_t fd_count_max;
     uint32_t generation;
     uint64_t request_size_min;
@@ -104,7 +105,7 @@ int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_l
 /* ---- the coordinator's side ---- */
 
 /* Who has come. */
-struct cox_door_visitor {
+struct cox_control_client {
     /* of this connection, never used twice */
     uint64_t id;
     /* by SO_PEERCRED; 0: cannot be seen from here */
@@ -113,40 +114,40 @@ struct cox_door_visitor {
     struct cox_logon logon;
 };
 
-struct cox_door_answer {
-    /* version is filled by the door */
+struct cox_control_socket_reply {
+    /* version is filled by the control socket */
     struct cox_welcome welcome;
-    int fds[COX_DOOR_FD_COUNT_MAX];
-    /* lent: the door sends them before it does anything else */
+    int fds[COX_HELLO_FD_COUNT_MAX];
+    /* lent: the coordinator sends them before it does anything else */
     uint32_t fd_count;
-    /* bit i: fds[i] is the door's, and closed whatever becomes of the visitor */
+    /* bit i: fds[i] is the control socket's, and closed whatever becomes of the visitor */
     uint64_t given;
 };
 
-/* All on the door's thread; none may block, or close the door. Each may be NULL: such visitors are
- * refused. What is refused gets what the hook returned as its own result (cox_door_connect) when
- * that is an enum cox_status. */
-struct cox_door_hooks {
+/* All on the control socket's thread; none may block, or close the control socket. Each may be
+ * NULL: such visitors are refused. What is refused gets what the hook returned as its own result
+ * (cox_control_socket_connect) when that is an enum cox_status. */
+struct cox_control_socket_hooks {
     void *context;
     /* The veto, for every visitor whose frame is in order; NULL: nobody is refused. Not 0: it is
      * told err's text. */
-    int (*admit)(void *context, const struct cox_door_visitor *visitor, struct cox_error *err);
+    int (*admit)(void *context, const struct cox_control_client *visitor, struct cox_error *err);
     /* Fills the answer. Not 0: it is told err's text. A worker that does not take as many fds is
      * refused, and gone. */
-    int (*worker)(void *context, const struct cox_door_visitor *visitor,
-                  struct cox_door_answer *answer, struct cox_error *err);
+    int (*worker)(void *context, const struct cox_control_client *visitor,
+                  struct cox_control_socket_reply *answer, struct cox_error *err);
     /* A worker that was welcomed has closed its connection, or died, or sent something (it is not
      * to). Also called when the welcome could not be sent. Once for each whose `worker` returned 0,
-     * unless the door is closed first. */
-    void (*worker_gone)(void *context, const struct cox_door_visitor *visitor);
-    /* A command: fd, a blocking stream, is given. Not 0: it is refused, fd is the door's. It is
-     * welcomed when the hook returns: what is written before the visitor has asked something may
-     * overtake the welcome. */
-    int (*command)(void *context, const struct cox_door_visitor *visitor, int fd,
+     * unless the control socket is closed first. */
+    void (*worker_gone)(void *context, const struct cox_control_client *visitor);
+    /* A command: fd, a blocking stream, is given. Not 0: it is refused, fd is the control socket's.
+     * It is welcomed when the hook returns: what is written before the visitor has asked something
+     * may overtake the welcome. */
+    int (*command)(void *context, const struct cox_control_client *visitor, int fd,
                    struct cox_error *err);
 };
 
-struct cox_door_options {
+struct cox_control_socket_options {
     /* of the group; lent */
     const char *name;
     /* NULL: as said above */
@@ -164,7 +165,7 @@ struct cox_door_options {
     struct cox_log log;
 };
 
-struct cox_door;
+struct cox_control_socket;
 
 /* Removes what dead coordinators left in the folder, listens, and starts the thread. Returns 0;
  * COX_TAKEN: a live coordinator listens under this name, err has its pid; COX_DENIED: the folder
@@ -172,13 +173,14 @@ struct cox_door;
  * what to do; COX_NOT_FOUND: where the folder is to be made there is nothing; COX_BUSY: another
  * start holds the folder's lock for too long, or who has the name was killed and does not end;
  * COX_INVALID, COX_TOO_LARGE: name, path; -errno. Nothing is left unless 0, but for the folder. */
-int cox_door_open(const struct cox_door_options *options, const struct cox_door_hooks *hooks,
-                  struct cox_door **ret_door, struct cox_error *err);
+int cox_control_socket_open(const struct cox_control_socket_options *options,
+                            const struct cox_control_socket_hooks *hooks,
+                            struct cox_control_socket **ret_socket, struct cox_error *err);
 /* Removes the socket, which close does otherwise; for a process that is about to end. Not while
  * another thread closes. */
-void cox_door_unname(struct cox_door *door);
+void cox_control_socket_unname(struct cox_control_socket *control_socket);
 /* What visitors have caused to be kept here, and how much of it there can be. */
-struct cox_door_counts {
+struct cox_control_socket_counts {
     /* connections, about 1.5 KiB each */
     uint32_t visitors, visitor_max;
     /* of them */
@@ -191,39 +193,42 @@ struct cox_door_counts {
     uint32_t hanging;
 };
 /* Of a moment ago. From any thread, until close. */
-void cox_door_counts(const struct cox_door *door, struct cox_door_counts *ret_counts);
+void cox_control_socket_counts(const struct cox_control_socket *control_socket,
+                               struct cox_control_socket_counts *ret_counts);
 /* Closes every connection (no hook is called for them), removes the socket, joins the thread.
  * NULL-safe, returns NULL. */
-struct cox_door *cox_door_close(struct cox_door *door);
+struct cox_control_socket *cox_control_socket_close(struct cox_control_socket *control_socket);
 /* Of the socket; lent until close. */
-const char *cox_door_path(const struct cox_door *door);
+const char *cox_control_socket_path(const struct cox_control_socket *control_socket);
 
 /* Removes sockets in the folder (NULL: the default one) that nobody listens on. *ret_count: how
  * many. Returns 0; COX_DENIED; COX_BUSY; -errno. No folder is 0. */
-int cox_door_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err);
+int cox_control_socket_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err);
 
 /* ---- the visitor's side ---- */
 
-struct cox_door_session {
+struct cox_control_connection {
     /* the connection; closing it is leaving */
     int fd;
     struct cox_welcome welcome;
-    int fds[COX_DOOR_FD_COUNT_MAX];
+    int fds[COX_HELLO_FD_COUNT_MAX];
     uint32_t fd_count;
 };
 
-/* Where the door of a group is; the file need not exist. buffer has COX_DOOR_PATH_SIZE bytes.
- * Returns 0; COX_INVALID: the name; COX_TOO_LARGE. */
-int cox_door_find(const char *name, char *buffer, struct cox_error *err);
+/* Where the control socket of a group is; the file need not exist. buffer has COX_SOCKET_PATH_SIZE
+ * bytes. Returns 0; COX_INVALID: the name; COX_TOO_LARGE. */
+int cox_control_socket_find(const char *name, char *buffer, struct cox_error *err);
 /* Connects, checks that the other side is this user's (or root's), logs on, and waits for the
- * answer; all of it until deadline_ns. Returns 0; COX_NOT_FOUND: no such door; COX_CLOSED: nobody
- * listens there any more, or the door was closed before it answered; COX_TIMEOUT; COX_DENIED:
- * another user's, or no socket; COX_CORRUPT: the answer makes no sense, or the connection ended
- * within it; COX_INVALID: the path; -errno; or, refused: what the door gives as the reason's code
- * (COX_VERSION, COX_TAKEN, COX_FULL, ...), COX_REJECTED where that is none. err has the text.
- * Nothing is open unless 0. */
-int cox_door_connect(const char *path, const struct cox_logon *logon, uint64_t deadline_ns,
-                     struct cox_door_session *ret_session, struct cox_error *err);
-void cox_door_session_close(struct cox_door_session *session); /* idempotent on a closed one */
+ * answer; all of it until deadline_ns. Returns 0; COX_NOT_FOUND: no such control socket;
+ * COX_CLOSED: nobody listens there any more, or the control socket was closed before it answered;
+ * COX_TIMEOUT; COX_DENIED: another user's, or no socket; COX_CORRUPT: the answer makes no sense, or
+ * the connection ended within it; COX_INVALID: the path; -errno; or, refused: what the control
+ * socket gives as the reason's code (COX_VERSION, COX_TAKEN, COX_FULL, ...), COX_REJECTED where
+ * that is none. err has the text. Nothing is open unless 0. */
+int cox_control_socket_connect(const char *path, const struct cox_logon *logon,
+                               uint64_t deadline_ns, struct cox_control_connection *ret_session,
+                               struct cox_error *err);
+void cox_control_connection_close(
+    struct cox_control_connection *session); /* idempotent on a closed one */
 
 #endif

@@ -1,6 +1,6 @@
-/* What visitors send and the door does not want: its close may hang for as long as they like, and
- * nobody waits for it. */
-#include "door_fixture.h"
+/* What visitors send and the control socket does not want: its close may hang for as long as they
+ * like, and nobody waits for it. */
+#include "control_socket_fixture.h"
 
 #include "channel/handle/fd_store.h"
 #include "channel/socket/fd_entries.h"
@@ -28,7 +28,7 @@ enum kind {
 
 /* Each is sent by a process that exits at once: exiting does not linger, so that its own close
  * never hangs, whoever is last. What it has to leave behind comes to the test: the other ends,
- * without which a hanging close ends, and its connection to the door. */
+ * without which a hanging close ends, and its connection to the control socket. */
 static int home = -1;
 static int ends[TRAP_COUNT_MAX];
 static uint32_t end_count;
@@ -75,15 +75,15 @@ static void traps_release(void)
         close(ends[--end_count]);
 }
 
-/* Where a test failed the door may be at such a close, and would not end before it. */
+/* Where a test failed the control socket may be at such a close, and would not end before it. */
 static int traps_teardown(void **state)
 {
     traps_release();
-    return door_teardown(state);
+    return socket_teardown(state);
 }
-#define TRAP_TEST(function) cmocka_unit_test_setup_teardown(function, door_setup, traps_teardown)
+#define TRAP_TEST(function) cmocka_unit_test_setup_teardown(function, socket_setup, traps_teardown)
 
-/* ---- ways to leave them with the door ---- */
+/* ---- ways to leave them with the control socket ---- */
 
 static void send_all(int fd, const void *bytes, size_t size, int *fds, uint32_t count)
 {
@@ -95,7 +95,7 @@ static int fd_owner(void)
 {
     struct cox_fd_store fd_store = {-1};
     struct cox_error err = {0};
-    if (cox_fd_store_connect(&fd_store, cox_door_path(door), PATIENCE, &err))
+    if (cox_fd_store_connect(&fd_store, cox_control_socket_path(control_socket), PATIENCE, &err))
         fprintf(stderr, "%s\n", err.text);
     CHECK(fd_store.fd >= 0);
     return fd_store.fd;
@@ -120,7 +120,7 @@ static struct cox_handle handle_of(int fd)
 static int with_a_logon(enum kind kind)
 {
     uint8_t frame[COX_LOGON_SIZE] = {0};
-    int fd = raw_connect(cox_door_path(door)), unwanted = trap(kind);
+    int fd = raw_connect(cox_control_socket_path(control_socket)), unwanted = trap(kind);
     send_all(fd, frame, 100, &unwanted, 1);
     return fd;
 }
@@ -153,7 +153,8 @@ static int with_half_a_request(enum kind kind)
     return fd;
 }
 
-/* The rest comes when its sender has ended: the door alone has the fd by then, and refuses it. */
+/* The rest comes when its sender has ended: the control socket alone has the fd by then, and
+ * refuses it. */
 static int with_a_request_in_two_parts(enum kind kind)
 {
     return with_half_a_request(kind);
@@ -189,7 +190,7 @@ static int more_than_is_allowed(enum kind kind)
 static int left_unread(enum kind kind)
 {
     uint8_t bytes[COX_LOGON_SIZE + 1] = {0};
-    int fd = raw_connect(cox_door_path(door));
+    int fd = raw_connect(cox_control_socket_path(control_socket));
     for (size_t i = 0; i < 3; i++) {
         int unwanted = trap(kind);
         send_all(fd, bytes, sizeof bytes / 4, &unwanted, 1);
@@ -200,9 +201,10 @@ static int left_unread(enum kind kind)
 static int of_a_worker(enum kind kind)
 {
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     int unwanted = trap(kind);
-    CHECK(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL) == 0);
+    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+                                     &session, NULL) == 0);
     send_all(session.fd, "x", 1, &unwanted, 1);
     return session.fd;
 }
@@ -232,14 +234,14 @@ static void send_urgent(int fd, int unwanted)
 
 static int urgently(enum kind kind)
 {
-    int fd = raw_connect(cox_door_path(door));
+    int fd = raw_connect(cox_control_socket_path(control_socket));
     send_urgent(fd, trap(kind));
     return fd;
 }
 
 static int urgently_before_others(enum kind kind)
 {
-    int fd = raw_connect(cox_door_path(door)), unwanted = trap(kind);
+    int fd = raw_connect(cox_control_socket_path(control_socket)), unwanted = trap(kind);
     send_urgent(fd, unwanted);
     close(unwanted);
     send_all(fd, "x", 1, NULL, 0);
@@ -250,7 +252,7 @@ static int urgently_before_others(enum kind kind)
 static int behind_an_urgent_byte(enum kind kind)
 {
     static const uint8_t bytes[16384];
-    int fd = raw_connect(cox_door_path(door)), unwanted = trap(kind);
+    int fd = raw_connect(cox_control_socket_path(control_socket)), unwanted = trap(kind);
     send_all(fd, bytes, sizeof bytes, NULL, 0);
     send_urgent(fd, -1);
     send_all(fd, "x", 1, &unwanted, 1);
@@ -318,12 +320,13 @@ static int leave(size_t way, enum kind kind)
 static void served(void)
 {
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
     HOST(host.fd_count = 0);
-    if (cox_door_connect(cox_door_path(door), &logon, cox_deadline_after_ms(20000), &session, &err))
+    if (cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                   cox_deadline_after_ms(20000), &session, &err))
         fail_msg("%s", err.text);
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
 }
 
 static void g1g_others_are_served_while_closes_hang(void **state)
@@ -332,7 +335,7 @@ static void g1g_others_are_served_while_closes_hang(void **state)
     for (int kind = 0; kind < KIND_COUNT; kind++)
         for (size_t way = 0; way < WAY_COUNT; way++) {
             int before = fd_count();
-            door_start(NULL);
+            socket_start(NULL);
             HOST(host.fd_count = 0);
             int fd = leave(way, (enum kind)kind);
             served();
@@ -340,28 +343,28 @@ static void g1g_others_are_served_while_closes_hang(void **state)
             served();
             served();
             uint64_t begin_ns = cox_now_ns();
-            door_stop();
+            socket_stop();
             if (cox_now_ns() - begin_ns > 20 * COX_NSEC_PER_SEC)
-                fail_msg("the door was closed only after %d s",
+                fail_msg("the control socket was closed only after %d s",
                          (int)((cox_now_ns() - begin_ns) / COX_NSEC_PER_SEC));
             traps_release();
             await_fds(before);
         }
 }
 
-/* What does not linger any more is closed by the time that the door is. */
+/* What does not linger any more is closed by the time that the control socket is. */
 static void g1g_what_lingers_is_closed_at_once(void **state)
 {
     (void)state;
     for (size_t way = 0; way < WAY_COUNT; way++) {
-        door_start(NULL);
+        socket_start(NULL);
         int before = fd_count();
         HOST(host.fd_count = 0);
         int fd = leave(way, LINGERS);
         close(fd);
         await_fds(before + (int)end_count);
         traps_release();
-        door_stop();
+        socket_stop();
     }
 }
 
@@ -369,12 +372,12 @@ static void g1g_those_that_were_not_let_in_yet_do_not_hold_up_the_end(void **sta
 {
     (void)state;
     int before = fd_count(), fds[8];
-    door_start(NULL);
-    host_lock(); /* and with it the door, at its first line */
+    socket_start(NULL);
+    host_lock(); /* and with it the control socket, at its first line */
     for (size_t i = 0; i < 8; i++)
         fds[i] = leave(0, i % 2 ? LINGERS : NESTED);
     host_unlock();
-    door_stop();
+    socket_stop();
     for (size_t i = 0; i < 8; i++)
         close(fds[i]);
     traps_release();
@@ -394,13 +397,13 @@ static void g1g_so_many_closes_hang_that_nobody_is_let_in(void **state)
         skip();
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
     int count = fd_count();
-    door_start(NULL);
+    socket_start(NULL);
     for (uint32_t i = 0; i < COX_CLOSER_WAITING_MAX + 64; i++)
         close(leave(0, NESTED));
     await_log("and their closes hang");
     traps_release();
     served();
-    door_stop();
+    socket_stop();
     await_fds(count);
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
 }

@@ -1,5 +1,6 @@
-/* The door's own side: who comes in, who does not, and that nobody holds up anybody else. */
-#include "door_fixture.h"
+/* The control socket's own side: who comes in, who does not, and that nobody holds up anybody else.
+ */
+#include "control_socket_fixture.h"
 
 #include "channel/socket/logon.h"
 
@@ -25,15 +26,16 @@ struct worker_visit {
 static void worker_visit(void *context)
 {
     const struct worker_visit *visit = context;
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
-    int r = cox_door_connect(cox_door_path(door), &visit->logon, PATIENCE, &session, &err);
+    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &visit->logon,
+                                       PATIENCE, &session, &err);
     if (r)
         fprintf(stderr, "%s\n", err.text);
     CHECK(r == 0);
-    CHECK(session.welcome.version == COX_DOOR_VERSION && session.welcome.epoch == 77);
+    CHECK(session.welcome.version == COX_HELLO_VERSION && session.welcome.epoch == 77);
     CHECK(session.welcome.attach == COX_ATTACH_SEALED && session.welcome.generation == 1);
-    CHECK(visit->rank == COX_DOOR_RANK_ANY || session.welcome.rank == visit->rank);
+    CHECK(visit->rank == COX_HELLO_RANK_ANY || session.welcome.rank == visit->rank);
     CHECK(session.fd_count == visit->fd_count);
     for (uint32_t i = 0; i < session.fd_count; i++) {
         CHECK(fd_says(session.fds[i], i));
@@ -47,16 +49,16 @@ static void worker_visit(void *context)
         tell(visit->told);
         CHECK(read(visit->hold, &byte, 1) == 0);
     }
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
     CHECK(session.fd == -1 && session.fd_count == 0);
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
 }
 
 static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
 {
     (void)state;
-    const uint32_t counts[] = {0, 1, 4, 28, COX_DOOR_FD_COUNT_MAX};
-    door_start(NULL);
+    const uint32_t counts[] = {0, 1, 4, 28, COX_HELLO_FD_COUNT_MAX};
+    socket_start(NULL);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
         struct worker_visit visit = {worker_logon(), 3, counts[i], -1, -1};
         visit.logon.rank = 3;
@@ -77,12 +79,12 @@ static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
 static void b20_the_end_of_a_worker_is_the_end_of_its_connection(void **state)
 {
     (void)state;
-    struct worker_visit visit = {worker_logon(), COX_DOOR_RANK_ANY, 4, -1, -1};
+    struct worker_visit visit = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
     int told[2], hold[2];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(hold, O_CLOEXEC), 0);
     visit.told = told[1];
     visit.hold = hold[0];
-    door_start(NULL);
+    socket_start(NULL);
     for (uint32_t i = 0; i < 3; i++) {
         pid_t pid = visitor_start(worker_visit, &visit);
         assert_true(heard(told[0]));
@@ -110,12 +112,12 @@ static void at_once(void *context)
 static void a1_64_workers_come_in_at_once(void **state)
 {
     (void)state;
-    struct worker_visit visit = {worker_logon(), COX_DOOR_RANK_ANY, 4, -1, -1};
+    struct worker_visit visit = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
     pid_t pids[64];
     int gate[2];
     host.rank_count = 64;
     assert_int_equal(pipe2(gate, O_CLOEXEC), 0);
-    door_start(NULL);
+    socket_start(NULL);
     visit.told = gate[0];
     for (int i = 0; i < 64; i++) {
         int write_end = gate[1];
@@ -140,12 +142,13 @@ static void a1_64_workers_come_in_at_once(void **state)
 
 static void command_visit(void *context)
 {
-    struct cox_logon logon = {.role = COX_DOOR_COMMAND};
-    struct cox_door_session session;
+    struct cox_logon logon = {.role = COX_HELLO_COMMAND};
+    struct cox_control_connection session;
     struct cox_error err = {0};
     char text[4] = "";
     int expected = *(int *)context;
-    int r = cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err);
+    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+                                       &session, &err);
     CHECK(r == expected);
     if (r) {
         CHECK(strstr(err.text, r == COX_UNSUPPORTED ? "no commands" : "not now"));
@@ -157,14 +160,14 @@ static void command_visit(void *context)
         CHECK(cox_socket_receive(session.fd, text, 4, NULL, 0, NULL, PATIENCE) == 0);
         CHECK(strcmp(text, "abc") == 0);
     }
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
 }
 
 static void a_command_has_a_stream_of_its_own(void **state)
 {
     (void)state;
     int expected = 0;
-    door_start(NULL);
+    socket_start(NULL);
     int before = fd_count();
     visitor_run(command_visit, &expected);
     await_count(&host.commands, 1);
@@ -177,15 +180,16 @@ static void a_command_has_a_stream_of_its_own(void **state)
 static void roles_without_a_hook_are_refused(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test");
-    const struct cox_door_hooks none = {.context = NULL};
-    struct cox_door_session session;
+    struct cox_control_socket_options options = host_options("test");
+    const struct cox_control_socket_hooks none = {.context = NULL};
+    struct cox_control_connection session;
     struct cox_logon logon = worker_logon();
     struct cox_error err = {0};
     int expected = COX_UNSUPPORTED;
-    assert_int_equal(cox_door_open(&options, &none, &door, NULL), 0);
+    assert_int_equal(cox_control_socket_open(&options, &none, &control_socket, NULL), 0);
     visitor_run(command_visit, &expected);
-    assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                                PATIENCE, &session, &err),
                      COX_UNSUPPORTED);
     assert_non_null(strstr(err.text, "workers do not come in"));
 }
@@ -194,9 +198,10 @@ static void roles_without_a_hook_are_refused(void **state)
 
 static int refused(const struct cox_logon *logon, const char *text)
 {
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_error err = {0};
-    int r = cox_door_connect(cox_door_path(door), logon, PATIENCE, &session, &err);
+    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), logon, PATIENCE,
+                                       &session, &err);
     assert_true(r > 0);
     assert_int_equal(err.code, r);
     if (!strstr(err.text, text))
@@ -208,7 +213,7 @@ static void a21_a10_a_veto_has_its_reason_and_its_code(void **state)
 {
     (void)state;
     struct cox_logon logon = worker_logon();
-    door_start(NULL);
+    socket_start(NULL);
     HOST(host.refuse = COX_TAKEN);
     HOST(strcpy(host.reason, "rank 3 is served by process 17"));
     assert_int_equal(refused(&logon, "rank 3 is served by process 17"), COX_TAKEN);
@@ -231,9 +236,9 @@ static void a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words(void **sta
 {
     (void)state;
     struct cox_logon logon = worker_logon();
-    door_start(NULL);
+    socket_start(NULL);
     logon.version = 9;
-    assert_int_equal(refused(&logon, "the visitor speaks version 9, the door speaks 1"),
+    assert_int_equal(refused(&logon, "the visitor speaks version 9, the coordinator speaks 1"),
                      COX_VERSION);
     logon = worker_logon();
     logon.rank_count = 200;
@@ -256,11 +261,11 @@ static void a12_a_worker_that_takes_too_few_fds_is_refused(void **state)
     struct cox_logon logon = worker_logon();
     host.fd_count = 28;
     logon.fd_count_max = 27;
-    door_start(NULL);
+    socket_start(NULL);
     assert_int_equal(refused(&logon, "needs 28 fds at once; this one takes 27"), COX_TOO_LARGE);
     await_count(&host.gone, 1);
     logon.fd_count_max = 28;
-    struct worker_visit visit = {logon, COX_DOOR_RANK_ANY, 28, -1, -1};
+    struct worker_visit visit = {logon, COX_HELLO_RANK_ANY, 28, -1, -1};
     visitor_run(worker_visit, &visit);
 }
 
@@ -270,7 +275,7 @@ static void b19_a_welcome_that_cannot_be_sent_is_a_refusal(void **state)
     (void)state;
     struct cox_logon logon = worker_logon();
     int saved = host_fds[2];
-    door_start(NULL);
+    socket_start(NULL);
     HOST(host_fds[2] = 9999);
     assert_int_equal(refused(&logon, "the welcome could not be sent: Bad file descriptor"),
                      COX_REJECTED);
@@ -280,23 +285,23 @@ static void b19_a_welcome_that_cannot_be_sent_is_a_refusal(void **state)
 
 static void proper_visit(void)
 {
-    struct worker_visit visit = {worker_logon(), COX_DOOR_RANK_ANY, 4, -1, -1};
+    struct worker_visit visit = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
     visitor_run(worker_visit, &visit);
 }
 
 static void a15_a17_a_visitor_that_is_slow_is_told_so(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     char text[256];
     uint8_t frame[COX_LOGON_SIZE];
     struct cox_logon logon = worker_logon();
     options.logon_ms = 20;
-    door_start(&options);
+    socket_start(&options);
     const size_t sizes[] = {0, 1, 1023};
     cox_logon_format(&logon, frame);
     for (size_t i = 0; i < 3; i++) {
-        int fd = raw_connect(cox_door_path(door));
+        int fd = raw_connect(cox_control_socket_path(control_socket));
         assert_true(sizes[i] == 0 || send(fd, frame, sizes[i], 0) == (ssize_t)sizes[i]);
         assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
         assert_non_null(strstr(text, "of 1024 bytes of the logon came within 20 ms"));
@@ -304,17 +309,17 @@ static void a15_a17_a_visitor_that_is_slow_is_told_so(void **state)
     }
     /* Bytes that go on coming, one by one, give it no more time. */
     unsigned came = COX_LOGON_SIZE;
-    int slow = raw_connect(cox_door_path(door));
+    int slow = raw_connect(cox_control_socket_path(control_socket));
     for (size_t i = 0; i < 1023 && send(slow, frame + i, 1, MSG_NOSIGNAL) == 1; i++)
         nanosleep(&(struct timespec){.tv_nsec = 10 * (long)COX_NSEC_PER_MSEC}, NULL);
     assert_int_equal(raw_answer(slow, text), COX_TIMEOUT);
     assert_int_equal(sscanf(text, "%u of 1024", &came), 1);
     assert_true(came < 1023);
     close(slow);
-    door_stop();
+    socket_stop();
     options.logon_ms = 0; /* where nobody says */
-    door_start(&options);
-    int fd = raw_connect(cox_door_path(door));
+    socket_start(&options);
+    int fd = raw_connect(cox_control_socket_path(control_socket));
     assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
     assert_non_null(strstr(text, "came within 1000 ms"));
     close(fd);
@@ -328,9 +333,9 @@ static void a17_a_frame_may_come_in_any_pieces(void **state)
     struct cox_logon logon = worker_logon();
     uint64_t seed = 7;
     cox_logon_format(&logon, frame);
-    door_start(NULL);
+    socket_start(NULL);
     for (int round = 0; round < 20; round++) {
-        int fd = raw_connect(cox_door_path(door));
+        int fd = raw_connect(cox_control_socket_path(control_socket));
         for (size_t at = 0, size; at < sizeof frame; at += size) {
             size = round == 0 ? 1 : 1 + random_next(&seed) % 300;
             size = size > sizeof frame - at ? sizeof frame - at : size;
@@ -347,11 +352,11 @@ static void b21_200_slow_visitors_hold_up_nobody(void **state)
     (void)state;
     int slow[200];
     for (int few = 0; few < 2; few++) {
-        struct cox_door_options options = host_options("test");
+        struct cox_control_socket_options options = host_options("test");
         options.visitor_max = few ? 16 : 0; /* then the oldest make room */
-        door_start(&options);
+        socket_start(&options);
         for (int i = 0; i < 200; i++) {
-            slow[i] = raw_connect(cox_door_path(door));
+            slow[i] = raw_connect(cox_control_socket_path(control_socket));
             assert_true(slow[i] >= 0);
             assert_int_equal(send(slow[i], "\1", 1, MSG_NOSIGNAL), 1);
             if (i % 40 == 39)
@@ -365,30 +370,32 @@ static void b21_200_slow_visitors_hold_up_nobody(void **state)
         }
         for (int i = 0; i < 200; i++)
             close(slow[i]);
-        door_stop();
+        socket_stop();
     }
 }
 
 static void who_is_welcome_stays_when_all_places_are_taken(void **state)
 {
     (void)state;
-    struct cox_door_options options = host_options("test");
-    struct cox_door_session sessions[3];
+    struct cox_control_socket_options options = host_options("test");
+    struct cox_control_connection sessions[3];
     struct cox_logon logon = worker_logon();
     options.visitor_max = 3;
-    door_start(&options);
+    socket_start(&options);
     for (int i = 0; i < 3; i++)
-        assert_int_equal(
-            cox_door_connect(cox_door_path(door), &logon, PATIENCE, &sessions[i], NULL), 0);
+        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                                    PATIENCE, &sessions[i], NULL),
+                         0);
     for (int i = 0; i < 5; i++)
         assert_int_equal(refused(&logon, "3 connections are open"), COX_FULL);
     assert_int_equal(read_count(&host.gone), 0);
-    cox_door_session_close(&sessions[1]);
+    cox_control_connection_close(&sessions[1]);
     await_count(&host.gone, 1);
-    assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &sessions[1], NULL),
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                                PATIENCE, &sessions[1], NULL),
                      0);
     for (int i = 0; i < 3; i++)
-        cox_door_session_close(&sessions[i]);
+        cox_control_connection_close(&sessions[i]);
     await_count(&host.gone, 4);
 }
 
@@ -398,7 +405,7 @@ static void flooding(void *context)
     (void)context;
     for (;;) {
         uint8_t bytes[2048];
-        int fd = raw_connect(cox_door_path(door));
+        int fd = raw_connect(cox_control_socket_path(control_socket));
         if (fd < 0)
             continue;
         for (size_t i = 0; i < sizeof bytes; i++)
@@ -415,7 +422,7 @@ static void b14_b21_a_flood_of_garbage_holds_up_nobody(void **state)
 {
     (void)state;
     pid_t flood[2];
-    door_start(NULL);
+    socket_start(NULL);
     for (int i = 0; i < 2; i++)
         flood[i] = visitor_start(flooding, NULL);
     for (int i = 0; i < 20; i++)
@@ -448,15 +455,15 @@ static void g1h_a_storm_of_refusals_is_a_few_lines_and_their_number(void **state
     char text[256];
     (void)state;
     memset(frame, 0xff, sizeof frame);
-    door_start(NULL);
+    socket_start(NULL);
     for (int i = 0; i < COUNT; i++) {
-        int fd = raw_connect(cox_door_path(door));
+        int fd = raw_connect(cox_control_socket_path(control_socket));
         cox_socket_send(fd, frame, sizeof frame, NULL, 0, PATIENCE);
         assert_int_equal(raw_answer(fd, text), COX_VERSION);
         close(fd);
     }
     proper_visit();
-    door_stop();
+    socket_stop();
     assert_int_equal(log_told(), COUNT);
     if (strlen(host.log) > 8192)
         fail_msg("%zu bytes of log", strlen(host.log));
@@ -469,7 +476,7 @@ static void hoarding(void *context)
     memset(held, -1, sizeof held);
     for (size_t i = 0;; i = (i + 1) % 800) {
         cox_close_fd(&held[i]);
-        held[i] = raw_connect(cox_door_path(door));
+        held[i] = raw_connect(cox_control_socket_path(control_socket));
     }
 }
 
@@ -478,18 +485,19 @@ static void b21_a_flood_of_silent_connections_holds_up_nobody(void **state)
 {
     (void)state;
     pid_t flood[4];
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     options.log.fn = NULL;
-    door_start(&options);
+    socket_start(&options);
     for (int i = 0; i < 4; i++)
         flood[i] = visitor_start(hoarding, NULL);
     for (int i = 0; i < 100; i++) {
         struct cox_logon logon = worker_logon();
-        struct cox_door_session session;
+        struct cox_control_connection session;
         struct cox_error err = {0};
-        if (cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, &err))
+        if (cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+                                       &session, &err))
             fail_msg("visit %d: %s", i, err.text);
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
     }
     for (int i = 0; i < 4; i++) {
         kill(flood[i], SIGKILL);
@@ -502,10 +510,10 @@ static void b14_garbage_is_refused_in_words(void **state)
     (void)state;
     uint64_t seed = 4711;
     char text[256];
-    door_start(NULL);
+    socket_start(NULL);
     for (int round = 0; round < 200; round++) {
         uint8_t bytes[COX_LOGON_SIZE];
-        int fd = raw_connect(cox_door_path(door));
+        int fd = raw_connect(cox_control_socket_path(control_socket));
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)random_next(&seed);
         if (round % 2) { /* of this version, at least */
@@ -527,11 +535,11 @@ static void b15_fds_that_come_with_a_logon_are_closed(void **state)
     struct cox_logon logon = worker_logon();
     char text[256];
     cox_logon_format(&logon, frame);
-    door_start(NULL);
+    socket_start(NULL);
     int before = fd_count();
-    for (uint32_t count = 1; count <= COX_DOOR_FD_COUNT_MAX; count *= 2)
+    for (uint32_t count = 1; count <= COX_HELLO_FD_COUNT_MAX; count *= 2)
         for (int late = 0; late < 2; late++) {
-            int fd = raw_connect(cox_door_path(door));
+            int fd = raw_connect(cox_control_socket_path(control_socket));
             if (late) /* within the frame */
                 assert_int_equal(cox_socket_send(fd, frame, 100, NULL, 0, PATIENCE), 0);
             assert_int_equal(cox_socket_send(fd, frame + 100 * late, 1024 - 100 * (size_t)late,
@@ -549,13 +557,13 @@ static void a16_who_leaves_before_its_logon_is_complete_is_forgotten(void **stat
 {
     (void)state;
     uint8_t frame[COX_LOGON_SIZE] = {1};
-    door_start(NULL);
+    socket_start(NULL);
     int before = fd_count();
     const size_t sizes[] = {1, 500, 1023};
     for (size_t i = 0; i < 3; i++)
         for (int half = 0; half < 2; half++) {
             char text[64];
-            int fd = raw_connect(cox_door_path(door));
+            int fd = raw_connect(cox_control_socket_path(control_socket));
             assert_int_equal(send(fd, frame, sizes[i], 0), sizes[i]);
             if (half) {
                 assert_int_equal(shutdown(fd, SHUT_WR), 0);
@@ -575,16 +583,18 @@ static void a16_who_leaves_before_its_logon_is_complete_is_forgotten(void **stat
 static void a16_b20_a_worker_that_closes_one_direction_has_gone(void **state)
 {
     (void)state;
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_logon logon = worker_logon();
     uint8_t frame[COX_LOGON_SIZE];
-    door_start(NULL);
-    assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL), 0);
+    socket_start(NULL);
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                                PATIENCE, &session, NULL),
+                     0);
     assert_int_equal(shutdown(session.fd, SHUT_WR), 0);
     await_count(&host.gone, 1);
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
     cox_logon_format(&logon, frame);
-    int fd = raw_connect(cox_door_path(door));
+    int fd = raw_connect(cox_control_socket_path(control_socket));
     assert_int_equal(send(fd, frame, sizeof frame, 0), sizeof frame);
     assert_int_equal(shutdown(fd, SHUT_WR), 0);
     assert_int_equal(raw_answer(fd, NULL), 0);
@@ -597,13 +607,13 @@ static void b14_more_than_a_frame_is_refused(void **state)
     (void)state;
     uint8_t bytes[COX_LOGON_SIZE * 3];
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     char text[256];
     memset(bytes, 0, sizeof bytes);
     cox_logon_format(&logon, bytes);
-    door_start(NULL);
+    socket_start(NULL);
     for (size_t more = 1; more < sizeof bytes - COX_LOGON_SIZE; more *= 3) {
-        int fd = raw_connect(cox_door_path(door));
+        int fd = raw_connect(cox_control_socket_path(control_socket));
         assert_int_equal(send(fd, bytes, COX_LOGON_SIZE + more, 0), COX_LOGON_SIZE + more);
         assert_int_equal(raw_answer(fd, text), COX_CORRUPT);
         assert_non_null(strstr(text, "more than the 1024 bytes"));
@@ -612,12 +622,13 @@ static void b14_more_than_a_frame_is_refused(void **state)
     /* And after its welcome it has nothing to say: it is taken for dead. */
     assert_int_equal(read_count(&host.gone), 0);
     for (uint32_t with_fd = 0; with_fd < 2; with_fd++) {
-        assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL),
+        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                                    PATIENCE, &session, NULL),
                          0);
         assert_int_equal(cox_socket_send(session.fd, "x", 1, host_fds, with_fd, PATIENCE), 0);
         await_count(&host.gone, with_fd + 1);
         assert_int_equal(raw_answer(session.fd, NULL), -COX_CLOSED);
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
     }
     await_log("expected nothing after its logon");
 }
@@ -627,13 +638,13 @@ static void b14_more_than_a_frame_is_refused(void **state)
 static void few_fds(void *context)
 {
     (void)context;
-    struct cox_door_options options = host_options("few");
+    struct cox_control_socket_options options = host_options("few");
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct rlimit limit;
     char text[256];
 
-    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
     /* All this process may have, but for the end of a connection. */
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     int probe = dup(0);
@@ -641,25 +652,26 @@ static void few_fds(void *context)
     limit.rlim_cur = (rlim_t)probe + 1;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     close(probe);
-    int fd = raw_connect(cox_door_path(door));
+    int fd = raw_connect(cox_control_socket_path(control_socket));
     CHECK(fd >= 0);
     CHECK(raw_answer(fd, text) == COX_FULL);
     CHECK(strstr(text, "may not open more fds"));
     close(fd);
     await_log("nobody is let in");
     for (int i = 0; i < 3; i++) { /* it goes on refusing */
-        fd = raw_connect(cox_door_path(door));
+        fd = raw_connect(cox_control_socket_path(control_socket));
         CHECK(fd >= 0 && raw_answer(fd, text) == COX_FULL);
         close(fd);
     }
     limit.rlim_cur = limit.rlim_max;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    CHECK(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL) == 0);
-    cox_door_session_close(&session);
-    door_stop();
+    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+                                     &session, NULL) == 0);
+    cox_control_connection_close(&session);
+    socket_stop();
 }
 
-static void a_door_without_fds_refuses_and_recovers(void **state)
+static void a_socket_without_fds_refuses_and_recovers(void **state)
 {
     (void)state;
     visitor_run(few_fds, NULL);
@@ -670,15 +682,15 @@ struct scarce {
     int told, end;
 };
 
-/* A door with room for a few visitors' fds and no more. */
-static void scarce_door(void *context)
+/* A control socket with room for a few visitors' fds and no more. */
+static void scarce_socket(void *context)
 {
     const struct scarce *scarce = context;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     struct rlimit limit;
     char byte;
     options.log.fn = NULL;
-    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
+    CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     int probe = dup(0);
     CHECK(probe >= 0);
@@ -688,7 +700,7 @@ static void scarce_door(void *context)
     tell(scarce->told);
     CHECK(read(scarce->end, &byte, 1) == 0);
     CHECK(read_count(&host.workers) == 10);
-    door_stop();
+    socket_stop();
 }
 
 /* Where fds end before places do, who says nothing goes for who logs on, too. */
@@ -696,9 +708,9 @@ static void b21_silent_visitors_keep_no_fd_from_others(void **state)
 {
     (void)state;
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     int told[2], end[2], silent[50];
-    char path[COX_DOOR_PATH_SIZE], text[256];
+    char path[COX_SOCKET_PATH_SIZE], text[256];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(end, O_CLOEXEC), 0);
     snprintf(path, sizeof path, "%s/test.door", folder);
     struct scarce scarce = {told[1], end[0]};
@@ -707,7 +719,7 @@ static void b21_silent_visitors_keep_no_fd_from_others(void **state)
     assert_true(pid >= 0);
     if (pid == 0) {
         close(end[1]);
-        scarce_door(&scarce);
+        scarce_socket(&scarce);
         _exit(0);
     }
     assert_true(heard(told[0]));
@@ -715,10 +727,10 @@ static void b21_silent_visitors_keep_no_fd_from_others(void **state)
         struct cox_error err = {0};
         silent[i] = raw_connect(path);
         assert_true(silent[i] >= 0);
-        if (i % 5 == 4 && cox_door_connect(path, &logon, PATIENCE, &session, &err))
+        if (i % 5 == 4 && cox_control_socket_connect(path, &logon, PATIENCE, &session, &err))
             fail_msg("behind %d: %s", i, err.text);
         else if (i % 5 == 4)
-            cox_door_session_close(&session);
+            cox_control_connection_close(&session);
     }
     assert_int_equal(raw_answer(silent[0], text), COX_FULL);
     assert_non_null(
@@ -734,8 +746,9 @@ static void b21_silent_visitors_keep_no_fd_from_others(void **state)
 
 static sem_t admit_entered, admit_go;
 
-/* The first one holds the door up, until those that are to be there at once have come. */
-static int held_admit(void *context, const struct cox_door_visitor *visitor, struct cox_error *err)
+/* The first one holds the control socket up, until those that are to be there at once have come. */
+static int held_admit(void *context, const struct cox_control_client *visitor,
+                      struct cox_error *err)
 {
     static bool held;
     (void)context;
@@ -769,8 +782,8 @@ static void leave_fds(int count)
 static void more_than_fds(void *context)
 {
     enum { COUNT = 6, ROOM = 3 };
-    struct cox_door_options options = host_options("crowd");
-    struct cox_door_hooks hooks = host_hooks;
+    struct cox_control_socket_options options = host_options("crowd");
+    struct cox_control_socket_hooks hooks = host_hooks;
     struct cox_logon logon = worker_logon();
     uint8_t frame[COX_LOGON_SIZE];
     int fds[COUNT + 1];
@@ -779,10 +792,10 @@ static void more_than_fds(void *context)
     hooks.admit = held_admit;
     HOST(host.fd_count = 0);
     CHECK(sem_init(&admit_entered, 0, 0) == 0 && sem_init(&admit_go, 0, 0) == 0);
-    CHECK(cox_door_open(&options, &hooks, &door, NULL) == 0);
+    CHECK(cox_control_socket_open(&options, &hooks, &control_socket, NULL) == 0);
     cox_logon_format(&logon, frame);
     for (int i = 0; i <= COUNT; i++) {
-        fds[i] = raw_connect(cox_door_path(door));
+        fds[i] = raw_connect(cox_control_socket_path(control_socket));
         CHECK(fds[i] >= 0);
         CHECK(cox_socket_send(fds[i], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
         while (i == 0 && sem_wait(&admit_entered) < 0)
@@ -799,7 +812,7 @@ static void more_than_fds(void *context)
     }
     for (int i = 0; i <= COUNT; i++)
         close(fds[i]);
-    door_stop();
+    socket_stop();
 }
 
 /* Who has said all when it comes is not taken for one that is silent. */
@@ -814,12 +827,12 @@ static void limit_lowered(void *context)
 {
     (void)context;
     struct rlimit limit;
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .flags = 1};
+    struct cox_logon logon = {.role = COX_HELLO_WORKER, .flags = 1};
     uint8_t frame[COX_LOGON_SIZE];
     int fds[8];
-    door_start(NULL);
+    socket_start(NULL);
     for (int i = 0; i < 8; i++) {
-        fds[i] = raw_connect(cox_door_path(door));
+        fds[i] = raw_connect(cox_control_socket_path(control_socket));
         CHECK(fds[i] >= 0);
     }
     proper_visit(); /* behind them: they are let in */
@@ -829,10 +842,10 @@ static void limit_lowered(void *context)
     cox_logon_format(&logon, frame);
     CHECK(cox_socket_send(fds[0], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
     CHECK(raw_answer(fds[0], NULL) == COX_INVALID);
-    door_stop();
+    socket_stop();
 }
 
-static void b29_a_door_can_be_closed_though_its_limit_was_lowered(void **state)
+static void b29_a_socket_can_be_closed_though_its_limit_was_lowered(void **state)
 {
     (void)state;
     child_run(limit_lowered, NULL);
@@ -841,11 +854,11 @@ static void b29_a_door_can_be_closed_though_its_limit_was_lowered(void **state)
 static void b29_10000_visits_leave_nothing(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon(), command = {.role = COX_DOOR_FD_STORE};
-    struct cox_door_session session;
-    struct cox_door_options options = host_options("test");
+    struct cox_logon logon = worker_logon(), command = {.role = COX_HELLO_FD_STORE};
+    struct cox_control_connection session;
+    struct cox_control_socket_options options = host_options("test");
     options.log.fn = NULL;
-    door_start(&options);
+    socket_start(&options);
     int before = 0;
     size_t memory = 0;
     for (uint32_t i = 0; i < 10000; i++) {
@@ -854,15 +867,18 @@ static void b29_10000_visits_leave_nothing(void **state)
             before = fd_count();
             memory = mallinfo2().uordblks;
         }
-        assert_int_equal(cox_door_connect(cox_door_path(door), i % 2 ? &logon : &command, PATIENCE,
-                                          &session, NULL),
+        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket),
+                                                    i % 2 ? &logon : &command, PATIENCE, &session,
+                                                    NULL),
                          0);
-        cox_door_session_close(&session);
+        cox_control_connection_close(&session);
     }
     await_count(&host.gone, 5000);
     /* A last visit comes after all that went before. */
-    assert_int_equal(cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL), 0);
-    cox_door_session_close(&session);
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+                                                PATIENCE, &session, NULL),
+                     0);
+    cox_control_connection_close(&session);
     await_count(&host.gone, 5001);
     await_fds(before);
     assert_true(mallinfo2().uordblks <= memory + 65536);
@@ -870,51 +886,52 @@ static void b29_10000_visits_leave_nothing(void **state)
 
 /* ---- the end ---- */
 
-static void a22_a_door_that_closes_says_so_to_everybody(void **state)
+static void a22_a_socket_that_closes_says_so_to_everybody(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon(), fd_store = {.role = COX_DOOR_FD_STORE};
-    struct cox_door_session sessions[2];
-    char path[COX_DOOR_PATH_SIZE];
+    struct cox_logon logon = worker_logon(), fd_store = {.role = COX_HELLO_FD_STORE};
+    struct cox_control_connection sessions[2];
+    char path[COX_SOCKET_PATH_SIZE];
     struct stat st;
-    door_start(NULL);
-    snprintf(path, sizeof path, "%s", cox_door_path(door));
+    socket_start(NULL);
+    snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
     assert_int_equal(stat(path, &st), 0);
-    assert_int_equal(cox_door_connect(path, &logon, PATIENCE, &sessions[0], NULL), 0);
-    assert_int_equal(cox_door_connect(path, &fd_store, PATIENCE, &sessions[1], NULL), 0);
+    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &sessions[0], NULL), 0);
+    assert_int_equal(cox_control_socket_connect(path, &fd_store, PATIENCE, &sessions[1], NULL), 0);
     int waiting = raw_connect(path);
-    door_stop();
+    socket_stop();
     assert_int_equal(raw_answer(sessions[0].fd, NULL), -COX_CLOSED);
     assert_int_equal(raw_answer(sessions[1].fd, NULL), -COX_CLOSED);
     assert_int_equal(raw_answer(waiting, NULL), -COX_CLOSED);
     assert_int_equal(stat(path, &st), -1);
     assert_int_equal(folder_count(), 0);
     assert_int_equal(read_count(&host.gone), 0); /* nobody is told of those */
-    cox_door_session_close(&sessions[0]);
-    cox_door_session_close(&sessions[1]);
+    cox_control_connection_close(&sessions[0]);
+    cox_control_connection_close(&sessions[1]);
     close(waiting);
-    assert_null(cox_door_close(NULL));
+    assert_null(cox_control_socket_close(NULL));
 }
 
 static void without_standard_fds(void *context)
 {
     (void)context;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     options.log.fn = NULL;
     for (int fd = 0; fd < 3; fd++)
         close(fd);
-    if (cox_door_open(&options, &host_hooks, &door, NULL) ||
-        cox_door_connect(cox_door_path(door), &logon, PATIENCE, &session, NULL))
+    if (cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) ||
+        cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+                                   &session, NULL))
         _exit(1);
     if (session.fd < 3 || session.fds[0] < 3 || session.fds[3] < 3)
         _exit(2);
     for (int fd = 0; fd < 3; fd++)
         if (fcntl(fd, F_GETFD) >= 0)
             _exit(3);
-    cox_door_session_close(&session);
-    door_stop();
+    cox_control_connection_close(&session);
+    socket_stop();
 }
 
 static void b15_the_numbers_of_standard_fds_are_never_used(void **state)
@@ -926,34 +943,34 @@ static void b15_the_numbers_of_standard_fds_are_never_used(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        DOOR_TEST(a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once),
-        DOOR_TEST(b20_the_end_of_a_worker_is_the_end_of_its_connection),
-        DOOR_TEST(a1_64_workers_come_in_at_once),
-        DOOR_TEST(a_command_has_a_stream_of_its_own),
-        DOOR_TEST(roles_without_a_hook_are_refused),
-        DOOR_TEST(a21_a10_a_veto_has_its_reason_and_its_code),
-        DOOR_TEST(a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words),
-        DOOR_TEST(a12_a_worker_that_takes_too_few_fds_is_refused),
-        DOOR_TEST(b19_a_welcome_that_cannot_be_sent_is_a_refusal),
-        DOOR_TEST(a15_a17_a_visitor_that_is_slow_is_told_so),
-        DOOR_TEST(a17_a_frame_may_come_in_any_pieces),
-        DOOR_TEST(b21_200_slow_visitors_hold_up_nobody),
-        DOOR_TEST(who_is_welcome_stays_when_all_places_are_taken),
-        DOOR_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
-        DOOR_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number),
-        DOOR_TEST(b21_a_flood_of_silent_connections_holds_up_nobody),
-        DOOR_TEST(b14_garbage_is_refused_in_words),
-        DOOR_TEST(b15_fds_that_come_with_a_logon_are_closed),
-        DOOR_TEST(a16_who_leaves_before_its_logon_is_complete_is_forgotten),
-        DOOR_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
-        DOOR_TEST(b14_more_than_a_frame_is_refused),
-        DOOR_TEST(a_door_without_fds_refuses_and_recovers),
-        DOOR_TEST(b21_silent_visitors_keep_no_fd_from_others),
-        DOOR_TEST(b21_who_logs_on_keeps_its_fd_from_those_behind_it),
-        DOOR_TEST(b29_a_door_can_be_closed_though_its_limit_was_lowered),
-        DOOR_TEST(b29_10000_visits_leave_nothing),
-        DOOR_TEST(a22_a_door_that_closes_says_so_to_everybody),
-        DOOR_TEST(b15_the_numbers_of_standard_fds_are_never_used),
+        SOCKET_TEST(a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once),
+        SOCKET_TEST(b20_the_end_of_a_worker_is_the_end_of_its_connection),
+        SOCKET_TEST(a1_64_workers_come_in_at_once),
+        SOCKET_TEST(a_command_has_a_stream_of_its_own),
+        SOCKET_TEST(roles_without_a_hook_are_refused),
+        SOCKET_TEST(a21_a10_a_veto_has_its_reason_and_its_code),
+        SOCKET_TEST(a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words),
+        SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused),
+        SOCKET_TEST(b19_a_welcome_that_cannot_be_sent_is_a_refusal),
+        SOCKET_TEST(a15_a17_a_visitor_that_is_slow_is_told_so),
+        SOCKET_TEST(a17_a_frame_may_come_in_any_pieces),
+        SOCKET_TEST(b21_200_slow_visitors_hold_up_nobody),
+        SOCKET_TEST(who_is_welcome_stays_when_all_places_are_taken),
+        SOCKET_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
+        SOCKET_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number),
+        SOCKET_TEST(b21_a_flood_of_silent_connections_holds_up_nobody),
+        SOCKET_TEST(b14_garbage_is_refused_in_words),
+        SOCKET_TEST(b15_fds_that_come_with_a_logon_are_closed),
+        SOCKET_TEST(a16_who_leaves_before_its_logon_is_complete_is_forgotten),
+        SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
+        SOCKET_TEST(b14_more_than_a_frame_is_refused),
+        SOCKET_TEST(a_socket_without_fds_refuses_and_recovers),
+        SOCKET_TEST(b21_silent_visitors_keep_no_fd_from_others),
+        SOCKET_TEST(b21_who_logs_on_keeps_its_fd_from_those_behind_it),
+        SOCKET_TEST(b29_a_socket_can_be_closed_though_its_limit_was_lowered),
+        SOCKET_TEST(b29_10000_visits_leave_nothing),
+        SOCKET_TEST(a22_a_socket_that_closes_says_so_to_everybody),
+        SOCKET_TEST(b15_the_numbers_of_standard_fds_are_never_used),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
-/* Doors and their visitors, killed and stopped behind every step that others can see. */
-#include "tests/multi/door_fixture.h"
+/* Control sockets and their visitors, killed and stopped behind every step that others can see. */
+#include "tests/multi/control_socket_fixture.h"
 #include "channel/handle/fd_store.h"
 #include "channel/base/fault.h"
 #include "channel/socket/folder.h"
@@ -14,27 +14,35 @@
 #if COX_TESTING
 
 static const char *const points[] = {
-    "folder.made",  "folder.locked", "folder.swept",   "door.bound",
-    "door.listens", "door.named",    "door.connected", "door.asked",
-    "socket.sent",  "door.welcomed", "door.unnamed",
+    "folder.made",
+    "folder.locked",
+    "folder.swept",
+    "control_socket.bound",
+    "control_socket.listens",
+    "control_socket.named",
+    "control_socket.connected",
+    "control_socket.asked",
+    "socket.sent",
+    "control_socket.welcomed",
+    "control_socket.unnamed",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 
 struct life {
     char plan[64];
-    /* of a visitor: the door's */
+    /* of a visitor: the control socket's */
     const char *path;
 };
 
 static void visit_all_ways(const char *path)
 {
     struct cox_logon logon = worker_logon();
-    struct cox_door_session session;
+    struct cox_control_connection session;
     struct cox_fd_store fd_store = {.fd = -1};
     struct cox_handle handle = {{0, 0, 0, COX_HANDLE_MEMORY}};
     struct stat st;
     int fd;
-    CHECK(cox_door_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    CHECK(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL) == 0);
     CHECK(cox_fd_store_connect(&fd_store, path, PATIENCE, NULL) == 0);
     CHECK(fstat(host_fds[3], &st) == 0);
     for (int i = 0; i < 8; i++) {
@@ -47,18 +55,18 @@ static void visit_all_ways(const char *path)
     CHECK(fd_says(fd, 3));
     close(fd);
     cox_fd_store_close(&fd_store);
-    cox_door_session_close(&session);
+    cox_control_connection_close(&session);
 }
 
 static void live_and_die(void *context)
 {
     const struct life *life = context;
-    struct cox_door_options options = host_options("test");
+    struct cox_control_socket_options options = host_options("test");
     options.log.fn = NULL;
     cox_fault_arm(life->plan);
-    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
-    visit_all_ways(cox_door_path(door));
-    door_stop();
+    CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
+    visit_all_ways(cox_control_socket_path(control_socket));
+    socket_stop();
 }
 
 /* True: the plan has struck. */
@@ -71,7 +79,7 @@ static bool struck(pid_t pid)
     return false;
 }
 
-/* What a door left that died before. */
+/* What a control socket left that died before. */
 static void leave_a_dead_socket(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -94,11 +102,11 @@ static void b4_p7_a_start_after_a_death_at_any_step_works(void **state)
             if (p > 0)
                 leave_a_dead_socket();
             killed = struck(visitor_start(live_and_die, &life));
-            door_start(NULL);
+            socket_start(NULL);
             if (folder_count() != 1)
                 fail_msg("%s: %d files", life.plan, folder_count());
-            visit_all_ways(cox_door_path(door));
-            door_stop();
+            visit_all_ways(cox_control_socket_path(control_socket));
+            socket_stop();
             assert_int_equal(folder_count(), 0);
             rmdir(folder); /* the next one has to make it again */
         }
@@ -117,10 +125,11 @@ static void visit_and_die(void *context)
 static void b15_b21_a_visitor_that_dies_at_any_step_leaves_nothing(void **state)
 {
     (void)state;
-    static const char *const visited[] = {"door.connected", "door.asked", "socket.sent"};
-    char path[COX_DOOR_PATH_SIZE];
-    door_start(NULL);
-    snprintf(path, sizeof path, "%s", cox_door_path(door));
+    static const char *const visited[] = {"control_socket.connected", "control_socket.asked",
+                                          "socket.sent"};
+    char path[COX_SOCKET_PATH_SIZE];
+    socket_start(NULL);
+    snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
     int before = fd_count();
     for (size_t p = 0; p < 3; p++) {
         uint32_t count = 0;
@@ -145,25 +154,26 @@ struct second {
 static void start_another(void *context)
 {
     const struct second *second = context;
-    struct cox_door_options options = host_options("another");
+    struct cox_control_socket_options options = host_options("another");
     options.log.fn = NULL;
     tell(second->told);
-    CHECK(cox_door_open(&options, &host_hooks, &door, NULL) == 0);
-    visit_all_ways(cox_door_path(door));
-    door_stop();
+    CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
+    visit_all_ways(cox_control_socket_path(control_socket));
+    socket_stop();
 }
 
 static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
 {
     (void)state;
-    static const char *const held[] = {"folder.swept", "door.bound", "door.listens", "door.named"};
+    static const char *const held[] = {"folder.swept", "control_socket.bound",
+                                       "control_socket.listens", "control_socket.named"};
     for (size_t p = 0; p < 4; p++) {
         struct life life;
         struct second second;
         struct cox_error err = {0};
         int told[2], folder_fd, status;
         /* Something to sweep. */
-        snprintf(life.plan, sizeof life.plan, "door.named:kill");
+        snprintf(life.plan, sizeof life.plan, "control_socket.named:kill");
         assert_true(struck(visitor_start(live_and_die, &life)));
         assert_int_equal(pipe2(told, O_CLOEXEC), 0);
         second.told = told[1];
@@ -189,9 +199,9 @@ static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        DOOR_TEST(b4_p7_a_start_after_a_death_at_any_step_works),
-        DOOR_TEST(b15_b21_a_visitor_that_dies_at_any_step_leaves_nothing),
-        DOOR_TEST(b52_b54_a_start_that_is_stopped_is_waited_for),
+        SOCKET_TEST(b4_p7_a_start_after_a_death_at_any_step_works),
+        SOCKET_TEST(b15_b21_a_visitor_that_dies_at_any_step_leaves_nothing),
+        SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,5 @@
-/* What doors answer, and what is asked of their fd stores, of any bytes. The first byte says which.
+/* What control sockets answer, and what is asked of their fd stores, of any bytes. The first byte
+ * says which.
  */
 #include "fuzz.h"
 
@@ -15,10 +16,10 @@ static void welcome(struct fuzz_input *input)
     struct cox_welcome read;
     struct cox_error err = {0};
     uint32_t fd_count = fuzz_eat_byte(input);
-    struct cox_logon logon = {.role = (enum cox_door_role)(1 + fuzz_eat_byte(input) % 3),
+    struct cox_logon logon = {.role = (enum cox_hello_role)(1 + fuzz_eat_byte(input) % 3),
                               .fd_count_max = 1 + fuzz_eat_byte(input) % 32u};
     uint8_t rank = fuzz_eat_byte(input);
-    logon.rank = rank < 128 ? rank : COX_DOOR_RANK_ANY;
+    logon.rank = rank < 128 ? rank : COX_HELLO_RANK_ANY;
     fuzz_eat(input, bytes, sizeof bytes);
     bytes[0] = COX_ANSWER_WELCOME;
     int r = cox_welcome_parse(bytes, &logon, fd_count, &read, &err);
@@ -28,9 +29,9 @@ static void welcome(struct fuzz_input *input)
         return;
     }
     FUZZ_CHECK(fd_count <= logon.fd_count_max);
-    if (logon.role == COX_DOOR_WORKER) {
+    if (logon.role == COX_HELLO_WORKER) {
         FUZZ_CHECK(read.rank < read.rank_count && read.rank_count <= COX_RANK_COUNT_MAX);
-        FUZZ_CHECK(logon.rank == COX_DOOR_RANK_ANY || read.rank == logon.rank);
+        FUZZ_CHECK(logon.rank == COX_HELLO_RANK_ANY || read.rank == logon.rank);
     } else {
         FUZZ_CHECK(fd_count == 0);
     }

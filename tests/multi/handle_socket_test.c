@@ -1,7 +1,7 @@
-/* By-value handles where pidfd_getfd is missing or denied: the door has the fd. */
+/* By-value handles where pidfd_getfd is missing or denied: the control socket has the fd. */
 #include "handle_peer.h"
 
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"
 #include "tests/lib/rights.h"
 
@@ -17,26 +17,26 @@
 #define PATIENCE cox_deadline_after_ms(20000)
 
 static char folder[64];
-static struct cox_door *door;
-static const char *path; /* of the door */
+static struct cox_control_socket *control_socket;
+static const char *path; /* of the control socket */
 
-static void door_start(uint32_t fd_entry_max)
+static void socket_start(uint32_t fd_entry_max)
 {
-    const struct cox_door_options options = {
+    const struct cox_control_socket_options options = {
         .name = "handles", .folder = folder, .fd_entry_max = fd_entry_max};
-    static const struct cox_door_hooks none;
+    static const struct cox_control_socket_hooks none;
     struct cox_error err = {0};
     snprintf(folder, sizeof folder, "/tmp/cox_handles_XXXXXX");
     CHECK(mkdtemp(folder));
-    if (cox_door_open(&options, &none, &door, &err))
+    if (cox_control_socket_open(&options, &none, &control_socket, &err))
         fprintf(stderr, "%s\n", err.text);
-    CHECK(door);
-    path = cox_door_path(door);
+    CHECK(control_socket);
+    path = cox_control_socket_path(control_socket);
 }
 
-static void door_stop(void)
+static void socket_stop(void)
 {
-    door = cox_door_close(door);
+    control_socket = cox_control_socket_close(control_socket);
     if (folder[0])
         CHECK(rmdir(folder) == 0);
     folder[0] = '\0';
@@ -51,7 +51,7 @@ static int setup(void **state)
 
 static int teardown(void **state)
 {
-    door_stop();
+    socket_stop();
     return leak_teardown(state);
 }
 
@@ -88,11 +88,11 @@ struct denial {
     int error;
 };
 
-static void open_by_door(void *context)
+static void open_by_socket(void *context)
 {
     const struct denial *denial = context;
     const struct cox_importer_options options = {
-        .size = sizeof(struct cox_importer_options), .door_path = path, .deadline_ms = 20000};
+        .size = sizeof(struct cox_importer_options), .socket_path = path, .deadline_ms = 20000};
     struct cox_importer *importer;
     const struct cox_import *one, *two;
     struct cox_error err = {0};
@@ -101,8 +101,8 @@ static void open_by_door(void *context)
     expect_opened(&denial->first, COX_HANDLE_BY_PIDFD, 1);
     CHECK(cox_importer_open(importer, &denial->first, COX_IMPORT_READ, &one, NULL) == 0);
     call_deny(denial->call, ANY_ARGUMENT, denial->error);
-    expect_opened(&denial->first, COX_HANDLE_BY_DOOR, 1);
-    expect_opened(&denial->second, COX_HANDLE_BY_DOOR, 2);
+    expect_opened(&denial->first, COX_HANDLE_BY_SOCKET, 1);
+    expect_opened(&denial->second, COX_HANDLE_BY_SOCKET, 2);
     if (cox_importer_open(importer, &denial->second, COX_IMPORT_READ, &two, &err))
         fprintf(stderr, "%s\n", err.text);
     CHECK(err.code == 0);
@@ -120,15 +120,15 @@ static void open_by_door(void *context)
     CHECK(fd_count() == fds);
 }
 
-static void l11_l12_b27_denied_or_missing_later_the_door_has_it(void **state)
+static void l11_l12_b27_denied_or_missing_later_the_socket_has_it(void **state)
 {
     (void)state;
     if (!test_can_take_fds())
         skip();
     if (!filters_possible())
         skip();
-    door_start(0);
-    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    socket_start(0);
+    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct denial denial = {.first = peer_export(&peer, PEER_EXPORT, 1),
                             .second = peer_export(&peer, PEER_EXPORT_AT, 2)};
     const struct {
@@ -141,7 +141,7 @@ static void l11_l12_b27_denied_or_missing_later_the_door_has_it(void **state)
     for (size_t i = 0; i < sizeof denials / sizeof denials[0]; i++) {
         denial.call = denials[i].call;
         denial.error = denials[i].error;
-        child_run(open_by_door, &denial);
+        child_run(open_by_socket, &denial);
     }
     peer_end(&peer);
 }
@@ -150,22 +150,22 @@ static void not_dumpable_scene(void *context)
 {
     (void)context;
     user_change(NOBODY);
-    door_start(0);
-    struct peer with = peer_start(&(struct peer_options){.door_path = path});
+    socket_start(0);
+    struct peer with = peer_start(&(struct peer_options){.socket_path = path});
     struct peer without = peer_start(NULL);
     struct cox_handle handle = peer_export(&with, PEER_EXPORT, 3);
     struct cox_handle other = peer_export(&without, PEER_EXPORT, 4);
     expect_opened(&handle, COX_HANDLE_BY_PIDFD, 3);
     CHECK(peer_ask(&with, PEER_SET_DUMPABLE, 0, NULL).result == 0);
     CHECK(peer_ask(&without, PEER_SET_DUMPABLE, 0, NULL).result == 0);
-    expect_opened(&handle, COX_HANDLE_BY_DOOR, 3);
+    expect_opened(&handle, COX_HANDLE_BY_SOCKET, 3);
     expect_refused(&other, COX_DENIED, "not dumpable");
     peer_end(&with);
     peer_end(&without);
-    door_stop();
+    socket_stop();
 }
 
-static void l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door(void **state)
+static void l12_an_exporter_that_is_not_dumpable_is_reached_by_the_socket(void **state)
 {
     (void)state;
     if (!test_can_take_fds())
@@ -178,25 +178,25 @@ static void l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door(void **s
 static void hidden_scene(void *context)
 {
     const struct cox_importer_options options = {
-        .size = sizeof(struct cox_importer_options), .door_path = NULL, .deadline_ms = 20000};
-    struct cox_importer_options by_door = options;
+        .size = sizeof(struct cox_importer_options), .socket_path = NULL, .deadline_ms = 20000};
+    struct cox_importer_options by_socket = options;
     struct cox_importer *importer;
     const struct cox_import *one, *two;
     (void)context;
     if (!proc_hide())
         _exit(77);
     user_change(NOBODY);
-    door_start(0);
-    by_door.door_path = path;
-    struct peer with = peer_start(&(struct peer_options){.door_path = path});
+    socket_start(0);
+    by_socket.socket_path = path;
+    struct peer with = peer_start(&(struct peer_options){.socket_path = path});
     struct peer without = peer_start(NULL);
     struct cox_handle handle = peer_export(&with, PEER_EXPORT, 3);
     struct cox_handle other = peer_export(&without, PEER_EXPORT, 4);
     CHECK(peer_ask(&with, PEER_SET_DUMPABLE, 0, NULL).result == 0);
     CHECK(peer_ask(&without, PEER_SET_DUMPABLE, 0, NULL).result == 0);
-    expect_opened(&handle, COX_HANDLE_BY_DOOR, 3);
+    expect_opened(&handle, COX_HANDLE_BY_SOCKET, 3);
     expect_refused(&other, COX_DENIED, "not dumpable, and /proc is mounted with hidepid");
-    CHECK(cox_importer_new(&by_door, &importer, NULL) == 0);
+    CHECK(cox_importer_new(&by_socket, &importer, NULL) == 0);
     CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &one, NULL) == 0);
     int fds = fd_count();
     CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == 0);
@@ -205,7 +205,7 @@ static void hidden_scene(void *context)
     /* Whether its exporter lives nobody can say any more. */
     CHECK(cox_importer_open(importer, &handle, COX_IMPORT_READ, &two, NULL) == COX_DENIED);
     CHECK(((const uint8_t *)one->base)[9] == object_byte(3, 9));
-    uint64_t deadline_ns = PATIENCE; /* the door closes its ends in its own time */
+    uint64_t deadline_ns = PATIENCE; /* the control socket closes its ends in its own time */
     while (fd_count() > fds)
         CHECK(cox_now_ns() < deadline_ns);
     peer_kill(&with);
@@ -216,11 +216,11 @@ static void hidden_scene(void *context)
     cox_importer_free(importer);
     peer_end(&with);
     peer_end(&without);
-    door_stop();
+    socket_stop();
 }
 
 /* One that is not dumpable has nothing in such a /proc. */
-static void l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_door(void **state)
+static void l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_socket(void **state)
 {
     (void)state;
     if (!test_can_switch_user())
@@ -237,15 +237,15 @@ static void open_as_nobody(void *context)
     expect_refused(context, COX_DENIED, "");
 }
 
-static void l6_l12_the_door_helps_no_other_user(void **state)
+static void l6_l12_the_socket_helps_no_other_user(void **state)
 {
     (void)state;
     if (!test_can_switch_user())
         skip();
-    door_start(0);
+    socket_start(0);
     CHECK(chmod(folder, 0711) == 0);
     CHECK(chmod(path, 0777) == 0); /* so that it is not the file that stops it */
-    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 5);
     child_run(open_as_nobody, &handle);
     peer_end(&peer);
@@ -265,22 +265,22 @@ static void open_around_a_death(void *context)
 {
     const struct scene *scene = context;
     call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM);
-    expect_opened(&scene->kept, COX_HANDLE_BY_DOOR, 6);
+    expect_opened(&scene->kept, COX_HANDLE_BY_SOCKET, 6);
     expect_refused(&scene->put, COX_DENIED, "not found");
     tell(scene->ready);
     CHECK(heard(scene->go));
     expect_refused(&scene->kept, COX_PEER_DEAD, "is gone");
 }
 
-static void l8_l15_the_door_forgets_what_was_put_and_who_died(void **state)
+static void l8_l15_the_socket_forgets_what_was_put_and_who_died(void **state)
 {
     struct scene scene;
     int go[2], ready[2];
     (void)state;
     if (!filters_possible())
         skip();
-    door_start(0);
-    scene.peer = peer_start(&(struct peer_options){.door_path = path});
+    socket_start(0);
+    scene.peer = peer_start(&(struct peer_options){.socket_path = path});
     scene.put = peer_export(&scene.peer, PEER_EXPORT, 7);
     scene.kept = peer_export(&scene.peer, PEER_EXPORT, 6);
     assert_int_equal(peer_ask(&scene.peer, PEER_PUT, 0, &scene.put).result, 0);
@@ -300,29 +300,29 @@ static void l8_l15_the_door_forgets_what_was_put_and_who_died(void **state)
     peer_end(&scene.peer);
 }
 
-static void open_without_its_door(void *context)
+static void open_without_its_socket(void *context)
 {
     expect_opened(context, COX_HANDLE_BY_PIDFD, 8);
     call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, EPERM);
     expect_refused(context, COX_DENIED, "does not help");
 }
 
-static void l12_a_door_that_is_gone_leaves_the_other_way(void **state)
+static void l12_a_socket_that_is_gone_leaves_the_other_way(void **state)
 {
-    char gone[COX_DOOR_PATH_SIZE];
+    char gone[COX_SOCKET_PATH_SIZE];
     (void)state;
     if (!test_can_take_fds())
         skip();
     if (!filters_possible())
         skip();
-    door_start(0);
+    socket_start(0);
     snprintf(gone, sizeof gone, "%s", path);
-    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 8);
     int fds = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
-    door_stop();
+    socket_stop();
     path = gone;
-    child_run(open_without_its_door, &handle);
+    child_run(open_without_its_socket, &handle);
     struct peer_answer answer = peer_ask(&peer, PEER_EXPORT, 9, NULL);
     assert_int_equal(answer.result, COX_CLOSED);
     assert_true(answer.err.text[0]);
@@ -332,7 +332,7 @@ static void l12_a_door_that_is_gone_leaves_the_other_way(void **state)
     assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, fds - 2);
     struct cox_exporter *exporter = NULL;
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .door_path = gone};
+                                                 .socket_path = gone};
     struct cox_error err = {0};
     int r = cox_exporter_new(&options, &exporter, &err);
     assert_true(r == COX_NOT_FOUND || r == COX_CLOSED);
@@ -343,8 +343,8 @@ static void l12_a_door_that_is_gone_leaves_the_other_way(void **state)
 static void l12_a_full_fd_store_refuses_an_export_whole(void **state)
 {
     (void)state;
-    door_start(2);
-    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    socket_start(2);
+    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle one = peer_export(&peer, PEER_EXPORT, 10);
     peer_export(&peer, PEER_EXPORT, 11);
     int fds = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
@@ -358,18 +358,18 @@ static void l12_a_full_fd_store_refuses_an_export_whole(void **state)
     peer_end(&peer);
 }
 
-static void l15_b29_nothing_is_left_at_the_door(void **state)
+static void l15_b29_nothing_is_left_at_the_socket(void **state)
 {
     (void)state;
-    door_start(0);
-    struct peer peer = peer_start(&(struct peer_options){.door_path = path});
+    socket_start(0);
+    struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     peer_export(&peer, PEER_EXPORT, 14);
-    int fds = fd_count_at(door), there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
+    int fds = fd_count_at(control_socket), there = peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number;
     for (int round = 0; round < 20; round++) {
         assert_int_equal(peer_ask(&peer, PEER_EXPORT_BATCH, 0, NULL).result, 0);
-        assert_int_equal(fd_count(), fds + PEER_BATCH); /* the door's, in this process */
+        assert_int_equal(fd_count(), fds + PEER_BATCH); /* the control socket's, in this process */
         assert_int_equal(peer_ask(&peer, PEER_PUT_BATCH, 0, NULL).result, 0);
-        assert_int_equal(fd_count_at(door), fds);
+        assert_int_equal(fd_count_at(control_socket), fds);
     }
     assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, there);
     peer_end(&peer);
@@ -377,15 +377,15 @@ static void l15_b29_nothing_is_left_at_the_door(void **state)
 
 /* ---- beside it ---- */
 
-static void l13_query_tells_whether_the_door_answers(void **state)
+static void l13_query_tells_whether_the_socket_answers(void **state)
 {
     struct cox_handle_probe ways;
     (void)state;
-    door_start(0);
+    socket_start(0);
     int fds = fd_count();
     assert_int_equal(cox_handle_query(path, PATIENCE, &ways), 0);
-    assert_true(ways.door && ways.door_error == 0);
-    /* The door's end, too, once it has seen that nobody is there. */
+    assert_true(ways.control_socket && ways.socket_error == 0);
+    /* The control socket's end, too, once it has seen that nobody is there. */
     uint64_t deadline_ns = PATIENCE;
     while (fd_count() != fds)
         assert_true(cox_now_ns() < deadline_ns);
@@ -426,15 +426,15 @@ static void l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side(void **
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_door_has_it),
-        HANDLE_TEST(l12_an_exporter_that_is_not_dumpable_is_reached_by_the_door),
-        HANDLE_TEST(l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_door),
-        HANDLE_TEST(l6_l12_the_door_helps_no_other_user),
-        HANDLE_TEST(l8_l15_the_door_forgets_what_was_put_and_who_died),
-        HANDLE_TEST(l12_a_door_that_is_gone_leaves_the_other_way),
+        HANDLE_TEST(l11_l12_b27_denied_or_missing_later_the_socket_has_it),
+        HANDLE_TEST(l12_an_exporter_that_is_not_dumpable_is_reached_by_the_socket),
+        HANDLE_TEST(l8_l12_l17_an_exporter_that_proc_hides_is_reached_by_the_socket),
+        HANDLE_TEST(l6_l12_the_socket_helps_no_other_user),
+        HANDLE_TEST(l8_l15_the_socket_forgets_what_was_put_and_who_died),
+        HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_way),
         HANDLE_TEST(l12_a_full_fd_store_refuses_an_export_whole),
-        HANDLE_TEST(l15_b29_nothing_is_left_at_the_door),
-        HANDLE_TEST(l13_query_tells_whether_the_door_answers),
+        HANDLE_TEST(l15_b29_nothing_is_left_at_the_socket),
+        HANDLE_TEST(l13_query_tells_whether_the_socket_answers),
         HANDLE_TEST(l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side),
     };
     fixture_begin();

@@ -1,24 +1,25 @@
 /*
- * door_fixture: a door in the test's process, what its hooks saw, and visitors: real processes, and
- * raw connections that send what no proper visitor would.
+ * socket_fixture: a control socket in the test's process, what its hooks saw, and visitors: real
+ * processes, and raw connections that send what no proper visitor would.
  *
- * Threads: everything on the test's thread; hooks record on the door's and never assert.
- * Ownership: everything belongs to the fixture until door_teardown.
+ * Threads: everything on the test's thread; hooks record on the control socket's and never assert.
+ * Ownership: everything belongs to the fixture until socket_teardown.
  * Blocks: awaits, until it happened or a minute has passed, which fails the test.
  * If the test dies: its folder stays in the temporary folder; children are killed.
  */
-#ifndef COX_TESTS_MULTI_DOOR_FIXTURE_H
-#define COX_TESTS_MULTI_DOOR_FIXTURE_H
+#ifndef COX_TESTS_MULTI_CONTROL_SOCKET_FIXTURE_H
+#define COX_TESTS_MULTI_CONTROL_SOCKET_FIXTURE_H
 
 #include "tests/unit/channel_fixture.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/socket/socket.h"
 
-#define DOOR_TEST(function) cmocka_unit_test_setup_teardown(function, door_setup, door_teardown)
+#define SOCKET_TEST(function)                                                                      \
+    cmocka_unit_test_setup_teardown(function, socket_setup, socket_teardown)
 #define PATIENCE cox_deadline_after_ms(60000)
 #define NOBODY 65534
 
-/* What the hooks do and saw. Under lock where the door runs. */
+/* What the hooks do and saw. Under lock where the control socket runs. */
 struct host {
     /* what admit returns, with reason */
     int refuse;
@@ -30,24 +31,24 @@ struct host {
     /* streams handed over; of these, whose other side is closed, and so is ours */
     uint32_t echoes, commands;
     uint64_t gone_id[COX_RANK_COUNT_MAX];
-    struct cox_door_visitor last;
+    struct cox_control_client last;
     int refuse_command;
     /* lines */
     char log[16384];
 };
 extern struct host host;
-extern int host_fds[COX_DOOR_FD_COUNT_MAX]; /* memfds, each holds its own number as text */
-extern struct cox_door *door;
+extern int host_fds[COX_HELLO_FD_COUNT_MAX]; /* memfds, each holds its own number as text */
+extern struct cox_control_socket *control_socket;
 extern char folder[64]; /* of this test */
 
-int door_setup(void **state);
-int door_teardown(void **state);
-extern const struct cox_door_hooks host_hooks;
-struct cox_door_options host_options(const char *name);
-/* Opens the one door; the rest of the options are lent. Fails the test if it does not. */
-void door_start(const struct cox_door_options *options);
-void door_stop(void);
-/* Between the door's hooks. */
+int socket_setup(void **state);
+int socket_teardown(void **state);
+extern const struct cox_control_socket_hooks host_hooks;
+struct cox_control_socket_options host_options(const char *name);
+/* Opens the one control socket; the rest of the options are lent. Fails the test if it does not. */
+void socket_start(const struct cox_control_socket_options *options);
+void socket_stop(void);
+/* Between the control socket's hooks. */
 void host_lock(void);
 void host_unlock(void);
 #define HOST(statement)                                                                            \
@@ -58,11 +59,12 @@ void host_unlock(void);
     } while (0)
 /* Waits until the counter (a field of host) is at least count. */
 void await_count(const uint32_t *counter, uint32_t count);
-struct cox_door_visitor last_visitor(void); /* admitted, or gone */
+struct cox_control_client last_visitor(void); /* admitted, or gone */
 uint32_t read_count(const uint32_t *counter);
 /* Waits until the log has the text. */
 void await_log(const char *text);
-/* Waits until this process has as many fds: the door closes its end when it has said why. */
+/* Waits until this process has as many fds: the control socket closes its end when it has said why.
+ */
 void await_fds(int count);
 /* Files in the folder. */
 int folder_count(void);
@@ -74,8 +76,8 @@ void visitor_run(void (*fn)(void *context), void *context);
 struct cox_logon worker_logon(void);
 /* A connection without a word. */
 int raw_connect(const char *path);
-/* What the door says: the code of a refusal (its text in text[256]), 0: a welcome, -1: closed
- * without a word. */
+/* What the coordinator says: the code of a refusal (its text in text[256]), 0: a welcome, -1:
+ * closed without a word. */
 int raw_answer(int fd, char *text);
 /* The file that fd means has this text. */
 bool fd_says(int fd, uint32_t number);

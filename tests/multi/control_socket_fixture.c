@@ -1,4 +1,4 @@
-#include "door_fixture.h"
+#include "control_socket_fixture.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -10,8 +10,8 @@
 #include <sys/un.h>
 
 struct host host;
-int host_fds[COX_DOOR_FD_COUNT_MAX];
-struct cox_door *door;
+int host_fds[COX_HELLO_FD_COUNT_MAX];
+struct cox_control_socket *control_socket;
 char folder[64];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
@@ -36,7 +36,8 @@ static void count(uint32_t *counter)
     pthread_mutex_unlock(&lock);
 }
 
-static int host_admit(void *context, const struct cox_door_visitor *visitor, struct cox_error *err)
+static int host_admit(void *context, const struct cox_control_client *visitor,
+                      struct cox_error *err)
 {
     (void)context;
     pthread_mutex_lock(&lock);
@@ -47,13 +48,14 @@ static int host_admit(void *context, const struct cox_door_visitor *visitor, str
     return r;
 }
 
-static int host_worker(void *context, const struct cox_door_visitor *visitor,
-                       struct cox_door_answer *answer, struct cox_error *err)
+static int host_worker(void *context, const struct cox_control_client *visitor,
+                       struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     (void)context;
     const struct cox_logon *logon = &visitor->logon;
     pthread_mutex_lock(&lock);
-    uint32_t rank = logon->rank == COX_DOOR_RANK_ANY ? host.workers % host.rank_count : logon->rank;
+    uint32_t rank =
+        logon->rank == COX_HELLO_RANK_ANY ? host.workers % host.rank_count : logon->rank;
     bool fits = logon->rank_count == 0 || logon->rank_count == host.rank_count;
     if (fits) {
         answer->welcome = (struct cox_welcome){.attach = COX_ATTACH_SEALED,
@@ -72,7 +74,7 @@ static int host_worker(void *context, const struct cox_door_visitor *visitor,
     return 0;
 }
 
-static void host_worker_gone(void *context, const struct cox_door_visitor *visitor)
+static void host_worker_gone(void *context, const struct cox_control_client *visitor)
 {
     (void)context;
     pthread_mutex_lock(&lock);
@@ -97,7 +99,7 @@ static void *echo_main(void *argument)
     return NULL;
 }
 
-static int host_command(void *context, const struct cox_door_visitor *visitor, int fd,
+static int host_command(void *context, const struct cox_control_client *visitor, int fd,
                         struct cox_error *err)
 {
     pthread_t thread;
@@ -117,10 +119,10 @@ static int host_command(void *context, const struct cox_door_visitor *visitor, i
     return 0;
 }
 
-const struct cox_door_hooks host_hooks = {.admit = host_admit,
-                                          .worker = host_worker,
-                                          .worker_gone = host_worker_gone,
-                                          .command = host_command};
+const struct cox_control_socket_hooks host_hooks = {.admit = host_admit,
+                                                    .worker = host_worker,
+                                                    .worker_gone = host_worker_gone,
+                                                    .command = host_command};
 
 static void host_log(void *context, int level, const char *text)
 {
@@ -135,9 +137,9 @@ static void host_log(void *context, int level, const char *text)
 
 /* ---- what they saw ---- */
 
-struct cox_door_visitor last_visitor(void)
+struct cox_control_client last_visitor(void)
 {
-    struct cox_door_visitor visitor;
+    struct cox_control_client visitor;
     HOST(visitor = host.last);
     return visitor;
 }
@@ -206,16 +208,16 @@ int folder_count(void)
     return entries;
 }
 
-/* ---- the door ---- */
+/* ---- the control socket ---- */
 
-int door_setup(void **state)
+int socket_setup(void **state)
 {
     static int number;
     snprintf(folder, sizeof folder, "/tmp/coxt%d_%d", (int)getpid(), number++);
     memset(&host, 0, sizeof host);
     host.rank_count = 4;
     host.fd_count = 4;
-    for (uint32_t i = 0; i < COX_DOOR_FD_COUNT_MAX; i++) {
+    for (uint32_t i = 0; i < COX_HELLO_FD_COUNT_MAX; i++) {
         host_fds[i] = memfd_create("test", MFD_CLOEXEC);
         assert_true(host_fds[i] >= 0);
         assert_int_equal(pwrite(host_fds[i], &i, sizeof i, 0), sizeof i);
@@ -223,36 +225,36 @@ int door_setup(void **state)
     return leak_setup(state);
 }
 
-int door_teardown(void **state)
+int socket_teardown(void **state)
 {
     char command[128];
-    door_stop();
+    socket_stop();
     await_count(&host.commands, host.echoes); /* each closes its fd when it hears of the end */
     int r = leak_teardown(state);
-    for (uint32_t i = 0; i < COX_DOOR_FD_COUNT_MAX; i++)
+    for (uint32_t i = 0; i < COX_HELLO_FD_COUNT_MAX; i++)
         close(host_fds[i]);
     snprintf(command, sizeof command, "rm -rf %s", folder);
     return r ? r : system(command);
 }
 
-struct cox_door_options host_options(const char *name)
+struct cox_control_socket_options host_options(const char *name)
 {
-    return (struct cox_door_options){
+    return (struct cox_control_socket_options){
         .name = name, .folder = folder, .logon_ms = 60000, .log = {.fn = host_log}};
 }
 
-void door_start(const struct cox_door_options *options)
+void socket_start(const struct cox_control_socket_options *options)
 {
-    struct cox_door_options own = host_options("test");
+    struct cox_control_socket_options own = host_options("test");
     struct cox_error err = {0};
-    assert_null(door);
-    if (cox_door_open(options ? options : &own, &host_hooks, &door, &err))
-        fail_msg("the door does not open: %s", err.text);
+    assert_null(control_socket);
+    if (cox_control_socket_open(options ? options : &own, &host_hooks, &control_socket, &err))
+        fail_msg("the control socket does not open: %s", err.text);
 }
 
-void door_stop(void)
+void socket_stop(void)
 {
-    door = cox_door_close(door);
+    control_socket = cox_control_socket_close(control_socket);
 }
 
 /* ---- visitors ---- */
@@ -265,7 +267,7 @@ struct visitor {
 static void visitor_main(void *context)
 {
     const struct visitor *visitor = context;
-    /* The door's, and ends of other connections, which would not end with the test's. */
+    /* The control socket's, and ends of other connections, which would not end with the test's. */
     for (int fd = 3; fd < 1024; fd++) {
         struct stat st;
         if (fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode))
@@ -287,7 +289,7 @@ void visitor_run(void (*fn)(void *context), void *context)
 
 struct cox_logon worker_logon(void)
 {
-    return (struct cox_logon){.role = COX_DOOR_WORKER, .rank = COX_DOOR_RANK_ANY};
+    return (struct cox_logon){.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
 }
 
 int raw_connect(const char *path)
@@ -303,9 +305,9 @@ int raw_connect(const char *path)
 int raw_answer(int fd, char *text)
 {
     uint8_t head[3], rest[COX_LOGON_SIZE];
-    int fds[COX_DOOR_FD_COUNT_MAX];
+    int fds[COX_HELLO_FD_COUNT_MAX];
     uint32_t fd_count = 0;
-    int r = cox_socket_receive(fd, head, 1, fds, COX_DOOR_FD_COUNT_MAX, &fd_count, PATIENCE);
+    int r = cox_socket_receive(fd, head, 1, fds, COX_HELLO_FD_COUNT_MAX, &fd_count, PATIENCE);
     for (uint32_t i = 0; r == 0 && i < fd_count; i++)
         close(fds[i]);
     if (r)

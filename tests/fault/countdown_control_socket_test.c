@@ -1,4 +1,5 @@
-/* A door, a visit at one, and fds left there, with each of their calls failing in turn. */
+/* A control socket, a visit at one, and fds left there, with each of their calls failing in turn.
+ */
 #include "countdown.h"
 #include "testing.h"
 
@@ -14,16 +15,16 @@
 #include <unistd.h>
 
 #include "channel/handle/fd_store.h"
-#include "channel/socket/door.h"
+#include "channel/socket/control_socket.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/socket/socket.h"
 
 static char folder[64];
-static char path[100]; /* of the helper's door */
+static char path[100]; /* of the helper's control socket */
 
-static struct cox_door_options options_of(const char *name)
+static struct cox_control_socket_options options_of(const char *name)
 {
-    return (struct cox_door_options){.name = name, .folder = folder, .visitor_max = 4};
+    return (struct cox_control_socket_options){.name = name, .folder = folder, .visitor_max = 4};
 }
 
 /* Only what is there before may be there. */
@@ -48,18 +49,18 @@ static void leave_a_dead_socket(void)
     close(fd);
 }
 
-/* ---- the door ---- */
+/* ---- the control socket ---- */
 
-static int door_open(void *object, struct cox_error *err)
+static int socket_open(void *object, struct cox_error *err)
 {
-    static const struct cox_door_hooks none = {.context = NULL};
-    struct cox_door_options options = options_of("own");
-    return cox_door_open(&options, &none, object, err);
+    static const struct cox_control_socket_hooks none = {.context = NULL};
+    struct cox_control_socket_options options = options_of("own");
+    return cox_control_socket_open(&options, &none, object, err);
 }
 
-static void door_close(void *object)
+static void socket_close(void *object)
 {
-    cox_door_close(*(struct cox_door **)object);
+    cox_control_socket_close(*(struct cox_control_socket **)object);
 }
 
 static void without_folder(void)
@@ -93,9 +94,9 @@ static void nothing_left(void)
     expect_files(0);
 }
 
-static int door_sweep(void *object, struct cox_error *err)
+static int socket_sweep(void *object, struct cox_error *err)
 {
-    return cox_door_sweep(folder, object, err);
+    return cox_control_socket_sweep(folder, object, err);
 }
 
 /* ---- a name of one's own ---- */
@@ -144,7 +145,7 @@ static void connection_close(void *object)
     close(*(int *)object);
 }
 
-static const struct countdown_subject doors[] = {
+static const struct countdown_subject sockets[] = {
     {.name = "socket_listen",
      .size = sizeof(int),
      .construct = name_listen,
@@ -157,40 +158,40 @@ static const struct countdown_subject doors[] = {
      .destroy = connection_close,
      .prepare = with_listener,
      .restore = without_listener},
-    {.name = "door_open",
-     .size = sizeof(struct cox_door *),
+    {.name = "socket_open",
+     .size = sizeof(struct cox_control_socket *),
      .lenient = true,
-     .construct = door_open,
-     .destroy = door_close,
+     .construct = socket_open,
+     .destroy = socket_close,
      .prepare = without_folder,
      .restore = nothing_left},
-    {.name = "door_open, mode",
-     .size = sizeof(struct cox_door *),
+    {.name = "socket_open, mode",
+     .size = sizeof(struct cox_control_socket *),
      .lenient = true,
-     .construct = door_open,
-     .destroy = door_close,
+     .construct = socket_open,
+     .destroy = socket_close,
      .prepare = with_closed_folder,
      .restore = nothing_left},
-    {.name = "door_open, sweep",
-     .size = sizeof(struct cox_door *),
+    {.name = "socket_open, sweep",
+     .size = sizeof(struct cox_control_socket *),
      .lenient = true,
-     .construct = door_open,
-     .destroy = door_close,
+     .construct = socket_open,
+     .destroy = socket_close,
      .prepare = with_dead_socket,
      .restore = dead_socket_away},
-    {.name = "door_sweep",
+    {.name = "socket_sweep",
      .size = sizeof(uint32_t),
-     .construct = door_sweep,
+     .construct = socket_sweep,
      .prepare = with_dead_socket,
      .restore = dead_socket_away},
 };
 
-/* ---- visits, at a door of another process ---- */
+/* ---- visits, at a control socket of another process ---- */
 
 static struct test_helper helper;
 
-static int worker_hook(void *context, const struct cox_door_visitor *visitor,
-                       struct cox_door_answer *answer, struct cox_error *err)
+static int worker_hook(void *context, const struct cox_control_client *visitor,
+                       struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     (void)visitor;
     (void)err;
@@ -203,31 +204,32 @@ static int worker_hook(void *context, const struct cox_door_visitor *visitor,
 static int serve(const char *where)
 {
     int file = memfd_create("test", MFD_CLOEXEC);
-    struct cox_door_hooks hooks = {.context = &file, .worker = worker_hook};
-    struct cox_door_options options = options_of("other");
-    struct cox_door *door;
+    struct cox_control_socket_hooks hooks = {.context = &file, .worker = worker_hook};
+    struct cox_control_socket_options options = options_of("other");
+    struct cox_control_socket *control_socket;
     char byte = 'x';
     snprintf(folder, sizeof folder, "%s", where);
-    if (file < 0 || cox_door_open(&options, &hooks, &door, NULL) ||
+    if (file < 0 || cox_control_socket_open(&options, &hooks, &control_socket, NULL) ||
         write(STDOUT_FILENO, &byte, 1) != 1)
         return 1;
     while (read(STDIN_FILENO, &byte, 1) > 0)
         continue;
-    cox_door_close(door);
+    cox_control_socket_close(control_socket);
     return 0;
 }
 
 static int visit(void *object, struct cox_error *err)
 {
-    struct cox_logon logon = {.role = COX_DOOR_WORKER, .rank = COX_DOOR_RANK_ANY};
-    return cox_door_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), object, err);
+    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
+    return cox_control_socket_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), object,
+                                      err);
 }
 
 static void visit_end(void *object)
 {
-    struct cox_door_session *session = object;
+    struct cox_control_connection *session = object;
     assert_int_equal(session->fd_count, 8);
-    cox_door_session_close(session);
+    cox_control_connection_close(session);
 }
 
 static struct cox_handle handle_of(int fd)
@@ -274,7 +276,7 @@ static void exchange_end(void *object)
 static int exporter_new(void *object, struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
-                                                 .door_path = path,
+                                                 .socket_path = path,
                                                  .deadline_ms = TEST_PATIENCE_MS};
     return cox_exporter_new(&options, object, err);
 }
@@ -299,12 +301,12 @@ static void exporter_restore(void)
 }
 
 /* As if pidfd_getfd were denied. */
-static int open_by_door(void *object, struct cox_error *err)
+static int open_by_socket(void *object, struct cox_error *err)
 {
     struct cox_handle_info info;
     assert_int_equal(cox_handle_parse(&exported, &info, NULL), 0);
-    return cox_handle_open_door(&exported, &info, path, cox_deadline_after_ms(TEST_PATIENCE_MS),
-                                -EPERM, object, err);
+    return cox_handle_open_socket(&exported, &info, path, cox_deadline_after_ms(TEST_PATIENCE_MS),
+                                  -EPERM, object, err);
 }
 
 /* Each time with an exporter of its own: a connection that has failed is left for good. */
@@ -347,23 +349,23 @@ static void pair_close(void *object)
 }
 
 static const struct countdown_subject visits[] = {
-    {.name = "door_connect",
-     .size = sizeof(struct cox_door_session),
+    {.name = "socket_connect",
+     .size = sizeof(struct cox_control_connection),
      .construct = visit,
      .destroy = visit_end},
     {.name = "fd store", .size = sizeof(int), .construct = exchange, .destroy = exchange_end},
-    {.name = "exporter_new with a door",
+    {.name = "exporter_new with a control socket",
      .size = sizeof(struct cox_exporter *),
      .construct = exporter_new,
      .destroy = exporter_free},
-    {.name = "exporter_export at the door",
+    {.name = "exporter_export at the control socket",
      .size = sizeof(struct export),
      .lenient = true, /* the number that is its turn may be too high */
      .construct = export_once,
      .destroy = export_end},
-    {.name = "handle_open_door",
+    {.name = "handle_open_socket",
      .size = sizeof(int),
-     .construct = open_by_door,
+     .construct = open_by_socket,
      .destroy = exchange_end,
      .prepare = exporter_prepare,
      .restore = exporter_restore},
@@ -400,16 +402,16 @@ static int visits_end(void **state)
             how(&(subjects)[i]);                                                                   \
     } while (0)
 
-static void b4_b15_no_door_stays_when_any_call_fails(void **state)
+static void b4_b15_no_socket_stays_when_any_call_fails(void **state)
 {
     (void)state;
-    EACH(doors, countdown_once);
+    EACH(sockets, countdown_once);
 }
 
-static void b19_doors_report_the_first_of_many_failures(void **state)
+static void b19_sockets_report_the_first_of_many_failures(void **state)
 {
     (void)state;
-    EACH(doors, countdown_sticky);
+    EACH(sockets, countdown_sticky);
 }
 
 static void b15_no_visit_leaks_when_any_call_fails(void **state)
@@ -430,10 +432,10 @@ static void b47_an_interruption_never_leaves_its_wrapper(void **state)
     EACH(visits, countdown_interrupted);
 }
 
-static void b47_an_interruption_at_a_door_neither(void **state)
+static void b47_an_interruption_at_a_socket_neither(void **state)
 {
     (void)state;
-    EACH(doors, countdown_interrupted);
+    EACH(sockets, countdown_interrupted);
 }
 
 #define VISIT_TEST(name) cmocka_unit_test_setup_teardown(name, visits_begin, visits_end)
@@ -441,9 +443,9 @@ static void b47_an_interruption_at_a_door_neither(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b4_b15_no_door_stays_when_any_call_fails),
-        TEST(b19_doors_report_the_first_of_many_failures),
-        TEST(b47_an_interruption_at_a_door_neither),
+        TEST(b4_b15_no_socket_stays_when_any_call_fails),
+        TEST(b19_sockets_report_the_first_of_many_failures),
+        TEST(b47_an_interruption_at_a_socket_neither),
         VISIT_TEST(b15_no_visit_leaks_when_any_call_fails),
         VISIT_TEST(b19_visits_report_the_first_of_many_failures),
         VISIT_TEST(b47_an_interruption_never_leaves_its_wrapper),

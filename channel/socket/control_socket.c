@@ -1,0 +1,666 @@
+#include "control_socket.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "folder.h"
+#include "channel/shm/geometry.h"
+#include "channel/base/peer.h"
+#include "socket.h"
+#include "channel/base/thread.h"
+#include "visitor.h"
+
+#define LOGON_MS_DEFAULT 1000
+#define VISITOR_MAX_DEFAULT 512
+#define BACKLOG 4096 /* the kernel takes net.core.somaxconn if that is less */
+/* How long another start or sweep may hold the folder's lock. */
+#define OPEN_LOCK_MS 10000
+/* A process that was killed is gone in this time, unless the kernel holds it. */
+#define ENDING_MS 2000
+#define CLOSE_LOCK_MS 1000
+/* Connections accepted before those that are there are looked at again. */
+#define ACCEPT_COUNT_MAX 64
+/* Out of fds or memory: how long nobody is let in. */
+#define PAUSE_MS 50
+
+/* The thread's own once it runs, but for stop_fd. */
+struct cox_control_socket {
+    struct cox_reception reception;
+    uint32_t visitor_max;
+    char path[COX_SOCKET_PATH_SIZE];
+    char file[COX_FOLDER_FILE_SIZE];
+    int folder_fd, listen_fd, stop_fd;
+    /* given up to refuse a visitor when there are no fds left */
+    int spare_fd;
+    bool named;
+    /* of the socket's file */
+    dev_t device;
+    ino_t inode;
+    /* nobody is let in before; 0: everybody is */
+    uint64_t resume_ns;
+    /* nobody was let in since the last pause */
+    bool short_of_fds;
+    /* nor is anybody, see socket_is_choked */
+    bool choked;
+    uint64_t next_id;
+    /* visitor_count of visitor_max, in order of arrival */
+    struct cox_visitor **visitors;
+    uint32_t visitor_count;
+    /* stop, control socket, the visitors in their order, and those of their processes that are
+     * watched, in the same order */
+    struct pollfd *polled;
+    /* for counts */
+    _Atomic uint32_t shown_visitors, shown_fd_owners, shown_fd_entries;
+    pthread_t thread;
+};
+
+/* ---- all of them ---- */
+
+/* Those without an fd go. */
+static void visitors_remove(struct cox_control_socket *control_socket)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
+        struct cox_visitor *visitor = control_socket->visitors[i];
+        if (visitor->fd < 0)
+            free(visitor);
+        else
+            control_socket->visitors[kept++] = visitor;
+    }
+    control_socket->visitor_count = kept;
+}
+
+static void visitors_expire(struct cox_control_socket *control_socket)
+{
+    uint64_t now_ns = cox_now_ns();
+    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
+        struct cox_visitor *visitor = control_socket->visitors[i];
+        if (visitor->fd >= 0 && visitor->state == COX_VISITOR_LOGON &&
+            visitor->deadline_ns <= now_ns)
+            cox_visitor_refuse(&control_socket->reception, visitor, COX_TIMEOUT,
+                               "%zu of %d bytes of the logon came within %" PRIu64 " ms",
+                               visitor->received, COX_LOGON_SIZE,
+                               control_socket->reception.logon_ms);
+    }
+}
+
+/* The oldest whose logon is not complete is told why, behind "had come when"; false: there is none
+ * among those that came up to the visitor `last`. */
+static bool visitors_give_up_oldest(struct cox_control_socket *control_socket, uint64_t last,
+                                    const char *why)
+{
+    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
+        struct cox_visitor *visitor = control_socket->visitors[i];
+        if (visitor->state != COX_VISITOR_LOGON || visitor->who.id > last)
+            continue;
+        cox_visitor_refuse(&control_socket->reception, visitor, COX_FULL,
+                           "%zu of %d bytes of the logon had come when %s", visitor->received,
+                           COX_LOGON_SIZE, why);
+        visitors_remove(control_socket);
+        return true;
+    }
+    return false;
+}
+
+/* For a newer one. False: all are welcomed. */
+static bool visitors_make_room(struct cox_control_socket *control_socket)
+{
+    char why[80];
+    if (control_socket->visitor_count < control_socket->visitor_max)
+        return true;
+    snprintf(why, sizeof why, "a newer visitor needed the place, one of %" PRIu32,
+             control_socket->visitor_max);
+    return visitors_give_up_oldest(control_socket, control_socket->next_id, why);
+}
+
+/* ---- letting in ---- */
+
+/* fd is taken over. */
+static void socket_let_in(struct cox_control_socket *control_socket, int fd)
+{
+    struct cox_socket_peer peer;
+    struct cox_visitor *visitor = NULL;
+    char reason[128] = "";
+    int r = cox_socket_peer(fd, &peer), code = COX_REJECTED;
+    if (r == 0 && peer.uid != geteuid() && peer.uid != 0) {
+        code = COX_DENIED;
+        snprintf(reason, sizeof reason, "user %u may not come in: expected %u or 0", peer.uid,
+                 geteuid());
+    } else if (r == 0 && !visitors_make_room(control_socket)) {
+        code = COX_FULL;
+        snprintf(reason, sizeof reason, "%" PRIu32 " connections are open: there may be no more",
+                 control_socket->visitor_max);
+    } else if (r == 0) {
+        visitor = calloc(1, sizeof *visitor);
+        r = visitor ? 0 : -ENOMEM;
+    }
+    if (!visitor) {
+        if (r)
+            snprintf(reason, sizeof reason, "the visitor: %s", cox_status_text(r));
+        cox_log_limit_write(&control_socket->reception.log, 4, NULL, code,
+                            "control socket: refused: %s", reason);
+        cox_visitor_turn_away(fd, code, reason);
+        cox_closer_hang_up(control_socket->reception.closer, &fd);
+        return;
+    }
+    visitor->state = COX_VISITOR_LOGON;
+    visitor->fd = fd;
+    visitor->brought_fd = -1;
+    visitor->pidfd = -1;
+    visitor->deadline_ns = cox_deadline_after_ms(control_socket->reception.logon_ms);
+    visitor->who = (struct cox_control_client){
+        .id = ++control_socket->next_id, .pid = peer.pid, .uid = peer.uid};
+    control_socket->visitors[control_socket->visitor_count++] = visitor;
+}
+
+static void spare_open(struct cox_control_socket *control_socket)
+{
+    if (control_socket->spare_fd >= 0)
+        return;
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && cox_fd_raise(&fd) < 0)
+        cox_close_fd(&fd);
+    control_socket->spare_fd = fd;
+}
+
+/* No fd, or no memory. A connection that is not accepted makes poll return at once, again and
+ * again: the spare fd is for telling it; and for a while nobody is let in. */
+static void socket_pause(struct cox_control_socket *control_socket, int e)
+{
+    if (!control_socket->short_of_fds) /* it may last for hours */
+        cox_log_limit_write(&control_socket->reception.log, 4, NULL, 0,
+                            "control socket: nobody is let in, but for a try every %d ms: %s",
+                            PAUSE_MS, cox_status_text(-e));
+    control_socket->short_of_fds = true;
+    if (control_socket->spare_fd >= 0) {
+        cox_close_fd(&control_socket->spare_fd);
+        int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+        if (fd >= 0)
+            cox_visitor_turn_away(fd, COX_FULL, "the coordinator may not open more fds");
+        cox_closer_hang_up(control_socket->reception.closer, &fd);
+        spare_open(control_socket);
+    }
+    control_socket->resume_ns = cox_deadline_after_ms(PAUSE_MS);
+}
+
+static void socket_accept(struct cox_control_socket *control_socket)
+{
+    const uint64_t last_read = control_socket->next_id;
+    for (int i = 0; i < ACCEPT_COUNT_MAX; i++) {
+        int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+        int e = fd < 0 ? errno : -cox_fd_raise(&fd); /* whose failure is want of fds, too */
+        if (e == 0) {
+            control_socket->short_of_fds = false;
+            socket_let_in(control_socket, fd);
+            continue;
+        }
+        cox_close_fd(&fd);
+        if (e == EAGAIN || e == EWOULDBLOCK)
+            return;
+        if (e == EINTR || e == ECONNABORTED)
+            continue;
+        /* The kernel looks for an fd before it looks whether anybody has come. */
+        if (cox_socket_wait(control_socket->listen_fd, POLLIN, 0) == COX_TIMEOUT)
+            return;
+        if (visitors_give_up_oldest(control_socket, last_read, "a newer visitor needed its fd"))
+            continue;
+        /* Nobody has read yet what those have to say who were let in just now. */
+        if (control_socket->next_id > last_read)
+            return;
+        socket_pause(control_socket, e);
+        return;
+    }
+}
+
+/* ---- the thread ---- */
+
+/* So many closes hang that what else comes with fds could not be got rid of. */
+static bool socket_is_choked(const struct cox_control_socket *control_socket)
+{
+    return cox_closer_counts(control_socket->reception.closer).waiting >= COX_CLOSER_WAITING_MAX;
+}
+
+/* Until when to sleep: the first logon that is late, or the end of a pause. */
+static uint64_t socket_deadline(struct cox_control_socket *control_socket)
+{
+    uint64_t deadline_ns = cox_closer_turn(control_socket->reception.closer);
+    if (control_socket->resume_ns)
+        deadline_ns = cox_deadline_min(deadline_ns, control_socket->resume_ns);
+    deadline_ns =
+        cox_deadline_min(deadline_ns, cox_log_limit_turn(&control_socket->reception.log, false));
+    if (socket_is_choked(control_socket))
+        deadline_ns = cox_deadline_min(deadline_ns, cox_deadline_after_ms(PAUSE_MS));
+    for (uint32_t i = 0; i < control_socket->visitor_count; i++)
+        if (control_socket->visitors[i]->state == COX_VISITOR_LOGON)
+            deadline_ns = cox_deadline_min(deadline_ns, control_socket->visitors[i]->deadline_ns);
+    return deadline_ns;
+}
+
+static int timeout_until(uint64_t deadline_ns)
+{
+    if (deadline_ns == COX_DEADLINE_NEVER)
+        return -1;
+    uint64_t now_ns = cox_now_ns();
+    /* Rounded up, or the last millisecond would be spent in a loop. */
+    uint64_t left_ms =
+        now_ns < deadline_ns ? (deadline_ns - now_ns - 1) / COX_NSEC_PER_MSEC + 1 : 0;
+    return left_ms < INT_MAX ? (int)left_ms : INT_MAX;
+}
+
+static void socket_poll(struct cox_control_socket *control_socket)
+{
+    struct pollfd *polled = control_socket->polled;
+    polled[0] = (struct pollfd){.fd = control_socket->stop_fd, .events = POLLIN};
+    const bool choked = socket_is_choked(control_socket);
+    if (choked && !control_socket->choked)
+        cox_log_limit_write(
+            &control_socket->reception.log, 4, NULL, 0,
+            "control socket: nobody is let in, and no fd is taken: %d fds that were sent here wait to be closed, and their closes hang (SO_LINGER, FUSE)",
+            COX_CLOSER_WAITING_MAX);
+    control_socket->choked = choked;
+    polled[1] =
+        (struct pollfd){.fd = control_socket->resume_ns || choked ? -1 : control_socket->listen_fd,
+                        .events = POLLIN};
+    for (uint32_t i = 0; i < control_socket->visitor_count; i++)
+        polled[2 + i] =
+            (struct pollfd){.fd = choked && control_socket->visitors[i]->state != COX_VISITOR_WORKER
+                                      ? -1
+                                      : control_socket->visitors[i]->fd,
+                            .events = POLLIN};
+    nfds_t count = 2 + control_socket->visitor_count;
+    for (uint32_t i = 0; i < control_socket->visitor_count; i++)
+        if (control_socket->visitors[i]->pidfd >= 0)
+            polled[count++] =
+                (struct pollfd){.fd = control_socket->visitors[i]->pidfd, .events = POLLIN};
+    int r = poll(polled, count, timeout_until(socket_deadline(control_socket)));
+    if (r >= 0)
+        return;
+    for (nfds_t i = 0; i < count; i++)
+        polled[i].revents = 0;
+    /* No memory in the kernel, or more fds than a limit that was lowered: later, perhaps; but the
+     * control socket can be closed. */
+    if (errno != EINTR && poll(polled, 1, PAUSE_MS) < 0) {
+        polled[0].revents = 0;
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * (long)COX_NSEC_PER_MSEC}, NULL);
+    }
+}
+
+/* As socket_poll has seen them. */
+static void visitors_serve(struct cox_control_socket *control_socket)
+{
+    const struct pollfd *process = control_socket->polled + 2 + control_socket->visitor_count;
+    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
+        struct cox_visitor *visitor = control_socket->visitors[i];
+        if (visitor->pidfd >= 0 && (process++)->revents)
+            cox_visitor_died(&control_socket->reception, visitor);
+        else if (control_socket->polled[2 + i].revents)
+            cox_visitor_read(&control_socket->reception, visitor);
+    }
+}
+
+/* relaxed: they are told, and nothing else. */
+static void socket_show(struct cox_control_socket *control_socket)
+{
+    atomic_store_explicit(&control_socket->shown_visitors, control_socket->visitor_count,
+                          memory_order_relaxed);
+    atomic_store_explicit(&control_socket->shown_fd_owners,
+                          control_socket->reception.fd_owner_count, memory_order_relaxed);
+    atomic_store_explicit(&control_socket->shown_fd_entries,
+                          control_socket->reception.fd_entries.count, memory_order_relaxed);
+}
+
+static void *socket_main(void *argument)
+{
+    struct cox_control_socket *control_socket = argument;
+    for (;;) {
+        socket_show(control_socket);
+        socket_poll(control_socket);
+        if (control_socket->polled[0].revents)
+            return NULL;
+        visitors_serve(control_socket);
+        visitors_expire(control_socket);
+        visitors_remove(control_socket);
+        if (control_socket->polled[1].revents)
+            socket_accept(control_socket);
+        if (control_socket->resume_ns && control_socket->resume_ns <= cox_now_ns()) {
+            spare_open(control_socket);
+            control_socket->resume_ns = 0;
+        }
+    }
+}
+
+/* ---- its name ---- */
+
+/* Under the lock. Whether the name is free; dead sockets were swept before. */
+static int socket_check_name(const struct cox_control_socket *control_socket, const char *name,
+                             struct cox_error *err)
+{
+    pid_t pid = 0;
+    int r = cox_folder_probe(control_socket->folder_fd, control_socket->file, &pid);
+    if (r == COX_NOT_FOUND)
+        return 0;
+    if (r == 0 && pid && cox_peer_exiting(pid))
+        return cox_fail(err, COX_BUSY, "process %d, which has the name '%s', is just ending",
+                        (int)pid, name);
+    if (r == 0)
+        return cox_fail(
+            err, COX_TAKEN,
+            "the name '%s' is taken: process %d listens at %s; stop that one or choose another name",
+            name, (int)pid, control_socket->path);
+    if (r > 0)
+        return cox_fail(
+            err, COX_DENIED,
+            "%s is in the way: expected nothing there, or the socket of a control socket of user %u; remove it",
+            control_socket->path, geteuid());
+    return cox_fail(err, r, "%s: %s", control_socket->path, cox_status_text(r));
+}
+
+/* Under the lock. After a failure cox_control_socket_unname removes what there is. Returns 0;
+ * COX_DENIED: something that is no control socket's has the temporary name; -errno. */
+static int socket_bind(struct cox_control_socket *control_socket)
+{
+    struct sockaddr_un address;
+    struct stat st;
+    cox_folder_address(control_socket->folder_fd, COX_FOLDER_NEW_FILE, &address);
+    if (bind(control_socket->listen_fd, (const struct sockaddr *)&address, sizeof address) < 0)
+        return errno == EADDRINUSE ? COX_DENIED : -errno;
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_BOUND);
+    int r = 0;
+    /* What the umask took from its mode. */
+    if (fchmodat(control_socket->folder_fd, COX_FOLDER_NEW_FILE, 0600, 0) < 0 ||
+        fstatat(control_socket->folder_fd, COX_FOLDER_NEW_FILE, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+        listen(control_socket->listen_fd, BACKLOG) < 0)
+        r = -errno;
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_LISTENS);
+    if (r == 0 && renameat(control_socket->folder_fd, COX_FOLDER_NEW_FILE,
+                           control_socket->folder_fd, control_socket->file) < 0)
+        r = -errno;
+    if (r) {
+        unlinkat(control_socket->folder_fd, COX_FOLDER_NEW_FILE, 0);
+        cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
+        return r;
+    }
+    control_socket->named = true;
+    control_socket->device = st.st_dev;
+    control_socket->inode = st.st_ino;
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_NAMED);
+    return 0;
+}
+
+/* While it still listens: once it does not, somebody else may take the name. Without the lock, if
+ * it cannot be had, somebody may only do so who was told to remove a living control socket's
+ * socket. */
+void cox_control_socket_unname(struct cox_control_socket *control_socket)
+{
+    struct stat st;
+    if (!control_socket->named)
+        return;
+    bool locked =
+        cox_folder_lock(control_socket->folder_fd, cox_deadline_after_ms(CLOSE_LOCK_MS), NULL) == 0;
+    if (fstatat(control_socket->folder_fd, control_socket->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+        st.st_dev == control_socket->device && st.st_ino == control_socket->inode)
+        unlinkat(control_socket->folder_fd, control_socket->file, 0);
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
+    if (locked)
+        cox_folder_unlock(control_socket->folder_fd);
+    control_socket->named = false;
+}
+
+static int socket_listen_once(struct cox_control_socket *control_socket, const char *name,
+                              struct cox_error *err)
+{
+    uint32_t swept = 0;
+    int r = cox_folder_lock(control_socket->folder_fd, cox_deadline_after_ms(OPEN_LOCK_MS), err);
+    if (r)
+        return r;
+    r = cox_folder_sweep(control_socket->folder_fd, &swept, err);
+    if (r == 0)
+        r = socket_check_name(control_socket, name, err);
+    if (r == 0) {
+        r = socket_bind(control_socket);
+        if (r == COX_DENIED)
+            cox_fail(err, r, "%.*s/%s is in the way: expected nothing there; remove it",
+                     (int)(strrchr(control_socket->path, '/') - control_socket->path),
+                     control_socket->path, COX_FOLDER_NEW_FILE);
+        else if (r)
+            cox_fail(err, r, "%s: %s", control_socket->path, cox_status_text(r));
+    }
+    cox_folder_unlock(control_socket->folder_fd);
+    if (swept)
+        cox_log_write(&control_socket->reception.log.log, 6,
+                      "control socket: %" PRIu32 " sockets of dead coordinators are removed",
+                      swept);
+    return r;
+}
+
+static int socket_listen(struct cox_control_socket *control_socket, const char *name,
+                         struct cox_error *err)
+{
+    uint64_t deadline_ns = cox_deadline_after_ms(ENDING_MS);
+    int r;
+    /* Who has the name was killed a moment ago: it ends, and then the name is free. */
+    while ((r = socket_listen_once(control_socket, name, err)) == COX_BUSY &&
+           cox_now_ns() < deadline_ns) {
+        if (err)
+            cox_error_clear(err); /* the last try is the one to tell of */
+        nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
+    }
+    return r;
+}
+
+/* ---- open and close ---- */
+
+static uint32_t fd_entry_max_default(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur / 4 > UINT32_MAX / 2)
+        return UINT32_MAX / 2;
+    return limit.rlim_cur < 4 ? 1 : (uint32_t)(limit.rlim_cur / 4);
+}
+
+/* The control socket has its options, nothing is open. */
+static struct cox_control_socket *socket_new(const struct cox_control_socket_options *options,
+                                             const struct cox_control_socket_hooks *hooks)
+{
+    struct cox_control_socket *control_socket = calloc(1, sizeof *control_socket);
+    if (!control_socket)
+        return NULL;
+    *control_socket = (struct cox_control_socket){
+        .reception = {.hooks = *hooks,
+                      .logon_ms = options->logon_ms ? options->logon_ms : LOGON_MS_DEFAULT},
+        .visitor_max = options->visitor_max ? options->visitor_max : VISITOR_MAX_DEFAULT,
+        .folder_fd = -1,
+        .listen_fd = -1,
+        .stop_fd = -1,
+        .spare_fd = -1,
+    };
+    /* The rest is for workers, of whom there can be COX_RANK_COUNT_MAX, and commands. */
+    control_socket->reception.fd_owner_max =
+        control_socket->visitor_max - control_socket->visitor_max * 3 / 8;
+    cox_log_limit_init(&control_socket->reception.log, &options->log);
+    control_socket->visitors = calloc(control_socket->visitor_max, sizeof(struct cox_visitor *));
+    control_socket->polled =
+        calloc(2 * (size_t)control_socket->visitor_max + 2, sizeof *control_socket->polled);
+    if (!control_socket->visitors || !control_socket->polled ||
+        cox_closer_new(&control_socket->reception.closer)) {
+        free(control_socket->visitors);
+        free(control_socket->polled);
+        free(control_socket);
+        return NULL;
+    }
+    cox_fd_entries_init(&control_socket->reception.fd_entries,
+                        options->fd_entry_max ? options->fd_entry_max : fd_entry_max_default(),
+                        control_socket->reception.closer);
+    return control_socket;
+}
+
+/* Those that were not let in yet: what they have sent would be closed with the socket. */
+static void socket_end_waiting(struct cox_control_socket *control_socket)
+{
+    for (int i = 0; control_socket->listen_fd >= 0 && i < BACKLOG; i++) {
+        int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0)
+            return;
+        cox_closer_hang_up(control_socket->reception.closer, &fd);
+    }
+}
+
+/* Whatever of it there is; no thread runs. */
+static void socket_free(struct cox_control_socket *control_socket)
+{
+    cox_control_socket_unname(control_socket);
+    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
+        cox_visitor_drop(&control_socket->reception, control_socket->visitors[i]);
+        free(control_socket->visitors[i]);
+    }
+    cox_fd_entries_deinit(&control_socket->reception.fd_entries);
+    socket_end_waiting(control_socket);
+    cox_closer_give(control_socket->reception.closer, &control_socket->listen_fd);
+    cox_closer_free(control_socket->reception.closer);
+    cox_log_limit_turn(&control_socket->reception.log, true);
+    cox_close_fd(&control_socket->stop_fd);
+    cox_close_fd(&control_socket->spare_fd);
+    cox_close_fd(&control_socket->folder_fd);
+    free(control_socket->visitors);
+    free(control_socket->polled);
+    free(control_socket);
+}
+
+static int socket_open_fds(struct cox_control_socket *control_socket, struct cox_error *err)
+{
+    int r = 0;
+    control_socket->stop_fd = eventfd(0, EFD_CLOEXEC);
+    if (control_socket->stop_fd >= 0)
+        control_socket->listen_fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (control_socket->listen_fd >= 0)
+        control_socket->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (control_socket->spare_fd < 0)
+        r = -errno;
+    if (r == 0)
+        r = cox_fd_raise(&control_socket->stop_fd);
+    if (r == 0)
+        r = cox_fd_raise(&control_socket->listen_fd);
+    if (r == 0)
+        r = cox_fd_raise(&control_socket->spare_fd);
+    return r ? cox_fail(err, r, "fds of the control socket: %s", cox_status_text(r)) : 0;
+}
+
+static int socket_find_path(struct cox_control_socket *control_socket, const char *name,
+                            const char *folder, struct cox_error *err)
+{
+    cox_folder_file(name, control_socket->file);
+    int length = snprintf(control_socket->path, sizeof control_socket->path, "%s/%s", folder,
+                          control_socket->file);
+    if (length < 0 || length >= COX_SOCKET_PATH_SIZE)
+        return cox_fail(err, COX_TOO_LARGE,
+                        "the path of the control socket has %d bytes: expected less than %d",
+                        length, COX_SOCKET_PATH_SIZE);
+    return 0;
+}
+
+int cox_control_socket_open(const struct cox_control_socket_options *options,
+                            const struct cox_control_socket_hooks *hooks,
+                            struct cox_control_socket **ret_socket, struct cox_error *err)
+{
+    char folder[COX_SOCKET_PATH_SIZE];
+    int r = cox_name_check(options->name, err);
+    if (r == 0 && !options->folder)
+        r = cox_folder_default(folder, err);
+    if (r)
+        return r;
+    const char *where = options->folder ? options->folder : folder;
+    struct cox_control_socket *control_socket = socket_new(options, hooks);
+    if (!control_socket)
+        return cox_fail(err, -ENOMEM, "the control socket: %s", cox_status_text(-ENOMEM));
+    r = socket_find_path(control_socket, options->name, where, err);
+    if (r == 0)
+        r = cox_folder_open(where, true, &control_socket->folder_fd, err);
+    if (r == 0)
+        r = socket_open_fds(control_socket, err);
+    if (r == 0)
+        r = socket_listen(control_socket, options->name, err);
+    if (r == 0) {
+        r = cox_thread_start(&control_socket->thread, socket_main, control_socket);
+        if (r)
+            cox_fail(err, r, "the thread of the control socket: %s", cox_status_text(r));
+    }
+    if (r) {
+        socket_free(control_socket);
+        return r;
+    }
+    *ret_socket = control_socket;
+    return 0;
+}
+
+void cox_control_socket_counts(const struct cox_control_socket *control_socket,
+                               struct cox_control_socket_counts *ret_counts)
+{
+    const struct cox_closer_counts closes = cox_closer_counts(control_socket->reception.closer);
+    *ret_counts = (struct cox_control_socket_counts){
+        .visitors = atomic_load_explicit(&control_socket->shown_visitors, memory_order_relaxed),
+        .visitor_max = control_socket->visitor_max,
+        .fd_owners = atomic_load_explicit(&control_socket->shown_fd_owners, memory_order_relaxed),
+        .fd_owner_max = control_socket->reception.fd_owner_max,
+        .fd_entries = atomic_load_explicit(&control_socket->shown_fd_entries, memory_order_relaxed),
+        .fd_entry_max = control_socket->reception.fd_entries.max,
+        .closing = closes.waiting,
+        .closing_max = COX_CLOSER_WAITING_MAX,
+        .hanging = closes.hanging,
+    };
+}
+
+struct cox_control_socket *cox_control_socket_close(struct cox_control_socket *control_socket)
+{
+    if (!control_socket)
+        return NULL;
+    COX_ASSERT(!pthread_equal(pthread_self(),
+                              control_socket->thread)); /* a hook cannot end its own thread */
+    uint64_t one = 1;
+    ssize_t r;
+    do
+        r = write(control_socket->stop_fd, &one, sizeof one);
+    while (r < 0 && errno == EINTR);
+    pthread_join(control_socket->thread, NULL);
+    socket_free(control_socket);
+    return NULL;
+}
+
+const char *cox_control_socket_path(const struct cox_control_socket *control_socket)
+{
+    return control_socket->path;
+}
+
+int cox_control_socket_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err)
+{
+    char buffer[COX_SOCKET_PATH_SIZE];
+    struct cox_error why = {0};
+    _cox_cleanup_(cox_close_fd) int folder_fd = -1;
+    uint32_t count = 0;
+    int r = folder ? 0 : cox_folder_default(buffer, err);
+    if (r)
+        return r;
+    r = cox_folder_open(folder ? folder : buffer, false, &folder_fd, &why);
+    if (r == 0)
+        r = cox_folder_lock(folder_fd, cox_deadline_after_ms(OPEN_LOCK_MS), &why);
+    if (r == 0) {
+        r = cox_folder_sweep(folder_fd, &count, &why);
+        cox_folder_unlock(folder_fd);
+    }
+    if (r && r != COX_NOT_FOUND)
+        return cox_fail(err, r, "%s", why.text);
+    *ret_count = count;
+    return 0;
+}

@@ -1,9 +1,0 @@
-set(door_fixture
-    ${CMAKE_CURRENT_LIST_DIR}/door_fixture.c
-    ${CMAKE_CURRENT_LIST_DIR}/../unit/channel_fixture.c)
-foreach(part door door_close folder visit fd_store)
-    cox_test_program(test_multi_${part}
-        SOURCES ${CMAKE_CURRENT_LIST_DIR}/${part}_test.c ${door_fixture} LIBS coxswain_channel)
-    cox_command_test(NAME multi/${part} LABEL multi TIER all TIMEOUT 120 PROCESSORS 2
-        COMMAND test_multi_${part})
-endforeach()
