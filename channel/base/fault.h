@@ -124,14 +124,14 @@
     X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
     /* Sockets. */                                                                                 \
     X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
-    /* A control socket is opened, visited, closed. */                                             \
+    /* A control socket is opened, connected to, closed. */                                        \
     X(FOLDER_MADE, "folder.made")                   /* or its mode is set */                       \
     X(FOLDER_LOCKED, "folder.locked")               /* or let go of */                             \
     X(FOLDER_SWEPT, "folder.swept")                 /* one file of it */                           \
     X(CONTROL_SOCKET_BOUND, "control_socket.bound") /* under a temporary name */                   \
     X(CONTROL_SOCKET_LISTENS, "control_socket.listens")                                            \
     X(CONTROL_SOCKET_NAMED, "control_socket.named")                                                \
-    X(CONTROL_SOCKET_CONNECTED, "control_socket.connected") /* the visitor */                      \
+    X(CONTROL_SOCKET_CONNECTED, "control_socket.connected") /* the client */                       \
     X(CONTROL_SOCKET_ASKED, "control_socket.asked")         /* the logon is sent */                \
     X(CONTROL_SOCKET_WELCOMED, "control_socket.welcomed")                                          \
     X(CONTROL_SOCKET_UNNAMED, "control_socket.unnamed")                                            \

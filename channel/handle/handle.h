@@ -112,7 +112,7 @@ struct cox_exporter_options {
     const char *socket_path;
     enum cox_handle_consent consent;
     int32_t consent_pid;
-    /* for each visit at the control socket; 0: 1,000 */
+    /* for each connection to the control socket; 0: 1,000 */
     uint64_t deadline_ms;
 };
 #define COX_EXPORTER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_exporter_options)
@@ -186,7 +186,7 @@ struct cox_importer_options {
     size_t size;
     /* NULL: pidfd_getfd only */
     const char *socket_path;
-    /* for a visit at the control socket; 0: 1,000 */
+    /* for a connection to the control socket; 0: 1,000 */
     uint64_t deadline_ms;
     /* exporters whose pidfd is kept; 0: 64 */
     uint32_t cache_max;

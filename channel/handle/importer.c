@@ -44,7 +44,7 @@ struct cox_importer {
     char *socket_path;
     uint64_t deadline_ms;
     uint32_t peer_count;
-    /* of all below; held over no visit at a control socket */
+    /* of all below; held over no connection to a control socket */
     pthread_mutex_t lock;
     /* of whom the next two are; 0: nobody has asked */
     pid_t pid;

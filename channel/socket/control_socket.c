@@ -21,10 +21,10 @@
 #include "channel/base/peer.h"
 #include "socket.h"
 #include "channel/base/thread.h"
-#include "visitor.h"
+#include "client_connection.h"
 
 #define LOGON_MS_DEFAULT 1000
-#define VISITOR_MAX_DEFAULT 512
+#define CLIENT_MAX_DEFAULT 512
 #define BACKLOG 4096 /* the kernel takes net.core.somaxconn if that is less */
 /* How long another start or sweep may hold the folder's lock. */
 #define OPEN_LOCK_MS 10000
@@ -38,12 +38,12 @@
 
 /* The thread's own once it runs, but for stop_fd. */
 struct cox_control_socket {
-    struct cox_reception reception;
-    uint32_t visitor_max;
+    struct cox_socket_server server;
+    uint32_t client_max;
     char path[COX_SOCKET_PATH_SIZE];
     char file[COX_FOLDER_FILE_SIZE];
     int folder_fd, listen_fd, stop_fd;
-    /* given up to refuse a visitor when there are no fds left */
+    /* given up to refuse a client when there are no fds left */
     int spare_fd;
     bool named;
     /* of the socket's file */
@@ -56,74 +56,73 @@ struct cox_control_socket {
     /* nor is anybody, see socket_is_choked */
     bool choked;
     uint64_t next_id;
-    /* visitor_count of visitor_max, in order of arrival */
-    struct cox_visitor **visitors;
-    uint32_t visitor_count;
-    /* stop, control socket, the visitors in their order, and those of their processes that are
+    /* client_count of client_max, in order of arrival */
+    struct cox_client_connection **clients;
+    uint32_t client_count;
+    /* stop, control socket, the clients in their order, and those of their processes that are
      * watched, in the same order */
     struct pollfd *polled;
     /* for counts */
-    _Atomic uint32_t shown_visitors, shown_fd_owners, shown_fd_entries;
+    _Atomic uint32_t shown_clients, shown_fd_owners, shown_fd_entries;
     pthread_t thread;
 };
 
 /* ---- all of them ---- */
 
 /* Those without an fd go. */
-static void visitors_remove(struct cox_control_socket *control_socket)
+static void clients_remove(struct cox_control_socket *control_socket)
 {
     uint32_t kept = 0;
-    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
-        struct cox_visitor *visitor = control_socket->visitors[i];
-        if (visitor->fd < 0)
-            free(visitor);
+    for (uint32_t i = 0; i < control_socket->client_count; i++) {
+        struct cox_client_connection *client = control_socket->clients[i];
+        if (client->fd < 0)
+            free(client);
         else
-            control_socket->visitors[kept++] = visitor;
+            control_socket->clients[kept++] = client;
     }
-    control_socket->visitor_count = kept;
+    control_socket->client_count = kept;
 }
 
-static void visitors_expire(struct cox_control_socket *control_socket)
+static void clients_expire(struct cox_control_socket *control_socket)
 {
     uint64_t now_ns = cox_now_ns();
-    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
-        struct cox_visitor *visitor = control_socket->visitors[i];
-        if (visitor->fd >= 0 && visitor->state == COX_VISITOR_LOGON &&
-            visitor->deadline_ns <= now_ns)
-            cox_visitor_refuse(&control_socket->reception, visitor, COX_TIMEOUT,
-                               "%zu of %d bytes of the logon came within %" PRIu64 " ms",
-                               visitor->received, COX_LOGON_SIZE,
-                               control_socket->reception.logon_ms);
+    for (uint32_t i = 0; i < control_socket->client_count; i++) {
+        struct cox_client_connection *client = control_socket->clients[i];
+        if (client->fd >= 0 && client->state == COX_CLIENT_HELLO && client->deadline_ns <= now_ns)
+            cox_client_connection_refuse(&control_socket->server, client, COX_TIMEOUT,
+                                         "%zu of %d bytes of the logon came within %" PRIu64 " ms",
+                                         client->received, COX_LOGON_SIZE,
+                                         control_socket->server.logon_ms);
     }
 }
 
 /* The oldest whose logon is not complete is told why, behind "had come when"; false: there is none
- * among those that came up to the visitor `last`. */
-static bool visitors_give_up_oldest(struct cox_control_socket *control_socket, uint64_t last,
-                                    const char *why)
+ * among those that came up to the client `last`. */
+static bool clients_give_up_oldest(struct cox_control_socket *control_socket, uint64_t last,
+                                   const char *why)
 {
-    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
-        struct cox_visitor *visitor = control_socket->visitors[i];
-        if (visitor->state != COX_VISITOR_LOGON || visitor->who.id > last)
+    for (uint32_t i = 0; i < control_socket->client_count; i++) {
+        struct cox_client_connection *client = control_socket->clients[i];
+        if (client->state != COX_CLIENT_HELLO || client->who.id > last)
             continue;
-        cox_visitor_refuse(&control_socket->reception, visitor, COX_FULL,
-                           "%zu of %d bytes of the logon had come when %s", visitor->received,
-                           COX_LOGON_SIZE, why);
-        visitors_remove(control_socket);
+        cox_client_connection_refuse(&control_socket->server, client, COX_FULL,
+                                     "%zu of %d bytes of the logon had come when %s",
+                                     client->received, COX_LOGON_SIZE, why);
+        clients_remove(control_socket);
         return true;
     }
     return false;
 }
 
 /* For a newer one. False: all are welcomed. */
-static bool visitors_make_room(struct cox_control_socket *control_socket)
+static bool clients_make_room(struct cox_control_socket *control_socket)
 {
     char why[80];
-    if (control_socket->visitor_count < control_socket->visitor_max)
+    if (control_socket->client_count < control_socket->client_max)
         return true;
-    snprintf(why, sizeof why, "a newer visitor needed the place, one of %" PRIu32,
-             control_socket->visitor_max);
-    return visitors_give_up_oldest(control_socket, control_socket->next_id, why);
+    snprintf(why, sizeof why, "a newer client needed the place, one of %" PRIu32,
+             control_socket->client_max);
+    return clients_give_up_oldest(control_socket, control_socket->next_id, why);
 }
 
 /* ---- letting in ---- */
@@ -132,38 +131,38 @@ static bool visitors_make_room(struct cox_control_socket *control_socket)
 static void socket_let_in(struct cox_control_socket *control_socket, int fd)
 {
     struct cox_socket_peer peer;
-    struct cox_visitor *visitor = NULL;
+    struct cox_client_connection *client = NULL;
     char reason[128] = "";
     int r = cox_socket_peer(fd, &peer), code = COX_REJECTED;
     if (r == 0 && peer.uid != geteuid() && peer.uid != 0) {
         code = COX_DENIED;
         snprintf(reason, sizeof reason, "user %u may not come in: expected %u or 0", peer.uid,
                  geteuid());
-    } else if (r == 0 && !visitors_make_room(control_socket)) {
+    } else if (r == 0 && !clients_make_room(control_socket)) {
         code = COX_FULL;
         snprintf(reason, sizeof reason, "%" PRIu32 " connections are open: there may be no more",
-                 control_socket->visitor_max);
+                 control_socket->client_max);
     } else if (r == 0) {
-        visitor = calloc(1, sizeof *visitor);
-        r = visitor ? 0 : -ENOMEM;
+        client = calloc(1, sizeof *client);
+        r = client ? 0 : -ENOMEM;
     }
-    if (!visitor) {
+    if (!client) {
         if (r)
-            snprintf(reason, sizeof reason, "the visitor: %s", cox_status_text(r));
-        cox_log_limit_write(&control_socket->reception.log, 4, NULL, code,
+            snprintf(reason, sizeof reason, "the client: %s", cox_status_text(r));
+        cox_log_limit_write(&control_socket->server.log, 4, NULL, code,
                             "control socket: refused: %s", reason);
-        cox_visitor_turn_away(fd, code, reason);
-        cox_closer_hang_up(control_socket->reception.closer, &fd);
+        cox_client_connection_turn_away(fd, code, reason);
+        cox_closer_hang_up(control_socket->server.closer, &fd);
         return;
     }
-    visitor->state = COX_VISITOR_LOGON;
-    visitor->fd = fd;
-    visitor->brought_fd = -1;
-    visitor->pidfd = -1;
-    visitor->deadline_ns = cox_deadline_after_ms(control_socket->reception.logon_ms);
-    visitor->who = (struct cox_control_client){
+    client->state = COX_CLIENT_HELLO;
+    client->fd = fd;
+    client->brought_fd = -1;
+    client->pidfd = -1;
+    client->deadline_ns = cox_deadline_after_ms(control_socket->server.logon_ms);
+    client->who = (struct cox_control_client){
         .id = ++control_socket->next_id, .pid = peer.pid, .uid = peer.uid};
-    control_socket->visitors[control_socket->visitor_count++] = visitor;
+    control_socket->clients[control_socket->client_count++] = client;
 }
 
 static void spare_open(struct cox_control_socket *control_socket)
@@ -181,7 +180,7 @@ static void spare_open(struct cox_control_socket *control_socket)
 static void socket_pause(struct cox_control_socket *control_socket, int e)
 {
     if (!control_socket->short_of_fds) /* it may last for hours */
-        cox_log_limit_write(&control_socket->reception.log, 4, NULL, 0,
+        cox_log_limit_write(&control_socket->server.log, 4, NULL, 0,
                             "control socket: nobody is let in, but for a try every %d ms: %s",
                             PAUSE_MS, cox_status_text(-e));
     control_socket->short_of_fds = true;
@@ -189,8 +188,8 @@ static void socket_pause(struct cox_control_socket *control_socket, int e)
         cox_close_fd(&control_socket->spare_fd);
         int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd >= 0)
-            cox_visitor_turn_away(fd, COX_FULL, "the coordinator may not open more fds");
-        cox_closer_hang_up(control_socket->reception.closer, &fd);
+            cox_client_connection_turn_away(fd, COX_FULL, "the coordinator may not open more fds");
+        cox_closer_hang_up(control_socket->server.closer, &fd);
         spare_open(control_socket);
     }
     control_socket->resume_ns = cox_deadline_after_ms(PAUSE_MS);
@@ -215,7 +214,7 @@ static void socket_accept(struct cox_control_socket *control_socket)
         /* The kernel looks for an fd before it looks whether anybody has come. */
         if (cox_socket_wait(control_socket->listen_fd, POLLIN, 0) == COX_TIMEOUT)
             return;
-        if (visitors_give_up_oldest(control_socket, last_read, "a newer visitor needed its fd"))
+        if (clients_give_up_oldest(control_socket, last_read, "a newer client needed its fd"))
             continue;
         /* Nobody has read yet what those have to say who were let in just now. */
         if (control_socket->next_id > last_read)
@@ -230,22 +229,22 @@ static void socket_accept(struct cox_control_socket *control_socket)
 /* So many closes hang that what else comes with fds could not be got rid of. */
 static bool socket_is_choked(const struct cox_control_socket *control_socket)
 {
-    return cox_closer_counts(control_socket->reception.closer).waiting >= COX_CLOSER_WAITING_MAX;
+    return cox_closer_counts(control_socket->server.closer).waiting >= COX_CLOSER_WAITING_MAX;
 }
 
 /* Until when to sleep: the first logon that is late, or the end of a pause. */
 static uint64_t socket_deadline(struct cox_control_socket *control_socket)
 {
-    uint64_t deadline_ns = cox_closer_turn(control_socket->reception.closer);
+    uint64_t deadline_ns = cox_closer_turn(control_socket->server.closer);
     if (control_socket->resume_ns)
         deadline_ns = cox_deadline_min(deadline_ns, control_socket->resume_ns);
     deadline_ns =
-        cox_deadline_min(deadline_ns, cox_log_limit_turn(&control_socket->reception.log, false));
+        cox_deadline_min(deadline_ns, cox_log_limit_turn(&control_socket->server.log, false));
     if (socket_is_choked(control_socket))
         deadline_ns = cox_deadline_min(deadline_ns, cox_deadline_after_ms(PAUSE_MS));
-    for (uint32_t i = 0; i < control_socket->visitor_count; i++)
-        if (control_socket->visitors[i]->state == COX_VISITOR_LOGON)
-            deadline_ns = cox_deadline_min(deadline_ns, control_socket->visitors[i]->deadline_ns);
+    for (uint32_t i = 0; i < control_socket->client_count; i++)
+        if (control_socket->clients[i]->state == COX_CLIENT_HELLO)
+            deadline_ns = cox_deadline_min(deadline_ns, control_socket->clients[i]->deadline_ns);
     return deadline_ns;
 }
 
@@ -267,24 +266,24 @@ static void socket_poll(struct cox_control_socket *control_socket)
     const bool choked = socket_is_choked(control_socket);
     if (choked && !control_socket->choked)
         cox_log_limit_write(
-            &control_socket->reception.log, 4, NULL, 0,
+            &control_socket->server.log, 4, NULL, 0,
             "control socket: nobody is let in, and no fd is taken: %d fds that were sent here wait to be closed, and their closes hang (SO_LINGER, FUSE)",
             COX_CLOSER_WAITING_MAX);
     control_socket->choked = choked;
     polled[1] =
         (struct pollfd){.fd = control_socket->resume_ns || choked ? -1 : control_socket->listen_fd,
                         .events = POLLIN};
-    for (uint32_t i = 0; i < control_socket->visitor_count; i++)
+    for (uint32_t i = 0; i < control_socket->client_count; i++)
         polled[2 + i] =
-            (struct pollfd){.fd = choked && control_socket->visitors[i]->state != COX_VISITOR_WORKER
+            (struct pollfd){.fd = choked && control_socket->clients[i]->state != COX_CLIENT_WORKER
                                       ? -1
-                                      : control_socket->visitors[i]->fd,
+                                      : control_socket->clients[i]->fd,
                             .events = POLLIN};
-    nfds_t count = 2 + control_socket->visitor_count;
-    for (uint32_t i = 0; i < control_socket->visitor_count; i++)
-        if (control_socket->visitors[i]->pidfd >= 0)
+    nfds_t count = 2 + control_socket->client_count;
+    for (uint32_t i = 0; i < control_socket->client_count; i++)
+        if (control_socket->clients[i]->pidfd >= 0)
             polled[count++] =
-                (struct pollfd){.fd = control_socket->visitors[i]->pidfd, .events = POLLIN};
+                (struct pollfd){.fd = control_socket->clients[i]->pidfd, .events = POLLIN};
     int r = poll(polled, count, timeout_until(socket_deadline(control_socket)));
     if (r >= 0)
         return;
@@ -299,27 +298,27 @@ static void socket_poll(struct cox_control_socket *control_socket)
 }
 
 /* As socket_poll has seen them. */
-static void visitors_serve(struct cox_control_socket *control_socket)
+static void clients_serve(struct cox_control_socket *control_socket)
 {
-    const struct pollfd *process = control_socket->polled + 2 + control_socket->visitor_count;
-    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
-        struct cox_visitor *visitor = control_socket->visitors[i];
-        if (visitor->pidfd >= 0 && (process++)->revents)
-            cox_visitor_died(&control_socket->reception, visitor);
+    const struct pollfd *process = control_socket->polled + 2 + control_socket->client_count;
+    for (uint32_t i = 0; i < control_socket->client_count; i++) {
+        struct cox_client_connection *client = control_socket->clients[i];
+        if (client->pidfd >= 0 && (process++)->revents)
+            cox_client_connection_died(&control_socket->server, client);
         else if (control_socket->polled[2 + i].revents)
-            cox_visitor_read(&control_socket->reception, visitor);
+            cox_client_connection_read(&control_socket->server, client);
     }
 }
 
 /* relaxed: they are told, and nothing else. */
 static void socket_show(struct cox_control_socket *control_socket)
 {
-    atomic_store_explicit(&control_socket->shown_visitors, control_socket->visitor_count,
+    atomic_store_explicit(&control_socket->shown_clients, control_socket->client_count,
                           memory_order_relaxed);
-    atomic_store_explicit(&control_socket->shown_fd_owners,
-                          control_socket->reception.fd_owner_count, memory_order_relaxed);
+    atomic_store_explicit(&control_socket->shown_fd_owners, control_socket->server.fd_owner_count,
+                          memory_order_relaxed);
     atomic_store_explicit(&control_socket->shown_fd_entries,
-                          control_socket->reception.fd_entries.count, memory_order_relaxed);
+                          control_socket->server.fd_entries.count, memory_order_relaxed);
 }
 
 static void *socket_main(void *argument)
@@ -330,9 +329,9 @@ static void *socket_main(void *argument)
         socket_poll(control_socket);
         if (control_socket->polled[0].revents)
             return NULL;
-        visitors_serve(control_socket);
-        visitors_expire(control_socket);
-        visitors_remove(control_socket);
+        clients_serve(control_socket);
+        clients_expire(control_socket);
+        clients_remove(control_socket);
         if (control_socket->polled[1].revents)
             socket_accept(control_socket);
         if (control_socket->resume_ns && control_socket->resume_ns <= cox_now_ns()) {
@@ -440,7 +439,7 @@ static int socket_listen_once(struct cox_control_socket *control_socket, const c
     }
     cox_folder_unlock(control_socket->folder_fd);
     if (swept)
-        cox_log_write(&control_socket->reception.log.log, 6,
+        cox_log_write(&control_socket->server.log.log, 6,
                       "control socket: %" PRIu32 " sockets of dead coordinators are removed",
                       swept);
     return r;
@@ -479,31 +478,32 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
     if (!control_socket)
         return NULL;
     *control_socket = (struct cox_control_socket){
-        .reception = {.hooks = *hooks,
-                      .logon_ms = options->logon_ms ? options->logon_ms : LOGON_MS_DEFAULT},
-        .visitor_max = options->visitor_max ? options->visitor_max : VISITOR_MAX_DEFAULT,
+        .server = {.hooks = *hooks,
+                   .logon_ms = options->logon_ms ? options->logon_ms : LOGON_MS_DEFAULT},
+        .client_max = options->client_max ? options->client_max : CLIENT_MAX_DEFAULT,
         .folder_fd = -1,
         .listen_fd = -1,
         .stop_fd = -1,
         .spare_fd = -1,
     };
     /* The rest is for workers, of whom there can be COX_RANK_COUNT_MAX, and commands. */
-    control_socket->reception.fd_owner_max =
-        control_socket->visitor_max - control_socket->visitor_max * 3 / 8;
-    cox_log_limit_init(&control_socket->reception.log, &options->log);
-    control_socket->visitors = calloc(control_socket->visitor_max, sizeof(struct cox_visitor *));
+    control_socket->server.fd_owner_max =
+        control_socket->client_max - control_socket->client_max * 3 / 8;
+    cox_log_limit_init(&control_socket->server.log, &options->log);
+    control_socket->clients =
+        calloc(control_socket->client_max, sizeof(struct cox_client_connection *));
     control_socket->polled =
-        calloc(2 * (size_t)control_socket->visitor_max + 2, sizeof *control_socket->polled);
-    if (!control_socket->visitors || !control_socket->polled ||
-        cox_closer_new(&control_socket->reception.closer)) {
-        free(control_socket->visitors);
+        calloc(2 * (size_t)control_socket->client_max + 2, sizeof *control_socket->polled);
+    if (!control_socket->clients || !control_socket->polled ||
+        cox_closer_new(&control_socket->server.closer)) {
+        free(control_socket->clients);
         free(control_socket->polled);
         free(control_socket);
         return NULL;
     }
-    cox_fd_entries_init(&control_socket->reception.fd_entries,
+    cox_fd_entries_init(&control_socket->server.fd_entries,
                         options->fd_entry_max ? options->fd_entry_max : fd_entry_max_default(),
-                        control_socket->reception.closer);
+                        control_socket->server.closer);
     return control_socket;
 }
 
@@ -514,7 +514,7 @@ static void socket_end_waiting(struct cox_control_socket *control_socket)
         int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd < 0)
             return;
-        cox_closer_hang_up(control_socket->reception.closer, &fd);
+        cox_closer_hang_up(control_socket->server.closer, &fd);
     }
 }
 
@@ -522,19 +522,19 @@ static void socket_end_waiting(struct cox_control_socket *control_socket)
 static void socket_free(struct cox_control_socket *control_socket)
 {
     cox_control_socket_unname(control_socket);
-    for (uint32_t i = 0; i < control_socket->visitor_count; i++) {
-        cox_visitor_drop(&control_socket->reception, control_socket->visitors[i]);
-        free(control_socket->visitors[i]);
+    for (uint32_t i = 0; i < control_socket->client_count; i++) {
+        cox_client_connection_drop(&control_socket->server, control_socket->clients[i]);
+        free(control_socket->clients[i]);
     }
-    cox_fd_entries_deinit(&control_socket->reception.fd_entries);
+    cox_fd_entries_deinit(&control_socket->server.fd_entries);
     socket_end_waiting(control_socket);
-    cox_closer_give(control_socket->reception.closer, &control_socket->listen_fd);
-    cox_closer_free(control_socket->reception.closer);
-    cox_log_limit_turn(&control_socket->reception.log, true);
+    cox_closer_give(control_socket->server.closer, &control_socket->listen_fd);
+    cox_closer_free(control_socket->server.closer);
+    cox_log_limit_turn(&control_socket->server.log, true);
     cox_close_fd(&control_socket->stop_fd);
     cox_close_fd(&control_socket->spare_fd);
     cox_close_fd(&control_socket->folder_fd);
-    free(control_socket->visitors);
+    free(control_socket->clients);
     free(control_socket->polled);
     free(control_socket);
 }
@@ -608,14 +608,14 @@ int cox_control_socket_open(const struct cox_control_socket_options *options,
 void cox_control_socket_counts(const struct cox_control_socket *control_socket,
                                struct cox_control_socket_counts *ret_counts)
 {
-    const struct cox_closer_counts closes = cox_closer_counts(control_socket->reception.closer);
+    const struct cox_closer_counts closes = cox_closer_counts(control_socket->server.closer);
     *ret_counts = (struct cox_control_socket_counts){
-        .visitors = atomic_load_explicit(&control_socket->shown_visitors, memory_order_relaxed),
-        .visitor_max = control_socket->visitor_max,
+        .clients = atomic_load_explicit(&control_socket->shown_clients, memory_order_relaxed),
+        .client_max = control_socket->client_max,
         .fd_owners = atomic_load_explicit(&control_socket->shown_fd_owners, memory_order_relaxed),
-        .fd_owner_max = control_socket->reception.fd_owner_max,
+        .fd_owner_max = control_socket->server.fd_owner_max,
         .fd_entries = atomic_load_explicit(&control_socket->shown_fd_entries, memory_order_relaxed),
-        .fd_entry_max = control_socket->reception.fd_entries.max,
+        .fd_entry_max = control_socket->server.fd_entries.max,
         .closing = closes.waiting,
         .closing_max = COX_CLOSER_WAITING_MAX,
         .hanging = closes.hanging,

@@ -2,14 +2,14 @@
  * control socket: where workers and commands come in: a unix socket of a live group, and the
  * handshake on it.
  *
- * A visitor connects, sends one logon frame of exactly 1024 bytes and nothing else, and gets one
+ * A client connects, sends one logon frame of exactly 1024 bytes and nothing else, and gets one
  * message back: a byte 1, a welcome and all fds that are meant for it; or a byte 0, a code (u8,
- * enum cox_status), a length (u8) and a reason in UTF-8. A refused visitor's connection is closed;
- * another one's stays open for life: its end is the end of the visitor, or of the coordinator.
+ * enum cox_status), a length (u8) and a reason in UTF-8. A refused client's connection is closed;
+ * another one's stays open for life: its end is the end of the client, or of the coordinator.
  *
  * The logon frame, little-endian, what is not named is zero:
  *
- *   0   version u64             the newest this visitor speaks
+ *   0   version u64             the newest this client speaks
  *   8   role u32                enum cox_hello_role
  *   12  rank u32                a worker's; COX_HELLO_RANK_ANY: whichever is free
  *   16  flags u64               none is defined: all zero
@@ -43,8 +43,8 @@
  * Threads: open starts one, which calls the hooks; open and close from one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
  * Blocks: connect until its deadline, all of it together; the control socket's thread for nobody: a
- *   visitor that is slow is dropped when its deadline has passed, and delays no other one. close
- *   waits COX_CLOSER_END_MS (closer.h) at most for fds that visitors sent and whose close hangs
+ *   client that is slow is dropped when its deadline has passed, and delays no other one. close
+ *   waits COX_CLOSER_END_MS (closer.h) at most for fds that clients sent and whose close hangs
  *   (SO_LINGER, FUSE); the control socket's thread never does. While COX_CLOSER_WAITING_MAX of them
  *   wait, nobody is let in.
  * If the process dies: the socket file stays, and refuses connections; the next start under any
@@ -120,30 +120,30 @@ struct cox_control_socket_reply {
     int fds[COX_HELLO_FD_COUNT_MAX];
     /* lent: the coordinator sends them before it does anything else */
     uint32_t fd_count;
-    /* bit i: fds[i] is the control socket's, and closed whatever becomes of the visitor */
+    /* bit i: fds[i] is the control socket's, and closed whatever becomes of the client */
     uint64_t given;
 };
 
 /* All on the control socket's thread; none may block, or close the control socket. Each may be
- * NULL: such visitors are refused. What is refused gets what the hook returned as its own result
+ * NULL: such clients are refused. What is refused gets what the hook returned as its own result
  * (cox_control_socket_connect) when that is an enum cox_status. */
 struct cox_control_socket_hooks {
     void *context;
-    /* The veto, for every visitor whose frame is in order; NULL: nobody is refused. Not 0: it is
+    /* The veto, for every client whose frame is in order; NULL: nobody is refused. Not 0: it is
      * told err's text. */
-    int (*admit)(void *context, const struct cox_control_client *visitor, struct cox_error *err);
+    int (*admit)(void *context, const struct cox_control_client *client, struct cox_error *err);
     /* Fills the answer. Not 0: it is told err's text. A worker that does not take as many fds is
      * refused, and gone. */
-    int (*worker)(void *context, const struct cox_control_client *visitor,
+    int (*worker)(void *context, const struct cox_control_client *client,
                   struct cox_control_socket_reply *answer, struct cox_error *err);
     /* A worker that was welcomed has closed its connection, or died, or sent something (it is not
      * to). Also called when the welcome could not be sent. Once for each whose `worker` returned 0,
      * unless the control socket is closed first. */
-    void (*worker_gone)(void *context, const struct cox_control_client *visitor);
+    void (*worker_gone)(void *context, const struct cox_control_client *client);
     /* A command: fd, a blocking stream, is given. Not 0: it is refused, fd is the control socket's.
-     * It is welcomed when the hook returns: what is written before the visitor has asked something
+     * It is welcomed when the hook returns: what is written before the client has asked something
      * may overtake the welcome. */
-    int (*command)(void *context, const struct cox_control_client *visitor, int fd,
+    int (*command)(void *context, const struct cox_control_client *client, int fd,
                    struct cox_error *err);
 };
 
@@ -152,13 +152,13 @@ struct cox_control_socket_options {
     const char *name;
     /* NULL: as said above */
     const char *folder;
-    /* how long a visitor may take for its frame; 0: 1,000 */
+    /* how long a client may take for its frame; 0: 1,000 */
     uint64_t logon_ms;
     /* connections at a time, but for commands that were given away; 0: 512. When there are as many,
      * the oldest whose logon is not complete goes for the new one; if there is none, the new one is
      * refused. The same where this process has no fd left. Five eighths are for fd owners at most
      */
-    uint32_t visitor_max;
+    uint32_t client_max;
     /* fds kept for handles; 0: a quarter of RLIMIT_NOFILE. One fd owner may have seven eighths of
      * them */
     uint32_t fd_entry_max;
@@ -179,10 +179,10 @@ int cox_control_socket_open(const struct cox_control_socket_options *options,
 /* Removes the socket, which close does otherwise; for a process that is about to end. Not while
  * another thread closes. */
 void cox_control_socket_unname(struct cox_control_socket *control_socket);
-/* What visitors have caused to be kept here, and how much of it there can be. */
+/* What clients have caused to be kept here, and how much of it there can be. */
 struct cox_control_socket_counts {
     /* connections, about 1.5 KiB each */
-    uint32_t visitors, visitor_max;
+    uint32_t clients, client_max;
     /* of them */
     uint32_t fd_owners, fd_owner_max;
     /* fds that are kept, of all */
@@ -205,7 +205,7 @@ const char *cox_control_socket_path(const struct cox_control_socket *control_soc
  * many. Returns 0; COX_DENIED; COX_BUSY; -errno. No folder is 0. */
 int cox_control_socket_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err);
 
-/* ---- the visitor's side ---- */
+/* ---- the client's side ---- */
 
 struct cox_control_connection {
     /* the connection; closing it is leaving */

@@ -157,7 +157,7 @@ int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_l
     /* Before all else: another version may mean other things by the same bytes. */
     if (logon.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_VERSION,
-                        "the visitor speaks version %" PRIu64 ", the coordinator speaks %" PRIu64
+                        "the client speaks version %" PRIu64 ", the coordinator speaks %" PRIu64
                         ": install the same version on both sides",
                         logon.version, COX_HELLO_VERSION);
     int r = logon_check_reserved(frame, logon.flags, role, err);

@@ -26,7 +26,7 @@ void cox_welcome_format(const struct cox_welcome *welcome, uint32_t fd_count,
 int cox_welcome_parse(const uint8_t bytes[COX_WELCOME_SIZE], const struct cox_logon *logon,
                       uint32_t fd_count, struct cox_welcome *ret_welcome, struct cox_error *err);
 
-/* code: what the visitor is to get as its result; one that is no enum cox_status is sent as
+/* code: what the client is to get as its result; one that is no enum cox_status is sent as
  * COX_REJECTED. Returns how many bytes there are. */
 size_t cox_refusal_format(int code, const char *reason, uint8_t bytes[COX_REFUSAL_SIZE_MAX]);
 /* Bytes of the reason that follow the head. */

@@ -10,8 +10,8 @@
  *
  * Threads: the collector's, one at a time.
  * Ownership: results point into the gathering and live until it begins again, or lets go.
- * Blocks: nothing but a visit at the control socket for a block; allocates when an arena passes its
- * high-water mark, and for blocks. If the process dies: private memory.
+ * Blocks: nothing but a connection to the control socket for a block; allocates when an arena
+ * passes its high-water mark, and for blocks. If the process dies: private memory.
  */
 #ifndef COX_COORDINATOR_GATHERING_H
 #define COX_COORDINATOR_GATHERING_H

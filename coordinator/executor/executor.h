@@ -193,7 +193,7 @@ COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t 
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
 /* Path of the socket that workers and commands come in by; NULL: it has none. Lent until free. */
 COX_PUBLIC const char *cox_executor_socket(const struct cox_executor *executor);
-/* What visitors have caused to be kept at the control socket (control_socket.h). From any thread.
+/* What clients have caused to be kept at the control socket (control_socket.h). From any thread.
  * False: there is no control socket (any more). */
 struct cox_control_socket_counts;
 #ifdef COX_INTERNAL

@@ -165,20 +165,20 @@ static int check_sizes(const struct cox_executor *executor, const struct cox_log
 /* A group that starts its workers takes no others; one that does not has to be able to watch them.
  */
 static int check_process(const struct cox_executor *executor,
-                         const struct cox_control_client *visitor, struct cox_error *err)
+                         const struct cox_control_client *client, struct cox_error *err)
 {
     if (!executor->options.external_workers)
-        return visitor->pid > 0 && cox_peer_descends(visitor->pid, getpid())
+        return client->pid > 0 && cox_peer_descends(client->pid, getpid())
                    ? 0
                    : cox_fail(
                          err, COX_DENIED,
                          "the group '%s' starts its workers itself; process %jd is none of them (coxswain run --external waits for workers that are started by hand)",
-                         executor->name, (intmax_t)visitor->pid);
-    if (visitor->pid == 0)
+                         executor->name, (intmax_t)client->pid);
+    if (client->pid == 0)
         return cox_fail(
             err, COX_DENIED,
             "a process in another pid namespace cannot be watched: share that of the coordinator (docker run --pid=...)");
-    if (visitor->pid == getpid())
+    if (client->pid == getpid())
         return cox_fail(
             err, COX_INVALID,
             "this process is the coordinator: a rank is a process of its own, which may be signalled");
@@ -187,22 +187,22 @@ static int check_process(const struct cox_executor *executor,
 
 /* The pid is of who connected. By now it may be another process's, which must not be taken for the
  * rank and killed for it. */
-static int register_process(struct cox_executor *executor, const struct cox_control_client *visitor,
+static int register_process(struct cox_executor *executor, const struct cox_control_client *client,
                             uint32_t rank, struct cox_error *err)
 {
     uint64_t start;
     if (!executor->options.external_workers)
         return 0;
-    int r = cox_peer_start_time(visitor->pid, &start);
-    if (r == 0 && visitor->logon.start && visitor->logon.start != start)
+    int r = cox_peer_start_time(client->pid, &start);
+    if (r == 0 && client->logon.start && client->logon.start != start)
         return cox_fail(
             err, COX_PEER_DEAD,
             "process %jd was started at %" PRIu64 " and says %" PRIu64
             ": it is another one, or in a pid namespace of its own: share that of the coordinator (docker run --pid=...)",
-            (intmax_t)visitor->pid, start, visitor->logon.start);
+            (intmax_t)client->pid, start, client->logon.start);
     if (r == 0)
-        r = cox_supervisor_register(executor->supervisor, rank, visitor->pid, start);
-    return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)visitor->pid,
+        r = cox_supervisor_register(executor->supervisor, rank, client->pid, start);
+    return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)client->pid,
                         cox_status_text(r))
              : 0;
 }
@@ -301,7 +301,7 @@ static void reset_rank(struct cox_executor *executor, uint32_t rank)
 }
 
 static int hand_out(struct cox_executor *executor, uint32_t rank,
-                    const struct cox_control_client *visitor,
+                    const struct cox_control_client *client,
                     struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     /* relaxed: this thread wrote it. */
@@ -317,7 +317,7 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
     if (r == 0 && executor->options.external_workers && executor->options.collect)
         answer->fds[answer->fd_count++] = executor->notify_fds[rank];
     /* A rank that is a thread of this process (in tests) may write through the same mapping. */
-    if (r == 0 && executor->geometry.sealed && visitor->pid != getpid()) {
+    if (r == 0 && executor->geometry.sealed && client->pid != getpid()) {
         r = cox_sealed_give_rank(&executor->sealed, rank);
         if (r)
             cox_fail(err, r, "memory of rank %" PRIu32 ": %s", rank, cox_status_text(r));
@@ -325,11 +325,11 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
     return r;
 }
 
-static int on_worker(void *context, const struct cox_control_client *visitor,
+static int on_worker(void *context, const struct cox_control_client *client,
                      struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     struct cox_executor *executor = context;
-    const struct cox_logon *logon = &visitor->logon;
+    const struct cox_logon *logon = &client->logon;
     uint32_t rank = 0;
     if (executor->geometry.legacy)
         return cox_fail(err, COX_UNSUPPORTED, "legacy workers do not log on");
@@ -342,11 +342,11 @@ static int on_worker(void *context, const struct cox_control_client *visitor,
     const uint32_t incarnation = cox_rank_incarnation(record);
     r = check_sizes(executor, logon, err);
     if (r == 0)
-        r = check_process(executor, visitor, err);
+        r = check_process(executor, client, err);
     if (r == 0)
-        r = hand_out(executor, rank, visitor, answer, err);
+        r = hand_out(executor, rank, client, answer, err);
     if (r == 0)
-        r = register_process(executor, visitor, rank, err);
+        r = register_process(executor, client, rank, err);
     if (r)
         return r;
     answer->welcome = (struct cox_welcome){
@@ -357,22 +357,22 @@ static int on_worker(void *context, const struct cox_control_client *visitor,
         .epoch = executor->control.epoch,
     };
     /* A rank that is a thread of this process (in tests) says itself whose death is its own. */
-    atomic_store_explicit(&record->holder.pid, visitor->pid == getpid() ? 0 : visitor->pid,
+    atomic_store_explicit(&record->holder.pid, client->pid == getpid() ? 0 : client->pid,
                           memory_order_relaxed);
     atomic_store_explicit(&record->holder.incarnation, incarnation, memory_order_relaxed);
-    atomic_store_explicit(&record->holder.connection, visitor->id, memory_order_relaxed);
+    atomic_store_explicit(&record->holder.connection, client->id, memory_order_relaxed);
     return 0;
 }
 
 /* Its end, or that of its connection, which it is to keep: what then still writes to the rank's
  * memory is nobody's. One that has left, or never came in, may go on with something else, and is
  * let go where it was not started here. */
-static void on_worker_gone(void *context, const struct cox_control_client *visitor)
+static void on_worker_gone(void *context, const struct cox_control_client *client)
 {
     struct cox_executor *executor = context;
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++) {
         if (atomic_load_explicit(&executor->ranks[rank].holder.connection, memory_order_relaxed) !=
-            visitor->id)
+            client->id)
             continue;
         atomic_store_explicit(&executor->ranks[rank].holder.connection, 0, memory_order_relaxed);
         if (!atomic_load_explicit(&executor->supervised, memory_order_acquire))
@@ -380,17 +380,17 @@ static void on_worker_gone(void *context, const struct cox_control_client *visit
         bool attached = cox_state_attached(&executor->control.ranks[rank]->identity);
         if (attached && !cox_state_left(&executor->control, rank))
             /* By now the rank may be another process. */
-            cox_supervisor_kill(executor->supervisor, rank, visitor->pid);
+            cox_supervisor_kill(executor->supervisor, rank, client->pid);
         else if (executor->options.external_workers)
             cox_supervisor_set_left(executor->supervisor, rank, attached);
     }
 }
 
-static int on_command(void *context, const struct cox_control_client *visitor, int fd,
+static int on_command(void *context, const struct cox_control_client *client, int fd,
                       struct cox_error *err)
 {
     struct cox_executor *executor = context;
-    (void)visitor;
+    (void)client;
     if (!executor->options.control)
         return cox_fail(err, COX_UNSUPPORTED, "the program of the group '%s' takes no commands",
                         executor->name);

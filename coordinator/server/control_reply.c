@@ -174,7 +174,7 @@ static int limits_fill(status_reply *reply, const struct cox_control_source *sou
         const char *name;
         uint64_t count, max;
     } limits[] = {
-        {"door connections", control_socket.visitors, control_socket.visitor_max},
+        {"door connections", control_socket.clients, control_socket.client_max},
         {"fd store owners", control_socket.fd_owners, control_socket.fd_owner_max},
         {"fd store entries", control_socket.fd_entries, control_socket.fd_entry_max},
         {"fds to close", control_socket.closing, control_socket.closing_max},

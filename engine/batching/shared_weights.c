@@ -123,8 +123,8 @@ static int version_export_at(struct version *version, const char *control_socket
     return 0;
 }
 
-/* Without the lock: it visits the control socket. Where that takes nothing, ranks come to the fd by
- * themselves, or not at all; want of fds is an error, since it would only come back later. */
+/* Without the lock: it connects to the control socket. Where that takes nothing, ranks come to the
+ * fd by themselves, or not at all; want of fds is an error, since it would only come back later. */
 static int version_export(const struct cox_shared_weights *weights, struct version *version,
                           struct cox_error *err)
 {
@@ -138,7 +138,7 @@ static int version_export(const struct cox_shared_weights *weights, struct versi
     return r ? cox_fail(err, r, "publishing the model's weights: %s", why.text) : 0;
 }
 
-/* Without the lock: it visits the control socket. */
+/* Without the lock: it connects to the control socket. */
 static void version_drop(struct version *version)
 {
     if (version->exporter)
@@ -378,7 +378,7 @@ bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
     return offered;
 }
 
-/* Gives the lock up: the version is out of the way, and this may visit the control socket. A
+/* Gives the lock up: the version is out of the way, and this may connect to the control socket. A
  * replace hears how it ended when nothing is left of it here. */
 static void retire_and_unlock(struct cox_shared_weights *weights, struct version *former)
 {

@@ -400,7 +400,7 @@ static void engine_renew_digest(struct cox_engine *engine)
 
 /* The version of a step, or of an init. What is opened, mapped and allocated here is to be known to
  * somebody: so a pause does not leave this, which takes no longer than the scratch of a model, and
- * a visit at the control socket. */
+ * a connection to the control socket. */
 static int engine_switch(struct cox_engine *engine, uint64_t version,
                          const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                          struct cox_error *err)

@@ -1,4 +1,4 @@
-/* Control sockets and their visitors, killed and stopped behind every step that others can see. */
+/* Control sockets and their clients, killed and stopped behind every step that others can see. */
 #include "tests/multi/control_socket_fixture.h"
 #include "channel/handle/fd_store.h"
 #include "channel/base/fault.h"
@@ -30,11 +30,11 @@ static const char *const points[] = {
 
 struct life {
     char plan[64];
-    /* of a visitor: the control socket's */
+    /* of a client: the control socket's */
     const char *path;
 };
 
-static void visit_all_ways(const char *path)
+static void connect_all_ways(const char *path)
 {
     struct cox_logon logon = worker_logon();
     struct cox_control_connection session;
@@ -65,7 +65,7 @@ static void live_and_die(void *context)
     options.log.fn = NULL;
     cox_fault_arm(life->plan);
     CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
-    visit_all_ways(cox_control_socket_path(control_socket));
+    connect_all_ways(cox_control_socket_path(control_socket));
     socket_stop();
 }
 
@@ -101,11 +101,11 @@ static void b4_p7_a_start_after_a_death_at_any_step_works(void **state)
             snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", points[p], ++count);
             if (p > 0)
                 leave_a_dead_socket();
-            killed = struck(visitor_start(live_and_die, &life));
+            killed = struck(client_start(live_and_die, &life));
             socket_start(NULL);
             if (folder_count() != 1)
                 fail_msg("%s: %d files", life.plan, folder_count());
-            visit_all_ways(cox_control_socket_path(control_socket));
+            connect_all_ways(cox_control_socket_path(control_socket));
             socket_stop();
             assert_int_equal(folder_count(), 0);
             rmdir(folder); /* the next one has to make it again */
@@ -115,18 +115,18 @@ static void b4_p7_a_start_after_a_death_at_any_step_works(void **state)
     }
 }
 
-static void visit_and_die(void *context)
+static void connect_and_die(void *context)
 {
     const struct life *life = context;
     cox_fault_arm(life->plan);
-    visit_all_ways(life->path);
+    connect_all_ways(life->path);
 }
 
-static void b15_b21_a_visitor_that_dies_at_any_step_leaves_nothing(void **state)
+static void b15_b21_a_client_that_dies_at_any_step_leaves_nothing(void **state)
 {
     (void)state;
-    static const char *const visited[] = {"control_socket.connected", "control_socket.asked",
-                                          "socket.sent"};
+    static const char *const connected[] = {"control_socket.connected", "control_socket.asked",
+                                            "socket.sent"};
     char path[COX_SOCKET_PATH_SIZE];
     socket_start(NULL);
     snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
@@ -136,9 +136,9 @@ static void b15_b21_a_visitor_that_dies_at_any_step_leaves_nothing(void **state)
         bool killed = true;
         while (killed) {
             struct life life = {.path = path};
-            snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", visited[p], ++count);
-            killed = struck(visitor_start(visit_and_die, &life));
-            visitor_run(visit_and_die, &(struct life){.plan = "stopped:kill", .path = path});
+            snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", connected[p], ++count);
+            killed = struck(client_start(connect_and_die, &life));
+            client_run(connect_and_die, &(struct life){.plan = "stopped:kill", .path = path});
             await_fds(before);
         }
         assert_true(count > 1);
@@ -158,7 +158,7 @@ static void start_another(void *context)
     options.log.fn = NULL;
     tell(second->told);
     CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
-    visit_all_ways(cox_control_socket_path(control_socket));
+    connect_all_ways(cox_control_socket_path(control_socket));
     socket_stop();
 }
 
@@ -174,14 +174,14 @@ static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
         int told[2], folder_fd, status;
         /* Something to sweep. */
         snprintf(life.plan, sizeof life.plan, "control_socket.named:kill");
-        assert_true(struck(visitor_start(live_and_die, &life)));
+        assert_true(struck(client_start(live_and_die, &life)));
         assert_int_equal(pipe2(told, O_CLOEXEC), 0);
         second.told = told[1];
         snprintf(life.plan, sizeof life.plan, "%s:stop", held[p]);
-        pid_t first = visitor_start(live_and_die, &life);
+        pid_t first = client_start(live_and_die, &life);
         assert_int_equal(waitpid(first, &status, WUNTRACED), first);
         assert_true(WIFSTOPPED(status));
-        pid_t other = visitor_start(start_another, &second);
+        pid_t other = client_start(start_another, &second);
         assert_true(heard(told[0]));
         assert_int_equal(cox_folder_open(folder, false, &folder_fd, NULL), 0);
         assert_int_equal(cox_folder_lock(folder_fd, cox_deadline_after_ms(5), &err), COX_BUSY);
@@ -200,7 +200,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         SOCKET_TEST(b4_p7_a_start_after_a_death_at_any_step_works),
-        SOCKET_TEST(b15_b21_a_visitor_that_dies_at_any_step_leaves_nothing),
+        SOCKET_TEST(b15_b21_a_client_that_dies_at_any_step_leaves_nothing),
         SOCKET_TEST(b52_b54_a_start_that_is_stopped_is_waited_for),
     };
     fixture_begin();

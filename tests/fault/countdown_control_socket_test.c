@@ -1,4 +1,5 @@
-/* A control socket, a visit at one, and fds left there, with each of their calls failing in turn.
+/* A control socket, a connection at one, and fds left there, with each of their calls failing in
+ * turn.
  */
 #include "countdown.h"
 #include "testing.h"
@@ -24,7 +25,7 @@ static char path[100]; /* of the helper's control socket */
 
 static struct cox_control_socket_options options_of(const char *name)
 {
-    return (struct cox_control_socket_options){.name = name, .folder = folder, .visitor_max = 4};
+    return (struct cox_control_socket_options){.name = name, .folder = folder, .client_max = 4};
 }
 
 /* Only what is there before may be there. */
@@ -186,14 +187,14 @@ static const struct countdown_subject sockets[] = {
      .restore = dead_socket_away},
 };
 
-/* ---- visits, at a control socket of another process ---- */
+/* ---- connections, at a control socket of another process ---- */
 
 static struct test_helper helper;
 
-static int worker_hook(void *context, const struct cox_control_client *visitor,
+static int worker_hook(void *context, const struct cox_control_client *client,
                        struct cox_control_socket_reply *answer, struct cox_error *err)
 {
-    (void)visitor;
+    (void)client;
     (void)err;
     answer->welcome.rank_count = 2;
     for (answer->fd_count = 0; answer->fd_count < 8; answer->fd_count++)
@@ -218,14 +219,14 @@ static int serve(const char *where)
     return 0;
 }
 
-static int visit(void *object, struct cox_error *err)
+static int connection(void *object, struct cox_error *err)
 {
     struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
     return cox_control_socket_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), object,
                                       err);
 }
 
-static void visit_end(void *object)
+static void connect_end(void *object)
 {
     struct cox_control_connection *session = object;
     assert_int_equal(session->fd_count, 8);
@@ -348,11 +349,11 @@ static void pair_close(void *object)
     close(((int *)object)[1]);
 }
 
-static const struct countdown_subject visits[] = {
+static const struct countdown_subject connections[] = {
     {.name = "socket_connect",
      .size = sizeof(struct cox_control_connection),
-     .construct = visit,
-     .destroy = visit_end},
+     .construct = connection,
+     .destroy = connect_end},
     {.name = "fd store", .size = sizeof(int), .construct = exchange, .destroy = exchange_end},
     {.name = "exporter_new with a control socket",
      .size = sizeof(struct cox_exporter *),
@@ -376,7 +377,7 @@ static const struct countdown_subject visits[] = {
      .destroy = pair_close},
 };
 
-static int visits_begin(void **state)
+static int connections_begin(void **state)
 {
     char byte;
     helper = test_helper_start("serve", folder);
@@ -389,7 +390,7 @@ static int visits_begin(void **state)
     return 0;
 }
 
-static int visits_end(void **state)
+static int connections_end(void **state)
 {
     (void)state;
     cox_close_fd(&own_file);
@@ -414,22 +415,22 @@ static void b19_sockets_report_the_first_of_many_failures(void **state)
     EACH(sockets, countdown_sticky);
 }
 
-static void b15_no_visit_leaks_when_any_call_fails(void **state)
+static void b15_no_connection_leaks_when_any_call_fails(void **state)
 {
     (void)state;
-    EACH(visits, countdown_once);
+    EACH(connections, countdown_once);
 }
 
-static void b19_visits_report_the_first_of_many_failures(void **state)
+static void b19_connections_report_the_first_of_many_failures(void **state)
 {
     (void)state;
-    EACH(visits, countdown_sticky);
+    EACH(connections, countdown_sticky);
 }
 
 static void b47_an_interruption_never_leaves_its_wrapper(void **state)
 {
     (void)state;
-    EACH(visits, countdown_interrupted);
+    EACH(connections, countdown_interrupted);
 }
 
 static void b47_an_interruption_at_a_socket_neither(void **state)
@@ -438,7 +439,8 @@ static void b47_an_interruption_at_a_socket_neither(void **state)
     EACH(sockets, countdown_interrupted);
 }
 
-#define VISIT_TEST(name) cmocka_unit_test_setup_teardown(name, visits_begin, visits_end)
+#define CONNECTION_TEST(name)                                                                      \
+    cmocka_unit_test_setup_teardown(name, connections_begin, connections_end)
 
 int main(int argc, char **argv)
 {
@@ -446,9 +448,9 @@ int main(int argc, char **argv)
         TEST(b4_b15_no_socket_stays_when_any_call_fails),
         TEST(b19_sockets_report_the_first_of_many_failures),
         TEST(b47_an_interruption_at_a_socket_neither),
-        VISIT_TEST(b15_no_visit_leaks_when_any_call_fails),
-        VISIT_TEST(b19_visits_report_the_first_of_many_failures),
-        VISIT_TEST(b47_an_interruption_never_leaves_its_wrapper),
+        CONNECTION_TEST(b15_no_connection_leaks_when_any_call_fails),
+        CONNECTION_TEST(b19_connections_report_the_first_of_many_failures),
+        CONNECTION_TEST(b47_an_interruption_never_leaves_its_wrapper),
     };
     if (argc == 3 && strcmp(argv[1], "serve") == 0)
         return serve(argv[2]);

@@ -80,10 +80,10 @@ static const struct countdown_subject one_client = {
 
 static struct test_helper helper;
 
-static int command_hook(void *context, const struct cox_control_client *visitor, int fd,
+static int command_hook(void *context, const struct cox_control_client *client, int fd,
                         struct cox_error *err)
 {
-    (void)visitor;
+    (void)client;
     return cox_control_server_take(context, fd, err);
 }
 

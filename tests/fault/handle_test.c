@@ -116,7 +116,7 @@ static void l8_b29_an_exporter_that_dies_at_any_step_is_gone_with_all_it_exporte
             assert_int_equal(pipe2(told, O_CLOEXEC), 0);
             life.told = told[1];
             snprintf(life.plan, sizeof life.plan, "%s:kill:coordinator:%u", points[p], ++count);
-            killed = struck(visitor_start(export_and_put, &life));
+            killed = struck(client_start(export_and_put, &life));
             close(told[1]);
             while (read(told[0], &handle, sizeof handle) == sizeof handle)
                 expect_both(&handle, COX_PEER_DEAD, COX_PEER_DEAD);
@@ -151,7 +151,7 @@ static void l15_b2_an_exporter_that_stops_between_two_steps(void **state)
         assert_int_equal(pipe2(told, O_CLOEXEC), 0);
         life.told = told[1];
         snprintf(life.plan, sizeof life.plan, "%s", stops[i].plan);
-        pid_t pid = visitor_start(export_and_put, &life);
+        pid_t pid = client_start(export_and_put, &life);
         assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
         assert_true(WIFSTOPPED(status));
         assert_int_equal(read(told[0], &handles[0], sizeof handles[0]), sizeof handles[0]);
@@ -225,7 +225,7 @@ static void l15_b29_an_importer_that_dies_at_any_step_costs_nobody_anything(void
         while (killed) {
             snprintf(opening.plan, sizeof opening.plan, "%s:kill:coordinator:%u", deaths[d].point,
                      ++count);
-            killed = struck(visitor_start(import_once, &opening));
+            killed = struck(client_start(import_once, &opening));
             await_fds(before);
             assert_int_equal(peer_ask(&peer, PEER_COUNT_FDS, 0, NULL).number, there);
             expect_both(&opening.handle, 0, 0);
@@ -252,7 +252,7 @@ static void l8_an_exporter_that_dies_while_the_socket_is_asked_is_dead(void **st
     struct opening opening = {.plan = "control_socket.connected:stop",
                               .handle = peer_export(&peer, PEER_EXPORT, 1),
                               .code = COX_PEER_DEAD};
-    pid_t pid = visitor_start(import_once, &opening);
+    pid_t pid = client_start(import_once, &opening);
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid);
     assert_true(WIFSTOPPED(status));
     peer_kill(&peer);

@@ -70,7 +70,7 @@ static void closer_main(const struct forks_self *self)
 }
 
 /* Counts the block for a moment, through a stale reference. */
-static void visitor_main(const struct forks_self *self)
+static void opener_main(const struct forks_self *self)
 {
     struct race *race = self->context;
     struct cox_pool *pool = attached(self);
@@ -119,7 +119,7 @@ static void race_ends(struct race *race, struct forks *forks, struct cox_pool *p
     cox_pool_free(pool);
 }
 
-/* The closer sees the visitor's count and would leave the block in use, but the visitor has dropped
+/* The closer sees the opener's count and would leave the block in use, but the opener has dropped
  * its count by then. */
 static void b24_b31_who_stops_counting_takes_the_last_look_over(void **state)
 {
@@ -129,7 +129,7 @@ static void b24_b31_who_stops_counting_takes_the_last_look_over(void **state)
     struct forks forks;
     forks_start(&forks, 1, closer_main, race);
     await_stop(forks.pids[0]); /* it has set CLOSING, and has not checked */
-    forks_add(&forks, 1, 2, visitor_main, race);
+    forks_add(&forks, 1, 2, opener_main, race);
     await_stop(forks.pids[1]); /* it counts, and has not checked */
     kill(forks.pids[0], SIGCONT);
     await_stop(forks.pids[0]); /* it has seen the count, and has not stored USED */

@@ -124,7 +124,7 @@ static int log_on(const char *control_socket, uint32_t rank, uint64_t start_offs
 
 /* A process that does one thing for each byte it is told, and answers with a line: a result and a
  * text. Without orders any more it ends with 0; whoever signalled it would end it otherwise. */
-static int visitor_main(const char *control_socket)
+static int client_main(const char *control_socket)
 {
     static const struct cox_worker_callbacks callbacks = COX_WORKER_CALLBACKS_INIT;
     struct cox_worker *worker = NULL;
@@ -160,21 +160,21 @@ static int visitor_main(const char *control_socket)
     return 0;
 }
 
-static int visitor_hear(const struct test_helper *visitor, char text[512])
+static int client_hear(const struct test_helper *client, char text[512])
 {
     size_t length = 0;
     char own[512], *into = text ? text : own;
-    while (length < 511 && read(visitor->out, into + length, 1) == 1 && into[length] != '\n')
+    while (length < 511 && read(client->out, into + length, 1) == 1 && into[length] != '\n')
         length++;
     into[length] = '\0';
     assert_true(length > 0);
     return atoi(into);
 }
 
-static int visitor_do(const struct test_helper *visitor, char order, char text[512])
+static int client_do(const struct test_helper *client, char order, char text[512])
 {
-    assert_int_equal(write(visitor->in, &order, 1), 1);
-    return visitor_hear(visitor, text);
+    assert_int_equal(write(client->in, &order, 1), 1);
+    return client_hear(client, text);
 }
 
 /* ---- tests ---- */
@@ -191,14 +191,14 @@ static void dead_unless_ordered(enum cox_attach attach)
     assert_int_equal(kill(pids[1], SIGKILL), 0);
     assert_int_equal(worker_end(pids[1]), 128 + SIGKILL);
     test_await_death(waiting.group, 1);
-    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
-    assert_int_equal(visitor_do(&visitor, '1', text), COX_STATE);
+    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    assert_int_equal(client_do(&client, '1', text), COX_STATE);
     assert_contains(text, "rank 1");
     assert_contains(text, "coxswain recover restart --rank 1");
-    assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
+    assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
     /* It is as dead as before. */
     assert_int_equal(test_call(waiting.group, NULL, "echo x"), COX_PEER_DEAD);
-    assert_int_equal(test_helper_wait(&visitor), 0);
+    assert_int_equal(test_helper_wait(&client), 0);
     const struct test_how first = {.gather = COX_GATHER_ALL, .ranks = 1};
     assert_int_equal(test_call_how(waiting.group, NULL, &first, "echo alone"), 0);
     test_group_free(waiting.group);
@@ -216,16 +216,16 @@ static void gone_again(enum cox_attach attach)
     struct waiting waiting = {.result = -1, .options = COX_EXECUTOR_OPTIONS_INIT};
     char text[512];
     group_wait_for(&waiting, 1, attach);
-    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
-    assert_int_equal(visitor_do(&visitor, 'v', text), 0);
-    assert_int_equal(visitor_do(&visitor, 'v', text), 0); /* the same one again */
+    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    assert_int_equal(client_do(&client, 'v', text), 0);
+    assert_int_equal(client_do(&client, 'v', text), 0); /* the same one again */
     pid_t pid = worker_start(&waiting, "0");
     expect_complete(&waiting);
     assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), pid);
     test_expect_echo(waiting.group, "x");
     test_group_free(waiting.group);
     assert_int_equal(worker_end(pid), 0);
-    assert_int_equal(test_helper_wait(&visitor), 0); /* nobody has signalled it */
+    assert_int_equal(test_helper_wait(&client), 0); /* nobody has signalled it */
 }
 
 static void b20_who_logs_on_and_goes_leaves_its_place_and_is_left_alone(void **state)
@@ -242,16 +242,16 @@ static void left(enum cox_attach attach)
         .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
     char text[512];
     group_wait_for(&waiting, 1, attach);
-    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
-    if (visitor_do(&visitor, 'w', text))
+    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    if (client_do(&client, 'w', text))
         fail_msg("%s", text);
     expect_complete(&waiting);
-    assert_int_equal(visitor_do(&visitor, 'l', text), 0);
+    assert_int_equal(client_do(&client, 'l', text), 0);
     assert_int_equal(test_call(waiting.group, NULL, "echo x"), COX_PEER_DEAD);
     assert_contains(test_error_text(waiting.group), "left the group, its process lives");
-    assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
+    assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
     test_group_free(waiting.group);
-    assert_int_equal(test_helper_wait(&visitor), 0);
+    assert_int_equal(test_helper_wait(&client), 0);
 }
 
 static void b20_who_has_left_is_left_alone(void **state)
@@ -283,31 +283,31 @@ static void left_and_replaced(enum cox_attach attach)
         .options = {.size = sizeof(struct cox_executor_options), .finalize_ms = 1, .term_ms = 1}};
     char text[512];
     group_wait_for(&waiting, 1, attach);
-    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
-    if (visitor_do(&visitor, 'w', text))
+    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    if (client_do(&client, 'w', text))
         fail_msg("%s", text);
     expect_complete(&waiting);
     for (int k = 0; k < 2; k++) {
         struct order order = {.executor = test_group_executor(waiting.group), .result = -1};
         pthread_t thread;
         int r;
-        assert_int_equal(visitor_do(&visitor, 'l', text), 0);
-        assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
+        assert_int_equal(client_do(&client, 'l', text), 0);
+        assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
         assert_int_equal(pthread_create(&thread, NULL, order_main, &order), 0);
         /* Refused until it is waited for. */
-        while ((r = visitor_do(&visitor, 'w', text)) == COX_TAKEN)
+        while ((r = client_do(&client, 'w', text)) == COX_TAKEN)
             continue;
         if (r)
             fail_msg("%d: %s", r, text);
         pthread_join(thread, NULL);
         if (order.result)
             fail_msg("%d: %s", order.result, order.err.text);
-        assert_int_equal(visitor_do(&visitor, 'o', text), COX_STALE);
+        assert_int_equal(client_do(&client, 'o', text), COX_STALE);
     }
-    assert_int_equal(visitor_do(&visitor, 'l', text), 0);
-    assert_int_equal(visitor_do(&visitor, 'v', text), COX_TAKEN);
+    assert_int_equal(client_do(&client, 'l', text), 0);
+    assert_int_equal(client_do(&client, 'v', text), COX_TAKEN);
     test_group_free(waiting.group);
-    assert_int_equal(test_helper_wait(&visitor), 0); /* nobody has signalled it */
+    assert_int_equal(test_helper_wait(&client), 0); /* nobody has signalled it */
 }
 
 static void p8_b20_who_has_left_is_let_go_and_replaced(void **state)
@@ -324,17 +324,17 @@ static void b25_who_says_to_be_another_process_is_no_rank(void **state)
     struct cox_error err = {0};
     (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
-    struct test_helper visitor = test_helper_start("visitor", waiting.control_socket);
-    assert_int_equal(visitor_do(&visitor, 's', text), COX_PEER_DEAD);
+    struct test_helper client = test_helper_start("client", waiting.control_socket);
+    assert_int_equal(client_do(&client, 's', text), COX_PEER_DEAD);
     /* Nor is the coordinator, which would signal itself. */
     assert_int_equal(log_on(waiting.control_socket, COX_HELLO_RANK_ANY, 0, &err), COX_INVALID);
     assert_contains(err.text, "this process is the coordinator");
-    if (visitor_do(&visitor, 'w', text))
+    if (client_do(&client, 'w', text))
         fail_msg("%s", text);
     expect_complete(&waiting);
-    assert_int_equal(visitor_do(&visitor, 'l', text), 0);
+    assert_int_equal(client_do(&client, 'l', text), 0);
     test_group_free(waiting.group);
-    assert_int_equal(test_helper_wait(&visitor), 0);
+    assert_int_equal(test_helper_wait(&client), 0);
 }
 
 static void b20_a_rank_that_nobody_starts_is_named(void **state)
@@ -360,7 +360,7 @@ int main(int argc, char **argv)
         TEST(b25_who_says_to_be_another_process_is_no_rank),
         TEST(b20_a_rank_that_nobody_starts_is_named),
     };
-    if (argc == 3 && strcmp(argv[1], "visitor") == 0)
-        return visitor_main(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "client") == 0)
+        return client_main(argv[2]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

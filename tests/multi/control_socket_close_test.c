@@ -1,4 +1,4 @@
-/* What visitors send and the control socket does not want: its close may hang for as long as they
+/* What clients send and the control socket does not want: its close may hang for as long as they
  * like, and nobody waits for it. */
 #include "control_socket_fixture.h"
 

@@ -36,23 +36,22 @@ static void count(uint32_t *counter)
     pthread_mutex_unlock(&lock);
 }
 
-static int host_admit(void *context, const struct cox_control_client *visitor,
-                      struct cox_error *err)
+static int host_admit(void *context, const struct cox_control_client *client, struct cox_error *err)
 {
     (void)context;
     pthread_mutex_lock(&lock);
-    host.last = *visitor;
+    host.last = *client;
     int r = host.refuse ? cox_fail(err, host.refuse, "%s", host.reason) : 0;
     pthread_mutex_unlock(&lock);
     count(&host.admitted);
     return r;
 }
 
-static int host_worker(void *context, const struct cox_control_client *visitor,
+static int host_worker(void *context, const struct cox_control_client *client,
                        struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     (void)context;
-    const struct cox_logon *logon = &visitor->logon;
+    const struct cox_logon *logon = &client->logon;
     pthread_mutex_lock(&lock);
     uint32_t rank =
         logon->rank == COX_HELLO_RANK_ANY ? host.workers % host.rank_count : logon->rank;
@@ -74,13 +73,13 @@ static int host_worker(void *context, const struct cox_control_client *visitor,
     return 0;
 }
 
-static void host_worker_gone(void *context, const struct cox_control_client *visitor)
+static void host_worker_gone(void *context, const struct cox_control_client *client)
 {
     (void)context;
     pthread_mutex_lock(&lock);
     if (host.gone < COX_RANK_COUNT_MAX)
-        host.gone_id[host.gone] = visitor->id;
-    host.last = *visitor;
+        host.gone_id[host.gone] = client->id;
+    host.last = *client;
     pthread_mutex_unlock(&lock);
     count(&host.gone);
 }
@@ -99,12 +98,12 @@ static void *echo_main(void *argument)
     return NULL;
 }
 
-static int host_command(void *context, const struct cox_control_client *visitor, int fd,
+static int host_command(void *context, const struct cox_control_client *client, int fd,
                         struct cox_error *err)
 {
     pthread_t thread;
     (void)context;
-    (void)visitor;
+    (void)client;
     host_lock();
     int r = host.refuse_command;
     host_unlock();
@@ -137,11 +136,11 @@ static void host_log(void *context, int level, const char *text)
 
 /* ---- what they saw ---- */
 
-struct cox_control_client last_visitor(void)
+struct cox_control_client last_client(void)
 {
-    struct cox_control_client visitor;
-    HOST(visitor = host.last);
-    return visitor;
+    struct cox_control_client client;
+    HOST(client = host.last);
+    return client;
 }
 
 uint32_t read_count(const uint32_t *counter)
@@ -257,34 +256,34 @@ void socket_stop(void)
     control_socket = cox_control_socket_close(control_socket);
 }
 
-/* ---- visitors ---- */
+/* ---- clients ---- */
 
-struct visitor {
+struct client {
     void (*fn)(void *context);
     void *context;
 };
 
-static void visitor_main(void *context)
+static void client_main(void *context)
 {
-    const struct visitor *visitor = context;
+    const struct client *client = context;
     /* The control socket's, and ends of other connections, which would not end with the test's. */
     for (int fd = 3; fd < 1024; fd++) {
         struct stat st;
         if (fstat(fd, &st) == 0 && S_ISSOCK(st.st_mode))
             close(fd);
     }
-    visitor->fn(visitor->context);
+    client->fn(client->context);
 }
 
-pid_t visitor_start(void (*fn)(void *context), void *context)
+pid_t client_start(void (*fn)(void *context), void *context)
 {
-    struct visitor visitor = {fn, context};
-    return child_start(visitor_main, &visitor);
+    struct client client = {fn, context};
+    return child_start(client_main, &client);
 }
 
-void visitor_run(void (*fn)(void *context), void *context)
+void client_run(void (*fn)(void *context), void *context)
 {
-    child_join(visitor_start(fn, context));
+    child_join(client_start(fn, context));
 }
 
 struct cox_logon worker_logon(void)

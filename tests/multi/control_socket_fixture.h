@@ -1,6 +1,6 @@
 /*
- * socket_fixture: a control socket in the test's process, what its hooks saw, and visitors: real
- * processes, and raw connections that send what no proper visitor would.
+ * socket_fixture: a control socket in the test's process, what its hooks saw, and clients: real
+ * processes, and raw connections that send what no proper client would.
  *
  * Threads: everything on the test's thread; hooks record on the control socket's and never assert.
  * Ownership: everything belongs to the fixture until socket_teardown.
@@ -59,7 +59,7 @@ void host_unlock(void);
     } while (0)
 /* Waits until the counter (a field of host) is at least count. */
 void await_count(const uint32_t *counter, uint32_t count);
-struct cox_control_client last_visitor(void); /* admitted, or gone */
+struct cox_control_client last_client(void); /* admitted, or gone */
 uint32_t read_count(const uint32_t *counter);
 /* Waits until the log has the text. */
 void await_log(const char *text);
@@ -69,9 +69,9 @@ void await_fds(int count);
 /* Files in the folder. */
 int folder_count(void);
 
-/* A visitor process; it has no socket of the test's. */
-pid_t visitor_start(void (*fn)(void *context), void *context);
-void visitor_run(void (*fn)(void *context), void *context);
+/* A client process; it has no socket of the test's. */
+pid_t client_start(void (*fn)(void *context), void *context);
+void client_run(void (*fn)(void *context), void *context);
 
 struct cox_logon worker_logon(void);
 /* A connection without a word. */

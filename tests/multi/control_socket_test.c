@@ -16,27 +16,27 @@
 
 /* ---- those who come in ---- */
 
-struct worker_visit {
+struct worker_connection {
     struct cox_logon logon;
     uint32_t rank, fd_count;
     /* pipe ends: welcomed; until the other end closes */
     int told, hold;
 };
 
-static void worker_visit(void *context)
+static void worker_connection(void *context)
 {
-    const struct worker_visit *visit = context;
+    const struct worker_connection *connection = context;
     struct cox_control_connection session;
     struct cox_error err = {0};
-    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &visit->logon,
+    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &connection->logon,
                                        PATIENCE, &session, &err);
     if (r)
         fprintf(stderr, "%s\n", err.text);
     CHECK(r == 0);
     CHECK(session.welcome.version == COX_HELLO_VERSION && session.welcome.epoch == 77);
     CHECK(session.welcome.attach == COX_ATTACH_SEALED && session.welcome.generation == 1);
-    CHECK(visit->rank == COX_HELLO_RANK_ANY || session.welcome.rank == visit->rank);
-    CHECK(session.fd_count == visit->fd_count);
+    CHECK(connection->rank == COX_HELLO_RANK_ANY || session.welcome.rank == connection->rank);
+    CHECK(session.fd_count == connection->fd_count);
     for (uint32_t i = 0; i < session.fd_count; i++) {
         CHECK(fd_says(session.fds[i], i));
         CHECK(session.fds[i] > STDERR_FILENO);
@@ -44,10 +44,10 @@ static void worker_visit(void *context)
     }
     CHECK(fcntl(session.fd, F_GETFD) == FD_CLOEXEC);
     CHECK((fcntl(session.fd, F_GETFL) & O_NONBLOCK) == 0);
-    if (visit->told >= 0) {
+    if (connection->told >= 0) {
         char byte;
-        tell(visit->told);
-        CHECK(read(visit->hold, &byte, 1) == 0);
+        tell(connection->told);
+        CHECK(read(connection->hold, &byte, 1) == 0);
     }
     cox_control_connection_close(&session);
     CHECK(session.fd == -1 && session.fd_count == 0);
@@ -60,39 +60,39 @@ static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
     const uint32_t counts[] = {0, 1, 4, 28, COX_HELLO_FD_COUNT_MAX};
     socket_start(NULL);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        struct worker_visit visit = {worker_logon(), 3, counts[i], -1, -1};
-        visit.logon.rank = 3;
-        visit.logon.rank_count = 4;
-        visit.logon.start = 12345;
+        struct worker_connection connection = {worker_logon(), 3, counts[i], -1, -1};
+        connection.logon.rank = 3;
+        connection.logon.rank_count = 4;
+        connection.logon.start = 12345;
         HOST(host.fd_count = counts[i]);
-        pid_t pid = visitor_start(worker_visit, &visit);
+        pid_t pid = client_start(worker_connection, &connection);
         child_join(pid);
         await_count(&host.gone, (uint32_t)i + 1);
-        assert_int_equal(last_visitor().pid, pid);
-        assert_int_equal(last_visitor().uid, geteuid());
-        assert_int_equal(last_visitor().logon.rank, 3);
-        assert_true(last_visitor().logon.start == 12345);
-        assert_int_equal(last_visitor().id, i + 1);
+        assert_int_equal(last_client().pid, pid);
+        assert_int_equal(last_client().uid, geteuid());
+        assert_int_equal(last_client().logon.rank, 3);
+        assert_true(last_client().logon.start == 12345);
+        assert_int_equal(last_client().id, i + 1);
     }
 }
 
 static void b20_the_end_of_a_worker_is_the_end_of_its_connection(void **state)
 {
     (void)state;
-    struct worker_visit visit = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
+    struct worker_connection connection = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
     int told[2], hold[2];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(hold, O_CLOEXEC), 0);
-    visit.told = told[1];
-    visit.hold = hold[0];
+    connection.told = told[1];
+    connection.hold = hold[0];
     socket_start(NULL);
     for (uint32_t i = 0; i < 3; i++) {
-        pid_t pid = visitor_start(worker_visit, &visit);
+        pid_t pid = client_start(worker_connection, &connection);
         assert_true(heard(told[0]));
         assert_int_equal(read_count(&host.gone), i);
         kill(pid, SIGKILL);
         assert_true(WIFSIGNALED(child_status(pid)));
         await_count(&host.gone, i + 1);
-        assert_int_equal(last_visitor().pid, pid);
+        assert_int_equal(last_client().pid, pid);
     }
     for (int i = 0; i < 2; i++) {
         close(told[i]);
@@ -102,30 +102,30 @@ static void b20_the_end_of_a_worker_is_the_end_of_its_connection(void **state)
 
 static void at_once(void *context)
 {
-    struct worker_visit *visit = context;
+    struct worker_connection *connection = context;
     char byte;
-    CHECK(read(visit->told, &byte, 1) == 0); /* all of them are there */
-    visit->told = -1;
-    worker_visit(visit);
+    CHECK(read(connection->told, &byte, 1) == 0); /* all of them are there */
+    connection->told = -1;
+    worker_connection(connection);
 }
 
 static void a1_64_workers_come_in_at_once(void **state)
 {
     (void)state;
-    struct worker_visit visit = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
+    struct worker_connection connection = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
     pid_t pids[64];
     int gate[2];
     host.rank_count = 64;
     assert_int_equal(pipe2(gate, O_CLOEXEC), 0);
     socket_start(NULL);
-    visit.told = gate[0];
+    connection.told = gate[0];
     for (int i = 0; i < 64; i++) {
         int write_end = gate[1];
         pids[i] = fork();
         assert_true(pids[i] >= 0);
         if (pids[i] == 0) {
             close(write_end);
-            at_once(&visit);
+            at_once(&connection);
             _exit(0);
         }
     }
@@ -140,7 +140,7 @@ static void a1_64_workers_come_in_at_once(void **state)
     close(gate[0]);
 }
 
-static void command_visit(void *context)
+static void command_connection(void *context)
 {
     struct cox_logon logon = {.role = COX_HELLO_COMMAND};
     struct cox_control_connection session;
@@ -169,10 +169,10 @@ static void a_command_has_a_stream_of_its_own(void **state)
     int expected = 0;
     socket_start(NULL);
     int before = fd_count();
-    visitor_run(command_visit, &expected);
+    client_run(command_connection, &expected);
     await_count(&host.commands, 1);
     HOST(host.refuse_command = expected = COX_BUSY);
-    visitor_run(command_visit, &expected);
+    client_run(command_connection, &expected);
     await_fds(before);
     assert_int_equal(read_count(&host.gone), 0);
 }
@@ -187,7 +187,7 @@ static void roles_without_a_hook_are_refused(void **state)
     struct cox_error err = {0};
     int expected = COX_UNSUPPORTED;
     assert_int_equal(cox_control_socket_open(&options, &none, &control_socket, NULL), 0);
-    visitor_run(command_visit, &expected);
+    client_run(command_connection, &expected);
     assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
                                                 PATIENCE, &session, &err),
                      COX_UNSUPPORTED);
@@ -238,7 +238,7 @@ static void a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words(void **sta
     struct cox_logon logon = worker_logon();
     socket_start(NULL);
     logon.version = 9;
-    assert_int_equal(refused(&logon, "the visitor speaks version 9, the coordinator speaks 1"),
+    assert_int_equal(refused(&logon, "the client speaks version 9, the coordinator speaks 1"),
                      COX_VERSION);
     logon = worker_logon();
     logon.rank_count = 200;
@@ -265,11 +265,11 @@ static void a12_a_worker_that_takes_too_few_fds_is_refused(void **state)
     assert_int_equal(refused(&logon, "needs 28 fds at once; this one takes 27"), COX_TOO_LARGE);
     await_count(&host.gone, 1);
     logon.fd_count_max = 28;
-    struct worker_visit visit = {logon, COX_HELLO_RANK_ANY, 28, -1, -1};
-    visitor_run(worker_visit, &visit);
+    struct worker_connection connection = {logon, COX_HELLO_RANK_ANY, 28, -1, -1};
+    client_run(worker_connection, &connection);
 }
 
-/* What the hook gave cannot be sent: nothing of it was, and the visitor is told. */
+/* What the hook gave cannot be sent: nothing of it was, and the client is told. */
 static void b19_a_welcome_that_cannot_be_sent_is_a_refusal(void **state)
 {
     (void)state;
@@ -283,13 +283,13 @@ static void b19_a_welcome_that_cannot_be_sent_is_a_refusal(void **state)
     HOST(host_fds[2] = saved);
 }
 
-static void proper_visit(void)
+static void proper_connection(void)
 {
-    struct worker_visit visit = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
-    visitor_run(worker_visit, &visit);
+    struct worker_connection connection = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
+    client_run(worker_connection, &connection);
 }
 
-static void a15_a17_a_visitor_that_is_slow_is_told_so(void **state)
+static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
 {
     (void)state;
     struct cox_control_socket_options options = host_options("test");
@@ -347,26 +347,26 @@ static void a17_a_frame_may_come_in_any_pieces(void **state)
     }
 }
 
-static void b21_200_slow_visitors_hold_up_nobody(void **state)
+static void b21_200_slow_clients_hold_up_nobody(void **state)
 {
     (void)state;
     int slow[200];
     for (int few = 0; few < 2; few++) {
         struct cox_control_socket_options options = host_options("test");
-        options.visitor_max = few ? 16 : 0; /* then the oldest make room */
+        options.client_max = few ? 16 : 0; /* then the oldest make room */
         socket_start(&options);
         for (int i = 0; i < 200; i++) {
             slow[i] = raw_connect(cox_control_socket_path(control_socket));
             assert_true(slow[i] >= 0);
             assert_int_equal(send(slow[i], "\1", 1, MSG_NOSIGNAL), 1);
             if (i % 40 == 39)
-                proper_visit();
+                proper_connection();
         }
         await_count(&host.gone, few ? 10 : 5);
         char text[256];
         if (few) {
             assert_int_equal(raw_answer(slow[0], text), COX_FULL);
-            assert_non_null(strstr(text, "a newer visitor needed the place, one of 16"));
+            assert_non_null(strstr(text, "a newer client needed the place, one of 16"));
         }
         for (int i = 0; i < 200; i++)
             close(slow[i]);
@@ -380,7 +380,7 @@ static void who_is_welcome_stays_when_all_places_are_taken(void **state)
     struct cox_control_socket_options options = host_options("test");
     struct cox_control_connection sessions[3];
     struct cox_logon logon = worker_logon();
-    options.visitor_max = 3;
+    options.client_max = 3;
     socket_start(&options);
     for (int i = 0; i < 3; i++)
         assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
@@ -424,9 +424,9 @@ static void b14_b21_a_flood_of_garbage_holds_up_nobody(void **state)
     pid_t flood[2];
     socket_start(NULL);
     for (int i = 0; i < 2; i++)
-        flood[i] = visitor_start(flooding, NULL);
+        flood[i] = client_start(flooding, NULL);
     for (int i = 0; i < 20; i++)
-        proper_visit();
+        proper_connection();
     for (int i = 0; i < 2; i++) {
         kill(flood[i], SIGKILL);
         child_status(flood[i]);
@@ -462,7 +462,7 @@ static void g1h_a_storm_of_refusals_is_a_few_lines_and_their_number(void **state
         assert_int_equal(raw_answer(fd, text), COX_VERSION);
         close(fd);
     }
-    proper_visit();
+    proper_connection();
     socket_stop();
     assert_int_equal(log_told(), COUNT);
     if (strlen(host.log) > 8192)
@@ -489,14 +489,14 @@ static void b21_a_flood_of_silent_connections_holds_up_nobody(void **state)
     options.log.fn = NULL;
     socket_start(&options);
     for (int i = 0; i < 4; i++)
-        flood[i] = visitor_start(hoarding, NULL);
+        flood[i] = client_start(hoarding, NULL);
     for (int i = 0; i < 100; i++) {
         struct cox_logon logon = worker_logon();
         struct cox_control_connection session;
         struct cox_error err = {0};
         if (cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
                                        &session, &err))
-            fail_msg("visit %d: %s", i, err.text);
+            fail_msg("connection %d: %s", i, err.text);
         cox_control_connection_close(&session);
     }
     for (int i = 0; i < 4; i++) {
@@ -574,7 +574,7 @@ static void a16_who_leaves_before_its_logon_is_complete_is_forgotten(void **stat
             await_log(text);
         }
     assert_int_equal(read_count(&host.admitted), 0);
-    proper_visit();
+    proper_connection();
     await_count(&host.gone, 1);
     await_fds(before);
 }
@@ -674,7 +674,7 @@ static void few_fds(void *context)
 static void a_socket_without_fds_refuses_and_recovers(void **state)
 {
     (void)state;
-    visitor_run(few_fds, NULL);
+    client_run(few_fds, NULL);
 }
 
 struct scarce {
@@ -682,7 +682,7 @@ struct scarce {
     int told, end;
 };
 
-/* A control socket with room for a few visitors' fds and no more. */
+/* A control socket with room for a few clients' fds and no more. */
 static void scarce_socket(void *context)
 {
     const struct scarce *scarce = context;
@@ -704,7 +704,7 @@ static void scarce_socket(void *context)
 }
 
 /* Where fds end before places do, who says nothing goes for who logs on, too. */
-static void b21_silent_visitors_keep_no_fd_from_others(void **state)
+static void b21_silent_clients_keep_no_fd_from_others(void **state)
 {
     (void)state;
     struct cox_logon logon = worker_logon();
@@ -734,7 +734,7 @@ static void b21_silent_visitors_keep_no_fd_from_others(void **state)
     }
     assert_int_equal(raw_answer(silent[0], text), COX_FULL);
     assert_non_null(
-        strstr(text, "0 of 1024 bytes of the logon had come when a newer visitor needed its fd"));
+        strstr(text, "0 of 1024 bytes of the logon had come when a newer client needed its fd"));
     close(end[1]);
     child_join(pid);
     for (int i = 0; i < 50; i++)
@@ -747,12 +747,11 @@ static void b21_silent_visitors_keep_no_fd_from_others(void **state)
 static sem_t admit_entered, admit_go;
 
 /* The first one holds the control socket up, until those that are to be there at once have come. */
-static int held_admit(void *context, const struct cox_control_client *visitor,
-                      struct cox_error *err)
+static int held_admit(void *context, const struct cox_control_client *client, struct cox_error *err)
 {
     static bool held;
     (void)context;
-    (void)visitor;
+    (void)client;
     (void)err;
     if (held)
         return 0;
@@ -806,7 +805,7 @@ static void more_than_fds(void *context)
     for (int i = 0; i <= COUNT; i++) {
         int code = raw_answer(fds[i], text);
         if (code)
-            fprintf(stderr, "visitor %d: %s\n", i, text);
+            fprintf(stderr, "client %d: %s\n", i, text);
         CHECK(code == (i <= ROOM ? 0 : COX_FULL));
         CHECK(i <= ROOM || strstr(text, "may not open more fds"));
     }
@@ -819,7 +818,7 @@ static void more_than_fds(void *context)
 static void b21_who_logs_on_keeps_its_fd_from_those_behind_it(void **state)
 {
     (void)state;
-    visitor_run(more_than_fds, NULL);
+    client_run(more_than_fds, NULL);
 }
 
 /* poll(2) takes no more fds than the process may have. */
@@ -835,7 +834,7 @@ static void limit_lowered(void *context)
         fds[i] = raw_connect(cox_control_socket_path(control_socket));
         CHECK(fds[i] >= 0);
     }
-    proper_visit(); /* behind them: they are let in */
+    proper_connection(); /* behind them: they are let in */
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = 4;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
@@ -851,7 +850,7 @@ static void b29_a_socket_can_be_closed_though_its_limit_was_lowered(void **state
     child_run(limit_lowered, NULL);
 }
 
-static void b29_10000_visits_leave_nothing(void **state)
+static void b29_10000_connections_leave_nothing(void **state)
 {
     (void)state;
     struct cox_logon logon = worker_logon(), command = {.role = COX_HELLO_FD_STORE};
@@ -874,7 +873,7 @@ static void b29_10000_visits_leave_nothing(void **state)
         cox_control_connection_close(&session);
     }
     await_count(&host.gone, 5000);
-    /* A last visit comes after all that went before. */
+    /* A last connection comes after all that went before. */
     assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
                                                 PATIENCE, &session, NULL),
                      0);
@@ -937,7 +936,7 @@ static void without_standard_fds(void *context)
 static void b15_the_numbers_of_standard_fds_are_never_used(void **state)
 {
     (void)state;
-    visitor_run(without_standard_fds, NULL);
+    client_run(without_standard_fds, NULL);
 }
 
 int main(void)
@@ -952,9 +951,9 @@ int main(void)
         SOCKET_TEST(a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words),
         SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused),
         SOCKET_TEST(b19_a_welcome_that_cannot_be_sent_is_a_refusal),
-        SOCKET_TEST(a15_a17_a_visitor_that_is_slow_is_told_so),
+        SOCKET_TEST(a15_a17_a_client_that_is_slow_is_told_so),
         SOCKET_TEST(a17_a_frame_may_come_in_any_pieces),
-        SOCKET_TEST(b21_200_slow_visitors_hold_up_nobody),
+        SOCKET_TEST(b21_200_slow_clients_hold_up_nobody),
         SOCKET_TEST(who_is_welcome_stays_when_all_places_are_taken),
         SOCKET_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
         SOCKET_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number),
@@ -965,10 +964,10 @@ int main(void)
         SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
         SOCKET_TEST(b14_more_than_a_frame_is_refused),
         SOCKET_TEST(a_socket_without_fds_refuses_and_recovers),
-        SOCKET_TEST(b21_silent_visitors_keep_no_fd_from_others),
+        SOCKET_TEST(b21_silent_clients_keep_no_fd_from_others),
         SOCKET_TEST(b21_who_logs_on_keeps_its_fd_from_those_behind_it),
         SOCKET_TEST(b29_a_socket_can_be_closed_though_its_limit_was_lowered),
-        SOCKET_TEST(b29_10000_visits_leave_nothing),
+        SOCKET_TEST(b29_10000_connections_leave_nothing),
         SOCKET_TEST(a22_a_socket_that_closes_says_so_to_everybody),
         SOCKET_TEST(b15_the_numbers_of_standard_fds_are_never_used),
     };

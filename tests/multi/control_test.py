@@ -594,7 +594,7 @@ def leave_a_trap(listener, connection):
 
 @test
 def test_g1g_status_and_stop_answer_while_closes_hang():
-    def visitor():
+    def client():
         stranger = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         stranger.connect(group.socket_path)
         return stranger
@@ -606,7 +606,7 @@ def test_g1g_status_and_stop_answer_while_closes_hang():
         # Once, and before the first close hangs: a signal, and so each stop, ends those that do.
         stop_process(group.process.pid)
         ends = [leave_a_trap(listener, stranger.socket) for stranger in strangers]
-        ends += [leave_a_trap(listener, visitor()) for _ in range(2)]
+        ends += [leave_a_trap(listener, client()) for _ in range(2)]
         os.kill(group.process.pid, signal.SIGCONT)
         wait_until(lambda: group.status()["limits"]["closes that hang"]["count"] == 2, "closes that hang at the control socket")
         check(group.status()["limits"]["fds to close"]["count"] > 0, "nothing is to be closed")

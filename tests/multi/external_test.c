@@ -325,7 +325,8 @@ static int odd_connect(const char *control_socket)
 }
 
 /* A good frame, or one of another role, with so many changes; cut, longer, in pieces, with fds. */
-static int odd_visit(const char *control_socket, const uint8_t good[COX_LOGON_SIZE], uint64_t *seed)
+static int odd_connection(const char *control_socket, const uint8_t good[COX_LOGON_SIZE],
+                          uint64_t *seed)
 {
     static const uint8_t words[] = {0, 1, 2, 3, 4, 127, 128, 129, 255};
     uint8_t bytes[COX_LOGON_SIZE + 8] = {0};
@@ -382,9 +383,9 @@ static int odd_main(const char *control_socket)
     }
     for (int i = 0; i < ODD_COUNT; i++) {
         uint64_t before = seed;
-        int r = odd_visit(control_socket, good, &seed);
+        int r = odd_connection(control_socket, good, &seed);
         if (r) {
-            fprintf(stderr, "odd: %d for visit %d (seed %" PRIu64 ")\n", r, i, before);
+            fprintf(stderr, "odd: %d for connection %d (seed %" PRIu64 ")\n", r, i, before);
             return 3;
         }
     }
@@ -399,19 +400,19 @@ static void any_logon(enum cox_attach attach)
     struct hand hands[2];
     char byte;
     group_wait_for(&waiting, 2, attach);
-    struct test_helper visitor = test_helper_start("odd", waiting.control_socket);
-    assert_int_equal(read(visitor.out, &byte, 1), 1);
+    struct test_helper client = test_helper_start("odd", waiting.control_socket);
+    assert_int_equal(read(client.out, &byte, 1), 1);
     for (int i = 0; i < 2; i++)
         hands[i] = worker_start(&waiting, i, 2, false);
     expect_complete(&waiting);
-    assert_int_equal(write(visitor.in, "x", 1), 1);
-    assert_int_equal(test_helper_wait(&visitor), 0);
+    assert_int_equal(write(client.in, "x", 1), 1);
+    assert_int_equal(test_helper_wait(&client), 0);
     test_expect_echo(waiting.group, "after all that");
     /* And at the control socket of a group that has all its ranks. */
-    visitor = test_helper_start("odd", waiting.control_socket);
-    assert_int_equal(read(visitor.out, &byte, 1), 1);
-    assert_int_equal(write(visitor.in, "x", 1), 1);
-    assert_int_equal(test_helper_wait(&visitor), 0);
+    client = test_helper_start("odd", waiting.control_socket);
+    assert_int_equal(read(client.out, &byte, 1), 1);
+    assert_int_equal(write(client.in, "x", 1), 1);
+    assert_int_equal(test_helper_wait(&client), 0);
     test_expect_echo(waiting.group, "still");
     test_group_free(waiting.group);
     for (int i = 0; i < 2; i++)
@@ -525,7 +526,7 @@ static void stop_spares(enum cox_attach attach)
 
 /* ---- one that logs on by itself, and lets its connection go ---- */
 
-static int visit_main(const char *control_socket)
+static int connect_main(const char *control_socket)
 {
     static struct cox_sealed sealed;
     struct cox_control control;
@@ -541,7 +542,7 @@ static int visit_main(const char *control_socket)
     if (r == 0)
         r = cox_sealed_attach(&sealed, &control, session.welcome.rank, session.fds, &err);
     if (r) {
-        fprintf(stderr, "visit: %d: %s\n", r, err.text);
+        fprintf(stderr, "connection: %d: %s\n", r, err.text);
         return 1;
     }
     struct cox_layout_identity *identity = &control.ranks[session.welcome.rank]->identity;
@@ -566,13 +567,13 @@ static void b20_who_closes_its_connection_and_lives_on_is_killed(void **state)
     struct waiting waiting;
     (void)state;
     group_wait_for(&waiting, 1, COX_ATTACH_SEALED);
-    struct test_helper visitor = test_helper_start("visit", waiting.control_socket);
+    struct test_helper client = test_helper_start("connection", waiting.control_socket);
     expect_complete(&waiting);
-    assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), visitor.pid);
-    assert_int_equal(write(visitor.in, "", 1), 1);
+    assert_int_equal(cox_executor_pid(test_group_executor(waiting.group), 0), client.pid);
+    assert_int_equal(write(client.in, "", 1), 1);
     test_await_death(waiting.group, 0);
     assert_int_equal(test_call(waiting.group, NULL, "echo who?"), COX_PEER_DEAD);
-    assert_int_equal(test_helper_wait(&visitor), 128 + SIGKILL);
+    assert_int_equal(test_helper_wait(&client), 128 + SIGKILL);
     test_group_free(waiting.group);
 }
 
@@ -774,7 +775,7 @@ int main(int argc, char **argv)
     };
     if (argc == 3 && strcmp(argv[1], "odd") == 0)
         return odd_main(argv[2]);
-    if (argc == 3 && strcmp(argv[1], "visit") == 0)
-        return visit_main(argv[2]);
+    if (argc == 3 && strcmp(argv[1], "connection") == 0)
+        return connect_main(argv[2]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -74,7 +74,7 @@ static void l12_what_one_process_leaves_another_one_fetches(void **state)
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(go, O_CLOEXEC), 0);
     struct exchange exchange = {told[1], go[0]};
     socket_start(NULL);
-    pid_t pid = visitor_start(fd_owner, &exchange);
+    pid_t pid = client_start(fd_owner, &exchange);
     assert_true(heard(told[0]));
     struct cox_fd_store fd_store = fd_store_open();
     struct cox_error err = {0};
@@ -313,10 +313,10 @@ static void l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_l
     socket_start(NULL);
     int before = fd_count();
     struct heir heir = {.exchange = {told[1], go[0]}, .gate = go[1]};
-    visitor_run(leave_and_die, &heir);
+    client_run(leave_and_die, &heir);
     await_fds(before);
     heir.forks = true;
-    pid_t pid = visitor_start(leave_and_die, &heir);
+    pid_t pid = client_start(leave_and_die, &heir);
     assert_true(heard(told[0]));
     child_join(pid);
     await_fds(before);
@@ -354,7 +354,7 @@ static void b21_fd_owners_leave_room_for_commands(void **state)
     struct cox_control_connection session;
     struct cox_error err = {0};
     const struct cox_logon command = {.role = COX_HELLO_COMMAND};
-    options.visitor_max = 16;
+    options.client_max = 16;
     socket_start(&options);
     for (int i = 0; i < 10; i++)
         fd_stores[i] = fd_store_open();

@@ -108,12 +108,12 @@ static void b45_an_odd_umask_takes_nothing_away(void **state)
     (void)state;
     mode_t masks[] = {0, 022, 0777, 0200, 0700};
     for (size_t i = 0; i < sizeof masks / sizeof *masks; i++) {
-        visitor_run(with_umask, &masks[i]);
-        visitor_run(as_nobody, &masks[i]); /* whom modes concern */
+        client_run(with_umask, &masks[i]);
+        client_run(as_nobody, &masks[i]); /* whom modes concern */
     }
     /* Death between the making of the folder and its mode. */
     assert_int_equal(mkdir(folder, 0), 0);
-    visitor_run(with_umask, &masks[1]);
+    client_run(with_umask, &masks[1]);
 }
 
 static void in_a_folder_of_its_own(void *context)
@@ -147,10 +147,10 @@ static void the_default_folder_is_the_same_for_both_sides(void **state)
 {
     (void)state;
     assert_int_equal(mkdir(folder, 0700), 0);
-    visitor_run(in_a_folder_of_its_own, folder);
-    visitor_run(in_a_folder_of_its_own, NULL);
-    visitor_run(in_a_folder_of_its_own, "");
-    visitor_run(in_a_folder_of_its_own, "not/absolute");
+    client_run(in_a_folder_of_its_own, folder);
+    client_run(in_a_folder_of_its_own, NULL);
+    client_run(in_a_folder_of_its_own, "");
+    client_run(in_a_folder_of_its_own, "not/absolute");
 }
 
 static void a22_k19_long_paths_and_names_work(void **state)
@@ -229,7 +229,7 @@ static pid_t server_start(void)
 {
     int told[2];
     assert_int_equal(pipe2(told, O_CLOEXEC), 0);
-    pid_t pid = visitor_start(serve_for_ever, told);
+    pid_t pid = client_start(serve_for_ever, told);
     assert_true(heard(told[0]));
     close(told[0]);
     close(told[1]);
@@ -460,12 +460,12 @@ static void b9_b28_another_user_does_not_come_in(void **state)
     if (!test_can_switch_user())
         skip();
     socket_start(NULL);
-    visitor_run(nobody_visits, "ermission denied"); /* the folder's mode */
+    client_run(nobody_visits, "ermission denied"); /* the folder's mode */
     /* Even if somebody opens it. */
     assert_int_equal(chmod(folder, 0711), 0);
-    visitor_run(nobody_visits, "ermission denied"); /* the socket's */
+    client_run(nobody_visits, "ermission denied"); /* the socket's */
     assert_int_equal(chmod(cox_control_socket_path(control_socket), 0666), 0);
-    visitor_run(nobody_visits, "user 65534 may not come in: expected 0");
+    client_run(nobody_visits, "user 65534 may not come in: expected 0");
     assert_int_equal(read_count(&host.admitted), 0);
     assert_int_equal(chmod(folder, 0700), 0);
 }
@@ -480,7 +480,7 @@ static pid_t nobody_start(void)
 {
     int told[2];
     assert_int_equal(pipe2(told, O_CLOEXEC), 0);
-    pid_t pid = visitor_start(nobody_serves, told);
+    pid_t pid = client_start(nobody_serves, told);
     assert_true(heard(told[0]));
     close(told[0]);
     close(told[1]);
@@ -542,7 +542,7 @@ static void root_and_its_own_user_come_in(void **state)
     assert_int_equal(mkdir(folder, 0700), 0);
     assert_int_equal(chown(folder, NOBODY, NOBODY), 0);
     pid_t pid = nobody_start();
-    visitor_run(root_visits_as_root, NULL);
+    client_run(root_visits_as_root, NULL);
     server_kill(pid);
 }
 

@@ -472,7 +472,7 @@ static void p9_b37_an_owner_that_is_killed_takes_no_reader_along(void **state)
 
 /* ---- attach and leave ---- */
 
-static void visitor_main(const struct forks_self *self)
+static void client_main(const struct forks_self *self)
 {
     struct shared *shared = self->context;
     for (int visit = 0; visit < 50; visit++) {
@@ -504,7 +504,7 @@ static void b24_b31_rows_have_one_owner_at_a_time(void **state)
     options.owner_count_max = 4;
     struct cox_pool *pool = pool_made(&options);
     cox_pool_fds(pool, shared->fds);
-    forks_run(6, visitor_main, shared);
+    forks_run(6, client_main, shared);
     pool_is_whole(pool);
     assert_int_equal(pool_stats(pool).owner_count, 1);
     cox_pool_free(pool);

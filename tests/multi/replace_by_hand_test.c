@@ -256,7 +256,7 @@ static void m15_a_stop_ends_the_wait_for_a_replacement(void **state)
 
 /* Logs on as rank 1 and tells what came of it; goes: it leaves its connection. Either way it lives
  * on. */
-static int visit_main(const char *control_socket, bool goes)
+static int connect_main(const char *control_socket, bool goes)
 {
     struct cox_control_connection session = {.fd = -1};
     struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = 1};
@@ -272,7 +272,7 @@ static int visit_main(const char *control_socket, bool goes)
     return r;
 }
 
-static struct test_helper visit(const struct hand *hand, const char *mode, int *ret_result)
+static struct test_helper connection(const struct hand *hand, const char *mode, int *ret_result)
 {
     char text[64] = "";
     struct test_helper helper = test_helper_start(mode, hand->control_socket);
@@ -287,7 +287,7 @@ static bool stays_half_way(struct hand *hand, uint64_t timeout_ms, size_t offere
     struct order order;
     int result;
     order_give(&order, hand, 1, cox_deadline_after_ms(timeout_ms), offered);
-    struct test_helper stays = visit(hand, "stays", &result);
+    struct test_helper stays = connection(hand, "stays", &result);
     assert_int_equal(order_end(&order), COX_TIMEOUT);
     if (result == 0)
         assert_contains(order.err.text, "did not attach in time");
@@ -310,7 +310,7 @@ static void half_way(enum cox_attach attach)
     order_give(&order, &hand, 1, COX_DEADLINE_NEVER, offered);
     for (int k = 0; k < 3; k++) {
         int result;
-        struct test_helper goes = visit(&hand, "goes", &result);
+        struct test_helper goes = connection(&hand, "goes", &result);
         assert_int_equal(result, 0);
         /* The control socket hears in its own time that it has gone. */
         uint64_t deadline_ns = patience();
@@ -533,7 +533,7 @@ static void all_but_one(enum cox_attach attach)
     order_give(&order, &hand, ORDER_ALL, COX_DEADLINE_NEVER, N);
     for (uint32_t rank = 0; rank < N; rank++)
         assert_int_equal(hand_worker_end(pids[rank]), 128 + SIGTERM);
-    struct test_helper stays = visit(&hand, "stays", &result);
+    struct test_helper stays = connection(&hand, "stays", &result);
     assert_int_equal(result, 0);
     pid_t dead = stays.pid;
     kill(dead, SIGKILL);
@@ -573,7 +573,7 @@ int main(int argc, char **argv)
         TEST(p8_all_that_were_started_by_hand_and_one_dies),
     };
     if (argc == 3 && (strcmp(argv[1], "stays") == 0 || strcmp(argv[1], "goes") == 0))
-        return visit_main(argv[2], argv[1][0] == 'g');
+        return connect_main(argv[2], argv[1][0] == 'g');
     if (argc == 3 && strcmp(argv[1], "late") == 0)
         return late_main(argv[2]);
     return cmocka_run_group_tests_name("replace_by_hand", tests, NULL, NULL);

@@ -25,7 +25,7 @@ static uint64_t patience(void)
 
 /* ---- threads of the host ---- */
 
-struct visitor {
+struct client {
     struct cox_executor *executor;
     int (*ask)(struct cox_executor *executor);
     /* until it is closed */
@@ -96,23 +96,23 @@ static int (*const asks[])(struct cox_executor *) = {
 };
 #define ASK_COUNT (sizeof asks / sizeof asks[0])
 
-static void *visitor_main(void *argument)
+static void *client_main(void *argument)
 {
-    struct visitor *visitor = argument;
+    struct client *client = argument;
     do {
-        visitor->result = visitor->ask(visitor->executor);
-        atomic_fetch_add(&visitor->answers, visitor->result == 0);
-    } while (visitor->again && visitor->result == 0);
+        client->result = client->ask(client->executor);
+        atomic_fetch_add(&client->answers, client->result == 0);
+    } while (client->again && client->result == 0);
     return NULL;
 }
 
-static void visitors_start(struct visitor *visitors, pthread_t *threads, size_t count,
-                           struct test_group *g, bool again)
+static void clients_start(struct client *clients, pthread_t *threads, size_t count,
+                          struct test_group *g, bool again)
 {
     for (size_t i = 0; i < count; i++) {
-        visitors[i] =
-            (struct visitor){.executor = test_group_executor(g), .ask = asks[i], .again = again};
-        COX_ASSERT(pthread_create(&threads[i], NULL, visitor_main, &visitors[i]) == 0);
+        clients[i] =
+            (struct client){.executor = test_group_executor(g), .ask = asks[i], .again = again};
+        COX_ASSERT(pthread_create(&threads[i], NULL, client_main, &clients[i]) == 0);
     }
 }
 
@@ -131,15 +131,15 @@ static void m9_a_stop_among_callers_closes_them_all(void **state)
         struct test_group *g = test_group_start(2, &options);
         assert_int_equal(
             cox_executor_register(test_group_executor(g), COX_CHANNEL_EXECUTE, ignore, NULL), 0);
-        struct visitor visitors[ASK_COUNT];
+        struct client clients[ASK_COUNT];
         pthread_t threads[ASK_COUNT];
-        visitors_start(visitors, threads, ASK_COUNT, g, true);
+        clients_start(clients, threads, ASK_COUNT, g, true);
         uint64_t deadline_ns = patience();
         bool served = false;
         while (!served && cox_now_ns() < deadline_ns) {
             served = true;
             for (size_t i = 0; i < ASK_COUNT; i++)
-                served = served && atomic_load(&visitors[i].answers) >= 5;
+                served = served && atomic_load(&clients[i].answers) >= 5;
             sched_yield();
         }
         uint64_t begin = cox_now_ns();
@@ -150,7 +150,7 @@ static void m9_a_stop_among_callers_closes_them_all(void **state)
         assert_true(served);
         assert_true(took < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
         for (size_t i = 0; i < ASK_COUNT; i++)
-            assert_int_equal(visitors[i].result, COX_CLOSED);
+            assert_int_equal(clients[i].result, COX_CLOSED);
         test_group_free(g);
     }
 }
@@ -169,9 +169,9 @@ static void m9_a_free_lets_callers_out_first(void **state)
         struct test_group *g = test_group_start(2, &options);
         test_expect_echo(g, "x");
         test_stop_process(cox_executor_pid(test_group_executor(g), 1));
-        struct visitor visitors[ASK_COUNT];
+        struct client clients[ASK_COUNT];
         pthread_t threads[ASK_COUNT];
-        visitors_start(visitors, threads, count, g, false);
+        clients_start(clients, threads, count, g, false);
         /* One of the two recovery commands is inside a call as well, and so is the init. */
         _Atomic uint32_t *callers = &test_group_executor(g)->callers;
         uint64_t deadline_ns = patience();
@@ -186,7 +186,7 @@ static void m9_a_free_lets_callers_out_first(void **state)
         assert_true(inside);
         assert_true(took < TEST_PATIENCE_MS * COX_NSEC_PER_MSEC);
         for (size_t i = 0; i < count; i++)
-            assert_int_equal(visitors[i].result, COX_CLOSED);
+            assert_int_equal(clients[i].result, COX_CLOSED);
     }
 }
 

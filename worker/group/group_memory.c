@@ -8,7 +8,7 @@
 #include "channel/base/fault.h"
 #include "channel/shm/geometry.h"
 
-/* A visit at the control socket. */
+/* A connection to the control socket. */
 #define SOCKET_MS 1000
 
 enum part { WORDS, VALUES };

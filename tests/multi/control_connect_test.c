@@ -1,4 +1,4 @@
-/* The visitor's side, at control sockets that do not keep their promises. */
+/* The client's side, at control sockets that do not keep their promises. */
 #include "control_socket_fixture.h"
 
 #include "channel/socket/logon.h"
@@ -39,7 +39,7 @@ struct script {
     uint32_t fd_count;
     /* with the last byte */
     uint32_t late_count;
-    /* the connection is open until the visitor has gone */
+    /* the connection is open until the client has gone */
     bool stays;
     int expected;
 };
@@ -291,7 +291,7 @@ static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
         HOST(host.refuse = reasons[i]; snprintf(host.reason, sizeof host.reason, "reason %zu", i));
         kind_add(kinds, &count, path, &logon, PATIENCE, reasons[i]);
     }
-    visitor_run(short_of_fds, NULL);
+    client_run(short_of_fds, NULL);
 }
 
 static void a2_b18_a_socket_that_does_not_answer_is_a_timeout(void **state)
@@ -347,7 +347,7 @@ static void a2_b2_a_full_backlog_is_a_timeout(void **state)
 static void *make_room(void *argument)
 {
     (void)argument;
-    /* The one that is in the way goes; then the visitor's turn comes. */
+    /* The one that is in the way goes; then the client's turn comes. */
     for (int i = 0; i < 2; i++) {
         uint8_t frame[COX_LOGON_SIZE];
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
@@ -394,7 +394,7 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     char expected[sizeof err.text];
     int told[2];
     assert_int_equal(pipe2(told, O_CLOEXEC), 0);
-    pid_t pid = visitor_start(serve, told);
+    pid_t pid = client_start(serve, told);
     assert_true(heard(told[0]));
     snprintf(path, sizeof path, "%s/test.door", folder);
     int status;
@@ -464,7 +464,7 @@ static void alarmed(int signal_number)
     alarms = alarms + 1;
 }
 
-static void interrupted_visits(void *context)
+static void interrupted_connections(void *context)
 {
     struct cox_logon logon = worker_logon();
     struct sigaction action = {.sa_handler = alarmed};
@@ -489,7 +489,7 @@ static void k17_b47_interruptions_change_nothing(void **state)
 {
     (void)state;
     socket_start(NULL);
-    visitor_run(interrupted_visits, NULL);
+    client_run(interrupted_connections, NULL);
 }
 
 static void a18_a_session_can_be_made_by_hand(void **state)

@@ -1,4 +1,4 @@
-/* The visitor's side of control_socket.h. */
+/* The client's side of control_socket.h. */
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
@@ -37,8 +37,8 @@ int cox_control_socket_find(const char *name, char *buffer, struct cox_error *er
 /* ---- to the control socket ---- */
 
 /* Opens the folder of path; *ret_file points into path. */
-static int visit_open_folder(const char *path, int *ret_fd, const char **ret_file,
-                             struct cox_error *err)
+static int connect_open_folder(const char *path, int *ret_fd, const char **ret_file,
+                               struct cox_error *err)
 {
     char folder[COX_SOCKET_PATH_SIZE];
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
@@ -66,8 +66,8 @@ static int visit_open_folder(const char *path, int *ret_fd, const char **ret_fil
     return 0;
 }
 
-static int visit_check_file(int folder_fd, const char *file, const char *path,
-                            struct cox_error *err)
+static int connect_check_file(int folder_fd, const char *file, const char *path,
+                              struct cox_error *err)
 {
     struct stat st;
     if (fstatat(folder_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0) {
@@ -86,13 +86,14 @@ static int visit_check_file(int folder_fd, const char *file, const char *path,
     return 0;
 }
 
-static int visit_connect(const char *path, uint64_t deadline_ns, int *ret_fd, struct cox_error *err)
+static int connect_to_path(const char *path, uint64_t deadline_ns, int *ret_fd,
+                           struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int folder_fd = -1;
     const char *file = NULL;
-    int r = visit_open_folder(path, &folder_fd, &file, err);
+    int r = connect_open_folder(path, &folder_fd, &file, err);
     if (r == 0)
-        r = visit_check_file(folder_fd, file, path, err);
+        r = connect_check_file(folder_fd, file, path, err);
     if (r)
         return r;
     r = cox_folder_connect(folder_fd, file, deadline_ns, ret_fd);
@@ -119,7 +120,7 @@ static int visit_connect(const char *path, uint64_t deadline_ns, int *ret_fd, st
 
 /* ---- the exchange ---- */
 
-static int visit_failed(int r, int fd, const char *path, struct cox_error *err)
+static int connect_failed(int r, int fd, const char *path, struct cox_error *err)
 {
     struct cox_socket_peer peer;
     switch (r) {
@@ -141,7 +142,8 @@ static int visit_failed(int r, int fd, const char *path, struct cox_error *err)
 }
 
 /* The rest of what the coordinator says, after its first byte. */
-static int visit_hear_refusal(int fd, uint64_t deadline_ns, const char *path, struct cox_error *err)
+static int connect_hear_refusal(int fd, uint64_t deadline_ns, const char *path,
+                                struct cox_error *err)
 {
     uint8_t bytes[COX_REFUSAL_SIZE_MAX] = {COX_ANSWER_REFUSED};
     int r =
@@ -151,11 +153,11 @@ static int visit_hear_refusal(int fd, uint64_t deadline_ns, const char *path, st
         r = cox_socket_receive(fd, bytes + COX_REFUSAL_HEAD_SIZE, size, NULL, 0, NULL, deadline_ns);
     if (r == COX_CLOSED) /* not before its first byte */
         r = COX_CORRUPT;
-    return r ? visit_failed(r, fd, path, err) : cox_refusal_parse(bytes, err);
+    return r ? connect_failed(r, fd, path, err) : cox_refusal_parse(bytes, err);
 }
 
-/* Behind a welcome nothing follows before the visitor has asked; to a worker nothing ever does. */
-static int visit_check_silence(int fd)
+/* Behind a welcome nothing follows before the client has asked; to a worker nothing ever does. */
+static int connect_check_silence(int fd)
 {
     uint8_t byte;
     size_t size = 0;
@@ -164,25 +166,26 @@ static int visit_check_silence(int fd)
     return r == COX_EMPTY || (r == 0 && size == 0) ? 0 : r == 0 ? COX_CORRUPT : r;
 }
 
-static int visit_hear(int fd, const struct cox_logon *logon, uint64_t deadline_ns, const char *path,
-                      struct cox_control_connection *session, struct cox_error *err)
+static int connect_hear(int fd, const struct cox_logon *logon, uint64_t deadline_ns,
+                        const char *path, struct cox_control_connection *session,
+                        struct cox_error *err)
 {
     uint8_t bytes[COX_WELCOME_SIZE];
     uint32_t most =
         logon->fd_count_max < COX_HELLO_FD_COUNT_MAX ? logon->fd_count_max : COX_HELLO_FD_COUNT_MAX;
     int r = cox_socket_receive(fd, bytes, 1, session->fds, most, &session->fd_count, deadline_ns);
     if (r)
-        return visit_failed(r, fd, path, err);
+        return connect_failed(r, fd, path, err);
     if (bytes[0] == COX_ANSWER_REFUSED && session->fd_count == 0)
-        return visit_hear_refusal(fd, deadline_ns, path, err);
+        return connect_hear_refusal(fd, deadline_ns, path, err);
     if (bytes[0] != COX_ANSWER_WELCOME)
         return cox_fail(err, COX_CORRUPT, "%s: the answer starts with %u and %" PRIu32 " fds", path,
                         bytes[0], session->fd_count);
     r = cox_socket_receive(fd, bytes + 1, sizeof bytes - 1, NULL, 0, NULL, deadline_ns);
     if (r == 0)
-        r = visit_check_silence(fd);
+        r = connect_check_silence(fd);
     if (r)
-        return visit_failed(r == COX_CLOSED ? COX_CORRUPT : r, fd, path, err);
+        return connect_failed(r == COX_CLOSED ? COX_CORRUPT : r, fd, path, err);
     return cox_welcome_parse(bytes, logon, session->fd_count, &session->welcome, err);
 }
 
@@ -203,7 +206,7 @@ int cox_control_socket_connect(const char *path, const struct cox_logon *logon,
     struct cox_control_connection session = {.fd = -1};
     asked.fd_count_max = logon->fd_count_max ? logon->fd_count_max : COX_HELLO_FD_COUNT_MAX;
     cox_logon_format(&asked, frame);
-    int r = visit_connect(path, deadline_ns, &session.fd, err);
+    int r = connect_to_path(path, deadline_ns, &session.fd, err);
     if (r == 0)
         r = cox_folder_check_listener(session.fd, path, err);
     if (r == 0) {
@@ -211,9 +214,9 @@ int cox_control_socket_connect(const char *path, const struct cox_logon *logon,
         cox_fault_point(COX_FAULT_CONTROL_SOCKET_ASKED);
         /* A control socket that refuses before it has read it all has still said why. */
         if (r == 0 || r == COX_CLOSED)
-            r = visit_hear(session.fd, &asked, deadline_ns, path, &session, err);
+            r = connect_hear(session.fd, &asked, deadline_ns, path, &session, err);
         else
-            visit_failed(r, session.fd, path, err);
+            connect_failed(r, session.fd, path, err);
     }
     if (r) {
         cox_control_connection_close(&session);

@@ -1,0 +1,322 @@
+#include "client_connection.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "channel/base/fault.h"
+#include "logon.h"
+#include "channel/base/peer.h"
+#include "socket.h"
+
+void cox_client_connection_drop(struct cox_socket_server *server,
+                                struct cox_client_connection *client)
+{
+    server->fd_owner_count -= client->fd >= 0 && client->state == COX_CLIENT_FD_OWNER;
+    cox_fd_entries_forget(&server->fd_entries, &client->fd_owner);
+    cox_closer_give(server->closer, &client->brought_fd);
+    cox_close_fd(&client->pidfd);
+    cox_closer_hang_up(server->closer, &client->fd);
+}
+
+void cox_client_connection_died(struct cox_socket_server *server,
+                                struct cox_client_connection *client)
+{
+    cox_log_limit_write(&server->log, 7, NULL, 0,
+                        "control socket: the fd owner process %d, with %" PRIu32
+                        " fds left here, has gone",
+                        (int)client->who.pid, client->fd_owner.count);
+    cox_client_connection_drop(server, client);
+}
+
+/* Whether it gets there is its own affair. */
+void cox_client_connection_turn_away(int fd, int code, const char *reason)
+{
+    uint8_t bytes[COX_REFUSAL_SIZE_MAX];
+    size_t size = cox_refusal_format(code, reason, bytes);
+    cox_socket_send(fd, bytes, size, NULL, 0, 0);
+}
+
+void cox_client_connection_refuse(struct cox_socket_server *server,
+                                  struct cox_client_connection *client, int code,
+                                  const char *format, ...)
+{
+    char reason[1024];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(reason, sizeof reason, format, args);
+    va_end(args);
+    cox_log_limit_write(&server->log, 6, format, code, "control socket: process %d is refused: %s",
+                        (int)client->who.pid, reason);
+    cox_client_connection_turn_away(client->fd, code, reason);
+    cox_client_connection_drop(server, client);
+}
+
+/* Returns 0, or what cox_socket_send returns: then it is to be dropped. */
+static int welcome_send(int fd, struct cox_welcome *welcome, const int *fds, uint32_t fd_count)
+{
+    uint8_t bytes[COX_WELCOME_SIZE];
+    welcome->version = COX_HELLO_VERSION;
+    cox_welcome_format(welcome, fd_count, bytes);
+    int r = cox_socket_send(fd, bytes, sizeof bytes, fds, fd_count, 0);
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_WELCOMED);
+    return r;
+}
+
+/* Of its fds or bytes the client has nothing, so that it can still be told why. */
+static void client_unwelcomed(struct cox_socket_server *server,
+                              struct cox_client_connection *client, int r)
+{
+    cox_client_connection_refuse(server, client, r, "the welcome could not be sent: %s",
+                                 cox_status_text(r));
+}
+
+static void worker_gone(struct cox_socket_server *server,
+                        const struct cox_client_connection *client)
+{
+    if (server->hooks.worker_gone)
+        server->hooks.worker_gone(server->hooks.context, &client->who);
+}
+
+static void answer_end(struct cox_control_socket_reply *answer)
+{
+    for (uint32_t i = 0; i < COX_HELLO_FD_COUNT_MAX; i++)
+        if (answer->given >> i & 1)
+            cox_close_fd(&answer->fds[i]);
+}
+
+static void worker_logon(struct cox_socket_server *server, struct cox_client_connection *client)
+{
+    struct cox_error err = {0};
+    _cox_cleanup_(answer_end) struct cox_control_socket_reply answer = {.fd_count = 0};
+    uint32_t fd_count_max = client->who.logon.fd_count_max;
+    if (!server->hooks.worker) {
+        cox_client_connection_refuse(server, client, COX_UNSUPPORTED,
+                                     "workers do not come in by this control socket");
+        return;
+    }
+    int r = server->hooks.worker(server->hooks.context, &client->who, &answer, &err);
+    if (r) {
+        cox_client_connection_refuse(server, client, r, "%s",
+                                     err.code ? err.text : cox_status_text(r));
+        return;
+    }
+    COX_ASSERT(answer.fd_count <= COX_HELLO_FD_COUNT_MAX);
+    if (answer.fd_count > fd_count_max) {
+        cox_client_connection_refuse(server, client, COX_TOO_LARGE,
+                                     "a worker needs %" PRIu32
+                                     " fds at once; this one takes %" PRIu32,
+                                     answer.fd_count, fd_count_max);
+        worker_gone(server, client);
+        return;
+    }
+    r = welcome_send(client->fd, &answer.welcome, answer.fds, answer.fd_count);
+    if (r) {
+        client_unwelcomed(server, client, r);
+        worker_gone(server, client);
+        return;
+    }
+    client->state = COX_CLIENT_WORKER;
+}
+
+/* The hook may give the fd to another thread, which may close it at once: so the welcome goes by a
+ * duplicate, made before, when a failure is still a refusal. */
+static void command_logon(struct cox_socket_server *server, struct cox_client_connection *client)
+{
+    struct cox_error err = {0};
+    struct cox_welcome welcome = {.version = 0};
+    if (!server->hooks.command) {
+        cox_client_connection_refuse(server, client, COX_UNSUPPORTED,
+                                     "no commands are taken at this control socket");
+        return;
+    }
+    _cox_cleanup_(cox_close_fd) int own_fd = fcntl(client->fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    int r = own_fd < 0 ? -errno : 0;
+    if (r == 0)
+        r = server->hooks.command(server->hooks.context, &client->who, client->fd, &err);
+    if (r) {
+        cox_client_connection_refuse(server, client, r, "%s",
+                                     err.code ? err.text : cox_status_text(r));
+        return;
+    }
+    r = welcome_send(own_fd, &welcome, NULL, 0);
+    client->fd = -1;
+    if (r)
+        cox_log_limit_write(&server->log, 4, NULL, 0,
+                            "control socket: the command of process %d is not welcomed: %s",
+                            (int)client->who.pid, cox_status_text(r));
+}
+
+static void fd_store_logon(struct cox_socket_server *server, struct cox_client_connection *client)
+{
+    struct cox_welcome welcome = {.version = 0};
+    if (server->fd_owner_count >= server->fd_owner_max) {
+        cox_client_connection_refuse(
+            server, client, COX_FULL,
+            "%" PRIu32
+            " connections that leave or fetch fds are open already: close some, each process needs one",
+            server->fd_owner_count);
+        return;
+    }
+    int r = welcome_send(client->fd, &welcome, NULL, 0);
+    if (r) {
+        client_unwelcomed(server, client, r);
+        return;
+    }
+    server->fd_owner_count++;
+    client->fd_owner.pid = client->who.pid;
+    client->received = 0;
+    client->state = COX_CLIENT_FD_OWNER;
+}
+
+/* The frame is complete. */
+static void client_logon(struct cox_socket_server *server, struct cox_client_connection *client)
+{
+    struct cox_error err = {0};
+    int r = cox_logon_parse(client->bytes, &client->who.logon, &err);
+    if (r == 0 && server->hooks.admit)
+        r = server->hooks.admit(server->hooks.context, &client->who, &err);
+    if (r) {
+        cox_client_connection_refuse(server, client, r, "%s",
+                                     err.code ? err.text : cox_status_text(r));
+        return;
+    }
+    switch (client->who.logon.role) {
+    case COX_HELLO_WORKER:
+        worker_logon(server, client);
+        break;
+    case COX_HELLO_COMMAND:
+        command_logon(server, client);
+        break;
+    case COX_HELLO_FD_STORE:
+        fd_store_logon(server, client);
+        break;
+    }
+}
+
+/* Reads until there is no more, or more than belongs there. An end behind a whole frame is seen
+ * again after the welcome. */
+static void client_read_logon(struct cox_socket_server *server,
+                              struct cox_client_connection *client)
+{
+    size_t size = 0;
+    int r = 0;
+    do {
+        r = cox_closer_receive(client->fd, client->bytes + client->received,
+                               sizeof client->bytes - client->received, &size, NULL);
+        client->received += r == 0 ? size : 0;
+    } while (r == 0 && size > 0 && client->received <= COX_LOGON_SIZE);
+    if (r == COX_CORRUPT)
+        cox_client_connection_refuse(
+            server, client, COX_CORRUPT,
+            "fds or other control messages came with the logon: expected bytes alone");
+    else if (r < 0)
+        cox_client_connection_refuse(server, client, r, "the logon cannot be read: %s",
+                                     cox_status_text(r));
+    else if (client->received > COX_LOGON_SIZE)
+        cox_client_connection_refuse(server, client, COX_CORRUPT,
+                                     "more than the %d bytes of a logon came before the answer",
+                                     COX_LOGON_SIZE);
+    else if (client->received == COX_LOGON_SIZE)
+        client_logon(server, client);
+    else if (r == 0) {
+        cox_log_limit_write(&server->log, 7, NULL, 0,
+                            "control socket: process %d left after %zu of %d bytes of its logon",
+                            (int)client->who.pid, client->received, COX_LOGON_SIZE);
+        cox_client_connection_drop(server, client);
+    }
+}
+
+static void client_read_worker(struct cox_socket_server *server,
+                               struct cox_client_connection *client)
+{
+    uint8_t byte;
+    size_t size = 0;
+    int r = cox_closer_receive(client->fd, &byte, 1, &size, NULL);
+    if (r == COX_EMPTY)
+        return;
+    if (r || size)
+        cox_log_limit_write(
+            &server->log, 4, NULL, 0,
+            "control socket: process %d, a worker, is dropped: expected nothing after its logon, %s",
+            (int)client->who.pid, r ? cox_status_text(r) : "bytes came");
+    cox_client_connection_drop(server, client);
+    worker_gone(server, client);
+}
+
+/* Whether it can go on: who is dead cannot. One that cannot be watched (out of fds, another pid
+ * namespace) ends with its connection alone; it is tried again at its next request. */
+static bool fd_owner_watch(struct cox_client_connection *client)
+{
+    struct cox_peer peer = COX_PEER_NONE;
+    if (client->fd_owner.count == 0)
+        cox_close_fd(&client->pidfd);
+    if (client->pidfd >= 0 || client->fd_owner.count == 0 || client->who.pid == 0)
+        return true;
+    int r = cox_peer_open(client->who.pid, 0, &peer);
+    client->pidfd = peer.pidfd;
+    return r != COX_PEER_DEAD;
+}
+
+/* Whether it can go on: one that does not take its answers cannot. */
+static bool fd_owner_reply(struct cox_socket_server *server, struct cox_client_connection *client)
+{
+    uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
+    uint64_t number;
+    int fd;
+    int status = cox_fd_entries_serve(&server->fd_entries, &client->fd_owner, client->bytes,
+                                      &client->brought_fd, &fd, &number);
+    cox_closer_give(server->closer, &client->brought_fd);
+    client->received = 0;
+    cox_fd_store_reply_format(status, number, bytes);
+    int r = cox_socket_send(client->fd, bytes, sizeof bytes, &fd, fd >= 0, 0);
+    if (r != COX_FULL)
+        return r == 0;
+    /* So many fds of this user are under way that the kernel sends no more. */
+    cox_fd_store_reply_format(COX_FULL, number, bytes);
+    return cox_socket_send(client->fd, bytes, sizeof bytes, NULL, 0, 0) == 0;
+}
+
+static void client_read_fd_owner(struct cox_socket_server *server,
+                                 struct cox_client_connection *client)
+{
+    size_t size = 0;
+    int fd = -1;
+    int r = cox_closer_receive(client->fd, client->bytes + client->received,
+                               COX_FD_STORE_REQUEST_SIZE - client->received, &size,
+                               client->brought_fd < 0 ? &fd : NULL);
+    if (r == COX_EMPTY)
+        return;
+    if (fd >= 0)
+        client->brought_fd = fd;
+    client->received += r == 0 ? size : 0;
+    bool whole = r == 0 && client->received == COX_FD_STORE_REQUEST_SIZE;
+    if (r == 0 && size > 0 &&
+        (!whole || (fd_owner_reply(server, client) && fd_owner_watch(client))))
+        return;
+    cox_log_limit_write(&server->log, r == 0 && size == 0 ? 7 : 4, NULL, 0,
+                        "control socket: the fd owner process %d, with %" PRIu32
+                        " fds left here, %s",
+                        (int)client->who.pid, client->fd_owner.count,
+                        r           ? cox_status_text(r)
+                        : size == 0 ? "has gone"
+                                    : "is dead, or does not read its answers: dropped");
+    cox_client_connection_drop(server, client);
+}
+
+void cox_client_connection_read(struct cox_socket_server *server,
+                                struct cox_client_connection *client)
+{
+    switch (client->state) {
+    case COX_CLIENT_HELLO:
+        client_read_logon(server, client);
+        break;
+    case COX_CLIENT_WORKER:
+        client_read_worker(server, client);
+        break;
+    case COX_CLIENT_FD_OWNER:
+        client_read_fd_owner(server, client);
+        break;
+    }
+}
