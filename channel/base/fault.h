@@ -41,7 +41,7 @@
     X(LAUNCH, "launch")                   /* nothing is forked yet */                              \
     X(LAUNCH_CHILD, "launch.child")       /* the new process, before exec */                       \
     X(LAUNCH_FORKED, "launch.forked")     /* the coordinator, after that exec */                   \
-    X(ATTACH_WELCOMED, "attach.welcomed") /* by the control socket, with all its fds */            \
+    X(ATTACH_ACCEPTED, "attach.accepted") /* by the control socket, with all its fds */            \
     X(ATTACH_CONTROL, "attach.control")                                                            \
     X(ATTACH_CLAIMED, "attach.claimed") /* nobody else can be this rank; or no more */             \
     X(ATTACH_CHANNEL, "attach.channel")                                                            \
@@ -132,8 +132,8 @@
     X(CONTROL_SOCKET_LISTENS, "control_socket.listens")                                            \
     X(CONTROL_SOCKET_NAMED, "control_socket.named")                                                \
     X(CONTROL_SOCKET_CONNECTED, "control_socket.connected") /* the client */                       \
-    X(CONTROL_SOCKET_ASKED, "control_socket.asked")         /* the logon is sent */                \
-    X(CONTROL_SOCKET_WELCOMED, "control_socket.welcomed")                                          \
+    X(CONTROL_SOCKET_ASKED, "control_socket.asked")         /* the hello is sent */                \
+    X(CONTROL_SOCKET_ACCEPTED, "control_socket.accepted")                                          \
     X(CONTROL_SOCKET_UNNAMED, "control_socket.unnamed")                                            \
     /* By-value handles. */                                                                        \
     X(HANDLE_EXPORTED, "handle.exported")   /* its fd is there for who may take it */              \

@@ -9,9 +9,9 @@
 int cox_fd_store_connect(struct cox_fd_store *fd_store, const char *socket_path,
                          uint64_t deadline_ns, struct cox_error *err)
 {
-    struct cox_logon logon = {.role = COX_HELLO_FD_STORE};
+    struct cox_hello hello = {.role = COX_HELLO_FD_STORE};
     struct cox_control_connection session;
-    int r = cox_control_socket_connect(socket_path, &logon, deadline_ns, &session, err);
+    int r = cox_control_socket_connect(socket_path, &hello, deadline_ns, &session, err);
     if (r == 0)
         fd_store->fd = session.fd; /* there is nothing else in it */
     return r;

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
-#include "logon.h"
+#include "hello.h"
 #include "channel/base/peer.h"
 #include "socket.h"
 
@@ -54,21 +54,22 @@ void cox_client_connection_refuse(struct cox_socket_server *server,
 }
 
 /* Returns 0, or what cox_socket_send returns: then it is to be dropped. */
-static int welcome_send(int fd, struct cox_welcome *welcome, const int *fds, uint32_t fd_count)
+static int hello_reply_send(int fd, struct cox_hello_reply *hello_reply, const int *fds,
+                            uint32_t fd_count)
 {
-    uint8_t bytes[COX_WELCOME_SIZE];
-    welcome->version = COX_HELLO_VERSION;
-    cox_welcome_format(welcome, fd_count, bytes);
+    uint8_t bytes[COX_HELLO_REPLY_SIZE];
+    hello_reply->version = COX_HELLO_VERSION;
+    cox_hello_reply_format(hello_reply, fd_count, bytes);
     int r = cox_socket_send(fd, bytes, sizeof bytes, fds, fd_count, 0);
-    cox_fault_point(COX_FAULT_CONTROL_SOCKET_WELCOMED);
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_ACCEPTED);
     return r;
 }
 
 /* Of its fds or bytes the client has nothing, so that it can still be told why. */
-static void client_unwelcomed(struct cox_socket_server *server,
-                              struct cox_client_connection *client, int r)
+static void client_not_accepted(struct cox_socket_server *server,
+                                struct cox_client_connection *client, int r)
 {
-    cox_client_connection_refuse(server, client, r, "the welcome could not be sent: %s",
+    cox_client_connection_refuse(server, client, r, "the hello reply could not be sent: %s",
                                  cox_status_text(r));
 }
 
@@ -86,11 +87,11 @@ static void answer_end(struct cox_control_socket_reply *answer)
             cox_close_fd(&answer->fds[i]);
 }
 
-static void worker_logon(struct cox_socket_server *server, struct cox_client_connection *client)
+static void worker_hello(struct cox_socket_server *server, struct cox_client_connection *client)
 {
     struct cox_error err = {0};
     _cox_cleanup_(answer_end) struct cox_control_socket_reply answer = {.fd_count = 0};
-    uint32_t fd_count_max = client->who.logon.fd_count_max;
+    uint32_t fd_count_max = client->who.hello.fd_count_max;
     if (!server->hooks.worker) {
         cox_client_connection_refuse(server, client, COX_UNSUPPORTED,
                                      "workers do not come in by this control socket");
@@ -111,21 +112,21 @@ static void worker_logon(struct cox_socket_server *server, struct cox_client_con
         worker_gone(server, client);
         return;
     }
-    r = welcome_send(client->fd, &answer.welcome, answer.fds, answer.fd_count);
+    r = hello_reply_send(client->fd, &answer.hello_reply, answer.fds, answer.fd_count);
     if (r) {
-        client_unwelcomed(server, client, r);
+        client_not_accepted(server, client, r);
         worker_gone(server, client);
         return;
     }
     client->state = COX_CLIENT_WORKER;
 }
 
-/* The hook may give the fd to another thread, which may close it at once: so the welcome goes by a
- * duplicate, made before, when a failure is still a refusal. */
-static void command_logon(struct cox_socket_server *server, struct cox_client_connection *client)
+/* The hook may give the fd to another thread, which may close it at once: so the hello reply goes
+ * by a duplicate, made before, when a failure is still a refusal. */
+static void command_hello(struct cox_socket_server *server, struct cox_client_connection *client)
 {
     struct cox_error err = {0};
-    struct cox_welcome welcome = {.version = 0};
+    struct cox_hello_reply hello_reply = {.version = 0};
     if (!server->hooks.command) {
         cox_client_connection_refuse(server, client, COX_UNSUPPORTED,
                                      "no commands are taken at this control socket");
@@ -140,17 +141,17 @@ static void command_logon(struct cox_socket_server *server, struct cox_client_co
                                      err.code ? err.text : cox_status_text(r));
         return;
     }
-    r = welcome_send(own_fd, &welcome, NULL, 0);
+    r = hello_reply_send(own_fd, &hello_reply, NULL, 0);
     client->fd = -1;
     if (r)
         cox_log_limit_write(&server->log, 4, NULL, 0,
-                            "control socket: the command of process %d is not welcomed: %s",
+                            "control socket: the command of process %d is not accepted: %s",
                             (int)client->who.pid, cox_status_text(r));
 }
 
-static void fd_store_logon(struct cox_socket_server *server, struct cox_client_connection *client)
+static void fd_store_hello(struct cox_socket_server *server, struct cox_client_connection *client)
 {
-    struct cox_welcome welcome = {.version = 0};
+    struct cox_hello_reply hello_reply = {.version = 0};
     if (server->fd_owner_count >= server->fd_owner_max) {
         cox_client_connection_refuse(
             server, client, COX_FULL,
@@ -159,9 +160,9 @@ static void fd_store_logon(struct cox_socket_server *server, struct cox_client_c
             server->fd_owner_count);
         return;
     }
-    int r = welcome_send(client->fd, &welcome, NULL, 0);
+    int r = hello_reply_send(client->fd, &hello_reply, NULL, 0);
     if (r) {
-        client_unwelcomed(server, client, r);
+        client_not_accepted(server, client, r);
         return;
     }
     server->fd_owner_count++;
@@ -171,10 +172,10 @@ static void fd_store_logon(struct cox_socket_server *server, struct cox_client_c
 }
 
 /* The frame is complete. */
-static void client_logon(struct cox_socket_server *server, struct cox_client_connection *client)
+static void client_hello(struct cox_socket_server *server, struct cox_client_connection *client)
 {
     struct cox_error err = {0};
-    int r = cox_logon_parse(client->bytes, &client->who.logon, &err);
+    int r = cox_hello_parse(client->bytes, &client->who.hello, &err);
     if (r == 0 && server->hooks.admit)
         r = server->hooks.admit(server->hooks.context, &client->who, &err);
     if (r) {
@@ -182,22 +183,22 @@ static void client_logon(struct cox_socket_server *server, struct cox_client_con
                                      err.code ? err.text : cox_status_text(r));
         return;
     }
-    switch (client->who.logon.role) {
+    switch (client->who.hello.role) {
     case COX_HELLO_WORKER:
-        worker_logon(server, client);
+        worker_hello(server, client);
         break;
     case COX_HELLO_COMMAND:
-        command_logon(server, client);
+        command_hello(server, client);
         break;
     case COX_HELLO_FD_STORE:
-        fd_store_logon(server, client);
+        fd_store_hello(server, client);
         break;
     }
 }
 
 /* Reads until there is no more, or more than belongs there. An end behind a whole frame is seen
- * again after the welcome. */
-static void client_read_logon(struct cox_socket_server *server,
+ * again after the hello reply. */
+static void client_read_hello(struct cox_socket_server *server,
                               struct cox_client_connection *client)
 {
     size_t size = 0;
@@ -206,24 +207,24 @@ static void client_read_logon(struct cox_socket_server *server,
         r = cox_closer_receive(client->fd, client->bytes + client->received,
                                sizeof client->bytes - client->received, &size, NULL);
         client->received += r == 0 ? size : 0;
-    } while (r == 0 && size > 0 && client->received <= COX_LOGON_SIZE);
+    } while (r == 0 && size > 0 && client->received <= COX_HELLO_SIZE);
     if (r == COX_CORRUPT)
         cox_client_connection_refuse(
             server, client, COX_CORRUPT,
-            "fds or other control messages came with the logon: expected bytes alone");
+            "fds or other control messages came with the hello: expected bytes alone");
     else if (r < 0)
-        cox_client_connection_refuse(server, client, r, "the logon cannot be read: %s",
+        cox_client_connection_refuse(server, client, r, "the hello cannot be read: %s",
                                      cox_status_text(r));
-    else if (client->received > COX_LOGON_SIZE)
+    else if (client->received > COX_HELLO_SIZE)
         cox_client_connection_refuse(server, client, COX_CORRUPT,
-                                     "more than the %d bytes of a logon came before the answer",
-                                     COX_LOGON_SIZE);
-    else if (client->received == COX_LOGON_SIZE)
-        client_logon(server, client);
+                                     "more than the %d bytes of a hello came before the answer",
+                                     COX_HELLO_SIZE);
+    else if (client->received == COX_HELLO_SIZE)
+        client_hello(server, client);
     else if (r == 0) {
         cox_log_limit_write(&server->log, 7, NULL, 0,
-                            "control socket: process %d left after %zu of %d bytes of its logon",
-                            (int)client->who.pid, client->received, COX_LOGON_SIZE);
+                            "control socket: process %d left after %zu of %d bytes of its hello",
+                            (int)client->who.pid, client->received, COX_HELLO_SIZE);
         cox_client_connection_drop(server, client);
     }
 }
@@ -239,7 +240,7 @@ static void client_read_worker(struct cox_socket_server *server,
     if (r || size)
         cox_log_limit_write(
             &server->log, 4, NULL, 0,
-            "control socket: process %d, a worker, is dropped: expected nothing after its logon, %s",
+            "control socket: process %d, a worker, is dropped: expected nothing after its hello, %s",
             (int)client->who.pid, r ? cox_status_text(r) : "bytes came");
     cox_client_connection_drop(server, client);
     worker_gone(server, client);
@@ -310,7 +311,7 @@ void cox_client_connection_read(struct cox_socket_server *server,
 {
     switch (client->state) {
     case COX_CLIENT_HELLO:
-        client_read_logon(server, client);
+        client_read_hello(server, client);
         break;
     case COX_CLIENT_WORKER:
         client_read_worker(server, client);

@@ -1,9 +1,9 @@
 /*
- * client: one connection at a control socket, from its first byte: the logon, its answer, and what
+ * client: one connection at a control socket, from its first byte: the hello, its answer, and what
  * comes after.
  *
  *            frame in order              asks
- *   LOGON ------------------> FD_OWNER -----> FD_OWNER
+ *   HELLO ------------------> FD_OWNER -----> FD_OWNER
  *     |  \\------------------> WORKER
  *     |  \\------------------> given away (a command)
  *     +--- refused, late, left              each of them, at its end: dropped
@@ -26,7 +26,7 @@ struct cox_socket_server {
     struct cox_control_socket_hooks hooks;
     /* of what clients cause */
     struct cox_log_limit log;
-    uint64_t logon_ms;
+    uint64_t hello_ms;
     /* the rest of the places is for workers and commands */
     uint32_t fd_owner_count, fd_owner_max;
     struct cox_fd_entries fd_entries;
@@ -36,19 +36,19 @@ struct cox_socket_server {
 
 enum cox_client_connection_state {
     COX_CLIENT_HELLO,    /* its frame is not complete */
-    COX_CLIENT_WORKER,   /* welcomed; nothing but its end is expected */
-    COX_CLIENT_FD_OWNER, /* welcomed; asks */
+    COX_CLIENT_WORKER,   /* accepted; nothing but its end is expected */
+    COX_CLIENT_FD_OWNER, /* accepted; asks */
 };
 
 struct cox_client_connection {
     enum cox_client_connection_state state;
     /* -1: dropped, or given away */
     int fd;
-    /* of its logon */
+    /* of its hello */
     uint64_t deadline_ns;
     struct cox_control_client who;
     /* of its frame, or of its request */
-    uint8_t bytes[COX_LOGON_SIZE + 1];
+    uint8_t bytes[COX_HELLO_SIZE + 1];
     size_t received;
     /* with its request; -1: none */
     int brought_fd;

@@ -12,7 +12,7 @@
 #include "channel/base/fault.h"
 #include "folder.h"
 #include "channel/shm/geometry.h"
-#include "logon.h"
+#include "hello.h"
 #include "channel/base/peer.h"
 #include "socket.h"
 
@@ -156,7 +156,8 @@ static int connect_hear_refusal(int fd, uint64_t deadline_ns, const char *path,
     return r ? connect_failed(r, fd, path, err) : cox_refusal_parse(bytes, err);
 }
 
-/* Behind a welcome nothing follows before the client has asked; to a worker nothing ever does. */
+/* Behind a hello reply nothing follows before the client has asked; to a worker nothing ever does.
+ */
 static int connect_check_silence(int fd)
 {
     uint8_t byte;
@@ -166,19 +167,19 @@ static int connect_check_silence(int fd)
     return r == COX_EMPTY || (r == 0 && size == 0) ? 0 : r == 0 ? COX_CORRUPT : r;
 }
 
-static int connect_hear(int fd, const struct cox_logon *logon, uint64_t deadline_ns,
+static int connect_hear(int fd, const struct cox_hello *hello, uint64_t deadline_ns,
                         const char *path, struct cox_control_connection *session,
                         struct cox_error *err)
 {
-    uint8_t bytes[COX_WELCOME_SIZE];
+    uint8_t bytes[COX_HELLO_REPLY_SIZE];
     uint32_t most =
-        logon->fd_count_max < COX_HELLO_FD_COUNT_MAX ? logon->fd_count_max : COX_HELLO_FD_COUNT_MAX;
+        hello->fd_count_max < COX_HELLO_FD_COUNT_MAX ? hello->fd_count_max : COX_HELLO_FD_COUNT_MAX;
     int r = cox_socket_receive(fd, bytes, 1, session->fds, most, &session->fd_count, deadline_ns);
     if (r)
         return connect_failed(r, fd, path, err);
     if (bytes[0] == COX_ANSWER_REFUSED && session->fd_count == 0)
         return connect_hear_refusal(fd, deadline_ns, path, err);
-    if (bytes[0] != COX_ANSWER_WELCOME)
+    if (bytes[0] != COX_ANSWER_HELLO)
         return cox_fail(err, COX_CORRUPT, "%s: the answer starts with %u and %" PRIu32 " fds", path,
                         bytes[0], session->fd_count);
     r = cox_socket_receive(fd, bytes + 1, sizeof bytes - 1, NULL, 0, NULL, deadline_ns);
@@ -186,7 +187,7 @@ static int connect_hear(int fd, const struct cox_logon *logon, uint64_t deadline
         r = connect_check_silence(fd);
     if (r)
         return connect_failed(r == COX_CLOSED ? COX_CORRUPT : r, fd, path, err);
-    return cox_welcome_parse(bytes, logon, session->fd_count, &session->welcome, err);
+    return cox_hello_reply_parse(bytes, hello, session->fd_count, &session->hello_reply, err);
 }
 
 void cox_control_connection_close(struct cox_control_connection *session)
@@ -197,15 +198,15 @@ void cox_control_connection_close(struct cox_control_connection *session)
     cox_close_fd(&session->fd);
 }
 
-int cox_control_socket_connect(const char *path, const struct cox_logon *logon,
+int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
                                uint64_t deadline_ns, struct cox_control_connection *ret_session,
                                struct cox_error *err)
 {
-    uint8_t frame[COX_LOGON_SIZE];
-    struct cox_logon asked = *logon;
+    uint8_t frame[COX_HELLO_SIZE];
+    struct cox_hello asked = *hello;
     struct cox_control_connection session = {.fd = -1};
-    asked.fd_count_max = logon->fd_count_max ? logon->fd_count_max : COX_HELLO_FD_COUNT_MAX;
-    cox_logon_format(&asked, frame);
+    asked.fd_count_max = hello->fd_count_max ? hello->fd_count_max : COX_HELLO_FD_COUNT_MAX;
+    cox_hello_format(&asked, frame);
     int r = connect_to_path(path, deadline_ns, &session.fd, err);
     if (r == 0)
         r = cox_folder_check_listener(session.fd, path, err);

@@ -23,7 +23,7 @@
 #include "channel/base/thread.h"
 #include "client_connection.h"
 
-#define LOGON_MS_DEFAULT 1000
+#define HELLO_MS_DEFAULT 1000
 #define CLIENT_MAX_DEFAULT 512
 #define BACKLOG 4096 /* the kernel takes net.core.somaxconn if that is less */
 /* How long another start or sweep may hold the folder's lock. */
@@ -90,13 +90,13 @@ static void clients_expire(struct cox_control_socket *control_socket)
         struct cox_client_connection *client = control_socket->clients[i];
         if (client->fd >= 0 && client->state == COX_CLIENT_HELLO && client->deadline_ns <= now_ns)
             cox_client_connection_refuse(&control_socket->server, client, COX_TIMEOUT,
-                                         "%zu of %d bytes of the logon came within %" PRIu64 " ms",
-                                         client->received, COX_LOGON_SIZE,
-                                         control_socket->server.logon_ms);
+                                         "%zu of %d bytes of the hello came within %" PRIu64 " ms",
+                                         client->received, COX_HELLO_SIZE,
+                                         control_socket->server.hello_ms);
     }
 }
 
-/* The oldest whose logon is not complete is told why, behind "had come when"; false: there is none
+/* The oldest whose hello is not complete is told why, behind "had come when"; false: there is none
  * among those that came up to the client `last`. */
 static bool clients_give_up_oldest(struct cox_control_socket *control_socket, uint64_t last,
                                    const char *why)
@@ -106,15 +106,15 @@ static bool clients_give_up_oldest(struct cox_control_socket *control_socket, ui
         if (client->state != COX_CLIENT_HELLO || client->who.id > last)
             continue;
         cox_client_connection_refuse(&control_socket->server, client, COX_FULL,
-                                     "%zu of %d bytes of the logon had come when %s",
-                                     client->received, COX_LOGON_SIZE, why);
+                                     "%zu of %d bytes of the hello had come when %s",
+                                     client->received, COX_HELLO_SIZE, why);
         clients_remove(control_socket);
         return true;
     }
     return false;
 }
 
-/* For a newer one. False: all are welcomed. */
+/* For a newer one. False: all are accepted. */
 static bool clients_make_room(struct cox_control_socket *control_socket)
 {
     char why[80];
@@ -159,7 +159,7 @@ static void socket_let_in(struct cox_control_socket *control_socket, int fd)
     client->fd = fd;
     client->brought_fd = -1;
     client->pidfd = -1;
-    client->deadline_ns = cox_deadline_after_ms(control_socket->server.logon_ms);
+    client->deadline_ns = cox_deadline_after_ms(control_socket->server.hello_ms);
     client->who = (struct cox_control_client){
         .id = ++control_socket->next_id, .pid = peer.pid, .uid = peer.uid};
     control_socket->clients[control_socket->client_count++] = client;
@@ -232,7 +232,7 @@ static bool socket_is_choked(const struct cox_control_socket *control_socket)
     return cox_closer_counts(control_socket->server.closer).waiting >= COX_CLOSER_WAITING_MAX;
 }
 
-/* Until when to sleep: the first logon that is late, or the end of a pause. */
+/* Until when to sleep: the first hello that is late, or the end of a pause. */
 static uint64_t socket_deadline(struct cox_control_socket *control_socket)
 {
     uint64_t deadline_ns = cox_closer_turn(control_socket->server.closer);
@@ -479,7 +479,7 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
         return NULL;
     *control_socket = (struct cox_control_socket){
         .server = {.hooks = *hooks,
-                   .logon_ms = options->logon_ms ? options->logon_ms : LOGON_MS_DEFAULT},
+                   .hello_ms = options->hello_ms ? options->hello_ms : HELLO_MS_DEFAULT},
         .client_max = options->client_max ? options->client_max : CLIENT_MAX_DEFAULT,
         .folder_fd = -1,
         .listen_fd = -1,

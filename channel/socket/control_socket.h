@@ -2,12 +2,12 @@
  * control socket: where workers and commands come in: a unix socket of a live group, and the
  * handshake on it.
  *
- * A client connects, sends one logon frame of exactly 1024 bytes and nothing else, and gets one
- * message back: a byte 1, a welcome and all fds that are meant for it; or a byte 0, a code (u8,
+ * A client connects, sends one hello frame of exactly 1024 bytes and nothing else, and gets one
+ * message back: a byte 1, a hello reply and all fds that are meant for it; or a byte 0, a code (u8,
  * enum cox_status), a length (u8) and a reason in UTF-8. A refused client's connection is closed;
  * another one's stays open for life: its end is the end of the client, or of the coordinator.
  *
- * The logon frame, little-endian, what is not named is zero:
+ * The hello frame, little-endian, what is not named is zero:
  *
  *   0   version u64             the newest this client speaks
  *   8   role u32                enum cox_hello_role
@@ -22,7 +22,7 @@
  *   56  start u64               start time of its process (peer.h); 0: not told
  *   64  reserved, zero, to 1024: later versions add fields here
  *
- * The welcome, 127 bytes behind the byte 1:
+ * The hello reply, 127 bytes behind the byte 1:
  *
  *   0   version u64             that is spoken from here on
  *   8   attach u32              enum cox_attach
@@ -58,7 +58,7 @@
 #include <sys/types.h>
 
 #define COX_HELLO_VERSION UINT64_C(1)
-#define COX_LOGON_SIZE 1024
+#define COX_HELLO_SIZE 1024
 #define COX_HELLO_RANK_ANY UINT32_MAX
 #define COX_HELLO_FD_COUNT_MAX 32
 #define COX_HELLO_REASON_MAX 255
@@ -70,7 +70,7 @@ enum cox_hello_role {
     COX_HELLO_FD_STORE = 3, /* fds behind by-value handles: fd_store.h */
 };
 
-struct cox_logon {
+struct cox_hello {
     /* 0: this one's */
     uint64_t version;
     enum cox_hello_role role;
@@ -85,7 +85,7 @@ struct cox_logon {
     uint64_t start;
 };
 
-struct cox_welcome {
+struct cox_hello_reply {
     uint64_t version;
     enum cox_attach attach;
     uint32_t rank;
@@ -95,11 +95,11 @@ struct cox_welcome {
 };
 
 /* Writes and reads the frame; what is a worker's is not written for others. parse: bytes are a
- * stranger's, *ret_logon has no 0 for fd_count_max. Returns 0; COX_VERSION, with both versions in
+ * stranger's, *ret_hello has no 0 for fd_count_max. Returns 0; COX_VERSION, with both versions in
  * err; COX_INVALID: a role, count, size, flag or reserved byte that cannot be, in words ("world
  * size; count=129: expected 1 to 128, or 0 for whatever the group has"). */
-void cox_logon_format(const struct cox_logon *logon, uint8_t frame[COX_LOGON_SIZE]);
-int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_logon,
+void cox_hello_format(const struct cox_hello *hello, uint8_t frame[COX_HELLO_SIZE]);
+int cox_hello_parse(const uint8_t frame[COX_HELLO_SIZE], struct cox_hello *ret_hello,
                     struct cox_error *err);
 
 /* ---- the coordinator's side ---- */
@@ -111,12 +111,12 @@ struct cox_control_client {
     /* by SO_PEERCRED; 0: cannot be seen from here */
     pid_t pid;
     uid_t uid;
-    struct cox_logon logon;
+    struct cox_hello hello;
 };
 
 struct cox_control_socket_reply {
     /* version is filled by the control socket */
-    struct cox_welcome welcome;
+    struct cox_hello_reply hello_reply;
     int fds[COX_HELLO_FD_COUNT_MAX];
     /* lent: the coordinator sends them before it does anything else */
     uint32_t fd_count;
@@ -136,13 +136,13 @@ struct cox_control_socket_hooks {
      * refused, and gone. */
     int (*worker)(void *context, const struct cox_control_client *client,
                   struct cox_control_socket_reply *answer, struct cox_error *err);
-    /* A worker that was welcomed has closed its connection, or died, or sent something (it is not
-     * to). Also called when the welcome could not be sent. Once for each whose `worker` returned 0,
-     * unless the control socket is closed first. */
+    /* A worker that was accepted has closed its connection, or died, or sent something (it is not
+     * to). Also called when the hello reply could not be sent. Once for each whose `worker`
+     * returned 0, unless the control socket is closed first. */
     void (*worker_gone)(void *context, const struct cox_control_client *client);
     /* A command: fd, a blocking stream, is given. Not 0: it is refused, fd is the control socket's.
-     * It is welcomed when the hook returns: what is written before the client has asked something
-     * may overtake the welcome. */
+     * It is accepted when the hook returns: what is written before the client has asked something
+     * may overtake the hello reply. */
     int (*command)(void *context, const struct cox_control_client *client, int fd,
                    struct cox_error *err);
 };
@@ -153,9 +153,9 @@ struct cox_control_socket_options {
     /* NULL: as said above */
     const char *folder;
     /* how long a client may take for its frame; 0: 1,000 */
-    uint64_t logon_ms;
+    uint64_t hello_ms;
     /* connections at a time, but for commands that were given away; 0: 512. When there are as many,
-     * the oldest whose logon is not complete goes for the new one; if there is none, the new one is
+     * the oldest whose hello is not complete goes for the new one; if there is none, the new one is
      * refused. The same where this process has no fd left. Five eighths are for fd owners at most
      */
     uint32_t client_max;
@@ -210,7 +210,7 @@ int cox_control_socket_sweep(const char *folder, uint32_t *ret_count, struct cox
 struct cox_control_connection {
     /* the connection; closing it is leaving */
     int fd;
-    struct cox_welcome welcome;
+    struct cox_hello_reply hello_reply;
     int fds[COX_HELLO_FD_COUNT_MAX];
     uint32_t fd_count;
 };
@@ -225,7 +225,7 @@ int cox_control_socket_find(const char *name, char *buffer, struct cox_error *er
  * the connection ended within it; COX_INVALID: the path; -errno; or, refused: what the control
  * socket gives as the reason's code (COX_VERSION, COX_TAKEN, COX_FULL, ...), COX_REJECTED where
  * that is none. err has the text. Nothing is open unless 0. */
-int cox_control_socket_connect(const char *path, const struct cox_logon *logon,
+int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
                                uint64_t deadline_ns, struct cox_control_connection *ret_session,
                                struct cox_error *err);
 void cox_control_connection_close(

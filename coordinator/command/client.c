@@ -39,9 +39,9 @@ void cox_client_close(struct cox_client *client)
 int cox_client_open_path(struct cox_client *client, const char *path, uint64_t deadline_ns,
                          struct cox_error *err)
 {
-    const struct cox_logon logon = {.role = COX_HELLO_COMMAND};
+    const struct cox_hello hello = {.role = COX_HELLO_COMMAND};
     struct cox_control_connection session;
-    int r = cox_control_socket_connect(path, &logon, deadline_ns, &session, err);
+    int r = cox_control_socket_connect(path, &hello, deadline_ns, &session, err);
     if (r)
         return r;
     cox_client_init(client, cox_steal_fd(&session.fd));

@@ -33,7 +33,7 @@ struct cox_client {
         .stream = {.fd = -1 }                                                                      \
     }
 
-/* Takes a connection that was welcomed already. */
+/* Takes a connection that was accepted already. */
 void cox_client_init(struct cox_client *client, int fd);
 void cox_client_close(struct cox_client *client); /* idempotent, a COX_CLIENT_NONE is fine */
 

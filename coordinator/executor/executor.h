@@ -106,7 +106,7 @@ struct cox_executor_options {
     /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);
-    /* A command has come in at the control socket and was welcomed: fd, a blocking stream socket,
+    /* A command has come in at the control socket and was accepted: fd, a blocking stream socket,
      * is given; not 0: it is refused with err's text, and fd is not taken. On the control socket's
      * thread: must not block. NULL: commands are refused. */
     int (*control)(void *hook_context, int fd, struct cox_error *err);

@@ -120,7 +120,7 @@ void cox_executor_note_death(struct cox_executor *executor);
  * COX_STATE. */
 int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);
 
-/* ---- welcome.c: the group's control socket ---- */
+/* ---- worker_hello.c: the group's control socket ---- */
 
 /* Returns 0, also where a named group has to do without one (logged); COX_TAKEN; what
  * cox_control_socket_open returns. */

@@ -27,7 +27,7 @@ extern char **environ;
 
 /* In the order of a worker's life. */
 static const char *const points[] = {
-    "control_socket.connected", "control_socket.asked", "attach.welcomed",
+    "control_socket.connected", "control_socket.asked", "attach.accepted",
     "attach.control",           "attach.claimed",       "attach.channel",
     "attach.identity",          "attach.announced",     "attached",
 };

@@ -23,7 +23,7 @@ static const char *const points[] = {
     "control_socket.connected",
     "control_socket.asked",
     "socket.sent",
-    "control_socket.welcomed",
+    "control_socket.accepted",
     "control_socket.unnamed",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
@@ -36,13 +36,13 @@ struct life {
 
 static void connect_all_ways(const char *path)
 {
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_fd_store fd_store = {.fd = -1};
     struct cox_handle handle = {{0, 0, 0, COX_HANDLE_MEMORY}};
     struct stat st;
     int fd;
-    CHECK(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    CHECK(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL) == 0);
     CHECK(cox_fd_store_connect(&fd_store, path, PATIENCE, NULL) == 0);
     CHECK(fstat(host_fds[3], &st) == 0);
     for (int i = 0; i < 8; i++) {

@@ -196,7 +196,7 @@ static int worker_hook(void *context, const struct cox_control_client *client,
 {
     (void)client;
     (void)err;
-    answer->welcome.rank_count = 2;
+    answer->hello_reply.rank_count = 2;
     for (answer->fd_count = 0; answer->fd_count < 8; answer->fd_count++)
         answer->fds[answer->fd_count] = *(int *)context;
     return 0;
@@ -221,8 +221,8 @@ static int serve(const char *where)
 
 static int connection(void *object, struct cox_error *err)
 {
-    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
-    return cox_control_socket_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS), object,
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
+    return cox_control_socket_connect(path, &hello, cox_deadline_after_ms(TEST_PATIENCE_MS), object,
                                       err);
 }
 

@@ -153,10 +153,10 @@ static void rank_await_death(uint32_t rank)
  */
 static void socket_settle(void)
 {
-    const struct cox_logon logon = {.role = COX_HELLO_COMMAND};
+    const struct cox_hello hello = {.role = COX_HELLO_COMMAND};
     struct cox_control_connection session = {.fd = -1};
     assert_int_equal(
-        cox_control_socket_connect(cox_executor_socket(live), &logon, patience(), &session, NULL),
+        cox_control_socket_connect(cox_executor_socket(live), &hello, patience(), &session, NULL),
         COX_UNSUPPORTED);
 }
 

@@ -207,11 +207,11 @@ static void judge_dead_socket(struct matrix_run *run)
     if (strcmp(file, own) != 0 && strcmp(file, COX_FOLDER_NEW_FILE) != 0)
         matrix_complain(run, MATRIX_WRONG, "%s is left", file);
     cox_fault_arm(NULL); /* the plan, which is in the environment, was for the dead one */
-    const struct cox_logon logon = {.role = COX_HELLO_COMMAND};
+    const struct cox_hello hello = {.role = COX_HELLO_COMMAND};
     struct cox_control_connection session = {.fd = -1};
     cox_control_socket_find(run->name, path, NULL);
     int expected = strcmp(file, own) == 0 ? COX_CLOSED : COX_NOT_FOUND;
-    int r = cox_control_socket_connect(path, &logon, cox_deadline_after_ms(TEST_PATIENCE_MS),
+    int r = cox_control_socket_connect(path, &hello, cox_deadline_after_ms(TEST_PATIENCE_MS),
                                        &session, NULL);
     if (r != expected)
         matrix_complain(run, MATRIX_WRONG, "at the control socket of the dead: %d, expected %d", r,

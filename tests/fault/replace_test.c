@@ -24,7 +24,7 @@
 
 /* In the order of a worker's life, as in by_hand_test.c. */
 static const char *const points[] = {
-    "control_socket.connected", "control_socket.asked", "attach.welcomed",
+    "control_socket.connected", "control_socket.asked", "attach.accepted",
     "attach.control",           "attach.claimed",       "attach.channel",
     "attach.identity",          "attach.announced",     "attached",
 };

@@ -4,38 +4,38 @@
 #include "fuzz.h"
 
 #include "channel/socket/fd_entries.h"
-#include "channel/socket/logon.h"
+#include "channel/socket/hello.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static void welcome(struct fuzz_input *input)
+static void hello_reply(struct fuzz_input *input)
 {
-    uint8_t bytes[COX_WELCOME_SIZE], again[COX_WELCOME_SIZE];
-    struct cox_welcome read;
+    uint8_t bytes[COX_HELLO_REPLY_SIZE], again[COX_HELLO_REPLY_SIZE];
+    struct cox_hello_reply read;
     struct cox_error err = {0};
     uint32_t fd_count = fuzz_eat_byte(input);
-    struct cox_logon logon = {.role = (enum cox_hello_role)(1 + fuzz_eat_byte(input) % 3),
+    struct cox_hello hello = {.role = (enum cox_hello_role)(1 + fuzz_eat_byte(input) % 3),
                               .fd_count_max = 1 + fuzz_eat_byte(input) % 32u};
     uint8_t rank = fuzz_eat_byte(input);
-    logon.rank = rank < 128 ? rank : COX_HELLO_RANK_ANY;
+    hello.rank = rank < 128 ? rank : COX_HELLO_RANK_ANY;
     fuzz_eat(input, bytes, sizeof bytes);
-    bytes[0] = COX_ANSWER_WELCOME;
-    int r = cox_welcome_parse(bytes, &logon, fd_count, &read, &err);
+    bytes[0] = COX_ANSWER_HELLO;
+    int r = cox_hello_reply_parse(bytes, &hello, fd_count, &read, &err);
     if (r) {
         fuzz_check_error(r, &err);
         FUZZ_CHECK(r == COX_CORRUPT);
         return;
     }
-    FUZZ_CHECK(fd_count <= logon.fd_count_max);
-    if (logon.role == COX_HELLO_WORKER) {
+    FUZZ_CHECK(fd_count <= hello.fd_count_max);
+    if (hello.role == COX_HELLO_WORKER) {
         FUZZ_CHECK(read.rank < read.rank_count && read.rank_count <= COX_RANK_COUNT_MAX);
-        FUZZ_CHECK(logon.rank == COX_HELLO_RANK_ANY || read.rank == logon.rank);
+        FUZZ_CHECK(hello.rank == COX_HELLO_RANK_ANY || read.rank == hello.rank);
     } else {
         FUZZ_CHECK(fd_count == 0);
     }
-    cox_welcome_format(&read, fd_count, again);
+    cox_hello_reply_format(&read, fd_count, again);
     FUZZ_CHECK(memcmp(again, bytes, sizeof bytes) == 0);
 }
 
@@ -113,7 +113,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fuzz_input input = {data, size};
     switch (fuzz_eat_byte(&input) % 4) {
     case 0:
-        welcome(&input);
+        hello_reply(&input);
         break;
     case 1:
         refusal(&input);

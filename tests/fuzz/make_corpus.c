@@ -9,7 +9,7 @@
 
 #include "tests/unit/table_request.h"
 #include "channel/socket/fd_entries.h"
-#include "channel/socket/logon.h"
+#include "channel/socket/hello.h"
 #include "channel/handle/handle_internal.h"
 #include "channel/shm/reply.h"
 #include "channel/shm/request.h"
@@ -535,41 +535,41 @@ static void texts(void)
     }
 }
 
-static void logons(void)
+static void hellos(void)
 {
-    struct cox_logon worker = {.role = COX_HELLO_WORKER,
+    struct cox_hello worker = {.role = COX_HELLO_WORKER,
                                .rank = 3,
                                .rank_count = 8,
                                .generation = 2,
                                .request_size_min = 1 << 20,
                                .response_size_min = 1 << 16,
                                .start = 424242};
-    struct cox_logon fd_store = {.role = COX_HELLO_FD_STORE, .fd_count_max = 1};
-    struct cox_logon later = {.role = COX_HELLO_COMMAND, .version = 2};
-    struct bytes bytes = {.size = COX_LOGON_SIZE};
-    cox_logon_format(&worker, bytes.data);
-    save("logon", "worker", &bytes);
-    cox_logon_format(&fd_store, bytes.data);
-    save("logon", "fd_store", &bytes);
-    cox_logon_format(&later, bytes.data);
-    save("logon", "later_version", &bytes);
+    struct cox_hello fd_store = {.role = COX_HELLO_FD_STORE, .fd_count_max = 1};
+    struct cox_hello later = {.role = COX_HELLO_COMMAND, .version = 2};
+    struct bytes bytes = {.size = COX_HELLO_SIZE};
+    cox_hello_format(&worker, bytes.data);
+    save("hello", "worker", &bytes);
+    cox_hello_format(&fd_store, bytes.data);
+    save("hello", "fd_store", &bytes);
+    cox_hello_format(&later, bytes.data);
+    save("hello", "later_version", &bytes);
 }
 
 static void sockets(void)
 {
-    struct cox_welcome welcome = {.version = COX_HELLO_VERSION,
-                                  .attach = COX_ATTACH_SEALED,
-                                  .rank = 3,
-                                  .rank_count = 8,
-                                  .generation = 2,
-                                  .epoch = MEMORY_EPOCH};
+    struct cox_hello_reply hello_reply = {.version = COX_HELLO_VERSION,
+                                          .attach = COX_ATTACH_SEALED,
+                                          .rank = 3,
+                                          .rank_count = 8,
+                                          .generation = 2,
+                                          .epoch = MEMORY_EPOCH};
     static const uint8_t head[] = {0, 4, 0, 31, 3},
                          requests[] = {2, 8, 4, 1, 2, 1, 20, 2, 22, 2, 1, 1, 12, 3, 70, 1, 246, 2};
     struct bytes bytes = {0};
     put(&bytes, head, sizeof head);
-    cox_welcome_format(&welcome, 4, bytes.data + bytes.size);
-    bytes.size += COX_WELCOME_SIZE;
-    save("control_socket", "welcome", &bytes);
+    cox_hello_reply_format(&hello_reply, 4, bytes.data + bytes.size);
+    bytes.size += COX_HELLO_REPLY_SIZE;
+    save("control_socket", "hello_reply", &bytes);
     bytes = (struct bytes){.size = 1, .data = {1}};
     bytes.size += cox_refusal_format(COX_TAKEN, "rank 3 is served by process 4242", bytes.data + 1);
     save("control_socket", "refusal", &bytes);
@@ -632,7 +632,7 @@ int main(int argc, char **argv)
     reply_slot("own", 3, 2, 2, 8, 7, false, "hello");
     reply_slot("failed", 1, 0, 1, 8, 3, true, "no");
     reply_slot("legacy_whole", 1, 0, 0, 1 | 2 | 4, 1, false, "hello");
-    logons();
+    hellos();
     sockets();
     handles();
     steps();

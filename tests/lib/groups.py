@@ -134,8 +134,8 @@ class Stranger:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.socket.settimeout(TIMEOUT)
         self.socket.connect(socket_path)
-        logon = struct.pack("<QIIQII", 1, 2, 0, 0, 0, 32)
-        self.socket.sendall(logon + bytes(1024 - len(logon)))
+        hello = struct.pack("<QIIQII", 1, 2, 0, 0, 0, 32)
+        self.socket.sendall(hello + bytes(1024 - len(hello)))
         first = self.read(1)
         if first == b"\1":
             self.read(127)

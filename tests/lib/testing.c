@@ -751,7 +751,7 @@ void test_await_socket(struct test_group *group)
 {
     /* More than it reads: by what is left the kernel tells its close, which comes after the end
      * that is read first. */
-    static const char nothing[COX_LOGON_SIZE + 4096];
+    static const char nothing[COX_HELLO_SIZE + 4096];
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const char *path = cox_executor_socket(group->executor);
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);

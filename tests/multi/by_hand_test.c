@@ -105,11 +105,11 @@ static int log_on_as(const char *control_socket, uint32_t rank, uint32_t generat
                      uint64_t start_offset, struct cox_error *err)
 {
     struct cox_control_connection session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = rank, .generation = generation};
-    int r = cox_peer_start_time(getpid(), &logon.start);
-    logon.start += start_offset;
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = rank, .generation = generation};
+    int r = cox_peer_start_time(getpid(), &hello.start);
+    hello.start += start_offset;
     if (r == 0)
-        r = cox_control_socket_connect(control_socket, &logon,
+        r = cox_control_socket_connect(control_socket, &hello,
                                        cox_deadline_after_ms(TEST_PATIENCE_MS), &session, err);
     if (r == 0)
         cox_control_connection_close(&session);

@@ -1,7 +1,7 @@
 /* The client's side, at control sockets that do not keep their promises. */
 #include "control_socket_fixture.h"
 
-#include "channel/socket/logon.h"
+#include "channel/socket/hello.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -47,7 +47,7 @@ struct script {
 static void *odd_socket(void *argument)
 {
     const struct script *script = argument;
-    uint8_t frame[COX_LOGON_SIZE];
+    uint8_t frame[COX_HELLO_SIZE];
     int many[COX_SOCKET_FD_COUNT_MAX];
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     for (int i = 0; i < COX_SOCKET_FD_COUNT_MAX; i++)
@@ -67,17 +67,17 @@ static void *odd_socket(void *argument)
 
 static void play(const struct script *script)
 {
-    struct cox_logon logon = {.role = script->role ? script->role : COX_HELLO_WORKER, .rank = 1};
+    struct cox_hello hello = {.role = script->role ? script->role : COX_HELLO_WORKER, .rank = 1};
     struct cox_control_connection session;
     struct cox_error err = {0};
     pthread_t thread;
     memset(&session, 0x5a, sizeof session);
     int before = fd_count();
-    if (logon.role != COX_HELLO_WORKER)
-        logon.rank = 0;
+    if (hello.role != COX_HELLO_WORKER)
+        hello.rank = 0;
     assert_int_equal(pthread_create(&thread, NULL, odd_socket, (void *)(uintptr_t)script), 0);
     uint64_t deadline_ns = script->expected == COX_TIMEOUT ? cox_deadline_after_ms(50) : PATIENCE;
-    int r = cox_control_socket_connect(path, &logon, deadline_ns, &session, &err);
+    int r = cox_control_socket_connect(path, &hello, deadline_ns, &session, &err);
     if (r != script->expected)
         fail_msg("%s: %d '%s', expected %d", script->what, r, err.text, script->expected);
     if (r == 0)
@@ -91,12 +91,13 @@ static void play(const struct script *script)
         fail_msg("%s: %d fds, then %d", script->what, before, fd_count());
 }
 
-static struct script welcome(const char *what, int expected, uint32_t fds_said, uint32_t fds_sent)
+static struct script hello_reply(const char *what, int expected, uint32_t fds_said,
+                                 uint32_t fds_sent)
 {
-    struct script script = {.what = what, .size = COX_WELCOME_SIZE, .fd_count = fds_sent};
-    struct cox_welcome said = {.version = 1, .rank = 1, .rank_count = 4};
+    struct script script = {.what = what, .size = COX_HELLO_REPLY_SIZE, .fd_count = fds_sent};
+    struct cox_hello_reply said = {.version = 1, .rank = 1, .rank_count = 4};
     script.expected = expected;
-    cox_welcome_format(&said, fds_said, script.bytes);
+    cox_hello_reply_format(&said, fds_said, script.bytes);
     script.stays = true;
     return script;
 }
@@ -107,31 +108,31 @@ static void a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing(void **state
     listen_at_path(8);
     struct script s[24];
     size_t count = 0;
-    s[count++] = welcome("in order", 0, 4, 4);
-    s[count++] = welcome("in order, no fds", 0, 0, 0);
-    s[count++] = welcome("one too few", COX_CORRUPT, 4, 3);
-    s[count++] = welcome("one too many", COX_CORRUPT, 4, 5);
-    s[count++] = welcome("none", COX_CORRUPT, 4, 0);
-    s[count++] = welcome("unexpected", COX_CORRUPT, 0, 1);
-    s[count++] = welcome("more than it takes", COX_CORRUPT, 33, 33);
-    s[count++] = welcome("as many as there are", COX_CORRUPT, 128, 128);
-    s[count] = welcome("for a command", COX_CORRUPT, 4, 4);
+    s[count++] = hello_reply("in order", 0, 4, 4);
+    s[count++] = hello_reply("in order, no fds", 0, 0, 0);
+    s[count++] = hello_reply("one too few", COX_CORRUPT, 4, 3);
+    s[count++] = hello_reply("one too many", COX_CORRUPT, 4, 5);
+    s[count++] = hello_reply("none", COX_CORRUPT, 4, 0);
+    s[count++] = hello_reply("unexpected", COX_CORRUPT, 0, 1);
+    s[count++] = hello_reply("more than it takes", COX_CORRUPT, 33, 33);
+    s[count++] = hello_reply("as many as there are", COX_CORRUPT, 128, 128);
+    s[count] = hello_reply("for a command", COX_CORRUPT, 4, 4);
     s[count++].role = COX_HELLO_COMMAND;
-    s[count] = welcome("late fds", COX_CORRUPT, 4, 4);
+    s[count] = hello_reply("late fds", COX_CORRUPT, 4, 4);
     s[count++].late_count = 1;
-    s[count] = welcome("all fds late", COX_CORRUPT, 4, 0);
+    s[count] = hello_reply("all fds late", COX_CORRUPT, 4, 0);
     s[count++].late_count = 4;
-    s[count] = welcome("more bytes", COX_CORRUPT, 4, 4);
+    s[count] = hello_reply("more bytes", COX_CORRUPT, 4, 4);
     s[count++].size += 1;
-    s[count] = welcome("cut", COX_CORRUPT, 4, 4);
+    s[count] = hello_reply("cut", COX_CORRUPT, 4, 4);
     s[count].size -= 1;
     s[count++].stays = false;
-    s[count] = welcome("one byte of it", COX_CORRUPT, 4, 4);
+    s[count] = hello_reply("one byte of it", COX_CORRUPT, 4, 4);
     s[count].size = 1;
     s[count++].stays = false;
-    s[count] = welcome("another rank", COX_CORRUPT, 4, 4);
+    s[count] = hello_reply("another rank", COX_CORRUPT, 4, 4);
     s[count++].bytes[1 + 12] = 2;
-    s[count] = welcome("no answer", COX_CORRUPT, 4, 4);
+    s[count] = hello_reply("no answer", COX_CORRUPT, 4, 4);
     s[count++].bytes[0] = 2;
     s[count++] = (struct script){
         .what = "refused", .bytes = {0, COX_FULL, 2, 'n', 'o'}, .size = 5, .expected = COX_FULL};
@@ -168,21 +169,21 @@ static void *odd_sockets(void *argument)
     return NULL;
 }
 
-/* Of an answer that is sent over a socket: whatever comes, it is a welcome or an error, and nothing
- * stays. */
+/* Of an answer that is sent over a socket: whatever comes, it is a hello reply or an error, and
+ * nothing stays. */
 static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
 {
     (void)state;
-    enum { BIT_COUNT = 8 * COX_WELCOME_SIZE, RANDOM_COUNT = 500 };
+    enum { BIT_COUNT = 8 * COX_HELLO_REPLY_SIZE, RANDOM_COUNT = 500 };
     struct script *scripts = calloc(BIT_COUNT + RANDOM_COUNT, sizeof *scripts);
     struct answers answers = {scripts, BIT_COUNT + RANDOM_COUNT};
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     pthread_t thread;
     uint64_t seed = 17;
-    size_t welcomes = 0;
+    size_t accepted = 0;
     assert_non_null(scripts);
     for (size_t i = 0; i < answers.count; i++) {
-        scripts[i] = welcome("flipped", 0, 4, 4);
+        scripts[i] = hello_reply("flipped", 0, 4, 4);
         scripts[i].stays = false;
         if (i < BIT_COUNT) {
             scripts[i].bytes[i / 8] ^= (uint8_t)(1u << (i % 8));
@@ -202,10 +203,10 @@ static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
     for (size_t i = 0; i < answers.count; i++) {
         struct cox_control_connection session;
         struct cox_error err = {0};
-        int r = cox_control_socket_connect(path, &logon, PATIENCE, &session, &err);
+        int r = cox_control_socket_connect(path, &hello, PATIENCE, &session, &err);
         if (r == 0) {
-            welcomes++;
-            assert_true(i < BIT_COUNT && session.fd_count == 4 && session.welcome.rank < 4);
+            accepted++;
+            assert_true(i < BIT_COUNT && session.fd_count == 4 && session.hello_reply.rank < 4);
             cox_control_connection_close(&session);
             continue;
         }
@@ -217,7 +218,7 @@ static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
     assert_int_equal(fd_count(), before);
     /* Of attach one bit, of a rank among four two, of how many ranks some, generation, and epoch.
      */
-    assert_in_range(welcomes, 1 + 2 + 64, 1 + 2 + 64 + 8);
+    assert_in_range(accepted, 1 + 2 + 64, 1 + 2 + 64 + 8);
     free(scripts);
     cox_close_fd(&listener);
 }
@@ -228,11 +229,11 @@ struct kind {
 };
 
 static void kind_add(struct kind *kinds, size_t *count, const char *where,
-                     const struct cox_logon *logon, uint64_t deadline_ns, int expected)
+                     const struct cox_hello *hello, uint64_t deadline_ns, int expected)
 {
     struct cox_control_connection session;
     struct cox_error err = {0};
-    int r = cox_control_socket_connect(where, logon, deadline_ns, &session, &err);
+    int r = cox_control_socket_connect(where, hello, deadline_ns, &session, &err);
     if (r != expected || err.code != expected)
         fail_msg("%s: %d '%s', expected %d", where, r, err.text, expected);
     for (size_t i = 0; i < *count; i++) {
@@ -246,14 +247,14 @@ static void kind_add(struct kind *kinds, size_t *count, const char *where,
 static void short_of_fds(void *context)
 {
     struct rlimit limit;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
     (void)context;
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = 3;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    CHECK(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err) == -EMFILE);
+    CHECK(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err) == -EMFILE);
     CHECK(err.code == -EMFILE && strstr(err.text, "open files"));
 }
 
@@ -265,23 +266,23 @@ static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
     (void)state;
     struct kind kinds[16];
     size_t count = 0;
-    struct cox_logon logon = worker_logon(), odd = logon;
+    struct cox_hello hello = worker_hello(), odd = hello;
     pthread_t thread;
-    struct script nonsense = welcome("nonsense", COX_CORRUPT, 4, 3),
+    struct script nonsense = hello_reply("nonsense", COX_CORRUPT, 4, 3),
                   silence = {.what = "silence", .stays = true, .expected = COX_TIMEOUT};
     listen_at_path(8);
     assert_int_equal(pthread_create(&thread, NULL, odd_socket, &silence), 0);
-    kind_add(kinds, &count, path, &logon, cox_deadline_after_ms(20), COX_TIMEOUT);
+    kind_add(kinds, &count, path, &hello, cox_deadline_after_ms(20), COX_TIMEOUT);
     pthread_join(thread, NULL);
     assert_int_equal(pthread_create(&thread, NULL, odd_socket, &nonsense), 0);
-    kind_add(kinds, &count, path, &logon, PATIENCE, COX_CORRUPT);
+    kind_add(kinds, &count, path, &hello, PATIENCE, COX_CORRUPT);
     pthread_join(thread, NULL);
     cox_close_fd(&listener);
-    kind_add(kinds, &count, path, &logon, PATIENCE, COX_CLOSED);
+    kind_add(kinds, &count, path, &hello, PATIENCE, COX_CLOSED);
     unlink(path);
-    kind_add(kinds, &count, path, &logon, PATIENCE, COX_NOT_FOUND);
-    kind_add(kinds, &count, "/dev/null", &logon, PATIENCE, COX_DENIED);
-    kind_add(kinds, &count, "", &logon, PATIENCE, COX_INVALID);
+    kind_add(kinds, &count, path, &hello, PATIENCE, COX_NOT_FOUND);
+    kind_add(kinds, &count, "/dev/null", &hello, PATIENCE, COX_DENIED);
+    kind_add(kinds, &count, "", &hello, PATIENCE, COX_INVALID);
     socket_start(NULL);
     snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
     odd.version = 2;
@@ -289,7 +290,7 @@ static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
     static const int reasons[] = {COX_TAKEN, COX_FULL, COX_STATE, COX_UNSUPPORTED, COX_REJECTED};
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
         HOST(host.refuse = reasons[i]; snprintf(host.reason, sizeof host.reason, "reason %zu", i));
-        kind_add(kinds, &count, path, &logon, PATIENCE, reasons[i]);
+        kind_add(kinds, &count, path, &hello, PATIENCE, reasons[i]);
     }
     client_run(short_of_fds, NULL);
 }
@@ -299,7 +300,7 @@ static void a2_b18_a_socket_that_does_not_answer_is_a_timeout(void **state)
     (void)state;
     listen_at_path(8);
     struct script silence = {.what = "silence", .stays = true, .expected = COX_TIMEOUT};
-    struct script half = welcome("half", COX_TIMEOUT, 4, 4);
+    struct script half = hello_reply("half", COX_TIMEOUT, 4, 4);
     struct script reason = {.what = "half a reason",
                             .bytes = {0, COX_FULL, 9, 'n', 'o'},
                             .size = 5,
@@ -317,7 +318,7 @@ static void a2_b2_a_full_backlog_is_a_timeout(void **state)
 {
     (void)state;
     int waiting[4], count = 0;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
     listen_at_path(0);
@@ -334,7 +335,7 @@ static void a2_b2_a_full_backlog_is_a_timeout(void **state)
     const uint64_t deadlines[] = {0, cox_deadline_after_ms(30)};
     for (int i = 0; i < 2; i++) {
         err.code = 0;
-        assert_int_equal(cox_control_socket_connect(path, &logon, deadlines[i], &session, &err),
+        assert_int_equal(cox_control_socket_connect(path, &hello, deadlines[i], &session, &err),
                          COX_TIMEOUT);
         assert_non_null(strstr(err.text, "so many wait there"));
     }
@@ -349,7 +350,7 @@ static void *make_room(void *argument)
     (void)argument;
     /* The one that is in the way goes; then the client's turn comes. */
     for (int i = 0; i < 2; i++) {
-        uint8_t frame[COX_LOGON_SIZE];
+        uint8_t frame[COX_HELLO_SIZE];
         int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
         if (cox_socket_receive(fd, frame, sizeof frame, NULL, 0, NULL, PATIENCE) == 0) {
             static const uint8_t full[] = {0, COX_FULL, 1, 'x'};
@@ -363,14 +364,14 @@ static void *make_room(void *argument)
 static void a2_a_place_in_the_backlog_is_waited_for(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     pthread_t thread;
     listen_at_path(0);
     int first = raw_connect(path);
     assert_int_equal(shutdown(first, SHUT_WR), 0);
     assert_int_equal(pthread_create(&thread, NULL, make_room, NULL), 0);
-    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL), COX_FULL);
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL), COX_FULL);
     pthread_join(thread, NULL);
     close(first);
     cox_close_fd(&listener);
@@ -388,7 +389,7 @@ static void serve(void *context)
 static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
     char expected[sizeof err.text];
@@ -401,7 +402,7 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     kill(pid, SIGSTOP);
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid); /* all its threads have stopped */
     assert_int_equal(
-        cox_control_socket_connect(path, &logon, cox_deadline_after_ms(50), &session, &err),
+        cox_control_socket_connect(path, &hello, cox_deadline_after_ms(50), &session, &err),
         COX_TIMEOUT);
     snprintf(
         expected, sizeof expected,
@@ -409,7 +410,7 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
         path, (int)pid);
     assert_string_equal(err.text, expected);
     kill(pid, SIGCONT);
-    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL), 0);
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL), 0);
     kill(pid, SIGKILL);
     child_status(pid);
     assert_int_equal(raw_answer(session.fd, NULL), -COX_CLOSED); /* A24: at once, no hang */
@@ -421,36 +422,36 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
 static void k19_paths_that_cannot_be(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     char *text = malloc(5000);
     int before = fd_count();
     memset(text, 'x', 4999);
     text[4999] = '\0';
-    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect(text, &hello, PATIENCE, &session, NULL),
                      COX_INVALID);
     text[4500] = '/';
-    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect(text, &hello, PATIENCE, &session, NULL),
                      COX_INVALID);
-    assert_int_equal(cox_control_socket_connect("", &logon, PATIENCE, &session, NULL), COX_INVALID);
-    assert_int_equal(cox_control_socket_connect("/tmp/", &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect("", &hello, PATIENCE, &session, NULL), COX_INVALID);
+    assert_int_equal(cox_control_socket_connect("/tmp/", &hello, PATIENCE, &session, NULL),
                      COX_INVALID);
     text[83] = '\0';
-    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect(text, &hello, PATIENCE, &session, NULL),
                      COX_INVALID);
     text[82] = '\0';
-    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect(text, &hello, PATIENCE, &session, NULL),
                      COX_NOT_FOUND);
-    assert_int_equal(cox_control_socket_connect("/dev/null", &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect("/dev/null", &hello, PATIENCE, &session, NULL),
                      COX_DENIED);
-    assert_int_equal(cox_control_socket_connect("/dev/null/x", &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect("/dev/null/x", &hello, PATIENCE, &session, NULL),
                      COX_DENIED);
-    assert_int_equal(cox_control_socket_connect("/nonexistent/x", &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect("/nonexistent/x", &hello, PATIENCE, &session, NULL),
                      COX_NOT_FOUND);
     listen_at_path(1);
     snprintf(text, 5000, "%s/link", folder);
     assert_int_equal(symlink("odd.door", text), 0);
-    assert_int_equal(cox_control_socket_connect(text, &logon, PATIENCE, &session, NULL),
+    assert_int_equal(cox_control_socket_connect(text, &hello, PATIENCE, &session, NULL),
                      COX_DENIED);
     cox_close_fd(&listener);
     assert_int_equal(fd_count(), before);
@@ -466,7 +467,7 @@ static void alarmed(int signal_number)
 
 static void interrupted_connections(void *context)
 {
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct sigaction action = {.sa_handler = alarmed};
     struct itimerval often = {{0, 100}, {0, 100}};
     (void)context;
@@ -475,7 +476,7 @@ static void interrupted_connections(void *context)
     for (int i = 0; i < 50 || alarms < 5; i++) {
         struct cox_control_connection session;
         struct cox_error err = {0};
-        int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+        int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                            PATIENCE, &session, &err);
         if (r)
             fprintf(stderr, "%s\n", err.text);
@@ -495,7 +496,8 @@ static void k17_b47_interruptions_change_nothing(void **state)
 static void a18_a_session_can_be_made_by_hand(void **state)
 {
     (void)state;
-    struct cox_control_connection session = {.fd = -1, .welcome = {.rank_count = 2}, .fd_count = 1};
+    struct cox_control_connection session = {
+        .fd = -1, .hello_reply = {.rank_count = 2}, .fd_count = 1};
     int before = fd_count();
     session.fds[0] = dup(host_fds[0]);
     cox_control_connection_close(&session);

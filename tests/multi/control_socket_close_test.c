@@ -4,7 +4,7 @@
 
 #include "channel/handle/fd_store.h"
 #include "channel/socket/fd_entries.h"
-#include "channel/socket/logon.h"
+#include "channel/socket/hello.h"
 
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -117,9 +117,9 @@ static struct cox_handle handle_of(int fd)
 }
 
 /* Each returns the connection. */
-static int with_a_logon(enum kind kind)
+static int with_a_hello(enum kind kind)
 {
-    uint8_t frame[COX_LOGON_SIZE] = {0};
+    uint8_t frame[COX_HELLO_SIZE] = {0};
     int fd = raw_connect(cox_control_socket_path(control_socket)), unwanted = trap(kind);
     send_all(fd, frame, 100, &unwanted, 1);
     return fd;
@@ -189,7 +189,7 @@ static int more_than_is_allowed(enum kind kind)
 /* Behind what ends the connection: nobody ever receives them. */
 static int left_unread(enum kind kind)
 {
-    uint8_t bytes[COX_LOGON_SIZE + 1] = {0};
+    uint8_t bytes[COX_HELLO_SIZE + 1] = {0};
     int fd = raw_connect(cox_control_socket_path(control_socket));
     for (size_t i = 0; i < 3; i++) {
         int unwanted = trap(kind);
@@ -200,10 +200,10 @@ static int left_unread(enum kind kind)
 
 static int of_a_worker(enum kind kind)
 {
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     int unwanted = trap(kind);
-    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
                                      &session, NULL) == 0);
     send_all(session.fd, "x", 1, &unwanted, 1);
     return session.fd;
@@ -260,7 +260,7 @@ static int behind_an_urgent_byte(enum kind kind)
 }
 
 static int (*const ways[])(enum kind kind) = {
-    with_a_logon,
+    with_a_hello,
     as_an_fd_entry,
     as_an_fd_entry_that_is_removed,
     as_an_fd_entry_that_is_refused,
@@ -319,11 +319,11 @@ static int leave(size_t way, enum kind kind)
 
 static void served(void)
 {
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
     HOST(host.fd_count = 0);
-    if (cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+    if (cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                    cox_deadline_after_ms(20000), &session, &err))
         fail_msg("%s", err.text);
     cox_control_connection_close(&session);

@@ -51,24 +51,24 @@ static int host_worker(void *context, const struct cox_control_client *client,
                        struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     (void)context;
-    const struct cox_logon *logon = &client->logon;
+    const struct cox_hello *hello = &client->hello;
     pthread_mutex_lock(&lock);
     uint32_t rank =
-        logon->rank == COX_HELLO_RANK_ANY ? host.workers % host.rank_count : logon->rank;
-    bool fits = logon->rank_count == 0 || logon->rank_count == host.rank_count;
+        hello->rank == COX_HELLO_RANK_ANY ? host.workers % host.rank_count : hello->rank;
+    bool fits = hello->rank_count == 0 || hello->rank_count == host.rank_count;
     if (fits) {
-        answer->welcome = (struct cox_welcome){.attach = COX_ATTACH_SEALED,
-                                               .rank = rank,
-                                               .rank_count = host.rank_count,
-                                               .generation = 1,
-                                               .epoch = 77};
+        answer->hello_reply = (struct cox_hello_reply){.attach = COX_ATTACH_SEALED,
+                                                       .rank = rank,
+                                                       .rank_count = host.rank_count,
+                                                       .generation = 1,
+                                                       .epoch = 77};
         memcpy(answer->fds, host_fds, sizeof host_fds);
         answer->fd_count = host.fd_count;
     }
     pthread_mutex_unlock(&lock);
     if (!fits)
         return cox_fail(err, COX_DIVERGED, "the group has %u ranks, not %u", host.rank_count,
-                        logon->rank_count);
+                        hello->rank_count);
     count(&host.workers);
     return 0;
 }
@@ -239,7 +239,7 @@ int socket_teardown(void **state)
 struct cox_control_socket_options host_options(const char *name)
 {
     return (struct cox_control_socket_options){
-        .name = name, .folder = folder, .logon_ms = 60000, .log = {.fn = host_log}};
+        .name = name, .folder = folder, .hello_ms = 60000, .log = {.fn = host_log}};
 }
 
 void socket_start(const struct cox_control_socket_options *options)
@@ -286,9 +286,9 @@ void client_run(void (*fn)(void *context), void *context)
     child_join(client_start(fn, context));
 }
 
-struct cox_logon worker_logon(void)
+struct cox_hello worker_hello(void)
 {
-    return (struct cox_logon){.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
+    return (struct cox_hello){.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
 }
 
 int raw_connect(const char *path)
@@ -303,7 +303,7 @@ int raw_connect(const char *path)
 
 int raw_answer(int fd, char *text)
 {
-    uint8_t head[3], rest[COX_LOGON_SIZE];
+    uint8_t head[3], rest[COX_HELLO_SIZE];
     int fds[COX_HELLO_FD_COUNT_MAX];
     uint32_t fd_count = 0;
     int r = cox_socket_receive(fd, head, 1, fds, COX_HELLO_FD_COUNT_MAX, &fd_count, PATIENCE);

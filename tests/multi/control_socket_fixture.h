@@ -73,10 +73,10 @@ int folder_count(void);
 pid_t client_start(void (*fn)(void *context), void *context);
 void client_run(void (*fn)(void *context), void *context);
 
-struct cox_logon worker_logon(void);
+struct cox_hello worker_hello(void);
 /* A connection without a word. */
 int raw_connect(const char *path);
-/* What the coordinator says: the code of a refusal (its text in text[256]), 0: a welcome, -1:
+/* What the coordinator says: the code of a refusal (its text in text[256]), 0: a hello reply, -1:
  * closed without a word. */
 int raw_answer(int fd, char *text);
 /* The file that fd means has this text. */

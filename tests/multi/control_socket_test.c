@@ -2,7 +2,7 @@
  */
 #include "control_socket_fixture.h"
 
-#include "channel/socket/logon.h"
+#include "channel/socket/hello.h"
 
 #include <fcntl.h>
 #include <malloc.h>
@@ -17,9 +17,9 @@
 /* ---- those who come in ---- */
 
 struct worker_connection {
-    struct cox_logon logon;
+    struct cox_hello hello;
     uint32_t rank, fd_count;
-    /* pipe ends: welcomed; until the other end closes */
+    /* pipe ends: accepted; until the other end closes */
     int told, hold;
 };
 
@@ -28,14 +28,14 @@ static void worker_connection(void *context)
     const struct worker_connection *connection = context;
     struct cox_control_connection session;
     struct cox_error err = {0};
-    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &connection->logon,
+    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &connection->hello,
                                        PATIENCE, &session, &err);
     if (r)
         fprintf(stderr, "%s\n", err.text);
     CHECK(r == 0);
-    CHECK(session.welcome.version == COX_HELLO_VERSION && session.welcome.epoch == 77);
-    CHECK(session.welcome.attach == COX_ATTACH_SEALED && session.welcome.generation == 1);
-    CHECK(connection->rank == COX_HELLO_RANK_ANY || session.welcome.rank == connection->rank);
+    CHECK(session.hello_reply.version == COX_HELLO_VERSION && session.hello_reply.epoch == 77);
+    CHECK(session.hello_reply.attach == COX_ATTACH_SEALED && session.hello_reply.generation == 1);
+    CHECK(connection->rank == COX_HELLO_RANK_ANY || session.hello_reply.rank == connection->rank);
     CHECK(session.fd_count == connection->fd_count);
     for (uint32_t i = 0; i < session.fd_count; i++) {
         CHECK(fd_says(session.fds[i], i));
@@ -60,18 +60,18 @@ static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
     const uint32_t counts[] = {0, 1, 4, 28, COX_HELLO_FD_COUNT_MAX};
     socket_start(NULL);
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        struct worker_connection connection = {worker_logon(), 3, counts[i], -1, -1};
-        connection.logon.rank = 3;
-        connection.logon.rank_count = 4;
-        connection.logon.start = 12345;
+        struct worker_connection connection = {worker_hello(), 3, counts[i], -1, -1};
+        connection.hello.rank = 3;
+        connection.hello.rank_count = 4;
+        connection.hello.start = 12345;
         HOST(host.fd_count = counts[i]);
         pid_t pid = client_start(worker_connection, &connection);
         child_join(pid);
         await_count(&host.gone, (uint32_t)i + 1);
         assert_int_equal(last_client().pid, pid);
         assert_int_equal(last_client().uid, geteuid());
-        assert_int_equal(last_client().logon.rank, 3);
-        assert_true(last_client().logon.start == 12345);
+        assert_int_equal(last_client().hello.rank, 3);
+        assert_true(last_client().hello.start == 12345);
         assert_int_equal(last_client().id, i + 1);
     }
 }
@@ -79,7 +79,7 @@ static void a1_a9_a_worker_gets_its_place_and_all_its_fds_at_once(void **state)
 static void b20_the_end_of_a_worker_is_the_end_of_its_connection(void **state)
 {
     (void)state;
-    struct worker_connection connection = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
+    struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, -1, -1};
     int told[2], hold[2];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(hold, O_CLOEXEC), 0);
     connection.told = told[1];
@@ -112,7 +112,7 @@ static void at_once(void *context)
 static void a1_64_workers_come_in_at_once(void **state)
 {
     (void)state;
-    struct worker_connection connection = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
+    struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, -1, -1};
     pid_t pids[64];
     int gate[2];
     host.rank_count = 64;
@@ -142,12 +142,12 @@ static void a1_64_workers_come_in_at_once(void **state)
 
 static void command_connection(void *context)
 {
-    struct cox_logon logon = {.role = COX_HELLO_COMMAND};
+    struct cox_hello hello = {.role = COX_HELLO_COMMAND};
     struct cox_control_connection session;
     struct cox_error err = {0};
     char text[4] = "";
     int expected = *(int *)context;
-    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
                                        &session, &err);
     CHECK(r == expected);
     if (r) {
@@ -183,12 +183,12 @@ static void roles_without_a_hook_are_refused(void **state)
     struct cox_control_socket_options options = host_options("test");
     const struct cox_control_socket_hooks none = {.context = NULL};
     struct cox_control_connection session;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_error err = {0};
     int expected = COX_UNSUPPORTED;
     assert_int_equal(cox_control_socket_open(&options, &none, &control_socket, NULL), 0);
     client_run(command_connection, &expected);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                                 PATIENCE, &session, &err),
                      COX_UNSUPPORTED);
     assert_non_null(strstr(err.text, "workers do not come in"));
@@ -196,11 +196,11 @@ static void roles_without_a_hook_are_refused(void **state)
 
 /* ---- those who do not ---- */
 
-static int refused(const struct cox_logon *logon, const char *text)
+static int refused(const struct cox_hello *hello, const char *text)
 {
     struct cox_control_connection session;
     struct cox_error err = {0};
-    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), logon, PATIENCE,
+    int r = cox_control_socket_connect(cox_control_socket_path(control_socket), hello, PATIENCE,
                                        &session, &err);
     assert_true(r > 0);
     assert_int_equal(err.code, r);
@@ -212,72 +212,72 @@ static int refused(const struct cox_logon *logon, const char *text)
 static void a21_a10_a_veto_has_its_reason_and_its_code(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     socket_start(NULL);
     HOST(host.refuse = COX_TAKEN);
     HOST(strcpy(host.reason, "rank 3 is served by process 17"));
-    assert_int_equal(refused(&logon, "rank 3 is served by process 17"), COX_TAKEN);
+    assert_int_equal(refused(&hello, "rank 3 is served by process 17"), COX_TAKEN);
     HOST(host.refuse = -EIO); /* no status */
-    assert_int_equal(refused(&logon, "rank 3 is served"), COX_REJECTED);
+    assert_int_equal(refused(&hello, "rank 3 is served"), COX_REJECTED);
     HOST(host.refuse = COX_DIVERGED);
     char reason[sizeof host.reason];
     memset(reason, 'x', 253);
     strcpy(reason + 253, "!\xe2\x98\x83 and more");
     HOST(strcpy(host.reason, reason));
-    assert_int_equal(refused(&logon, "xx!"), COX_DIVERGED);
+    assert_int_equal(refused(&hello, "xx!"), COX_DIVERGED);
     HOST(host.refuse = 0);
-    logon.rank_count = 5;
-    assert_int_equal(refused(&logon, "the group has 4 ranks, not 5"), COX_DIVERGED);
+    hello.rank_count = 5;
+    assert_int_equal(refused(&hello, "the group has 4 ranks, not 5"), COX_DIVERGED);
     assert_int_equal(read_count(&host.gone), 0);
     assert_int_equal(read_count(&host.workers), 0);
 }
 
-static void a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words(void **state)
+static void a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     socket_start(NULL);
-    logon.version = 9;
-    assert_int_equal(refused(&logon, "the client speaks version 9, the coordinator speaks 1"),
+    hello.version = 9;
+    assert_int_equal(refused(&hello, "the client speaks version 9, the coordinator speaks 1"),
                      COX_VERSION);
-    logon = worker_logon();
-    logon.rank_count = 200;
-    assert_int_equal(refused(&logon, "world size; count=200"), COX_INVALID);
-    logon = worker_logon();
-    logon.fd_count_max = 129;
-    assert_int_equal(refused(&logon, "fds at once; count=129"), COX_INVALID);
-    logon = worker_logon();
-    logon.request_size_min = UINT64_MAX;
-    assert_int_equal(refused(&logon, "request size; bytes="), COX_INVALID);
-    logon = worker_logon();
-    logon.flags = 8;
-    assert_int_equal(refused(&logon, "flags; bits=0x8"), COX_INVALID);
+    hello = worker_hello();
+    hello.rank_count = 200;
+    assert_int_equal(refused(&hello, "world size; count=200"), COX_INVALID);
+    hello = worker_hello();
+    hello.fd_count_max = 129;
+    assert_int_equal(refused(&hello, "fds at once; count=129"), COX_INVALID);
+    hello = worker_hello();
+    hello.request_size_min = UINT64_MAX;
+    assert_int_equal(refused(&hello, "request size; bytes="), COX_INVALID);
+    hello = worker_hello();
+    hello.flags = 8;
+    assert_int_equal(refused(&hello, "flags; bits=0x8"), COX_INVALID);
     assert_int_equal(read_count(&host.admitted), 0);
 }
 
 static void a12_a_worker_that_takes_too_few_fds_is_refused(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     host.fd_count = 28;
-    logon.fd_count_max = 27;
+    hello.fd_count_max = 27;
     socket_start(NULL);
-    assert_int_equal(refused(&logon, "needs 28 fds at once; this one takes 27"), COX_TOO_LARGE);
+    assert_int_equal(refused(&hello, "needs 28 fds at once; this one takes 27"), COX_TOO_LARGE);
     await_count(&host.gone, 1);
-    logon.fd_count_max = 28;
-    struct worker_connection connection = {logon, COX_HELLO_RANK_ANY, 28, -1, -1};
+    hello.fd_count_max = 28;
+    struct worker_connection connection = {hello, COX_HELLO_RANK_ANY, 28, -1, -1};
     client_run(worker_connection, &connection);
 }
 
 /* What the hook gave cannot be sent: nothing of it was, and the client is told. */
-static void b19_a_welcome_that_cannot_be_sent_is_a_refusal(void **state)
+static void b19_a_hello_reply_that_cannot_be_sent_is_a_refusal(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     int saved = host_fds[2];
     socket_start(NULL);
     HOST(host_fds[2] = 9999);
-    assert_int_equal(refused(&logon, "the welcome could not be sent: Bad file descriptor"),
+    assert_int_equal(refused(&hello, "the hello reply could not be sent: Bad file descriptor"),
                      COX_REJECTED);
     await_count(&host.gone, 1);
     HOST(host_fds[2] = saved);
@@ -285,7 +285,7 @@ static void b19_a_welcome_that_cannot_be_sent_is_a_refusal(void **state)
 
 static void proper_connection(void)
 {
-    struct worker_connection connection = {worker_logon(), COX_HELLO_RANK_ANY, 4, -1, -1};
+    struct worker_connection connection = {worker_hello(), COX_HELLO_RANK_ANY, 4, -1, -1};
     client_run(worker_connection, &connection);
 }
 
@@ -294,21 +294,21 @@ static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
     (void)state;
     struct cox_control_socket_options options = host_options("test");
     char text[256];
-    uint8_t frame[COX_LOGON_SIZE];
-    struct cox_logon logon = worker_logon();
-    options.logon_ms = 20;
+    uint8_t frame[COX_HELLO_SIZE];
+    struct cox_hello hello = worker_hello();
+    options.hello_ms = 20;
     socket_start(&options);
     const size_t sizes[] = {0, 1, 1023};
-    cox_logon_format(&logon, frame);
+    cox_hello_format(&hello, frame);
     for (size_t i = 0; i < 3; i++) {
         int fd = raw_connect(cox_control_socket_path(control_socket));
         assert_true(sizes[i] == 0 || send(fd, frame, sizes[i], 0) == (ssize_t)sizes[i]);
         assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
-        assert_non_null(strstr(text, "of 1024 bytes of the logon came within 20 ms"));
+        assert_non_null(strstr(text, "of 1024 bytes of the hello came within 20 ms"));
         close(fd);
     }
     /* Bytes that go on coming, one by one, give it no more time. */
-    unsigned came = COX_LOGON_SIZE;
+    unsigned came = COX_HELLO_SIZE;
     int slow = raw_connect(cox_control_socket_path(control_socket));
     for (size_t i = 0; i < 1023 && send(slow, frame + i, 1, MSG_NOSIGNAL) == 1; i++)
         nanosleep(&(struct timespec){.tv_nsec = 10 * (long)COX_NSEC_PER_MSEC}, NULL);
@@ -317,7 +317,7 @@ static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
     assert_true(came < 1023);
     close(slow);
     socket_stop();
-    options.logon_ms = 0; /* where nobody says */
+    options.hello_ms = 0; /* where nobody says */
     socket_start(&options);
     int fd = raw_connect(cox_control_socket_path(control_socket));
     assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
@@ -329,10 +329,10 @@ static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
 static void a17_a_frame_may_come_in_any_pieces(void **state)
 {
     (void)state;
-    uint8_t frame[COX_LOGON_SIZE];
-    struct cox_logon logon = worker_logon();
+    uint8_t frame[COX_HELLO_SIZE];
+    struct cox_hello hello = worker_hello();
     uint64_t seed = 7;
-    cox_logon_format(&logon, frame);
+    cox_hello_format(&hello, frame);
     socket_start(NULL);
     for (int round = 0; round < 20; round++) {
         int fd = raw_connect(cox_control_socket_path(control_socket));
@@ -374,24 +374,24 @@ static void b21_200_slow_clients_hold_up_nobody(void **state)
     }
 }
 
-static void who_is_welcome_stays_when_all_places_are_taken(void **state)
+static void an_accepted_client_stays_when_all_places_are_taken(void **state)
 {
     (void)state;
     struct cox_control_socket_options options = host_options("test");
     struct cox_control_connection sessions[3];
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     options.client_max = 3;
     socket_start(&options);
     for (int i = 0; i < 3; i++)
-        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                                     PATIENCE, &sessions[i], NULL),
                          0);
     for (int i = 0; i < 5; i++)
-        assert_int_equal(refused(&logon, "3 connections are open"), COX_FULL);
+        assert_int_equal(refused(&hello, "3 connections are open"), COX_FULL);
     assert_int_equal(read_count(&host.gone), 0);
     cox_control_connection_close(&sessions[1]);
     await_count(&host.gone, 1);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                                 PATIENCE, &sessions[1], NULL),
                      0);
     for (int i = 0; i < 3; i++)
@@ -451,7 +451,7 @@ static uint64_t log_told(void)
 static void g1h_a_storm_of_refusals_is_a_few_lines_and_their_number(void **state)
 {
     enum { COUNT = 30000 };
-    uint8_t frame[COX_LOGON_SIZE];
+    uint8_t frame[COX_HELLO_SIZE];
     char text[256];
     (void)state;
     memset(frame, 0xff, sizeof frame);
@@ -491,10 +491,10 @@ static void b21_a_flood_of_silent_connections_holds_up_nobody(void **state)
     for (int i = 0; i < 4; i++)
         flood[i] = client_start(hoarding, NULL);
     for (int i = 0; i < 100; i++) {
-        struct cox_logon logon = worker_logon();
+        struct cox_hello hello = worker_hello();
         struct cox_control_connection session;
         struct cox_error err = {0};
-        if (cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+        if (cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
                                        &session, &err))
             fail_msg("connection %d: %s", i, err.text);
         cox_control_connection_close(&session);
@@ -512,7 +512,7 @@ static void b14_garbage_is_refused_in_words(void **state)
     char text[256];
     socket_start(NULL);
     for (int round = 0; round < 200; round++) {
-        uint8_t bytes[COX_LOGON_SIZE];
+        uint8_t bytes[COX_HELLO_SIZE];
         int fd = raw_connect(cox_control_socket_path(control_socket));
         for (size_t i = 0; i < sizeof bytes; i++)
             bytes[i] = (uint8_t)random_next(&seed);
@@ -528,13 +528,13 @@ static void b14_garbage_is_refused_in_words(void **state)
     assert_int_equal(read_count(&host.admitted), 0);
 }
 
-static void b15_fds_that_come_with_a_logon_are_closed(void **state)
+static void b15_fds_that_come_with_a_hello_are_closed(void **state)
 {
     (void)state;
-    uint8_t frame[COX_LOGON_SIZE];
-    struct cox_logon logon = worker_logon();
+    uint8_t frame[COX_HELLO_SIZE];
+    struct cox_hello hello = worker_hello();
     char text[256];
-    cox_logon_format(&logon, frame);
+    cox_hello_format(&hello, frame);
     socket_start(NULL);
     int before = fd_count();
     for (uint32_t count = 1; count <= COX_HELLO_FD_COUNT_MAX; count *= 2)
@@ -546,17 +546,17 @@ static void b15_fds_that_come_with_a_logon_are_closed(void **state)
                                              host_fds, count, PATIENCE),
                              0);
             assert_int_equal(raw_answer(fd, text), COX_CORRUPT);
-            assert_non_null(strstr(text, "came with the logon"));
+            assert_non_null(strstr(text, "came with the hello"));
             close(fd);
         }
     assert_int_equal(read_count(&host.admitted), 0);
     await_fds(before);
 }
 
-static void a16_who_leaves_before_its_logon_is_complete_is_forgotten(void **state)
+static void a16_who_leaves_before_its_hello_is_complete_is_forgotten(void **state)
 {
     (void)state;
-    uint8_t frame[COX_LOGON_SIZE] = {1};
+    uint8_t frame[COX_HELLO_SIZE] = {1};
     socket_start(NULL);
     int before = fd_count();
     const size_t sizes[] = {1, 500, 1023};
@@ -584,16 +584,16 @@ static void a16_b20_a_worker_that_closes_one_direction_has_gone(void **state)
 {
     (void)state;
     struct cox_control_connection session;
-    struct cox_logon logon = worker_logon();
-    uint8_t frame[COX_LOGON_SIZE];
+    struct cox_hello hello = worker_hello();
+    uint8_t frame[COX_HELLO_SIZE];
     socket_start(NULL);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                                 PATIENCE, &session, NULL),
                      0);
     assert_int_equal(shutdown(session.fd, SHUT_WR), 0);
     await_count(&host.gone, 1);
     cox_control_connection_close(&session);
-    cox_logon_format(&logon, frame);
+    cox_hello_format(&hello, frame);
     int fd = raw_connect(cox_control_socket_path(control_socket));
     assert_int_equal(send(fd, frame, sizeof frame, 0), sizeof frame);
     assert_int_equal(shutdown(fd, SHUT_WR), 0);
@@ -605,24 +605,24 @@ static void a16_b20_a_worker_that_closes_one_direction_has_gone(void **state)
 static void b14_more_than_a_frame_is_refused(void **state)
 {
     (void)state;
-    uint8_t bytes[COX_LOGON_SIZE * 3];
-    struct cox_logon logon = worker_logon();
+    uint8_t bytes[COX_HELLO_SIZE * 3];
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     char text[256];
     memset(bytes, 0, sizeof bytes);
-    cox_logon_format(&logon, bytes);
+    cox_hello_format(&hello, bytes);
     socket_start(NULL);
-    for (size_t more = 1; more < sizeof bytes - COX_LOGON_SIZE; more *= 3) {
+    for (size_t more = 1; more < sizeof bytes - COX_HELLO_SIZE; more *= 3) {
         int fd = raw_connect(cox_control_socket_path(control_socket));
-        assert_int_equal(send(fd, bytes, COX_LOGON_SIZE + more, 0), COX_LOGON_SIZE + more);
+        assert_int_equal(send(fd, bytes, COX_HELLO_SIZE + more, 0), COX_HELLO_SIZE + more);
         assert_int_equal(raw_answer(fd, text), COX_CORRUPT);
         assert_non_null(strstr(text, "more than the 1024 bytes"));
         close(fd);
     }
-    /* And after its welcome it has nothing to say: it is taken for dead. */
+    /* And after its hello reply it has nothing to say: it is taken for dead. */
     assert_int_equal(read_count(&host.gone), 0);
     for (uint32_t with_fd = 0; with_fd < 2; with_fd++) {
-        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                                     PATIENCE, &session, NULL),
                          0);
         assert_int_equal(cox_socket_send(session.fd, "x", 1, host_fds, with_fd, PATIENCE), 0);
@@ -630,7 +630,7 @@ static void b14_more_than_a_frame_is_refused(void **state)
         assert_int_equal(raw_answer(session.fd, NULL), -COX_CLOSED);
         cox_control_connection_close(&session);
     }
-    await_log("expected nothing after its logon");
+    await_log("expected nothing after its hello");
 }
 
 /* ---- want of fds, time, and much of it ---- */
@@ -639,7 +639,7 @@ static void few_fds(void *context)
 {
     (void)context;
     struct cox_control_socket_options options = host_options("few");
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct rlimit limit;
     char text[256];
@@ -665,7 +665,7 @@ static void few_fds(void *context)
     }
     limit.rlim_cur = limit.rlim_max;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
                                      &session, NULL) == 0);
     cox_control_connection_close(&session);
     socket_stop();
@@ -707,7 +707,7 @@ static void scarce_socket(void *context)
 static void b21_silent_clients_keep_no_fd_from_others(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     int told[2], end[2], silent[50];
     char path[COX_SOCKET_PATH_SIZE], text[256];
@@ -727,14 +727,14 @@ static void b21_silent_clients_keep_no_fd_from_others(void **state)
         struct cox_error err = {0};
         silent[i] = raw_connect(path);
         assert_true(silent[i] >= 0);
-        if (i % 5 == 4 && cox_control_socket_connect(path, &logon, PATIENCE, &session, &err))
+        if (i % 5 == 4 && cox_control_socket_connect(path, &hello, PATIENCE, &session, &err))
             fail_msg("behind %d: %s", i, err.text);
         else if (i % 5 == 4)
             cox_control_connection_close(&session);
     }
     assert_int_equal(raw_answer(silent[0], text), COX_FULL);
     assert_non_null(
-        strstr(text, "0 of 1024 bytes of the logon had come when a newer client needed its fd"));
+        strstr(text, "0 of 1024 bytes of the hello had come when a newer client needed its fd"));
     close(end[1]);
     child_join(pid);
     for (int i = 0; i < 50; i++)
@@ -783,8 +783,8 @@ static void more_than_fds(void *context)
     enum { COUNT = 6, ROOM = 3 };
     struct cox_control_socket_options options = host_options("crowd");
     struct cox_control_socket_hooks hooks = host_hooks;
-    struct cox_logon logon = worker_logon();
-    uint8_t frame[COX_LOGON_SIZE];
+    struct cox_hello hello = worker_hello();
+    uint8_t frame[COX_HELLO_SIZE];
     int fds[COUNT + 1];
     char text[256];
     (void)context;
@@ -792,7 +792,7 @@ static void more_than_fds(void *context)
     HOST(host.fd_count = 0);
     CHECK(sem_init(&admit_entered, 0, 0) == 0 && sem_init(&admit_go, 0, 0) == 0);
     CHECK(cox_control_socket_open(&options, &hooks, &control_socket, NULL) == 0);
-    cox_logon_format(&logon, frame);
+    cox_hello_format(&hello, frame);
     for (int i = 0; i <= COUNT; i++) {
         fds[i] = raw_connect(cox_control_socket_path(control_socket));
         CHECK(fds[i] >= 0);
@@ -826,8 +826,8 @@ static void limit_lowered(void *context)
 {
     (void)context;
     struct rlimit limit;
-    struct cox_logon logon = {.role = COX_HELLO_WORKER, .flags = 1};
-    uint8_t frame[COX_LOGON_SIZE];
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .flags = 1};
+    uint8_t frame[COX_HELLO_SIZE];
     int fds[8];
     socket_start(NULL);
     for (int i = 0; i < 8; i++) {
@@ -838,7 +838,7 @@ static void limit_lowered(void *context)
     CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
     limit.rlim_cur = 4;
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
-    cox_logon_format(&logon, frame);
+    cox_hello_format(&hello, frame);
     CHECK(cox_socket_send(fds[0], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
     CHECK(raw_answer(fds[0], NULL) == COX_INVALID);
     socket_stop();
@@ -853,7 +853,7 @@ static void b29_a_socket_can_be_closed_though_its_limit_was_lowered(void **state
 static void b29_10000_connections_leave_nothing(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon(), command = {.role = COX_HELLO_FD_STORE};
+    struct cox_hello hello = worker_hello(), command = {.role = COX_HELLO_FD_STORE};
     struct cox_control_connection session;
     struct cox_control_socket_options options = host_options("test");
     options.log.fn = NULL;
@@ -867,14 +867,14 @@ static void b29_10000_connections_leave_nothing(void **state)
             memory = mallinfo2().uordblks;
         }
         assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket),
-                                                    i % 2 ? &logon : &command, PATIENCE, &session,
+                                                    i % 2 ? &hello : &command, PATIENCE, &session,
                                                     NULL),
                          0);
         cox_control_connection_close(&session);
     }
     await_count(&host.gone, 5000);
     /* A last connection comes after all that went before. */
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                                 PATIENCE, &session, NULL),
                      0);
     cox_control_connection_close(&session);
@@ -888,14 +888,14 @@ static void b29_10000_connections_leave_nothing(void **state)
 static void a22_a_socket_that_closes_says_so_to_everybody(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon(), fd_store = {.role = COX_HELLO_FD_STORE};
+    struct cox_hello hello = worker_hello(), fd_store = {.role = COX_HELLO_FD_STORE};
     struct cox_control_connection sessions[2];
     char path[COX_SOCKET_PATH_SIZE];
     struct stat st;
     socket_start(NULL);
     snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
     assert_int_equal(stat(path, &st), 0);
-    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &sessions[0], NULL), 0);
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &sessions[0], NULL), 0);
     assert_int_equal(cox_control_socket_connect(path, &fd_store, PATIENCE, &sessions[1], NULL), 0);
     int waiting = raw_connect(path);
     socket_stop();
@@ -915,13 +915,13 @@ static void without_standard_fds(void *context)
 {
     (void)context;
     struct cox_control_socket_options options = host_options("test");
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     options.log.fn = NULL;
     for (int fd = 0; fd < 3; fd++)
         close(fd);
     if (cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) ||
-        cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+        cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
                                    &session, NULL))
         _exit(1);
     if (session.fd < 3 || session.fds[0] < 3 || session.fds[3] < 3)
@@ -948,19 +948,19 @@ int main(void)
         SOCKET_TEST(a_command_has_a_stream_of_its_own),
         SOCKET_TEST(roles_without_a_hook_are_refused),
         SOCKET_TEST(a21_a10_a_veto_has_its_reason_and_its_code),
-        SOCKET_TEST(a4_a5_a6_a7_a8_a_logon_that_cannot_be_is_refused_in_words),
+        SOCKET_TEST(a4_a5_a6_a7_a8_a_hello_that_cannot_be_is_refused_in_words),
         SOCKET_TEST(a12_a_worker_that_takes_too_few_fds_is_refused),
-        SOCKET_TEST(b19_a_welcome_that_cannot_be_sent_is_a_refusal),
+        SOCKET_TEST(b19_a_hello_reply_that_cannot_be_sent_is_a_refusal),
         SOCKET_TEST(a15_a17_a_client_that_is_slow_is_told_so),
         SOCKET_TEST(a17_a_frame_may_come_in_any_pieces),
         SOCKET_TEST(b21_200_slow_clients_hold_up_nobody),
-        SOCKET_TEST(who_is_welcome_stays_when_all_places_are_taken),
+        SOCKET_TEST(an_accepted_client_stays_when_all_places_are_taken),
         SOCKET_TEST(b14_b21_a_flood_of_garbage_holds_up_nobody),
         SOCKET_TEST(g1h_a_storm_of_refusals_is_a_few_lines_and_their_number),
         SOCKET_TEST(b21_a_flood_of_silent_connections_holds_up_nobody),
         SOCKET_TEST(b14_garbage_is_refused_in_words),
-        SOCKET_TEST(b15_fds_that_come_with_a_logon_are_closed),
-        SOCKET_TEST(a16_who_leaves_before_its_logon_is_complete_is_forgotten),
+        SOCKET_TEST(b15_fds_that_come_with_a_hello_are_closed),
+        SOCKET_TEST(a16_who_leaves_before_its_hello_is_complete_is_forgotten),
         SOCKET_TEST(a16_b20_a_worker_that_closes_one_direction_has_gone),
         SOCKET_TEST(b14_more_than_a_frame_is_refused),
         SOCKET_TEST(a_socket_without_fds_refuses_and_recovers),

@@ -154,13 +154,13 @@ static int worker_end(struct hand *hand, char text[2048])
 }
 
 /* Somebody has logged on with this rank, so the next one comes after it. */
-static void await_logon(const struct waiting *waiting, pid_t pid)
+static void await_hello(const struct waiting *waiting, pid_t pid)
 {
     char path[64];
     bool connected = false;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     (void)waiting;
-    /* It has mapped the group's memory: the welcome is behind it. */
+    /* It has mapped the group's memory: the hello reply is behind it. */
     snprintf(path, sizeof path, "/proc/%d/maps", pid);
     while (!connected) {
         char line[512];
@@ -191,7 +191,7 @@ static void any_order(enum cox_attach attach)
     for (int i = 0; i < 4; i++) {
         hands[i] = worker_start(&waiting, asked[i], i % 2 ? 4 : -1, false);
         if (i < 3)
-            await_logon(&waiting, hands[i].pid);
+            await_hello(&waiting, hands[i].pid);
     }
     expect_complete(&waiting);
     for (int i = 0; i < 4; i++)
@@ -210,7 +210,7 @@ static void a14_workers_started_by_hand_log_on_in_any_order(void **state)
     EACH_ATTACH(any_order);
 }
 
-/* Their eventfds come with the welcome. */
+/* Their eventfds come with the hello reply. */
 static void notify(enum cox_attach attach)
 {
     struct waiting waiting = {.options = {.collect = true}};
@@ -254,13 +254,13 @@ static void refusals(enum cox_attach attach)
     assert_int_equal(worker_end(&other, text), 1);
     assert_contains(text, "rank 2");
     hands[0] = worker_start(&waiting, 1, -1, false);
-    await_logon(&waiting, hands[0].pid);
+    await_hello(&waiting, hands[0].pid);
     other = worker_start(&waiting, 1, 2, false);
     assert_int_equal(worker_end(&other, text), 1);
     snprintf(expected, sizeof expected, "is process %d already", hands[0].pid);
     assert_contains(text, expected);
     hands[1] = worker_start(&waiting, -1, 2, false);
-    await_logon(&waiting, hands[1].pid);
+    await_hello(&waiting, hands[1].pid);
     other = worker_start(&waiting, -1, -1, false);
     assert_int_equal(worker_end(&other, text), 1);
     assert_contains(text, "all 2 ranks");
@@ -282,13 +282,13 @@ static void a4_a5_one_too_many_or_another_world_is_told_why(void **state)
     EACH_ATTACH(refusals);
 }
 
-/* ---- logons of any bytes ---- */
+/* ---- hellos of any bytes ---- */
 
 #define FLIPPED_ALL 64 /* bytes of which each bit is flipped: those that have a meaning */
 #define ODD_COUNT 400
 
-/* What the coordinator says is a welcome, or a reason. Returns 0; 1: it closed without a word; 2:
- * it makes no sense. */
+/* What the coordinator says is a hello reply, or a reason. Returns 0; 1: it closed without a word;
+ * 2: it makes no sense. */
 static int answer_read(int fd)
 {
     uint8_t bytes[512];
@@ -325,20 +325,20 @@ static int odd_connect(const char *control_socket)
 }
 
 /* A good frame, or one of another role, with so many changes; cut, longer, in pieces, with fds. */
-static int odd_connection(const char *control_socket, const uint8_t good[COX_LOGON_SIZE],
+static int odd_connection(const char *control_socket, const uint8_t good[COX_HELLO_SIZE],
                           uint64_t *seed)
 {
     static const uint8_t words[] = {0, 1, 2, 3, 4, 127, 128, 129, 255};
-    uint8_t bytes[COX_LOGON_SIZE + 8] = {0};
-    size_t size = COX_LOGON_SIZE;
-    memcpy(bytes, good, COX_LOGON_SIZE);
+    uint8_t bytes[COX_HELLO_SIZE + 8] = {0};
+    size_t size = COX_HELLO_SIZE;
+    memcpy(bytes, good, COX_HELLO_SIZE);
     bytes[8] = (uint8_t)(odd_next(seed) % 5);
     for (uint32_t changes = odd_next(seed) % 4; changes > 0; changes--)
-        bytes[odd_next(seed) % (odd_next(seed) % 8 ? FLIPPED_ALL : COX_LOGON_SIZE)] =
+        bytes[odd_next(seed) % (odd_next(seed) % 8 ? FLIPPED_ALL : COX_HELLO_SIZE)] =
             words[odd_next(seed) % sizeof words];
     uint32_t way = odd_next(seed) % 8;
     bool cut = way == 0;
-    size = cut ? odd_next(seed) % COX_LOGON_SIZE : way == 1 ? sizeof bytes : size;
+    size = cut ? odd_next(seed) % COX_HELLO_SIZE : way == 1 ? sizeof bytes : size;
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     int fd = odd_connect(control_socket), fds[3] = {0, 1, 2};
     if (fd < 0)
@@ -361,14 +361,14 @@ static int odd_connection(const char *control_socket, const uint8_t good[COX_LOG
 /* In a process of its own: what it says is taken back before it ends. */
 static int odd_main(const char *control_socket)
 {
-    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
-    uint8_t good[COX_LOGON_SIZE], bytes[COX_LOGON_SIZE];
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
+    uint8_t good[COX_HELLO_SIZE], bytes[COX_HELLO_SIZE];
     uint64_t seed = 4711, deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     char byte = 'x';
-    if (cox_peer_start_time(getpid(), &logon.start))
+    if (cox_peer_start_time(getpid(), &hello.start))
         return 1;
-    cox_logon_format(&logon, good);
-    for (size_t bit = 0; bit < 8 * (size_t)COX_LOGON_SIZE; bit++) {
+    cox_hello_format(&hello, good);
+    for (size_t bit = 0; bit < 8 * (size_t)COX_HELLO_SIZE; bit++) {
         if (bit / 8 >= FLIPPED_ALL && bit % 8 != bit / 8 % 8)
             continue;
         memcpy(bytes, good, sizeof bytes);
@@ -394,7 +394,7 @@ static int odd_main(const char *control_socket)
     return read(STDIN_FILENO, &byte, 1) == 1 ? 0 : 5; /* the group would be told of a dead rank */
 }
 
-static void any_logon(enum cox_attach attach)
+static void any_hello(enum cox_attach attach)
 {
     struct waiting waiting;
     struct hand hands[2];
@@ -419,10 +419,10 @@ static void any_logon(enum cox_attach attach)
         assert_int_equal(worker_end(&hands[i], NULL), 0);
 }
 
-static void p10_b14_a_logon_of_any_bytes_gets_a_word_and_harms_nobody(void **state)
+static void p10_b14_a_hello_of_any_bytes_gets_a_word_and_harms_nobody(void **state)
 {
     (void)state;
-    EACH_ATTACH(any_logon);
+    EACH_ATTACH(any_hello);
 }
 
 static void death_while_waiting(enum cox_attach attach)
@@ -432,9 +432,9 @@ static void death_while_waiting(enum cox_attach attach)
     char expected[64];
     group_wait_for(&waiting, 3, attach);
     survivor = worker_start(&waiting, 2, -1, false);
-    await_logon(&waiting, survivor.pid);
+    await_hello(&waiting, survivor.pid);
     hand = worker_start(&waiting, 1, -1, false);
-    await_logon(&waiting, hand.pid);
+    await_hello(&waiting, hand.pid);
     assert_int_equal(kill(hand.pid, SIGKILL), 0);
     assert_int_equal(group_complete(&waiting), COX_PEER_DEAD);
     snprintf(expected, sizeof expected, "rank 1 (pid %d) is dead", hand.pid);
@@ -531,30 +531,30 @@ static int connect_main(const char *control_socket)
     static struct cox_sealed sealed;
     struct cox_control control;
     struct cox_control_connection session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY};
     struct cox_error err = {0};
     struct cox_gate gate;
     char byte;
-    int r = cox_peer_start_time(getpid(), &logon.start);
+    int r = cox_peer_start_time(getpid(), &hello.start);
     if (r == 0)
-        r = cox_control_socket_connect(control_socket, &logon,
+        r = cox_control_socket_connect(control_socket, &hello,
                                        cox_deadline_after_ms(TEST_PATIENCE_MS), &session, &err);
     if (r == 0)
-        r = cox_sealed_attach(&sealed, &control, session.welcome.rank, session.fds, &err);
+        r = cox_sealed_attach(&sealed, &control, session.hello_reply.rank, session.fds, &err);
     if (r) {
         fprintf(stderr, "connection: %d: %s\n", r, err.text);
         return 1;
     }
-    struct cox_layout_identity *identity = &control.ranks[session.welcome.rank]->identity;
-    if (!cox_state_claim_identity(identity, (uint32_t)getpid(), logon.start))
+    struct cox_layout_identity *identity = &control.ranks[session.hello_reply.rank]->identity;
+    if (!cox_state_claim_identity(identity, (uint32_t)getpid(), hello.start))
         return 2;
-    atomic_store(&identity->generation, session.welcome.generation);
+    atomic_store(&identity->generation, session.hello_reply.generation);
     atomic_store(&identity->epoch, control.epoch);
     atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
     cox_gate_bind(&gate, &cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE)->ring,
                   cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false,
                   control.geometry.spin_ns > 0);
-    cox_gate_post(&gate, session.welcome.rank, COX_WAKEUP_RESPONSE_CONSUME);
+    cox_gate_post(&gate, session.hello_reply.rank, COX_WAKEUP_RESPONSE_CONSUME);
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
     cox_close_fd(&session.fd);
@@ -765,7 +765,7 @@ int main(int argc, char **argv)
         TEST(a14_workers_started_by_hand_log_on_in_any_order),
         TEST(p4_workers_started_by_hand_notify_a_host_that_polls),
         TEST(a4_a5_one_too_many_or_another_world_is_told_why),
-        TEST(p10_b14_a_logon_of_any_bytes_gets_a_word_and_harms_nobody),
+        TEST(p10_b14_a_hello_of_any_bytes_gets_a_word_and_harms_nobody),
         TEST(a24_a_worker_that_dies_while_the_group_waits_is_named),
         TEST(a24_a_worker_that_dies_later_is_named),
         TEST(a24_stop_ends_the_workers_and_nobody_beside_them),

@@ -353,7 +353,7 @@ static void b21_fd_owners_leave_room_for_commands(void **state)
     struct cox_control_socket_options options = host_options("room");
     struct cox_control_connection session;
     struct cox_error err = {0};
-    const struct cox_logon command = {.role = COX_HELLO_COMMAND};
+    const struct cox_hello command = {.role = COX_HELLO_COMMAND};
     options.client_max = 16;
     socket_start(&options);
     for (int i = 0; i < 10; i++)
@@ -363,7 +363,7 @@ static void b21_fd_owners_leave_room_for_commands(void **state)
                      COX_FULL);
     assert_non_null(strstr(err.text, "10 connections"));
     struct cox_control_connection workers[5];
-    const struct cox_logon worker = worker_logon();
+    const struct cox_hello worker = worker_hello();
     for (int i = 0; i < 5; i++)
         assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket),
                                                     &worker, PATIENCE, &workers[i], NULL),

@@ -78,7 +78,7 @@ static void with_umask(void *context)
 {
     const mode_t *mask = context;
     struct cox_control_socket_options options = host_options("test");
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
     struct stat st;
@@ -88,7 +88,7 @@ static void with_umask(void *context)
     CHECK(control_socket);
     CHECK(stat(folder, &st) == 0 && (st.st_mode & 07777) == 0700);
     CHECK(stat(cox_control_socket_path(control_socket), &st) == 0 && (st.st_mode & 07777) == 0600);
-    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
                                      &session, NULL) == 0);
     cox_control_connection_close(&session);
     socket_stop();
@@ -121,7 +121,7 @@ static void in_a_folder_of_its_own(void *context)
     char path[COX_SOCKET_PATH_SIZE], expected[COX_SOCKET_PATH_SIZE];
     struct cox_control_socket_options options = host_options("some.group");
     struct cox_control_connection session;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     const char *runtime = context;
     options.folder = NULL;
     if (runtime)
@@ -136,7 +136,7 @@ static void in_a_folder_of_its_own(void *context)
     CHECK(strcmp(path, expected) == 0);
     CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
     CHECK(strcmp(cox_control_socket_path(control_socket), path) == 0);
-    CHECK(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    CHECK(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL) == 0);
     cox_control_connection_close(&session);
     socket_stop();
     uint32_t swept = 9;
@@ -158,7 +158,7 @@ static void a22_k19_long_paths_and_names_work(void **state)
     (void)state;
     char path[COX_SOCKET_PATH_SIZE], name[130] = "", found[COX_SOCKET_PATH_SIZE];
     struct cox_control_socket_options options = host_options(name);
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
     snprintf(path, sizeof path, "%s", folder);
@@ -176,7 +176,7 @@ static void a22_k19_long_paths_and_names_work(void **state)
         name[length] = '\0';
         if (cox_control_socket_open(&options, &host_hooks, &control_socket, &err))
             fail_msg("%zu: %s", length, err.text);
-        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon,
+        assert_int_equal(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello,
                                                     PATIENCE, &session, &err),
                          0);
         cox_control_connection_close(&session);
@@ -247,17 +247,17 @@ static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
     (void)state;
     struct cox_control_socket_options options = host_options("test");
     struct cox_control_connection session;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_error err = {0};
     char path[COX_SOCKET_PATH_SIZE];
     uint32_t swept = 0;
     snprintf(path, sizeof path, "%s/test.door", folder);
-    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_NOT_FOUND);
     server_kill(server_start());
     assert_int_equal(folder_count(), 1);
     err.code = 0;
-    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_CLOSED);
     assert_non_null(strstr(err.text, "the coordinator is dead"));
     assert_int_equal(try_open(&options, &err), 0); /* under the same name */
@@ -278,7 +278,7 @@ static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
     assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
     assert_int_equal(swept, 0);
     err.code = 0;
-    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_NOT_FOUND);
 }
 
@@ -358,14 +358,14 @@ static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
     (void)state;
     struct cox_control_socket *first, *second;
     struct cox_control_socket_options options = host_options("test");
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     assert_int_equal(cox_control_socket_open(&options, &host_hooks, &first, NULL), 0);
     assert_int_equal(unlink(cox_control_socket_path(first)),
                      0); /* by a cleaner that knows no better */
     assert_int_equal(cox_control_socket_open(&options, &host_hooks, &second, NULL), 0);
     cox_control_socket_close(first);
-    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(second), &logon, PATIENCE,
+    assert_int_equal(cox_control_socket_connect(cox_control_socket_path(second), &hello, PATIENCE,
                                                 &session, NULL),
                      0);
     cox_control_connection_close(&session);
@@ -442,12 +442,12 @@ static void become_nobody(void)
 
 static void nobody_visits(void *context)
 {
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
     const char *text = context;
     become_nobody();
-    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &logon, PATIENCE,
+    CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
                                      &session, &err) == COX_DENIED);
     if (!strstr(err.text, text))
         fprintf(stderr, "'%s' is not in: %s\n", text, err.text);
@@ -491,7 +491,7 @@ static pid_t nobody_start(void)
 static void b9_a_squatted_socket_is_not_entered(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
     char path[100], text[100];
@@ -501,12 +501,12 @@ static void b9_a_squatted_socket_is_not_entered(void **state)
     assert_int_equal(chown(folder, NOBODY, NOBODY), 0);
     pid_t pid = nobody_start();
     snprintf(path, sizeof path, "%s/test.door", folder);
-    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_DENIED);
     assert_non_null(strstr(err.text, "belongs to user 65534: expected 0 or 0"));
     assert_int_equal(chown(path, 0, 0), 0);
     err.code = 0;
-    assert_int_equal(cox_control_socket_connect(path, &logon, PATIENCE, &session, &err),
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_DENIED);
     snprintf(text, sizeof text, "process %d of user 65534 listens", (int)pid);
     assert_non_null(strstr(err.text, text));
@@ -515,7 +515,7 @@ static void b9_a_squatted_socket_is_not_entered(void **state)
 
 static void root_visits_as_root(void *context)
 {
-    struct cox_logon logon = worker_logon();
+    struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     char path[100];
     (void)context;
@@ -524,13 +524,13 @@ static void root_visits_as_root(void *context)
      * control sockets are its own. */
     int fd = raw_connect(path);
     CHECK(fd >= 0);
-    uint8_t frame[COX_LOGON_SIZE];
-    cox_logon_format(&logon, frame);
+    uint8_t frame[COX_HELLO_SIZE];
+    cox_hello_format(&hello, frame);
     CHECK(send(fd, frame, sizeof frame, 0) == sizeof frame);
     CHECK(raw_answer(fd, NULL) == 0);
     close(fd);
     become_nobody();
-    CHECK(cox_control_socket_connect(path, &logon, PATIENCE, &session, NULL) == 0);
+    CHECK(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL) == 0);
     cox_control_connection_close(&session);
 }
 

@@ -72,9 +72,9 @@ static int log_on(const struct hand *hand, uint32_t rank, uint32_t generation,
                   struct cox_error *err)
 {
     struct cox_control_connection session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = rank, .generation = generation};
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = rank, .generation = generation};
     *err = (struct cox_error){0};
-    int r = cox_control_socket_connect(hand->control_socket, &logon, patience(), &session, err);
+    int r = cox_control_socket_connect(hand->control_socket, &hello, patience(), &session, err);
     if (r == 0)
         cox_control_connection_close(&session);
     return r;
@@ -259,10 +259,10 @@ static void m15_a_stop_ends_the_wait_for_a_replacement(void **state)
 static int connect_main(const char *control_socket, bool goes)
 {
     struct cox_control_connection session = {.fd = -1};
-    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = 1};
-    int r = cox_peer_start_time(getpid(), &logon.start);
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = 1};
+    int r = cox_peer_start_time(getpid(), &hello.start);
     if (r == 0)
-        r = cox_control_socket_connect(control_socket, &logon, patience(), &session, NULL);
+        r = cox_control_socket_connect(control_socket, &hello, patience(), &session, NULL);
     if (r == 0 && goes)
         cox_control_connection_close(&session);
     dprintf(STDOUT_FILENO, "%d\n", r);
@@ -373,23 +373,23 @@ static int late_main(const char *control_socket)
     static struct cox_sealed sealed;
     struct cox_control control;
     struct cox_control_connection session = {.fd = -1}, again = {.fd = -1};
-    struct cox_logon logon = {.role = COX_HELLO_WORKER, .rank = 1};
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = 1};
     struct cox_error err = {0};
     struct cox_gate gate;
     char byte;
-    int r = cox_peer_start_time(getpid(), &logon.start);
+    int r = cox_peer_start_time(getpid(), &hello.start);
     if (r == 0)
-        r = cox_control_socket_connect(control_socket, &logon, patience(), &session, &err);
+        r = cox_control_socket_connect(control_socket, &hello, patience(), &session, &err);
     if (r == 0)
-        r = cox_sealed_attach(&sealed, &control, session.welcome.rank, session.fds, &err);
+        r = cox_sealed_attach(&sealed, &control, session.hello_reply.rank, session.fds, &err);
     if (r) {
         fprintf(stderr, "late: %d: %s\n", r, err.text);
         return 1;
     }
     struct cox_layout_identity *identity = &control.ranks[1]->identity;
-    if (!cox_state_claim_identity(identity, (uint32_t)getpid(), logon.start))
+    if (!cox_state_claim_identity(identity, (uint32_t)getpid(), hello.start))
         return 2;
-    atomic_store(&identity->generation, session.welcome.generation);
+    atomic_store(&identity->generation, session.hello_reply.generation);
     atomic_store(&identity->epoch, control.epoch);
     atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
     cox_gate_bind(&gate, &cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE)->ring,
@@ -401,8 +401,8 @@ static int late_main(const char *control_socket)
     cox_state_set_left(identity);
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
-    logon.generation = session.welcome.generation;
-    r = cox_control_socket_connect(control_socket, &logon, patience(), &again, &err);
+    hello.generation = session.hello_reply.generation;
+    r = cox_control_socket_connect(control_socket, &hello, patience(), &again, &err);
     for (unsigned k = 0; k < 256; k++)
         memset(sealed.ranks[1].base, (int)k, sealed.ranks[1].size);
     dprintf(STDOUT_FILENO, "%d\n", r);

@@ -230,12 +230,12 @@ def test_a23_m7_trackers_of_dead_python_workers_remove_nothing_of_the_next_group
 
 @test
 def test_b20_p2_killed_at_each_step_of_letting_workers_in():
-    """Whoever waits for its welcome, or for the others, has nobody who would end it but the connection."""
-    if not harness.program_has("coxswain", b"control_socket.welcomed"):
+    """Whoever waits for its hello reply, or for the others, has nobody who would end it but the connection."""
+    if not harness.program_has("coxswain", b"control_socket.accepted"):
         harness.skip("this build has no fault points")
     for attach in "named", "sealed":
         more = {"arguments": ("--attach", attach)}
-        for step in "socket.sent", "control_socket.welcomed":
+        for step in "socket.sent", "control_socket.accepted":
             for count in 1, 2:
                 name = "%sstruck-%s" % (PREFIX, attach)
                 # Of the coordinator alone: workers know nothing of it.

@@ -15,23 +15,25 @@
 
 #define ARENA_FIRST_SIZE (64u << 10)
 /* How long the control socket of a live coordinator may take to answer. */
-#define LOGON_MS 10000
+#define HELLO_MS 10000
 
 /* ---- the group's memory ---- */
 
-/* Welcomed as another rank than was asked for, or in another life, is welcomed by mistake. */
-static int worker_check_welcome(const struct cox_worker_options *options,
-                                const struct cox_welcome *welcome, struct cox_error *err)
+/* Accepted as another rank than was asked for, or in another life, is accepted by mistake. */
+static int worker_check_hello_reply(const struct cox_worker_options *options,
+                                    const struct cox_hello_reply *hello_reply,
+                                    struct cox_error *err)
 {
     bool any = options->rank == COX_HELLO_RANK_ANY;
-    if (welcome->rank >= welcome->rank_count || (!any && welcome->rank != options->rank) ||
-        (options->rank_count && welcome->rank_count != options->rank_count) ||
-        (options->generation && welcome->generation != options->generation))
+    if (hello_reply->rank >= hello_reply->rank_count ||
+        (!any && hello_reply->rank != options->rank) ||
+        (options->rank_count && hello_reply->rank_count != options->rank_count) ||
+        (options->generation && hello_reply->generation != options->generation))
         return cox_fail(err, COX_CORRUPT,
-                        "the control socket %s welcomes rank %" PRIu32 " of %" PRIu32
+                        "the control socket %s accepts rank %" PRIu32 " of %" PRIu32
                         ", generation %" PRIu32 ", which is not what was asked for",
-                        options->control_socket, welcome->rank, welcome->rank_count,
-                        welcome->generation);
+                        options->control_socket, hello_reply->rank, hello_reply->rank_count,
+                        hello_reply->generation);
     return 0;
 }
 
@@ -52,7 +54,7 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
                          struct cox_error *err)
 {
     struct cox_worker_options *options = &worker->options;
-    const struct cox_logon logon = {
+    const struct cox_hello hello = {
         .role = COX_HELLO_WORKER,
         .rank = options->rank,
         .rank_count = options->rank_count,
@@ -67,20 +69,20 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
         r = cox_control_socket_find(name, options->control_socket, err);
     }
     if (r == 0)
-        r = cox_control_socket_connect(options->control_socket, &logon,
-                                       cox_deadline_after_ms(LOGON_MS), &session, err);
+        r = cox_control_socket_connect(options->control_socket, &hello,
+                                       cox_deadline_after_ms(HELLO_MS), &session, err);
     if (r)
         return r;
     worker->socket_fd = session.fd;
-    cox_fault_point(COX_FAULT_ATTACH_WELCOMED);
-    r = worker_check_welcome(options, &session.welcome, err);
+    cox_fault_point(COX_FAULT_ATTACH_ACCEPTED);
+    r = worker_check_hello_reply(options, &session.hello_reply, err);
     if (r == 0)
         r = cox_inherit_adopt(&worker->inherit, session.fds, session.fd_count, err);
     for (uint32_t i = 0; r && i < session.fd_count; i++)
         cox_close_fd(&session.fds[i]);
-    options->rank = session.welcome.rank;
-    options->rank_count = session.welcome.rank_count;
-    options->generation = session.welcome.generation;
+    options->rank = session.hello_reply.rank;
+    options->rank_count = session.hello_reply.rank_count;
+    options->generation = session.hello_reply.generation;
     if (!options->prefix[0])
         worker_name_group(options);
     return r;

@@ -1,8 +1,8 @@
-#include "channel/socket/logon.h"
+#include "channel/socket/hello.h"
 
 #include "channel_fixture.h"
 
-static const struct cox_logon worker = {
+static const struct cox_hello worker = {
     .role = COX_HELLO_WORKER,
     .rank = 2,
     .rank_count = 4,
@@ -13,10 +13,10 @@ static const struct cox_logon worker = {
     .start = 0xf1e2d3c4b5a69788,
 };
 
-static int parse(const uint8_t *frame, struct cox_logon *logon, const char *text)
+static int parse(const uint8_t *frame, struct cox_hello *hello, const char *text)
 {
     struct cox_error err = {0};
-    int r = cox_logon_parse(frame, logon, &err);
+    int r = cox_hello_parse(frame, hello, &err);
     assert_int_equal(err.code, r);
     if (!strstr(err.text, text))
         fail_msg("'%s' is not in: %s", text, err.text);
@@ -26,7 +26,7 @@ static int parse(const uint8_t *frame, struct cox_logon *logon, const char *text
 static void a3_b22_the_frame_has_its_bytes_where_the_header_says(void **state)
 {
     (void)state;
-    uint8_t frame[COX_LOGON_SIZE], expected[COX_LOGON_SIZE] = {0};
+    uint8_t frame[COX_HELLO_SIZE], expected[COX_HELLO_SIZE] = {0};
     const uint8_t head[64] = {
         1,    0,    0,    0,    0,    0, 0, 0, 1,    0,    0,    0,    2,    0,    0,    0,
         0,    0,    0,    0,    0,    0, 0, 0, 4,    0,    0,    0,    33,   0,    0,    0,
@@ -35,9 +35,9 @@ static void a3_b22_the_frame_has_its_bytes_where_the_header_says(void **state)
     };
     memcpy(expected, head, sizeof head);
     memset(frame, 0xff, sizeof frame);
-    cox_logon_format(&worker, frame);
+    cox_hello_format(&worker, frame);
     assert_memory_equal(frame, expected, sizeof frame);
-    struct cox_logon read;
+    struct cox_hello read;
     assert_int_equal(parse(frame, &read, ""), 0);
     assert_int_equal(read.version, COX_HELLO_VERSION);
     read.version = 0;
@@ -48,10 +48,10 @@ static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
 {
     (void)state;
     for (int role = COX_HELLO_COMMAND; role <= COX_HELLO_FD_STORE; role++) {
-        struct cox_logon logon = worker, read;
-        uint8_t frame[COX_LOGON_SIZE];
-        logon.role = (enum cox_hello_role)role;
-        cox_logon_format(&logon, frame);
+        struct cox_hello hello = worker, read;
+        uint8_t frame[COX_HELLO_SIZE];
+        hello.role = (enum cox_hello_role)role;
+        cox_hello_format(&hello, frame);
         assert_int_equal(parse(frame, &read, ""), 0);
         assert_int_equal(read.role, role);
         assert_int_equal(read.rank | read.rank_count | read.generation, 0);
@@ -69,13 +69,13 @@ static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
 static void a4_another_version_is_told_both(void **state)
 {
     (void)state;
-    struct cox_logon logon = worker, read;
-    uint8_t frame[COX_LOGON_SIZE];
+    struct cox_hello hello = worker, read;
+    uint8_t frame[COX_HELLO_SIZE];
     const uint64_t versions[] = {2, 4711, UINT64_MAX};
     for (size_t i = 0; i < 3; i++) {
         char text[64];
-        logon.version = versions[i];
-        cox_logon_format(&logon, frame);
+        hello.version = versions[i];
+        cox_hello_format(&hello, frame);
         memset(frame + 8, 0xee, sizeof frame - 8); /* whatever the other fields mean by then */
         snprintf(text, sizeof text, "speaks version %llu, the coordinator speaks 1",
                  (unsigned long long)versions[i]);
@@ -86,11 +86,11 @@ static void a4_another_version_is_told_both(void **state)
                      COX_VERSION);
 }
 
-/* A logon with one field changed. */
-static int altered(size_t at, size_t size, uint64_t value, struct cox_logon *read, const char *text)
+/* A hello with one field changed. */
+static int altered(size_t at, size_t size, uint64_t value, struct cox_hello *read, const char *text)
 {
-    uint8_t frame[COX_LOGON_SIZE];
-    cox_logon_format(&worker, frame);
+    uint8_t frame[COX_HELLO_SIZE];
+    cox_hello_format(&worker, frame);
     for (size_t i = 0; i < size; i++)
         frame[at + i] = (uint8_t)(value >> (8 * i));
     return parse(frame, read, text);
@@ -99,7 +99,7 @@ static int altered(size_t at, size_t size, uint64_t value, struct cox_logon *rea
 static void a5_a6_counts_that_cannot_be_are_refused_by_number(void **state)
 {
     (void)state;
-    struct cox_logon read;
+    struct cox_hello read;
     assert_int_equal(altered(24, 4, 129, &read, "world size; count=129: expected 1 to 128"),
                      COX_INVALID);
     assert_int_equal(altered(24, 4, UINT32_MAX, &read, "world size; count=4294967295"),
@@ -122,7 +122,7 @@ static void a5_a6_counts_that_cannot_be_are_refused_by_number(void **state)
 static void a7_sizes_have_to_be_sizes(void **state)
 {
     (void)state;
-    struct cox_logon read;
+    struct cox_hello read;
     uint64_t most = SIZE_MAX / 2;
     for (size_t at = 40; at <= 48; at += 8) {
         assert_int_equal(altered(at, 8, most, &read, ""), 0);
@@ -135,7 +135,7 @@ static void a7_sizes_have_to_be_sizes(void **state)
 static void a8_flags_and_reserved_bytes_are_a_later_versions(void **state)
 {
     (void)state;
-    struct cox_logon read;
+    struct cox_hello read;
     for (int bit = 0; bit < 64; bit++)
         assert_int_equal(altered(16, 8, UINT64_C(1) << bit, &read, "flags; bits="), COX_INVALID);
     assert_int_equal(altered(36, 1, 1, &read, "byte 36 is 1: expected 0"), COX_INVALID);
@@ -148,48 +148,48 @@ static void p10_b14_any_bit_of_the_frame_may_be_another(void **state)
 {
     (void)state;
     size_t accepted = 0;
-    for (size_t bit = 0; bit < COX_LOGON_SIZE * 8; bit++) {
-        uint8_t frame[COX_LOGON_SIZE], again[COX_LOGON_SIZE];
-        struct cox_logon read;
+    for (size_t bit = 0; bit < COX_HELLO_SIZE * 8; bit++) {
+        uint8_t frame[COX_HELLO_SIZE], again[COX_HELLO_SIZE];
+        struct cox_hello read;
         struct cox_error err = {0};
-        cox_logon_format(&worker, frame);
+        cox_hello_format(&worker, frame);
         frame[bit / 8] ^= (uint8_t)(1u << (bit % 8));
-        if (cox_logon_parse(frame, &read, &err)) {
+        if (cox_hello_parse(frame, &read, &err)) {
             assert_true(err.code == COX_INVALID || err.code == COX_VERSION);
             assert_true(strlen(err.text) > 0);
             continue;
         }
-        cox_logon_format(&read, again);
+        cox_hello_format(&read, again);
         assert_memory_equal(again, frame, sizeof frame);
         accepted++;
     }
     assert_in_range(accepted, 64 + 32, 64 + 32 + 2 * 63 + 32); /* start and generation at least */
 }
 
-static void p10_a11_any_bit_of_the_welcome_may_be_another(void **state)
+static void p10_a11_any_bit_of_the_hello_reply_may_be_another(void **state)
 {
     (void)state;
-    struct cox_welcome welcome = {.version = COX_HELLO_VERSION,
-                                  .attach = COX_ATTACH_SEALED,
-                                  .rank = 2,
-                                  .rank_count = 4,
-                                  .generation = 6,
-                                  .epoch = 0x12345678},
-                       read;
-    uint8_t good[COX_WELCOME_SIZE], bytes[COX_WELCOME_SIZE], again[COX_WELCOME_SIZE];
-    cox_welcome_format(&welcome, 4, good);
+    struct cox_hello_reply hello_reply = {.version = COX_HELLO_VERSION,
+                                          .attach = COX_ATTACH_SEALED,
+                                          .rank = 2,
+                                          .rank_count = 4,
+                                          .generation = 6,
+                                          .epoch = 0x12345678},
+                           read;
+    uint8_t good[COX_HELLO_REPLY_SIZE], bytes[COX_HELLO_REPLY_SIZE], again[COX_HELLO_REPLY_SIZE];
+    cox_hello_reply_format(&hello_reply, 4, good);
     assert_int_equal(good[0], 1);
-    assert_int_equal(cox_welcome_parse(good, &worker, 4, &read, NULL), 0);
+    assert_int_equal(cox_hello_reply_parse(good, &worker, 4, &read, NULL), 0);
     /* As bytes: the struct has padding, which clang leaves as it is. */
-    cox_welcome_format(&read, 4, again);
+    cox_hello_reply_format(&read, 4, again);
     assert_memory_equal(again, good, sizeof good);
-    for (size_t bit = 8; bit < COX_WELCOME_SIZE * 8; bit++) {
+    for (size_t bit = 8; bit < COX_HELLO_REPLY_SIZE * 8; bit++) {
         struct cox_error err = {0};
         memcpy(bytes, good, sizeof bytes);
         bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
-        int r = cox_welcome_parse(bytes, &worker, 4, &read, &err);
+        int r = cox_hello_reply_parse(bytes, &worker, 4, &read, &err);
         if (r == 0) {
-            cox_welcome_format(&read, 4, again);
+            cox_hello_reply_format(&read, 4, again);
             assert_memory_equal(again, bytes, sizeof bytes);
             /* attach and epoch alone may be another. */
             assert_true(bit / 8 == 9 || (bit / 8 >= 25 && bit / 8 < 29));
@@ -200,28 +200,28 @@ static void p10_a11_any_bit_of_the_welcome_may_be_another(void **state)
     }
 }
 
-static void a11_a_welcome_has_to_be_what_was_asked_for(void **state)
+static void a11_a_hello_reply_has_to_be_what_was_asked_for(void **state)
 {
     (void)state;
-    struct cox_welcome good = {.version = 1, .rank = 2, .rank_count = 4, .generation = 6}, read;
-    struct cox_logon any = {
+    struct cox_hello_reply good = {.version = 1, .rank = 2, .rank_count = 4, .generation = 6}, read;
+    struct cox_hello any = {
         .role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY, .fd_count_max = 4};
-    struct cox_logon command = {.role = COX_HELLO_COMMAND, .fd_count_max = 4};
-    uint8_t bytes[COX_WELCOME_SIZE];
-    cox_welcome_format(&good, 4, bytes);
-    assert_int_equal(cox_welcome_parse(bytes, &any, 4, &read, NULL), 0);
-    assert_int_equal(cox_welcome_parse(bytes, &any, 3, &read, NULL), COX_CORRUPT);
-    assert_int_equal(cox_welcome_parse(bytes, &any, 5, &read, NULL), COX_CORRUPT);
-    assert_int_equal(cox_welcome_parse(bytes, &command, 4, &read, NULL), COX_CORRUPT);
-    cox_welcome_format(&good, 5, bytes); /* more than it takes */
-    assert_int_equal(cox_welcome_parse(bytes, &any, 5, &read, NULL), COX_CORRUPT);
+    struct cox_hello command = {.role = COX_HELLO_COMMAND, .fd_count_max = 4};
+    uint8_t bytes[COX_HELLO_REPLY_SIZE];
+    cox_hello_reply_format(&good, 4, bytes);
+    assert_int_equal(cox_hello_reply_parse(bytes, &any, 4, &read, NULL), 0);
+    assert_int_equal(cox_hello_reply_parse(bytes, &any, 3, &read, NULL), COX_CORRUPT);
+    assert_int_equal(cox_hello_reply_parse(bytes, &any, 5, &read, NULL), COX_CORRUPT);
+    assert_int_equal(cox_hello_reply_parse(bytes, &command, 4, &read, NULL), COX_CORRUPT);
+    cox_hello_reply_format(&good, 5, bytes); /* more than it takes */
+    assert_int_equal(cox_hello_reply_parse(bytes, &any, 5, &read, NULL), COX_CORRUPT);
     good.rank = 4;
-    cox_welcome_format(&good, 4, bytes);
-    assert_int_equal(cox_welcome_parse(bytes, &any, 4, &read, NULL), COX_CORRUPT);
-    good = (struct cox_welcome){.version = 1};
-    cox_welcome_format(&good, 0, bytes);
-    assert_int_equal(cox_welcome_parse(bytes, &any, 0, &read, NULL), COX_CORRUPT);
-    assert_int_equal(cox_welcome_parse(bytes, &command, 0, &read, NULL), 0);
+    cox_hello_reply_format(&good, 4, bytes);
+    assert_int_equal(cox_hello_reply_parse(bytes, &any, 4, &read, NULL), COX_CORRUPT);
+    good = (struct cox_hello_reply){.version = 1};
+    cox_hello_reply_format(&good, 0, bytes);
+    assert_int_equal(cox_hello_reply_parse(bytes, &any, 0, &read, NULL), COX_CORRUPT);
+    assert_int_equal(cox_hello_reply_parse(bytes, &command, 0, &read, NULL), 0);
 }
 
 static void a10_a_reason_is_cut_at_a_character(void **state)
@@ -285,8 +285,8 @@ int main(void)
         LEAK_TEST(a7_sizes_have_to_be_sizes),
         LEAK_TEST(a8_flags_and_reserved_bytes_are_a_later_versions),
         LEAK_TEST(p10_b14_any_bit_of_the_frame_may_be_another),
-        LEAK_TEST(p10_a11_any_bit_of_the_welcome_may_be_another),
-        LEAK_TEST(a11_a_welcome_has_to_be_what_was_asked_for),
+        LEAK_TEST(p10_a11_any_bit_of_the_hello_reply_may_be_another),
+        LEAK_TEST(a11_a_hello_reply_has_to_be_what_was_asked_for),
         LEAK_TEST(a10_a_reason_is_cut_at_a_character),
         LEAK_TEST(a28_a_refusal_is_never_success),
     };

@@ -1,30 +1,31 @@
 /*
- * logon: the bytes of the handshake at a control socket (control_socket.h) other than the logon
- * frame itself: the welcome, and the refusal.
+ * hello: the bytes of the handshake at a control socket (control_socket.h) other than the hello
+ * frame itself: the hello reply, and the refusal.
  *
- *   byte 1, then the welcome of 127 bytes; all fds come with the first of these bytes
+ *   byte 1, then the hello reply of 127 bytes; all fds come with the first of these bytes
  *   byte 0, enum cox_status (u8), length (u8), as many bytes of UTF-8
  *
  * Private to the library. Threads: any. Blocks: nothing.
  */
-#ifndef COX_CHANNEL_LOGON_H
-#define COX_CHANNEL_LOGON_H
+#ifndef COX_CHANNEL_HELLO_H
+#define COX_CHANNEL_HELLO_H
 
 #include "control_socket.h"
 
 #define COX_ANSWER_REFUSED 0
-#define COX_ANSWER_WELCOME 1
+#define COX_ANSWER_HELLO 1
 /* Both with the byte that tells which. */
-#define COX_WELCOME_SIZE 128
+#define COX_HELLO_REPLY_SIZE 128
 #define COX_REFUSAL_HEAD_SIZE 3
 #define COX_REFUSAL_SIZE_MAX (COX_REFUSAL_HEAD_SIZE + COX_HELLO_REASON_MAX)
 
-void cox_welcome_format(const struct cox_welcome *welcome, uint32_t fd_count,
-                        uint8_t bytes[COX_WELCOME_SIZE]);
-/* bytes are a stranger's, fd_count is how many fds came with them; logon is what was asked for, as
- * cox_logon_parse gives it. Returns 0 or COX_CORRUPT. */
-int cox_welcome_parse(const uint8_t bytes[COX_WELCOME_SIZE], const struct cox_logon *logon,
-                      uint32_t fd_count, struct cox_welcome *ret_welcome, struct cox_error *err);
+void cox_hello_reply_format(const struct cox_hello_reply *hello_reply, uint32_t fd_count,
+                            uint8_t bytes[COX_HELLO_REPLY_SIZE]);
+/* bytes are a stranger's, fd_count is how many fds came with them; hello is what was asked for, as
+ * cox_hello_parse gives it. Returns 0 or COX_CORRUPT. */
+int cox_hello_reply_parse(const uint8_t bytes[COX_HELLO_REPLY_SIZE], const struct cox_hello *hello,
+                          uint32_t fd_count, struct cox_hello_reply *ret_reply,
+                          struct cox_error *err);
 
 /* code: what the client is to get as its result; one that is no enum cox_status is sent as
  * COX_REJECTED. Returns how many bytes there are. */

@@ -1,4 +1,4 @@
-/* welcome: the group's control socket: who may come in, and what a rank is given. */
+/* hello reply: the group's control socket: who may come in, and what a rank is given. */
 #include "executor.h"
 
 #include <fcntl.h>
@@ -79,15 +79,15 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
            rank_is_open_for_attach(executor, rank);
 }
 
-static int check_generation(const struct cox_executor *executor, const struct cox_logon *logon,
+static int check_generation(const struct cox_executor *executor, const struct cox_hello *hello,
                             uint32_t rank, struct cox_error *err)
 {
     uint32_t generation = cox_rank_incarnation(&executor->ranks[rank]);
-    return logon->generation == 0 || logon->generation == generation
+    return hello->generation == 0 || hello->generation == generation
                ? 0
                : cox_fail(err, COX_STALE,
                           "rank %" PRIu32 " as generation %" PRIu32 ": it is at %" PRIu32 " by now",
-                          rank, logon->generation, generation);
+                          rank, hello->generation, generation);
 }
 
 static int fail_not_new(const struct cox_executor *executor, uint32_t rank, struct cox_error *err)
@@ -105,14 +105,14 @@ static int fail_not_new(const struct cox_executor *executor, uint32_t rank, stru
         rank, executor->name, rank);
 }
 
-static int choose_rank(struct cox_executor *executor, const struct cox_logon *logon,
+static int choose_rank(struct cox_executor *executor, const struct cox_hello *hello,
                        uint32_t *ret_rank, struct cox_error *err)
 {
-    uint32_t rank_count = executor->geometry.rank_count, rank = logon->rank;
-    if (logon->rank_count && logon->rank_count != rank_count)
+    uint32_t rank_count = executor->geometry.rank_count, rank = hello->rank;
+    if (hello->rank_count && hello->rank_count != rank_count)
         return cox_fail(err, COX_INVALID,
                         "world size %" PRIu32 ": the group '%s' has %" PRIu32 " ranks",
-                        logon->rank_count, executor->name, rank_count);
+                        hello->rank_count, executor->name, rank_count);
     if (rank == COX_HELLO_RANK_ANY) {
         if (!executor->options.external_workers)
             return cox_fail(err, COX_INVALID,
@@ -132,7 +132,7 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
         return cox_fail(err, COX_INVALID,
                         "rank %" PRIu32 ": the group '%s' has the ranks 0 to %" PRIu32, rank,
                         executor->name, rank_count - 1);
-    int r = check_generation(executor, logon, rank, err);
+    int r = check_generation(executor, hello, rank, err);
     if (r)
         return r;
     if (!slot_is_free(executor, rank))
@@ -146,17 +146,17 @@ static int choose_rank(struct cox_executor *executor, const struct cox_logon *lo
     return 0;
 }
 
-static int check_sizes(const struct cox_executor *executor, const struct cox_logon *logon,
+static int check_sizes(const struct cox_executor *executor, const struct cox_hello *hello,
                        struct cox_error *err)
 {
     const struct cox_layout_channel *execute = &executor->geometry.channels[COX_CHANNEL_EXECUTE];
-    if (logon->request_size_min > execute->frame_size - COX_PREFIX_SIZE ||
-        logon->response_size_min > execute->slot_stride - COX_PREFIX_SIZE)
+    if (hello->request_size_min > execute->frame_size - COX_PREFIX_SIZE ||
+        hello->response_size_min > execute->slot_stride - COX_PREFIX_SIZE)
         return cox_fail(err, COX_TOO_LARGE,
                         "requests of %" PRIu64 " and replies of %" PRIu64
                         " bytes are needed: this group's frames hold %" PRIu64 " and %" PRIu64
                         " (--request-size, --response-size)",
-                        logon->request_size_min, logon->response_size_min,
+                        hello->request_size_min, hello->response_size_min,
                         execute->frame_size - COX_PREFIX_SIZE,
                         execute->slot_stride - COX_PREFIX_SIZE);
     return 0;
@@ -194,12 +194,12 @@ static int register_process(struct cox_executor *executor, const struct cox_cont
     if (!executor->options.external_workers)
         return 0;
     int r = cox_peer_start_time(client->pid, &start);
-    if (r == 0 && client->logon.start && client->logon.start != start)
+    if (r == 0 && client->hello.start && client->hello.start != start)
         return cox_fail(
             err, COX_PEER_DEAD,
             "process %jd was started at %" PRIu64 " and says %" PRIu64
             ": it is another one, or in a pid namespace of its own: share that of the coordinator (docker run --pid=...)",
-            (intmax_t)client->pid, start, client->logon.start);
+            (intmax_t)client->pid, start, client->hello.start);
     if (r == 0)
         r = cox_supervisor_register(executor->supervisor, rank, client->pid, start);
     return r ? cox_fail(err, r, "rank %" PRIu32 ", process %jd: %s", rank, (intmax_t)client->pid,
@@ -329,18 +329,18 @@ static int on_worker(void *context, const struct cox_control_client *client,
                      struct cox_control_socket_reply *answer, struct cox_error *err)
 {
     struct cox_executor *executor = context;
-    const struct cox_logon *logon = &client->logon;
+    const struct cox_hello *hello = &client->hello;
     uint32_t rank = 0;
     if (executor->geometry.legacy)
         return cox_fail(err, COX_UNSUPPORTED, "legacy workers do not log on");
     if (atomic_load_explicit(&executor->stopping, memory_order_acquire))
         return cox_fail(err, COX_CLOSED, "the group '%s' stops", executor->name);
-    int r = choose_rank(executor, logon, &rank, err);
+    int r = choose_rank(executor, hello, &rank, err);
     if (r)
         return r;
     struct cox_rank *record = &executor->ranks[rank];
     const uint32_t incarnation = cox_rank_incarnation(record);
-    r = check_sizes(executor, logon, err);
+    r = check_sizes(executor, hello, err);
     if (r == 0)
         r = check_process(executor, client, err);
     if (r == 0)
@@ -349,7 +349,7 @@ static int on_worker(void *context, const struct cox_control_client *client,
         r = register_process(executor, client, rank, err);
     if (r)
         return r;
-    answer->welcome = (struct cox_welcome){
+    answer->hello_reply = (struct cox_hello_reply){
         .attach = executor->geometry.sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .rank = rank,
         .rank_count = executor->geometry.rank_count,

@@ -1,4 +1,4 @@
-#include "logon.h"
+#include "hello.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -24,7 +24,7 @@ enum {
     RESERVED_64 = 64,
 };
 
-/* And of the welcome, behind its first byte. */
+/* And of the hello reply, behind its first byte. */
 enum {
     W_VERSION = 0,
     W_ATTACH = 8,
@@ -34,7 +34,7 @@ enum {
     W_EPOCH = 24,
     W_FD_COUNT = 28,
     W_RESERVED = 32,
-    W_SIZE = COX_WELCOME_SIZE - 1,
+    W_SIZE = COX_HELLO_REPLY_SIZE - 1,
 };
 
 /* ---- numbers, little-endian ---- */
@@ -67,53 +67,53 @@ static size_t first_set(const uint8_t *bytes, size_t from, size_t to)
     return from;
 }
 
-/* ---- the logon ---- */
+/* ---- the hello ---- */
 
-void cox_logon_format(const struct cox_logon *logon, uint8_t frame[COX_LOGON_SIZE])
+void cox_hello_format(const struct cox_hello *hello, uint8_t frame[COX_HELLO_SIZE])
 {
-    bool worker = logon->role == COX_HELLO_WORKER;
-    memset(frame, 0, COX_LOGON_SIZE);
-    put(frame + VERSION, 8, logon->version ? logon->version : COX_HELLO_VERSION);
-    put(frame + ROLE, 4, (uint64_t)logon->role);
-    put(frame + FLAGS, 8, logon->flags);
-    put(frame + FD_COUNT, 4, logon->fd_count_max ? logon->fd_count_max : COX_HELLO_FD_COUNT_MAX);
-    put(frame + START, 8, logon->start);
+    bool worker = hello->role == COX_HELLO_WORKER;
+    memset(frame, 0, COX_HELLO_SIZE);
+    put(frame + VERSION, 8, hello->version ? hello->version : COX_HELLO_VERSION);
+    put(frame + ROLE, 4, (uint64_t)hello->role);
+    put(frame + FLAGS, 8, hello->flags);
+    put(frame + FD_COUNT, 4, hello->fd_count_max ? hello->fd_count_max : COX_HELLO_FD_COUNT_MAX);
+    put(frame + START, 8, hello->start);
     if (!worker)
         return;
-    put(frame + RANK, 4, logon->rank);
-    put(frame + RANK_COUNT, 4, logon->rank_count);
-    put(frame + GENERATION, 4, logon->generation);
-    put(frame + REQUEST_SIZE, 8, logon->request_size_min);
-    put(frame + RESPONSE_SIZE, 8, logon->response_size_min);
+    put(frame + RANK, 4, hello->rank);
+    put(frame + RANK_COUNT, 4, hello->rank_count);
+    put(frame + GENERATION, 4, hello->generation);
+    put(frame + REQUEST_SIZE, 8, hello->request_size_min);
+    put(frame + RESPONSE_SIZE, 8, hello->response_size_min);
 }
 
-static int logon_check_counts(const struct cox_logon *logon, struct cox_error *err)
+static int hello_check_counts(const struct cox_hello *hello, struct cox_error *err)
 {
-    if (logon->rank_count > COX_RANK_COUNT_MAX)
+    if (hello->rank_count > COX_RANK_COUNT_MAX)
         return cox_fail(err, COX_INVALID,
                         "world size; count=%" PRIu32
                         ": expected 1 to %d, or 0 for whatever the group has",
-                        logon->rank_count, COX_RANK_COUNT_MAX);
-    uint32_t rank_limit = logon->rank_count ? logon->rank_count : COX_RANK_COUNT_MAX;
-    if (logon->rank != COX_HELLO_RANK_ANY && logon->rank >= rank_limit)
+                        hello->rank_count, COX_RANK_COUNT_MAX);
+    uint32_t rank_limit = hello->rank_count ? hello->rank_count : COX_RANK_COUNT_MAX;
+    if (hello->rank != COX_HELLO_RANK_ANY && hello->rank >= rank_limit)
         return cox_fail(err, COX_INVALID,
                         "rank; rank=%" PRIu32 ": expected 0 to %" PRIu32 ", or %" PRIu32
                         " for any that is free",
-                        logon->rank, rank_limit - 1, COX_HELLO_RANK_ANY);
-    if (logon->fd_count_max > FD_COUNT_MAX)
+                        hello->rank, rank_limit - 1, COX_HELLO_RANK_ANY);
+    if (hello->fd_count_max > FD_COUNT_MAX)
         return cox_fail(err, COX_INVALID,
                         "fds at once; count=%" PRIu32 ": expected 1 to %d, or 0 for %d",
-                        logon->fd_count_max, FD_COUNT_MAX, COX_HELLO_FD_COUNT_MAX);
-    if (logon->request_size_min > SIZE_LIMIT || logon->response_size_min > SIZE_LIMIT)
+                        hello->fd_count_max, FD_COUNT_MAX, COX_HELLO_FD_COUNT_MAX);
+    if (hello->request_size_min > SIZE_LIMIT || hello->response_size_min > SIZE_LIMIT)
         return cox_fail(err, COX_INVALID, "%s size; bytes=%" PRIu64 ": expected at most %" PRIu64,
-                        logon->request_size_min > SIZE_LIMIT ? "request" : "response",
-                        logon->request_size_min > SIZE_LIMIT ? logon->request_size_min
-                                                             : logon->response_size_min,
+                        hello->request_size_min > SIZE_LIMIT ? "request" : "response",
+                        hello->request_size_min > SIZE_LIMIT ? hello->request_size_min
+                                                             : hello->response_size_min,
                         SIZE_LIMIT);
     return 0;
 }
 
-static int logon_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t role,
+static int hello_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t role,
                                 struct cox_error *err)
 {
     if (role != COX_HELLO_WORKER && role != COX_HELLO_COMMAND && role != COX_HELLO_FD_STORE)
@@ -126,8 +126,8 @@ static int logon_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t r
                         flags, COX_HELLO_VERSION);
     size_t at = first_set(frame, RESERVED_32, REQUEST_SIZE);
     if (at == REQUEST_SIZE)
-        at = first_set(frame, RESERVED_64, COX_LOGON_SIZE);
-    if (at < COX_LOGON_SIZE)
+        at = first_set(frame, RESERVED_64, COX_HELLO_SIZE);
+    if (at < COX_HELLO_SIZE)
         return cox_fail(err, COX_INVALID,
                         "byte %zu is %u: expected 0 in version %" PRIu64
                         ", this was sent by a later version",
@@ -139,10 +139,10 @@ static int logon_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t r
     return 0;
 }
 
-int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_logon,
+int cox_hello_parse(const uint8_t frame[COX_HELLO_SIZE], struct cox_hello *ret_hello,
                     struct cox_error *err)
 {
-    struct cox_logon logon = {
+    struct cox_hello hello = {
         .version = get_64(frame + VERSION),
         .rank = get_32(frame + RANK),
         .flags = get_64(frame + FLAGS),
@@ -155,96 +155,97 @@ int cox_logon_parse(const uint8_t frame[COX_LOGON_SIZE], struct cox_logon *ret_l
     };
     uint32_t role = get_32(frame + ROLE);
     /* Before all else: another version may mean other things by the same bytes. */
-    if (logon.version != COX_HELLO_VERSION)
+    if (hello.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_VERSION,
                         "the client speaks version %" PRIu64 ", the coordinator speaks %" PRIu64
                         ": install the same version on both sides",
-                        logon.version, COX_HELLO_VERSION);
-    int r = logon_check_reserved(frame, logon.flags, role, err);
+                        hello.version, COX_HELLO_VERSION);
+    int r = hello_check_reserved(frame, hello.flags, role, err);
     if (r == 0)
-        r = logon_check_counts(&logon, err);
+        r = hello_check_counts(&hello, err);
     if (r)
         return r;
-    logon.role = (enum cox_hello_role)role;
-    if (logon.fd_count_max == 0)
-        logon.fd_count_max = COX_HELLO_FD_COUNT_MAX;
-    *ret_logon = logon;
+    hello.role = (enum cox_hello_role)role;
+    if (hello.fd_count_max == 0)
+        hello.fd_count_max = COX_HELLO_FD_COUNT_MAX;
+    *ret_hello = hello;
     return 0;
 }
 
-/* ---- the welcome ---- */
+/* ---- the hello reply ---- */
 
-void cox_welcome_format(const struct cox_welcome *welcome, uint32_t fd_count,
-                        uint8_t bytes[COX_WELCOME_SIZE])
+void cox_hello_reply_format(const struct cox_hello_reply *hello_reply, uint32_t fd_count,
+                            uint8_t bytes[COX_HELLO_REPLY_SIZE])
 {
-    memset(bytes, 0, COX_WELCOME_SIZE);
-    bytes[0] = COX_ANSWER_WELCOME;
+    memset(bytes, 0, COX_HELLO_REPLY_SIZE);
+    bytes[0] = COX_ANSWER_HELLO;
     uint8_t *fields = bytes + 1;
-    put(fields + W_VERSION, 8, welcome->version);
-    put(fields + W_ATTACH, 4, (uint64_t)welcome->attach);
-    put(fields + W_RANK, 4, welcome->rank);
-    put(fields + W_RANK_COUNT, 4, welcome->rank_count);
-    put(fields + W_GENERATION, 4, welcome->generation);
-    put(fields + W_EPOCH, 4, welcome->epoch);
+    put(fields + W_VERSION, 8, hello_reply->version);
+    put(fields + W_ATTACH, 4, (uint64_t)hello_reply->attach);
+    put(fields + W_RANK, 4, hello_reply->rank);
+    put(fields + W_RANK_COUNT, 4, hello_reply->rank_count);
+    put(fields + W_GENERATION, 4, hello_reply->generation);
+    put(fields + W_EPOCH, 4, hello_reply->epoch);
     put(fields + W_FD_COUNT, 4, fd_count);
 }
 
 /* Whether it is what was asked for. */
-static int welcome_check_worker(const struct cox_welcome *welcome, const struct cox_logon *logon,
-                                struct cox_error *err)
+static int hello_reply_check_worker(const struct cox_hello_reply *hello_reply,
+                                    const struct cox_hello *hello, struct cox_error *err)
 {
-    if (welcome->rank_count == 0 || welcome->rank_count > COX_RANK_COUNT_MAX ||
-        welcome->rank >= welcome->rank_count)
+    if (hello_reply->rank_count == 0 || hello_reply->rank_count > COX_RANK_COUNT_MAX ||
+        hello_reply->rank >= hello_reply->rank_count)
         return cox_fail(err, COX_CORRUPT,
                         "the coordinator answers with rank %" PRIu32 " of %" PRIu32
                         ": expected a rank below a world size of 1 to %d",
-                        welcome->rank, welcome->rank_count, COX_RANK_COUNT_MAX);
-    if ((logon->rank != COX_HELLO_RANK_ANY && welcome->rank != logon->rank) ||
-        (logon->rank_count && welcome->rank_count != logon->rank_count) ||
-        (logon->generation && welcome->generation != logon->generation))
+                        hello_reply->rank, hello_reply->rank_count, COX_RANK_COUNT_MAX);
+    if ((hello->rank != COX_HELLO_RANK_ANY && hello_reply->rank != hello->rank) ||
+        (hello->rank_count && hello_reply->rank_count != hello->rank_count) ||
+        (hello->generation && hello_reply->generation != hello->generation))
         return cox_fail(err, COX_CORRUPT,
                         "the coordinator answers with rank %" PRIu32 " of %" PRIu32
                         ", generation %" PRIu32 ": that is not what was asked for",
-                        welcome->rank, welcome->rank_count, welcome->generation);
+                        hello_reply->rank, hello_reply->rank_count, hello_reply->generation);
     return 0;
 }
 
-int cox_welcome_parse(const uint8_t bytes[COX_WELCOME_SIZE], const struct cox_logon *logon,
-                      uint32_t fd_count, struct cox_welcome *ret_welcome, struct cox_error *err)
+int cox_hello_reply_parse(const uint8_t bytes[COX_HELLO_REPLY_SIZE], const struct cox_hello *hello,
+                          uint32_t fd_count, struct cox_hello_reply *ret_reply,
+                          struct cox_error *err)
 {
     const uint8_t *fields = bytes + 1;
     uint32_t attach = get_32(fields + W_ATTACH), fds_said = get_32(fields + W_FD_COUNT);
-    struct cox_welcome welcome = {
+    struct cox_hello_reply hello_reply = {
         .version = get_64(fields + W_VERSION),
         .rank = get_32(fields + W_RANK),
         .rank_count = get_32(fields + W_RANK_COUNT),
         .generation = get_32(fields + W_GENERATION),
         .epoch = get_32(fields + W_EPOCH),
     };
-    if (welcome.version != COX_HELLO_VERSION)
+    if (hello_reply.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_CORRUPT,
                         "the coordinator answers in version %" PRIu64 ", it was asked in %" PRIu64,
-                        welcome.version, COX_HELLO_VERSION);
-    if (fds_said != fd_count || fd_count > logon->fd_count_max)
+                        hello_reply.version, COX_HELLO_VERSION);
+    if (fds_said != fd_count || fd_count > hello->fd_count_max)
         return cox_fail(err, COX_CORRUPT,
                         "the coordinator says it sends %" PRIu32 " fds, %" PRIu32
                         " came: expected as many, %" PRIu32 " at most",
-                        fds_said, fd_count, logon->fd_count_max);
+                        fds_said, fd_count, hello->fd_count_max);
     size_t at = first_set(fields, W_RESERVED, W_SIZE);
     if (at < W_SIZE)
-        return cox_fail(err, COX_CORRUPT, "byte %zu of the welcome is %u: expected 0", at,
+        return cox_fail(err, COX_CORRUPT, "byte %zu of the hello reply is %u: expected 0", at,
                         fields[at]);
     if (attach != COX_ATTACH_NAMED && attach != COX_ATTACH_SEALED)
         return cox_fail(err, COX_CORRUPT, "the coordinator answers with attach %" PRIu32, attach);
-    welcome.attach = (enum cox_attach)attach;
+    hello_reply.attach = (enum cox_attach)attach;
     int r = 0;
-    if (logon->role == COX_HELLO_WORKER)
-        r = welcome_check_worker(&welcome, logon, err);
+    if (hello->role == COX_HELLO_WORKER)
+        r = hello_reply_check_worker(&hello_reply, hello, err);
     else if (fd_count)
         r = cox_fail(err, COX_CORRUPT, "the coordinator sends %" PRIu32 " fds: expected none",
                      fd_count);
     if (r == 0)
-        *ret_welcome = welcome;
+        *ret_reply = hello_reply;
     return r;
 }
 
