@@ -125,9 +125,9 @@
     /* Sockets. */                                                                                 \
     X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
     /* A control socket is opened, connected to, closed. */                                        \
-    X(FOLDER_MADE, "folder.made")                   /* or its mode is set */                       \
-    X(FOLDER_LOCKED, "folder.locked")               /* or let go of */                             \
-    X(FOLDER_SWEPT, "folder.swept")                 /* one file of it */                           \
+    X(RUNTIME_DIR_MADE, "runtime_dir.made")         /* or its mode is set */                       \
+    X(RUNTIME_DIR_LOCKED, "runtime_dir.locked")     /* or let go of */                             \
+    X(RUNTIME_DIR_SWEPT, "runtime_dir.swept")       /* one file of it */                           \
     X(CONTROL_SOCKET_BOUND, "control_socket.bound") /* under a temporary name */                   \
     X(CONTROL_SOCKET_LISTENS, "control_socket.listens")                                            \
     X(CONTROL_SOCKET_NAMED, "control_socket.named")                                                \

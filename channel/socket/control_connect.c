@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
-#include "folder.h"
+#include "runtime_dir.h"
 #include "channel/shm/geometry.h"
 #include "hello.h"
 #include "channel/base/peer.h"
@@ -18,39 +18,39 @@
 
 int cox_control_socket_find(const char *name, char *buffer, struct cox_error *err)
 {
-    char folder[COX_SOCKET_PATH_SIZE], file[COX_FOLDER_FILE_SIZE];
+    char runtime_dir[COX_SOCKET_PATH_SIZE], file[COX_RUNTIME_DIR_FILE_SIZE];
     int r = cox_name_check(name, err);
     if (r == 0)
-        r = cox_folder_default(folder, err);
+        r = cox_runtime_dir_default(runtime_dir, err);
     if (r)
         return r;
-    cox_folder_file(name, file);
-    size_t size = strlen(folder) + 1 + strlen(file) + 1;
+    cox_runtime_dir_file(name, file);
+    size_t size = strlen(runtime_dir) + 1 + strlen(file) + 1;
     if (size > COX_SOCKET_PATH_SIZE)
         return cox_fail(err, COX_TOO_LARGE,
                         "the path of the control socket has %zu bytes: expected less than %d",
                         size - 1, COX_SOCKET_PATH_SIZE);
-    strcpy(stpcpy(stpcpy(buffer, folder), "/"), file);
+    strcpy(stpcpy(stpcpy(buffer, runtime_dir), "/"), file);
     return 0;
 }
 
 /* ---- to the control socket ---- */
 
 /* Opens the folder of path; *ret_file points into path. */
-static int connect_open_folder(const char *path, int *ret_fd, const char **ret_file,
-                               struct cox_error *err)
+static int connect_open_runtime_dir(const char *path, int *ret_fd, const char **ret_file,
+                                    struct cox_error *err)
 {
-    char folder[COX_SOCKET_PATH_SIZE];
+    char runtime_dir[COX_SOCKET_PATH_SIZE];
     const char *slash = strrchr(path, '/'), *file = slash ? slash + 1 : path;
     size_t size = slash ? (size_t)(slash - path) : 0;
-    if (size >= sizeof folder || file[0] == '\0' || strlen(file) >= COX_FOLDER_FILE_SIZE)
+    if (size >= sizeof runtime_dir || file[0] == '\0' || strlen(file) >= COX_RUNTIME_DIR_FILE_SIZE)
         return cox_fail(
             err, COX_INVALID,
             "the path of a control socket has a folder of %zu bytes and a file of %zu: expected less than %zu, and 1 to %zu",
-            size, strlen(file), sizeof folder, COX_FOLDER_FILE_SIZE - 1);
-    memcpy(folder, path, size);
-    folder[size] = '\0';
-    const char *where = slash == path ? "/" : slash ? folder : ".";
+            size, strlen(file), sizeof runtime_dir, COX_RUNTIME_DIR_FILE_SIZE - 1);
+    memcpy(runtime_dir, path, size);
+    runtime_dir[size] = '\0';
+    const char *where = slash == path ? "/" : slash ? runtime_dir : ".";
     int fd = open(where, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int e = fd < 0 ? errno : 0;
     if (e == ENOENT)
@@ -66,11 +66,11 @@ static int connect_open_folder(const char *path, int *ret_fd, const char **ret_f
     return 0;
 }
 
-static int connect_check_file(int folder_fd, const char *file, const char *path,
+static int connect_check_file(int runtime_dir_fd, const char *file, const char *path,
                               struct cox_error *err)
 {
     struct stat st;
-    if (fstatat(folder_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0) {
+    if (fstatat(runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0) {
         if (errno == ENOENT)
             return cox_fail(err, COX_NOT_FOUND,
                             "no control socket is at %s: is the coordinator running?", path);
@@ -89,14 +89,14 @@ static int connect_check_file(int folder_fd, const char *file, const char *path,
 static int connect_to_path(const char *path, uint64_t deadline_ns, int *ret_fd,
                            struct cox_error *err)
 {
-    _cox_cleanup_(cox_close_fd) int folder_fd = -1;
+    _cox_cleanup_(cox_close_fd) int runtime_dir_fd = -1;
     const char *file = NULL;
-    int r = connect_open_folder(path, &folder_fd, &file, err);
+    int r = connect_open_runtime_dir(path, &runtime_dir_fd, &file, err);
     if (r == 0)
-        r = connect_check_file(folder_fd, file, path, err);
+        r = connect_check_file(runtime_dir_fd, file, path, err);
     if (r)
         return r;
-    r = cox_folder_connect(folder_fd, file, deadline_ns, ret_fd);
+    r = cox_runtime_dir_connect(runtime_dir_fd, file, deadline_ns, ret_fd);
     switch (r) {
     case 0:
         return 0;
@@ -209,7 +209,7 @@ int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
     cox_hello_format(&asked, frame);
     int r = connect_to_path(path, deadline_ns, &session.fd, err);
     if (r == 0)
-        r = cox_folder_check_listener(session.fd, path, err);
+        r = cox_runtime_dir_check_listener(session.fd, path, err);
     if (r == 0) {
         r = cox_socket_send(session.fd, frame, sizeof frame, NULL, 0, deadline_ns);
         cox_fault_point(COX_FAULT_CONTROL_SOCKET_ASKED);

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "channel/base/fault.h"
-#include "folder.h"
+#include "runtime_dir.h"
 #include "channel/shm/geometry.h"
 #include "channel/base/peer.h"
 #include "socket.h"
@@ -26,7 +26,7 @@
 #define HELLO_MS_DEFAULT 1000
 #define CLIENT_MAX_DEFAULT 512
 #define BACKLOG 4096 /* the kernel takes net.core.somaxconn if that is less */
-/* How long another start or sweep may hold the folder's lock. */
+/* How long another start or sweep may hold the runtime directory's lock. */
 #define OPEN_LOCK_MS 10000
 /* A process that was killed is gone in this time, unless the kernel holds it. */
 #define ENDING_MS 2000
@@ -41,8 +41,8 @@ struct cox_control_socket {
     struct cox_socket_server server;
     uint32_t client_max;
     char path[COX_SOCKET_PATH_SIZE];
-    char file[COX_FOLDER_FILE_SIZE];
-    int folder_fd, listen_fd, stop_fd;
+    char file[COX_RUNTIME_DIR_FILE_SIZE];
+    int runtime_dir_fd, listen_fd, stop_fd;
     /* given up to refuse a client when there are no fds left */
     int spare_fd;
     bool named;
@@ -348,7 +348,7 @@ static int socket_check_name(const struct cox_control_socket *control_socket, co
                              struct cox_error *err)
 {
     pid_t pid = 0;
-    int r = cox_folder_probe(control_socket->folder_fd, control_socket->file, &pid);
+    int r = cox_runtime_dir_probe(control_socket->runtime_dir_fd, control_socket->file, &pid);
     if (r == COX_NOT_FOUND)
         return 0;
     if (r == 0 && pid && cox_peer_exiting(pid))
@@ -373,22 +373,23 @@ static int socket_bind(struct cox_control_socket *control_socket)
 {
     struct sockaddr_un address;
     struct stat st;
-    cox_folder_address(control_socket->folder_fd, COX_FOLDER_NEW_FILE, &address);
+    cox_runtime_dir_address(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, &address);
     if (bind(control_socket->listen_fd, (const struct sockaddr *)&address, sizeof address) < 0)
         return errno == EADDRINUSE ? COX_DENIED : -errno;
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_BOUND);
     int r = 0;
     /* What the umask took from its mode. */
-    if (fchmodat(control_socket->folder_fd, COX_FOLDER_NEW_FILE, 0600, 0) < 0 ||
-        fstatat(control_socket->folder_fd, COX_FOLDER_NEW_FILE, &st, AT_SYMLINK_NOFOLLOW) < 0 ||
+    if (fchmodat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, 0600, 0) < 0 ||
+        fstatat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, &st,
+                AT_SYMLINK_NOFOLLOW) < 0 ||
         listen(control_socket->listen_fd, BACKLOG) < 0)
         r = -errno;
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_LISTENS);
-    if (r == 0 && renameat(control_socket->folder_fd, COX_FOLDER_NEW_FILE,
-                           control_socket->folder_fd, control_socket->file) < 0)
+    if (r == 0 && renameat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE,
+                           control_socket->runtime_dir_fd, control_socket->file) < 0)
         r = -errno;
     if (r) {
-        unlinkat(control_socket->folder_fd, COX_FOLDER_NEW_FILE, 0);
+        unlinkat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, 0);
         cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
         return r;
     }
@@ -407,14 +408,15 @@ void cox_control_socket_unname(struct cox_control_socket *control_socket)
     struct stat st;
     if (!control_socket->named)
         return;
-    bool locked =
-        cox_folder_lock(control_socket->folder_fd, cox_deadline_after_ms(CLOSE_LOCK_MS), NULL) == 0;
-    if (fstatat(control_socket->folder_fd, control_socket->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+    bool locked = cox_runtime_dir_lock(control_socket->runtime_dir_fd,
+                                       cox_deadline_after_ms(CLOSE_LOCK_MS), NULL) == 0;
+    if (fstatat(control_socket->runtime_dir_fd, control_socket->file, &st, AT_SYMLINK_NOFOLLOW) ==
+            0 &&
         st.st_dev == control_socket->device && st.st_ino == control_socket->inode)
-        unlinkat(control_socket->folder_fd, control_socket->file, 0);
+        unlinkat(control_socket->runtime_dir_fd, control_socket->file, 0);
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
     if (locked)
-        cox_folder_unlock(control_socket->folder_fd);
+        cox_runtime_dir_unlock(control_socket->runtime_dir_fd);
     control_socket->named = false;
 }
 
@@ -422,10 +424,11 @@ static int socket_listen_once(struct cox_control_socket *control_socket, const c
                               struct cox_error *err)
 {
     uint32_t swept = 0;
-    int r = cox_folder_lock(control_socket->folder_fd, cox_deadline_after_ms(OPEN_LOCK_MS), err);
+    int r = cox_runtime_dir_lock(control_socket->runtime_dir_fd,
+                                 cox_deadline_after_ms(OPEN_LOCK_MS), err);
     if (r)
         return r;
-    r = cox_folder_sweep(control_socket->folder_fd, &swept, err);
+    r = cox_runtime_dir_sweep(control_socket->runtime_dir_fd, &swept, err);
     if (r == 0)
         r = socket_check_name(control_socket, name, err);
     if (r == 0) {
@@ -433,11 +436,11 @@ static int socket_listen_once(struct cox_control_socket *control_socket, const c
         if (r == COX_DENIED)
             cox_fail(err, r, "%.*s/%s is in the way: expected nothing there; remove it",
                      (int)(strrchr(control_socket->path, '/') - control_socket->path),
-                     control_socket->path, COX_FOLDER_NEW_FILE);
+                     control_socket->path, COX_RUNTIME_DIR_NEW_FILE);
         else if (r)
             cox_fail(err, r, "%s: %s", control_socket->path, cox_status_text(r));
     }
-    cox_folder_unlock(control_socket->folder_fd);
+    cox_runtime_dir_unlock(control_socket->runtime_dir_fd);
     if (swept)
         cox_log_write(&control_socket->server.log.log, 6,
                       "control socket: %" PRIu32 " sockets of dead coordinators are removed",
@@ -481,7 +484,7 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
         .server = {.hooks = *hooks,
                    .hello_ms = options->hello_ms ? options->hello_ms : HELLO_MS_DEFAULT},
         .client_max = options->client_max ? options->client_max : CLIENT_MAX_DEFAULT,
-        .folder_fd = -1,
+        .runtime_dir_fd = -1,
         .listen_fd = -1,
         .stop_fd = -1,
         .spare_fd = -1,
@@ -533,7 +536,7 @@ static void socket_free(struct cox_control_socket *control_socket)
     cox_log_limit_turn(&control_socket->server.log, true);
     cox_close_fd(&control_socket->stop_fd);
     cox_close_fd(&control_socket->spare_fd);
-    cox_close_fd(&control_socket->folder_fd);
+    cox_close_fd(&control_socket->runtime_dir_fd);
     free(control_socket->clients);
     free(control_socket->polled);
     free(control_socket);
@@ -559,10 +562,10 @@ static int socket_open_fds(struct cox_control_socket *control_socket, struct cox
 }
 
 static int socket_find_path(struct cox_control_socket *control_socket, const char *name,
-                            const char *folder, struct cox_error *err)
+                            const char *runtime_dir, struct cox_error *err)
 {
-    cox_folder_file(name, control_socket->file);
-    int length = snprintf(control_socket->path, sizeof control_socket->path, "%s/%s", folder,
+    cox_runtime_dir_file(name, control_socket->file);
+    int length = snprintf(control_socket->path, sizeof control_socket->path, "%s/%s", runtime_dir,
                           control_socket->file);
     if (length < 0 || length >= COX_SOCKET_PATH_SIZE)
         return cox_fail(err, COX_TOO_LARGE,
@@ -575,19 +578,19 @@ int cox_control_socket_open(const struct cox_control_socket_options *options,
                             const struct cox_control_socket_hooks *hooks,
                             struct cox_control_socket **ret_socket, struct cox_error *err)
 {
-    char folder[COX_SOCKET_PATH_SIZE];
+    char runtime_dir[COX_SOCKET_PATH_SIZE];
     int r = cox_name_check(options->name, err);
-    if (r == 0 && !options->folder)
-        r = cox_folder_default(folder, err);
+    if (r == 0 && !options->runtime_dir)
+        r = cox_runtime_dir_default(runtime_dir, err);
     if (r)
         return r;
-    const char *where = options->folder ? options->folder : folder;
+    const char *where = options->runtime_dir ? options->runtime_dir : runtime_dir;
     struct cox_control_socket *control_socket = socket_new(options, hooks);
     if (!control_socket)
         return cox_fail(err, -ENOMEM, "the control socket: %s", cox_status_text(-ENOMEM));
     r = socket_find_path(control_socket, options->name, where, err);
     if (r == 0)
-        r = cox_folder_open(where, true, &control_socket->folder_fd, err);
+        r = cox_runtime_dir_open(where, true, &control_socket->runtime_dir_fd, err);
     if (r == 0)
         r = socket_open_fds(control_socket, err);
     if (r == 0)
@@ -643,21 +646,21 @@ const char *cox_control_socket_path(const struct cox_control_socket *control_soc
     return control_socket->path;
 }
 
-int cox_control_socket_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err)
+int cox_control_socket_sweep(const char *runtime_dir, uint32_t *ret_count, struct cox_error *err)
 {
     char buffer[COX_SOCKET_PATH_SIZE];
     struct cox_error why = {0};
-    _cox_cleanup_(cox_close_fd) int folder_fd = -1;
+    _cox_cleanup_(cox_close_fd) int runtime_dir_fd = -1;
     uint32_t count = 0;
-    int r = folder ? 0 : cox_folder_default(buffer, err);
+    int r = runtime_dir ? 0 : cox_runtime_dir_default(buffer, err);
     if (r)
         return r;
-    r = cox_folder_open(folder ? folder : buffer, false, &folder_fd, &why);
+    r = cox_runtime_dir_open(runtime_dir ? runtime_dir : buffer, false, &runtime_dir_fd, &why);
     if (r == 0)
-        r = cox_folder_lock(folder_fd, cox_deadline_after_ms(OPEN_LOCK_MS), &why);
+        r = cox_runtime_dir_lock(runtime_dir_fd, cox_deadline_after_ms(OPEN_LOCK_MS), &why);
     if (r == 0) {
-        r = cox_folder_sweep(folder_fd, &count, &why);
-        cox_folder_unlock(folder_fd);
+        r = cox_runtime_dir_sweep(runtime_dir_fd, &count, &why);
+        cox_runtime_dir_unlock(runtime_dir_fd);
     }
     if (r && r != COX_NOT_FOUND)
         return cox_fail(err, r, "%s", why.text);

@@ -37,9 +37,9 @@
  * request memory (read-only), memory of the rank, wake words, its words and its values in the rank
  * group (sealed.h).
  *
- * Files: `<folder>/<name>.door` (a long name is shortened, with a hash), in
- *   $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that variable is not set; the folder
- *   has mode 0700 and this owner, or is refused.
+ * Files: `<runtime directory>/<name>.door` (a long name is shortened, with a hash), in
+ *   $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that variable is not set; the runtime
+ *   directory has mode 0700 and this owner, or is refused.
  * Threads: open starts one, which calls the hooks; open and close from one thread.
  * Ownership: see the hooks; a session's fds are the caller's.
  * Blocks: connect until its deadline, all of it together; the control socket's thread for nobody: a
@@ -48,7 +48,7 @@
  *   (SO_LINGER, FUSE); the control socket's thread never does. While COX_CLOSER_WAITING_MAX of them
  *   wait, nobody is let in.
  * If the process dies: the socket file stays, and refuses connections; the next start under any
- *   name in that folder, and `coxswain clean`, remove it.
+ *   name in that runtime directory, and `coxswain clean`, remove it.
  */
 #ifndef COX_CHANNEL_CONTROL_SOCKET_H
 #define COX_CHANNEL_CONTROL_SOCKET_H
@@ -151,7 +151,7 @@ struct cox_control_socket_options {
     /* of the group; lent */
     const char *name;
     /* NULL: as said above */
-    const char *folder;
+    const char *runtime_dir;
     /* how long a client may take for its frame; 0: 1,000 */
     uint64_t hello_ms;
     /* connections at a time, but for commands that were given away; 0: 512. When there are as many,
@@ -167,12 +167,13 @@ struct cox_control_socket_options {
 
 struct cox_control_socket;
 
-/* Removes what dead coordinators left in the folder, listens, and starts the thread. Returns 0;
- * COX_TAKEN: a live coordinator listens under this name, err has its pid; COX_DENIED: the folder
- * has another owner, lets others in or is none, or something else has the socket's name, err says
- * what to do; COX_NOT_FOUND: where the folder is to be made there is nothing; COX_BUSY: another
- * start holds the folder's lock for too long, or who has the name was killed and does not end;
- * COX_INVALID, COX_TOO_LARGE: name, path; -errno. Nothing is left unless 0, but for the folder. */
+/* Removes what dead coordinators left in the runtime directory, listens, and starts the thread.
+ * Returns 0; COX_TAKEN: a live coordinator listens under this name, err has its pid; COX_DENIED:
+ * the runtime directory has another owner, lets others in or is none, or something else has the
+ * socket's name, err says what to do; COX_NOT_FOUND: where the runtime directory is to be made
+ * there is nothing; COX_BUSY: another start holds the runtime directory's lock for too long, or who
+ * has the name was killed and does not end; COX_INVALID, COX_TOO_LARGE: name, path; -errno. Nothing
+ * is left unless 0, but for the runtime directory. */
 int cox_control_socket_open(const struct cox_control_socket_options *options,
                             const struct cox_control_socket_hooks *hooks,
                             struct cox_control_socket **ret_socket, struct cox_error *err);
@@ -201,9 +202,9 @@ struct cox_control_socket *cox_control_socket_close(struct cox_control_socket *c
 /* Of the socket; lent until close. */
 const char *cox_control_socket_path(const struct cox_control_socket *control_socket);
 
-/* Removes sockets in the folder (NULL: the default one) that nobody listens on. *ret_count: how
- * many. Returns 0; COX_DENIED; COX_BUSY; -errno. No folder is 0. */
-int cox_control_socket_sweep(const char *folder, uint32_t *ret_count, struct cox_error *err);
+/* Removes sockets in the runtime directory (NULL: the default one) that nobody listens on.
+ * *ret_count: how many. Returns 0; COX_DENIED; COX_BUSY; -errno. No runtime directory is 0. */
+int cox_control_socket_sweep(const char *runtime_dir, uint32_t *ret_count, struct cox_error *err);
 
 /* ---- the client's side ---- */
 

@@ -62,18 +62,18 @@ static bool group_of(const char *entry, char *name, size_t name_size)
     return true;
 }
 
-/* The folder that control sockets are in. */
-static int folder_find(char folder[COX_SOCKET_PATH_SIZE], struct cox_error *err)
+/* The runtime directory, where control sockets are. */
+static int runtime_dir_find(char runtime_dir[COX_SOCKET_PATH_SIZE], struct cox_error *err)
 {
-    int r = cox_control_socket_find("x", folder, err);
+    int r = cox_control_socket_find("x", runtime_dir, err);
     if (!r)
-        *strrchr(folder, '/') = '\0';
+        *strrchr(runtime_dir, '/') = '\0';
     return r;
 }
 
 /* Opens each control socket in turn; the one open at the end is the last live one's. listed names
  * them. */
-static int sockets_try(struct cox_client *client, const char *folder, DIR *stream,
+static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *stream,
                        uint64_t deadline_ns, char *listed, size_t listed_size, uint32_t *ret_count,
                        struct cox_error *err)
 {
@@ -82,12 +82,13 @@ static int sockets_try(struct cox_client *client, const char *folder, DIR *strea
         errno = 0;
         const struct dirent *entry = readdir(stream);
         if (!entry)
-            return errno ? cox_fail(err, -errno, "%s: %s", folder, cox_status_text(-errno)) : 0;
+            return errno ? cox_fail(err, -errno, "%s: %s", runtime_dir, cox_status_text(-errno))
+                         : 0;
         char name[256], path[COX_SOCKET_PATH_SIZE + sizeof entry->d_name];
         struct cox_client other = COX_CLIENT_NONE;
         if (!group_of(entry->d_name, name, sizeof name))
             continue;
-        snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+        snprintf(path, sizeof path, "%s/%s", runtime_dir, entry->d_name);
         struct cox_error error = {0};
         int r = cox_client_open_path(&other, path, deadline_ns, &error);
         if (r == COX_CLOSED || r == COX_NOT_FOUND) /* what a dead one left */
@@ -112,23 +113,24 @@ static int sockets_try(struct cox_client *client, const char *folder, DIR *strea
 
 static int open_only(struct cox_client *client, uint64_t deadline_ns, struct cox_error *err)
 {
-    char folder[COX_SOCKET_PATH_SIZE], listed[LISTED_SIZE] = "";
+    char runtime_dir[COX_SOCKET_PATH_SIZE], listed[LISTED_SIZE] = "";
     uint32_t count = 0;
-    int r = folder_find(folder, err);
+    int r = runtime_dir_find(runtime_dir, err);
     if (r)
         return r;
-    DIR *stream = opendir(folder);
+    DIR *stream = opendir(runtime_dir);
     if (!stream && errno != ENOENT) {
         r = -errno;
-        return cox_fail(err, r, "%s: %s", folder, cox_status_text(r));
+        return cox_fail(err, r, "%s: %s", runtime_dir, cox_status_text(r));
     }
     if (stream) {
-        r = sockets_try(client, folder, stream, deadline_ns, listed, sizeof listed, &count, err);
+        r = sockets_try(client, runtime_dir, stream, deadline_ns, listed, sizeof listed, &count,
+                        err);
         closedir(stream);
     }
     if (!r && count == 0)
         r = cox_fail(err, COX_NOT_FOUND, "no group is alive that has a control socket in %s",
-                     folder);
+                     runtime_dir);
     if (!r && count > 1)
         r = cox_fail(err, COX_INVALID, "%" PRIu32 " groups are alive: say which with --name: %s",
                      count, listed);

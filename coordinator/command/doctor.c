@@ -168,7 +168,7 @@ static void check_socket(struct doctor *doctor)
 {
     char path[COX_SOCKET_PATH_SIZE] = "";
     struct cox_error err = {0};
-    int r = cox_doctor_socket_folder(path, &err);
+    int r = cox_doctor_runtime_dir(path, &err);
     finding(
         doctor, r ? NOTE : GOOD, "door folder",
         "without it a named group starts, but coxswain status and stop cannot reach it; a sealed one does not start",

@@ -13,7 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "channel/socket/folder.h"
+#include "channel/socket/runtime_dir.h"
 #include "channel/base/futex.h"
 #include "channel/socket/socket.h"
 
@@ -97,15 +97,15 @@ int cox_doctor_socket_peer(void)
 }
 
 /* Under a name that is no control socket's. */
-static int folder_bind(int folder_fd, const char *path, struct cox_error *err)
+static int runtime_dir_bind(int runtime_dir_fd, const char *path, struct cox_error *err)
 {
     char file[32];
     struct sockaddr_un address;
     snprintf(file, sizeof file, "%jd.doctor", (intmax_t)getpid());
-    cox_folder_address(folder_fd, file, &address);
+    cox_runtime_dir_address(runtime_dir_fd, file, &address);
     _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || bind(fd, (const struct sockaddr *)&address, sizeof address) < 0 ||
-        unlinkat(folder_fd, file, 0) < 0)
+        unlinkat(runtime_dir_fd, file, 0) < 0)
         return cox_fail(err, -errno,
                         "a socket in %s: %s (set XDG_RUNTIME_DIR to a folder where it works)", path,
                         cox_status_text(-errno));
@@ -113,7 +113,7 @@ static int folder_bind(int folder_fd, const char *path, struct cox_error *err)
 }
 
 /* The folder is not there: could a start make it? */
-static int folder_try_parent(const char *path, struct cox_error *err)
+static int runtime_dir_try_parent(const char *path, struct cox_error *err)
 {
     char parent[COX_SOCKET_PATH_SIZE];
     snprintf(parent, sizeof parent, "%s", path);
@@ -126,17 +126,17 @@ static int folder_try_parent(const char *path, struct cox_error *err)
         strrchr(path, '/') + 1, parent, cox_status_text(-errno));
 }
 
-int cox_doctor_socket_folder(char *path, struct cox_error *err)
+int cox_doctor_runtime_dir(char *path, struct cox_error *err)
 {
-    _cox_cleanup_(cox_close_fd) int folder_fd = -1;
+    _cox_cleanup_(cox_close_fd) int runtime_dir_fd = -1;
     struct cox_error why = {0};
-    int r = cox_folder_default(path, err);
+    int r = cox_runtime_dir_default(path, err);
     if (r)
         return r;
-    r = cox_folder_open(path, false, &folder_fd, &why);
+    r = cox_runtime_dir_open(path, false, &runtime_dir_fd, &why);
     if (r == COX_NOT_FOUND)
-        return folder_try_parent(path, err);
-    return r ? cox_fail(err, r, "%s", why.text) : folder_bind(folder_fd, path, err);
+        return runtime_dir_try_parent(path, err);
+    return r ? cox_fail(err, r, "%s", why.text) : runtime_dir_bind(runtime_dir_fd, path, err);
 }
 
 int cox_doctor_child_pidfd(void)

@@ -11,7 +11,7 @@
  * Threads: one at a time; those that fork must run before the process has threads.
  * Blocks: until the children that a probe forks have ended, which is at once.
  * If the process dies: the children end with it. Only between two calls of cox_doctor_unnamed_file
- *   can a name be left, /dev/shm/<pid>_doctor, and of cox_doctor_socket_folder, <pid>.doctor in
+ *   can a name be left, /dev/shm/<pid>_doctor, and of cox_doctor_runtime_dir, <pid>.doctor in
  *   that folder.
  */
 #ifndef COX_COORDINATOR_PROBE_H
@@ -33,7 +33,7 @@ int cox_doctor_socket_peer(void);
 /* Where the sockets of groups are, or would be: path (of COX_SOCKET_PATH_SIZE bytes) is filled
  * unless COX_TOO_LARGE is returned. Nothing is made there but a socket that is removed again.
  * Returns as cox_control_socket_open for the folder; err has what is wrong and what to do. */
-int cox_doctor_socket_folder(char *path, struct cox_error *err);
+int cox_doctor_runtime_dir(char *path, struct cox_error *err);
 /* A process that comes with its pidfd (CLONE_PIDFD) and is reaped by it (P_PIDFD): how workers
  * start and end. */
 int cox_doctor_child_pidfd(void);

@@ -78,7 +78,7 @@ struct cox_executor_options {
     uint64_t large_payload_size_max;
     uint64_t reply_size_max;
     /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
-    const char *socket_folder;
+    const char *runtime_dir;
     /* no socket; not with sealed attach or external workers */
     bool no_socket;
     /* Without one start fails; otherwise, where this user has no place for it, that is logged, and

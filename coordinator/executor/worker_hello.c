@@ -420,7 +420,7 @@ int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *er
         return 0;
     const struct cox_control_socket_options options = {
         .name = executor->name,
-        .folder = executor->options.socket_folder,
+        .runtime_dir = executor->options.runtime_dir,
         .log = executor->options.log,
     };
     const struct cox_control_socket_hooks hooks = {

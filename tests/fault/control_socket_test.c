@@ -2,7 +2,7 @@
 #include "tests/multi/control_socket_fixture.h"
 #include "channel/handle/fd_store.h"
 #include "channel/base/fault.h"
-#include "channel/socket/folder.h"
+#include "channel/socket/runtime_dir.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -14,17 +14,10 @@
 #if COX_TESTING
 
 static const char *const points[] = {
-    "folder.made",
-    "folder.locked",
-    "folder.swept",
-    "control_socket.bound",
-    "control_socket.listens",
-    "control_socket.named",
-    "control_socket.connected",
-    "control_socket.asked",
-    "socket.sent",
-    "control_socket.accepted",
-    "control_socket.unnamed",
+    "runtime_dir.made",         "runtime_dir.locked",     "runtime_dir.swept",
+    "control_socket.bound",     "control_socket.listens", "control_socket.named",
+    "control_socket.connected", "control_socket.asked",   "socket.sent",
+    "control_socket.accepted",  "control_socket.unnamed",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 
@@ -83,8 +76,8 @@ static bool struck(pid_t pid)
 static void leave_a_dead_socket(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    mkdir(folder, 0700);
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/old.door", folder);
+    mkdir(runtime_dir, 0700);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/old.door", runtime_dir);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     close(fd);
@@ -103,12 +96,12 @@ static void b4_p7_a_start_after_a_death_at_any_step_works(void **state)
                 leave_a_dead_socket();
             killed = struck(client_start(live_and_die, &life));
             socket_start(NULL);
-            if (folder_count() != 1)
-                fail_msg("%s: %d files", life.plan, folder_count());
+            if (runtime_dir_count() != 1)
+                fail_msg("%s: %d files", life.plan, runtime_dir_count());
             connect_all_ways(cox_control_socket_path(control_socket));
             socket_stop();
-            assert_int_equal(folder_count(), 0);
-            rmdir(folder); /* the next one has to make it again */
+            assert_int_equal(runtime_dir_count(), 0);
+            rmdir(runtime_dir); /* the next one has to make it again */
         }
         if (count == 1)
             fail_msg("nobody passes %s", points[p]);
@@ -165,13 +158,13 @@ static void start_another(void *context)
 static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
 {
     (void)state;
-    static const char *const held[] = {"folder.swept", "control_socket.bound",
+    static const char *const held[] = {"runtime_dir.swept", "control_socket.bound",
                                        "control_socket.listens", "control_socket.named"};
     for (size_t p = 0; p < 4; p++) {
         struct life life;
         struct second second;
         struct cox_error err = {0};
-        int told[2], folder_fd, status;
+        int told[2], runtime_dir_fd, status;
         /* Something to sweep. */
         snprintf(life.plan, sizeof life.plan, "control_socket.named:kill");
         assert_true(struck(client_start(live_and_die, &life)));
@@ -183,14 +176,15 @@ static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
         assert_true(WIFSTOPPED(status));
         pid_t other = client_start(start_another, &second);
         assert_true(heard(told[0]));
-        assert_int_equal(cox_folder_open(folder, false, &folder_fd, NULL), 0);
-        assert_int_equal(cox_folder_lock(folder_fd, cox_deadline_after_ms(5), &err), COX_BUSY);
+        assert_int_equal(cox_runtime_dir_open(runtime_dir, false, &runtime_dir_fd, NULL), 0);
+        assert_int_equal(cox_runtime_dir_lock(runtime_dir_fd, cox_deadline_after_ms(5), &err),
+                         COX_BUSY);
         assert_non_null(strstr(err.text, "stopped?"));
-        close(folder_fd);
+        close(runtime_dir_fd);
         kill(first, SIGCONT);
         child_join(other);
         child_join(first);
-        assert_int_equal(folder_count(), 0);
+        assert_int_equal(runtime_dir_count(), 0);
         close(told[0]);
         close(told[1]);
     }

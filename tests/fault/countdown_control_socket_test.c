@@ -20,18 +20,19 @@
 #include "channel/handle/handle_internal.h"
 #include "channel/socket/socket.h"
 
-static char folder[64];
+static char runtime_dir[64];
 static char path[100]; /* of the helper's control socket */
 
 static struct cox_control_socket_options options_of(const char *name)
 {
-    return (struct cox_control_socket_options){.name = name, .folder = folder, .client_max = 4};
+    return (struct cox_control_socket_options){
+        .name = name, .runtime_dir = runtime_dir, .client_max = 4};
 }
 
 /* Only what is there before may be there. */
 static void expect_files(size_t wanted)
 {
-    DIR *dir = opendir(folder);
+    DIR *dir = opendir(runtime_dir);
     size_t count = 0;
     for (struct dirent *e; dir && (e = readdir(dir));)
         count += e->d_name[0] != '.';
@@ -43,7 +44,7 @@ static void expect_files(size_t wanted)
 static void leave_a_dead_socket(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/dead.door", folder);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/dead.door", runtime_dir);
     unlink(address.sun_path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
@@ -64,20 +65,20 @@ static void socket_close(void *object)
     cox_control_socket_close(*(struct cox_control_socket **)object);
 }
 
-static void without_folder(void)
+static void without_runtime_dir(void)
 {
-    rmdir(folder);
+    rmdir(runtime_dir);
 }
 
-static void with_closed_folder(void)
+static void with_closed_runtime_dir(void)
 {
-    rmdir(folder);
-    assert_int_equal(mkdir(folder, 0), 0);
+    rmdir(runtime_dir);
+    assert_int_equal(mkdir(runtime_dir, 0), 0);
 }
 
 static void with_dead_socket(void)
 {
-    mkdir(folder, 0700);
+    mkdir(runtime_dir, 0700);
     leave_a_dead_socket();
 }
 
@@ -85,7 +86,7 @@ static void with_dead_socket(void)
 static void dead_socket_away(void)
 {
     char dead[100];
-    snprintf(dead, sizeof dead, "%s/dead.door", folder);
+    snprintf(dead, sizeof dead, "%s/dead.door", runtime_dir);
     unlink(dead);
     expect_files(0);
 }
@@ -97,17 +98,17 @@ static void nothing_left(void)
 
 static int socket_sweep(void *object, struct cox_error *err)
 {
-    return cox_control_socket_sweep(folder, object, err);
+    return cox_control_socket_sweep(runtime_dir, object, err);
 }
 
 /* ---- a name of one's own ---- */
 
 static char named[100];
 
-static void with_folder(void)
+static void with_runtime_dir(void)
 {
-    mkdir(folder, 0700);
-    snprintf(named, sizeof named, "%s/named", folder);
+    mkdir(runtime_dir, 0700);
+    snprintf(named, sizeof named, "%s/named", runtime_dir);
 }
 
 static int name_listen(void *object, struct cox_error *err)
@@ -125,7 +126,7 @@ static int listening = -1;
 
 static void with_listener(void)
 {
-    with_folder();
+    with_runtime_dir();
     assert_int_equal(cox_socket_listen(named, &listening, NULL), 0);
 }
 
@@ -151,7 +152,7 @@ static const struct countdown_subject sockets[] = {
      .size = sizeof(int),
      .construct = name_listen,
      .destroy = name_drop,
-     .prepare = with_folder,
+     .prepare = with_runtime_dir,
      .restore = nothing_left},
     {.name = "socket_connect",
      .size = sizeof(int),
@@ -164,14 +165,14 @@ static const struct countdown_subject sockets[] = {
      .lenient = true,
      .construct = socket_open,
      .destroy = socket_close,
-     .prepare = without_folder,
+     .prepare = without_runtime_dir,
      .restore = nothing_left},
     {.name = "socket_open, mode",
      .size = sizeof(struct cox_control_socket *),
      .lenient = true,
      .construct = socket_open,
      .destroy = socket_close,
-     .prepare = with_closed_folder,
+     .prepare = with_closed_runtime_dir,
      .restore = nothing_left},
     {.name = "socket_open, sweep",
      .size = sizeof(struct cox_control_socket *),
@@ -209,7 +210,7 @@ static int serve(const char *where)
     struct cox_control_socket_options options = options_of("other");
     struct cox_control_socket *control_socket;
     char byte = 'x';
-    snprintf(folder, sizeof folder, "%s", where);
+    snprintf(runtime_dir, sizeof runtime_dir, "%s", where);
     if (file < 0 || cox_control_socket_open(&options, &hooks, &control_socket, NULL) ||
         write(STDOUT_FILENO, &byte, 1) != 1)
         return 1;
@@ -380,9 +381,9 @@ static const struct countdown_subject connections[] = {
 static int connections_begin(void **state)
 {
     char byte;
-    helper = test_helper_start("serve", folder);
+    helper = test_helper_start("serve", runtime_dir);
     assert_int_equal(read(helper.out, &byte, 1), 1);
-    snprintf(path, sizeof path, "%s/other.door", folder);
+    snprintf(path, sizeof path, "%s/other.door", runtime_dir);
     own_file = memfd_create("test", MFD_CLOEXEC);
     assert_int_equal(ftruncate(own_file, 100), 0);
     own_handle = handle_of(own_file);
@@ -454,8 +455,8 @@ int main(int argc, char **argv)
     };
     if (argc == 3 && strcmp(argv[1], "serve") == 0)
         return serve(argv[2]);
-    snprintf(folder, sizeof folder, "/tmp/countdown_%d", (int)getpid());
+    snprintf(runtime_dir, sizeof runtime_dir, "/tmp/countdown_%d", (int)getpid());
     int r = cmocka_run_group_tests(tests, NULL, NULL);
-    rmdir(folder);
+    rmdir(runtime_dir);
     return r;
 }

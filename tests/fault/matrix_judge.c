@@ -1,6 +1,6 @@
 #include "matrix.h"
 
-#include "channel/socket/folder.h"
+#include "channel/socket/runtime_dir.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -197,14 +197,14 @@ static bool is_of_sweep(enum cox_fault_point point)
 /* Of a killed coordinator, its socket at most, on which nobody listens. */
 static void judge_dead_socket(struct matrix_run *run)
 {
-    char file[COX_SOCKET_PATH_SIZE], own[COX_FOLDER_FILE_SIZE], path[COX_SOCKET_PATH_SIZE];
+    char file[COX_SOCKET_PATH_SIZE], own[COX_RUNTIME_DIR_FILE_SIZE], path[COX_SOCKET_PATH_SIZE];
     uint32_t count = matrix_sockets_count(file);
-    cox_folder_file(run->name, own);
+    cox_runtime_dir_file(run->name, own);
     if (count > 1)
         matrix_complain(run, MATRIX_WRONG, "%u sockets are left", count);
     if (count == 0)
         return;
-    if (strcmp(file, own) != 0 && strcmp(file, COX_FOLDER_NEW_FILE) != 0)
+    if (strcmp(file, own) != 0 && strcmp(file, COX_RUNTIME_DIR_NEW_FILE) != 0)
         matrix_complain(run, MATRIX_WRONG, "%s is left", file);
     cox_fault_arm(NULL); /* the plan, which is in the environment, was for the dead one */
     const struct cox_hello hello = {.role = COX_HELLO_COMMAND};

@@ -102,7 +102,7 @@ void matrix_sockets_end(struct matrix_run *run)
 {
     char file[COX_SOCKET_PATH_SIZE], path[2 * COX_SOCKET_PATH_SIZE];
     for (uint32_t count; (count = matrix_sockets_count(file)) > 0;) {
-        matrix_complain(run, MATRIX_WRONG, "%s is left in the folder of control sockets", file);
+        matrix_complain(run, MATRIX_WRONG, "%s is left in the runtime directory", file);
         snprintf(path, sizeof path, "%s/coxswain/%s", run->folder, file);
         if (unlink(path) < 0)
             break;

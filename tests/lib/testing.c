@@ -226,7 +226,7 @@ static void runtime_dir_remove(void)
 {
     if (getpid() != runtime_owner)
         return; /* a child that ended by exit */
-    rmdir(test_socket_folder());
+    rmdir(test_runtime_dir());
     rmdir(runtime_dir);
 }
 
@@ -242,7 +242,7 @@ static void runtime_dir_make(void)
     atexit(runtime_dir_remove);
 }
 
-const char *test_socket_folder(void)
+const char *test_runtime_dir(void)
 {
     static char folder[96];
     snprintf(folder, sizeof folder, "%s/coxswain", runtime_dir);
@@ -253,7 +253,7 @@ void test_sweep_sockets(uint32_t count)
 {
     uint32_t swept = 0;
     struct cox_error err = {0};
-    if (cox_control_socket_sweep(test_socket_folder(), &swept, &err))
+    if (cox_control_socket_sweep(test_runtime_dir(), &swept, &err))
         fail_msg("%s", err.text);
     assert_int_equal(swept, count);
 }
@@ -262,7 +262,7 @@ void test_sweep_sockets(uint32_t count)
 static size_t count_sockets(void)
 {
     size_t count = 0;
-    DIR *dir = opendir(test_socket_folder());
+    DIR *dir = opendir(test_runtime_dir());
     for (struct dirent *entry; dir && (entry = readdir(dir)) != NULL;)
         count += entry->d_name[0] != '.';
     if (dir)
@@ -842,7 +842,7 @@ int test_teardown(void **state)
         print_error("%zu names are left in /dev/shm\n", names);
     size_t sockets = count_sockets();
     if (sockets)
-        print_error("%zu sockets are left in %s\n", sockets, test_socket_folder());
+        print_error("%zu sockets are left in %s\n", sockets, test_runtime_dir());
     bool children = has_children();
     if (children)
         print_error("children are left\n");

@@ -165,7 +165,7 @@ void test_needs_names(void);
  */
 enum cox_attach test_attach(void);
 /* Where the sockets of this program's groups are; empty after every test. */
-const char *test_socket_folder(void);
+const char *test_runtime_dir(void);
 /* A coordinator was killed: its socket is still there, and nobody listens on it. Asserts that there
  * were `count` of these, and removes them. */
 void test_sweep_sockets(uint32_t count);

@@ -883,7 +883,7 @@ def clean_of_everything_leaves_alone_what_another_cleans():
 
 
 @test
-def clean_says_what_is_wrong_with_the_folder_of_sockets():
+def clean_says_what_is_wrong_with_the_runtime_directory():
     with tempfile.TemporaryDirectory() as folder:
         os.mkdir(os.path.join(folder, "coxswain"))
         os.chmod(os.path.join(folder, "coxswain"), 0o755)
@@ -961,7 +961,7 @@ def doctor_prints_its_findings():
 
 
 @test
-def doctor_looks_at_the_folder_of_sockets():
+def doctor_checks_the_runtime_directory():
     with tempfile.TemporaryDirectory() as folder:
         inside = os.path.join(folder, "coxswain")
 
@@ -1011,7 +1011,7 @@ def doctor_finds_a_folder_that_it_may_not_make():
         os.chmod(folder, 0o755)
         result = run(["doctor"], env=environment(XDG_RUNTIME_DIR=folder), user=65534, group=65534,
                      extra_groups=[])
-        words = r"^note  folder of control sockets +coxswain cannot be made in %s: Permission denied" % folder
+        words = r"^note  runtime directory +coxswain cannot be made in %s: Permission denied" % folder
         check(re.search(words, result.out, re.M), "not told", result)
 
 
@@ -1233,7 +1233,7 @@ def test_p6_doctor_and_start_agree_on_the_size_of_files():
 
 
 def no_socket_is_left():
-    check(not socket_files(), "left in the folder of control sockets: %s" % socket_files())
+    check(not socket_files(), "left in the runtime directory: %s" % socket_files())
 
 
 if __name__ == "__main__":

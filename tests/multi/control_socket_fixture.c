@@ -12,7 +12,7 @@
 struct host host;
 int host_fds[COX_HELLO_FD_COUNT_MAX];
 struct cox_control_socket *control_socket;
-char folder[64];
+char runtime_dir[64];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 
@@ -195,9 +195,9 @@ void await_fds(int wanted)
     assert_int_equal(fd_count(), wanted);
 }
 
-int folder_count(void)
+int runtime_dir_count(void)
 {
-    DIR *dir = opendir(folder);
+    DIR *dir = opendir(runtime_dir);
     int entries = 0;
     if (!dir)
         return 0;
@@ -212,7 +212,7 @@ int folder_count(void)
 int socket_setup(void **state)
 {
     static int number;
-    snprintf(folder, sizeof folder, "/tmp/coxt%d_%d", (int)getpid(), number++);
+    snprintf(runtime_dir, sizeof runtime_dir, "/tmp/coxt%d_%d", (int)getpid(), number++);
     memset(&host, 0, sizeof host);
     host.rank_count = 4;
     host.fd_count = 4;
@@ -232,14 +232,14 @@ int socket_teardown(void **state)
     int r = leak_teardown(state);
     for (uint32_t i = 0; i < COX_HELLO_FD_COUNT_MAX; i++)
         close(host_fds[i]);
-    snprintf(command, sizeof command, "rm -rf %s", folder);
+    snprintf(command, sizeof command, "rm -rf %s", runtime_dir);
     return r ? r : system(command);
 }
 
 struct cox_control_socket_options host_options(const char *name)
 {
     return (struct cox_control_socket_options){
-        .name = name, .folder = folder, .hello_ms = 60000, .log = {.fn = host_log}};
+        .name = name, .runtime_dir = runtime_dir, .hello_ms = 60000, .log = {.fn = host_log}};
 }
 
 void socket_start(const struct cox_control_socket_options *options)

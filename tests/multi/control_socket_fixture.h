@@ -39,7 +39,7 @@ struct host {
 extern struct host host;
 extern int host_fds[COX_HELLO_FD_COUNT_MAX]; /* memfds, each holds its own number as text */
 extern struct cox_control_socket *control_socket;
-extern char folder[64]; /* of this test */
+extern char runtime_dir[64]; /* of this test */
 
 int socket_setup(void **state);
 int socket_teardown(void **state);
@@ -67,7 +67,7 @@ void await_log(const char *text);
  */
 void await_fds(int count);
 /* Files in the folder. */
-int folder_count(void);
+int runtime_dir_count(void);
 
 /* A client process; it has no socket of the test's. */
 pid_t client_start(void (*fn)(void *context), void *context);

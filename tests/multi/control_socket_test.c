@@ -712,7 +712,7 @@ static void b21_silent_clients_keep_no_fd_from_others(void **state)
     int told[2], end[2], silent[50];
     char path[COX_SOCKET_PATH_SIZE], text[256];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(end, O_CLOEXEC), 0);
-    snprintf(path, sizeof path, "%s/test.door", folder);
+    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
     struct scarce scarce = {told[1], end[0]};
     fflush(NULL);
     pid_t pid = fork();
@@ -903,7 +903,7 @@ static void a22_a_socket_that_closes_says_so_to_everybody(void **state)
     assert_int_equal(raw_answer(sessions[1].fd, NULL), -COX_CLOSED);
     assert_int_equal(raw_answer(waiting, NULL), -COX_CLOSED);
     assert_int_equal(stat(path, &st), -1);
-    assert_int_equal(folder_count(), 0);
+    assert_int_equal(runtime_dir_count(), 0);
     assert_int_equal(read_count(&host.gone), 0); /* nobody is told of those */
     cox_control_connection_close(&sessions[0]);
     cox_control_connection_close(&sessions[1]);

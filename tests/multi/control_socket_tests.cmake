@@ -1,7 +1,7 @@
 set(control_socket_fixture
     ${CMAKE_CURRENT_LIST_DIR}/control_socket_fixture.c
     ${CMAKE_CURRENT_LIST_DIR}/../unit/channel_fixture.c)
-foreach(part control_socket control_socket_close folder control_connect fd_store)
+foreach(part control_socket control_socket_close runtime_dir control_connect fd_store)
     cox_test_program(test_multi_${part}
         SOURCES ${CMAKE_CURRENT_LIST_DIR}/${part}_test.c ${control_socket_fixture} LIBS coxswain_channel)
     cox_command_test(NAME multi/${part} LABEL multi TIER all TIMEOUT 120 PROCESSORS 2

@@ -66,7 +66,7 @@ static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_at
     waiting->options.external_workers = true;
     waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
     snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.door",
-             test_socket_folder(), waiting->name);
+             test_runtime_dir(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
     while (stat(waiting->control_socket, &st) < 0) {
         assert_true(cox_now_ns() < deadline_ns);

@@ -13,23 +13,23 @@
 #define COXSWAIN COX_TEST_BIN_DIR "/coxswain handle "
 #define WITHOUT COX_TEST_BIN_DIR "/without "
 
-static char folder[64];
+static char runtime_dir[64];
 static char file[128]; /* in it: the handle */
 static char output[65536];
 
 static int setup(void **state)
 {
     leak_setup(state);
-    snprintf(folder, sizeof folder, "/tmp/cox_handle_XXXXXX");
-    assert_non_null(mkdtemp(folder));
-    snprintf(file, sizeof file, "%s/handle", folder);
+    snprintf(runtime_dir, sizeof runtime_dir, "/tmp/cox_handle_XXXXXX");
+    assert_non_null(mkdtemp(runtime_dir));
+    snprintf(file, sizeof file, "%s/handle", runtime_dir);
     return 0;
 }
 
 static int teardown(void **state)
 {
     unlink(file);
-    assert_int_equal(rmdir(folder), 0);
+    assert_int_equal(rmdir(runtime_dir), 0);
     return leak_teardown(state);
 }
 
@@ -155,9 +155,9 @@ static void l12_it_asks_the_socket_where_it_must(void **state)
     (void)state;
     if (!filters_possible())
         skip();
-    snprintf(runtime, sizeof runtime, "%s/coxswain", folder);
+    snprintf(runtime, sizeof runtime, "%s/coxswain", runtime_dir);
     assert_int_equal(mkdir(runtime, 0700), 0);
-    const struct cox_control_socket_options options = {.name = "handles", .folder = runtime};
+    const struct cox_control_socket_options options = {.name = "handles", .runtime_dir = runtime};
     static const struct cox_control_socket_hooks none;
     assert_int_equal(cox_control_socket_open(&options, &none, &control_socket, NULL), 0);
     snprintf(path, sizeof path, "%s", cox_control_socket_path(control_socket));
@@ -172,7 +172,7 @@ static void l12_it_asks_the_socket_where_it_must(void **state)
     says("00000000  %02x", object_byte(5, 0));
     expect_status(run("XDG_RUNTIME_DIR=%s " WITHOUT "pidfd_getfd=ENOSYS " COXSWAIN
                       "%s --name handles",
-                      folder, file),
+                      runtime_dir, file),
                   COX_EXIT_OK);
     says("opened by   the control socket\n");
     peer_end(&peer);
@@ -222,9 +222,9 @@ static void l19_files_that_hold_no_handle_are_refused(void **state)
     save(text, 64);
     expect_status(run(COXSWAIN "%s", file), COX_EXIT_USAGE);
     says("%s: no handle: it begins with 0x6666", file);
-    expect_status(run(COXSWAIN "%s/nothing", folder), COX_EXIT_USAGE);
+    expect_status(run(COXSWAIN "%s/nothing", runtime_dir), COX_EXIT_USAGE);
     says("No such file");
-    expect_status(run(COXSWAIN "%s", folder), COX_EXIT_USAGE);
+    expect_status(run(COXSWAIN "%s", runtime_dir), COX_EXIT_USAGE);
     says("directory");
     expect_status(run(COXSWAIN), COX_EXIT_USAGE);
     says("0 files named");

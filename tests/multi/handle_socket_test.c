@@ -16,18 +16,18 @@
 
 #define PATIENCE cox_deadline_after_ms(20000)
 
-static char folder[64];
+static char runtime_dir[64];
 static struct cox_control_socket *control_socket;
 static const char *path; /* of the control socket */
 
 static void socket_start(uint32_t fd_entry_max)
 {
     const struct cox_control_socket_options options = {
-        .name = "handles", .folder = folder, .fd_entry_max = fd_entry_max};
+        .name = "handles", .runtime_dir = runtime_dir, .fd_entry_max = fd_entry_max};
     static const struct cox_control_socket_hooks none;
     struct cox_error err = {0};
-    snprintf(folder, sizeof folder, "/tmp/cox_handles_XXXXXX");
-    CHECK(mkdtemp(folder));
+    snprintf(runtime_dir, sizeof runtime_dir, "/tmp/cox_handles_XXXXXX");
+    CHECK(mkdtemp(runtime_dir));
     if (cox_control_socket_open(&options, &none, &control_socket, &err))
         fprintf(stderr, "%s\n", err.text);
     CHECK(control_socket);
@@ -37,15 +37,15 @@ static void socket_start(uint32_t fd_entry_max)
 static void socket_stop(void)
 {
     control_socket = cox_control_socket_close(control_socket);
-    if (folder[0])
-        CHECK(rmdir(folder) == 0);
-    folder[0] = '\0';
+    if (runtime_dir[0])
+        CHECK(rmdir(runtime_dir) == 0);
+    runtime_dir[0] = '\0';
 }
 
 static int setup(void **state)
 {
     leak_setup(state);
-    folder[0] = '\0';
+    runtime_dir[0] = '\0';
     return 0;
 }
 
@@ -243,7 +243,7 @@ static void l6_l12_the_socket_helps_no_other_user(void **state)
     if (!test_can_switch_user())
         skip();
     socket_start(0);
-    CHECK(chmod(folder, 0711) == 0);
+    CHECK(chmod(runtime_dir, 0711) == 0);
     CHECK(chmod(path, 0777) == 0); /* so that it is not the file that stops it */
     struct peer peer = peer_start(&(struct peer_options){.socket_path = path});
     struct cox_handle handle = peer_export(&peer, PEER_EXPORT, 5);

@@ -64,7 +64,7 @@ LAYERS = {
 
 # Circles of includes: one noun each, cut into files that share a private header.
 UNITS = {
-    "channel/socket": ["client_connection control_socket folder hello"],
+    "channel/socket": ["client_connection control_socket hello runtime_dir"],
     "channel/handle": ["fd_store handle handle_internal"],
     "channel/memory/domain": ["domain domain_table"],
     "channel/memory/pool": ["pool pool_geometry pool_internal pool_layout"],

@@ -1,4 +1,4 @@
-#include "folder.h"
+#include "runtime_dir.h"
 
 #include <assert.h>
 #include <dirent.h>
@@ -24,13 +24,14 @@
 /* Names of fds in /proc. */
 #define FD_PATH_SIZE 32
 
-static_assert(NAME_START_SIZE + 1 + 16 + sizeof SOCKET_END <= COX_FOLDER_FILE_SIZE,
+static_assert(NAME_START_SIZE + 1 + 16 + sizeof SOCKET_END <= COX_RUNTIME_DIR_FILE_SIZE,
               "a shortened name fits");
-static_assert(sizeof COX_FOLDER_NEW_FILE <= COX_FOLDER_FILE_SIZE, "the new file's name fits");
+static_assert(sizeof COX_RUNTIME_DIR_NEW_FILE <= COX_RUNTIME_DIR_FILE_SIZE,
+              "the new file's name fits");
 
 /* ---- names ---- */
 
-int cox_folder_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err)
+int cox_runtime_dir_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err)
 {
     const char *runtime = getenv("XDG_RUNTIME_DIR");
     int length;
@@ -45,27 +46,27 @@ int cox_folder_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err)
     return 0;
 }
 
-void cox_folder_file(const char *name, char buffer[COX_FOLDER_FILE_SIZE])
+void cox_runtime_dir_file(const char *name, char buffer[COX_RUNTIME_DIR_FILE_SIZE])
 {
-    if (strlen(name) + sizeof SOCKET_END <= COX_FOLDER_FILE_SIZE)
-        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%s" SOCKET_END, name);
+    if (strlen(name) + sizeof SOCKET_END <= COX_RUNTIME_DIR_FILE_SIZE)
+        snprintf(buffer, COX_RUNTIME_DIR_FILE_SIZE, "%s" SOCKET_END, name);
     else
-        snprintf(buffer, COX_FOLDER_FILE_SIZE, "%.*s~%016" PRIx64 SOCKET_END, NAME_START_SIZE, name,
-                 cox_hash_bytes(COX_HASH_START, name, strlen(name)));
+        snprintf(buffer, COX_RUNTIME_DIR_FILE_SIZE, "%.*s~%016" PRIx64 SOCKET_END, NAME_START_SIZE,
+                 name, cox_hash_bytes(COX_HASH_START, name, strlen(name)));
 }
 
-void cox_folder_address(int folder_fd, const char *file, struct sockaddr_un *ret_address)
+void cox_runtime_dir_address(int runtime_dir_fd, const char *file, struct sockaddr_un *ret_address)
 {
-    COX_ASSERT(strlen(file) < COX_FOLDER_FILE_SIZE);
+    COX_ASSERT(strlen(file) < COX_RUNTIME_DIR_FILE_SIZE);
     memset(ret_address, 0, sizeof *ret_address);
     ret_address->sun_family = AF_UNIX;
-    snprintf(ret_address->sun_path, sizeof ret_address->sun_path, "/proc/self/fd/%d/%s", folder_fd,
-             file);
+    snprintf(ret_address->sun_path, sizeof ret_address->sun_path, "/proc/self/fd/%d/%s",
+             runtime_dir_fd, file);
 }
 
-/* ---- the folder ---- */
+/* ---- the runtime directory ---- */
 
-static int folder_check(const char *path, const struct stat *st, struct cox_error *err)
+static int runtime_dir_check(const char *path, const struct stat *st, struct cox_error *err)
 {
     if (st->st_uid != geteuid())
         return cox_fail(
@@ -81,17 +82,17 @@ static int folder_check(const char *path, const struct stat *st, struct cox_erro
 }
 
 /* Through an fd that may only name it: the mode may not even let its owner in. */
-static int folder_set_mode(int fd)
+static int runtime_dir_set_mode(int fd)
 {
     char path[FD_PATH_SIZE];
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     int r = chmod(path, MODE) < 0 ? -errno : 0;
-    cox_fault_point(COX_FAULT_FOLDER_MADE);
+    cox_fault_point(COX_FAULT_RUNTIME_DIR_MADE);
     return r;
 }
 
-/* Returns as cox_folder_open; *ret_fd has O_PATH. */
-static int folder_find(const char *path, int *ret_fd, struct cox_error *err)
+/* Returns as cox_runtime_dir_open; *ret_fd has O_PATH. */
+static int runtime_dir_find(const char *path, int *ret_fd, struct cox_error *err)
 {
     int fd = open(path, O_PATH | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     int e = fd < 0 ? errno : 0;
@@ -109,24 +110,24 @@ static int folder_find(const char *path, int *ret_fd, struct cox_error *err)
     return 0;
 }
 
-int cox_folder_open(const char *path, bool create, int *ret_fd, struct cox_error *err)
+int cox_runtime_dir_open(const char *path, bool create, int *ret_fd, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int named = -1, fd = -1;
     struct stat st;
     int e = create && mkdir(path, MODE) < 0 ? errno : 0;
-    cox_fault_point(COX_FAULT_FOLDER_MADE);
+    cox_fault_point(COX_FAULT_RUNTIME_DIR_MADE);
     if (e && e != EEXIST && e != ENOENT)
         return cox_fail(err, -e, "%s cannot be made: %s", path, cox_status_text(-e));
-    int r = folder_find(path, &named, err);
+    int r = runtime_dir_find(path, &named, err);
     if (r)
         return r;
     if (fstat(named, &st) < 0)
         return cox_fail(err, -errno, "%s: %s", path, cox_status_text(-errno));
-    r = folder_check(path, &st, err);
+    r = runtime_dir_check(path, &st, err);
     if (r)
         return r;
     if ((st.st_mode & 07777) != MODE)
-        r = folder_set_mode(named);
+        r = runtime_dir_set_mode(named);
     if (r == 0)
         fd = openat(named, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (r == 0)
@@ -137,29 +138,28 @@ int cox_folder_open(const char *path, bool create, int *ret_fd, struct cox_error
     return 0;
 }
 
-int cox_folder_lock(int folder_fd, uint64_t deadline_ns, struct cox_error *err)
+int cox_runtime_dir_lock(int runtime_dir_fd, uint64_t deadline_ns, struct cox_error *err)
 {
     for (;;) {
-        int e = flock(folder_fd, LOCK_EX | LOCK_NB) < 0 ? errno : 0;
-        cox_fault_point(COX_FAULT_FOLDER_LOCKED);
+        int e = flock(runtime_dir_fd, LOCK_EX | LOCK_NB) < 0 ? errno : 0;
+        cox_fault_point(COX_FAULT_RUNTIME_DIR_LOCKED);
         if (e == 0)
             return 0;
         if (e != EWOULDBLOCK && e != EINTR)
-            return cox_fail(err, -e, "lock of the folder of control sockets: %s",
-                            cox_status_text(-e));
+            return cox_fail(err, -e, "lock of the runtime directory: %s", cox_status_text(-e));
         if (cox_now_ns() >= deadline_ns)
             return cox_fail(
                 err, COX_BUSY,
-                "another process holds the lock of the folder of control sockets: a start or a clean-up that is stopped?");
+                "another process holds the lock of the runtime directory: a start or a clean-up that is stopped?");
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     }
 }
 
 /* Not by close alone: a child that was forked meanwhile has the same lock. */
-void cox_folder_unlock(int folder_fd)
+void cox_runtime_dir_unlock(int runtime_dir_fd)
 {
-    flock(folder_fd, LOCK_UN);
-    cox_fault_point(COX_FAULT_FOLDER_LOCKED);
+    flock(runtime_dir_fd, LOCK_UN);
+    cox_fault_point(COX_FAULT_RUNTIME_DIR_LOCKED);
 }
 
 /* ---- what is in it ---- */
@@ -197,10 +197,10 @@ static int socket_connect(int fd, const struct sockaddr_un *address, uint64_t de
     }
 }
 
-int cox_folder_connect(int folder_fd, const char *file, uint64_t deadline_ns, int *ret_fd)
+int cox_runtime_dir_connect(int runtime_dir_fd, const char *file, uint64_t deadline_ns, int *ret_fd)
 {
     struct sockaddr_un address;
-    cox_folder_address(folder_fd, file, &address);
+    cox_runtime_dir_address(runtime_dir_fd, file, &address);
     _cox_cleanup_(cox_close_fd) int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     int r = fd < 0 ? -errno : cox_fd_raise(&fd);
     if (r == 0)
@@ -210,7 +210,7 @@ int cox_folder_connect(int folder_fd, const char *file, uint64_t deadline_ns, in
     return r;
 }
 
-int cox_folder_check_listener(int fd, const char *path, struct cox_error *err)
+int cox_runtime_dir_check_listener(int fd, const char *path, struct cox_error *err)
 {
     struct cox_socket_peer peer;
     int r = cox_socket_peer(fd, &peer);
@@ -223,14 +223,14 @@ int cox_folder_check_listener(int fd, const char *path, struct cox_error *err)
     return 0;
 }
 
-int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
+int cox_runtime_dir_probe(int runtime_dir_fd, const char *file, pid_t *ret_pid)
 {
     struct stat st;
     struct sockaddr_un address;
     struct cox_socket_peer peer = {.pid = 0};
-    if (strlen(file) >= COX_FOLDER_FILE_SIZE)
+    if (strlen(file) >= COX_RUNTIME_DIR_FILE_SIZE)
         return COX_DENIED;
-    if (fstatat(folder_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0)
+    if (fstatat(runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0)
         return errno == ENOENT ? COX_NOT_FOUND : -errno;
     if (!S_ISSOCK(st.st_mode) || st.st_uid != geteuid())
         return COX_DENIED;
@@ -239,7 +239,7 @@ int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
     int r = fd < 0 ? -errno : cox_fd_raise(&fd);
     if (r)
         return r;
-    cox_folder_address(folder_fd, file, &address);
+    cox_runtime_dir_address(runtime_dir_fd, file, &address);
     int e = connect(fd, (const struct sockaddr *)&address, sizeof address) < 0 ? errno : 0;
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_CONNECTED);
     if (e == ECONNREFUSED)
@@ -254,42 +254,42 @@ int cox_folder_probe(int folder_fd, const char *file, pid_t *ret_pid)
     return 0;
 }
 
-static bool folder_is_socket(const char *file)
+static bool runtime_dir_is_socket(const char *file)
 {
     size_t length = strlen(file), end = sizeof SOCKET_END - 1;
-    return strcmp(file, COX_FOLDER_NEW_FILE) == 0 ||
+    return strcmp(file, COX_RUNTIME_DIR_NEW_FILE) == 0 ||
            (length > end && strcmp(file + length - end, SOCKET_END) == 0);
 }
 
 /* What cannot be probed because of what it is, is none of ours; other failures are of this process.
  */
-static int folder_sweep_one(int folder_fd, const char *file, uint32_t *count)
+static int runtime_dir_sweep_one(int runtime_dir_fd, const char *file, uint32_t *count)
 {
     pid_t pid;
-    int r = cox_folder_probe(folder_fd, file, &pid);
+    int r = cox_runtime_dir_probe(runtime_dir_fd, file, &pid);
     /* Only a start that holds the lock makes a new file: one that somebody listens on was left by a
      * start that died, to whose child the socket came by a fork. */
-    if (r == COX_CLOSED || (r == 0 && strcmp(file, COX_FOLDER_NEW_FILE) == 0))
-        *count += unlinkat(folder_fd, file, 0) == 0;
-    cox_fault_point(COX_FAULT_FOLDER_SWEPT);
+    if (r == COX_CLOSED || (r == 0 && strcmp(file, COX_RUNTIME_DIR_NEW_FILE) == 0))
+        *count += unlinkat(runtime_dir_fd, file, 0) == 0;
+    cox_fault_point(COX_FAULT_RUNTIME_DIR_SWEPT);
     return r >= 0 || r == -EPROTOTYPE || r == -EACCES ? 0 : r;
 }
 
-int cox_folder_sweep(int folder_fd, uint32_t *ret_count, struct cox_error *err)
+int cox_runtime_dir_sweep(int runtime_dir_fd, uint32_t *ret_count, struct cox_error *err)
 {
     uint32_t count = 0;
-    int list_fd = openat(folder_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int list_fd = openat(runtime_dir_fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR *list = list_fd < 0 ? NULL : fdopendir(list_fd);
     int r = list ? 0 : -errno;
     if (!list)
         cox_close_fd(&list_fd);
     for (const struct dirent *entry; r == 0 && (entry = readdir(list));)
-        if (folder_is_socket(entry->d_name))
-            r = folder_sweep_one(folder_fd, entry->d_name, &count);
+        if (runtime_dir_is_socket(entry->d_name))
+            r = runtime_dir_sweep_one(runtime_dir_fd, entry->d_name, &count);
     if (list)
         closedir(list);
     if (r)
-        return cox_fail(err, r, "sweep of the folder of control sockets: %s", cox_status_text(r));
+        return cox_fail(err, r, "sweep of the runtime directory: %s", cox_status_text(r));
     *ret_count = count;
     return 0;
 }

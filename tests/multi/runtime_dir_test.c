@@ -36,7 +36,7 @@ static void refused(const struct cox_control_socket_options *options, int code, 
 
 /* ---- the folder ---- */
 
-static void b9_a_folder_that_lets_others_in_is_refused(void **state)
+static void b9_a_runtime_directory_that_lets_others_in_is_refused(void **state)
 {
     (void)state;
     struct cox_control_socket_options options = host_options("test");
@@ -44,33 +44,33 @@ static void b9_a_folder_that_lets_others_in_is_refused(void **state)
     char link[80];
     struct stat st;
     const mode_t modes[] = {0755, 0750, 0701, 0770, 01777, 0710};
-    assert_int_equal(mkdir(folder, 0700), 0);
+    assert_int_equal(mkdir(runtime_dir, 0700), 0);
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
-        assert_int_equal(chmod(folder, modes[i]), 0);
+        assert_int_equal(chmod(runtime_dir, modes[i]), 0);
         refused(&options, COX_DENIED, "expected 0700");
-        assert_int_equal(cox_control_socket_sweep(folder, &(uint32_t){0}, NULL), COX_DENIED);
-        assert_int_equal(stat(folder, &st), 0);
+        assert_int_equal(cox_control_socket_sweep(runtime_dir, &(uint32_t){0}, NULL), COX_DENIED);
+        assert_int_equal(stat(runtime_dir, &st), 0);
         assert_int_equal(st.st_mode & 07777, modes[i]); /* it may be somebody's on purpose */
     }
-    assert_int_equal(chmod(folder, 0700), 0);
+    assert_int_equal(chmod(runtime_dir, 0700), 0);
     assert_int_equal(try_open(&options, &err), 0);
-    snprintf(link, sizeof link, "%s_link", folder);
-    assert_int_equal(symlink(folder, link), 0);
-    options.folder = link;
+    snprintf(link, sizeof link, "%s_link", runtime_dir);
+    assert_int_equal(symlink(runtime_dir, link), 0);
+    options.runtime_dir = link;
     refused(&options, COX_DENIED, "link");
     unlink(link);
     close(open(link, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     refused(&options, COX_DENIED, "expected a folder");
     unlink(link);
     if (test_can_switch_user()) {
-        options.folder = folder;
-        assert_int_equal(chown(folder, NOBODY, (gid_t)-1), 0);
+        options.runtime_dir = runtime_dir;
+        assert_int_equal(chown(runtime_dir, NOBODY, (gid_t)-1), 0);
         refused(&options, COX_DENIED, "belongs to user 65534, expected 0");
-        assert_int_equal(chown(folder, 0, (gid_t)-1), 0);
+        assert_int_equal(chown(runtime_dir, 0, (gid_t)-1), 0);
     }
     char nowhere[100];
-    snprintf(nowhere, sizeof nowhere, "%s/not/there", folder);
-    options.folder = nowhere;
+    snprintf(nowhere, sizeof nowhere, "%s/not/there", runtime_dir);
+    options.runtime_dir = nowhere;
     refused(&options, COX_NOT_FOUND, "XDG_RUNTIME_DIR");
 }
 
@@ -86,14 +86,14 @@ static void with_umask(void *context)
     if (cox_control_socket_open(&options, &host_hooks, &control_socket, &err))
         fprintf(stderr, "%s\n", err.text);
     CHECK(control_socket);
-    CHECK(stat(folder, &st) == 0 && (st.st_mode & 07777) == 0700);
+    CHECK(stat(runtime_dir, &st) == 0 && (st.st_mode & 07777) == 0700);
     CHECK(stat(cox_control_socket_path(control_socket), &st) == 0 && (st.st_mode & 07777) == 0600);
     CHECK(cox_control_socket_connect(cox_control_socket_path(control_socket), &hello, PATIENCE,
                                      &session, NULL) == 0);
     cox_control_connection_close(&session);
     socket_stop();
-    CHECK(folder_count() == 0);
-    CHECK(rmdir(folder) == 0);
+    CHECK(runtime_dir_count() == 0);
+    CHECK(rmdir(runtime_dir) == 0);
 }
 
 static void as_nobody(void *context)
@@ -112,18 +112,18 @@ static void b45_an_odd_umask_takes_nothing_away(void **state)
         client_run(as_nobody, &masks[i]); /* whom modes concern */
     }
     /* Death between the making of the folder and its mode. */
-    assert_int_equal(mkdir(folder, 0), 0);
+    assert_int_equal(mkdir(runtime_dir, 0), 0);
     client_run(with_umask, &masks[1]);
 }
 
-static void in_a_folder_of_its_own(void *context)
+static void in_a_runtime_dir_of_its_own(void *context)
 {
     char path[COX_SOCKET_PATH_SIZE], expected[COX_SOCKET_PATH_SIZE];
     struct cox_control_socket_options options = host_options("some.group");
     struct cox_control_connection session;
     struct cox_hello hello = worker_hello();
     const char *runtime = context;
-    options.folder = NULL;
+    options.runtime_dir = NULL;
     if (runtime)
         CHECK(setenv("XDG_RUNTIME_DIR", runtime, 1) == 0);
     else
@@ -143,14 +143,14 @@ static void in_a_folder_of_its_own(void *context)
     CHECK(cox_control_socket_sweep(NULL, &swept, NULL) == 0 && swept == 0);
 }
 
-static void the_default_folder_is_the_same_for_both_sides(void **state)
+static void the_default_runtime_directory_is_the_same_for_both_sides(void **state)
 {
     (void)state;
-    assert_int_equal(mkdir(folder, 0700), 0);
-    client_run(in_a_folder_of_its_own, folder);
-    client_run(in_a_folder_of_its_own, NULL);
-    client_run(in_a_folder_of_its_own, "");
-    client_run(in_a_folder_of_its_own, "not/absolute");
+    assert_int_equal(mkdir(runtime_dir, 0700), 0);
+    client_run(in_a_runtime_dir_of_its_own, runtime_dir);
+    client_run(in_a_runtime_dir_of_its_own, NULL);
+    client_run(in_a_runtime_dir_of_its_own, "");
+    client_run(in_a_runtime_dir_of_its_own, "not/absolute");
 }
 
 static void a22_k19_long_paths_and_names_work(void **state)
@@ -161,7 +161,7 @@ static void a22_k19_long_paths_and_names_work(void **state)
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     struct cox_error err = {0};
-    snprintf(path, sizeof path, "%s", folder);
+    snprintf(path, sizeof path, "%s", runtime_dir);
     assert_int_equal(mkdir(path, 0700), 0);
     for (int i = 0; i < 15; i++) {
         size_t used = strlen(path);
@@ -170,7 +170,7 @@ static void a22_k19_long_paths_and_names_work(void **state)
         path[used + 200] = '\0';
         assert_int_equal(mkdir(path, 0700), 0);
     }
-    options.folder = path;
+    options.runtime_dir = path;
     for (size_t length = 1; length <= 128; length++) {
         memset(name, 'n', length);
         name[length] = '\0';
@@ -251,31 +251,31 @@ static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
     struct cox_error err = {0};
     char path[COX_SOCKET_PATH_SIZE];
     uint32_t swept = 0;
-    snprintf(path, sizeof path, "%s/test.door", folder);
+    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
     assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_NOT_FOUND);
     server_kill(server_start());
-    assert_int_equal(folder_count(), 1);
+    assert_int_equal(runtime_dir_count(), 1);
     err.code = 0;
     assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_CLOSED);
     assert_non_null(strstr(err.text, "the coordinator is dead"));
     assert_int_equal(try_open(&options, &err), 0); /* under the same name */
-    assert_int_equal(folder_count(), 0);
+    assert_int_equal(runtime_dir_count(), 0);
     server_kill(server_start());
     options.name = "another";
     assert_int_equal(try_open(&options, &err), 0); /* under any name */
-    assert_int_equal(folder_count(), 0);
+    assert_int_equal(runtime_dir_count(), 0);
     server_kill(server_start());
     pid_t live = server_start(); /* swept, and there again */
-    assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(cox_control_socket_sweep(runtime_dir, &swept, NULL), 0);
     assert_int_equal(swept, 0);
     server_kill(live);
-    assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(cox_control_socket_sweep(runtime_dir, &swept, NULL), 0);
     assert_int_equal(swept, 1);
-    assert_int_equal(folder_count(), 0);
-    rmdir(folder);
-    assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(runtime_dir_count(), 0);
+    rmdir(runtime_dir);
+    assert_int_equal(cox_control_socket_sweep(runtime_dir, &swept, NULL), 0);
     assert_int_equal(swept, 0);
     err.code = 0;
     assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
@@ -307,7 +307,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
     char path[100];
     struct stat st;
     uint32_t swept = 0;
-    snprintf(path, sizeof path, "%s/test.door", folder);
+    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
     assert_int_equal(try_open(&options, &err), 0); /* makes the folder */
     close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     refused(&options, COX_DENIED, "is in the way");
@@ -317,17 +317,17 @@ static void something_else_at_the_name_is_left_alone(void **state)
     unlink(path);
     assert_int_equal(mkdir(path, 0700), 0);
     refused(&options, COX_DENIED, "is in the way");
-    assert_int_equal(cox_control_socket_sweep(folder, &swept, NULL), 0);
+    assert_int_equal(cox_control_socket_sweep(runtime_dir, &swept, NULL), 0);
     assert_int_equal(swept, 0);
     rmdir(path);
-    snprintf(path, sizeof path, "%s/starting.new", folder);
+    snprintf(path, sizeof path, "%s/starting.new", runtime_dir);
     close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     refused(&options, COX_DENIED, "starting.new is in the way: expected nothing there; remove it");
     assert_int_equal(stat(path, &st), 0);
     unlink(path);
     /* A socket that is not called like a control socket may be anybody's. */
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/mine.sock", folder);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/mine.sock", runtime_dir);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     close(fd);
@@ -343,13 +343,13 @@ static void b4_a_new_file_that_somebody_still_has_is_no_obstacle(void **state)
     struct cox_error err;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     assert_int_equal(try_open(&options, &err), 0); /* makes the folder */
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/starting.new", folder);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/starting.new", runtime_dir);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     assert_int_equal(listen(fd, 1), 0);
     if (try_open(&options, &err))
         fail_msg("the control socket does not open: %s", err.text);
-    assert_int_equal(folder_count(), 0);
+    assert_int_equal(runtime_dir_count(), 0);
     close(fd);
 }
 
@@ -370,7 +370,7 @@ static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
                      0);
     cox_control_connection_close(&session);
     cox_control_socket_close(second);
-    assert_int_equal(folder_count(), 0);
+    assert_int_equal(runtime_dir_count(), 0);
 }
 
 struct race {
@@ -423,13 +423,13 @@ static void b4_b54_of_eight_starts_at_once_one_wins(void **state)
         for (int i = 0; i < 8; i++)
             child_join(pids[i]);
         assert_int_equal(won, 1);
-        assert_int_equal(folder_count(), 0);
+        assert_int_equal(runtime_dir_count(), 0);
         close(go[0]);
         close(result[0]);
         close(result[1]);
         close(end[0]);
         if (round % 4 == 0)
-            rmdir(folder);
+            rmdir(runtime_dir);
     }
 }
 
@@ -462,12 +462,12 @@ static void b9_b28_another_user_does_not_come_in(void **state)
     socket_start(NULL);
     client_run(nobody_visits, "ermission denied"); /* the folder's mode */
     /* Even if somebody opens it. */
-    assert_int_equal(chmod(folder, 0711), 0);
+    assert_int_equal(chmod(runtime_dir, 0711), 0);
     client_run(nobody_visits, "ermission denied"); /* the socket's */
     assert_int_equal(chmod(cox_control_socket_path(control_socket), 0666), 0);
     client_run(nobody_visits, "user 65534 may not come in: expected 0");
     assert_int_equal(read_count(&host.admitted), 0);
-    assert_int_equal(chmod(folder, 0700), 0);
+    assert_int_equal(chmod(runtime_dir, 0700), 0);
 }
 
 static void nobody_serves(void *context)
@@ -497,10 +497,10 @@ static void b9_a_squatted_socket_is_not_entered(void **state)
     char path[100], text[100];
     if (!test_can_switch_user())
         skip();
-    assert_int_equal(mkdir(folder, 0700), 0);
-    assert_int_equal(chown(folder, NOBODY, NOBODY), 0);
+    assert_int_equal(mkdir(runtime_dir, 0700), 0);
+    assert_int_equal(chown(runtime_dir, NOBODY, NOBODY), 0);
     pid_t pid = nobody_start();
-    snprintf(path, sizeof path, "%s/test.door", folder);
+    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
     assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_DENIED);
     assert_non_null(strstr(err.text, "belongs to user 65534: expected 0 or 0"));
@@ -519,7 +519,7 @@ static void root_visits_as_root(void *context)
     struct cox_control_connection session;
     char path[100];
     (void)context;
-    snprintf(path, sizeof path, "%s/test.door", folder);
+    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
     /* The real user stays root, which is what the control socket sees; the effective one says whose
      * control sockets are its own. */
     int fd = raw_connect(path);
@@ -539,8 +539,8 @@ static void root_and_its_own_user_come_in(void **state)
     (void)state;
     if (!test_can_switch_user())
         skip();
-    assert_int_equal(mkdir(folder, 0700), 0);
-    assert_int_equal(chown(folder, NOBODY, NOBODY), 0);
+    assert_int_equal(mkdir(runtime_dir, 0700), 0);
+    assert_int_equal(chown(runtime_dir, NOBODY, NOBODY), 0);
     pid_t pid = nobody_start();
     client_run(root_visits_as_root, NULL);
     server_kill(pid);
@@ -549,9 +549,9 @@ static void root_and_its_own_user_come_in(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        SOCKET_TEST(b9_a_folder_that_lets_others_in_is_refused),
+        SOCKET_TEST(b9_a_runtime_directory_that_lets_others_in_is_refused),
         SOCKET_TEST(b45_an_odd_umask_takes_nothing_away),
-        SOCKET_TEST(the_default_folder_is_the_same_for_both_sides),
+        SOCKET_TEST(the_default_runtime_directory_is_the_same_for_both_sides),
         SOCKET_TEST(a22_k19_long_paths_and_names_work),
         SOCKET_TEST(a22_b4_a_dead_groups_socket_is_no_obstacle),
         SOCKET_TEST(b9_a_live_name_is_taken),
