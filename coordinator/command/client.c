@@ -99,8 +99,8 @@ static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *
         const char *comma = used ? ", " : "";
         /* A long name is cut in its socket's (cox_control_socket_find), and then is none. */
         int size = cox_name_check(name, NULL)
-                       ? snprintf(listed + used, listed_size - used, "%s%s (with --door %s)", comma,
-                                  name, path)
+                       ? snprintf(listed + used, listed_size - used, "%s%s (with --socket %s)",
+                                  comma, name, path)
                        : snprintf(listed + used, listed_size - used, "%s%s", comma, name);
         if (size < 0 || (size_t)size >= listed_size - used)
             listed[used] = '\0'; /* whole ones only */

@@ -32,14 +32,15 @@ static int check(const void *choice, struct cox_error *err)
 {
     const struct cox_connection *connection = choice;
     return connection->name && connection->control_socket
-               ? cox_fail(err, COX_INVALID, "a group has either a --name or a --door")
+               ? cox_fail(err, COX_INVALID, "a group has either a --name or a --socket")
                : 0;
 }
 
 static const struct argp_option options[] = {
     {"name", KEY_NAME, "NAME", 0, "name of the group (default: the only one that is alive)", 0},
-    {"door", KEY_SOCKET, "PATH", 0, "the same by its control socket, as `coxswain run` prints it",
+    {"socket", KEY_SOCKET, "PATH", 0, "the same by its control socket, as `coxswain run` prints it",
      0},
+    {"door", KEY_SOCKET, "PATH", OPTION_HIDDEN, NULL, 0},
     {"timeout", KEY_TIMEOUT, "SEC", 0, "give up after this time", 0},
     {"json", KEY_JSON, NULL, 0, "print the reply as one JSON object", 0},
     {0},

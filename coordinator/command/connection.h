@@ -24,7 +24,7 @@ struct cox_connection {
     bool json;
 };
 
-/* --name, --door, --timeout, --json into a struct cox_connection. */
+/* --name, --socket, --timeout, --json into a struct cox_connection. */
 extern const struct cox_option_group cox_connection_options;
 
 /* As cox_client_open and cox_client_open_path. */

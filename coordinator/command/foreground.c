@@ -64,7 +64,7 @@ static void on_waiting(void *context, const char *name, const char *control_sock
 {
     const struct cox_foreground *foreground = context;
     (void)control_socket;
-    cox_console_say("waiting for %" PRIu32 " worker%s: coxswain-worker --door %s",
+    cox_console_say("waiting for %" PRIu32 " worker%s: coxswain-worker --socket %s",
                     foreground->rank_count, foreground->rank_count == 1 ? "" : "s", name);
 }
 

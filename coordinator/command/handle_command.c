@@ -254,7 +254,7 @@ static int take_file(void *choice, int count, char *const *words, struct cox_err
         return cox_fail(err, COX_INVALID, "%d files named, expected one", count);
     if (options->socket_path && options->name)
         return cox_fail(err, COX_INVALID,
-                        "--door and --name are two ways to say the same: use one");
+                        "--socket and --name are two ways to say the same: use one");
     options->file = words[0];
     if (!options->name)
         return 0;
@@ -293,7 +293,9 @@ static const struct argp_option option_table[] = {
      0},
     {"bytes", KEY_BYTES, "N", 0,
      "print at most N bytes of the memory (default " TEXT(DUMP_SIZE_DEFAULT) ", 0: none)", 0},
-    {"door", KEY_SOCKET, "PATH", 0, "where to ask for it when pidfd_getfd is missing or denied", 0},
+    {"socket", KEY_SOCKET, "PATH", 0, "where to ask for it when pidfd_getfd is missing or denied",
+     0},
+    {"door", KEY_SOCKET, "PATH", OPTION_HIDDEN, NULL, 0},
     {"name", KEY_NAME, "NAME", 0, "the same: the control socket of this group", 0},
     {0},
 };

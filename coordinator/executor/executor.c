@@ -187,7 +187,7 @@ static const char *executor_why_late(struct cox_executor *executor, uint32_t ran
 {
     pid_t pid = cox_rank_pid(&executor->ranks[rank]);
     if (pid == 0)
-        return "in time: start it by hand (coxswain-worker --door PATH), or wait longer";
+        return "in time: start it by hand (coxswain-worker --socket PATH), or wait longer";
     if (cox_peer_stopped(pid))
         return "but did not attach in time: it is stopped by a signal";
     return executor->options.external_workers

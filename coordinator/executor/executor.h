@@ -53,7 +53,7 @@ struct cox_executor_options {
     enum cox_attach attach;
     /* sealed: on huge pages, if there are any */
     bool huge_pages;
-    /* None is started: all log on at the control socket by themselves (coxswain-worker --door
+    /* None is started: all log on at the control socket by themselves (coxswain-worker --socket
      * PATH), and start waits for them, without a limit unless start_timeout_ms says one. command is
      * not used.
      */

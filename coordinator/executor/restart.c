@@ -93,10 +93,11 @@ static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
     executor->ranks[rank].open_for_attach = true;
     pthread_mutex_unlock(&executor->memory_lock);
     cox_fault_point(COX_FAULT_RANK_OFFERED);
-    cox_log_write(&executor->options.log, 6,
-                  "rank %" PRIu32
-                  " waits for a process to log on: coxswain-worker --door %s --local_rank %" PRIu32,
-                  rank, cox_executor_socket(executor), rank);
+    cox_log_write(
+        &executor->options.log, 6,
+        "rank %" PRIu32
+        " waits for a process to log on: coxswain-worker --socket %s --local_rank %" PRIu32,
+        rank, cox_executor_socket(executor), rank);
 }
 
 static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
@@ -125,7 +126,7 @@ static int restart_late(struct cox_executor *executor, uint32_t rank, struct cox
     return cox_fail(
         err, COX_TIMEOUT,
         "rank %" PRIu32
-        ": nobody has logged on in time: start a worker by hand (coxswain-worker --door %s --local_rank %" PRIu32
+        ": nobody has logged on in time: start a worker by hand (coxswain-worker --socket %s --local_rank %" PRIu32
         ") while the group waits",
         rank, cox_executor_socket(executor), rank);
 }

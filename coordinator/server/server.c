@@ -104,7 +104,7 @@ static void attaching_tell(struct cox_server *server, const struct cox_rank_set 
     if (server->group[0])
         snprintf(server->phase.refusal, sizeof server->phase.refusal,
                  "the group waits for its workers, which are started by hand (coxswain-worker "
-                 "--door %s); not here yet: ranks %s (of %" PRIu32 ")",
+                 "--socket %s); not here yet: ranks %s (of %" PRIu32 ")",
                  server->group, ranks, rank_count);
     else
         snprintf(server->phase.refusal, sizeof server->phase.refusal,

@@ -31,7 +31,7 @@ static int print_group(struct cox_executor *executor, struct cox_error *err)
 {
     printf("name %s\n", cox_executor_name(executor));
     if (cox_executor_socket(executor))
-        printf("door %s\n", cox_executor_socket(executor));
+        printf("socket %s\n", cox_executor_socket(executor));
     for (uint32_t rank = 0; rank < cox_executor_rank_count(executor); rank++)
         printf("rank %u pid %d\n", rank, (int)cox_executor_pid(executor, rank));
     errno = 0;
@@ -222,7 +222,7 @@ static const struct argp_option options[] = {
      "nothing is appended to COMMAND; the environment has it all", 0},
     {"external", OPTION_EXTERNAL, NULL, 0,
      "start no worker: wait for workers that are started by hand, as long as that takes; standard "
-     "error reports each (coxswain-worker --door NAME)",
+     "error reports each (coxswain-worker --socket NAME)",
      0},
     {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
      "load this LoRA adapter at the start (see coxswain lora)", 0},
@@ -247,7 +247,7 @@ const struct cox_command cox_command_run = {
             "one of them dies (--on-death; before the group is complete, any death ends it). "
             "COMMAND gets rank, world size and name of the group in its environment (COXSWAIN_*) "
             "and as flags (--local_rank, ...).\n"
-            "When all is ready it prints `name NAME`, `door PATH` and a line `rank R pid P` for "
+            "When all is ready it prints `name NAME`, `socket PATH` and a line `rank R pid P` for "
             "each. With the reference worker, `coxswain generate --name NAME` then completes "
             "prompts on the group, for any number of callers at once.",
     .choice_size = sizeof(struct run),

@@ -130,7 +130,7 @@ static void print_help(FILE *to)
 {
     fprintf(
         to,
-        "Usage: coxswain-worker [--door NAME|PATH] [OPTION]...\n"
+        "Usage: coxswain-worker [--socket NAME|PATH] [OPTION]...\n"
         "\n"
         "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
         "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
@@ -139,7 +139,7 @@ static void print_help(FILE *to)
         "Started by hand it logs on at the control socket of a group that waits for it (coxswain run --external), and\n"
         "SIGTERM or Ctrl-C ends it; the group takes that for its death.\n"
         "\n"
-        "  --door NAME|PATH      log on at the control socket of this group; rank (--local_rank) and world size are told\n"
+        "  --socket NAME|PATH    log on at the control socket of this group; rank (--local_rank) and world size are told\n"
         "                        there unless given\n"
         "  --model DIR           model folder; the init request may name another\n"
         "  --block-count N       KV blocks (default %d)\n"

@@ -79,7 +79,7 @@ static void hand_start(struct hand *hand, uint64_t timeout_ms)
 /* plan NULL: none. */
 static pid_t worker_start(const struct hand *hand, const char *rank, const char *plan)
 {
-    char *const argv[] = {"worker", "--door", (char *)(uintptr_t)hand->path, NULL};
+    char *const argv[] = {"worker", "--socket", (char *)(uintptr_t)hand->path, NULL};
     pid_t pid;
     setenv("COXSWAIN_RANK", rank, 1);
     if (plan)

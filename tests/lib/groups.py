@@ -29,7 +29,7 @@ class Group:
         lines = [self.process.stdout.readline().split() for _ in range(2 + self.ranks)]
         check(lines[0] == ["name", self.name], "another name: %s" % lines)
         self.socket_path = lines[1][1]
-        check(lines[1][0] == "door" and os.path.exists(self.socket_path), "no control socket: %s" % lines)
+        check(lines[1][0] == "socket" and os.path.exists(self.socket_path), "no control socket: %s" % lines)
         self.pids = [int(line[3]) for line in lines[2:]]
         return self
 

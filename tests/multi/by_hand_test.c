@@ -84,7 +84,7 @@ static pid_t worker_start(const struct waiting *waiting, const char *rank)
 {
     pid_t pid;
     char *const argv[] = {"worker",
-                          "--door",
+                          "--socket",
                           (char *)(uintptr_t)waiting->control_socket,
                           "--local_rank",
                           (char *)(uintptr_t)rank,
@@ -347,7 +347,7 @@ static void b20_a_rank_that_nobody_starts_is_named(void **state)
     pthread_join(waiting.thread, NULL);
     assert_int_equal(waiting.result, COX_TIMEOUT);
     assert_contains(waiting.err.text, "rank 0 has not logged on in time");
-    assert_contains(waiting.err.text, "--door");
+    assert_contains(waiting.err.text, "--socket");
 }
 
 int main(int argc, char **argv)

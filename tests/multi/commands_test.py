@@ -321,7 +321,7 @@ def started(process):
     """The name that run prints; the pids are next."""
     name, socket_path = process.stdout.readline().split(), process.stdout.readline().split()
     check(name and name[0] == "name", "no name was printed")
-    check(socket_path and socket_path[0] == "door", "no control socket was printed")
+    check(socket_path and socket_path[0] == "socket", "no control socket was printed")
     return name[1]
 
 

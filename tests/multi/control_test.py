@@ -34,7 +34,8 @@ RUNTIME = os.environ["XDG_RUNTIME_DIR"]
 @test
 def test_p3_status_tells_how_every_rank_is():
     with Group(4) as group:
-        for arguments in (["--name", group.name], ["--door", group.socket_path], []):
+        old_flag = ["--door", group.socket_path]
+        for arguments in (["--name", group.name], ["--socket", group.socket_path], old_flag, []):
             result = expect(run(["status", *arguments]), 0)
             check(result.out.startswith("group %s (pid %d)" % (group.name, group.process.pid)), "no head", result)
             check(MODEL in result.out, "no model", result)
@@ -286,8 +287,8 @@ def test_wrong_names_and_several_groups():
     expect(run(["stop"]), 2, "no group is alive")
     expect(run(["status", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
     expect(run(["stop", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
-    expect(run(["status", "--door", os.path.join(RUNTIME, "x.door")]), 2)
-    expect(run(["status", "--name", "a", "--door", "b"]), 2, "either")
+    expect(run(["status", "--socket", os.path.join(RUNTIME, "x.door")]), 2)
+    expect(run(["status", "--name", "a", "--socket", "b"]), 2, "either")
     expect(run(["status", "--name", "a/b"]), 2, "position 2")
     expect(run(["status", "surplus"]), 2, "surplus")
     expect(run(["status", "--odd"]), 2, "--odd")
@@ -302,8 +303,8 @@ def test_wrong_names_and_several_groups():
         try:
             check(long.stdout.readline() == "name %s\n" % ("coxlong" * 18), "another name")
             socket_path = long.stdout.readline().split()[1]
-            expect(run(["status"]), 2, "3 groups are alive", "(with --door %s)" % socket_path)
-            expect(run(["stop", "--door", socket_path]), 0)
+            expect(run(["status"]), 2, "3 groups are alive", "(with --socket %s)" % socket_path)
+            expect(run(["stop", "--socket", socket_path]), 0)
             expect(finish(long), 0)
         finally:
             if long.poll() is None:
@@ -689,7 +690,7 @@ class External:
 
     def __enter__(self):
         line = self.process.stderr.readline()
-        match = re.fullmatch(r"coxswain: waiting for (\d+) workers?: coxswain-worker --door (\S+)\n", line)
+        match = re.fullmatch(r"coxswain: waiting for (\d+) workers?: coxswain-worker --socket (\S+)\n", line)
         check(match and int(match[1]) == self.ranks, "it does not say how workers come: " + line)
         self.name = match[2]
         self.socket_path = os.path.join(RUNTIME, "coxswain", self.name + ".door")
@@ -704,7 +705,7 @@ class External:
 
     def worker(self, *arguments):
         """As somebody types what the line says."""
-        process = start(["--door", self.name, *arguments], command="coxswain-worker")
+        process = start(["--socket", self.name, *arguments], command="coxswain-worker")
         self.workers.append(process)
         return process
 
@@ -738,9 +739,9 @@ def test_workers_started_by_hand_come_in_any_order_and_serve():
     own = expect(generate("-n", "4", text=text), 0)
     for more in ([], ["--attach", "sealed"], ["--name", harness.fresh_name("hand")]):
         with External(4, *more) as group:
-            expect(run(["status", "--name", group.name]), 1, "waits for its workers", "coxswain-worker --door")
+            expect(run(["status", "--name", group.name]), 1, "waits for its workers", "coxswain-worker --socket")
             expect(run(["generate", "--name", group.name, "1+1="]), 1, "waits for its workers",
-                   "coxswain-worker --door %s" % group.name, "not here yet: ranks 0-3 (of 4)")
+                   "coxswain-worker --socket %s" % group.name, "not here yet: ranks 0-3 (of 4)")
             # The last rank first; who says no rank gets the lowest that is free.
             by_rank = {3: group.worker("--local_rank", "3")}
             group.logged_on(by_rank[3])
@@ -756,7 +757,7 @@ def test_workers_started_by_hand_come_in_any_order_and_serve():
                 by_rank[rank] = group.worker()
                 group.logged_on(by_rank[rank])
             lines = [group.process.stdout.readline().split() for _ in range(6)]
-            check(lines[0] == ["name", group.name] and lines[1] == ["door", group.socket_path], "wrong: %s" % lines)
+            check(lines[0] == ["name", group.name] and lines[1] == ["socket", group.socket_path], "wrong: %s" % lines)
             check(lines[2:] == [["rank", str(rank), "pid", str(by_rank[rank].pid)] for rank in range(4)], "wrong: %s" % lines)
             one_more = group.worker()
             err = one_more.communicate(timeout=TIMEOUT)[1]
@@ -792,7 +793,7 @@ def test_p2_a_worker_that_dies_before_the_others_came_is_named():
 @test
 def test_who_starts_a_worker_by_hand_can_end_it_at_its_terminal():
     def by_hand(group, interrupt=signal.SIG_DFL):
-        worker = start(["--door", group.name], command="coxswain-worker", stdout=None,
+        worker = start(["--socket", group.name], command="coxswain-worker", stdout=None,
                        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt))
         group.workers.append(worker)
         group.logged_on(worker)
@@ -874,7 +875,7 @@ def test_a_command_line_that_is_wrong_is_explained():
                             (["stop", "--json=yes"], "--json takes no value"),
                             (["stop", "x"], "'x' is not expected here"),
                             (["stop", "--timeout", "0"], "--timeout is '0'"),
-                            (["stop", "--name", "a", "--door", "/b"], "either a --name or a --door")):
+                            (["stop", "--name", "a", "--socket", "/b"], "either a --name or a --socket")):
         check(expect(run(arguments), 2, part, "coxswain stop --help").out == "", "output for wrong input")
     for command in ("generate", "eval", "run", "status", "recover", "lora", "role", "link", "unlink", "link-status",
                     "pull-kv", "weights", "stop", "layout", "clean", "doctor", "handle"):
@@ -888,34 +889,35 @@ def test_a_command_line_that_is_wrong_is_explained():
 def test_a_socket_by_its_name_has_to_be_there():
     def worker(*arguments):
         return run(arguments, command="coxswain-worker")
-    for arguments in (["--help"], ["-h"], ["--door", "x", "--help"]):
+    for arguments in (["--help"], ["-h"], ["--socket", "x", "--help"]):
         result = expect(worker(*arguments), 0)
         check(result.out.startswith("Usage: coxswain-worker") and "Exit status" in result.out, "odd help", result)
-    for arguments, parts in (([], ["not told, which group, which rank, how many ranks; ", "--door", "--help"]),
+    for arguments, parts in (([], ["not told, which group, which rank, how many ranks; ", "--socket", "--help"]),
                              (["--local_rank", "1"], ["not told, which group, how many ranks; "]),
-                             (["-x"], ["--help"]), (["--door"], ["--door needs a value"]),
-                             (["--door", ""], ["--door: expected the path of a socket"]),
-                             (["--door", "x", "--odd"], ["--odd"]), (["--door", "x", "more"], ["'more'", "--help"]),
-                             (["--door", "x", "--local_rank", "-1"], ["--local_rank is '-1'", "0 to 127"]),
-                             (["--door", "x", "--local_rank", "128"], ["--local_rank is '128'", "0 to 127"]),
-                             (["--door", "x", "--local_world_size", "0"], ["--local_world_size is '0'", "1 to 128"]),
-                             (["--door", "x", "--block-count", "-5"], ["--block-count is '-5'"]),
-                             (["--door", "x", "--model", "/x" * 3000], ["--model", "under 4096"])):
+                             (["-x"], ["--help"]), (["--socket"], ["--socket needs a value"]),
+                             (["--socket", ""], ["--socket: expected the path of a socket"]),
+                             (["--socket", "x", "--odd"], ["--odd"]), (["--socket", "x", "more"], ["'more'", "--help"]),
+                             (["--socket", "x", "--local_rank", "-1"], ["--local_rank is '-1'", "0 to 127"]),
+                             (["--socket", "x", "--local_rank", "128"], ["--local_rank is '128'", "0 to 127"]),
+                             (["--socket", "x", "--local_world_size", "0"], ["--local_world_size is '0'", "1 to 128"]),
+                             (["--socket", "x", "--block-count", "-5"], ["--block-count is '-5'"]),
+                             (["--socket", "x", "--model", "/x" * 3000], ["--model", "under 4096"])):
         check(expect(worker(*arguments), 2, *parts).out == "", "output for wrong input")
     with open("/dev/full", "w", encoding="ascii") as full:
         expect(run(["--help"], command="coxswain-worker", stdout=full), 1,
                "cannot write to standard output: No space left")
     for other, part in ((os.path.abspath(__file__), "is no socket"), (RUNTIME, "is no socket")):
-        expect(worker("--door", other), 1, part)
+        expect(worker("--socket", other), 1, part)
         for command in ("status", "stop"):
-            expect(run([command, "--door", other]), 1, part)
-    expect(worker("--door", "coxnobody"), 1, "no control socket is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.door"))
-    expect(worker("--door", "cox nobody"), 1, "position 4")
-    expect(worker("--door", os.path.join(RUNTIME, "x.door")), 1, "no control socket is at %s" % os.path.join(RUNTIME, "x.door"))
+            expect(run([command, "--socket", other]), 1, part)
+    expect(worker("--socket", "coxnobody"), 1, "no control socket is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.door"))
+    expect(worker("--socket", "cox nobody"), 1, "position 4")
+    expect(worker("--socket", os.path.join(RUNTIME, "x.door")), 1, "no control socket is at %s" % os.path.join(RUNTIME, "x.door"))
     expect(run(["run", "--external", "--", "true"]), 2, "'true' is not executed")
     expect(run(["run", "--external", "--worker", "x", "--model", MODEL]), 2, "--worker")
     with Group(1) as group:
-        expect(worker("--door", group.name), 1, "starts its workers itself")
+        expect(worker("--socket", group.name), 1, "starts its workers itself")
+        expect(worker("--door", group.name), 1, "starts its workers itself")  # the old flag
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group is harmed")
     with External(1, "--no-init") as group:
         group.worker()

@@ -111,7 +111,7 @@ static struct hand worker_start(const struct waiting *waiting, int rank, int ran
                                 bool own_process_group)
 {
     char rank_text[16], count_text[16];
-    char *argv[8] = {"worker", "--door", (char *)(uintptr_t)waiting->control_socket};
+    char *argv[8] = {"worker", "--socket", (char *)(uintptr_t)waiting->control_socket};
     int argc = 3, out[2];
     struct hand hand;
     posix_spawn_file_actions_t actions;

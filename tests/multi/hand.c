@@ -99,7 +99,7 @@ void hand_await_log(struct hand *hand, const char *text, size_t count)
 pid_t hand_worker(const struct hand *hand, const char *rank)
 {
     pid_t pid;
-    char *argv[6] = {"worker", "--door", (char *)(uintptr_t)hand->control_socket};
+    char *argv[6] = {"worker", "--socket", (char *)(uintptr_t)hand->control_socket};
     if (rank) {
         argv[3] = "--local_rank";
         argv[4] = (char *)(uintptr_t)rank;

@@ -166,7 +166,7 @@ static void l12_it_asks_the_socket_where_it_must(void **state)
     save(handle.bytes, sizeof handle.bytes);
     expect_status(run(WITHOUT "pidfd_getfd=EPERM " COXSWAIN "%s", file), COX_EXIT_FAILED);
     says("seccomp");
-    expect_status(run(WITHOUT "pidfd_getfd=EPERM " COXSWAIN "--door %.100s %s", path, file),
+    expect_status(run(WITHOUT "pidfd_getfd=EPERM " COXSWAIN "--socket %.100s %s", path, file),
                   COX_EXIT_OK);
     says("opened by   the control socket\n");
     says("00000000  %02x", object_byte(5, 0));
@@ -201,9 +201,10 @@ static void l19_files_that_hold_no_handle_are_refused(void **state)
         {64, "--bytes -1", "--bytes '-1'"},
         {64, "--bytes 99999999", "99999999"},
         {64, "--bogus", "--bogus"},
-        {64, "--door a --name b", "use one"},
+        {64, "--socket a --name b", "use one"},
+        {64, "--door a --name b", "use one"}, /* the old flag */
         {64, "--name /", "name"},
-        {64, "--door", "needs a value"},
+        {64, "--socket", "needs a value"},
         {64, "more", "2 files named"},
     };
     for (size_t i = 0; i < sizeof refusals / sizeof refusals[0]; i++) {

@@ -358,7 +358,7 @@ def test_m13_what_makes_no_sense_is_refused():
                              (["lora", "load", "a"], "an adapter's name and its folder"),
                              (["lora", "unload"], "an adapter's name"), (["lora", "list", "a"], "list takes nothing"),
                              (["lora", "load", "a", "/nonexistent"], "'/nonexistent' does not exist"),
-                             (["lora", "list", "--name", "x", "--door", "y"], "either a --name or a --door"),
+                             (["lora", "list", "--name", "x", "--socket", "y"], "either a --name or a --socket"),
                              (["generate", "--adapter", "a", "1+1="], "expected NAME=DIR"),
                              (["generate", "--adapter", "=x", "1+1="], "expected NAME=DIR"),
                              (["generate", "--adapter", "a=" + folder, "--adapter", "a=" + folder, "1+1="], "twice"),

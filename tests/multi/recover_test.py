@@ -227,7 +227,7 @@ def test_p8_a_hand_started_rank_is_waited_for():
     workers = []
 
     def worker():
-        workers.append(start(["--door", name], command="coxswain-worker",
+        workers.append(start(["--socket", name], command="coxswain-worker",
                              stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL))
     try:
         check("waiting for 2 workers" in group.stderr.readline(), "another line")
@@ -239,7 +239,7 @@ def test_p8_a_hand_started_rank_is_waited_for():
         reader.await_full()
         dead = status_of(name)["ranks"][1]["pid"]
         os.kill(dead, signal.SIGKILL)
-        hint = "waiting for rank 1 to log on: coxswain-worker --door %s" % name
+        hint = "waiting for rank 1 to log on: coxswain-worker --socket %s" % name
         ends_as(name, lambda now: now["recovery"]["doing"] == hint)
         for words in (["pause"], ["restart"], ["restart", "--rank", "1"], ["restart", "--rank", "1", "--kill"]):
             expect(recover(name, *words, "--timeout", "0.1"), 3, "its turn did not come", hint)
@@ -385,7 +385,7 @@ def test_wrong_words_of_recover():
                         (["recover", "restart", "--rank", "x"], "--rank is 'x'"),
                         (["recover", "pause", "--timeout", "0"], "--timeout"),
                         (["recover", "pause", "--odd"], "--odd"),
-                        (["recover", "pause", "--name", "a", "--door", "b"], "either a --name or a --door"),
+                        (["recover", "pause", "--name", "a", "--socket", "b"], "either a --name or a --socket"),
                         (["recover", "pause", "--name", "coxrec.nobody"], "no group 'coxrec.nobody' is alive"),
                         (["run", "--on-death", "never"], "expected fail, wait, restart or restart-all"),
                         (["run", "--on-death", "restart", "--restart-max", "0"], "--restart-max is '0'"),
@@ -405,7 +405,7 @@ def test_wrong_words_of_recover():
     with Group(2) as group:
         expect(recover(group.name, "restart", "--rank", "2"), 2, "there is no rank 2: the group has 2")
         check(expect(recover(group.name, "restart"), 0).out == "no rank is dead\n", "another line")
-        result = expect(run(["recover", "clear", "--door", group.socket_path]), 0)
+        result = expect(run(["recover", "clear", "--socket", group.socket_path]), 0)
         expect(run(["generate", "--name", group.name, "--on-death", "restart", "1+1="]), 2, "leave out --on-death")
         expect(group.stop(), 0)
 

@@ -216,7 +216,7 @@ static void nobody_comes(enum cox_attach attach)
         COX_TIMEOUT);
     assert_contains(err.text, "rank 0");
     assert_contains(err.text, hand.control_socket);
-    assert_contains(err.text, "coxswain-worker --door");
+    assert_contains(err.text, "coxswain-worker --socket");
     /* It is as dead as before, and its place not to be had. */
     assert_int_equal(test_call(hand.group, NULL, "echo both"), COX_PEER_DEAD);
     assert_int_equal(log_on(&hand, 0, 0, &err), COX_STATE);

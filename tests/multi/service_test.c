@@ -336,7 +336,7 @@ static const char *status_command(const char *control_socket, const char *option
 {
     static char output[20000];
     char command[4096];
-    snprintf(command, sizeof command, COX_TEST_BIN_DIR "/coxswain status --door '%s' %s 2>&1",
+    snprintf(command, sizeof command, COX_TEST_BIN_DIR "/coxswain status --socket '%s' %s 2>&1",
              control_socket, option);
     FILE *from = popen(command, "re");
     assert_non_null(from);

@@ -62,7 +62,7 @@ class Group:
             self.hands = [self.worker() for _ in range(ranks)]
 
     def worker(self):
-        return Process([WORKER, "--door", self.name])
+        return Process([WORKER, "--socket", self.name])
 
     def ready(self):
         def all_lines():
@@ -70,7 +70,7 @@ class Group:
             return len(self.process.out.splitlines()) == 2 + self.ranks
         wait_until(all_lines, "the group is ready")
         lines = [line.split() for line in self.process.out.splitlines()]
-        check(lines[0] == ["name", self.name] and lines[1][0] == "door", "odd lines: %s" % lines)
+        check(lines[0] == ["name", self.name] and lines[1][0] == "socket", "odd lines: %s" % lines)
         self.pids = [int(line[3]) for line in lines[2:]]
         self.below = self.pids if self.hands else descendants(self.process.pid)
         return self

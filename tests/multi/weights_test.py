@@ -221,7 +221,7 @@ def weights_switch_between_two_steps():
 @test
 def weights_switch_before_any_prompt_and_by_the_socket():
     with Group(2) as group:
-        result = expect(run(["weights", "--door", group.socket_path, OTHER]), 0)
+        result = expect(run(["weights", "--socket", group.socket_path, OTHER]), 0)
         check(result.out == "version 2\n", "another version", result)
         check_group(group, OTHER)
         text = expect(run(["status", "--name", group.name]), 0).out

@@ -75,7 +75,7 @@ static int set_option(struct cox_worker_options *options, const char *what, cons
     } else if (strcmp(name, "notify_fd") == 0) {
         r = parse_number(what, text, 3, INT32_MAX, &value, err);
         options->notify_fd = (int)value;
-    } else if (strcmp(name, "door") == 0) {
+    } else if (strcmp(name, "socket") == 0) {
         if (!text[0] || strlen(text) >= sizeof options->control_socket)
             r = cox_fail(err, COX_INVALID,
                          "%s: expected the path of a socket, under %zu characters", what,
@@ -109,7 +109,8 @@ static const struct {
     {NULL, "COXSWAIN_GENERATION", "generation"},
     {NULL, "COXSWAIN_FDS", "fds"},
     {NULL, "COXSWAIN_NOTIFY_FD", "notify_fd"},
-    {"--door", NULL, "door"},
+    {"--socket", NULL, "socket"},
+    {"--door", NULL, "socket"}, /* of the release before */
     {NULL, "COXSWAIN_ATTACH", "attach"},
 };
 
@@ -164,7 +165,7 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
     /* The path that the environment names is for those who are told to log on. */
     const char *control_socket = getenv("COXSWAIN_DOOR");
     if ((found & FIELD_SEALED) && !parsed.control_socket[0])
-        r = set_option(&parsed, "COXSWAIN_DOOR", "door", control_socket ? control_socket : "",
+        r = set_option(&parsed, "COXSWAIN_DOOR", "socket", control_socket ? control_socket : "",
                        &found, &group_size, err);
     if (r)
         return r;
@@ -177,7 +178,7 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
     if ((found & FIELD_ALL) != FIELD_ALL)
         return cox_fail(
             err, COX_INVALID,
-            "not told%s%s%s; a worker is started by a coordinator (coxswain run -- COMMAND), or needs --door, or --shm_name_prefix, --local_rank and --local_world_size",
+            "not told%s%s%s; a worker is started by a coordinator (coxswain run -- COMMAND), or needs --socket, or --shm_name_prefix, --local_rank and --local_world_size",
             found & FIELD_PREFIX ? "" : ", which group", found & FIELD_RANK ? "" : ", which rank",
             found & FIELD_RANK_COUNT ? "" : ", how many ranks");
     int kept = *argc > 0; /* argv[0] is the program */

@@ -115,7 +115,7 @@ struct cox_worker_options {
 /* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
  * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS and _NOTIFY_FD, which are removed from it,
  * and _DOOR, the fd store, which is the control socket as well where _ATTACH is sealed) and then
- * from the flags --door, --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
+ * from the flags --socket, --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
  * --parent_pid, --shm_name_prefix (value in the next argument or after '='). When --npu_num_per_dp
  * is smaller than the world size, the node has several groups: rank is taken modulo it.
  * --global_rank and --global_world_size are accepted and not used. Flags it knows are removed from
