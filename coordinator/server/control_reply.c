@@ -159,7 +159,8 @@ static int prompts_fill(status_reply *reply, const struct cox_control_source *so
     SET(message, generated_tokens, status.generated_tokens);
     SET(message, free_blocks, status.free_blocks);
     SET(message, block_count, status.block_count);
-    SET(message, prompt_count_max, status.prompt_count_max);
+    /* A client sends so many before it waits for the first output. */
+    SET(message, prompt_count_max, status.prompt_count_max ? status.prompt_count_max : UINT32_MAX);
     reply->serving = message;
     return 0;
 }

@@ -610,6 +610,7 @@ void cox_serving_status(struct cox_serving *serving, struct cox_prompts_status *
 {
     pthread_mutex_lock(&serving->lock);
     *ret_status = serving->status;
+    ret_status->prompt_count_max = COX_SERVING_PROMPT_COUNT_MAX;
     if (serving->transfer)
         cox_transfers_status(serving->transfer, &ret_status->transfer);
     pthread_mutex_unlock(&serving->lock);

@@ -183,6 +183,7 @@ static void clients_get_their_own_answers(void **state)
     struct cox_prompts_status status;
     cox_serving_status(serving, &status);
     assert_int_equal(status.completed, 600);
+    assert_int_equal(status.prompt_count_max, COX_SERVING_PROMPT_COUNT_MAX);
     assert_int_equal(status.cancelled, 0);
     assert_int_equal(status.client_count, 0);
     cox_serving_free(serving);
