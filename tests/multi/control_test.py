@@ -34,7 +34,7 @@ RUNTIME = os.environ["XDG_RUNTIME_DIR"]
 @test
 def test_p3_status_tells_how_every_rank_is():
     with Group(4) as group:
-        old_flag = ["--door", group.socket_path]
+        old_flag = ["--door", group.socket_path]  # the old flag
         for arguments in (["--name", group.name], ["--socket", group.socket_path], old_flag, []):
             result = expect(run(["status", *arguments]), 0)
             check(result.out.startswith("group %s (pid %d)" % (group.name, group.process.pid)), "no head", result)
