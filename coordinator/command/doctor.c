@@ -170,7 +170,7 @@ static void check_socket(struct doctor *doctor)
     struct cox_error err = {0};
     int r = cox_doctor_runtime_dir(path, &err);
     finding(
-        doctor, r ? NOTE : GOOD, "door folder",
+        doctor, r ? NOTE : GOOD, "runtime directory",
         "without it a named group starts, but coxswain status and stop cannot reach it; a sealed one does not start",
         "%s", r ? err.text : path);
     static const char advice[] =

@@ -954,7 +954,7 @@ def found_mark(found, name, mark, *parts):
 def doctor_prints_its_findings():
     found = findings(status=0)  # else this machine is no place for a group
     wanted = ["/dev/shm", "files there", "size of a file", "unnamed files there", "sealed memory", "children by pidfd",
-              "pidfd_open", "close_range", "futex_waitv", "door folder", "socket peers", "futex, read-only", "ptrace scope", "pidfd_getfd", "open files", "processes",
+              "pidfd_open", "close_range", "futex_waitv", "runtime directory", "socket peers", "futex, read-only", "ptrace scope", "pidfd_getfd", "open files", "processes",
               "locked memory", "memory", "cgroup memory limit", "cgroup process limit", "cgroup CPU quota",
               "monotonic clock", "processors"]
     check(sorted(found) == sorted(wanted), "other findings: %s" % sorted(found))
@@ -966,13 +966,13 @@ def doctor_checks_the_runtime_directory():
         inside = os.path.join(folder, "coxswain")
 
         def found(mark, *parts, **options):
-            found_mark(findings(env=environment(XDG_RUNTIME_DIR=folder), **options), "door folder", mark, *parts)
+            found_mark(findings(env=environment(XDG_RUNTIME_DIR=folder), **options), "runtime directory", mark, *parts)
             # What doctor says of sealed groups is so; named ones start all the same.
             for attach, starts in (("named", True), ("sealed", mark == "ok")):
                 result = generate("--attach", attach, "1+1=", env=environment(XDG_RUNTIME_DIR=folder), **options)
                 check((result.status == 0) == starts, "doctor says " + mark, result)
 
-        found_mark(findings(env=environment(XDG_RUNTIME_DIR=folder)), "door folder", "ok", inside)
+        found_mark(findings(env=environment(XDG_RUNTIME_DIR=folder)), "runtime directory", "ok", inside)
         check(not os.listdir(folder), "doctor makes a folder")
         found("ok", inside)
         check(os.listdir(folder) == ["coxswain"] and not os.listdir(inside), "left in %s" % folder)
@@ -1123,7 +1123,7 @@ def doctor_tries_what_a_group_needs():
             ("memfd_create=EPERM", "sealed memory", "BAD", "seccomp"),
             ("futex<128=EPERM", "futex, read-only", "BAD", "seccomp"),  # between processes
             ("getsockopt=EPERM", "socket peers", "note", "seccomp"),
-            ("bind=EPERM", "door folder", "note", "a socket in", "XDG_RUNTIME_DIR"),
+            ("bind=EPERM", "runtime directory", "note", "a socket in", "XDG_RUNTIME_DIR"),
             ("futex_waitv=ENOSYS", "futex_waitv", "note", "Linux 5.16"),
             ("futex_waitv=EPERM", "futex_waitv", "note", "seccomp"),
             ("pidfd_getfd=ENOSYS", "pidfd_getfd", "note", "Linux 5.6"),
