@@ -667,12 +667,12 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
     struct cox_rank_set missing;
     bool counted = group->count == 1;
     for (;;) {
-        struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(group), *control_socket = wakeup;
+        struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(group), *awaited = wakeup;
         bool early =
             false;   /* by the count: who comes last will ring, there is nothing to see yet */
         if (!wakeup) /* its first member rings there when it forms the subgroup */
-            control_socket = group->base->wakeup;
-        uint32_t seen = cox_group_listen(control_socket);
+            awaited = group->base->wakeup;
+        uint32_t seen = cox_group_listen(awaited);
         if (!counted && wakeup) {
             counted = true;
             if (wakeup_count(wakeup, group->base->life, word, group->count))
@@ -690,7 +690,7 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
         bool late = now >= deadline_ns, due = late || now >= look_ns;
         /* acquire: partner is the release in cox_group_wake. Read before the words that it may be
          * about. */
-        uint32_t news = atomic_load_explicit(&control_socket->news, memory_order_acquire);
+        uint32_t news = atomic_load_explicit(&awaited->news, memory_order_acquire);
         int r = 0;
         if (due || !wakeup || news != group->news || !group->news_known) {
             struct cox_error why = {0};
@@ -718,11 +718,11 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             cox_group_say_again(group);
         }
         /* Who looks has not marked the wakeup: it is woken for without a system call. */
-        const struct wakeup_read look = {control_socket, seen};
+        const struct wakeup_read look = {awaited, seen};
         if (cox_spin_until(&group->spinner, wakeup_moved, &look,
                            cox_deadline_min(look_ns, deadline_ns)))
             continue;
-        r = cox_group_sleep(control_socket, seen, cox_deadline_min(look_ns, deadline_ns));
+        r = cox_group_sleep(awaited, seen, cox_deadline_min(look_ns, deadline_ns));
         if (r)
             return cox_fail(err, r, "waiting for the others: %s", cox_status_text(r));
     }
