@@ -30,6 +30,7 @@
 #define NAMED "rank 1"
 #define ROUNDS 40
 #define ROUND_MS 400
+#define OPERATION_MS 20
 #define JOIN_MS 1000
 #define ANSWER_MS 30000
 
@@ -284,6 +285,13 @@ static int on_init(void *context, const struct cox_init_request *request,
     return r;
 }
 
+/* Later for each operation. A rank that waits for the hostile one is to say so before the deadline
+ * of one that is a step ahead, which misses both of them and names whom it heard of. */
+static uint64_t operation_deadline(uint64_t operation)
+{
+    return cox_deadline_after_ms(ROUND_MS + OPERATION_MS * operation);
+}
+
 /* Rounds of it; the values of the ranks that write none but their own are right. */
 static int work(struct hostile *hostile, uint64_t number, struct cox_error *err)
 {
@@ -296,10 +304,10 @@ static int work(struct hostile *hostile, uint64_t number, struct cox_error *err)
     for (uint64_t round = 0; round < ROUNDS; round++) {
         for (int i = 0; i < 8; i++)
             value[i] = number << 32 | round << 8 | hostile->options.rank;
-        r = cox_group_barrier(hostile->group, cox_deadline_after_ms(ROUND_MS), err);
+        r = cox_group_barrier(hostile->group, operation_deadline(2 * round), err);
         if (r == 0)
             r = cox_group_gather(hostile->group, value, sizeof value, values,
-                                 cox_deadline_after_ms(ROUND_MS), err);
+                                 operation_deadline(2 * round + 1), err);
         if (r)
             return r;
         for (uint64_t rank = 0; rank < RANK_COUNT; rank++)
