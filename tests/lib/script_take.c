@@ -148,6 +148,7 @@ static void *signal_main(void *argument)
     struct poker *poker = argument;
     while (!atomic_load(&poker->done)) {
         pthread_kill(poker->target, SIGUSR1);
+        /* The pace: one that comes just before the wait does not end it, so they go on. */
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     return NULL;
@@ -234,6 +235,7 @@ static void command_cancelled(struct take *take, uint64_t sequence)
 {
     if (!cox_worker_cancelled(take->worker, sequence))
         dprintf(take->out_fd, "alive\n");
+    /* By contract nothing wakes a thread that asks. */
     while (!cox_worker_cancelled(take->worker, sequence))
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     reply_text(take, sequence, "too late");
