@@ -8,6 +8,7 @@ install(DIRECTORY include/coxswain DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES
 # They include each other relatively ("../../channel/base/base.h").
 set(public_headers
     channel/base/base.h
+    channel/base/peer.h
     channel/handle/handle.h
     channel/base/handle_format.h
     channel/shm/region.h

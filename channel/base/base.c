@@ -98,12 +98,6 @@ void cox_log_write(const struct cox_log *log, int level, const char *format, ...
     log->fn(log->context, level, text);
 }
 
-void cox_assert_failed(const char *condition, const char *file, int line)
-{
-    fprintf(stderr, "coxswain: assertion failed: %s (%s:%d)\n", condition, file, line);
-    abort();
-}
-
 COX_HOT uint64_t cox_now_ns(void)
 {
     struct timespec ts;
@@ -131,16 +125,6 @@ uint64_t cox_deadline_after_ms(uint64_t duration_ms)
     return cox_deadline_after_ns(duration_ms * COX_NSEC_PER_MSEC);
 }
 
-void cox_close_fd(int *fd)
-{
-    if (*fd >= 0) {
-        int saved = errno;
-        close(*fd);
-        errno = saved;
-        *fd = -1;
-    }
-}
-
 int cox_fd_raise(int *fd)
 {
     if (*fd > STDERR_FILENO)
@@ -151,11 +135,4 @@ int cox_fd_raise(int *fd)
     close(*fd);
     *fd = raised;
     return 0;
-}
-
-void cox_free_ptr(void *ptr)
-{
-    int saved = errno;
-    free(*(void **)ptr);
-    errno = saved;
 }

@@ -22,6 +22,10 @@
 #include <stdint.h>
 #include <time.h>
 
+#ifdef COX_INTERNAL
+#include "idioms.h"
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -117,11 +121,8 @@ static inline void cox_error_clear(struct cox_error *err)
 COX_PUBLIC int cox_fail(struct cox_error *err, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-#ifdef COX_INTERNAL
-/* Texts may be in UTF-8: of one that was cut somewhere, removes the part of a character that is
- * left at its end. */
-void cox_text_trim(char *text);
-#endif
+/* Removes the incomplete UTF-8 character at the end of a text that was cut off. */
+COX_PUBLIC void cox_text_trim(char *text);
 
 /* The one log hook. level as in syslog(3): 3 error, 4 warning, 6 information, 7 debug. text has no
  * newline and lives until the call returns. Called from any thread of the library; must not call
@@ -134,17 +135,10 @@ struct cox_log {
     void *context;
 };
 
-#ifdef COX_INTERNAL
-void cox_log_write(const struct cox_log *log, int level, const char *format, ...)
+/* Formats a text and passes it to the hook; a text longer than 1 KiB is cut off. Nothing happens
+ * if log has no fn. */
+COX_PUBLIC void cox_log_write(const struct cox_log *log, int level, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-#endif
-
-#ifdef COX_INTERNAL
-/* Programmer errors, also in release builds: prints the place to standard error and aborts. */
-#define COX_ASSERT(condition)                                                                      \
-    ((condition) ? (void)0 : cox_assert_failed(#condition, __FILE__, __LINE__))
-void cox_assert_failed(const char *condition, const char *file, int line) __attribute__((noreturn));
-#endif
 
 /* Absolute deadlines on CLOCK_MONOTONIC, in nanoseconds. */
 #define COX_NSEC_PER_SEC UINT64_C(1000000000)
@@ -175,15 +169,6 @@ static inline uint64_t cox_deadline_min(uint64_t a, uint64_t b)
 }
 
 #ifdef COX_INTERNAL
-/* Of what every request passes through: such functions lie together, on a few pages, whose
- * translations a process that was switched to has lost. */
-#define COX_HOT __attribute__((hot))
-
-/* Owned locals carry _cox_cleanup_; success ends with a steal. */
-#define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
-void cox_close_fd(int *fd);   /* closes *fd when >= 0, keeps errno */
-void cox_free_ptr(void *ptr); /* frees *(void **)ptr, keeps errno */
-
 /* For every fd that is kept: a host that closed its standard fds may go on writing its log to 1 and
  * 2, or open something better there later, and whatever was opened first has those numbers. Moves
  * *fd to 3 or above, close-on-exec.
@@ -192,21 +177,6 @@ void cox_free_ptr(void *ptr); /* frees *(void **)ptr, keeps errno */
  *   -errno, with *fd as it was
  */
 int cox_fd_raise(int *fd);
-
-static inline int cox_steal_fd(int *fd)
-{
-    int stolen = *fd;
-    *fd = -1;
-    return stolen;
-}
-
-static inline void *cox_steal_ptr(void *ptr)
-{
-    void **p = (void **)ptr;
-    void *stolen = *p;
-    *p = NULL;
-    return stolen;
-}
 #endif
 
 /* Structs of options and callbacks begin with their size, so that later releases can add fields:

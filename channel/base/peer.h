@@ -16,6 +16,10 @@
 
 #include <sys/types.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 struct cox_peer {
     pid_t pid;
     /* /proc/<pid>/stat field 22: clock ticks since boot */
@@ -29,37 +33,68 @@ struct cox_peer {
         .pid = 0, .start = 0, .pidfd = -1                                                          \
     }
 
-/* Start time of a process. Returns 0, COX_PEER_DEAD when there is none, COX_CORRUPT, -errno
- * (-EACCES: there is one, and /proc hides it, or did when it ended). */
+/* Opens the process with this pid and start time. start 0: whichever process has the pid now.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD: there is none, or another process has the pid by now
+ *   -errno; -EACCES: a process has the pid, and /proc hides its start time
+ */
+COX_PUBLIC int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
+/* Idempotent. */
+COX_PUBLIC void cox_peer_close(struct cox_peer *peer);
+/* False once the process is dead, reaped or not, and for COX_PEER_NONE. True if the kernel cannot
+ * tell. */
+COX_PUBLIC bool cox_peer_alive(const struct cox_peer *peer);
+
+#ifdef COX_INTERNAL
+/* Start time of a process.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD: there is none
+ *   COX_CORRUPT
+ *   -errno; -EACCES: /proc hides it, or did when it ended
+ */
 int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
-/* Opens pid. start 0: whoever has the pid now; otherwise another start time is COX_PEER_DEAD: the
- * pid was reused. Returns 0, COX_PEER_DEAD, -errno (-EACCES: it lives, and whether it is the one
- * cannot be told). */
-int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer);
-void cox_peer_close(struct cox_peer *peer); /* idempotent */
-/* False once the process is dead, reaped or not, and when there is none. A kernel that cannot tell
- * has not seen it die. */
-bool cox_peer_alive(const struct cox_peer *peer);
 
 /* True when /proc says that the process is stopped by a signal or a debugger; false also when it
  * cannot be told. */
 bool cox_peer_stopped(pid_t pid);
 
-/* Whether the process is on its way out, as below. Returns 0; COX_PEER_DEAD: there is none;
- * COX_CORRUPT; -errno. */
+/* Whether the process is on its way out, as below.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD: there is none
+ *   COX_CORRUPT
+ *   -errno
+ */
 int cox_peer_check_exiting(pid_t pid, bool *ret_exiting);
 /* True when /proc says that the process is on its way out, or was killed and will be, before its
  * pidfd says so: its files are closed by then or about to be, so that others may have noticed.
  * False also when it cannot be told. */
 bool cox_peer_exiting(pid_t pid);
-/* Threads of a process, its first one included. Returns 0, COX_PEER_DEAD, COX_CORRUPT, -errno. */
+/* Threads of a process, its first one included.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD
+ *   COX_CORRUPT
+ *   -errno
+ */
 int cox_peer_thread_count(pid_t pid, uint64_t *ret_count);
 
-/* Processor time of all its threads so far, those that have ended included. Returns 0,
- * COX_PEER_DEAD, -errno. */
+/* Processor time of all its threads so far, those that have ended included.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD
+ *   -errno
+ */
 int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns);
 
 /* True when `ancestor` is pid itself, its parent, or a parent of that, as /proc tells now. */
 bool cox_peer_descends(pid_t pid, pid_t ancestor);
+#endif
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -97,10 +97,6 @@ int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *
 COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
                                          uint64_t size, unsigned seals, bool huge, int *ret_fd,
                                          struct cox_error *err);
-#ifdef COX_INTERNAL
-/* The same object, open for reading only: what has no right to write cannot be mapped for it. label
- * is for err. */
-int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
 /* An image: memory without a name that its creator fills, and that nobody can change from then on,
  * the creator included. The kernel frees it with its last fd and mapping, whoever dies when.
  * create: as create_unnamed; the mapping is the only way to write it, and no child of a fork has
@@ -113,12 +109,16 @@ int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_er
  *   COX_CORRUPT: attach: another size
  *   -errno
  */
-int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
-                            int *ret_fd, struct cox_error *err);
-int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
-                          struct cox_error *err);
-int cox_region_attach_image(struct cox_region *region, int fd, const char *label, uint64_t size,
-                            struct cox_error *err);
+COX_PUBLIC int cox_region_create_image(struct cox_region *region, const char *label, uint64_t size,
+                                       int *ret_fd, struct cox_error *err);
+COX_PUBLIC int cox_region_seal_image(struct cox_region *region, const char *label, int *fd,
+                                     struct cox_error *err);
+COX_PUBLIC int cox_region_attach_image(struct cox_region *region, int fd, const char *label,
+                                       uint64_t size, struct cox_error *err);
+#ifdef COX_INTERNAL
+/* The same object, open for reading only: what has no right to write cannot be mapped for it. label
+ * is for err. */
+int cox_region_open_reader(int fd, const char *label, int *ret_fd, struct cox_error *err);
 /* Of that size and with nothing in it, not mapped: what is touched takes memory then, unless it was
  * reserved before. The first has a name, the second is a memfd with these seals. *ret_fd is open
  * for reading and writing, the caller's. Returns as the functions above. */

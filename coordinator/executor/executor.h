@@ -201,11 +201,10 @@ bool cox_executor_socket_counts(struct cox_executor *executor,
                                 struct cox_control_socket_counts *ret_counts);
 #endif
 COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor);
-#ifdef COX_INTERNAL
 /* Requests in flight per channel, at most. */
-uint32_t cox_executor_depth(const struct cox_executor *executor);
-bool cox_executor_legacy(const struct cox_executor *executor);
-#endif
+COX_PUBLIC uint32_t cox_executor_depth(const struct cox_executor *executor);
+/* options.legacy_workers of the group: its ranks know no epochs, links or shared weights. */
+COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
 /* The process that was started for the rank; with a wrapper (sh -c, numactl) it is the wrapper. */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 

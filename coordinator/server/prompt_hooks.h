@@ -140,7 +140,7 @@ struct cox_transfers_status {
     /* Their copying time, summed over ranks, which copy side by side; waits for a destination are
      * included. */
     uint64_t copy_ns;
-    /* Median of one rank in one pull of which it has copied all, as latency.h has it; 0: none. */
+    /* Median speed of one rank in one pull, over the last ones that copied all of it; 0: none. */
     uint64_t bytes_per_s;
     uint64_t quarantined_blocks;
 };

@@ -2,6 +2,8 @@
 
 #include <stdlib.h>
 
+#include "channel/base/idioms.h"
+
 int cox_blocks_init(struct cox_blocks *blocks, uint32_t count)
 {
     *blocks = (struct cox_blocks){

@@ -1,5 +1,6 @@
 #include "lora.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "proto/executor.pb-c.h"
 

@@ -1,5 +1,6 @@
 #include "message.h"
 
+#include "channel/base/idioms.h"
 #include "proto/wire.h"
 #include "coordinator/executor/operations.h"
 #include "proto/executor.pb-c.h"

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/idioms.h"
+
 /* Upper bounds of what things take on the wire. Packed: varints of at most 5 bytes in columns. */
 #define STEP_COST 256    /* heads, each column's key and length (148), where the weights are (80) */
 #define FINISHED_COST 32 /* a slot, or a request id as text */

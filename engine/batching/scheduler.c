@@ -1,6 +1,7 @@
 #include "scheduler.h"
 
 #include "message.h"
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "proto/executor.pb-c.h"
 #include "shared_weights.h"

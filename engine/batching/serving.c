@@ -1,5 +1,6 @@
 #include "serving.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/thread.h"
 #include "lora.h"
 #include "shared_weights.h"

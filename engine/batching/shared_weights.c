@@ -1,8 +1,9 @@
 #include "shared_weights.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/fault.h"
 #include "channel/base/thread.h"
-#include "channel/memory/domain/domain_table.h"
+#include "channel/memory/domain/domain.h"
 #include "channel/shm/region.h"
 #include "engine/model/block.h"
 

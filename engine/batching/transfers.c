@@ -1,6 +1,6 @@
 #include "transfers.h"
 
-#include "coordinator/collector/latency.h"
+#include "channel/base/idioms.h"
 #include "pull_message.h"
 
 #include <inttypes.h>
@@ -17,6 +17,8 @@
 #define SPREAD_NS COX_NSEC_PER_SEC
 /* Somebody who is owed something looks again this often. */
 #define SLICE_NS (50 * COX_NSEC_PER_MSEC)
+/* The median of the copies' speed is over this many. */
+#define SPEED_COUNT 256
 #define MESSAGE_ARENA_MAX ((size_t)256 << 20)
 
 struct pull {
@@ -65,7 +67,10 @@ struct cox_transfers {
     uint64_t retry_ns;
     struct cox_transfers_status status;
     /* bytes per second, of each rank in each pull */
-    struct cox_latency speeds;
+    /* of the last SPEED_COUNT copies by a rank, bytes per second; the next one goes to
+     * speed_count % SPEED_COUNT */
+    uint64_t speeds[SPEED_COUNT];
+    uint64_t speed_count;
 };
 
 bool cox_pull_may_move(enum cox_pull_state from, enum cox_pull_state to)
@@ -192,8 +197,24 @@ static void speed_add(struct cox_transfers *transfer, const struct cox_pull_rank
         return;
     const double speed =
         (double)rank->copied_bytes * (double)COX_NSEC_PER_SEC / (double)rank->copy_ns;
-    cox_latency_add(&transfer->speeds,
-                    speed < 1e18 ? (uint64_t)speed : UINT64_C(1000000000000000000));
+    transfer->speeds[transfer->speed_count++ % SPEED_COUNT] =
+        speed < 1e18 ? (uint64_t)speed : UINT64_C(1000000000000000000);
+}
+
+static int compare_speeds(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static uint64_t speed_median(const struct cox_transfers *transfer)
+{
+    const size_t count =
+        transfer->speed_count < SPEED_COUNT ? (size_t)transfer->speed_count : SPEED_COUNT;
+    uint64_t sorted[SPEED_COUNT];
+    memcpy(sorted, transfer->speeds, count * sizeof sorted[0]);
+    qsort(sorted, count, sizeof sorted[0], compare_speeds);
+    return count ? sorted[(count - 1) / 2] : 0;
 }
 
 static void pull_complete(struct cox_transfers *transfer, struct pull *pull,
@@ -628,6 +649,6 @@ void cox_transfers_status(struct cox_transfers *transfer, struct cox_transfers_s
 {
     pthread_mutex_lock(&transfer->lock);
     *ret_status = transfer->status;
-    ret_status->bytes_per_s = cox_latency_percentile(&transfer->speeds, 500);
+    ret_status->bytes_per_s = speed_median(transfer);
     pthread_mutex_unlock(&transfer->lock);
 }

@@ -1,4 +1,5 @@
 #include "adapter.h"
+#include "channel/base/idioms.h"
 #include "channel/base/hash.h"
 #include "engine/model/digest.h"
 #include "engine/model/file.h"

@@ -6,6 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "channel/base/idioms.h"
+
 #define BLOCK_SIZE_MAX 4096u
 #define BLOCK_COUNT_MAX (1u << 24)
 

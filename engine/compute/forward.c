@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/idioms.h"
+
 /* One token row of a pass. */
 struct token_row {
     /* in the batch */

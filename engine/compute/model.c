@@ -1,4 +1,5 @@
 #include "model.h"
+#include "channel/base/idioms.h"
 #include "engine/model/block.h"
 #include "engine/model/digest.h"
 #include "engine/model/file.h"

@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/idioms.h"
+
 /* Multipliers and key increments of Philox4x32; the increments are the golden ratio and sqrt(3) -
  * 1, as the paper gives them. */
 #define PHILOX_MULTIPLIER_0 UINT32_C(0xD2511F53)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "channel/base/idioms.h"
 #include "channel/base/hash.h"
 
 static_assert(COX_MODEL_BLOCK_HEAD_SIZE % COX_WEIGHTS_ALIGNMENT == 0, "weights follow the head");

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/idioms.h"
 #include "channel/base/hash.h"
 
 /* An index is one line per tensor; the largest known ones are a few MB. */

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "channel/base/idioms.h"
+
 /* The largest config.json in the wild is below 100 KiB. */
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "channel/base/idioms.h"
 #include "channel/base/hash.h"
 
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)

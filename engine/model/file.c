@@ -6,6 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "channel/base/idioms.h"
+
 int cox_file_open(const char *path, int *ret_fd, uint64_t *ret_size, struct cox_error *err)
 {
     /* O_NONBLOCK so that a FIFO of that name is opened and refused below, not waited for. */

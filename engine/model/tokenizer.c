@@ -11,6 +11,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "channel/base/idioms.h"
+
 /* A tokenizer.json of a 128k vocabulary has 9 MiB, a config.json a few KiB. */
 #define JSON_SIZE_MAX ((size_t)64 << 20)
 /* Ids index an array. */

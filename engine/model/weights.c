@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/idioms.h"
+
 #define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
 
 /* Slices of the vocabulary are a multiple of this: no tails in the matrix kernels. */

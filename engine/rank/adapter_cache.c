@@ -1,5 +1,6 @@
 #include "adapter_cache.h"
 
+#include "channel/base/idioms.h"
 #include "channel/base/fault.h"
 
 #include <inttypes.h>

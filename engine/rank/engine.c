@@ -12,7 +12,6 @@
 #include "adapter_commands.h"
 #include "worker/group/tensor_gather.h"
 #include "engine/model/block.h"
-#include "worker/loop/pause.h"
 #include "worker/sequences/weights_subscriber.h"
 #include "transfer.h"
 #include "engine/compute/model.h"
@@ -416,11 +415,11 @@ static int engine_switch(struct cox_engine *engine, uint64_t version,
         return 0;
     const struct cox_share share = {.rank = engine->source.rank,
                                     .rank_count = engine->source.rank_count};
-    cox_visit_hold();
+    cox_worker_disable_leave();
     r = engine_borrow(engine, &share, version, candidate, deadline_ns, err);
     if (r == 0)
         engine_renew_digest(engine);
-    cox_visit_release();
+    cox_worker_enable_leave();
     return r;
 }
 
@@ -742,9 +741,9 @@ static int on_pull_kv(void *context, const Coxswain__PullKVRequest *request,
 
     if (atomic_load_explicit(&engine->rebuilding, memory_order_seq_cst))
         return cox_fail(err, COX_ABORTED, "a reinit is under way");
-    cox_visit_hold();
+    cox_worker_disable_leave();
     r = cox_transfer_pull(engine->transfer, request, arena, response, err);
-    cox_visit_release();
+    cox_worker_enable_leave();
     return r;
 }
 

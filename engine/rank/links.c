@@ -8,11 +8,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "channel/base/idioms.h"
 #include "channel/base/fault.h"
 #include "channel/handle/handle.h"
 #include "channel/memory/pool/kv_blocks.h"
 #include "channel/base/thread.h"
-#include "worker/loop/kv_layout.h"
 
 #define ATTACH_MS 5000
 #define RECORD_COUNT_MAX (2 * COX_LINK_COUNT_MAX)
@@ -138,10 +138,15 @@ static int link_check_view(const struct cox_link *link, const struct cox_kv_view
     return 0;
 }
 
+static void free_view(struct cox_kv_view **view)
+{
+    cox_kv_view_free(*view);
+}
+
 static int link_attach(const struct cox_link *link, struct cox_kv_view **ret_view,
                        struct cox_peer *ret_owner, struct cox_error *err)
 {
-    _cox_cleanup_(cox_kv_view_freep) struct cox_kv_view *view = NULL;
+    _cox_cleanup_(free_view) struct cox_kv_view *view = NULL;
     _cox_cleanup_(cox_close_fd) int fd = -1;
     struct cox_handle handle;
     struct cox_handle_info info;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "channel/base/idioms.h"
 #include "channel/base/fault.h"
 #include "channel/base/thread.h"
 #include "channel/memory/pool/kv_blocks.h"

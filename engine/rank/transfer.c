@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "proto/wire.h"
-#include "worker/loop/kv_layout.h"
 #include "links.h"
 #include "pulls.h"
 

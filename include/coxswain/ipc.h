@@ -2,6 +2,7 @@
  * ipc: the parts that need no group of workers.
  *
  *   base     status codes, errors with text, deadlines on the monotonic clock
+ *   peer     the identity of a process, and whether it lives
  *   handle   an fd as 64 bytes, opened in another process
  *   region   shared memory, named or not
  *   socket   bytes and fds over a unix socket, under a deadline
@@ -12,6 +13,7 @@
 
 #include "channel/base/version.h"
 #include "channel/base/base.h"
+#include "channel/base/peer.h"
 #include "channel/handle/handle.h"
 #include "channel/shm/region.h"
 #include "channel/socket/socket.h"

@@ -48,4 +48,4 @@ cox_command_test(NAME fault/countdown_symbols LABEL fault TIER all
             $<TARGET_FILE:coxswain_channel> $<TARGET_FILE:coxswain_messages> $<TARGET_FILE:coxswain_proto>
             $<TARGET_FILE:coxswain_coordinator>
             $<TARGET_FILE:coxswain_worker_lib> $<TARGET_FILE:coxswain_model_files> $<TARGET_FILE:coxswain_model> $<TARGET_FILE:coxswain_transfer>
-            $<TARGET_FILE:coxswain_commands>)
+            $<TARGET_FILE:coxswain_batching> $<TARGET_FILE:coxswain_commands>)

@@ -139,12 +139,12 @@ bool cox_init_request_socket(const struct cox_init_request *request, char *buffe
     return false;
 }
 
-void cox_visit_hold(void)
+void cox_worker_disable_leave(void)
 {
     held++;
 }
 
-void cox_visit_release(void)
+void cox_worker_enable_leave(void)
 {
     held--;
 }

@@ -44,8 +44,8 @@ FOLDERS = {
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
     "engine/rank": "channel/base channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
                    "engine/model engine/compute",
-    "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/collector "
-                       "coordinator/executor coordinator/server engine/model",
+    "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/executor coordinator/server "
+                       "engine/model",
     "engine/command": "channel/shm coordinator/server coordinator/command engine/model engine/batching",
     "program": "coordinator/command engine/command",
 }

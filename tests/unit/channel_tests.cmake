@@ -20,7 +20,7 @@ target_link_options(test_unit_gate_futex PRIVATE -Wl,--wrap=syscall)
 cox_unit_test(NAME closer TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/closer_test.c ${channel_fixture}
     LIBS coxswain_channel)
-target_link_options(test_unit_closer PRIVATE -Wl,--wrap=cox_thread_start)
+target_link_options(test_unit_closer PRIVATE -Wl,--wrap=pthread_create)
 
 cox_unit_test(NAME large_payload TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/large_payload_test.c
     LIBS coxswain_testlib TIMEOUT 60)

@@ -28,18 +28,21 @@ static void *begin_late(void *argument)
     return begun.main(begun.argument);
 }
 
-int __real_cox_thread_start(pthread_t *ret_thread, void *(*main)(void *argument), void *argument);
-int __wrap_cox_thread_start(pthread_t *ret_thread, void *(*main)(void *argument), void *argument);
-int __wrap_cox_thread_start(pthread_t *ret_thread, void *(*main)(void *argument), void *argument)
+int __real_pthread_create(pthread_t *ret_thread, const pthread_attr_t *attributes,
+                          void *(*main)(void *argument), void *argument);
+int __wrap_pthread_create(pthread_t *ret_thread, const pthread_attr_t *attributes,
+                          void *(*main)(void *argument), void *argument);
+int __wrap_pthread_create(pthread_t *ret_thread, const pthread_attr_t *attributes,
+                          void *(*main)(void *argument), void *argument)
 {
     if (threads == CANNOT_BE_MADE)
-        return -EAGAIN;
+        return EAGAIN;
     if (threads == STARTS)
-        return __real_cox_thread_start(ret_thread, main, argument);
+        return __real_pthread_create(ret_thread, attributes, main, argument);
     struct begun *begun = malloc(sizeof *begun);
     assert_non_null(begun);
     *begun = (struct begun){main, argument};
-    return __real_cox_thread_start(ret_thread, begin_late, begun);
+    return __real_pthread_create(ret_thread, attributes, begin_late, begun);
 }
 
 static int thread_count(void)

@@ -174,6 +174,12 @@ uint32_t cox_group_rank(const struct cox_group *group)
     return group->self;
 }
 
+void cox_group_blame(struct cox_group *group, uint32_t rank)
+{
+    /* relaxed: the number is all there is to it. Partner is part_say_gone. */
+    atomic_store_explicit(&group->blamed, rank + 1, memory_order_relaxed);
+}
+
 uint32_t cox_group_rank_count(const struct cox_group *group)
 {
     return group->count;

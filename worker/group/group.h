@@ -118,9 +118,10 @@ COX_PUBLIC int cox_group_join(const struct cox_group_options *options, struct co
  * returns NULL. In the child of a fork it only lets go of memory. */
 COX_PUBLIC struct cox_group *cox_group_leave(struct cox_group *group);
 
+/* This rank, and the number of ranks: of the group, or of the subgroup. */
+COX_PUBLIC uint32_t cox_group_rank(const struct cox_group *group);
+COX_PUBLIC uint32_t cox_group_rank_count(const struct cox_group *group);
 #ifdef COX_INTERNAL
-uint32_t cox_group_rank(const struct cox_group *group);
-uint32_t cox_group_rank_count(const struct cox_group *group);
 uint32_t cox_group_value_size(const struct cox_group *group);
 #endif
 
@@ -136,6 +137,9 @@ COX_PUBLIC int cox_group_align(struct cox_group *group, uint64_t epoch);
 /* Ends the operation that is under way on any rank of this epoch with COX_ABORTED, and those that
  * follow in it; of the group also those of the subgroups that this rank is in. */
 COX_PUBLIC void cox_group_abort(struct cox_group *group);
+/* Names the rank whose values made this rank fail, before cox_group_abort: the other ranks report
+ * that rank instead of this one. On the thread that operates. */
+COX_PUBLIC void cox_group_blame(struct cox_group *group, uint32_t rank);
 
 /* A part of the group, with words of its own: its operations and those of the group or of other
  * parts do not touch each other. Every member calls it with the same name and members; nobody

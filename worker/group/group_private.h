@@ -181,13 +181,6 @@ static inline struct cox_group_layout_part *cox_group_own_part(const struct cox_
     return &group->base->ranks[group->base->rank]->parts[group->slot];
 }
 
-/* What the error that an operation is about to end with is about. */
-static inline void cox_group_blame(struct cox_group *group, uint32_t rank)
-{
-    /* relaxed: the number is all there is to it. Partner is part_say_gone. */
-    atomic_store_explicit(&group->blamed, rank + 1, memory_order_relaxed);
-}
-
 /* What stands in `said_dead` or `because`. -1: nobody, or it makes no sense. */
 static inline int32_t cox_group_said_rank(const struct cox_group_base *base, uint32_t said)
 {

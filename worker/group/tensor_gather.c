@@ -1,7 +1,5 @@
 #include "tensor_gather.h"
 
-#include "group_private.h"
-
 #include <fcntl.h>
 #include <float.h>
 #include <inttypes.h>
@@ -9,8 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 
 #include "channel/base/fault.h"
 #include "channel/shm/region.h"
@@ -67,30 +63,12 @@ static float *buffer_of(const struct cox_tensor_gather *gather, uint32_t rank, u
 /* The memory of this rank, mapped for writing before the seal that keeps all others from it. */
 static int make_memory(struct cox_tensor_gather *gather, int *ret_fd, struct cox_error *err)
 {
-    static const char name[] = "of slices";
-    _cox_cleanup_(cox_close_fd) int fd =
-        memfd_create("cox_payload_exchange", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    int r;
-
-    if (fd < 0)
-        return cox_fail(err, -errno, "memory for the gather of slices: memfd_create: %s",
-                        cox_status_text(-errno));
-    r = cox_fd_raise(&fd);
-    if (r == 0 && fchmod(fd, 0600) < 0)
-        r = -errno;
+    struct cox_error why = {0};
+    int r = cox_region_create_unnamed(&gather->ranks[gather->rank], "cox_payload_exchange",
+                                      cox_tensor_gather_size(gather), SEALS, false, ret_fd, &why);
     if (r)
-        return cox_fail(err, r, "memory for the gather of slices: %s", cox_status_text(r));
-    r = cox_region_reserve(fd, cox_tensor_gather_size(gather), name, err);
-    if (r == 0)
-        r = cox_region_map(&gather->ranks[gather->rank], fd, cox_tensor_gather_size(gather),
-                           COX_REGION_WRITE, name, err);
-    if (r)
-        return r;
-    if (fcntl(fd, F_ADD_SEALS, SEALS) < 0)
-        return cox_fail(err, -errno, "memory for the gather of slices: seals: %s",
-                        cox_status_text(-errno));
+        return cox_fail(err, r, "memory for the gather of slices: %s", why.text);
     cox_fault_point(COX_FAULT_EXCHANGE_MADE);
-    *ret_fd = cox_steal_fd(&fd);
     return 0;
 }
 
@@ -113,31 +91,36 @@ static int compare_facts(struct cox_tensor_gather *gather, uint64_t deadline_ns,
     return r;
 }
 
-static int map_rank(struct cox_tensor_gather *gather, uint32_t rank, int fd, struct cox_error *err)
+/* Whether the memory of a rank, mapped, is what the gather may read. */
+static int check_memory(const struct cox_tensor_gather *gather, const struct cox_region *memory,
+                        int fd, const char *name, struct cox_error *err)
 {
-    char name[NAME_SIZE];
-    struct stat st;
-    int r, seals;
-
-    snprintf(name, sizeof name, "of slices of rank %" PRIu32, rank);
-    r = cox_region_check_fd(fd, name, err);
-    if (r)
-        return r;
-    seals = fcntl(fd, F_GET_SEALS);
+    const int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
         return cox_fail(err, COX_DENIED, "region %s could become shorter: it is not sealed", name);
-    if (fstat(fd, &st) < 0)
-        return cox_fail(err, -errno, "region %s: fstat: %s", name, cox_status_text(-errno));
-    if ((uint64_t)st.st_size != cox_tensor_gather_size(gather))
-        return cox_fail(err, COX_CORRUPT, "region %s has %jd bytes, expected %" PRIu64, name,
-                        (intmax_t)st.st_size, cox_tensor_gather_size(gather));
+    if (memory->size != cox_tensor_gather_size(gather))
+        return cox_fail(err, COX_CORRUPT, "region %s has %" PRIu64 " bytes, expected %" PRIu64,
+                        name, memory->size, cox_tensor_gather_size(gather));
     if ((seals & SEALS) != SEALS)
         return cox_fail(
             err, COX_DENIED,
             "region %s has the seals %#x, expected %#x: others than its rank could write it", name,
             (unsigned)seals, (unsigned)SEALS);
-    return cox_region_map(&gather->ranks[rank], fd, cox_tensor_gather_size(gather), COX_REGION_READ,
-                          name, err);
+    return 0;
+}
+
+static int map_rank(struct cox_tensor_gather *gather, uint32_t rank, int fd, struct cox_error *err)
+{
+    struct cox_region *memory = &gather->ranks[rank];
+    char name[NAME_SIZE];
+    snprintf(name, sizeof name, "of slices of rank %" PRIu32, rank);
+    int r = cox_region_attach_fd(memory, fd, name, 1, COX_REGION_READ, err);
+    if (r)
+        return r;
+    r = check_memory(gather, memory, fd, name, err);
+    if (r)
+        cox_region_detach(memory);
+    return r;
 }
 
 static int map_ranks(struct cox_tensor_gather *gather, int own_fd, uint64_t deadline_ns,

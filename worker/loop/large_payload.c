@@ -173,9 +173,9 @@ int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_
     if (!cox_channel_thread_has_blocks(thread))
         return cox_fail(err, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu", size,
                         answer->slot_capacity);
-    cox_visit_hold(); /* left in between, it would leave its locks behind */
+    cox_worker_disable_leave(); /* left in between, it would leave its locks behind */
     int r = cox_channel_thread_reserve_block(thread, answer->sequence, size, ret_reply, err);
-    cox_visit_release();
+    cox_worker_enable_leave();
     if (r)
         return r;
     answer->bytes = *ret_reply;

@@ -167,13 +167,13 @@ void cox_channel_thread_end(struct cox_channel_thread *thread)
     own_thread = NULL;
 }
 
-void cox_visit_hold(void)
+void cox_worker_disable_leave(void)
 {
     if (own_thread)
         own_thread->visit.held = 1;
 }
 
-void cox_visit_release(void)
+void cox_worker_enable_leave(void)
 {
     if (own_thread)
         own_thread->visit.held = 0;

@@ -93,11 +93,6 @@ int cox_channel_thread_call(struct cox_channel_thread *thread, const struct cox_
 void cox_visit_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type);
 void cox_visit_back(struct cox_channel_thread *thread);
 
-/* In between the callback that this thread may be inside of is not left: for what the library does
- * on its behalf. No nesting; nothing on other threads. */
-void cox_visit_hold(void);
-void cox_visit_release(void);
-
 /* The channel thread's error for a request that is not begun. Returns COX_ABORTED. */
 int cox_channel_thread_fail_paused(struct cox_channel_thread *thread);
 

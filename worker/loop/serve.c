@@ -10,6 +10,7 @@
 #include "channel/shm/state.h"
 #include "proto/operation.h"
 #include "worker/sequences/adapter_references.h"
+#include "worker/sequences/weights_candidate.h"
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name

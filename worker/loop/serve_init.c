@@ -7,7 +7,7 @@
 #include "channel/shm/state.h"
 #include "worker/group/group_memory.h"
 #include "kv_layout.h"
-#include "worker/sequences/weights_subscriber.h"
+#include "worker/sequences/weights_candidate.h"
 
 struct cox_init_request {
     const struct cox_worker *worker;

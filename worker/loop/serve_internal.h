@@ -8,7 +8,7 @@
 #define COX_WORKER_SERVE_INTERNAL_H
 
 #include "proto/executor.pb-c.h"
-#include "worker/sequences/weights_subscriber.h"
+#include "worker/sequences/batch.h"
 #include "worker_internal.h"
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;

@@ -167,12 +167,12 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                     uint64_t deadline_ns)
 {
-    cox_visit_hold(); /* left in between, it would leave its locks behind */
+    cox_worker_disable_leave(); /* left in between, it would leave its locks behind */
     /* acq_rel: partner is the acquire in free; who went has let go of everything. */
     atomic_fetch_add_explicit(&worker->reporters, 1, memory_order_acq_rel);
     int r = worker_tell(worker, channel, sequence, text, deadline_ns);
     atomic_fetch_sub_explicit(&worker->reporters, 1, memory_order_acq_rel);
-    cox_visit_release();
+    cox_worker_enable_leave();
     return r;
 }
 

@@ -98,8 +98,9 @@ struct cox_worker_options {
      * a signal is left by a jump out of a signal handler, wherever it is: what it allocated leaks,
      * what it had locked stays locked, also inside the C library (malloc, stdio; out of scanf glibc
      * cannot be left at all, the process ends), no destructor runs, threads it has started go on.
-     * Only for callbacks that can stand it, which run on the stack they were called on; false: such
-     * a rank stays stuck until it is replaced. */
+     * Only for callbacks that can stand it, which run on the stack they were called on, and which
+     * put cox_worker_disable_leave around what must not be abandoned. false: such a rank stays
+     * stuck until it is replaced. */
     bool leave_stuck;
     /* cap on an unpacked request; 0: 256 MiB, and of one that did not fit its frame twice its size
      * beside */
@@ -164,6 +165,22 @@ struct cox_kv_pool {
     struct cox_kv_layout layout;
 };
 
+struct Coxswain__KvPool;
+/* Reads what a link request carries of the other group's rank (executor.proto, KvPool).
+ * Returns
+ *   0
+ *   COX_CORRUPT: a field is missing or impossible, err says which
+ */
+COX_PUBLIC int cox_kv_pool_read(const struct Coxswain__KvPool *message,
+                                struct cox_kv_pool *ret_pool, struct cox_error *err);
+/* Compares two layouts: blocks can be copied between ranks whose layouts are equal.
+ * Returns
+ *   0
+ *   COX_INVALID: err names every field that differs, with both values
+ */
+COX_PUBLIC int cox_kv_layout_check(const struct cox_kv_layout *theirs,
+                                   const struct cox_kv_layout *ours, struct cox_error *err);
+
 /* What a rank says of itself at init. A legacy coordinator reads the device blocks from
  * npu_block_count or from kv_caches[0].block_count, by its release: of the two, one that is 0 is
  * sent as the other, and a rank without kv_caches describes one of npu_block_count blocks, of no
@@ -208,6 +225,20 @@ COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request
 struct cox_group_options;
 COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
                                        struct cox_group_options *options);
+
+/* The weights that the coordinator shares, as the init names them.
+ * Returns
+ *   0
+ *   COX_EMPTY: none; ranks load their weights themselves
+ *   COX_CORRUPT
+ */
+COX_PUBLIC int cox_init_request_weights(const struct cox_init_request *request,
+                                        struct cox_weights_candidate *ret_candidate,
+                                        struct cox_error *err);
+/* Path of the control socket, where cox_handle_open can fetch handles that cannot be opened
+ * otherwise. False: the group has none, or the path does not fit buffer. */
+COX_PUBLIC bool cox_init_request_socket(const struct cox_init_request *request, char *buffer,
+                                        size_t size);
 
 /* True once nobody waits for this init any more (timeout, another rank's failure), and once the
  * worker is to pause (cox_worker_pause): a long callback may ask and return COX_ABORTED early.
@@ -334,6 +365,13 @@ COX_PUBLIC int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uin
  * there is no group. */
 COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns,
                                            uint64_t wait_ns);
+
+/* Between the two calls options.leave_stuck does not make the calling thread leave its callback; a
+ * leave that became due meanwhile happens at the next SIGURG. A callback puts them around what must
+ * not be abandoned halfway: a lock that is held, memory that is allocated, a file that is written.
+ * The callback's thread only; no effect on others. They do not nest. */
+COX_PUBLIC void cox_worker_disable_leave(void);
+COX_PUBLIC void cox_worker_enable_leave(void);
 
 /* ---- for the recovery callbacks ---- */
 

@@ -14,6 +14,7 @@
 #define COX_WORKER_BATCH_H
 
 #include "../../channel/base/base.h"
+#include "../../channel/handle/handle.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -73,7 +74,18 @@ struct cox_batch_row {
     const char *lora_id;
 };
 
-struct cox_weights_candidate;
+/* Where a version of the model's weights is that the coordinator shares: an image, memory that no
+ * process can write any more (cox_region_attach_image). */
+struct cox_weights_candidate {
+    /* from 1; only grows */
+    uint64_t version;
+    /* bytes of the image */
+    uint64_t size;
+    /* of the request that named it; COX_DEADLINE_NEVER: it has none */
+    uint64_t deadline_ns;
+    /* of the image (cox_handle_open) */
+    struct cox_handle handle;
+};
 
 struct cox_block_pair {
     int32_t from;
@@ -102,8 +114,7 @@ struct cox_batch {
     /* Of the model's weights, with which all ranks compute this step; 0: the coordinator publishes
      * none. */
     uint64_t weights_version;
-    /* Where that version is, while a rank may not have it; NULL otherwise. The worker library's own
-     * (worker/sequences/weights_subscriber.h). */
+    /* Where that version is, as long as some rank may not have it; NULL otherwise. */
     const struct cox_weights_candidate *weights;
     /* private to the worker library */
     const void *void_word;

@@ -6,7 +6,6 @@
 
 #include "channel/base/fault.h"
 #include "channel/shm/region.h"
-#include "proto/executor.pb-c.h"
 
 #define LABEL "cox_weights"
 
@@ -22,30 +21,6 @@ struct cox_weights_subscriber {
     char *control_socket;
     struct held present, next;
 };
-
-int cox_weights_candidate_read(const Coxswain__ExecuteRequest *request,
-                               struct cox_weights_candidate *ret_candidate, struct cox_error *err)
-{
-    const Coxswain__WeightsCandidate *message = request->weights;
-    struct cox_weights_candidate candidate = {
-        .version = request->weights_version,
-        .deadline_ns = request->deadline_ns ? request->deadline_ns : COX_DEADLINE_NEVER,
-    };
-
-    if (!message)
-        return COX_EMPTY;
-    candidate.size = message->size;
-    if (!candidate.version || !candidate.size ||
-        message->handle.len != sizeof candidate.handle.bytes)
-        return cox_fail(err, COX_CORRUPT,
-                        "version %" PRIu64 " of the model's weights is offered as %" PRIu64
-                        " bytes with a handle of %zu: expected a version, a size and %zu",
-                        candidate.version, candidate.size, message->handle.len,
-                        sizeof candidate.handle.bytes);
-    memcpy(candidate.handle.bytes, message->handle.data, sizeof candidate.handle.bytes);
-    *ret_candidate = candidate;
-    return 0;
-}
 
 int cox_weights_subscriber_new(const char *control_socket,
                                struct cox_weights_subscriber **ret_weights)

@@ -1,6 +1,6 @@
 /*
  * weights_subscriber: the rank's end of the model's weights that its coordinator shares: the image
- * (region.h) of the version that it computes with, and of the next one.
+ * (channel/shm/region.h) of the version that it computes with, and of the next one.
  *
  *     take(v):     next = the image of the candidate v, opened, checked and mapped; an image that
  *                  is present already only gets the new number: a version between them was
@@ -12,7 +12,7 @@
  * here can be spoilt by another rank.
  *
  * Threads: one, that of the execute channel. Inside a callback that a pause may leave, call
- *   cox_visit_hold first: an image that is half opened would stay so.
+ *   cox_worker_disable_leave first: an image that is half opened would stay so.
  * Ownership: bytes are lent, for reading: those of present until commit, those of next until they
  *   are present or a later version is taken.
  * Blocks: take, where the coordinator's fd has to be fetched at its control socket, until the
@@ -22,34 +22,9 @@
 #ifndef COX_WORKER_WEIGHTS_SUBSCRIBER_H
 #define COX_WORKER_WEIGHTS_SUBSCRIBER_H
 
-#include "channel/handle/handle.h"
+#include "batch.h"
 
-struct Coxswain__ExecuteRequest;
-struct cox_init_request;
 struct cox_weights_subscriber;
-
-/* Where a version is; an init has one, and a step while a rank may not have its version. */
-struct cox_weights_candidate {
-    /* from 1 */
-    uint64_t version;
-    /* bytes of the image */
-    uint64_t size;
-    /* of the request that it came with; COX_DEADLINE_NEVER: not told */
-    uint64_t deadline_ns;
-    /* of the image */
-    struct cox_handle handle;
-};
-
-/* The candidate in a request. Returns 0; COX_EMPTY: there is none; COX_CORRUPT. */
-int cox_weights_candidate_read(const struct Coxswain__ExecuteRequest *request,
-                               struct cox_weights_candidate *ret_candidate, struct cox_error *err);
-/* The candidate of an init. Returns as the function above; COX_EMPTY: ranks load the weights by
- * themselves. */
-int cox_init_request_weights(const struct cox_init_request *request,
-                             struct cox_weights_candidate *ret_candidate, struct cox_error *err);
-/* The control socket where handles can be had that cannot be opened otherwise. False: there is
- * none, or no path of it fits. */
-bool cox_init_request_socket(const struct cox_init_request *request, char *buffer, size_t size);
 
 /* control socket: where handles can be had that cannot be opened otherwise; NULL: nowhere. Copied.
  * Returns 0 or -ENOMEM. */

@@ -120,6 +120,16 @@ COX_PUBLIC struct cox_domains *cox_domains_free(struct cox_domains *domains); /*
 COX_PUBLIC int cox_domains_add(struct cox_domains *domains, uint32_t kind, uint32_t device_count,
                                const struct cox_domain_functions *functions, void *context,
                                struct cox_error *err);
+/* Checks a size before that much memory of the host is taken: the kernel overcommits, and a request
+ * beyond the free memory ends with processes killed, not always this one. on_demand: it is only
+ * reserved, and taken as it is touched.
+ * Returns
+ *   0
+ *   COX_INVALID: 0 bytes
+ *   COX_NO_SPACE: err has what is needed and what is free
+ *   -errno
+ */
+COX_PUBLIC int cox_domain_check_host_size(uint64_t size, bool on_demand, struct cox_error *err);
 #ifdef COX_INTERNAL
 /* Numbers are input.
  * Returns

@@ -18,15 +18,7 @@ int cox_domains_add_builtin(struct cox_domains *domains, uint32_t kind, uint32_t
                             const struct cox_domain_functions *functions, void *context,
                             void (*release)(void *context), struct cox_error *err);
 
-/* Checks a size before it is requested: the kernel overcommits, and a request beyond the free
- * memory ends with processes killed, not always this one.
- * Returns:
- *   0
- *   COX_INVALID: 0 bytes
- *   COX_NO_SPACE: err has what is needed and what is free
- *   -errno */
-int cox_domain_check_host_size(uint64_t size, bool on_demand, struct cox_error *err);
-/* The same check before size bytes are allocated. */
+/* cox_domain_check_host_size before size bytes are allocated. */
 int cox_domain_check_host_free(uint64_t size, struct cox_error *err);
 /* Checks that fd is memory of this user that can neither shrink nor grow, of at least size bytes,
  * and writable if asked.

@@ -1,0 +1,67 @@
+/*
+ * idioms: assertions, and cleanup of owned locals. A header alone: the library and the reference
+ * engine are written with it, and neither needs a function of the other for that.
+ *
+ * Any process, any thread may use everything here; nothing blocks.
+ */
+#ifndef COX_CHANNEL_IDIOMS_H
+#define COX_CHANNEL_IDIOMS_H
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+/* Marks functions that every request passes through. The linker places them together, on a few
+ * pages, so that a process that was just scheduled in misses fewer address translations. */
+#define COX_HOT __attribute__((hot))
+
+/* Checks for programming errors, in release builds as well: prints the place to standard error and
+ * aborts. */
+#define COX_ASSERT(condition)                                                                      \
+    ((condition) ? (void)0 : cox_assert_failed(#condition, __FILE__, __LINE__))
+__attribute__((noreturn, cold, unused)) static void cox_assert_failed(const char *condition,
+                                                                      const char *file, int line)
+{
+    fprintf(stderr, "coxswain: assertion failed: %s (%s:%d)\n", condition, file, line);
+    abort();
+}
+
+/* Owned locals carry _cox_cleanup_; success ends with a steal. */
+#define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
+
+/* Closes *fd if it is open, and keeps errno. */
+static inline void cox_close_fd(int *fd)
+{
+    if (*fd < 0)
+        return;
+    int saved = errno;
+    close(*fd);
+    errno = saved;
+    *fd = -1;
+}
+
+/* Frees *(void **)ptr, and keeps errno. */
+static inline void cox_free_ptr(void *ptr)
+{
+    int saved = errno;
+    free(*(void **)ptr);
+    errno = saved;
+}
+
+static inline int cox_steal_fd(int *fd)
+{
+    int stolen = *fd;
+    *fd = -1;
+    return stolen;
+}
+
+static inline void *cox_steal_ptr(void *ptr)
+{
+    void **p = (void **)ptr;
+    void *stolen = *p;
+    *p = NULL;
+    return stolen;
+}
+
+#endif
