@@ -10,9 +10,9 @@
 #include "channel/handle/handle.h"
 #include "adapter_cache.h"
 #include "adapter_commands.h"
-#include "worker/group/tensor_gather.h"
+#include "engine/rank/tensor_gather.h"
 #include "engine/model/block.h"
-#include "worker/sequences/weights_subscriber.h"
+#include "engine/rank/weights_subscriber.h"
 #include "transfer.h"
 #include "engine/compute/model.h"
 

@@ -22,7 +22,7 @@
 #include "channel/handle/handle.h"
 #include "channel/socket/socket.h"
 #include "channel/base/futex.h"
-#include "worker/group/tensor_gather.h"
+#include "engine/rank/tensor_gather.h"
 #include "worker/group/group.h"
 #include "engine/compute/tile.h"
 #include "measure.h"

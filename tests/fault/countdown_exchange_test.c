@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "engine/rank/engine.h"
-#include "worker/group/tensor_gather.h"
+#include "engine/rank/tensor_gather.h"
 #include "engine/rank/links.h"
 #include "engine/rank/pulls.h"
 #include "engine/rank/transfer.h"

@@ -9,7 +9,7 @@ foreach(part large_payload channel group files weights control_socket handle que
     cox_test_program(test_fault_countdown_${part}
         SOURCES countdown_${part}_test.c countdown.c countdown_wraps.c
                 ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
-        LIBS coxswain_testlib coxswain_commands coxswain_model coxswain_coordinator coxswain_worker_lib
+        LIBS coxswain_testlib coxswain_commands coxswain_transfer coxswain_model coxswain_coordinator coxswain_worker_lib
              PkgConfig::JANSSON)
     target_link_options(test_fault_countdown_${part} PRIVATE ${countdown_wrapped})
     cox_command_test(NAME fault/countdown_${part} LABEL fault TIER all TIMEOUT 120

@@ -5,7 +5,7 @@
 
 #include "channel/shm/region.h"
 #include "engine/batching/shared_weights.h"
-#include "worker/sequences/weights_subscriber.h"
+#include "engine/rank/weights_subscriber.h"
 
 #define MODEL COX_TEST_SOURCE_DIR "/models/sums"
 #define IMAGE_SIZE 4096

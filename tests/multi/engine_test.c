@@ -7,7 +7,7 @@
 #include "crew.h"
 #include "engine/rank/engine.h"
 #include "worker/loop/pause.h"
-#include "worker/sequences/weights_subscriber.h"
+#include "engine/rank/weights_subscriber.h"
 
 #include <setjmp.h>
 #include <signal.h>

@@ -6,7 +6,7 @@
 #include "crew.h"
 #include "tests/unit/model_fixture.h"
 #include "engine/model/block.h"
-#include "worker/group/tensor_gather.h"
+#include "engine/rank/tensor_gather.h"
 #include "engine/compute/model.h"
 
 #include "channel/base/fault.h"

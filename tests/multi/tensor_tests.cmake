@@ -3,7 +3,7 @@ cox_multi_test(NAME tensor TIER all
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/tensor_test.c
             ${CMAKE_CURRENT_LIST_DIR}/crew.c
             ${CMAKE_CURRENT_LIST_DIR}/../unit/model_fixture.c
-    LIBS coxswain_model coxswain_worker_lib m TIMEOUT 120)
+    LIBS coxswain_transfer coxswain_model coxswain_worker_lib m TIMEOUT 120)
 
 # The callbacks of the reference worker; what they use of worker.c and serve_init.c is played by the test.
 cox_multi_test(NAME engine TIER all

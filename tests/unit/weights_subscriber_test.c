@@ -1,6 +1,6 @@
 /* Images of the model's weights (channel/shm/region.h), which nobody can change, and how a rank
  * takes one after the other. */
-#include "worker/sequences/weights_subscriber.h"
+#include "engine/rank/weights_subscriber.h"
 #include "worker/sequences/weights_candidate.h"
 #include "channel/shm/region.h"
 #include "proto/executor.pb-c.h"

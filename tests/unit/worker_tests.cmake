@@ -17,4 +17,4 @@ cox_unit_test(NAME adapter_references TIER quick
     LIBS coxswain_worker_lib)
 cox_unit_test(NAME weights_subscriber TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/weights_subscriber_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
-    LIBS coxswain_worker_lib)
+    LIBS coxswain_transfer coxswain_worker_lib)

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/shm/region.h"
 
 #define LABEL "cox_weights"

@@ -19,10 +19,10 @@
  * deadline. Bytes: candidates come from the coordinator, which a rank trusts, and are checked all
  * the same. If the process dies: the kernel unmaps. If the coordinator dies, what is mapped stays.
  */
-#ifndef COX_WORKER_WEIGHTS_SUBSCRIBER_H
-#define COX_WORKER_WEIGHTS_SUBSCRIBER_H
+#ifndef COX_ENGINE_WEIGHTS_SUBSCRIBER_H
+#define COX_ENGINE_WEIGHTS_SUBSCRIBER_H
 
-#include "batch.h"
+#include "worker/sequences/batch.h"
 
 struct cox_weights_subscriber;
 

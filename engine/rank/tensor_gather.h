@@ -30,10 +30,10 @@
  *   it fails, on all ranks.
  * If the process dies: its memfd lives as long as somebody maps it; the others get COX_PEER_DEAD.
  */
-#ifndef COX_WORKER_TENSOR_GATHER_H
-#define COX_WORKER_TENSOR_GATHER_H
+#ifndef COX_ENGINE_TENSOR_GATHER_H
+#define COX_ENGINE_TENSOR_GATHER_H
 
-#include "group.h"
+#include "worker/group/group.h"
 
 struct cox_tensor_gather;
 

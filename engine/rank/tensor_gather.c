@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "channel/base/fault.h"
+#include "channel/base/idioms.h"
 #include "channel/shm/region.h"
 
 #define ALIGNMENT_FLOATS (64 / sizeof(float))
