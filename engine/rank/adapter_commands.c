@@ -1,6 +1,5 @@
 #include "adapter_commands.h"
 
-#include "worker/sequences/adapter_references.h"
 #include "engine/model/file.h"
 #include "proto/executor.pb-c.h"
 

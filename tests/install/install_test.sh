@@ -1,5 +1,5 @@
 #!/bin/sh
-# One check of the installed tree: headers, tiers, symbols, alone, pkg_config or find_package. CTest runs install/tree first and sets
+# One check of the installed tree: headers, tiers, symbols, alone, pkg_config, find_package or engine. CTest runs install/tree first and sets
 #   CC CMAKE    the compiler and the cmake of the build
 #   PREFIX      the installed tree, LIBDIR its library folder, MODEL its model
 #   SOURCE      the repository, for examples/
@@ -159,7 +159,40 @@ alone() {
     "$scratch/alone_static" || fail "alone_static ended with status $?"
 }
 
+# The reference engine as an engine of others: its sources, outside this tree, compile on the installed headers, link
+# with the installed libraries, and the worker made so computes.
+engine() {
+    mkdir -p "$scratch/source/channel/base" "$scratch/objects"
+    for folder in model compute rank batching; do
+        mkdir -p "$scratch/source/engine/$folder"
+        cp "$SOURCE/engine/$folder/"*.[ch] "$scratch/source/engine/$folder"
+    done
+    # HEADERS_ALONE of tests/tree/includes.py: they have no function behind them.
+    for name in fault hash idioms thread; do
+        cp "$SOURCE/channel/base/$name.h" "$scratch/source/channel/base"
+    done
+    cflags="-std=gnu11 -O2 -fPIC -D_GNU_SOURCE -ffp-contract=off -I$scratch/source -I$include/coxswain
+        $(pkg-config --cflags coxswain-proto openblas jansson)"
+    find "$scratch/source/engine" -name '*.c' | sort |
+        CFLAGS=$cflags OBJECTS=$scratch/objects xargs -P 2 -n 4 sh -c '
+            for source in "$@"; do
+                folder=$(basename "$(dirname "$source")")
+                "$CC" $CFLAGS -c "$source" -o "$OBJECTS/$folder-$(basename "$source" .c).o" || exit 255
+            done' sh || fail "the engine does not compile on the installed headers"
+    libraries="$(pkg-config --libs coxswain coxswain-proto openblas jansson) -lpthread -lm"
+    cd "$scratch/objects"
+    "$CC" -o ../worker rank-*.o compute-*.o model-*.o $libraries ||
+        fail "the engine's worker does not link with the installed libraries"
+    "$CC" -shared -Wl,--no-undefined -o ../batching.so batching-*.o model-*.o $libraries ||
+        fail "the engine's batching does not link with the installed libraries"
+    cd "$scratch"
+    LD_LIBRARY_PATH=$LIBDIR "$PREFIX/bin/coxswain" generate --model "$MODEL" --worker "$scratch/worker" \
+        --ranks 2 --quiet --max-tokens 4 "12+34=" >"$scratch/output" || fail "generate ended with status $?"
+    cat "$scratch/output"
+    grep -q 46 "$scratch/output" || fail "12+34= was not answered with 46"
+}
+
 case ${1-} in
-headers | tiers | symbols | alone | pkg_config | find_package) "$1" ;;
+headers | tiers | symbols | alone | pkg_config | find_package | engine) "$1" ;;
 *) fail "no such check: '${1-}'" ;;
 esac

@@ -8,7 +8,7 @@ if(NOT COX_SANITIZE)
             -P ${CMAKE_CURRENT_LIST_DIR}/install_tree.cmake)
     set_tests_properties(install/tree PROPERTIES FIXTURES_SETUP installed_tree)
 
-    foreach(name headers tiers symbols alone pkg_config find_package)
+    foreach(name headers tiers symbols alone pkg_config find_package engine)
         cox_command_test(NAME install/${name} LABEL install TIER quick TIMEOUT 300
             COMMAND sh ${CMAKE_CURRENT_LIST_DIR}/install_test.sh ${name})
         set_tests_properties(install/${name} PROPERTIES FIXTURES_REQUIRED installed_tree)

@@ -5,6 +5,8 @@
   3. Files include each other in a circle only within a unit of UNITS, which lies in one folder.
   4. A folder has at most 24 files, and a README.md that says what it is for; LARGE has the exceptions.
   5. Examples include the public headers alone.
+  6. The reference engine is written on what is installed: the folders of ENGINE include of the library only
+     headers that include/coxswain reaches, and those of HEADERS_ALONE, which have no function behind them.
 
 A file stands for its pair: x.c and x.h are one. Run by CTest, or by hand: python3 tests/tree/includes.py
 """
@@ -28,7 +30,7 @@ FOLDERS = {
     "channel/memory/pool": "channel/base channel/shm channel/handle channel/memory/domain",
     "channel/memory/queue": "channel/base channel/shm channel/handle channel/memory/domain channel/memory/pool",
     "proto": "channel/base channel/memory",
-    "worker/sequences": "channel/base channel/shm channel/handle proto",
+    "worker/sequences": "channel/base channel/handle proto",
     "worker/group": "channel/base channel/shm channel/socket channel/handle",
     "worker/loop": "channel/base channel/shm channel/socket channel/memory proto worker/sequences worker/group",
     "coordinator/process": "channel/base",
@@ -42,7 +44,7 @@ FOLDERS = {
                            "coordinator/executor coordinator/recovery coordinator/server",
     "engine/model": "channel/base",
     "engine/compute": "channel/base channel/memory/pool worker/sequences engine/model",
-    "engine/rank": "channel/base channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
+    "engine/rank": "channel/base channel/shm channel/handle channel/memory/pool proto worker/sequences worker/group worker/loop "
                    "engine/model engine/compute",
     "engine/batching": "channel/base channel/shm channel/memory/domain proto coordinator/executor coordinator/server "
                        "engine/model",
@@ -60,7 +62,9 @@ LAYERS = {
     "program": "coordinator engine",
 }
 
-# The server's hooks for the serving of prompts are to end these.
+# engine/command is not among them: its commands are the program's, which is made of the library's own parts.
+ENGINE = ("engine/model", "engine/compute", "engine/rank", "engine/batching")
+HEADERS_ALONE = ("channel/base/fault.h", "channel/base/hash.h", "channel/base/idioms.h", "channel/base/thread.h")
 
 # Circles of includes: one noun each, cut into files that share a private header.
 UNITS = {
@@ -181,12 +185,36 @@ def check_examples(root, problems):
                 problems.append(f"{path.relative_to(root)} includes {name}, which is no public header")
 
 
+def installed(files, root):
+    """The headers that a program reaches that includes those of include/coxswain."""
+    found = set()
+    pending = [name for path in sorted((root / "include/coxswain").glob("*.h"))
+               for name in re.findall(r'^#include "([^"]+)"', path.read_text(), re.M)]
+    while pending:
+        path = pending.pop()
+        if path in files and path not in found:
+            found.add(path)
+            text = re.sub(r"^#ifdef COX_INTERNAL\n(?:(?!#if).*\n)*?#endif\n", "", (root / path).read_text(), flags=re.M)
+            for name in re.findall(r'^#include "([^"]+)"', text, re.M):
+                pending += [name, os.path.normpath(os.path.join(os.path.dirname(path), name))]
+    return found
+
+
+def check_engine(files, root, problems):
+    allowed = installed(files, root) | set(HEADERS_ALONE)
+    for path, found in files.items():
+        if os.path.dirname(path) in ENGINE:
+            problems += [f"{path} includes {name}, which is not installed: an engine of others could not"
+                         for name in found if top(name) != "engine" and name not in allowed]
+
+
 def check(files, root):
     problems = []
     check_folders(files, problems)
     check_circles(files, problems)
     check_sizes(root, problems)
     check_examples(root, problems)
+    check_engine(files, root, problems)
     return problems
 
 
@@ -199,6 +227,7 @@ def mutations(files):
     yield "worker and coordinator", into("worker/loop/worker.c", "coordinator/executor/executor.h")
     yield "the library and the engine", into("coordinator/executor/submit.c", "engine/model/block.h")
     yield "a circle within a folder", into("channel/shm/geometry.h", "channel/shm/gate.h")
+    yield "what is not installed", into("engine/rank/engine.c", "worker/loop/pause.h")
     yield "a folder of its own", {**files, "channel/other/file.c": []}
     yield "an edge that is gone", {path: found for path, found in files.items() if not path.startswith("program/")}
 

@@ -16,10 +16,7 @@
 #ifndef COX_WORKER_ADAPTER_REFERENCES_H
 #define COX_WORKER_ADAPTER_REFERENCES_H
 
-#include "channel/base/base.h"
-
-/* Bytes of a name, at most. */
-#define COX_LORA_NAME_LENGTH_MAX 128
+#include "batch.h"
 
 struct cox_adapter_references;
 

@@ -22,6 +22,8 @@ extern "C" {
 
 /* Block tables of one sequence, at most: one per KV-cache manager. */
 #define COX_BLOCK_TABLE_COUNT_MAX 4
+/* Bytes of a LoRA adapter's name, at most. */
+#define COX_LORA_NAME_LENGTH_MAX 128
 /* Stop tokens of one sequence, at most. */
 #define COX_STOP_TOKEN_COUNT_MAX 8
 
