@@ -1,5 +1,5 @@
 /* coxswain: the coordinator of a group of worker processes, as commands. */
-#include "coordinator/command/console.h"
+#include "coordinator/cli/console.h"
 #include "engine/command/engine_command.h"
 
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 /* coxswain clean: removes what dead groups left in /dev/shm, and their sockets. */
-#include "runner.h"
+#include "coordinator/cli/runner.h"
 
 #include "channel/shm/control.h"
 #include "channel/socket/control_socket.h"
-#include "console.h"
+#include "coordinator/cli/console.h"
 
 #include <dirent.h>
 #include <fcntl.h>

@@ -1,10 +1,10 @@
 /* coxswain doctor: what this machine lets a group do, and what to change where it does not. */
-#include "options.h"
+#include "coordinator/cli/options.h"
 
 #include "channel/shm/control.h"
 #include "channel/socket/control_socket.h"
 #include "channel/base/cgroup.h"
-#include "foreground.h"
+#include "coordinator/cli/foreground.h"
 #include "doctor_checks.h"
 
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 /* coxswain handle: what a by-value handle says, and whether it opens here. */
-#include "runner.h"
+#include "coordinator/cli/runner.h"
 
 #include "channel/socket/control_socket.h"
 #include "channel/handle/handle_internal.h"
-#include "console.h"
+#include "coordinator/cli/console.h"
 
 #include <ctype.h>
 #include <fcntl.h>

@@ -1,9 +1,9 @@
-#include "command.h"
+#include "coordinator/cli/command.h"
 
 #include "channel/memory/large_payload.h"
 #include "channel/shm/geometry.h"
 #include "channel/shm/region.h"
-#include "options.h"
+#include "coordinator/cli/options.h"
 
 #include <inttypes.h>
 #include <semaphore.h>

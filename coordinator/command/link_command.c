@@ -1,12 +1,12 @@
 /* coxswain link, unlink, link-status and role: which groups read each other's KV caches, and what
  * for. */
-#include "command.h"
+#include "coordinator/cli/command.h"
 
 #include "channel/shm/geometry.h"
-#include "link_client.h"
+#include "coordinator/client/link_client.h"
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
-#include "client_command.h"
+#include "coordinator/cli/client_command.h"
 
 #include <inttypes.h>
 #include <jansson.h>

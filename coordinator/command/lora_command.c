@@ -1,9 +1,9 @@
 /* coxswain lora: loads LoRA adapters into the ranks of a running group, unloads and lists them. */
-#include "command.h"
+#include "coordinator/cli/command.h"
 
-#include "adapter_options.h"
+#include "coordinator/cli/adapter_options.h"
 #include "proto/control.pb-c.h"
-#include "client_command.h"
+#include "coordinator/cli/client_command.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,12 +1,12 @@
 /* coxswain pull-kv: pulls what another group holds into blocks of a running group, tells how that
  * went at every rank, and gives the blocks back. */
-#include "command.h"
+#include "coordinator/cli/command.h"
 
 #include "channel/shm/geometry.h"
-#include "link_client.h"
+#include "coordinator/client/link_client.h"
 #include "proto/control.pb-c.h"
-#include "client_command.h"
-#include "options.h"
+#include "coordinator/cli/client_command.h"
+#include "coordinator/cli/options.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /* coxswain recover: pauses, reinitializes and resumes a running group, and replaces its ranks. */
-#include "command.h"
+#include "coordinator/cli/command.h"
 
 #include "proto/control.pb-c.h"
-#include "client_command.h"
+#include "coordinator/cli/client_command.h"
 #include "coordinator/executor/operations.h"
-#include "options.h"
+#include "coordinator/cli/options.h"
 
 #include <inttypes.h>
 #include <stdio.h>

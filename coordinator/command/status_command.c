@@ -1,11 +1,11 @@
 /* coxswain status: how a running group is. */
-#include "command.h"
+#include "coordinator/cli/command.h"
 
 #include "coordinator/executor/executor.h"
 #include "coordinator/recovery/recovery.h"
 #include "coordinator/server/group_links.h"
 #include "proto/control.pb-c.h"
-#include "client_command.h"
+#include "coordinator/cli/client_command.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /* coxswain stop: ends a running group in order, and waits until it is gone. */
-#include "command.h"
+#include "coordinator/cli/command.h"
 
 #include "channel/base/peer.h"
 #include "channel/socket/socket.h"
 #include "proto/control.pb-c.h"
-#include "client_command.h"
+#include "coordinator/cli/client_command.h"
 
 #include <inttypes.h>
 #include <poll.h>

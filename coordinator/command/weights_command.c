@@ -1,8 +1,8 @@
 /* coxswain weights: gives a running group other weights, between two steps. */
-#include "command.h"
+#include "coordinator/cli/command.h"
 
 #include "proto/control.pb-c.h"
-#include "client_command.h"
+#include "coordinator/cli/client_command.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -4,7 +4,7 @@
 #ifndef COX_ENGINE_COMMAND_H
 #define COX_ENGINE_COMMAND_H
 
-#include "coordinator/command/runner.h"
+#include "coordinator/cli/runner.h"
 
 extern const struct cox_command cox_command_run;
 extern const struct cox_command cox_command_generate;

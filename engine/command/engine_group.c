@@ -1,6 +1,6 @@
 #include "engine_group.h"
 
-#include "coordinator/command/console.h"
+#include "coordinator/cli/console.h"
 #include "engine/batching/lora.h"
 #include "engine/batching/reference_hooks.h"
 #include "engine/batching/serving.h"

@@ -12,8 +12,8 @@
 #ifndef COX_ENGINE_GROUP_H
 #define COX_ENGINE_GROUP_H
 
-#include "coordinator/command/adapter_options.h"
-#include "coordinator/command/foreground.h"
+#include "coordinator/cli/adapter_options.h"
+#include "coordinator/cli/foreground.h"
 #include "engine/batching/scheduler.h"
 
 struct cox_engine_group;

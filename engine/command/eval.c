@@ -1,6 +1,6 @@
-#include "coordinator/command/command.h"
+#include "coordinator/cli/command.h"
 #include "engine_command.h"
-#include "coordinator/command/console.h"
+#include "coordinator/cli/console.h"
 #include "prompts.h"
 
 #include <inttypes.h>

@@ -1,13 +1,13 @@
-#include "coordinator/command/adapter_options.h"
-#include "coordinator/command/command.h"
+#include "coordinator/cli/adapter_options.h"
+#include "coordinator/cli/command.h"
 #include "engine_command.h"
 #include "channel/shm/geometry.h"
-#include "coordinator/command/console.h"
+#include "coordinator/cli/console.h"
 #include "coordinator/server/group_links.h"
 #include "engine/batching/lora.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
-#include "coordinator/command/signals.h"
+#include "coordinator/cli/signals.h"
 #include "prefill_decode.h"
 
 #include <inttypes.h>

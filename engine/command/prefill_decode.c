@@ -1,7 +1,7 @@
 #include "prefill_decode.h"
 
-#include "coordinator/command/console.h"
-#include "coordinator/command/link_client.h"
+#include "coordinator/cli/console.h"
+#include "coordinator/client/link_client.h"
 #include "proto/control.pb-c.h"
 #include "remote.h"
 #include "coordinator/server/kv_reference.h"

@@ -10,7 +10,7 @@
 #ifndef COX_COORDINATOR_SPLIT_H
 #define COX_COORDINATOR_SPLIT_H
 
-#include "coordinator/command/client.h"
+#include "coordinator/client/client.h"
 #include "prompts.h"
 
 struct cox_prefill_decode_options {

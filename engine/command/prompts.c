@@ -1,6 +1,6 @@
 #include "prompts.h"
 
-#include "coordinator/command/console.h"
+#include "coordinator/cli/console.h"
 
 #include <ctype.h>
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 #include "remote.h"
 
-#include "coordinator/command/console.h"
+#include "coordinator/cli/console.h"
 #include "proto/control.pb-c.h"
 
 #include <inttypes.h>

@@ -10,7 +10,7 @@
 #ifndef COX_COORDINATOR_REMOTE_H
 #define COX_COORDINATOR_REMOTE_H
 
-#include "coordinator/command/client.h"
+#include "coordinator/client/client.h"
 #include "prompts.h"
 
 /* As cox_prompts_complete, which see. Of options, limits of the scheduler are not looked at. name:

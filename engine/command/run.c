@@ -1,7 +1,7 @@
-#include "coordinator/command/console.h"
-#include "coordinator/command/init_options.h"
+#include "coordinator/cli/console.h"
+#include "coordinator/cli/init_options.h"
 #include "coordinator/server/group_links.h"
-#include "coordinator/command/runner.h"
+#include "coordinator/cli/runner.h"
 #include "engine_command.h"
 #include "engine_group.h"
 

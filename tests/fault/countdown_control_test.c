@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "channel/socket/control_socket.h"
-#include "coordinator/command/client.h"
+#include "coordinator/client/client.h"
 #include "coordinator/server/control_server.h"
 #include "engine/batching/serving.h"
 #include "proto/control.pb-c.h"

@@ -10,7 +10,7 @@
 #ifndef COX_COORDINATOR_CONNECTION_H
 #define COX_COORDINATOR_CONNECTION_H
 
-#include "client.h"
+#include "coordinator/client/client.h"
 #include "runner.h"
 
 struct cox_connection {
