@@ -219,7 +219,7 @@ int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
     while (!waiter->done && !abandoned) {
         const struct cox_entry *entry = collector_entry(collector, sequence);
         const struct timespec until = cox_deadline_timespec(until_ns);
-        /* Once it is taken from the entry only the visit is left, which is the caller's own. */
+        /* Once it is taken from the entry only the handler is left, which is the caller's own. */
         bool taken = entry->sequence != sequence || entry->waiter != waiter;
         if (taken || cox_now_ns() < until_ns) {
             pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);

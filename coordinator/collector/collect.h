@@ -70,8 +70,8 @@ struct cox_request_buffer {
 
 struct cox_waiter {
     /* NULL: nobody looks */
-    cox_completion_fn visit;
-    void *visit_context;
+    cox_completion_fn handler;
+    void *handler_context;
     bool done;
     int status;
     struct cox_error *err;

@@ -85,7 +85,7 @@ typedef void (*cox_completion_fn)(void *context, const struct cox_completion *co
 enum cox_phase {
     COX_PHASE_QUEUE = 0, /* submit or call called -> published; a call may wait for room */
     COX_PHASE_RANKS,     /* published -> handed over, with every answer copied and unpacked */
-    COX_PHASE_HANDLER,   /* handed over -> handler or visit returned */
+    COX_PHASE_HANDLER,   /* handed over -> handler returned */
     COX_PHASE_TOTAL,     /* all of them together */
     COX_PHASE_COUNT,
 };

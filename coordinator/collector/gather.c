@@ -209,8 +209,8 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
         return;
     }
     entry->waiter = NULL;
-    cox_completion_fn handler = waiter ? waiter->visit : collector->handler;
-    void *context = waiter ? waiter->visit_context : collector->handler_context;
+    cox_completion_fn handler = waiter ? waiter->handler : collector->handler;
+    void *context = waiter ? waiter->handler_context : collector->handler_context;
     collector->in_handler = true;
     collector->handler_runs++;
     collector->handler_thread = pthread_self();

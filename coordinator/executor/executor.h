@@ -237,12 +237,12 @@ COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_chan
  *
  * Ownership: ret_completions is the caller's; what they point to is lent until the next call for
  *   the same channel, or free.
- * Threads: any, one at a time per channel; not inside the visit of a call, nor inside a hook. Calls
- *   by other threads may run meanwhile: the thread that waits here gathers for them, and their
- *   visits run on it, or the other way round.
- * Deadlines of requests expire, and deaths end them, while some thread collects or calls. After
- * stop, what was in flight can be collected, as COX_CLOSED. A submit for which no completion was
- * collected from `depth` requests before is COX_FULL.
+ * Threads: any, one at a time per channel; not inside the handler of a call, nor inside a hook.
+ * Calls by other threads may run meanwhile: the thread that waits here gathers for them, and their
+ * handlers run on it, or the other way round. Deadlines of requests expire, and deaths end them,
+ * while some thread collects or calls. After stop, what was in flight can be collected, as
+ * COX_CLOSED. A submit for which no completion was collected from `depth` requests before is
+ * COX_FULL.
  *
  * Returns
  *   0: *ret_count is at least 1
@@ -250,7 +250,7 @@ COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_chan
  *   COX_CLOSED: the group has been stopped, and everything is collected
  *   COX_BUSY: another thread is collecting this channel
  *   COX_STATE: the group was started without options.collect
- *   COX_DEADLOCK: inside a visit or hook
+ *   COX_DEADLOCK: inside a handler or hook
  *   COX_INVALID: another channel, or a count_max of 0
  */
 COX_PUBLIC int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id channel,
@@ -332,10 +332,10 @@ COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const v
                                           size_t size, const struct cox_submit_options *options,
                                           uint64_t *ret_sequence, struct cox_error *err);
 
-/* Submits on any two-way channel, waiting for room, and waits for the completion, which `visit`
- * (may be NULL) sees before call returns; visit runs on the calling or on a response thread. A
+/* Submits on any two-way channel, waiting for room, and waits for the completion, which `handler`
+ * (may be NULL) sees before call returns; handler runs on the calling or on a response thread. A
  * handler that holds the response thread up from the deadline on is waited for 50 ms: then the call
- * ends with COX_TIMEOUT although the request is under way, and visit is not called. err gets the
+ * ends with COX_TIMEOUT although the request is under way, and handler is not called. err gets the
  * completion's text.
  * Returns
  *   the completion's status
@@ -345,12 +345,13 @@ COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const v
  */
 COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
                                  const struct Coxswain__ExecuteRequest *request,
-                                 const struct cox_submit_options *options, cox_completion_fn visit,
-                                 void *visit_context, struct cox_error *err);
+                                 const struct cox_submit_options *options,
+                                 cox_completion_fn handler, void *handler_context,
+                                 struct cox_error *err);
 /* The same for bytes of the caller's own. */
 COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes,
                                         size_t size, const struct cox_submit_options *options,
-                                        cox_completion_fn visit, void *visit_context,
+                                        cox_completion_fn handler, void *handler_context,
                                         struct cox_error *err);
 
 /* The largest request, in bytes, that fits a frame of the channel. What is larger goes in a block.

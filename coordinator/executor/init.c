@@ -24,7 +24,7 @@ typedef Coxswain__ExecuteRequest__ConfigEntry ConfigEntry;
 
 /* ---- the answers ---- */
 
-struct init_visit {
+struct init_reader {
     struct cox_init_summary summary;
     struct cox_kv_caches *kv_caches;
     uint32_t seen;
@@ -47,7 +47,7 @@ static const char *init_find(const Coxswain__ExecuteResponse__InitResults *resul
     return NULL;
 }
 
-static int init_number(struct init_visit *visit, uint32_t rank,
+static int init_number(struct init_reader *reader, uint32_t rank,
                        const Coxswain__ExecuteResponse__InitResults *results, const char *key,
                        bool required, int64_t *ret_value)
 {
@@ -55,28 +55,28 @@ static int init_number(struct init_visit *visit, uint32_t rank,
     if (!text || !*text) {
         if (!required)
             return 0;
-        return visit->status = cox_fail(visit->err, COX_CORRUPT,
-                                        "rank %" PRIu32 ": init answer without %s", rank, key);
+        return reader->status = cox_fail(reader->err, COX_CORRUPT,
+                                         "rank %" PRIu32 ": init answer without %s", rank, key);
     }
     char *end;
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (errno || *end)
-        return visit->status =
-                   cox_fail(visit->err, COX_CORRUPT,
+        return reader->status =
+                   cox_fail(reader->err, COX_CORRUPT,
                             "rank %" PRIu32 ": init answer has %s = '%.40s', expected a number",
                             rank, key, text);
     *ret_value = value;
     return 0;
 }
 
-static int init_same(struct init_visit *visit, uint32_t rank, const char *what, int64_t mine,
+static int init_same(struct init_reader *reader, uint32_t rank, const char *what, int64_t mine,
                      int64_t theirs)
 {
     if (mine == theirs)
         return 0;
-    return visit->status =
-               cox_fail(visit->err, COX_DIVERGED,
+    return reader->status =
+               cox_fail(reader->err, COX_DIVERGED,
                         "rank %" PRIu32 " says %s = %" PRId64 ", the ranks before said %" PRId64,
                         rank, what, theirs, mine);
 }
@@ -89,18 +89,18 @@ static void init_take_min(int64_t *value, int64_t other)
 
 /* The blocks on the device: MindIE-LLM tells them in the map up to 3.0.0.beta.2, and since March
  * 2026 in the first KV cache's description alone. */
-static int init_blocks(struct init_visit *visit, uint32_t rank,
+static int init_blocks(struct init_reader *reader, uint32_t rank,
                        const Coxswain__ExecuteResponse__InitResults *results, int64_t *ret_blocks)
 {
     const char *text = init_find(results, "npuBlockNum");
     if (text && *text)
-        return init_number(visit, rank, results, "npuBlockNum", true, ret_blocks);
+        return init_number(reader, rank, results, "npuBlockNum", true, ret_blocks);
     if (results->n_kv_cache_descs && results->kv_cache_descs[0]->npu_block_num) {
         *ret_blocks = results->kv_cache_descs[0]->npu_block_num;
         return 0;
     }
-    return visit->status = cox_fail(
-               visit->err, COX_CORRUPT,
+    return reader->status = cox_fail(
+               reader->err, COX_CORRUPT,
                "rank %" PRIu32
                ": init answer without the number of device blocks: neither npuBlockNum nor kv_cache_descs[0].npu_block_num is there",
                rank);
@@ -108,129 +108,129 @@ static int init_blocks(struct init_visit *visit, uint32_t rank,
 
 /* blocks: of the rank, wherever it told them. Workers that tell them in the map need not
  * describe their caches. */
-static void init_merge_caches(struct init_visit *visit, uint32_t rank, int64_t blocks,
+static void init_merge_caches(struct init_reader *reader, uint32_t rank, int64_t blocks,
                               const Coxswain__ExecuteResponse__InitResults *results)
 {
-    struct cox_init_summary *summary = &visit->summary;
-    if (visit->legacy && results->n_kv_cache_descs == 0) {
+    struct cox_init_summary *summary = &reader->summary;
+    if (reader->legacy && results->n_kv_cache_descs == 0) {
         init_take_min(&summary->kv_caches[0].block_count, blocks);
         return;
     }
     if (results->n_kv_cache_descs > COX_KV_CACHE_COUNT_MAX) {
-        visit->status = cox_fail(visit->err, COX_TOO_LARGE,
-                                 "rank %" PRIu32 " has %zu KV caches: at most %d are supported",
-                                 rank, results->n_kv_cache_descs, COX_KV_CACHE_COUNT_MAX);
+        reader->status = cox_fail(reader->err, COX_TOO_LARGE,
+                                  "rank %" PRIu32 " has %zu KV caches: at most %d are supported",
+                                  rank, results->n_kv_cache_descs, COX_KV_CACHE_COUNT_MAX);
         return;
     }
     uint32_t count = (uint32_t)results->n_kv_cache_descs;
-    if (visit->described > 0 &&
-        init_same(visit, rank, "the number of KV caches", summary->kv_cache_count, count))
+    if (reader->described > 0 &&
+        init_same(reader, rank, "the number of KV caches", summary->kv_cache_count, count))
         return;
     for (uint32_t i = 0; i < count; i++) {
         const Coxswain__KVCacheDesc *desc = results->kv_cache_descs[i];
-        if (visit->described == 0) {
+        if (reader->described == 0) {
             summary->kv_caches[i].block_size = desc->block_size;
             summary->kv_caches[i].compression_ratio = desc->compression_ratio;
             summary->kv_caches[i].cache_type = desc->cache_type;
-        } else if (init_same(visit, rank, "block_size", summary->kv_caches[i].block_size,
+        } else if (init_same(reader, rank, "block_size", summary->kv_caches[i].block_size,
                              desc->block_size) ||
-                   init_same(visit, rank, "compression_ratio",
+                   init_same(reader, rank, "compression_ratio",
                              summary->kv_caches[i].compression_ratio, desc->compression_ratio) ||
-                   init_same(visit, rank, "cache_type", summary->kv_caches[i].cache_type,
+                   init_same(reader, rank, "cache_type", summary->kv_caches[i].cache_type,
                              desc->cache_type)) {
             return;
         }
         init_take_min(&summary->kv_caches[i].block_count, desc->npu_block_num);
     }
     summary->kv_cache_count = count;
-    visit->described++;
+    reader->described++;
 }
 
 /* Ranks that load the model by themselves may find other files than those before them. Returns
  * whether they may compute together. */
-static bool init_same_model(struct init_visit *visit, uint32_t rank,
+static bool init_same_model(struct init_reader *reader, uint32_t rank,
                             const Coxswain__ExecuteResponse__InitResults *results)
 {
     const Coxswain__KvLayout *layout = results->kv_pool ? results->kv_pool->layout : NULL;
     const uint64_t digest = layout && layout->has_model_digest ? layout->model_digest : 0;
-    if (visit->model_digest && digest && digest != visit->model_digest) {
-        visit->status = cox_fail(
-            visit->err, COX_DIVERGED,
+    if (reader->model_digest && digest && digest != reader->model_digest) {
+        reader->status = cox_fail(
+            reader->err, COX_DIVERGED,
             "rank %" PRIu32
             " has loaded another model, or other weights, than the ranks before: were the files changed?",
             rank);
         return false;
     }
-    visit->model_digest = digest ? digest : visit->model_digest;
+    reader->model_digest = digest ? digest : reader->model_digest;
     return true;
 }
 
-static void init_merge(struct init_visit *visit, uint32_t rank, const ExecuteResponse *response)
+static void init_merge(struct init_reader *reader, uint32_t rank, const ExecuteResponse *response)
 {
-    struct cox_init_summary *summary = &visit->summary;
+    struct cox_init_summary *summary = &reader->summary;
     if (response->result_case != RESULT(INIT_RESULTS) || !response->init_results) {
-        visit->status = cox_fail(visit->err, COX_CORRUPT,
-                                 "rank %" PRIu32 ": the answer to init has no init results", rank);
+        reader->status = cox_fail(reader->err, COX_CORRUPT,
+                                  "rank %" PRIu32 ": the answer to init has no init results", rank);
         return;
     }
     const Coxswain__ExecuteResponse__InitResults *results = response->init_results;
     int64_t cpu = 0, npu = 0, positions = 0, start = -1, stop = -1;
     const char *status = init_find(results, "status");
     if (status && strcmp(status, "ok") != 0 && strcmp(status, "0") != 0) {
-        visit->status =
-            cox_fail(visit->err, COX_REJECTED, "rank %" PRIu32 ": init failed with status '%.200s'",
-                     rank, status);
+        reader->status =
+            cox_fail(reader->err, COX_REJECTED,
+                     "rank %" PRIu32 ": init failed with status '%.200s'", rank, status);
         return;
     }
-    if (init_number(visit, rank, results, "cpuBlockNum", true, &cpu) ||
-        init_blocks(visit, rank, results, &npu) ||
-        init_number(visit, rank, results, "maxPositionEmbeddings", true, &positions) ||
-        init_number(visit, rank, results, "startThinkingId", false, &start) ||
-        init_number(visit, rank, results, "stopThinkingId", false, &stop))
+    if (init_number(reader, rank, results, "cpuBlockNum", true, &cpu) ||
+        init_blocks(reader, rank, results, &npu) ||
+        init_number(reader, rank, results, "maxPositionEmbeddings", true, &positions) ||
+        init_number(reader, rank, results, "startThinkingId", false, &start) ||
+        init_number(reader, rank, results, "stopThinkingId", false, &stop))
         return;
     const char *early = init_find(results, "earlyStoppingIds");
-    if (visit->seen == 0) {
+    if (reader->seen == 0) {
         summary->start_thinking_id = start;
         summary->stop_thinking_id = stop;
         snprintf(summary->early_stopping_ids, sizeof summary->early_stopping_ids, "%s",
                  early ? early : "");
-    } else if (init_same(visit, rank, "startThinkingId", summary->start_thinking_id, start) ||
-               init_same(visit, rank, "stopThinkingId", summary->stop_thinking_id, stop)) {
+    } else if (init_same(reader, rank, "startThinkingId", summary->start_thinking_id, start) ||
+               init_same(reader, rank, "stopThinkingId", summary->stop_thinking_id, stop)) {
         return;
     } else if (strncmp(summary->early_stopping_ids, early ? early : "",
                        sizeof summary->early_stopping_ids - 1) != 0) {
-        visit->status = cox_fail(visit->err, COX_DIVERGED,
-                                 "rank %" PRIu32
-                                 " says earlyStoppingIds = '%.80s', the ranks before said '%.80s'",
-                                 rank, early ? early : "", summary->early_stopping_ids);
+        reader->status = cox_fail(reader->err, COX_DIVERGED,
+                                  "rank %" PRIu32
+                                  " says earlyStoppingIds = '%.80s', the ranks before said '%.80s'",
+                                  rank, early ? early : "", summary->early_stopping_ids);
         return;
     }
-    if (!init_same_model(visit, rank, results))
+    if (!init_same_model(reader, rank, results))
         return;
     init_take_min(&summary->cpu_block_count, cpu);
     init_take_min(&summary->npu_block_count, npu);
     init_take_min(&summary->max_position_embeddings, positions);
-    init_merge_caches(visit, rank, npu, results);
-    visit->seen++;
+    init_merge_caches(reader, rank, npu, results);
+    reader->seen++;
 }
 
-static void init_visit(void *context, const struct cox_completion *completion)
+static void init_read_replies(void *context, const struct cox_completion *completion)
 {
-    struct init_visit *visit = context;
+    struct init_reader *reader = context;
     for (uint32_t rank = 0; rank < completion->rank_count && completion->status == COX_REJECTED;
          rank++)
         if (completion->ranks[rank].outcome == COX_OUTCOME_ERROR &&
             (completion->ranks[rank].code == COX_INVALID ||
              completion->ranks[rank].code == COX_NOT_FOUND))
-            visit->refused = completion->ranks[rank].code;
+            reader->refused = completion->ranks[rank].code;
     for (uint32_t rank = 0;
-         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++)
-        init_merge(visit, rank, completion->ranks[rank].response);
-    if (completion->status || visit->status)
+         rank < completion->rank_count && completion->status == 0 && !reader->status; rank++)
+        init_merge(reader, rank, completion->ranks[rank].response);
+    if (completion->status || reader->status)
         return;
-    visit->kv_caches = cox_kv_caches_new(completion);
-    if (!visit->kv_caches)
-        visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the init answers");
+    reader->kv_caches = cox_kv_caches_new(completion);
+    if (!reader->kv_caches)
+        reader->status = cox_fail(reader->err, -ENOMEM, "no memory for the init answers");
 }
 
 /* ---- what is said again ---- */
@@ -382,13 +382,13 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
 }
 
 /* What the user gave is at fault, not the rank that read it first. */
-static int init_blame(const struct init_visit *visit, int r, struct cox_error *err)
+static int init_blame(const struct init_reader *reader, int r, struct cox_error *err)
 {
-    if (r != COX_REJECTED || !visit->refused)
+    if (r != COX_REJECTED || !reader->refused)
         return r;
     if (err)
-        err->code = visit->refused;
-    return visit->refused;
+        err->code = reader->refused;
+    return reader->refused;
 }
 
 static int init_send(struct cox_executor *executor, const struct cox_init_record *record,
@@ -421,30 +421,30 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     request.has_replayed = request.replayed = replayed && !executor->geometry.legacy;
     struct weights_words words;
     weights_fill(executor, &words, &request);
-    struct init_visit visit = {.err = err,
-                               .legacy = executor->geometry.legacy,
-                               .summary = {.cpu_block_count = INT64_MAX,
-                                           .npu_block_count = INT64_MAX,
-                                           .max_position_embeddings = INT64_MAX}};
+    struct init_reader reader = {.err = err,
+                                 .legacy = executor->geometry.legacy,
+                                 .summary = {.cpu_block_count = INT64_MAX,
+                                             .npu_block_count = INT64_MAX,
+                                             .max_position_embeddings = INT64_MAX}};
     for (uint32_t i = 0; i < COX_KV_CACHE_COUNT_MAX; i++)
-        visit.summary.kv_caches[i].block_count = INT64_MAX;
+        reader.summary.kv_caches[i].block_count = INT64_MAX;
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns = deadline_ns};
-    r = cox_executor_call(executor, &request, &options, init_visit, &visit, err);
+    r = cox_executor_call(executor, &request, &options, init_read_replies, &reader, err);
     if (!replayed)
-        r = init_blame(&visit, r, err);
+        r = init_blame(&reader, r, err);
     if (r == 0)
         init_keep_group(executor, request.group_life);
     if (r == 0)
-        r = visit.status;
-    for (uint32_t i = visit.summary.kv_cache_count; i < COX_KV_CACHE_COUNT_MAX; i++)
-        visit.summary.kv_caches[i].block_count = 0; /* there is no such cache */
+        r = reader.status;
+    for (uint32_t i = reader.summary.kv_cache_count; i < COX_KV_CACHE_COUNT_MAX; i++)
+        reader.summary.kv_caches[i].block_count = 0; /* there is no such cache */
     if (r == 0) {
-        *ret_summary = visit.summary;
-        cox_executor_set_kv_caches(executor, cox_steal_ptr(&visit.kv_caches));
+        *ret_summary = reader.summary;
+        cox_executor_set_kv_caches(executor, cox_steal_ptr(&reader.kv_caches));
     }
-    cox_kv_caches_free(visit.kv_caches);
+    cox_kv_caches_free(reader.kv_caches);
     return r;
 }
 
@@ -471,8 +471,8 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
                       struct cox_init_summary *ret_summary, struct cox_error *err)
 {
     /* The state is written after the call. */
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
-    (void)visited;
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
     _cox_cleanup_(record_freep) struct cox_init_record *record = record_new(config, config_count);
     if (!record)
         return cox_fail(err, -ENOMEM, "no memory for the init request");
@@ -493,8 +493,8 @@ int cox_executor_init(struct cox_executor *executor, const struct cox_config_ent
 int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                              struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
-    (void)visited;
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
     int r = init_enter(executor, deadline_ns, err);
     if (r)
         return r;

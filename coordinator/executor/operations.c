@@ -75,7 +75,7 @@ struct link_mention {
     uint32_t rank_count;
 };
 
-struct link_visit {
+struct link_reader {
     struct link_mention *mentions;
     size_t count, capacity;
     uint32_t answers;
@@ -83,28 +83,28 @@ struct link_visit {
     struct cox_error *err;
 };
 
-static void link_add(struct link_visit *visit, uint32_t rank, const char *id, enum link_state state,
-                     int32_t code, const char *text)
+static void link_add(struct link_reader *reader, uint32_t rank, const char *id,
+                     enum link_state state, int32_t code, const char *text)
 {
-    if (visit->status)
+    if (reader->status)
         return;
-    if (visit->count == visit->capacity) {
-        size_t capacity = visit->capacity ? visit->capacity * 2 : 64;
-        struct link_mention *grown = realloc(visit->mentions, capacity * sizeof *grown);
+    if (reader->count == reader->capacity) {
+        size_t capacity = reader->capacity ? reader->capacity * 2 : 64;
+        struct link_mention *grown = realloc(reader->mentions, capacity * sizeof *grown);
         if (!grown) {
-            visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the link status");
+            reader->status = cox_fail(reader->err, -ENOMEM, "no memory for the link status");
             return;
         }
-        visit->mentions = grown;
-        visit->capacity = capacity;
+        reader->mentions = grown;
+        reader->capacity = capacity;
     }
     char *copy = strdup(id ? id : ""), *reason = NULL;
     if (!copy || (text && asprintf(&reason, "rank %" PRIu32 ": %s", rank, text) < 0)) {
         free(copy);
-        visit->status = cox_fail(visit->err, -ENOMEM, "no memory for the link status");
+        reader->status = cox_fail(reader->err, -ENOMEM, "no memory for the link status");
         return;
     }
-    visit->mentions[visit->count++] = (struct link_mention){
+    reader->mentions[reader->count++] = (struct link_mention){
         .id = copy, .rank = rank, .worst = state, .code = code, .text = reason, .rank_count = 1};
 }
 
@@ -116,16 +116,16 @@ static int link_compare(const void *a, const void *b)
 }
 
 /* One mention of each cluster is left. Sorted, since a rank may name any number of them. */
-static void link_merge(struct link_visit *visit)
+static void link_merge(struct link_reader *reader)
 {
     size_t kept = 0;
-    if (visit->count)
-        qsort(visit->mentions, visit->count, sizeof *visit->mentions, link_compare);
-    for (size_t i = 0; i < visit->count; i++) {
-        struct link_mention *mention = &visit->mentions[i];
-        struct link_mention *first = kept ? &visit->mentions[kept - 1] : NULL;
+    if (reader->count)
+        qsort(reader->mentions, reader->count, sizeof *reader->mentions, link_compare);
+    for (size_t i = 0; i < reader->count; i++) {
+        struct link_mention *mention = &reader->mentions[i];
+        struct link_mention *first = kept ? &reader->mentions[kept - 1] : NULL;
         if (!first || strcmp(first->id, mention->id) != 0) {
-            visit->mentions[kept++] = *mention;
+            reader->mentions[kept++] = *mention;
             continue;
         }
         first->rank_count += first->rank != mention->rank;
@@ -140,54 +140,55 @@ static void link_merge(struct link_visit *visit)
         free(mention->id);
         free(mention->text);
     }
-    visit->count = kept;
+    reader->count = kept;
 }
 
-static void link_visit(void *context, const struct cox_completion *completion)
+static void link_read_replies(void *context, const struct cox_completion *completion)
 {
-    struct link_visit *visit = context;
+    struct link_reader *reader = context;
     for (uint32_t rank = 0;
-         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
+         rank < completion->rank_count && completion->status == 0 && !reader->status; rank++) {
         const ExecuteResponse *response = completion->ranks[rank].response;
         if (!response)
             continue; /* a legacy rank that only rank 0 speaks for */
         if (response->result_case != RESULT(PD_LINK_STATUS_RESPONSE) ||
             !response->pd_link_status_response) {
-            visit->status = cox_fail(
-                visit->err, COX_CORRUPT,
+            reader->status = cox_fail(
+                reader->err, COX_CORRUPT,
                 "rank %" PRIu32 ": the answer to a link status query has no link status", rank);
             return;
         }
         const Coxswain__PDLinkStatusResponse *links = response->pd_link_status_response;
-        visit->answers++;
+        reader->answers++;
         for (size_t i = 0; i < links->n_failed_link_info; i++)
-            link_add(visit, rank, links->failed_link_info[i]->cluster_id, LINK_FAILED,
+            link_add(reader, rank, links->failed_link_info[i]->cluster_id, LINK_FAILED,
                      (int32_t)links->failed_link_info[i]->pd_error_code,
                      links->failed_link_info[i]->text);
         for (size_t i = 0; i < links->n_running_link_info; i++)
-            link_add(visit, rank, links->running_link_info[i], LINK_RUNNING, 0, NULL);
+            link_add(reader, rank, links->running_link_info[i], LINK_RUNNING, 0, NULL);
         for (size_t i = 0; i < links->n_waiting_link_info; i++)
-            link_add(visit, rank, links->waiting_link_info[i], LINK_WAITING, 0, NULL);
+            link_add(reader, rank, links->waiting_link_info[i], LINK_WAITING, 0, NULL);
         for (size_t i = 0; i < links->n_success_link_info; i++)
-            link_add(visit, rank, links->success_link_info[i], LINK_SUCCESS, 0, NULL);
+            link_add(reader, rank, links->success_link_info[i], LINK_SUCCESS, 0, NULL);
     }
 }
 
-static int link_fill(struct link_visit *visit, struct cox_link_status *status)
+static int link_fill(struct link_reader *reader, struct cox_link_status *status)
 {
-    size_t size = visit->count + 1;
+    size_t size = reader->count + 1;
     status->failed = calloc(size, sizeof *status->failed);
     status->success = calloc(size, sizeof *status->success);
     status->running = calloc(size, sizeof *status->running);
     status->waiting = calloc(size, sizeof *status->waiting);
     if (!status->failed || !status->success || !status->running || !status->waiting)
-        return cox_fail(visit->err, -ENOMEM, "no memory for the link status");
-    for (size_t i = 0; i < visit->count; i++) {
-        struct link_mention *cluster = &visit->mentions[i];
+        return cox_fail(reader->err, -ENOMEM, "no memory for the link status");
+    for (size_t i = 0; i < reader->count; i++) {
+        struct link_mention *cluster = &reader->mentions[i];
         /* A rank that does not know the cluster yet has it before it. */
         enum link_state state =
-            cluster->worst == LINK_SUCCESS && cluster->rank_count < visit->answers ? LINK_WAITING
-                                                                                   : cluster->worst;
+            cluster->worst == LINK_SUCCESS && cluster->rank_count < reader->answers
+                ? LINK_WAITING
+                : cluster->worst;
         char *id = cox_steal_ptr(&cluster->id);
         if (state == LINK_FAILED)
             status->failed[status->failed_count++] = (struct cox_link_failure){
@@ -209,20 +210,20 @@ int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns
     ExecuteRequest request = request_of(TYPE(PD_LINK_STATUS_QUERY));
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PD_LINK_STATUS_REQUEST;
     request.pd_link_status_request = &query;
-    struct link_visit visit = {.err = err};
+    struct link_reader reader = {.err = err};
     struct cox_submit_options options = submit_all(deadline_ns);
-    int r = cox_executor_call(executor, &request, &options, link_visit, &visit, err);
+    int r = cox_executor_call(executor, &request, &options, link_read_replies, &reader, err);
     if (r == 0)
-        r = visit.status;
+        r = reader.status;
     struct cox_link_status status = {0};
-    link_merge(&visit);
+    link_merge(&reader);
     if (r == 0)
-        r = link_fill(&visit, &status);
-    for (size_t i = 0; i < visit.count; i++) {
-        free(visit.mentions[i].id);
-        free(visit.mentions[i].text);
+        r = link_fill(&reader, &status);
+    for (size_t i = 0; i < reader.count; i++) {
+        free(reader.mentions[i].id);
+        free(reader.mentions[i].text);
     }
-    free(visit.mentions);
+    free(reader.mentions);
     if (r)
         cox_link_status_deinit(&status);
     else
@@ -252,7 +253,7 @@ void cox_link_status_deinit(struct cox_link_status *status)
 
 /* ---- pull KV ---- */
 
-struct pull_visit {
+struct pull_reader {
     struct cox_pull_result *results;
     size_t count;
     int status;
@@ -280,23 +281,23 @@ static bool pull_is_known(const struct cox_pull_result *results, size_t count,
     return known;
 }
 
-static void pull_visit(void *context, const struct cox_completion *completion)
+static void pull_read_replies(void *context, const struct cox_completion *completion)
 {
-    struct pull_visit *visit = context;
+    struct pull_reader *reader = context;
     for (uint32_t rank = 0;
-         rank < completion->rank_count && completion->status == 0 && !visit->status; rank++) {
+         rank < completion->rank_count && completion->status == 0 && !reader->status; rank++) {
         const ExecuteResponse *response = completion->ranks[rank].response;
         if (!response || response->result_case != RESULT(PULL_KV_RESPONSE) ||
             !response->pull_kv_response) {
-            visit->status =
-                cox_fail(visit->err, COX_CORRUPT,
+            reader->status =
+                cox_fail(reader->err, COX_CORRUPT,
                          "rank %" PRIu32 ": the answer to a pull has no pull results", rank);
             return;
         }
-        for (size_t i = 0; i < visit->count; i++)
-            if (visit->results[i].code == 0)
-                visit->results[i].code =
-                    pull_find(response->pull_kv_response, visit->results[i].request_id);
+        for (size_t i = 0; i < reader->count; i++)
+            if (reader->results[i].code == 0)
+                reader->results[i].code =
+                    pull_find(response->pull_kv_response, reader->results[i].request_id);
     }
 }
 
@@ -304,19 +305,19 @@ int cox_executor_pull_kv(struct cox_executor *executor, const Coxswain__PullKVRe
                          uint64_t deadline_ns, struct cox_pull_result **ret_results,
                          size_t *ret_count, struct cox_error *err)
 {
-    struct pull_visit visit = {.count = pull->n_pull_kv_infos, .err = err};
-    visit.results = calloc(visit.count + 1, sizeof *visit.results);
-    int r = visit.results ? 0 : cox_fail(err, -ENOMEM, "no memory for the pull results");
-    for (size_t i = 0; r == 0 && i < visit.count; i++) {
+    struct pull_reader reader = {.count = pull->n_pull_kv_infos, .err = err};
+    reader.results = calloc(reader.count + 1, sizeof *reader.results);
+    int r = reader.results ? 0 : cox_fail(err, -ENOMEM, "no memory for the pull results");
+    for (size_t i = 0; r == 0 && i < reader.count; i++) {
         const Coxswain__SequenceGroupMetadata *metadata =
             pull->pull_kv_infos[i]->seq_group_metadata;
         if (!metadata || !metadata->request_id || !metadata->request_id[0])
             r = cox_fail(err, COX_INVALID, "pull %zu has no request id", i);
-        else if (pull_is_known(visit.results, i, metadata->request_id))
+        else if (pull_is_known(reader.results, i, metadata->request_id))
             r = cox_fail(err, COX_INVALID,
                          "pull %zu has the request id '%.100s', which one before it has", i,
                          metadata->request_id);
-        else if (!(visit.results[i].request_id = strdup(metadata->request_id)))
+        else if (!(reader.results[i].request_id = strdup(metadata->request_id)))
             r = cox_fail(err, -ENOMEM, "no memory for the pull results");
     }
     if (r == 0) {
@@ -324,16 +325,16 @@ int cox_executor_pull_kv(struct cox_executor *executor, const Coxswain__PullKVRe
         request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_PULL_KV_REQUEST;
         request.pull_kv_request = (Coxswain__PullKVRequest *)(uintptr_t)pull;
         struct cox_submit_options options = submit_all(deadline_ns);
-        r = cox_executor_call(executor, &request, &options, pull_visit, &visit, err);
+        r = cox_executor_call(executor, &request, &options, pull_read_replies, &reader, err);
     }
     if (r == 0)
-        r = visit.status;
+        r = reader.status;
     if (r) {
-        cox_pull_results_free(visit.results, visit.count);
+        cox_pull_results_free(reader.results, reader.count);
         return r;
     }
-    *ret_results = visit.results;
-    *ret_count = visit.count;
+    *ret_results = reader.results;
+    *ret_count = reader.count;
     return 0;
 }
 
@@ -346,37 +347,37 @@ void cox_pull_results_free(struct cox_pull_result *results, size_t count)
 
 /* ---- LoRA ---- */
 
-struct lora_visit {
+struct lora_reader {
     struct cox_lora_result *results;
     int status;
     struct cox_error *err;
 };
 
-static void lora_visit(void *context, const struct cox_completion *completion)
+static void lora_read_replies(void *context, const struct cox_completion *completion)
 {
-    struct lora_visit *visit = context;
+    struct lora_reader *reader = context;
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         const struct cox_rank_result *result = &completion->ranks[rank];
         const ExecuteResponse *response = result->response;
-        visit->results[rank].asked = true;
+        reader->results[rank].asked = true;
         if (result->outcome != COX_OUTCOME_OK)
             continue; /* the call tells */
         if (!response && rank > 0) {
-            visit->results[rank] = visit->results[0]; /* a legacy rank that rank 0 speaks for */
+            reader->results[rank] = reader->results[0]; /* a legacy rank that rank 0 speaks for */
         } else if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
                    !response->lora_operation_response) {
             if (completion->status)
                 continue; /* what ended the request is told, not this */
-            visit->status = cox_fail(
-                visit->err, COX_CORRUPT,
+            reader->status = cox_fail(
+                reader->err, COX_CORRUPT,
                 "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
         } else {
             const Coxswain__LoraOperationResponse *lora = response->lora_operation_response;
-            visit->results[rank].status = (int32_t)lora->lora_op_status;
-            visit->results[rank].digest = lora->has_digest ? lora->digest : 0;
-            snprintf(visit->results[rank].text, sizeof visit->results[rank].text, "%s",
+            reader->results[rank].status = (int32_t)lora->lora_op_status;
+            reader->results[rank].digest = lora->has_digest ? lora->digest : 0;
+            snprintf(reader->results[rank].text, sizeof reader->results[rank].text, "%s",
                      lora->text ? lora->text : "");
-            cox_text_trim(visit->results[rank].text);
+            cox_text_trim(reader->results[rank].text);
         }
     }
 }
@@ -410,11 +411,11 @@ int cox_executor_lora_results(struct cox_executor *executor,
     request.deadline_ns = deadline_ns;
     for (uint32_t rank = 0; rank < rank_count; rank++)
         ret_results[rank] = (struct cox_lora_result){.status = -1};
-    struct lora_visit visit = {.results = ret_results, .err = err};
+    struct lora_reader reader = {.results = ret_results, .err = err};
     struct cox_submit_options options = submit_all(deadline_ns);
-    int r = cox_executor_call(executor, &request, &options, lora_visit, &visit, err);
+    int r = cox_executor_call(executor, &request, &options, lora_read_replies, &reader, err);
     if (r == 0)
-        r = visit.status;
+        r = reader.status;
     if (r)
         return r;
     char text[768] = "";

@@ -159,19 +159,19 @@ static void recover_gate_steps(struct cox_executor *executor, enum cox_recover_c
     pthread_mutex_unlock(&collector->submit_lock);
 }
 
-struct recover_visit {
+struct recover_reader {
     struct cox_recover_result *results;
     bool legacy;
     /* the command reached the ranks' queues */
     bool asked;
 };
 
-static void recover_visit(void *context, const struct cox_completion *completion)
+static void recover_read_replies(void *context, const struct cox_completion *completion)
 {
-    struct recover_visit *visit = context;
-    visit->asked = true;
+    struct recover_reader *reader = context;
+    reader->asked = true;
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
-        struct cox_recover_result *result = &visit->results[rank];
+        struct cox_recover_result *result = &reader->results[rank];
         const struct cox_rank_result *answer = &completion->ranks[rank];
         const Coxswain__ExecuteResponse *response = answer->response;
         if (response &&
@@ -181,7 +181,7 @@ static void recover_visit(void *context, const struct cox_completion *completion
             result->device = said->npu_device_id;
             /* Present, or it is no result: nothing is taken for success. Except that a legacy
              * rank's protobuf leaves out what is 0; its result is the message itself. */
-            result->result = said->has_command_result || visit->legacy ? said->command_result : -1;
+            result->result = said->has_command_result || reader->legacy ? said->command_result : -1;
             snprintf(result->text, sizeof result->text, "%s",
                      said->error_msg ? said->error_msg : "");
         } else if (answer->text) {
@@ -213,11 +213,11 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
 }
 
 /* Of a pause that has failed. A rank that is stuck is paused; one that has not answered may be. */
-static bool is_partially_paused(const struct recover_visit *visit, uint32_t rank_count)
+static bool is_partially_paused(const struct recover_reader *reader, uint32_t rank_count)
 {
     bool partially_paused = false;
-    for (uint32_t rank = 0; visit->asked && rank < rank_count; rank++) {
-        int32_t result = visit->results[rank].result;
+    for (uint32_t rank = 0; reader->asked && rank < rank_count; rank++) {
+        int32_t result = reader->results[rank].result;
         partially_paused = partially_paused || result == 0 || result == -1 || result == COX_TIMEOUT;
     }
     return partially_paused;
@@ -225,7 +225,7 @@ static bool is_partially_paused(const struct recover_visit *visit, uint32_t rank
 
 /* recover_lock is held. The command has come to r. */
 static void state_move(struct cox_executor *executor, enum cox_recover_command command,
-                       const struct recover_visit *visit, int r)
+                       const struct recover_reader *reader, int r)
 {
     const int to = commands[command].to;
     if (r == 0 && to >= 0)
@@ -233,8 +233,8 @@ static void state_move(struct cox_executor *executor, enum cox_recover_command c
     if (r == 0 && (to == COX_ENGINE_PAUSE || to == COX_ENGINE_NORMAL))
         executor->partially_paused = false;
     else if (r != 0 && to == COX_ENGINE_PAUSE)
-        executor->partially_paused =
-            executor->partially_paused || is_partially_paused(visit, executor->geometry.rank_count);
+        executor->partially_paused = executor->partially_paused ||
+                                     is_partially_paused(reader, executor->geometry.rank_count);
     state_look(executor);
 }
 
@@ -252,7 +252,7 @@ static int recover_enter(struct cox_executor *executor, uint64_t deadline_ns, st
 }
 
 static int recover_call(struct cox_executor *executor, enum cox_recover_command command,
-                        uint64_t deadline_ns, struct recover_visit *visit, struct cox_error *err)
+                        uint64_t deadline_ns, struct recover_reader *reader, struct cox_error *err)
 {
     Coxswain__RecoverCommandRequest body = COXSWAIN__RECOVER_COMMAND_REQUEST__INIT;
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
@@ -264,15 +264,15 @@ static int recover_call(struct cox_executor *executor, enum cox_recover_command 
     request.execute_type = commands[command].type;
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_RECOVER_COMMAND_REQUEST;
     request.recover_command_request = &body;
-    return cox_executor_call(executor, &request, &options, recover_visit, visit, err);
+    return cox_executor_call(executor, &request, &options, recover_read_replies, reader, err);
 }
 
 int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command command,
                          uint64_t deadline_ns, struct cox_recover_result *ret_results,
                          struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
-    (void)visited;
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
     if ((size_t)command >= COMMAND_COUNT)
         return cox_fail(err, COX_INVALID, "recovery command %d does not exist", (int)command);
     uint32_t rank_count = cox_executor_rank_count(executor);
@@ -285,7 +285,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
 
     /* The lock is not held over the call: the state can be asked meanwhile, and others give up at
      * their deadline. */
-    struct recover_visit visit = {.results = ret_results, .legacy = executor->geometry.legacy};
+    struct recover_reader reader = {.results = ret_results, .legacy = executor->geometry.legacy};
     int r = recover_enter(executor, deadline_ns, err);
     if (r)
         return r;
@@ -296,14 +296,14 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
     if (r == 0 && command != COX_RECOVER_CLEAR)
         recover_gate_steps(executor, command);
     if (r == 0)
-        r = recover_call(executor, command, deadline_ns, &visit, err);
+        r = recover_call(executor, command, deadline_ns, &reader, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
         if (ret_results[rank].result != 0)
             r = cox_fail(err, COX_REJECTED, "%s: rank %" PRIu32 " answered %" PRId32 ": %s",
                          commands[command].name, rank, ret_results[rank].result,
                          ret_results[rank].text);
     pthread_mutex_lock(&executor->recover_lock);
-    state_move(executor, command, &visit, r);
+    state_move(executor, command, &reader, r);
     executor->recovering = false;
     executor->gates_steps = NULL;
     pthread_cond_broadcast(&executor->recover_cond);

@@ -195,8 +195,8 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
-    (void)visited;
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
     struct cox_submit_options known;
     struct cox_entry entry;
     int r = cox_options_copy(&known, sizeof known, options, "cox_submit_options", err);
@@ -220,10 +220,10 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
 
 static int executor_call(struct cox_executor *executor, uint32_t type,
                          const struct payload *payload, const struct cox_submit_options *options,
-                         cox_completion_fn visit, void *visit_context, struct cox_error *err)
+                         cox_completion_fn handler, void *handler_context, struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
-    (void)visited;
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
     if (cox_reentrancy_inside(executor))
         return cox_fail(
             err, COX_DEADLOCK,
@@ -237,7 +237,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
         return r;
     enum cox_channel_id channel = entry.operation->channel;
     struct cox_collector *collector = &executor->collectors[channel];
-    struct cox_waiter waiter = {.visit = visit, .visit_context = visit_context, .err = err};
+    struct cox_waiter waiter = {.handler = handler, .handler_context = handler_context, .err = err};
     entry.waiter = entry.replies ? &waiter : NULL;
     bool gathers = entry.replies && !cox_executor_is_async(channel);
     if (gathers && cox_collector_gather_enter(collector, known.deadline_ns))
@@ -281,8 +281,8 @@ int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id 
                              struct cox_completion *ret_completions, uint32_t count_max,
                              uint64_t deadline_ns, uint32_t *ret_count, struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
-    (void)visited;
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
     if (!cox_executor_is_async(channel) || count_max == 0)
         return cox_fail(err, COX_INVALID,
                         "completions are collected on the execute and transfer channels, one at "
@@ -292,7 +292,7 @@ int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id 
                         "this group's completions go to handlers: start it with options.collect");
     if (cox_reentrancy_inside(executor))
         return cox_fail(err, COX_DEADLOCK,
-                        "completions are collected outside of the visits of calls, and of hooks");
+                        "completions are collected outside of the handlers of calls, and of hooks");
     int r = cox_collector_collect(&executor->collectors[channel], ret_completions, count_max,
                                   deadline_ns, ret_count);
     return r ? cox_fail(err, r, "%s: %s", cox_channel_name(channel),
@@ -305,8 +305,8 @@ int cox_executor_completions(struct cox_executor *executor, enum cox_channel_id 
 int cox_executor_fd(struct cox_executor *executor, enum cox_channel_id channel, int *ret_fd,
                     struct cox_error *err)
 {
-    _cox_cleanup_(cox_executor_exit) struct cox_executor *visited = cox_executor_enter(executor);
-    (void)visited;
+    _cox_cleanup_(cox_executor_exit) struct cox_executor *entered = cox_executor_enter(executor);
+    (void)entered;
     if (!cox_executor_is_async(channel))
         return cox_fail(err, COX_INVALID,
                         "completions are collected on the execute and transfer channels");
@@ -337,18 +337,19 @@ COX_HOT int cox_executor_submit_opaque(struct cox_executor *executor, const void
 }
 
 int cox_executor_call(struct cox_executor *executor, const Coxswain__ExecuteRequest *request,
-                      const struct cox_submit_options *options, cox_completion_fn visit,
-                      void *visit_context, struct cox_error *err)
+                      const struct cox_submit_options *options, cox_completion_fn handler,
+                      void *handler_context, struct cox_error *err)
 {
     const struct payload payload = {.request = request};
-    return executor_call(executor, message_type(request), &payload, options, visit, visit_context,
-                         err);
+    return executor_call(executor, message_type(request), &payload, options, handler,
+                         handler_context, err);
 }
 
 int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes, size_t size,
-                             const struct cox_submit_options *options, cox_completion_fn visit,
-                             void *visit_context, struct cox_error *err)
+                             const struct cox_submit_options *options, cox_completion_fn handler,
+                             void *handler_context, struct cox_error *err)
 {
     const struct payload payload = {.bytes = bytes, .size = size};
-    return executor_call(executor, COX_TYPE_OPAQUE, &payload, options, visit, visit_context, err);
+    return executor_call(executor, COX_TYPE_OPAQUE, &payload, options, handler, handler_context,
+                         err);
 }

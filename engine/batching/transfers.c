@@ -634,14 +634,14 @@ int cox_transfers_take_quiet(struct cox_transfers *transfer, int32_t **ret_block
 }
 
 void cox_transfers_quarantine(struct cox_transfers *transfer,
-                              void (*visit)(void *context, const int32_t *blocks, uint32_t count),
+                              void (*fn)(void *context, const int32_t *blocks, uint32_t count),
                               void *context)
 {
     pthread_mutex_lock(&transfer->lock);
     /* Those that became quiet before this look are not in it, and so nobody's to give back. */
     quiets_forget(transfer);
     for (const struct pull *pull = transfer->pulls; pull; pull = pull->next)
-        visit(context, pull->blocks, pull->source->block_count);
+        fn(context, pull->blocks, pull->source->block_count);
     pthread_mutex_unlock(&transfer->lock);
 }
 

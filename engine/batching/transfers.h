@@ -101,7 +101,7 @@ int cox_transfers_take_quiet(struct cox_transfers *transfer, int32_t **ret_block
 /* Every block in quarantine, for who begins to give out blocks anew: of these alone take_quiet
  * tells from then on. */
 void cox_transfers_quarantine(struct cox_transfers *transfer,
-                              void (*visit)(void *context, const int32_t *blocks, uint32_t count),
+                              void (*fn)(void *context, const int32_t *blocks, uint32_t count),
                               void *context);
 
 void cox_transfers_status(struct cox_transfers *transfer, struct cox_transfers_status *ret_status);

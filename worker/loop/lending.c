@@ -145,7 +145,7 @@ bool cox_lending_enter(struct cox_channel_thread *thread, uint64_t sequence, uin
 {
     pthread_mutex_lock(&thread->lending.lock);
     thread->lending.out++;
-    cox_visit_lend(thread, sequence, type);
+    cox_running_callback_lend(thread, sequence, type);
     pthread_mutex_unlock(&thread->lending.lock);
     return !cox_worker_paused(thread->worker);
 }
@@ -154,16 +154,16 @@ void cox_lending_leave(struct cox_channel_thread *thread)
 {
     pthread_mutex_lock(&thread->lending.lock);
     if (--thread->lending.out == 0)
-        cox_visit_back(thread);
+        cox_running_callback_end_lend(thread);
     pthread_mutex_unlock(&thread->lending.lock);
 }
 
 int cox_lending_call(struct cox_channel_thread *thread, const struct cox_request *request,
-                     enum cox_visit_way way, int (*callback)(void *argument), void *argument)
+                     enum cox_callback_kind kind, int (*callback)(void *argument), void *argument)
 {
     const bool may = cox_lending_enter(thread, request->sequence, request->type);
-    const int r = may || way != COX_VISIT_STOPPED ? callback(argument)
-                                                  : cox_channel_thread_fail_paused(thread);
+    const int r = may || kind != COX_CALLBACK_PAUSABLE ? callback(argument)
+                                                       : cox_channel_thread_fail_paused(thread);
     cox_lending_leave(thread);
     return r;
 }

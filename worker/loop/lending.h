@@ -109,7 +109,7 @@ void cox_lending_leave(struct cox_channel_thread *thread);
 
 /* As cox_channel_thread_call (pause.h), on a taken channel. */
 int cox_lending_call(struct cox_channel_thread *thread, const struct cox_request *request,
-                     enum cox_visit_way way, int (*callback)(void *argument), void *argument);
+                     enum cox_callback_kind kind, int (*callback)(void *argument), void *argument);
 
 /* Lends the request that is served, after enter. */
 void cox_lending_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,

@@ -4,29 +4,29 @@
  * Why nothing begins once it is paused. A channel thread stores `inside`, then reads `paused`; a
  * pause stores `paused`, then reads `inside`, all seq_cst: at least one of them sees the other. If
  * the channel thread does, the request is refused; if the pause does, it waits. Both may: then the
- * pause waits for a visit that ends at once.
+ * pause waits for a callback that ends at once.
  *
- * Why a jump never goes wrong. A visit is left by siglongjmp out of the handler of SIGURG, to the
- * sigsetjmp in cox_channel_thread_call. The handler runs on the channel thread, between two of its
- * instructions, so what it reads of `inside` is what the channel thread itself has stored last, and
- * cannot change before it has jumped. It jumps only if `inside` is not 0. That is stored after
- * sigsetjmp and cleared before cox_channel_thread_call returns: so the frame it jumps to is filled,
- * and is still on the stack below the handler. Three moments are worth a look:
+ * Why a jump never goes wrong. A running callback is left by siglongjmp out of the handler of
+ * SIGURG, to the sigsetjmp in cox_channel_thread_call. The handler runs on the channel thread,
+ * between two of its instructions, so what it reads of `inside` is what the channel thread itself
+ * has stored last, and cannot change before it has jumped. It jumps only if `inside` is not 0. That
+ * is stored after sigsetjmp and cleared before cox_channel_thread_call returns: so the frame it
+ * jumps to is filled, and is still on the stack below the handler. Three moments are worth a look:
  *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: an answer
  *     is lost that was there, and the request is answered with COX_ABORTED, as if it had been a
  *     moment earlier. Nothing was committed: the channel thread does that after
  *     cox_channel_thread_call.
  *   - `inside` is cleared. A signal that was meant for it, however late, finds 0 and returns.
- *   - The next visit is inside when the signal arrives. It is meant for `leave`, which is the
+ *   - The next callback is inside when the signal arrives. It is meant for `leave`, which is the
  *     number of the one before; numbers do not come again, so it returns.
- * A pause never stores a number in `leave` of a visit that may not be left, as it reads `leavable`
- * after `inside`, which is stored after it, and a visit that has ended meanwhile is one of the
- * three above.
+ * A pause never stores a number in `leave` of a callback that may not be left, as it reads
+ * `leavable` after `inside`, which is stored after it, and a callback that has ended meanwhile is
+ * one of the three above.
  *
  * Why signals reach nobody else. They go to the thread, by pthread_kill, under the lock, and only
  * while it is `reachable`; the channel thread takes that back under the same lock before it ends.
- * Channel threads with visits alone have SIGURG unblocked. A signal that finds the channel thread
- * outside of a visit interrupts at most a sleep of the library's, which goes on.
+ * Channel threads with callbacks alone have SIGURG unblocked. A signal that finds the channel
+ * thread outside of a callback interrupts at most a sleep of the library's, which goes on.
  *
  * What is in order after a jump. What a callback has of the library is the arena that it was lent,
  * the outputs and the error, and a fault report that it may be in, which has locks and is held over
@@ -36,8 +36,8 @@
  * of the thread is set again, as the handler's end would have done. Else the channel thread does
  * what it does after a callback that returned COX_ABORTED.
  *
- * Why no end of a visit is slept through. A pause announces itself in `awaiting` before it looks at
- * `inside`; the channel thread clears `inside` before it looks at `awaiting`, all seq_cst; and
+ * Why no end of a callback is slept through. A pause announces itself in `awaiting` before it looks
+ * at `inside`; the channel thread clears `inside` before it looks at `awaiting`, all seq_cst; and
  * rings under the lock, which the pause gives up only by sleeping.
  */
 #include "pause.h"
@@ -55,7 +55,7 @@
 #define URGE_AGAIN_NS (50 * COX_NSEC_PER_MSEC)
 
 static const enum cox_channel_id channels[] = {COX_CHANNEL_EXECUTE, COX_CHANNEL_TRANSFER};
-#define VISITED_COUNT (sizeof channels / sizeof channels[0])
+#define PAUSABLE_COUNT (sizeof channels / sizeof channels[0])
 
 /* The channel thread that runs; NULL on any other thread. For the handler, which is told nothing
  * else. */
@@ -67,7 +67,7 @@ static struct {
     struct sigaction before;
 } urge = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
-static bool has_visits(const struct cox_channel_thread *thread)
+static bool has_pausable(const struct cox_channel_thread *thread)
 {
     return thread->channel.id == COX_CHANNEL_EXECUTE || thread->channel.id == COX_CHANNEL_TRANSFER;
 }
@@ -91,13 +91,13 @@ static void on_urge(int number, siginfo_t *info, void *context)
         urge_forward(number, info, context);
         return;
     }
-    if (thread->visit.held)
+    if (thread->running.held)
         return;
     /* relaxed: this thread's own. */
-    uint64_t inside = atomic_load_explicit(&thread->visit.inside, memory_order_relaxed);
-    /* acquire; partner: visit_urge. */
-    if (inside && atomic_load_explicit(&thread->visit.leave, memory_order_acquire) == inside)
-        siglongjmp(thread->visit.frame, 1);
+    uint64_t inside = atomic_load_explicit(&thread->running.inside, memory_order_relaxed);
+    /* acquire; partner: callback_urge. */
+    if (inside && atomic_load_explicit(&thread->running.leave, memory_order_acquire) == inside)
+        siglongjmp(thread->running.frame, 1);
 }
 
 void cox_pause_listen(void)
@@ -142,7 +142,7 @@ void cox_pause_deinit(struct cox_pause *pause)
 
 void cox_channel_thread_begin(struct cox_channel_thread *thread)
 {
-    if (!has_visits(thread))
+    if (!has_pausable(thread))
         return;
     struct cox_pause *pause = &thread->worker->pause;
     sigset_t urged;
@@ -150,19 +150,19 @@ void cox_channel_thread_begin(struct cox_channel_thread *thread)
     sigemptyset(&urged);
     sigaddset(&urged, SIGURG);
     pthread_sigmask(SIG_UNBLOCK, &urged, NULL);
-    pthread_sigmask(SIG_SETMASK, NULL, &thread->visit.mask);
+    pthread_sigmask(SIG_SETMASK, NULL, &thread->running.mask);
     pthread_mutex_lock(&pause->lock);
-    thread->visit.thread = pthread_self();
-    thread->visit.reachable = true;
+    thread->running.thread = pthread_self();
+    thread->running.reachable = true;
     pthread_mutex_unlock(&pause->lock);
 }
 
 void cox_channel_thread_end(struct cox_channel_thread *thread)
 {
-    if (!has_visits(thread))
+    if (!has_pausable(thread))
         return;
     pthread_mutex_lock(&thread->worker->pause.lock);
-    thread->visit.reachable = false;
+    thread->running.reachable = false;
     pthread_mutex_unlock(&thread->worker->pause.lock);
     own_thread = NULL;
 }
@@ -170,30 +170,30 @@ void cox_channel_thread_end(struct cox_channel_thread *thread)
 void cox_worker_disable_leave(void)
 {
     if (own_thread)
-        own_thread->visit.held = 1;
+        own_thread->running.held = 1;
 }
 
 void cox_worker_enable_leave(void)
 {
     if (own_thread)
-        own_thread->visit.held = 0;
+        own_thread->running.held = 0;
 }
 
-COX_HOT static void visit_begin(struct cox_channel_thread *thread,
-                                const struct cox_request *request, bool leavable)
+COX_HOT static void running_begin(struct cox_channel_thread *thread,
+                                  const struct cox_request *request, bool leavable)
 {
-    struct cox_visit *visit = &thread->visit;
+    struct cox_running_callback *running = &thread->running;
     /* relaxed: before `inside`, which is stored seq_cst. */
-    atomic_store_explicit(&visit->leavable, leavable, memory_order_relaxed);
-    atomic_store_explicit(&visit->kind, request->type, memory_order_relaxed);
-    atomic_store_explicit(&visit->since_ns, thread->stamp_ns, memory_order_relaxed);
-    atomic_store_explicit(&visit->inside, request->sequence, memory_order_seq_cst);
+    atomic_store_explicit(&running->leavable, leavable, memory_order_relaxed);
+    atomic_store_explicit(&running->kind, request->type, memory_order_relaxed);
+    atomic_store_explicit(&running->since_ns, thread->stamp_ns, memory_order_relaxed);
+    atomic_store_explicit(&running->inside, request->sequence, memory_order_seq_cst);
 }
 
-COX_HOT static void visit_end(struct cox_channel_thread *thread)
+COX_HOT static void running_end(struct cox_channel_thread *thread)
 {
     struct cox_pause *pause = &thread->worker->pause;
-    atomic_store_explicit(&thread->visit.inside, 0, memory_order_seq_cst);
+    atomic_store_explicit(&thread->running.inside, 0, memory_order_seq_cst);
     if (atomic_load_explicit(&pause->awaiting, memory_order_seq_cst) == 0)
         return;
     pthread_mutex_lock(&pause->lock);
@@ -201,14 +201,14 @@ COX_HOT static void visit_end(struct cox_channel_thread *thread)
     pthread_mutex_unlock(&pause->lock);
 }
 
-void cox_visit_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type)
+void cox_running_callback_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type)
 {
-    visit_begin(thread, &(struct cox_request){.sequence = sequence, .type = type}, false);
+    running_begin(thread, &(struct cox_request){.sequence = sequence, .type = type}, false);
 }
 
-void cox_visit_back(struct cox_channel_thread *thread)
+void cox_running_callback_end_lend(struct cox_channel_thread *thread)
 {
-    visit_end(thread);
+    running_end(thread);
 }
 
 static const char *kind_name(uint32_t kind)
@@ -217,12 +217,12 @@ static const char *kind_name(uint32_t kind)
 }
 
 /* After the jump. */
-static int visit_left(struct cox_channel_thread *thread, const struct cox_request *request)
+static int callback_left(struct cox_channel_thread *thread, const struct cox_request *request)
 {
-    const uint64_t since_ns = atomic_load_explicit(&thread->visit.since_ns, memory_order_relaxed);
+    const uint64_t since_ns = atomic_load_explicit(&thread->running.since_ns, memory_order_relaxed);
     const size_t size_max = thread->arena.size_max;
-    visit_end(thread);
-    pthread_sigmask(SIG_SETMASK, &thread->visit.mask, NULL);
+    running_end(thread);
+    pthread_sigmask(SIG_SETMASK, &thread->running.mask, NULL);
     cox_arena_init(&thread->arena, 0, size_max);
     thread->error = (struct cox_error){0};
     return cox_fail(&thread->error, COX_ABORTED,
@@ -239,21 +239,21 @@ int cox_channel_thread_fail_paused(struct cox_channel_thread *thread)
 }
 
 COX_HOT int cox_channel_thread_call(struct cox_channel_thread *thread,
-                                    const struct cox_request *request, enum cox_visit_way way,
+                                    const struct cox_request *request, enum cox_callback_kind kind,
                                     int (*callback)(void *argument), void *argument)
 {
-    const bool leavable = way == COX_VISIT_STOPPED && thread->worker->options.leave_stuck;
+    const bool leavable = kind == COX_CALLBACK_PAUSABLE && thread->worker->options.leave_stuck;
     int r;
     if (leavable) /* without the mask, which is a system call */
-        if (sigsetjmp(thread->visit.frame, 0) != 0)
-            return visit_left(thread, request);
-    visit_begin(thread, request, leavable);
-    if (way == COX_VISIT_STOPPED &&
+        if (sigsetjmp(thread->running.frame, 0) != 0)
+            return callback_left(thread, request);
+    running_begin(thread, request, leavable);
+    if (kind == COX_CALLBACK_PAUSABLE &&
         atomic_load_explicit(&thread->worker->pause.paused, memory_order_seq_cst))
         r = cox_channel_thread_fail_paused(thread);
     else
         r = callback(argument);
-    visit_end(thread);
+    running_end(thread);
     return r;
 }
 
@@ -261,20 +261,21 @@ COX_HOT int cox_channel_thread_call(struct cox_channel_thread *thread,
 
 enum stage { STAGE_ASKED, STAGE_URGED, STAGE_LEFT };
 
-/* What one pause waits for: by channel, the visits that it found; 0: none. */
+/* What one pause waits for: by channel, the callbacks that it found; 0: none. */
 struct wait {
     struct cox_worker *worker;
-    uint64_t numbers[VISITED_COUNT];
+    uint64_t numbers[PAUSABLE_COUNT];
 };
 
-static struct cox_visit *visit_of(const struct wait *wait, size_t i)
+static struct cox_running_callback *running_of(const struct wait *wait, size_t i)
 {
-    return &wait->worker->threads[channels[i]].visit;
+    return &wait->worker->threads[channels[i]].running;
 }
 
-static bool visit_is_inside(const struct wait *wait, size_t i)
+static bool callback_is_running(const struct wait *wait, size_t i)
 {
-    const uint64_t inside = atomic_load_explicit(&visit_of(wait, i)->inside, memory_order_seq_cst);
+    const uint64_t inside =
+        atomic_load_explicit(&running_of(wait, i)->inside, memory_order_seq_cst);
     /* Of lent requests the newest is inside, until all are replied to. */
     const bool lending = wait->worker->threads[channels[i]].lending.on;
     return wait->numbers[i] &&
@@ -284,57 +285,57 @@ static bool visit_is_inside(const struct wait *wait, size_t i)
 static bool wait_is_over(const struct wait *wait)
 {
     bool over = true;
-    for (size_t i = 0; i < VISITED_COUNT; i++)
-        over = over && !visit_is_inside(wait, i);
+    for (size_t i = 0; i < PAUSABLE_COUNT; i++)
+        over = over && !callback_is_running(wait, i);
     return over;
 }
 
 /* The others are not told: they come out on their own, or are let. */
 static void wait_tell(struct wait *wait)
 {
-    for (size_t i = 0; i < VISITED_COUNT; i++) {
-        struct cox_visit *visit = visit_of(wait, i);
-        wait->numbers[i] = atomic_load_explicit(&visit->inside, memory_order_seq_cst);
+    for (size_t i = 0; i < PAUSABLE_COUNT; i++) {
+        struct cox_running_callback *running = running_of(wait, i);
+        wait->numbers[i] = atomic_load_explicit(&running->inside, memory_order_seq_cst);
         /* relaxed load: stored under the lock alone. release; partner: the acquire of the
          * callback's question, which then sees that it is paused. */
-        if (wait->numbers[i] > atomic_load_explicit(&visit->told, memory_order_relaxed))
-            atomic_store_explicit(&visit->told, wait->numbers[i], memory_order_release);
+        if (wait->numbers[i] > atomic_load_explicit(&running->told, memory_order_relaxed))
+            atomic_store_explicit(&running->told, wait->numbers[i], memory_order_release);
     }
 }
 
 static bool wait_may_leave(const struct wait *wait)
 {
     bool may = false;
-    for (size_t i = 0; i < VISITED_COUNT; i++)
-        may = may || (visit_is_inside(wait, i) &&
-                      atomic_load_explicit(&visit_of(wait, i)->leavable, memory_order_relaxed));
+    for (size_t i = 0; i < PAUSABLE_COUNT; i++)
+        may = may || (callback_is_running(wait, i) &&
+                      atomic_load_explicit(&running_of(wait, i)->leavable, memory_order_relaxed));
     return may;
 }
 
 static void wait_urge(const struct wait *wait, enum stage stage)
 {
-    for (size_t i = 0; i < VISITED_COUNT; i++) {
-        struct cox_visit *visit = visit_of(wait, i);
+    for (size_t i = 0; i < PAUSABLE_COUNT; i++) {
+        struct cox_running_callback *running = running_of(wait, i);
         /* relaxed: see the head of this file */
-        const bool leavable = atomic_load_explicit(&visit->leavable, memory_order_relaxed);
-        if (!visit_is_inside(wait, i) || !visit->reachable)
+        const bool leavable = atomic_load_explicit(&running->leavable, memory_order_relaxed);
+        if (!callback_is_running(wait, i) || !running->reachable)
             continue;
         /* release; partner: on_urge */
         if (stage == STAGE_LEFT && leavable)
-            atomic_store_explicit(&visit->leave, wait->numbers[i], memory_order_release);
-        pthread_kill(visit->thread, SIGURG);
+            atomic_store_explicit(&running->leave, wait->numbers[i], memory_order_release);
+        pthread_kill(running->thread, SIGURG);
     }
 }
 
 static int wait_fail(const struct wait *wait, struct cox_error *err)
 {
     size_t i = 0;
-    while (i + 1 < VISITED_COUNT && !visit_is_inside(wait, i))
+    while (i + 1 < PAUSABLE_COUNT && !callback_is_running(wait, i))
         i++;
-    const struct cox_visit *visit = visit_of(wait, i);
+    const struct cox_running_callback *running = running_of(wait, i);
     /* relaxed, both: for words */
-    const uint64_t since_ns = atomic_load_explicit(&visit->since_ns, memory_order_relaxed);
-    const uint32_t kind = atomic_load_explicit(&visit->kind, memory_order_relaxed);
+    const uint64_t since_ns = atomic_load_explicit(&running->since_ns, memory_order_relaxed);
+    const uint32_t kind = atomic_load_explicit(&running->kind, memory_order_relaxed);
     return cox_fail(err, COX_TIMEOUT,
                     "stuck for %" PRIu64 " ms in the callback of %s, number %" PRIu64
                     " on the %s channel: it stays paused; replace the rank if it does not come out",
@@ -402,19 +403,19 @@ bool cox_worker_paused(const struct cox_worker *worker)
  */
 bool cox_worker_pull_aborted(const struct cox_worker *worker)
 {
-    const struct cox_visit *visit = &worker->threads[COX_CHANNEL_TRANSFER].visit;
+    const struct cox_running_callback *running = &worker->threads[COX_CHANNEL_TRANSFER].running;
     /* relaxed: this thread's own. */
-    const uint64_t sequence = atomic_load_explicit(&visit->inside, memory_order_relaxed);
+    const uint64_t sequence = atomic_load_explicit(&running->inside, memory_order_relaxed);
     return cox_state_ended(cox_state_channel(&worker->control, COX_CHANNEL_TRANSFER)) >= sequence ||
            /* acquire; partner: wait_tell. */
-           atomic_load_explicit(&visit->told, memory_order_acquire) >= sequence;
+           atomic_load_explicit(&running->told, memory_order_acquire) >= sequence;
 }
 
 bool cox_worker_busy(const struct cox_worker *worker)
 {
     bool busy = false;
-    for (size_t i = 0; i < VISITED_COUNT; i++)
-        busy = busy || atomic_load_explicit(&worker->threads[channels[i]].visit.inside,
+    for (size_t i = 0; i < PAUSABLE_COUNT; i++)
+        busy = busy || atomic_load_explicit(&worker->threads[channels[i]].running.inside,
                                             memory_order_seq_cst) != 0;
     return busy;
 }

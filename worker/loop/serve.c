@@ -239,7 +239,7 @@ COX_HOT static void serve_step(struct cox_channel_thread *thread, const struct c
         return;
     if (r == 0) {
         struct step_call call = {worker, step.batch, step.outputs, &thread->error};
-        r = cox_channel_thread_call_any(thread, request, COX_VISIT_STOPPED, call_step, &call);
+        r = cox_channel_thread_call_any(thread, request, COX_CALLBACK_PAUSABLE, call_step, &call);
     }
     cox_channel_thread_end_step(thread, &step, r);
 }
@@ -269,7 +269,8 @@ static void serve_cleanup(struct cox_channel_thread *thread, const struct cox_re
         cox_table_cleanup(worker->table, cleanup->seq_ids, cleanup->n_seq_ids, &call.slots,
                           &call.count);
         if (call.count && worker->callbacks->cleanup)
-            cox_channel_thread_call_any(thread, request, COX_VISIT_LET, call_cleanup, &call);
+            cox_channel_thread_call_any(thread, request, COX_CALLBACK_UNPAUSABLE, call_cleanup,
+                                        &call);
     }
     cox_channel_thread_done(thread, request->sequence, false);
 }
@@ -383,7 +384,7 @@ static int serve_pull(struct cox_channel_thread *thread, const struct cox_reques
     response->result_case = RESULT(PULL_KV_RESPONSE);
     response->pull_kv_response = body;
     struct pull_call call = {thread, message->pull_kv_request, body};
-    return cox_channel_thread_call_any(thread, request, COX_VISIT_STOPPED, call_pull, &call);
+    return cox_channel_thread_call_any(thread, request, COX_CALLBACK_PAUSABLE, call_pull, &call);
 }
 
 /* A command's failure is a result (command_result), not a failed request: every rank's is wanted.
@@ -514,8 +515,9 @@ __attribute__((always_inline)) static inline void opaque_call_back(
     answer->capacity = answer->slot_capacity;
     thread->opaque = answer;
     cox_fault_point(COX_FAULT_EXECUTE);
-    int r = taken ? cox_lending_call(thread, request, COX_VISIT_STOPPED, call_opaque, &call)
-                  : cox_channel_thread_call(thread, request, COX_VISIT_STOPPED, call_opaque, &call);
+    int r =
+        taken ? cox_lending_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call)
+              : cox_channel_thread_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call);
     thread->opaque = NULL;
     cox_channel_thread_return(thread, request->sequence);
     if (r == 0 && call.length > answer->capacity)

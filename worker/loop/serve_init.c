@@ -15,7 +15,7 @@ struct cox_init_request {
     uint64_t sequence;
     uint32_t type;
     const struct cox_layout_channel_state *shared;
-    const struct cox_visit *visit;
+    const struct cox_running_callback *running;
     /* of a sealed group */
     struct cox_group_sealed sealed;
     char control_socket[COX_SOCKET_PATH_SIZE];
@@ -62,7 +62,7 @@ bool cox_init_request_socket(const struct cox_init_request *request, char *buffe
 {
     const struct cox_worker_options *options = &request->worker->options;
     char found[COX_SOCKET_PATH_SIZE];
-    /* A group that nobody could visit has none. */
+    /* A group that nobody could callback has none. */
     if (strchr(options->control_socket, '/'))
         return snprintf(buffer, size, "%s", options->control_socket) < (int)size;
     return cox_control_socket_find(options->prefix + (options->prefix[0] == '/'), found, NULL) ==
@@ -105,7 +105,7 @@ bool cox_init_request_aborted(const struct cox_init_request *request)
 {
     return cox_state_ended(request->shared) >= request->sequence ||
            /* acquire; partner: wait_tell in pause.c. */
-           atomic_load_explicit(&request->visit->told, memory_order_acquire) >= request->sequence;
+           atomic_load_explicit(&request->running->told, memory_order_acquire) >= request->sequence;
 }
 
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)
@@ -247,7 +247,7 @@ void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
         .sequence = request->sequence,
         .type = request->type,
         .shared = cox_state_channel(&worker->control, thread->channel.id),
-        .visit = &thread->visit,
+        .running = &thread->running,
     };
     if (worker->group_memory)
         sealed_read(init);
@@ -257,7 +257,8 @@ void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
     }
     struct init_call call = {worker, init, &result, &thread->error};
     int r = worker->callbacks->init
-                ? cox_channel_thread_call_any(thread, request, COX_VISIT_LET, call_init, &call)
+                ? cox_channel_thread_call_any(thread, request, COX_CALLBACK_UNPAUSABLE, call_init,
+                                              &call)
                 : init_without_callback(message, &thread->error);
     cox_channel_thread_end_init(thread, init, &result, r);
 }

@@ -22,11 +22,11 @@ void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t seque
 /* A callback, of whatever channel. */
 static inline int cox_channel_thread_call_any(struct cox_channel_thread *thread,
                                               const struct cox_request *request,
-                                              enum cox_visit_way way,
+                                              enum cox_callback_kind kind,
                                               int (*callback)(void *argument), void *argument)
 {
-    return thread->lending.on ? cox_lending_call(thread, request, way, callback, argument)
-                              : cox_channel_thread_call(thread, request, way, callback, argument);
+    return thread->lending.on ? cox_lending_call(thread, request, kind, callback, argument)
+                              : cox_channel_thread_call(thread, request, kind, callback, argument);
 }
 
 /* The reply is about to be written. False: the worker leaves before the slot is free. */

@@ -216,13 +216,13 @@ int cox_worker_reply_error(struct cox_worker *worker, uint64_t sequence, int cod
 bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence)
 {
     const struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
-    const struct cox_visit *visit = &thread->visit;
+    const struct cox_running_callback *running = &thread->running;
     /* relaxed: this thread's own. */
     if (sequence == 0)
-        sequence = atomic_load_explicit(&visit->inside, memory_order_relaxed);
+        sequence = atomic_load_explicit(&running->inside, memory_order_relaxed);
     return cox_state_cancelled(cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE),
                                worker->control.geometry.depth, sequence) ||
            cox_state_aborted(&worker->control) ||
            /* acquire; partner: wait_tell in pause.c. */
-           atomic_load_explicit(&visit->told, memory_order_acquire) >= sequence;
+           atomic_load_explicit(&running->told, memory_order_acquire) >= sequence;
 }

@@ -69,7 +69,7 @@ struct cox_channel_thread {
     /* The request at hand, in the arena; NULL: it cannot be read. */
     const struct Coxswain__ExecuteRequest *message;
     /* the callback under way */
-    struct cox_visit visit;
+    struct cox_running_callback running;
     /* of a LoRA request at hand; 0: not told */
     uint64_t deadline_ns;
     /* of the opaque callback under way; NULL: there is none */
