@@ -1,11 +1,13 @@
 /*
- * blocks: which blocks of the KV cache are free.
+ * blocks: allocates the blocks of the KV cache.
  *
- * Every rank has the same blocks 0 to count - 1; the coordinator alone decides who uses them.
+ * Every rank has the same blocks, 0 to count - 1. Only the coordinator decides which sequence uses
+ * which.
  *
- * Threads: one at a time. Blocks (the other kind): nothing.
- * Ownership: ids taken are the caller's until given back. Giving a block twice is a programmer
- *   error and asserts.
+ * Threads: one at a time.
+ * Ownership: the caller owns the ids it takes until it gives them back. Giving an id back twice is
+ *   a programmer error and asserts.
+ * Blocks: nothing (threads).
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_BLOCKS_H
@@ -14,9 +16,9 @@
 #include "channel/base/base.h"
 
 struct cox_blocks {
-    /* a stack: the first free_count are free */
+    /* a stack of ids: the first free_count are free */
     int32_t *free;
-    /* by id */
+    /* indexed by id */
     bool *taken;
     uint32_t free_count;
     uint32_t count;
@@ -28,7 +30,7 @@ void cox_blocks_deinit(struct cox_blocks *blocks); /* idempotent; a zeroed struc
 
 /* Takes count blocks, or none. Returns false when fewer are free. */
 bool cox_blocks_take(struct cox_blocks *blocks, uint32_t count, int32_t *ret_ids);
-/* Takes these very blocks; of those that are taken, or do not exist, nothing. */
+/* Takes exactly these ids. Ids that are taken already, or do not exist, are skipped. */
 void cox_blocks_reserve(struct cox_blocks *blocks, const int32_t *ids, uint32_t count);
 void cox_blocks_give(struct cox_blocks *blocks, const int32_t *ids, uint32_t count);
 

@@ -1,21 +1,21 @@
 /*
- * lora: the LoRA adapters of a group: which ones its ranks have loaded, and who computes with them.
+ * lora: the LoRA adapters of a group: which ones its ranks have loaded, and which prompts use them.
  *
- * Ranks agree: a load that some rank refuses is taken back on those that did not, an unload
- * likewise. Where a rank's death or silence leaves that open, the adapter is unsettled: nobody
- * computes with it until the next order, or the recovery of the group, has settled it. A rank that
- * was replaced has no adapters: replay loads them again.
+ * The ranks stay in agreement. When one rank refuses a load, the ranks that succeeded unload the
+ * adapter again; an unload is reverted likewise. Where a rank's death or silence leaves the outcome
+ * open, the adapter is unsettled. No prompt may use it until the next command, or the recovery of
+ * the group, settles it. A replaced rank has no adapters; replay loads them again.
  *
- *     load:    LOADING   -(every rank)-> LOADED    -(unload, unused, every rank)-> gone
- *                 |                        ^  |
- *                 '-(a rank failed: unloaded everywhere)-> gone, or UNSETTLED -> gone
- *                                          '-(an unload failed: loaded everywhere)-- UNLOADING, or
- *                                          UNSETTLED
+ *     LOADING -(every rank)-> LOADED -(unload, unused)-> UNLOADING -(every rank)-> gone
+ *        |                      ^                            |
+ *        |                      '-(a rank failed: loaded everywhere again)
+ *        '-(a rank failed: unloaded everywhere)-> gone
+ *     LOADING, UNLOADING -(outcome open)-> UNSETTLED -(next command, or recovery)-> gone or LOADED
  *
- * Threads: any, not inside a hook or handler; replay on recovery's thread.
+ * Threads: any, except inside a hook or handler; replay on the recovery thread.
  * Ownership: the executor is borrowed until free.
- * Blocks: load, unload and replay until their deadline or stop: one order at a time; unload also
- *   for the prompts that use the adapter. take, give and list nothing.
+ * Blocks: load, unload and replay, until their deadline or stop, because one command runs at a
+ *   time. unload also waits for the prompts that use the adapter. take, give and list do not block.
  * If the process dies: private memory; the ranks end with it.
  */
 #ifndef COX_COORDINATOR_LORA_H
@@ -23,7 +23,7 @@
 
 #include "coordinator/server/hooks.h"
 
-/* Bytes of a name, at most: as the ranks have it. */
+/* Longest name in bytes; the ranks have the same limit. */
 #define COX_LORA_NAME_MAX 128
 
 struct cox_lora;
@@ -31,34 +31,48 @@ struct cox_lora;
 /* Returns 0 or -ENOMEM. */
 int cox_lora_new(struct cox_executor *executor, const struct cox_log *log,
                  struct cox_lora **ret_lora);
-/* Orders come out with COX_CLOSED, now and later. Idempotent. */
+/* Running and later commands fail with COX_CLOSED. Idempotent. */
 void cox_lora_stop(struct cox_lora *lora);
-struct cox_lora *cox_lora_free(struct cox_lora *lora); /* NULL-safe; nobody is inside */
+struct cox_lora *cox_lora_free(struct cox_lora *lora); /* NULL-safe; no call may be running */
 
-/* ret_results: rank_count of them, filled also on failure; status -1: no answer. path: a folder,
- * absolute. Returns what cox_executor_lora_results does, and COX_INVALID: a name or path that
- * cannot be, then no rank was asked, or files that ranks refuse while nothing else is wrong;
- * COX_STATE: ranks may disagree on one of that name; COX_TIMEOUT: another order was under way until
- * the deadline, or what one left was not settled until then; COX_CLOSED. Unless 0, no rank has it
- * that did not have it before, or it is unsettled, which err says. */
+/* Loads an adapter on every rank. path is an absolute folder name. ret_results has rank_count
+ * elements and is filled on failure too; status -1 means no reply. After a failure, the set of
+ * ranks that have the adapter has not grown, or the adapter is unsettled, which err says.
+ * Returns
+ *   0
+ *   COX_INVALID: the name or path is not valid, and no rank was asked; or ranks refused the files,
+ *     and nothing else failed
+ *   COX_STATE: ranks may disagree on an adapter of that name
+ *   COX_TIMEOUT: until the deadline another command was running, or an earlier outcome was
+ *     unsettled
+ *   COX_CLOSED
+ *   as cox_executor_lora_results
+ */
 int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uint64_t deadline_ns,
                   struct cox_lora_result *ret_results, struct cox_error *err);
-/* New prompts with it are refused at once; those that there are, waited for. Results as load;
- * COX_BUSY: it is still in use at the deadline, or when ranks were replaced, and stays. */
+/* Refuses new prompts with the adapter at once and waits for the running ones.
+ * Returns
+ *   as cox_lora_load
+ *   COX_BUSY: still in use at the deadline or when ranks were replaced; it stays loaded
+ */
 int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_ns,
                     struct cox_lora_result *ret_results, struct cox_error *err);
 
-/* After an init was replayed: every rank gets what it lacks. An adapter that cannot be loaded any
- * more, and that nobody uses, is unloaded, which is logged. Returns 0, or what a load of one that
- * is in use came to. */
+/* Loads on every rank what it lacks, after an init was replayed. An adapter that cannot be loaded
+ * any more and is not in use is unloaded; that is logged. Returns 0, or the error of loading
+ * one that is in use. */
 int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err);
 
-/* A prompt is computed with it, from now until give. Returns 0; COX_INVALID: there is none of that
- * name, err lists what there is; COX_STATE: it is being loaded or unloaded, or is unsettled. */
+/* Marks the adapter as used by one prompt, until give.
+ * Returns
+ *   0
+ *   COX_INVALID: no adapter has that name; err lists the existing ones
+ *   COX_STATE: it is being loaded or unloaded, or is unsettled
+ */
 int cox_lora_take(struct cox_lora *lora, const char *name, struct cox_error *err);
 void cox_lora_give(struct cox_lora *lora, const char *name);
 
-/* In the order of loading. Returns 0 or -ENOMEM; *ret_infos is freed with cox_lora_infos_free. */
+/* In order of loading. Returns 0 or -ENOMEM. Free *ret_infos with cox_lora_infos_free. */
 int cox_lora_list(struct cox_lora *lora, struct cox_lora_info **ret_infos, size_t *ret_count);
 
 #endif

@@ -1,39 +1,40 @@
 /*
- * plan: which sequences the next step computes. Continuous batching without any input or output.
+ * batcher: decides which sequences the next step computes. Continuous batching, without any I/O.
  *
- * A sequence waits, runs, and is done; one with a source is pulled before it runs:
+ * States of a sequence; one with a KV reference is pulled before it runs:
  *
  *     add -> WAITING -(admitted: slot and blocks)-> RUNNING -(end token, length, failure)-> DONE
- *             ^ ^ |                                   | ^
- *             | | '-(it has a source)-> PULLING ------|-'
- *             | '-----(not pulled)---------' '--------|-------(pull_only, or it must not be
- *             computed)-> DONE '------(pool dry: youngest first)-------'
+ *            ^ ^ |                                   | ^
+ *            | | '-(has a KV reference)-> PULLING ---|-'
+ *            | '-------(pull failed)------'  '-------|-(pull_only, or must not be computed)-> DONE
+ *            '----(no free block: youngest first)----'
  *
- * The blocks of one that was asked to hold them stay taken when it is done, and its slot known to
- * the ranks: a hold, until it is released, its lease ends, the weights are others, or a step is
- * reverted, with which the ranks' tables are emptied. Blocks that a rank may still write to
- * although their pull has ended are nobody's until they are given back.
+ * A request may ask for a KV lease: when its sequence is done, the blocks stay taken and the ranks
+ * keep its slot. The lease ends when it is released or expires, when the weights change, or when a
+ * step is reverted, which empties the ranks' tables. Blocks that a rank may still write to after
+ * their pull has ended belong to no sequence until they are given back.
  *
- * next fills a step, publish says that it is on its way, commit that the oldest one on its way has
- * ended well. Up to step_count_max are on their way at a time:
+ * next fills a step; publish marks it as sent; commit marks the oldest sent one as successful. At
+ * most step_count_max are in flight:
  *
- *     next -> given -(publish)-> in flight -(commit, oldest first)-> over
- *               '--------------------'-----(revert: all of them)---> over
+ *     next -> filled -(publish)-> in flight -(commit, oldest first)-> over
+ *                '--------------------'-----(revert: all of them)---> over
  *
- * A step is planned as if those in flight went well and ended no sequence: each token that a row
- * will give is pending until commit tells it. A sequence that the token ends all the same may have
- * rows in later steps. They give nothing, and its blocks and its slot are nobody else's before the
- * last of them is over. One that ends by length has none; nor has one that is preempted, which
- * happens only while no step is in flight. After a revert the ranks' tables count for nothing: the
- * next step has base 0, and every running sequence is announced again and recomputed from position
- * 0. A sequence is announced in the first step that has a row of it, so a step stays within its
- * limits then, too.
+ * A step assumes that those in flight succeed and end no sequence. Each token that a row will emit
+ * is pending until commit delivers it. If that token ends the sequence after all, later steps may
+ * contain rows of it. These rows emit nothing, and its blocks and slot are not reused before the
+ * last of them is over. A sequence that ends by length has no such rows. A preempted one has none
+ * either: preemption happens only while no step is in flight.
+ *
+ * After a revert the ranks' tables are void. The next step has base 0, and every running sequence
+ * is announced again and recomputed from position 0. A sequence is announced in the first step that
+ * has a row of it, so that such a step keeps within its limits too.
  *
  * Threads: one at a time.
  * Blocks: nothing; allocates in new and add only.
- * Ownership: the plan copies requests; a step and its rows are lent until its commit or a revert,
- *   what else it points to until publish; done sequences are given by cox_plan_done and freed with
- *   cox_sequence_free.
+ * Ownership: the batcher copies requests. A step and its rows are lent until its commit or a
+ *   revert, what else it points to until publish. cox_plan_done passes finished sequences to the
+ *   caller, which frees them with cox_sequence_free.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_PLAN_H
@@ -46,86 +47,86 @@
 struct cox_plan;
 
 struct cox_plan_options {
-    /* running at a time, and rows of one step */
+    /* running at a time; also the rows of one step */
     uint32_t sequence_count_max;
-    /* computed in one step; longer prompts go in chunks */
+    /* tokens computed in one step; longer prompts are chunked */
     uint32_t token_count_max;
     uint32_t block_count;
     /* positions per block */
     uint32_t block_size;
-    /* positions 0 to this - 1 exist */
+    /* valid positions are 0 to this - 1 */
     uint32_t position_count_max;
-    /* bytes of one step on the wire, at most; 0: no limit */
+    /* bytes of one encoded step; 0: no limit */
     size_t request_size_max;
-    /* at a time, besides those that run */
+    /* KV leases at a time, in addition to the running sequences */
     uint32_t hold_count_max;
-    /* Besides those, of sequences that have ended while a row of them was in flight: if there are
-     * more, the next ones wait for their slots. */
+    /* Slots, in addition to those, for sequences that ended while a row of them was in flight. When
+     * these are used up, admission waits. */
     uint32_t parting_count_max;
-    /* ids begin after it */
+    /* ids start after this one */
     int64_t last_id;
-    /* in flight at a time; 0: 1 */
+    /* steps in flight at a time; 0: 1 */
     uint32_t step_count_max;
-    /* only one step at a time, in the form of legacy workers: a step is all prefill or all decode,
-     * and no prompt is cut */
+    /* The form for legacy workers: one step at a time, which is all prefill or all decode, and no
+     * prompt is chunked. */
     bool nested;
 };
 
-/* What became of a pull. */
+/* Outcome of a pull. */
 enum cox_pull_end {
-    COX_PULL_END_DONE,      /* the keys and values are in its blocks */
-    COX_PULL_END_RETRY,     /* it is to be pulled again */
-    COX_PULL_END_RECOMPUTE, /* it is to be computed here */
+    COX_PULL_END_DONE,      /* keys and values are in its blocks */
+    COX_PULL_END_RETRY,     /* pull again */
+    COX_PULL_END_RECOMPUTE, /* compute here */
     COX_PULL_END_FAIL,
 };
 
 struct cox_sequence {
-    /* in the waiting or the done list */
+    /* link of the waiting or the done list */
     struct cox_sequence *next;
-    /* tokens is NULL: they are below; lora is the sequence's own */
+    /* request.tokens is NULL: see tokens. request.lora is a copy that the sequence owns. */
     struct cox_prompt_request request;
     /* from 1 */
     int64_t id;
-    /* prompt, then what was generated */
+    /* prompt, then generated tokens */
     int32_t *tokens;
     uint32_t prompt_count;
     uint32_t token_count;
-    /* the last of these, which steps in flight will give */
+    /* how many of the last ones are pending: steps in flight will emit them */
     uint32_t pending_count;
-    /* in steps in flight */
+    /* rows in steps in flight */
     uint32_t row_count;
-    /* token_count, at most */
+    /* limit of token_count */
     uint32_t token_end;
-    /* positions whose keys and values are in the cache, once steps in flight are over */
+    /* positions whose keys and values are cached once all steps in flight are over */
     uint32_t computed;
-    /* its table */
+    /* block table */
     int32_t *blocks;
     uint32_t block_count;
-    /* positions computed by steps that are over, most so far */
+    /* highest count of positions computed by completed steps */
     uint32_t reached;
     /* number of the step with its first positions */
     uint64_t since;
-    /* blocks the ranks know of */
+    /* blocks that the ranks' tables have */
     uint32_t sent_block_count;
     /* while running */
     uint32_t slot;
-    /* the ranks' tables hold it */
+    /* it is in the ranks' tables */
     bool known;
-    /* NULL: none, or given up */
+    /* NULL: none, or dropped */
     struct cox_kv_reference *source;
-    /* started so far */
+    /* pulls started so far */
     uint32_t pulls;
-    /* to be pulled, and nobody was told */
+    /* to be pulled, and not yet returned by cox_plan_pull */
     bool fresh;
-    /* its source was given up */
+    /* its KV reference was dropped, and it was computed here */
     bool recomputed;
-    /* where it ended so, and is held: lent until it is released */
+    /* set when it ended with a KV lease; lent until the lease ends */
     struct cox_kv_lease *hold;
     /* of its last pull; the caller's, freed with free */
     void *report;
     /* when done */
     enum cox_finish finish;
-    /* COX_FINISH_ERROR */
+    /* for COX_FINISH_ERROR */
     struct cox_error error;
 };
 struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence); /* NULL-safe */
@@ -139,30 +140,30 @@ enum cox_step_kind {
 };
 
 struct cox_step_row {
-    /* NULL from when it ends before this step does */
+    /* NULL once the sequence has ended before this step is over */
     const struct cox_sequence *sequence;
     /* of the first token to compute */
     uint32_t position;
     /* tokens to compute */
     uint32_t count;
-    /* the ranks do not know the sequence */
+    /* the sequence is new to the ranks */
     bool announce;
-    /* its next token is sampled */
+    /* the next token is sampled */
     bool emit;
-    /* what it computes is a token that was generated */
+    /* the token to compute is a generated one */
     bool decode;
 };
 
 struct cox_step {
-    /* sequence number of the step before, at which the ranks' tables stand then; 0: they are
-     * emptied first */
+    /* Number of the previous step, whose result the ranks' tables must hold. 0: the ranks empty
+     * their tables first. */
     uint64_t base;
     enum cox_step_kind kind;
     const struct cox_step_row *rows;
     uint32_t row_count;
-    /* over all rows */
+    /* sum over all rows */
     uint32_t token_count;
-    /* ended since the last step; none when base is 0, or nested */
+    /* sequences that ended since the last step; none when base is 0, or nested */
     const uint32_t *finished_slots;
     uint32_t finished_count;
     uint32_t running_count;
@@ -170,92 +171,109 @@ struct cox_step {
 };
 
 struct cox_plan_stats {
-    /* computed, recomputed ones included */
+    /* computed, including recomputed ones */
     uint64_t prompt_tokens;
     uint64_t generated_tokens;
     /* computed for the first time */
     uint64_t positions;
     uint64_t preemptions;
-    /* sequences whose source was given up */
+    /* sequences whose KV reference was dropped */
     uint64_t recomputed;
 };
 
-/* Returns 0; COX_INVALID: a limit of 0, or a frame too small for any step; -ENOMEM. */
+/* Returns
+ *   0
+ *   COX_INVALID: a limit of 0, or a frame too small for any step
+ *   -ENOMEM
+ */
 int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_plan,
                  struct cox_error *err);
-struct cox_plan *cox_plan_free(struct cox_plan *plan); /* NULL-safe; frees every sequence in it */
+struct cox_plan *cox_plan_free(struct cox_plan *plan); /* NULL-safe; frees all its sequences */
 
 /* Queues a request. One that can never run is done at once, with an error. Returns 0 or -ENOMEM. */
 int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request);
 
-/* Gives the next step; fewer than step_count_max are in flight. Returns 0; COX_EMPTY: nothing
- * waits, runs or is pulled, and no step is in flight; COX_BUSY: nothing can be computed before the
- * oldest step in flight is over, or, where there is none, a pull ends or blocks are given back.
- * Also then sequences may be to be pulled (cox_plan_pull). */
+/* Fills the next step. The caller ensures that fewer than step_count_max are in flight. Also when
+ * no step is returned, there may be sequences to pull (cox_plan_pull).
+ * Returns
+ *   0
+ *   COX_EMPTY: no sequence waits, runs or is pulled, and no step is in flight
+ *   COX_BUSY: nothing to compute until the oldest step in flight is over; or, with none in flight,
+ *     until a pull ends or blocks are given back
+ */
 int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step);
-/* Gives a step without rows, which tells the ranks what a step tells beside them. */
+/* Fills a step without rows, which carries only the other fields to the ranks. */
 void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step);
-/* The step that was given is on its way, as number `sequence`: the base of the next one. */
+/* Marks the filled step as sent under the number `sequence`, which is the base of the next one. */
 void cox_plan_publish(struct cox_plan *plan, uint64_t sequence);
-/* The oldest step in flight went well. tokens: one per row, looked at where the row emits; ended:
- * not 0 where the worker ended the sequence (NULL: nowhere). Returns 0, or COX_CORRUPT: a token
- * below 0; nothing is done then. */
+/* Marks the oldest step in flight as successful. tokens: one per row, read only where the row
+ * emits. ended: not 0 where the worker ended the sequence; NULL: nowhere.
+ * Returns
+ *   0
+ *   COX_CORRUPT: a token below 0; nothing was changed
+ */
 int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t *ended,
                     struct cox_error *err);
-/* The oldest step in flight went well, and is the first with other weights; before its commit. Ends
- * what is held; and who was computed in part before will not be held. */
+/* To be called before the commit of the oldest step in flight, when it is the first with new
+ * weights. Ends all KV leases; a sequence that was partly computed before will get none. */
 void cox_plan_renew(struct cox_plan *plan);
-/* The oldest step had no effect, or nobody knows what it had: so it is with all of them, and with
- * what was given. */
+/* To be called when the oldest step had no effect, or an unknown one. Discards all steps in flight,
+ * and the filled one. */
 void cox_plan_revert(struct cox_plan *plan);
 
-/* Steps planned from now on compute so many tokens at most, and not more than token_count_max, at
- * positions that no step before has computed in time; at least 1. */
+/* Limits the tokens per step from now on, at positions not computed by an earlier step. At least 1;
+ * token_count_max still holds. */
 void cox_plan_limit(struct cox_plan *plan, uint32_t token_count);
 
-/* Takes the oldest sequence that is done, NULL: none. */
+/* Takes the oldest finished sequence. Returns NULL when there is none. */
 struct cox_sequence *cox_plan_done(struct cox_plan *plan);
-/* Ends everything that waits or runs with an error; steps in flight count as reverted. */
+/* Ends all waiting and running sequences with an error. Steps in flight count as reverted. */
 void cox_plan_fail(struct cox_plan *plan, int code, const char *text);
 
-/* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then, or,
- * where it has an adapter and rows in flight, with the last of these. One that is being pulled is
- * ended by cox_plan_pulled instead. Not between next and publish or revert. */
+/* Ends the waiting or running sequence of this context, if any, with COX_CLOSED. It is done at
+ * once, or, if it has an adapter and rows in flight, when the last of these is over. One that is
+ * being pulled is ended by cox_plan_pulled instead. Not to be called between next and publish or
+ * revert. */
 void cox_plan_cancel(struct cox_plan *plan, const void *context);
 
-/* ---- pulls and holds; not between next and publish or revert, but for pull ---- */
+/* ---- pulls and leases; not to be called between next and publish or revert, except pull ---- */
 
-/* The next admitted sequence that nobody was told is to be pulled, NULL: none. The first
- * source->block_count of its blocks are for what is pulled. Lent until pulled. */
+/* The next admitted sequence to pull that was not returned before; NULL: none. Pull into the first
+ * source->block_count of its blocks. Lent until pulled. */
 const struct cox_sequence *cox_plan_pull(struct cox_plan *plan);
-/* Its pull has ended. quiet: nobody writes to its blocks any more; otherwise they are nobody's
- * until given back by cox_plan_give. report (may be NULL) is taken. err: why, of FAIL. Returns 0;
- * COX_NOT_FOUND: no such sequence is being pulled, and report is not taken. */
+/* Ends the pull of a sequence. quiet: no rank writes to its blocks any more; otherwise the blocks
+ * belong to no sequence until cox_plan_give. Takes report, which may be NULL. err: the reason of
+ * FAIL.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: no sequence of this id is being pulled; report is not taken
+ */
 int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bool quiet,
                     void *report, const struct cox_error *err);
-/* The sequence of this id (0: of this context) that is being pulled, and somebody was told; NULL:
- * there is none. */
+/* The sequence of this id (0: of this context) that cox_plan_pull has returned and whose pull has
+ * not ended. Returns NULL when there is none. */
 const struct cox_sequence *cox_plan_pulling(const struct cox_plan *plan, int64_t id,
                                             const void *context);
-/* Blocks that are nobody's, before the first step or given back when they are quiet. */
+/* Takes blocks out of use before the first step; gives them back when they are drained. */
 void cox_plan_reserve(struct cox_plan *plan, const int32_t *blocks, uint32_t count);
 void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count);
 
-/* Releases the hold of this id and owner (id 0: all of that owner). Idempotent. */
+/* Releases the lease of this id and owner (id 0: all of that owner). Idempotent. */
 void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id);
-/* Ends those whose leases are over by now_ns; COX_DEADLINE_NEVER: all. */
+/* Ends the leases that have expired by now_ns; COX_DEADLINE_NEVER: all. */
 void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns);
 const struct cox_kv_leases *cox_plan_kv_leases(const struct cox_plan *plan); /* lent */
 int64_t cox_plan_last_id(const struct cox_plan *plan);
 
-/* Sequences that ended and of which no step has told (nested: none ever does; otherwise the next
- * one does, by its base where that is 0); *ret_ids is lent until the next call. told forgets them,
- * when the ranks have heard otherwise. With the nested form that has to be before every next. */
+/* Sequences that ended and that no step has reported to the ranks. The nested form never reports
+ * any; otherwise the next step does, by its list, or by base 0. *ret_ids is lent until the next
+ * call. reported clears the list, for a caller that informs the ranks by other means. With the
+ * nested form that is required before every next. */
 uint32_t cox_plan_unreported(const struct cox_plan *plan, const int64_t **ret_ids);
 void cox_plan_reported(struct cox_plan *plan);
 
 void cox_plan_stats(const struct cox_plan *plan, struct cox_plan_stats *ret_stats);
-/* Blocks not taken; for tests of leaks. */
+/* Number of free blocks; for leak tests. */
 uint32_t cox_plan_free_blocks(const struct cox_plan *plan);
 
 #endif

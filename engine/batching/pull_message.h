@@ -1,9 +1,9 @@
 /*
- * pull_message: pulls as one KV_TRANSFER request or as one order to leave them, and what ranks
- * answer.
+ * pull_message: encodes pulls as one KV_TRANSFER request, or as one request to cancel them, and
+ * decodes the ranks' replies.
  *
  * Threads: one at a time.
- * Ownership: messages live in the arena, and lend what they are made of.
+ * Ownership: messages are allocated in the arena, and borrow the caller's items.
  * Blocks: nothing.
  * If the process dies: private memory; nothing is left.
  */
@@ -15,11 +15,11 @@
 
 struct Coxswain__ExecuteRequest;
 
-/* A group's name, two numbers, and what is between. */
+/* a group's name, two numbers, and separators */
 #define COX_PULL_ID_SIZE 192
 
 struct cox_pull_item {
-    /* on the wire */
+    /* name of the pull on the wire */
     const char *id;
     const struct cox_kv_reference *source;
     const int32_t *blocks;
@@ -33,8 +33,9 @@ int cox_pull_message(struct cox_arena *arena, const struct cox_pull_item *items,
 int cox_pull_cancel_message(struct cox_arena *arena, const char *const *ids, size_t count,
                             struct Coxswain__ExecuteRequest **ret_request);
 
-/* What one completion says of the pull called id: fills the ranks of the report, whose rank_count
- * is the completion's, and what its end is: SUCCESS, FAILED, TIMEOUT or PEER_DEAD, with error. */
+/* Decodes what one completion has of the pull named id. Fills the report's ranks, of which it has
+ * the completion's rank_count. Sets its end to SUCCESS, FAILED, TIMEOUT or PEER_DEAD, with error.
+ */
 void cox_pull_read(const struct cox_completion *completion, const char *id,
                    struct cox_pull_report *report);
 

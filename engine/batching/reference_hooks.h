@@ -1,9 +1,11 @@
 /*
- * reference_hooks: the prompts, adapters and weights of the reference engine as a server asks for
- * them (coordinator/server/hooks.h).
+ * reference_hooks: connects the prompts, adapters and weights of the reference engine to the hooks
+ * of a server (coordinator/server/hooks.h).
  *
- * Threads, blocking: as the hooks. Ownership: context of every hook is a struct cox_reference,
- *   which owns nothing; what it points to is set, or NULL, before a hook that uses it is called.
+ * Threads: as the hooks.
+ * Ownership: context of every hook is a struct cox_reference, which owns nothing. Each member is
+ *   set, or NULL, before a hook that uses it is called.
+ * Blocks: as the hooks.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_ENGINE_REFERENCE_HOOKS_H
@@ -17,9 +19,9 @@ struct cox_shared_weights;
 
 struct cox_reference {
     struct cox_lora *lora;
-    /* NULL: ranks load their own */
+    /* NULL: the ranks load their own */
     struct cox_shared_weights *weights;
-    /* NULL: no prompts of clients */
+    /* NULL: clients cannot send prompts */
     struct cox_serving *serving;
 };
 

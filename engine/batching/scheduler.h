@@ -1,29 +1,28 @@
 /*
- * scheduler: requests in, tokens out: continuous batching over the execute channel of one group.
+ * engine_loop: turns requests into tokens: continuous batching on the execute channel of one group.
  *
- * The thread that calls run plans, submits, and sleeps until the handler has copied the outcome
- * out. Asynchronous scheduling: it plans, packs and publishes the next step while the ranks run
- * one, so that they find it when they are done. Ranks know the tokens they sampled, so a step needs
- * none of them. plan.h has the rules of batching, and says what becomes of sequences that end
- * meanwhile.
+ * The thread that calls run batches, submits, and blocks until the handler has copied the outcome.
+ * Scheduling is asynchronous: run batches, encodes and publishes the next step while the ranks
+ * compute one, so that they need not wait for it. The ranks keep the tokens they sampled, so a step
+ * contains none of them. The header of the batcher (plan.h) has the rules, also for sequences that
+ * end meanwhile.
  *
- * Threads: everything on one thread, except stop, which any thread may call. done and feed run on
- *   the thread of run; they may add. The scheduler is the only one that runs steps on the group
- *   while it exists.
- * Ownership: requests are copied; what done is shown is lent for the call. The executor is borrowed
+ * Threads: all functions on one thread, except stop, which any thread may call. done and feed run
+ *   on the thread of run, and may call add. While the engine loop exists, only it may run steps on
+ *   the group.
+ * Ownership: requests are copied. What done receives is lent for the call. The executor is borrowed
  *   until free.
- * Blocks: run until every request is done, and for longer if feed says so; each wait in it ends at
- *   the step deadline, by stop, or by a death, except inside recover.
- * Failures: with a step all those submitted after it are void; they are waited for, and count as
- *   one failure. A step that ended with COX_REJECTED, COX_TIMEOUT, COX_STALE or COX_ABORTED counts
- *   as if it had never been: everything is announced and recomputed, retry_max times in a row.
- *   While a rank owes the answer of an earlier step, submitting is tried again until a step's time
- *   has passed. Where there is a recover hook, it is asked before, and also for COX_PEER_DEAD,
- *   COX_STATE and COX_LATE. Any other failure ends all requests with its text.
- * Pulls: while a sequence is pulled, others run. A pull that failed is tried again while the lease
- *   lasts, three times in all, and then the sequence is computed here like any other, unless it
- *   must not.
- * Holds end with the life of the group in which they were computed, and with a step that failed.
+ * Blocks: run, until every request is done, or longer if feed wants it. Each wait in it ends at the
+ *   step deadline, by stop or by a death, except inside recover.
+ * Failures: a failed step voids all steps submitted after it; run waits for these, and the whole
+ * counts as one failure. A step that ended with COX_REJECTED, COX_TIMEOUT, COX_STALE or COX_ABORTED
+ * had no effect: every sequence is announced and recomputed, at most retry_max times in a row.
+ * While a rank owes the reply of an earlier step, submit is retried for the time of one step. The
+ * recover hook, if set, is called before each retry, and also for COX_PEER_DEAD, COX_STATE and
+ * COX_LATE. Any other failure ends all requests with its text.
+ * Pulls: while a sequence is pulled, others run. A failed pull is retried while the lease lasts, up
+ * to three attempts. After that the sequence is computed here, unless its request forbids it.
+ * Leases: KV leases end with the group epoch in which they were computed, and with a failed step.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
 #ifndef COX_COORDINATOR_SCHEDULER_H
@@ -36,20 +35,20 @@
 struct cox_scheduler;
 struct cox_shared_weights;
 
-/* 0 everywhere means default, except where required. */
+/* 0 means the default, except in required fields. */
 struct cox_scheduler_options {
     /* running at a time; default 64, at most 4,096 */
     uint32_t sequence_count_max;
-    /* computed per step; default 512 */
+    /* tokens computed per step; default 512 */
     uint32_t token_count_max;
-    /* a step has so long behind those in flight; default 30,000 */
+    /* time of a step once those before it are over; default 30,000 */
     uint64_t step_ms;
-    /* of the same step in a row; default 3 */
+    /* retries of one step in a row; default 3 */
     uint32_t retry_max;
-    /* at most the depth of the channels, and 1 with the nested form; default 2, or what may be. 1:
-     * a step is planned when the one before is over */
+    /* At most the depth of the channels, and 1 with the nested form. Default 2, or that limit. 1: a
+     * step is batched after the previous one is over. */
     uint32_t steps_in_flight;
-    /* the legacy form also for ranks that know better */
+    /* uses the legacy form also for ranks that support the packed one */
     bool nested;
     /* required */
     uint32_t block_count;
@@ -57,117 +56,130 @@ struct cox_scheduler_options {
     uint32_t block_size;
     /* required */
     uint32_t position_count_max;
-    /* sequences that are held, at a time; default 0 */
+    /* KV leases at a time; default 0 */
     uint32_t hold_count_max;
-    /* of the scheduler before: ids of sequences do not come again */
+    /* cox_scheduler_last_id of the previous engine loop, so that sequence ids are never reused */
     int64_t last_id;
-    /* Pulls what requests with a source need, and is this scheduler's alone until free; feed is
-     * required then. NULL: no request has one. */
+    /* Pulls for requests with a KV reference; used by this engine loop alone until free, and
+     * requires feed. NULL: no request may have one. */
     struct cox_transfers *transfer;
-    /* one attempt has so long, and not longer than the lease; default 10,000 */
+    /* time of one attempt, also limited by the lease; default 10,000 */
     uint64_t pull_ms;
-    /* The source of a request is not needed any more. error: why it is computed here, or fails;
-     * NULL: it was pulled. */
+    /* Called when a request's KV reference is no longer needed. error: why the sequence is computed
+     * here, or fails; NULL: it was pulled. */
     void (*pulled)(void *context, const struct cox_sequence *sequence,
                    const struct cox_error *error);
     void *pulled_context;
     struct cox_log log;
-    /* A request is done, in any order. Also called for those that fail. */
+    /* Called when a request is done or has failed. The order is not that of add. */
     void (*done)(void *context, const struct cox_sequence *sequence);
     void *done_context;
-    /* On the thread of run, before each step is planned; may add, cancel and release. idle: nothing
-     * can be computed now, and the ranks know what has ended: sleeps until there is something to
-     * add or do, the transfer's hook is called, or until_ns; or returns false: run ends. Not idle,
-     * what it returns is not looked at. NULL: run ends when nothing is left. */
+    /* Called on the thread of run before each step is batched; may call add, cancel and release.
+     * With idle, there is nothing to compute and the ranks know which sequences ended. It then
+     * blocks until there is something to add or do, the wake hook of the transfers is called, or
+     * until_ns; false ends run. Without idle the result is ignored. NULL: run ends when no request
+     * is left. */
     bool (*feed)(void *context, bool idle, uint64_t until_ns);
     void *feed_context;
-    /* On the thread of run, when a step has failed or was refused (err: how): sleeps until the
-     * group can run steps again. Returns 0: it can, as before (retry_max counts); 1: it can, and
-     * was recovered meanwhile: everything is announced and recomputed, without counting; otherwise
-     * a status: run ends with it and what err says then. NULL: a death ends run. */
+    /* Called on the thread of run when a step has failed or was refused (err: why). Blocks until
+     * the group can run steps again. Returns
+     *   0: the group can, unchanged (retry_max applies)
+     *   1: the group was recovered: everything is announced and recomputed, without counting as a
+     *     retry
+     *   another status: run ends with it and the text of err
+     * NULL: a death ends run.
+     */
     int (*recover)(void *context, struct cox_error *err);
     void *recover_context;
-    /* What ranks compute with: every step tells its version, and a new one gets a step without rows
-     * where there is nothing to run. NULL: they have loaded their own. */
+    /* Weights of the ranks: each step carries their version. A new version gets a step without rows
+     * when there is nothing to run. NULL: the ranks have loaded their own. */
     struct cox_shared_weights *weights;
-    /* From stop: makes recover return soon, now and whenever it is called again. Must not block.
-     * NULL: recover ends by itself. */
+    /* Called by stop: makes recover return soon, for the current and all later calls. Must not
+     * block. NULL: recover ends by itself. */
     void (*recover_cancel)(void *context);
 };
 
-/* Where the time of steps went, all of those together for which rank 0 has told its model's time.
- */
+/* Sums over the steps for which rank 0 reported its model time. */
 struct cox_scheduler_times {
-    /* from submit, or the handler of the step before, to the entry of the handler */
+    /* from submit, or the handler of the previous step, to the entry of the handler */
     uint64_t step_ns;
-    /* of it not rank 0's model */
+    /* step_ns without rank 0's model time */
     uint64_t channel_ns;
     bool has_group;
-    /* of it rank 0 in operations with other ranks */
+    /* part of step_ns that rank 0 spent in collective operations */
     uint64_t group_ns;
-    /* of that waiting for them: they compute, or have no CPU */
+    /* part of group_ns that rank 0 waited for other ranks, which compute or have no CPU */
     uint64_t group_wait_ns;
 };
 
 struct cox_scheduler_stats {
-    /* that succeeded */
+    /* successful ones */
     uint64_t steps;
     uint64_t retries;
     struct cox_plan_stats plan;
-    /* spent in run */
+    /* time inside run */
     uint64_t run_ns;
-    /* from submit to the entry of the handler, over the last steps; with the wait for the step
-     * before */
+    /* From submit to the entry of the handler, over the last steps, including the wait for the
+     * previous step. */
     uint64_t step_p50_ns, step_p99_ns;
-    /* What the channel costs: from submit, or from the handler of the step before if that is later,
-     * without the time that rank 0 reports for its model. 0: no rank reported any. */
+    /* Cost of the channel: from submit, or the handler of the previous step if that is later, minus
+     * the model time of rank 0. 0: no rank reported any. */
     uint64_t channel_p50_ns, channel_p99_ns;
-    /* As rank 0 reports them (cox_scheduler_times); 0: it did not. */
+    /* as rank 0 reports them (cox_scheduler_times); 0: not reported */
     uint64_t group_p50_ns, group_p99_ns, group_wait_p50_ns, group_wait_p99_ns;
     struct cox_scheduler_times times;
 };
 
-/* Sets block_count, block_size and position_count_max from what the ranks said at init. Returns 0;
- * COX_CORRUPT: numbers that no cache has; COX_UNSUPPORTED: several caches with tables of their own.
+/* Sets block_count, block_size and position_count_max from the ranks' init replies.
+ * Returns
+ *   0
+ *   COX_CORRUPT: impossible numbers
+ *   COX_UNSUPPORTED: several caches with tables of their own
  */
 int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_init_summary *summary,
                       struct cox_error *err);
 
-/* Becomes the handler of the execute channel. Returns 0; COX_INVALID: err says which number is too
- * large; -ENOMEM. */
+/* Becomes the handler of the execute channel.
+ * Returns
+ *   0
+ *   COX_INVALID: err says which number is too large
+ *   -ENOMEM
+ */
 int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_options *options,
                       struct cox_scheduler **ret_scheduler, struct cox_error *err);
 struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler); /* NULL-safe */
 
-/* Returns 0 or -ENOMEM. A request that can never run is reported through done. */
+/* A request that can never run is reported through done. Returns 0 or -ENOMEM. */
 int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_prompt_request *request);
 
-/* Inside feed: ends the request with this context, which is then done, with COX_CLOSED. One that is
- * done, or never was, is fine. */
+/* Inside feed: ends the request of this context, which is then done with COX_CLOSED. Contexts of no
+ * request, or of one that is done, are ignored. */
 void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context);
 
-/* Inside feed and done: ends the hold of this owner and id (0: all of the owner). One that is over
- * is fine. */
+/* Inside feed and done: ends the lease of this owner and id (0: all of the owner). Idempotent. */
 void cox_scheduler_release(struct cox_scheduler *scheduler, uint64_t owner, int64_t id);
-/* On the thread of run: what is held now, lent until anything else is called. */
+/* On the thread of run: the current leases, lent until the next call of any function. */
 const struct cox_kv_leases *cox_scheduler_kv_leases(const struct cox_scheduler *scheduler);
-/* cox_executor_life in which the ranks have what is held. */
+/* The group epoch (cox_executor_life) of the leases. */
 uint64_t cox_scheduler_life(const struct cox_scheduler *scheduler);
-/* Sequences had ids up to this. */
+/* The highest sequence id used. */
 int64_t cox_scheduler_last_id(const struct cox_scheduler *scheduler);
 
-/* Runs steps until nothing is left, then tells the ranks of the sequences that ended last (after a
- * recovery, the next step tells that there is nothing). Returns 0, also when single requests
- * failed; COX_CLOSED: stopped, nothing can be run any more; the status of the failure that ended
- * all. */
+/* Runs steps until no request is left, then reports the last ended sequences to the ranks. After a
+ * recovery the next step does that, with base 0.
+ * Returns
+ *   0: also when single requests failed
+ *   COX_CLOSED: stopped for good
+ *   the status of the failure that ended all requests
+ */
 int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err);
-/* Makes run return soon, whatever the steps in flight do; a feed that sleeps is its owner's to
- * wake. Idempotent. */
+/* Makes run return soon, whatever the steps in flight do. The owner of feed wakes a feed that is
+ * blocked. Idempotent. */
 void cox_scheduler_stop(struct cox_scheduler *scheduler);
 
-/* Blocks of KV cache that are not taken; on the thread of run, for display and tests of leaks. */
+/* Number of free KV blocks; on the thread of run, for display and leak tests. */
 uint32_t cox_scheduler_free_blocks(const struct cox_scheduler *scheduler);
-/* Not while run runs, except on its thread. */
+/* On the thread of run, or while run is not running. */
 void cox_scheduler_stats(struct cox_scheduler *scheduler, struct cox_scheduler_stats *ret_stats);
 
 #endif
