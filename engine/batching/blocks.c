@@ -16,7 +16,7 @@ int cox_blocks_init(struct cox_blocks *blocks, uint32_t count)
         cox_blocks_deinit(blocks);
         return -ENOMEM;
     }
-    /* The lowest ids on top, so that a small load touches few pages of the cache. */
+    /* The lowest ids are on top, so that a small load touches few pages of the cache. */
     for (uint32_t i = 0; i < count; i++)
         blocks->free[i] = (int32_t)(count - 1 - i);
     return 0;
@@ -54,7 +54,7 @@ void cox_blocks_reserve(struct cox_blocks *blocks, const int32_t *ids, uint32_t 
 
 void cox_blocks_give(struct cox_blocks *blocks, const int32_t *ids, uint32_t count)
 {
-    /* From the end, so that the same ids come back in the same order. */
+    /* Backwards, so that a later take gets the same ids in the same order. */
     for (uint32_t i = count; i-- > 0;) {
         COX_ASSERT(ids[i] >= 0 && (uint32_t)ids[i] < blocks->count && blocks->taken[ids[i]]);
         blocks->taken[ids[i]] = false;

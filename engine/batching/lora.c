@@ -12,7 +12,8 @@
 
 #define STATUS(name) COXSWAIN__LORA_OPERATION_STATUS__##name
 #define OPERATION(name) COXSWAIN__LORA_OPERATION_TYPE__##name
-/* What has to be taken back is, also when the order's own deadline has passed. */
+/* Time to revert a command on the ranks, granted even when the command's own deadline has passed.
+ */
 #define SETTLE_MS 10000
 
 enum state { LOADING, LOADED, UNLOADING, UNSETTLED };
@@ -20,10 +21,10 @@ enum state { LOADING, LOADED, UNLOADING, UNSETTLED };
 struct entry {
     struct entry *next;
     enum state state;
-    /* UNSETTLED: ranks are to have it, or to have it no more */
+    /* for UNSETTLED: whether the ranks must end up with it */
     bool wanted;
     uint64_t uses;
-    /* of what the ranks have; 0: not known */
+    /* of the files that the ranks loaded; 0: unknown */
     uint64_t digest;
     char *path;
     char name[COX_LORA_NAME_MAX + 1];
@@ -33,14 +34,15 @@ struct cox_lora {
     struct cox_executor *executor;
     struct cox_log log;
     uint32_t rank_count;
-    /* everything below; not held over anything that waits */
+    /* protects everything below; not held across a wait on ranks */
     pthread_mutex_t lock;
-    /* on CLOCK_MONOTONIC; anything below has changed */
+    /* CLOCK_MONOTONIC; signals any change below */
     pthread_cond_t wake;
     bool stopped;
-    /* replays that wait for their turn: no prompt is done before they had it */
+    /* Replays that wait for their turn. While there is one, no command waiting for prompts can
+     * progress: prompts end only after the replay. */
     uint32_t replay_count;
-    /* an order is under way: entries come, go and change state by it alone */
+    /* A command is running; only it adds, removes and changes entries. */
     bool busy;
     struct entry *entries;
 };
@@ -99,7 +101,7 @@ static struct entry *entry_find(const struct cox_lora *lora, const char *name)
     return entry;
 }
 
-/* The new one is last. NULL: no memory. */
+/* Appends an entry. NULL: no memory. */
 static struct entry *entry_add(struct cox_lora *lora, const char *name, const char *path)
 {
     struct entry *entry = calloc(1, sizeof *entry), **link = &lora->entries;
@@ -135,7 +137,7 @@ static void entry_remove(struct cox_lora *lora, struct entry *entry)
     entry_free(entry);
 }
 
-/* ---- orders, one at a time ---- */
+/* ---- commands, one at a time ---- */
 
 static int order_enter(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
@@ -160,7 +162,7 @@ static void order_leave(struct cox_lora *lora)
     pthread_mutex_unlock(&lora->lock);
 }
 
-/* digest: of the only files that a load may find there; 0: any. */
+/* digest: the only files that a load may find there; 0: any. */
 static int ask(struct cox_lora *lora, Coxswain__LoraOperationType operation, const char *name,
                const char *path, uint64_t digest, uint64_t deadline_ns,
                struct cox_lora_result *results, struct cox_error *err)
@@ -175,7 +177,7 @@ static int ask(struct cox_lora *lora, Coxswain__LoraOperationType operation, con
     return cox_executor_lora_results(lora->executor, &request, deadline_ns, results, err);
 }
 
-/* Some rank may have done what was asked. */
+/* Returns whether a rank may have executed the command. */
 static bool any_did(const struct cox_lora *lora, const struct cox_lora_result *results)
 {
     bool did = false;
@@ -185,7 +187,7 @@ static bool any_did(const struct cox_lora *lora, const struct cox_lora_result *r
     return did;
 }
 
-/* Every rank has the adapter, or none. Returns 0; what kept a rank from it. */
+/* Makes all ranks have the adapter, or none. Returns 0, or what kept a rank from it. */
 static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint64_t deadline_ns,
                   struct cox_error *err)
 {
@@ -204,8 +206,8 @@ static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint6
     return settled ? 0 : cox_fail(err, r, "%s", error.text);
 }
 
-/* Takes back what an order came to on some ranks only; wanted: it was an unload. err has what went
- * wrong. Returns 0: ranks agree; otherwise why they may not. */
+/* Reverts a command that succeeded on some ranks only. wanted: it was an unload. err has what went
+ * wrong. Returns 0 when ranks agree, otherwise why they may not. */
 static int take_back(struct cox_lora *lora, struct entry *entry, bool wanted, struct cox_error *err)
 {
     struct cox_error error = {0};
@@ -226,7 +228,7 @@ static int take_back(struct cox_lora *lora, struct entry *entry, bool wanted, st
     return r;
 }
 
-/* The files that the user named are at fault, not the ranks, each of which could say so. */
+/* Blames the files named by the user rather than the ranks: each rank may have refused them. */
 static int load_blame(const struct cox_lora *lora, const struct cox_lora_result *results, int r)
 {
     bool files = false, others = r != COX_REJECTED;
@@ -239,8 +241,8 @@ static int load_blame(const struct cox_lora *lora, const struct cox_lora_result 
     return files && !others ? COX_INVALID : r;
 }
 
-/* What earlier orders left open; who cannot be asked now, will be later. Returns 0; COX_TIMEOUT:
- * that took all of the order's time. */
+/* Settles what earlier commands left open. A rank that does not reply now leaves it open for the
+ * next command. Returns 0, or COX_TIMEOUT when that took all of the command's time. */
 static int settle_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
     struct entry *next;
@@ -284,7 +286,8 @@ static int name_check(const char *name, struct cox_error *err)
 
 /* ---- load ---- */
 
-/* Each rank reads for itself, and files change. Ranks that say none are believed. */
+/* Each rank reads the files itself, and files may change in between. A rank that reports no digest
+ * is trusted. */
 static int digest_take(const struct cox_lora *lora, struct entry *entry,
                        const struct cox_lora_result *results, struct cox_error *err)
 {
@@ -329,9 +332,9 @@ static int fail_unsettled(const struct entry *entry, struct cox_error *err)
                     entry->name);
 }
 
-/* That it is there already, the ranks say themselves. One that was just started again lacks it
- * until the replay: it gets the files that the others have, whatever folder was named now, and then
- * says so as well. */
+/* The adapter is loaded already, which the ranks report themselves. A rank that was just restarted
+ * lacks it until the replay. It gets the files that the others have, whatever folder was named now,
+ * and then reports the same. */
 static int load_known(struct cox_lora *lora, const struct entry *entry, uint64_t deadline_ns,
                       struct cox_lora_result *results, struct cox_error *err)
 {
@@ -372,7 +375,7 @@ static int await_unused(struct cox_lora *lora, struct entry *entry, uint64_t dea
     const struct timespec until = cox_deadline_timespec(deadline_ns);
     int r = 0;
     pthread_mutex_lock(&lora->lock);
-    entry->state = UNLOADING; /* and from now on it is not taken */
+    entry->state = UNLOADING; /* from now on, take refuses it */
     while (entry->uses && !lora->stopped && !lora->replay_count && r != ETIMEDOUT)
         r = pthread_cond_timedwait(&lora->wake, &lora->lock, &until);
     const uint64_t uses = entry->uses;
@@ -423,7 +426,7 @@ int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_n
         r = fail_unsettled(entry, err);
     else if (entry)
         r = unload_known(lora, entry, deadline_ns, ret_results, err);
-    else if (r == 0) /* the ranks say so themselves */
+    else if (r == 0) /* the ranks report that themselves */
         r = ask(lora, OPERATION(UNLOAD), name, NULL, 0, deadline_ns, ret_results, err);
     order_leave(lora);
     return r;
@@ -446,7 +449,7 @@ static int replay_entry(struct cox_lora *lora, struct entry *entry, uint64_t dea
         return 0;
     }
     pthread_mutex_lock(&lora->lock);
-    /* Files that are gone are no reason to lose the group, if nobody needs them. */
+    /* Missing files must not cost the group, unless a prompt needs them. */
     const bool dispensable = wanted && r == COX_REJECTED && entry->uses == 0;
     if (dispensable) {
         entry->state = UNSETTLED;
@@ -475,8 +478,8 @@ static void replay_count_add(struct cox_lora *lora, int count)
 int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
     struct entry *next;
-    /* An order that was under way has ended with the rank's death, or soon will; or it waits for
-     * prompts, which wait for this. */
+    /* A command that was running has ended with the rank's death, or soon will. Or it waits for
+     * prompts, and these wait for the replay. */
     replay_count_add(lora, 1);
     int r = order_enter(lora, deadline_ns, err);
     replay_count_add(lora, -1);
@@ -492,7 +495,7 @@ int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_erro
 
 /* ---- prompts ---- */
 
-/* With the lock held. */
+/* Called with the lock held. */
 static int fail_unknown(const struct cox_lora *lora, const char *name, struct cox_error *err)
 {
     char list[512] = "";
@@ -527,13 +530,13 @@ void cox_lora_give(struct cox_lora *lora, const char *name)
 {
     pthread_mutex_lock(&lora->lock);
     struct entry *entry = entry_find(lora, name);
-    COX_ASSERT(entry && entry->uses); /* one that is used does not go */
+    COX_ASSERT(entry && entry->uses); /* an adapter in use is never removed */
     if (--entry->uses == 0)
         pthread_cond_broadcast(&lora->wake);
     pthread_mutex_unlock(&lora->lock);
 }
 
-/* ---- how it is ---- */
+/* ---- state ---- */
 
 int cox_lora_list(struct cox_lora *lora, struct cox_lora_info **ret_infos, size_t *ret_count)
 {

@@ -15,10 +15,10 @@ typedef Coxswain__StepBlockTable StepBlockTable;
 typedef Coxswain__SamplingParams SamplingParams;
 typedef Coxswain__SequenceGroupMetadata Group;
 
-/* Digits of an int64, its sign and a 0. */
+/* digits of an int64, its sign and the terminating 0 */
 #define ID_SIZE 24
 
-/* Everything for one row of the nested form. */
+/* All structs for one row of the nested form. */
 struct group {
     Group group;
     SamplingParams sampling;
@@ -28,7 +28,7 @@ struct group {
     protobuf_c_boolean is_last_chunk;
 };
 
-/* An announcement of the packed form. */
+/* All structs for an announcement of the packed form. */
 struct announcement {
     StepSequence sequence;
     StepBlockTable table;
@@ -192,8 +192,8 @@ static void packed_fill(struct cox_message *message, const struct cox_step *step
             packed_announce(&message->announcements[delta->n_announced++], sequence);
         for (uint32_t b = row->announce ? sequence->block_count : sequence->sent_block_count;
              b < sequence->block_count; b++) {
-            /* A known sequence got the blocks of its prompt when it was announced: one more at a
-             * time. */
+            /* A known sequence got the blocks of its prompt when it was announced. After that it
+             * grows by one block at a time. */
             COX_ASSERT(delta->n_append_slot < message->row_count_max);
             delta->append_slot[delta->n_append_slot] = sequence->slot;
             delta->append_block[delta->n_append_slot++] = sequence->blocks[b];
@@ -232,7 +232,7 @@ static int packed_read(const struct cox_step *step, uint64_t sequence,
 
 /* ---- the nested form ---- */
 
-/* Takes count numbers of the byte buffer. */
+/* Takes count numbers from the byte buffer. */
 static uint8_t *bytes_take(uint8_t **bytes, size_t count, ProtobufCBinaryData *ret_data)
 {
     uint8_t *taken = *bytes;
@@ -275,7 +275,7 @@ static void nested_group(struct group *g, const struct cox_step_row *row, uint8_
         cox_wire_int64_set(blocks, b, sequence->blocks[b]);
     group->n_block_tables = 1;
     group->block_tables = &g->table;
-    group->has_computed_block_lens = true; /* no block of the prompt comes from elsewhere */
+    group->has_computed_block_lens = true; /* no block of the prompt is cached elsewhere */
     cox_wire_int64_set(bytes_take(bytes, 1, &group->computed_block_lens), 0, 0);
     group->has_token_chunk_size = group->has_do_sample = true;
     group->token_chunk_size = (int32_t)row->count;
@@ -313,7 +313,7 @@ static int nested_fill(struct cox_message *message, const struct cox_step *step)
     return 0;
 }
 
-/* The row of a sequence id; they mostly come in the order of the request. */
+/* The row of a sequence id. Replies mostly have the order of the request, hence the hint. */
 static uint32_t row_find(const struct cox_step *step, uint32_t hint, int64_t id)
 {
     for (uint32_t i = 0; i < step->row_count; i++) {

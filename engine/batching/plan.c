@@ -6,7 +6,7 @@
 
 #include "channel/base/idioms.h"
 
-/* Upper bounds of what things take on the wire. Packed: varints of at most 5 bytes in columns. */
+/* Upper bounds of encoded sizes, in bytes. Packed: varints of at most 5 bytes in columns. */
 #define STEP_COST 256    /* heads, each column's key and length (148), where the weights are (80) */
 #define FINISHED_COST 32 /* a slot, or a request id as text */
 #define ROW_COST 40      /* four columns, and a block append */
@@ -17,38 +17,38 @@
 
 struct list {
     struct cox_sequence *first;
-    /* the NULL that the next one replaces */
+    /* the NULL pointer that the next element replaces */
     struct cox_sequence **end;
     uint32_t count;
 };
 
-/* What a sequence that has ended still has, until the last step with a row of it has ended, too. */
+/* Resources of an ended sequence, kept until the last step with a row of it is over. */
 struct parting {
-    /* its table */
+    /* block table */
     int32_t *blocks;
     uint32_t block_count;
     uint32_t slot;
     int64_t id;
-    /* done with it; NULL: it is done, or will not be */
+    /* done when the parting is over; NULL: it is done already, or was cancelled */
     struct cox_sequence *sequence;
 };
 
 struct flight {
     struct cox_step step;
     struct cox_step_row *rows;
-    /* one per row, at most */
+    /* at most one per row */
     struct parting *partings;
     uint32_t parting_count;
-    /* it tells of so many */
+    /* ended sequences that the step reports */
     uint32_t reported_count;
-    /* its number */
+    /* step number */
     uint64_t sequence;
 };
 
 struct cox_plan {
     struct cox_plan_options options;
     struct cox_blocks blocks;
-    /* oldest first, those that were preempted in front */
+    /* oldest first, preempted ones in front */
     struct list waiting;
     struct list done;
     /* oldest first; each has its slot */
@@ -57,25 +57,25 @@ struct cox_plan {
     /* in order of admission */
     struct cox_sequence **running;
     uint32_t running_count;
-    /* a stack of the free ones */
+    /* a stack of free slots */
     uint32_t *slots;
     uint32_t slot_count;
-    /* Ended, and known to the ranks: first those that steps in flight tell of, oldest step first;
-     * reported_count of them. */
+    /* Slots of ended sequences that the ranks know. The first reported_count are reported by steps
+     * in flight, oldest step first. */
     uint32_t *unreported_slots;
     int64_t *unreported_ids;
     uint32_t unreported_count, reported_count;
-    /* a ring of step_count_max: flight_count in flight, oldest at flight_first */
+    /* a ring of step_count_max: flight_count in flight, the oldest at flight_first */
     struct flight *flights;
     uint32_t flight_first, flight_count;
-    /* in the ring, behind those: being filled, or given and not published */
+    /* the ring entry behind those, being filled, or filled and not published */
     struct flight *next;
     bool given;
-    /* of next */
+    /* encoded size of next */
     size_t step_cost;
     uint32_t token_limit;
     uint64_t base;
-    /* number of the first step with the weights of now; 0: none */
+    /* number of the first step with the current weights; 0: none */
     uint64_t renewed;
     int64_t last_id;
     struct cox_plan_stats stats;
@@ -121,18 +121,19 @@ static uint32_t blocks_for(const struct cox_plan *plan, uint32_t positions)
     return positions / plan->options.block_size + (positions % plan->options.block_size != 0);
 }
 
-/* The table is full when the last token but one is computed: nothing follows the last. */
+/* The table is full when the last token but one is computed: the very last token is never computed.
+ */
 static uint32_t table_size(const struct cox_plan *plan, uint32_t token_end)
 {
     return blocks_for(plan, token_end - 1);
 }
 
-/* What a row of the sequence adds to the step, at most. */
+/* Upper bound of what a row of the sequence adds to the step. */
 static size_t row_cost(const struct cox_plan *plan, const struct cox_prompt_request *request,
                        uint32_t token_count, uint32_t block_count, bool announce)
 {
     const size_t lora_cost =
-        request->lora ? strlen(request->lora) : 0; /* its key is in the heads */
+        request->lora ? strlen(request->lora) : 0; /* the key is counted among the heads */
     if (plan->options.nested)
         return NESTED_ROW_COST + NESTED_NUMBER_COST * (size_t)block_count + lora_cost +
                (announce ? NESTED_NUMBER_COST * (size_t)token_count : 0);
@@ -141,7 +142,7 @@ static size_t row_cost(const struct cox_plan *plan, const struct cox_prompt_requ
     return ROW_COST + ANNOUNCE_COST + lora_cost + NUMBER_COST * ((size_t)token_count + block_count);
 }
 
-/* Of those that run, those that are held, and those that have ended with a row in flight. */
+/* Running sequences, leased ones, and ended ones with a row in flight. */
 static uint32_t slot_count_max(const struct cox_plan_options *options)
 {
     return options->sequence_count_max + options->hold_count_max + options->parting_count_max;
@@ -283,7 +284,7 @@ static int request_fit(const struct cox_plan *plan, const struct cox_prompt_requ
         return cox_fail(err, COX_INVALID, "%s",
                         request->token_count ? "no token is to be generated"
                                              : "the prompt is empty");
-    /* The last token of all is not computed, so it needs neither position nor block. */
+    /* The very last token is not computed, so it needs neither position nor block. */
     uint64_t pool = (uint64_t)options->block_count * options->block_size + 1;
     uint64_t positions = (uint64_t)options->position_count_max + 1;
     uint64_t fits = positions < pool ? positions : pool;
@@ -295,7 +296,7 @@ static int request_fit(const struct cox_plan *plan, const struct cox_prompt_requ
                         " positions of a sequence: blocks of %" PRIu32 " make it %" PRIu32,
                         request->source->block_count, request->token_count - 1, options->block_size,
                         blocks_for(plan, request->token_count - 1));
-    /* Of a sequence that another group has begun, the limit may be reached. */
+    /* A sequence that another group has begun may reach the limit. */
     if (request->shorten && wanted > fits &&
         request->token_count < fits + (request->source != NULL))
         wanted = fits;
@@ -337,7 +338,7 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request
     sequence->prompt_count = sequence->token_count = request->token_count;
     uint32_t token_end = request->token_count;
     int r = request_fit(plan, request, &token_end, &sequence->error);
-    /* Another group generates the rest, which is to fit all the same. */
+    /* Another group generates the rest, which must fit all the same. */
     if (!r && request->hold_ms)
         token_end = request->token_count + 1;
     sequence->token_end = token_end;
@@ -358,7 +359,7 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request
         sequence->finish = COX_FINISH_ERROR;
         list_append(&plan->done, sequence);
     } else if (!request->pull_only && token_end == request->token_count) {
-        sequence->finish = COX_FINISH_LENGTH; /* the other group has generated the last one */
+        sequence->finish = COX_FINISH_LENGTH; /* the other group has generated the last token */
         list_append(&plan->done, sequence);
     } else {
         list_append(&plan->waiting, sequence);
@@ -368,7 +369,7 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request
 
 /* ---- the next step ---- */
 
-/* Nobody is told of the first so many any more. */
+/* Drops the first count unreported slots: the ranks were informed, or need not be. */
 static void unreported_drop(struct cox_plan *plan, uint32_t count)
 {
     plan->unreported_count -= count;
@@ -378,13 +379,13 @@ static void unreported_drop(struct cox_plan *plan, uint32_t count)
             plan->unreported_count * sizeof *plan->unreported_ids);
 }
 
-/* The slot and the blocks of a sequence that the ranks knew are free, the slot as soon as they were
- * told. */
+/* Frees the slot and the blocks of a sequence that was in the ranks' tables. The slot is reusable
+ * once the end was reported. */
 static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
 {
     if (plan->unreported_count == slot_count_max(&plan->options)) {
-        /* Slots are there more than once: a step that told of them had their next owners, too, and
-         * came to nothing. The next step's base tells of the oldest ones. */
+        /* A slot can be listed twice: a step reported it, a new owner used it, and the step was
+         * reverted. The base of the next step reports the oldest ones. */
         COX_ASSERT(!plan->reported_count);
         unreported_drop(plan, 1);
     }
@@ -399,8 +400,8 @@ static struct flight *flight_at(const struct cox_plan *plan, uint32_t i)
     return &plan->flights[(plan->flight_first + i) % plan->options.step_count_max];
 }
 
-/* The sequence ends while steps have rows of it, which give nothing any more. The last of them may
- * still write to its blocks. */
+/* The sequence ends while steps have rows of it. These emit nothing any more, but the last of them
+ * may still write to its blocks. */
 static void sequence_part(struct cox_plan *plan, struct cox_sequence *sequence)
 {
     struct flight *last = NULL;
@@ -423,15 +424,16 @@ static void sequence_part(struct cox_plan *plan, struct cox_sequence *sequence)
     sequence->row_count = sequence->pending_count = 0;
 }
 
-/* Takes the sequence out of the running ones: its blocks are free, and its slot is as soon as the
- * ranks were told; or both are the hold's; or both wait for the last step that has a row of it. */
+/* Removes a running sequence. Its blocks are free, and its slot once the ranks were informed.
+ * Otherwise both belong to its lease, or wait for the last step that has a row of it. */
 static void running_remove(struct cox_plan *plan, uint32_t index)
 {
     struct cox_sequence *sequence = plan->running[index];
     memmove(&plan->running[index], &plan->running[index + 1],
             (plan->running_count - index - 1) * sizeof(struct cox_sequence *));
     plan->running_count--;
-    COX_ASSERT(!sequence->hold || !sequence->row_count); /* what is held is not written any more */
+    /* leased blocks are not written any more */
+    COX_ASSERT(!sequence->hold || !sequence->row_count);
     if (sequence->hold)
         sequence->hold->slot = sequence->slot;
     else if (sequence->row_count)
@@ -454,7 +456,7 @@ static void preempt_youngest(struct cox_plan *plan)
     plan->stats.preemptions++;
 }
 
-/* Blocks for the first `positions` positions. False: too few are free. */
+/* Takes blocks for the first `positions` positions. False: too few are free. */
 static bool table_grow(struct cox_plan *plan, struct cox_sequence *sequence, uint32_t positions)
 {
     uint32_t count = blocks_for(plan, positions);
@@ -467,7 +469,7 @@ static bool table_grow(struct cox_plan *plan, struct cox_sequence *sequence, uin
     return true;
 }
 
-/* Room in the step for a row of the sequence: how many tokens of it, 0: none. */
+/* How many tokens of the sequence fit into the step; 0: no row fits. */
 static uint32_t row_room(const struct cox_plan *plan, const struct cox_sequence *sequence,
                          uint32_t block_count)
 {
@@ -487,7 +489,7 @@ static uint32_t row_room(const struct cox_plan *plan, const struct cox_sequence 
         return 0;
     if (wanted <= left)
         return wanted;
-    /* A prompt that may not be cut gets a step of its own when no step has room for it. */
+    /* A prompt that may not be chunked gets a step of its own when no step has room for it. */
     if (options->nested)
         return step->row_count == 0 ? wanted : 0;
     return left;
@@ -502,7 +504,8 @@ static bool is_decode(const struct cox_sequence *sequence)
 static void row_add(struct cox_plan *plan, struct cox_sequence *sequence, uint32_t count)
 {
     struct flight *next = plan->next;
-    COX_ASSERT(sequence->known || !sequence->pending_count); /* all tokens are announced */
+    /* announcing sends all tokens, so none is pending */
+    COX_ASSERT(sequence->known || !sequence->pending_count);
     next->rows[next->step.row_count++] = (struct cox_step_row){
         .sequence = sequence,
         .position = sequence->computed,
@@ -516,14 +519,14 @@ static void row_add(struct cox_plan *plan, struct cox_sequence *sequence, uint32
                                 sequence->block_count, !sequence->known);
 }
 
-/* Rows for the running sequences, oldest first, so that the oldest always moves. False: the pool is
- * dry, and who is preempted is decided when no step is in flight: that may end somebody, and nobody
- * who is preempted has a row then. */
+/* Adds rows for the running sequences, oldest first, so that the oldest always advances. False:
+ * blocks ran out while steps are in flight. Preemption then waits until none is: a step may end a
+ * sequence, and a preempted one must have no rows. */
 static bool rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
 {
     for (uint32_t i = 0; i < plan->running_count; i++) {
         struct cox_sequence *sequence = plan->running[i];
-        /* Its last token is on its way. */
+        /* Its last token is pending. */
         if (sequence->token_count == sequence->token_end)
             continue;
         if (is_decode(sequence) ? !decodes : !prefills)
@@ -531,21 +534,21 @@ static bool rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
         uint32_t count = row_room(plan, sequence, table_size(plan, sequence->token_end));
         if (count == 0)
             continue;
-        /* Sequences younger than this one have no row yet, so any of them may go. */
+        /* Sequences younger than this one have no row yet, so any of them can be preempted. */
         while (!table_grow(plan, sequence, sequence->computed + count)) {
             if (plan->flight_count)
                 return false;
             preempt_youngest(plan);
             if (i >= plan->running_count)
-                return true; /* it was the youngest itself */
+                return true; /* the preempted one was the youngest, which is this one */
         }
         row_add(plan, sequence, count);
     }
     return true;
 }
 
-/* Admits from the waiting list, strictly in its order, so that a large request is never overtaken
- * for ever. */
+/* Admits from the waiting list strictly in order, so that a large request is not overtaken for
+ * ever. */
 static void rows_of_waiting(struct cox_plan *plan)
 {
     while (plan->waiting.first && plan->slot_count &&
@@ -554,11 +557,11 @@ static void rows_of_waiting(struct cox_plan *plan)
         uint32_t blocks = sequence->request.pull_only ? sequence->source->block_count
                                                       : blocks_for(plan, sequence->token_count);
         uint32_t count = sequence->source ? 1 : row_room(plan, sequence, blocks);
-        /* One block to spare for each that runs: else the next step would take back what this one
-         * gives. */
+        /* One spare block per running sequence: else the next step would have to preempt what this
+         * one admits. */
         uint32_t spare = plan->running_count + plan->pulling.count;
-        /* Alone it fits: request_fit saw to that. But blocks that are held or nobody's count, too.
-         */
+        /* request_fit ensured that it fits alone, but leased and quarantined blocks are missing
+         * here. */
         if (count == 0 || blocks + spare > plan->blocks.free_count)
             return;
         COX_ASSERT(cox_blocks_take(&plan->blocks, blocks, sequence->blocks));
@@ -584,12 +587,12 @@ static void step_begin(struct cox_plan *plan)
     plan->step_cost = empty_cost(&plan->options);
 }
 
-/* The step has its rows; the rest of it, and out. */
+/* Completes the step from its rows and lends it. */
 static void step_give(struct cox_plan *plan, const struct cox_step **ret_step)
 {
     struct cox_step *step = &plan->next->step;
     step->finished_slots = plan->unreported_slots + plan->reported_count;
-    /* The nested form has no place for them: cox_plan_unreported. */
+    /* The nested form has no field for them: cox_plan_unreported. */
     step->finished_count =
         plan->options.nested || !plan->base ? 0 : plan->unreported_count - plan->reported_count;
     step->running_count = plan->running_count;
@@ -598,7 +601,7 @@ static void step_give(struct cox_plan *plan, const struct cox_step **ret_step)
     *ret_step = step;
 }
 
-/* False: see rows_of_running. */
+/* Returns false as rows_of_running does. */
 static bool step_fill(struct cox_plan *plan)
 {
     uint64_t preemptions = plan->stats.preemptions;
@@ -623,7 +626,7 @@ int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step)
     if (!step_fill(plan))
         return COX_BUSY;
     if (step->row_count == 0) {
-        /* Otherwise the oldest would move. */
+        /* Otherwise the oldest would have a row. */
         COX_ASSERT(plan->flight_count || plan->pulling.first ||
                    plan->blocks.free_count < plan->blocks.count);
         return COX_BUSY;
@@ -653,13 +656,13 @@ void cox_plan_publish(struct cox_plan *plan, uint64_t sequence)
     plan->given = false;
     plan->flight_count++;
     flight->sequence = plan->base = sequence;
-    /* The step tells, by its base where that is 0. */
+    /* The step reports them, by base 0 if not by its list. */
     flight->reported_count =
         plan->options.nested ? 0 : plan->unreported_count - plan->reported_count;
     plan->reported_count += flight->reported_count;
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct cox_step_row *row = &flight->rows[i];
-        struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the plan's own */
+        struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the batcher's own */
         s->known = true;
         s->sent_block_count = s->block_count;
         if (!s->computed)
@@ -673,7 +676,7 @@ void cox_plan_publish(struct cox_plan *plan, uint64_t sequence)
     }
 }
 
-/* ---- what became of it ---- */
+/* ---- outcome of a step ---- */
 
 static bool is_stop(const struct cox_sequence *sequence, int32_t token)
 {
@@ -683,7 +686,7 @@ static bool is_stop(const struct cox_sequence *sequence, int32_t token)
     return false;
 }
 
-/* No row can write any more to what is left of those that have ended. */
+/* Frees what ended sequences kept for rows of this step, if it is the last with any. */
 static void flight_part(struct cox_plan *plan, struct flight *flight)
 {
     for (uint32_t i = 0; i < flight->parting_count; i++) {
@@ -697,7 +700,7 @@ static void flight_part(struct cox_plan *plan, struct flight *flight)
     flight->parting_count = 0;
 }
 
-/* The token of a row is known; it may be the last one. */
+/* The token of a row is known; it may end the sequence. */
 static void sequence_take(struct cox_plan *plan, struct cox_sequence *s, int32_t token, bool ended)
 {
     bool stop = ended || is_stop(s, token);
@@ -771,7 +774,7 @@ void cox_plan_renew(struct cox_plan *plan)
     holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
 }
 
-/* The ranks' tables count for nothing, nor does any step. */
+/* Voids the ranks' tables and all steps in flight. */
 static void flights_drop(struct cox_plan *plan)
 {
     plan->given = false;
@@ -814,7 +817,7 @@ void cox_plan_fail(struct cox_plan *plan, int code, const char *text)
         list_prepend(&plan->waiting, sequence);
     }
     while ((sequence = list_pop(&plan->pulling)))
-        list_prepend(&plan->waiting, sequence); /* their blocks stay nobody's */
+        list_prepend(&plan->waiting, sequence); /* their blocks stay out of use */
     while ((sequence = list_pop(&plan->waiting))) {
         sequence->finish = COX_FINISH_ERROR;
         cox_fail(&sequence->error, code, "%s", text);
@@ -822,7 +825,7 @@ void cox_plan_fail(struct cox_plan *plan, int code, const char *text)
     }
 }
 
-/* Takes the sequence out of the list. NULL: it is not there. */
+/* Removes the sequence of this context from the list. NULL: none. */
 static struct cox_sequence *list_take(struct list *list, const void *context)
 {
     struct cox_sequence **link = &list->first;
@@ -838,7 +841,8 @@ static struct cox_sequence *list_take(struct list *list, const void *context)
     return sequence;
 }
 
-/* It runs not, so it needs neither slot nor blocks; those that are not quiet nobody gets. */
+/* The sequence does not run, so it keeps neither slot nor blocks. Blocks that are not drained stay
+ * out of use. */
 static void pulling_leave(struct cox_plan *plan, struct cox_sequence *sequence, bool quiet)
 {
     plan->slots[plan->slot_count++] = sequence->slot;
@@ -847,7 +851,7 @@ static void pulling_leave(struct cox_plan *plan, struct cox_sequence *sequence, 
     sequence->block_count = 0;
 }
 
-/* What a sequence left that has ended. NULL: no step in flight has a row of it. */
+/* What an ended sequence still keeps. NULL: no step in flight has a row of it. */
 static struct parting *parting_find(const struct cox_plan *plan, int64_t id)
 {
     for (uint32_t i = 0; i < plan->flight_count; i++)
@@ -861,7 +865,7 @@ void cox_plan_cancel(struct cox_plan *plan, const void *context)
 {
     COX_ASSERT(!plan->given);
     struct cox_sequence *sequence = list_take(&plan->waiting, context);
-    /* Nobody was told that it is to be pulled: cox_plan_pulling. */
+    /* cox_plan_pull has not returned it, so no pull is under way (cox_plan_pulling). */
     if (!sequence && (sequence = list_take(&plan->pulling, context)))
         pulling_leave(plan, sequence, true);
     for (uint32_t i = 0; !sequence && i < plan->running_count; i++)
@@ -873,8 +877,8 @@ void cox_plan_cancel(struct cox_plan *plan, const void *context)
         return;
     sequence->finish = COX_FINISH_ERROR;
     cox_fail(&sequence->error, COX_CLOSED, "cancelled");
-    /* Who hears that it is done may take its adapter away: not before the ranks have heard of it.
-     */
+    /* When it is reported as done, its adapter may be unloaded. So it is not done before the ranks
+     * have learned that it ended. */
     struct parting *parting = sequence->request.lora ? parting_find(plan, sequence->id) : NULL;
     if (parting)
         parting->sequence = sequence;
@@ -894,7 +898,7 @@ const struct cox_sequence *cox_plan_pull(struct cox_plan *plan)
     return sequence;
 }
 
-/* Takes it out of those that are pulled. NULL: it is none. */
+/* Removes a sequence from those being pulled. NULL: no such sequence. */
 static struct cox_sequence *pulling_take(struct cox_plan *plan, int64_t id)
 {
     struct cox_sequence **link = &plan->pulling.first;
@@ -964,7 +968,7 @@ void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count)
     cox_blocks_give(&plan->blocks, blocks, count);
 }
 
-/* ---- holds ---- */
+/* ---- leases ---- */
 
 void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id)
 {
@@ -988,7 +992,7 @@ int64_t cox_plan_last_id(const struct cox_plan *plan)
     return plan->last_id;
 }
 
-/* ---- what was not told ---- */
+/* ---- unreported sequences ---- */
 
 uint32_t cox_plan_unreported(const struct cox_plan *plan, const int64_t **ret_ids)
 {

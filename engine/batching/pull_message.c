@@ -108,7 +108,7 @@ int cox_pull_cancel_message(struct cox_arena *arena, const char *const *ids, siz
     return 0;
 }
 
-/* ---- answers ---- */
+/* ---- replies ---- */
 
 static const PullResult *result_find(const ExecuteResponse *response, const char *id)
 {
@@ -123,7 +123,7 @@ static const PullResult *result_find(const ExecuteResponse *response, const char
     return NULL;
 }
 
-/* What is absent is no success. */
+/* A missing field is not success. */
 static void rank_read(const struct cox_rank_result *answer, const char *id,
                       struct cox_pull_rank *rank)
 {

@@ -19,34 +19,33 @@
 #define RETRY_MAX_DEFAULT 3
 #define PULL_MS_DEFAULT 10000
 #define STEPS_IN_FLIGHT_DEFAULT 2
-/* Attempts to pull one sequence; each waits four times as long as the one before. */
+/* Attempts to pull one sequence. Each pause is four times as long as the one before. */
 #define PULL_COUNT_MAX 3
 #define PULL_PAUSE_NS (20 * COX_NSEC_PER_MSEC)
-/* Times of the last so many steps are kept for the percentiles. */
+/* Samples kept for the percentiles, of the last steps. */
 #define SAMPLE_COUNT 16384
-/* After a step that was late: steps in time until the next ones are larger again. */
+/* Steps in time after a late one, before the step size grows again. */
 #define CALM_COUNT 32
-/* Such steps have at least this part of the tokens that others may have. */
+/* The size of a step falls at most to this part of token_count_max. */
 #define LIMIT_FALL 8
-/* Every submit is completed by its deadline; beyond it by so much, the executor itself is broken.
- */
+/* Every submit completes by its deadline. This much later, the executor itself is broken. */
 #define COMPLETION_SLACK_NS (10 * COX_NSEC_PER_SEC)
-/* Between two tries to submit while a rank still holds the frame or owes an answer. */
+/* Pause between two attempts to submit while a rank still holds the frame or owes a reply. */
 #define SUBMIT_PAUSE_MIN_NS (20 * UINT64_C(1000))
 #define SUBMIT_PAUSE_MAX_NS (5 * COX_NSEC_PER_MSEC)
 
-/* A step on its way, and what the handler leaves of it for run. */
+/* A step in flight, and what the handler stores for run. */
 struct flight {
-    /* 0: nobody awaits its outcome */
+    /* 0: the entry is free */
     uint64_t number;
     const struct cox_step *step;
     uint64_t submitted_ns, deadline_ns;
     /* of the weights; 0: none */
     uint64_t version;
-    /* it is another one than that of the step before */
+    /* the version differs from the previous step's */
     bool switches;
 
-    /* and with it all below */
+    /* the handler has filled everything below */
     bool arrived;
     int status;
     struct cox_error error;
@@ -65,34 +64,34 @@ struct cox_scheduler {
     struct cox_plan *plan;
     struct cox_message *message;
     bool nested;
-    /* run has failed: only free is left */
+    /* run has failed: only free may be called */
     bool broken;
-    /* of the last step; tells a late handler from an awaited one */
+    /* of the last step; tells a late completion from an awaited one */
     uint64_t number;
     uint32_t retry_count;
-    /* of a step; token_count_max, or less after one was late */
+    /* tokens of a step; token_count_max, or less after a late step */
     uint32_t token_limit;
-    /* steps since then, or since it last grew */
+    /* steps in time since the last late one, or since the limit last grew */
     uint32_t calm_count;
-    /* of the step that was late last */
+    /* tokens of the last late step */
     uint32_t late_tokens;
-    /* of the plan's statistics, after the last step */
+    /* of the batcher's statistics, after the last step */
     uint64_t positions;
-    /* of the group, in which the ranks were told what the plan builds on */
+    /* group epoch of the ranks' tables that the batcher builds on */
     uint64_t life;
-    /* of the weights, of the last step; 0: there was none, or it has none */
+    /* weights version of the last step; 0: no step, or none */
     uint64_t version;
 
-    /* what the handler looks at in flights, and stopped */
+    /* protects stopped, and in flights what the handler uses */
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    /* a ring of steps_in_flight; what is not in flight has no number */
+    /* a ring of steps_in_flight; free entries have number 0 */
     struct flight *flights;
     uint32_t flight_first, flight_count;
     bool stopped;
 
     uint64_t steps, retries, run_ns;
-    /* of the step before */
+    /* of the previous step */
     uint64_t arrived_ns;
     /* rings of SAMPLE_COUNT */
     uint64_t *step_samples, *channel_samples;
@@ -150,7 +149,7 @@ static void outcome_fill(const struct cox_scheduler *scheduler, struct flight *f
     if (answer->has_model_execute_time && answer->model_execute_time > 0 &&
         answer->model_execute_time < 1e9f)
         flight->model_ns = (uint64_t)((double)answer->model_execute_time * 1e6);
-    /* A part of a part: what exceeds the whole is no time. */
+    /* It is a part of a part: a value above the whole is invalid. */
     if (answer->has_group_ns && answer->has_group_wait_ns && flight->model_ns &&
         answer->group_ns <= flight->model_ns && answer->group_wait_ns <= answer->group_ns) {
         flight->has_group = true;
@@ -166,7 +165,7 @@ static void on_completion(void *context, const struct cox_completion *completion
     pthread_mutex_lock(&scheduler->lock);
     for (uint32_t i = 0; i < scheduler->options.steps_in_flight; i++) {
         struct flight *flight = &scheduler->flights[i];
-        /* After a stop nobody waits for it, and its step may be over. */
+        /* After a stop run does not wait, and the step may be over. */
         if (flight->number != (uintptr_t)completion->request_context || flight->arrived)
             continue;
         outcome_fill(scheduler, flight, completion);
@@ -206,7 +205,7 @@ static int flights_init(struct cox_scheduler *scheduler)
     return 0;
 }
 
-/* All that run may end with every step in flight. */
+/* run may end with every step in flight. */
 static uint32_t parting_count(const struct cox_scheduler_options *options)
 {
     uint32_t wanted = options->sequence_count_max * (options->steps_in_flight - 1);
@@ -250,7 +249,7 @@ static int scheduler_init(struct cox_scheduler *scheduler, struct cox_error *err
     if (r)
         return cox_fail(err, r, "the execute channel takes no handler: %s", cox_status_text(r));
     if (options->transfer) {
-        /* Pulls of the scheduler before may still be written. */
+        /* Ranks may still write to blocks of the previous engine loop's pulls. */
         cox_transfers_abandon(options->transfer);
         cox_transfers_quarantine(options->transfer, on_quarantine, scheduler->plan);
     }
@@ -281,7 +280,7 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
     if (options->sequence_count_max > SEQUENCE_COUNT_MAX)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " sequences at a time: at most %d",
                         options->sequence_count_max, SEQUENCE_COUNT_MAX);
-    /* Legacy workers, and their form, know nothing of tokens that the coordinator does not know. */
+    /* Legacy workers, and their form, cannot compute tokens that the coordinator does not know. */
     bool nested = options->nested || cox_executor_legacy(executor);
     uint32_t flight_max = nested ? 1 : cox_executor_depth(executor);
     if (options->steps_in_flight > flight_max)
@@ -327,7 +326,7 @@ int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_
 struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler)
 {
     if (scheduler) {
-        /* On return the old handler runs no more. */
+        /* On return the old handler is not running. */
         cox_executor_replace(scheduler->executor, COX_CHANNEL_EXECUTE, on_completion_dropped, NULL);
         if (scheduler->options.transfer)
             cox_transfers_abandon(scheduler->options.transfer);
@@ -350,7 +349,7 @@ static struct timespec timespec_of(uint64_t deadline_ns)
                              .tv_nsec = (long)(deadline_ns % COX_NSEC_PER_SEC)};
 }
 
-/* Sleeps until the deadline. Returns false when stopped. */
+/* Blocks until the deadline. Returns false when stopped. */
 static bool pause_until(struct cox_scheduler *scheduler, uint64_t deadline_ns)
 {
     struct timespec until = timespec_of(deadline_ns);
@@ -368,7 +367,7 @@ static struct flight *flight_at(const struct cox_scheduler *scheduler, uint32_t 
     return &scheduler->flights[(scheduler->flight_first + i) % scheduler->options.steps_in_flight];
 }
 
-/* One step in flight has failed, and its failure is to be looked at: what builds on it is void. */
+/* An earlier step in flight has failed, so a new step would be void. */
 static bool is_void(struct cox_scheduler *scheduler)
 {
     bool failed = false;
@@ -379,15 +378,14 @@ static bool is_void(struct cox_scheduler *scheduler)
     return failed;
 }
 
-/* Submits, again and again while a rank owes the answer of an earlier step or still reads the
- * frame. */
+/* Submits, and retries while a rank owes the reply of an earlier step or still reads the frame. */
 static int step_submit(struct cox_scheduler *scheduler, struct flight *flight,
                        const struct Coxswain__ExecuteRequest *request, uint64_t *ret_sequence,
                        struct cox_error *err)
 {
     uint64_t give_up_ns = cox_deadline_after_ms(scheduler->options.step_ms);
     uint64_t pause_ns = SUBMIT_PAUSE_MIN_NS;
-    /* Ranks begin with it when those in flight are over, which have as long. */
+    /* Ranks begin with it after those in flight, which have as long each. */
     const uint64_t patience_ms = scheduler->options.step_ms * (scheduler->flight_count + 1);
     for (;;) {
         struct cox_submit_options options = {
@@ -413,7 +411,7 @@ static int step_submit(struct cox_scheduler *scheduler, struct flight *flight,
     }
 }
 
-/* From now on the handler may fill it. */
+/* From now on the handler may fill the entry. */
 static struct flight *flight_expect(struct cox_scheduler *scheduler, const struct cox_step *step)
 {
     struct flight *flight = flight_at(scheduler, scheduler->flight_count);
@@ -425,8 +423,8 @@ static struct flight *flight_expect(struct cox_scheduler *scheduler, const struc
     return flight;
 }
 
-/* Waits for the handler; then the oldest step is in flight no more, and whatever comes of it later
- * is not for us. Returns its status. */
+/* Waits for the handler and removes the oldest step from the ring. Later completions of it are
+ * ignored. Returns its status. */
 static int flight_await(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     struct flight *flight = flight_at(scheduler, 0);
@@ -450,7 +448,7 @@ static int flight_await(struct cox_scheduler *scheduler, struct cox_error *err)
 
 static void step_count(struct cox_scheduler *scheduler, const struct flight *flight)
 {
-    /* A rank begins when it has ended the step before. */
+    /* A rank begins with a step after it has ended the previous one. */
     uint64_t since_ns =
         flight->submitted_ns > scheduler->arrived_ns ? flight->submitted_ns : scheduler->arrived_ns;
     uint64_t own_ns = flight->arrived_ns > since_ns ? flight->arrived_ns - since_ns : 0;
@@ -475,7 +473,7 @@ static void step_count(struct cox_scheduler *scheduler, const struct flight *fli
 
 /* ---- pulls ---- */
 
-/* What was admitted with a source is pulled, beside the steps. */
+/* Starts pulls for admitted sequences with a KV reference, in parallel with the steps. */
 static int pulls_start(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_sequence *sequence;
@@ -523,7 +521,7 @@ static void pull_end(struct cox_scheduler *scheduler, struct cox_pull_outcome *r
 {
     const struct cox_scheduler_options *options = &scheduler->options;
     const struct cox_sequence *sequence = cox_plan_pulling(scheduler->plan, result->sequence, NULL);
-    COX_ASSERT(sequence); /* one that was cancelled has no result */
+    COX_ASSERT(sequence); /* a cancelled one has no outcome */
     struct cox_error error = {0};
     const struct cox_error *said = &result->report->error;
     enum cox_pull_end end = pull_judge(scheduler, sequence, result);
@@ -546,7 +544,7 @@ static void pull_end(struct cox_scheduler *scheduler, struct cox_pull_outcome *r
         free(result->report);
 }
 
-/* Holds and pulls that have ended. Not 0: the group may have to be recovered first. */
+/* Handles expired leases and ended pulls. Not 0: the group may have to be recovered first. */
 static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     struct cox_transfers *transfer = scheduler->options.transfer;
@@ -554,7 +552,7 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
     int32_t *blocks;
     uint32_t count;
     int r = 0;
-    /* Ranks may have forgotten what is held. */
+    /* Ranks may have lost the leased blocks. */
     bool lost = cox_executor_life(scheduler->executor) != scheduler->life;
     if (cox_plan_kv_leases(scheduler->plan)->count)
         cox_plan_expire(scheduler->plan, lost ? COX_DEADLINE_NEVER : cox_now_ns());
@@ -566,7 +564,7 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
         free(blocks);
     }
     while (cox_transfers_take(transfer, &result) == 0) {
-        /* Of a life that is over it was seen before. */
+        /* Deaths in an earlier epoch were handled before. */
         if (result.own_death && result.life == scheduler->life)
             r = cox_fail(err, result.report->error.code, "%s", result.report->error.text);
         pull_end(scheduler, &result);
@@ -574,7 +572,7 @@ static int transfers_look(struct cox_scheduler *scheduler, struct cox_error *err
     return r;
 }
 
-/* When there is something to look at although nobody wakes. */
+/* When to check although no wakeup arrives. */
 static uint64_t transfers_due_ns(const struct cox_scheduler *scheduler)
 {
     uint64_t due_ns = cox_kv_leases_due_ns(cox_plan_kv_leases(scheduler->plan));
@@ -585,7 +583,7 @@ static uint64_t transfers_due_ns(const struct cox_scheduler *scheduler)
 
 /* ---- the step ---- */
 
-/* What the step is to be computed with. */
+/* Sets the weights version of the step. */
 static void step_weights(struct cox_scheduler *scheduler, struct flight *flight)
 {
     struct cox_shared_weights *weights = scheduler->options.weights;
@@ -596,15 +594,15 @@ static void step_weights(struct cox_scheduler *scheduler, struct flight *flight)
         return;
     const bool offered = cox_shared_weights_step(weights, scheduler->life, &told);
     flight->version = told.version;
-    /* Also where it turns out to be void: a failure reverts the plan, and nothing is left that was
-     * computed before. */
+    /* Correct also when the step turns out void: a failure reverts the batcher, and no earlier
+     * computation is left. */
     flight->switches = scheduler->version && flight->version != scheduler->version;
     scheduler->version = flight->version;
     cox_message_weights(scheduler->message, &told, offered);
 }
 
-/* The step came to r, and those before it went well: of what builds on a failure, the failure says
- * nothing of its weights. */
+/* Reports status r of the step to the weights, when those before it succeeded. A step that is void
+ * because of an earlier failure proves nothing about its weights. */
 static void step_weights_end(struct cox_scheduler *scheduler, const struct flight *flight, int r,
                              const struct cox_error *err)
 {
@@ -617,18 +615,18 @@ static void step_weights_end(struct cox_scheduler *scheduler, const struct fligh
         cox_shared_weights_used(weights, flight->version, scheduler->life);
 }
 
-/* There is nothing to run, and the ranks have to hear of something. */
+/* There is nothing to compute, but something to report to the ranks. */
 static bool needs_empty_step(const struct cox_scheduler *scheduler)
 {
     return scheduler->options.weights && cox_shared_weights_pending(scheduler->options.weights);
 }
 
-/* Plans a step and sends it on its way. Returns 0, COX_EMPTY, COX_BUSY, or why it is not. */
+/* Batches a step and submits it. Returns 0, COX_EMPTY, COX_BUSY, or the failure. */
 static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_step *step;
     int r = cox_plan_next(scheduler->plan, &step);
-    /* One in flight may be the one that tells them. */
+    /* A step in flight may be the one that reports it. */
     if ((r == COX_EMPTY || r == COX_BUSY) && !scheduler->flight_count &&
         needs_empty_step(scheduler)) {
         cox_plan_next_empty(scheduler->plan, &step);
@@ -650,8 +648,8 @@ static int step_begin(struct cox_scheduler *scheduler, struct cox_error *err)
     return 0;
 }
 
-/* The same, and starts the pulls that were planned with it: afterwards, since no rank owes the
- * answer of an earlier step then, which might still write to the blocks. */
+/* As step_begin, and then starts the pulls of newly admitted sequences. The order matters: after a
+ * submit, no rank owes an earlier reply, so none still writes to these blocks. */
 static int step_and_pulls_begin(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     int r = step_begin(scheduler, err);
@@ -661,8 +659,8 @@ static int step_and_pulls_begin(struct cox_scheduler *scheduler, struct cox_erro
     return started ? started : r;
 }
 
-/* What was too slow for the deadline once is no less so as it was: the next steps are half as
- * large. Not ever smaller: the ranks may be late for another reason. */
+/* A step that was too slow once will be too slow again, so the next steps are half as large. There
+ * is a floor, since ranks may be late for other reasons. */
 static void limit_lower(struct cox_scheduler *scheduler)
 {
     const uint32_t half = scheduler->late_tokens / 2;
@@ -672,7 +670,7 @@ static void limit_lower(struct cox_scheduler *scheduler)
     cox_plan_limit(scheduler->plan, scheduler->token_limit);
 }
 
-/* And larger again, little by little: it may have been a rank that was stopped for a while. */
+/* Grows the limit step by step: the cause may have been a rank that was stopped for a while. */
 static void limit_raise(struct cox_scheduler *scheduler)
 {
     const uint32_t most = scheduler->options.token_count_max;
@@ -683,7 +681,7 @@ static void limit_raise(struct cox_scheduler *scheduler)
     cox_plan_limit(scheduler->plan, scheduler->token_limit);
 }
 
-/* Waits for the oldest step in flight. Returns 0, or how it failed. */
+/* Waits for the oldest step in flight. Returns 0, or its failure. */
 static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     struct flight *flight = flight_at(scheduler, 0);
@@ -697,8 +695,8 @@ static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
         return r;
     step_count(scheduler, flight);
     limit_raise(scheduler);
-    /* A step that computes again what was computed before the failure is not the one that failed.
-     */
+    /* A step that recomputes what was computed before the failure does not show that the failure is
+     * over. */
     struct cox_plan_stats stats;
     cox_plan_stats(scheduler->plan, &stats);
     if (stats.positions != scheduler->positions || !flight->step->row_count)
@@ -707,10 +705,13 @@ static int step_end(struct cox_scheduler *scheduler, struct cox_error *err)
     return 0;
 }
 
-/* Planning came to r. Waits for the oldest step when as many are in flight as may be, or nothing
- * can be planned before; and for all when something has failed: those before the failure count,
- * those after it are void, and so would be what is submitted before they are over. Returns 0;
- * COX_EMPTY, COX_BUSY: r, and none is in flight; or the first failure, and none is. */
+/* r is the result of step_begin. Waits for the oldest step when the ring is full, or when nothing
+ * can be batched before it ends. After a failure waits for all: earlier steps count, later ones are
+ * void, and so would be steps submitted now. Returns
+ *   0
+ *   COX_EMPTY, COX_BUSY: r, and no step is in flight
+ *   the first failure, and no step is in flight
+ */
 static int steps_wait(struct cox_scheduler *scheduler, int r, struct cox_error *err)
 {
     const bool waits = r == COX_EMPTY || r == COX_BUSY;
@@ -744,7 +745,7 @@ static void done_report(struct cox_scheduler *scheduler)
     }
 }
 
-/* Tells the ranks of sequences that ended and that no step tells of. */
+/* Reports ended sequences to the ranks that no step reports. */
 static int tell(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const int64_t *ids;
@@ -753,21 +754,21 @@ static int tell(struct cox_scheduler *scheduler, struct cox_error *err)
         return 0;
     uint64_t deadline_ns = cox_deadline_after_ms(scheduler->options.step_ms);
     int r = cox_executor_cleanup(scheduler->executor, ids, count, deadline_ns, err);
-    /* A failure reverts the plan, and the base of the next step tells; it is not tried for ever
-     * where there is none. */
+    /* After a failure the batcher is reverted, and base 0 of the next step reports everything. With
+     * no next step, it is not retried for ever. */
     if (!r || !scheduler->nested)
         cox_plan_reported(scheduler->plan);
     return r;
 }
 
-/* Whether a step that failed like this may be tried again. */
+/* Returns whether a step that failed with status may be retried. */
 static bool may_retry(int status)
 {
     return status == COX_REJECTED || status == COX_TIMEOUT || status == COX_STALE ||
            status == COX_ABORTED;
 }
 
-/* Whether the group may have to be made able to run steps before. */
+/* Returns whether the group may need recovery first. */
 static bool may_recover(int status)
 {
     return may_retry(status) || status == COX_PEER_DEAD || status == COX_STATE ||
@@ -782,8 +783,8 @@ static bool is_stopped(struct cox_scheduler *scheduler)
     return stopped;
 }
 
-/* Nothing can be computed now: the ranks are told, before a sleep of any length. Returns 0: there
- * is more; COX_EMPTY: that is all; the failure of telling. */
+/* Nothing can be computed now. Reports to the ranks before blocking, which may last long. Returns
+ * 0: there is more to do; COX_EMPTY: no request is left; or the failure of the report. */
 static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     const struct cox_scheduler_options *options = &scheduler->options;
@@ -795,8 +796,8 @@ static int idle(struct cox_scheduler *scheduler, struct cox_error *err)
                : COX_EMPTY;
 }
 
-/* A step, or telling, has failed with r. Returns 0: once more; the status that run ends with, which
- * err has then, too. */
+/* A step, or a report, has failed with r. Returns 0 to retry, or the status that run ends with,
+ * also in err. */
 static int step_failed(struct cox_scheduler *scheduler, int r, struct cox_error *err)
 {
     const struct cox_scheduler_options *options = &scheduler->options;
@@ -837,7 +838,7 @@ static int step_failed(struct cox_scheduler *scheduler, int r, struct cox_error 
 static int steps_run(struct cox_scheduler *scheduler, struct cox_error *err)
 {
     for (;;) {
-        done_report(scheduler); /* of holds, before somebody releases them */
+        done_report(scheduler); /* reports leases before feed can release them */
         if (scheduler->options.feed)
             scheduler->options.feed(scheduler->options.feed_context, false, 0);
         struct cox_error error = {0};
@@ -926,7 +927,7 @@ static int number_compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Sets both to 0 when there is nothing to tell. */
+/* Sets both to 0 when there are no samples. */
 static void percentiles(const uint64_t *samples, uint64_t count, uint64_t *ret_p50,
                         uint64_t *ret_p99)
 {
@@ -937,7 +938,7 @@ static void percentiles(const uint64_t *samples, uint64_t count, uint64_t *ret_p
         return;
     memcpy(sorted, samples, n * sizeof *sorted);
     qsort(sorted, n, sizeof *sorted, number_compare);
-    /* The smallest sample that so many percent do not exceed. */
+    /* Nearest rank: the smallest sample that this percentage does not exceed. */
     *ret_p50 = sorted[(n * 50 + 99) / 100 - 1];
     *ret_p99 = sorted[(n * 99 + 99) / 100 - 1];
 }

@@ -13,28 +13,28 @@
 #include <unistd.h>
 
 #define SEQUENCE_COUNT_DEFAULT 64
-/* Given to the scheduler beyond what it can run at a time, so that a step is never short of
+/* Prompts given to the engine loop, as a multiple of what it can run, so that no step lacks
  * prompts. */
 #define AHEAD_FACTOR 2
-/* Slots of the ranks' tables for sequences that are held. */
+/* Slots of the ranks' tables for leased sequences. */
 #define HOLD_COUNT_MAX 512
-/* Orders to release that a client may have waiting: all that it can hold, and as many that are
- * over. */
+/* Releases that a client may have queued: all its leases, and as many that have ended. */
 #define RELEASE_COUNT_MAX (2 * HOLD_COUNT_MAX)
 
-/* One prompt. It is in one list: its client's inbox, the serving's running, its client's done. */
+/* One prompt. It is in exactly one list: its client's inbox, the prompt queue's running list, or
+ * its client's done list. */
 struct item {
     struct item *next;
-    /* NULL: given up */
+    /* NULL: cancelled */
     struct cox_serving_client *client;
-    /* its tokens are the item's until the scheduler has them */
+    /* owns its tokens until the engine loop has copied them */
     struct cox_prompt_request request;
     int32_t *tokens;
-    /* the same */
+    /* likewise */
     struct cox_kv_reference *source;
-    /* of the prompt, for the client's share */
+    /* of the prompt, for the client's limit */
     uint32_t token_count;
-    /* the name of its adapter, taken; NULL: none, or given */
+    /* name of its adapter while taken; NULL: none, or given back */
     char *lora;
     struct cox_prompt_output result;
 };
@@ -44,7 +44,7 @@ struct queue {
     struct item **end;
 };
 
-/* Something is to be released. */
+/* A queued release of leases. */
 struct release {
     struct release *next;
     uint64_t owner;
@@ -54,9 +54,9 @@ struct release {
 
 struct cox_serving_client {
     struct cox_serving *serving;
-    /* that no other client ever has */
+    /* unique for ever */
     uint64_t number;
-    /* of all it holds; used when it goes */
+    /* releases all its leases; queued when the client disconnects */
     struct release *last_release;
     struct cox_serving_client *next;
     int wake_fd;
@@ -64,7 +64,7 @@ struct cox_serving_client {
     uint32_t outstanding;
     /* of the outstanding prompts */
     uint64_t token_count;
-    /* in the serving's list, since it was carried out last */
+    /* queued releases since the list was last processed */
     uint32_t release_count;
 };
 
@@ -75,7 +75,7 @@ struct cox_serving {
     pthread_t thread;
     bool joined;
 
-    /* everything below */
+    /* protects everything below */
     pthread_mutex_t lock;
     pthread_cond_t wake;
     bool stopped;
@@ -83,25 +83,25 @@ struct cox_serving {
     /* while its run runs */
     struct cox_scheduler *scheduler;
     struct cox_serving_client *clients;
-    /* whose prompt is next, NULL: the first one's */
+    /* the client whose prompt is next; NULL: the first one */
     struct cox_serving_client *turn;
     struct item *running;
-    /* of the running ones some */
+    /* a running prompt was cancelled */
     bool cancelled;
-    /* the transfer has news, or there is something to release */
+    /* an ended pull, or a queued release */
     bool woken;
-    /* NULL: nothing is pulled */
+    /* NULL: no pulls */
     struct cox_transfers *transfer;
     /* in any order */
     struct release *releases;
-    /* of the last one */
+    /* of the last client */
     uint64_t client_number;
-    /* of the schedulers before this one */
+    /* of the previous engine loops */
     int64_t last_id;
-    /* what is held, as others are told */
+    /* copies of the leases, for other threads */
     struct cox_kv_reference **holds;
     size_t hold_count;
-    /* of the scheduler, when they were copied */
+    /* of the engine loop, when they were copied */
     uint64_t hold_changes;
     struct cox_prompts_status status;
 };
@@ -130,8 +130,8 @@ static struct item *queue_pop(struct queue *queue)
     return item;
 }
 
-/* Nothing of it is computed any more, but for a row in flight of a sequence that the ranks know:
- * until they hear that it has ended they keep the adapter for it themselves. */
+/* Nothing of the prompt is computed any more, except perhaps a row in flight. For that, the ranks
+ * keep the adapter until they learn that the sequence has ended. */
 static void item_give_lora(const struct cox_serving *serving, struct item *item)
 {
     if (item->lora)
@@ -159,7 +159,7 @@ static void item_fail(struct item *item, int code, const char *text)
         cox_fail(item->result.error, code, "%s", text);
 }
 
-/* As others pull it. NULL: no memory. */
+/* A KV reference as other groups use it. NULL: no memory. */
 static struct cox_kv_reference *hold_source(const struct cox_serving *serving,
                                             const struct cox_kv_lease *hold)
 {
@@ -181,7 +181,7 @@ static void item_fill(const struct cox_serving *serving, struct item *item,
     if (sequence->report) {
         item->result.report = sequence->report;
         ((struct cox_sequence *)(uintptr_t)sequence)->report =
-            NULL; /* the scheduler only frees it */
+            NULL; /* the engine loop only frees it */
     }
     if (sequence->finish == COX_FINISH_ERROR) {
         bool told = sequence->error.code == COX_CLOSED && serving->cause.code;
@@ -223,7 +223,7 @@ static void item_hand_over(struct cox_serving *serving, struct item *item)
     client_wake(item->client);
 }
 
-/* ---- the scheduler's hooks, on its thread ---- */
+/* ---- hooks of the engine loop, on its thread ---- */
 
 static void on_done(void *context, const struct cox_sequence *sequence)
 {
@@ -244,7 +244,7 @@ static void on_done(void *context, const struct cox_sequence *sequence)
         serving->status.cancelled++;
         item_free(serving, item);
     }
-    /* Nobody will hear of it, so nobody would release it. */
+    /* No client learns of the lease, so none would release it. */
     if (sequence->hold && !handed)
         cox_scheduler_release(serving->scheduler, sequence->request.owner, sequence->id);
     pthread_mutex_unlock(&serving->lock);
@@ -258,7 +258,7 @@ static void on_pulled(void *context, const struct cox_sequence *sequence,
     pthread_mutex_lock(&serving->lock);
     serving->status.recomputed +=
         error && !sequence->request.no_recompute && !sequence->request.pull_only;
-    /* Without memory the client keeps what it holds until the end. */
+    /* Without memory the client keeps its lease until the prompt ends. */
     struct item *word = item->client ? calloc(1, sizeof *word) : NULL;
     if (word) {
         word->result.index = item->result.index;
@@ -281,7 +281,7 @@ static void on_transfer_news(void *context)
     pthread_mutex_unlock(&serving->lock);
 }
 
-/* The next client's oldest prompt, NULL: there is none. */
+/* The oldest prompt of the next client in turn; NULL: none. */
 static struct item *next_item(struct cox_serving *serving)
 {
     struct cox_serving_client *first = serving->turn ? serving->turn : serving->clients;
@@ -307,7 +307,7 @@ static void give(struct cox_serving *serving, struct item *item)
         item_hand_over(serving, item);
         return;
     }
-    free(item->tokens); /* the scheduler has its own */
+    free(item->tokens); /* the engine loop has a copy */
     item->tokens = NULL;
     item->source = cox_kv_reference_free(item->source);
     item->next = serving->running;
@@ -315,7 +315,7 @@ static void give(struct cox_serving *serving, struct item *item)
     serving->status.running++;
 }
 
-/* With the lock held: the ranks have to be told of other weights. */
+/* With the lock held: the ranks must switch to other weights. */
 static bool has_news(const struct cox_serving *serving)
 {
     struct cox_shared_weights *weights = serving->options.scheduler.weights;
@@ -341,8 +341,8 @@ static void holds_clear(struct cox_serving *serving)
     serving->hold_changes = 0;
 }
 
-/* What is held, for others to look at. Of what there is no memory for, they hear that it is not
- * there. */
+/* Copies the leases for other threads. A lease that cannot be copied for lack of memory is reported
+ * as absent. */
 static void holds_copy(struct cox_serving *serving)
 {
     const struct cox_kv_leases *holds = cox_scheduler_kv_leases(serving->scheduler);
@@ -371,19 +371,19 @@ static void releases_do(struct cox_serving *serving)
         client->release_count = 0;
 }
 
-/* The next look between two steps carries it out. Takes release. */
+/* Queues the release for the next call between two steps. Takes release. */
 static void release_put(struct cox_serving *serving, struct release *release)
 {
     release->next = serving->releases;
     serving->releases = release;
     if (!serving->scheduler)
-        releases_do(serving); /* nothing is held */
+        releases_do(serving); /* there are no leases */
     serving->woken = true;
     pthread_cond_signal(&serving->wake);
 }
 
-/* Nobody will hear of what is held for it, so nobody would release it. Without memory it stays
- * until the lease ends, or its client goes. */
+/* Releases the lease of a prompt whose client will not learn of it. Without memory the lease stays
+ * until it expires, or the client disconnects. */
 static void item_release(struct cox_serving *serving, const struct cox_serving_client *client,
                          const struct item *item)
 {
@@ -395,13 +395,13 @@ static void item_release(struct cox_serving *serving, const struct cox_serving_c
     release_put(serving, release);
 }
 
-/* Prompts that could be given now. */
+/* Returns whether a prompt could be given to the engine loop now. */
 static bool is_hungry(const struct cox_serving *serving)
 {
     return serving->status.waiting && serving->status.running < serving->running_max;
 }
 
-/* For whoever asks how it is. */
+/* Copies numbers for status calls. */
 static void look(struct cox_serving *serving)
 {
     holds_copy(serving);
@@ -415,7 +415,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     int r = 0;
     pthread_mutex_lock(&serving->lock);
     look(serving);
-    /* All that there is to do is done between two steps, also what comes while this one sleeps. */
+    /* All work is done between two steps, including what arrives during this wait. */
     while (idle && !serving->stopped && !is_hungry(serving) && !serving->woken &&
            !serving->cancelled && !has_news(serving) && r != ETIMEDOUT)
         r = until_ns == COX_DEADLINE_NEVER
@@ -454,7 +454,7 @@ static void fail_waiting(struct cox_serving *serving, const struct cox_error *er
     pthread_mutex_unlock(&serving->lock);
 }
 
-/* No scheduler will tell of them: whoever waits for that hears why. */
+/* No engine loop will run the switch, so replace fails with this error. */
 static void news_fail(struct cox_serving *serving, const struct cox_error *error)
 {
     struct cox_shared_weights *weights = serving->options.scheduler.weights;
@@ -462,7 +462,7 @@ static void news_fail(struct cox_serving *serving, const struct cox_error *error
         cox_shared_weights_give_up(weights, error->code, error->text);
 }
 
-/* One scheduler, as long as it lives. */
+/* Runs one engine loop until it ends. */
 static void serve(struct cox_serving *serving)
 {
     struct cox_error error = {0};
@@ -547,7 +547,7 @@ int cox_serving_start(struct cox_executor *executor, const struct cox_serving_op
     if (options->name)
         scheduler->hold_count_max = HOLD_COUNT_MAX;
 #if COX_TESTING
-    /* What a prompt does that finds no place is to be tested without filling all of them. */
+    /* Lets a test fill all leases with few prompts. */
     const char *holds = getenv("COXSWAIN_TEST_HOLDS");
     if (holds)
         scheduler->hold_count_max = (uint32_t)atoi(holds);
@@ -579,7 +579,7 @@ void cox_serving_stop(struct cox_serving *serving, const struct cox_error *cause
     if (!serving->joined)
         pthread_join(serving->thread, NULL);
     serving->joined = true;
-    /* The executor may be gone after this. */
+    /* The executor may be freed after this. */
     pthread_mutex_lock(&serving->lock);
     struct cox_transfers *transfer = cox_steal_ptr(&serving->transfer);
     if (transfer)
@@ -686,7 +686,7 @@ struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *cl
     return NULL;
 }
 
-/* The item's request names its own copy. */
+/* The item's request uses its own copy of the name. */
 static int item_take_lora(const struct cox_serving *serving, struct item *item,
                           struct cox_error *err)
 {
@@ -707,14 +707,14 @@ static int item_take_lora(const struct cox_serving *serving, struct item *item,
     return r;
 }
 
-/* What the ranks would refuse a whole step for. */
+/* Checks for what would make the ranks refuse a whole step. */
 static int request_check(const struct cox_serving *serving,
                          const struct cox_prompt_request *request, struct cox_error *err)
 {
     uint32_t vocab_size = serving->options.vocab_size;
     if ((request->source || request->hold_ms) && !serving->options.name)
         return cox_fail(err, COX_UNSUPPORTED, "this group takes no part in transfers");
-    /* Before it is copied: of what waits, nobody has counted the blocks. */
+    /* Checked before the copy: the block count of a waiting request is the client's number. */
     if (request->source && request->source->block_count > serving->options.scheduler.block_count)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " blocks are to be pulled: here are %" PRIu32,
                         request->source->block_count, serving->options.scheduler.block_count);
@@ -759,7 +759,7 @@ int cox_serving_submit(struct cox_serving_client *client, const struct cox_promp
                        uint64_t index)
 {
     struct cox_serving *serving = client->serving;
-    /* Only this thread adds to it. */
+    /* Only this thread adds prompts to the client. */
     if (cox_serving_outstanding(client) >= COX_SERVING_PROMPT_COUNT_MAX ||
         (client->token_count &&
          client->token_count + request->token_count > COX_SERVING_TOKEN_COUNT_MAX))
@@ -769,7 +769,7 @@ int cox_serving_submit(struct cox_serving_client *client, const struct cox_promp
     struct cox_prompt_request checked = *request;
     int r = request_check(serving, request, &error);
     if (r)
-        checked.source = NULL; /* it only tells what is wrong */
+        checked.source = NULL; /* this copy is only for the error */
     const int made = item_new(serving, &checked, index, &item);
     if (made)
         return made;

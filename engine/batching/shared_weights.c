@@ -16,14 +16,14 @@
 #define LABEL "cox_weights"
 
 struct version {
-    /* 0: there is none */
+    /* 0: no version */
     uint64_t number;
     uint64_t digest;
-    /* of the executor, in which a step with it has succeeded; 0: in none */
+    /* group epoch in which a step with it has succeeded; 0: none */
     uint64_t life;
-    /* of its image, until that is exported; -1 */
+    /* image, until it is exported; -1 afterwards */
     int fd;
-    /* of this image alone; NULL: it is not exported */
+    /* exports only this image; NULL: not exported */
     struct cox_exporter *exporter;
     struct cox_handle handle;
 };
@@ -33,27 +33,27 @@ struct version {
     }
 
 struct cox_shared_weights {
-    /* of the first version; all have its shapes */
+    /* of the first version; later ones have the same shapes */
     struct cox_model_config config;
     /* bytes of one version */
     uint64_t size;
     struct cox_executor *executor;
 
-    /* everything below */
+    /* protects everything below */
     pthread_mutex_t lock;
     pthread_cond_t change;
     struct version present, next;
-    /* number ever given */
+    /* highest number given so far */
     uint64_t newest;
-    /* versions that are no more, and that somebody is about to let go */
+    /* versions that were replaced and are not dropped yet */
     uint32_t retiring;
-    /* somebody loads, or waits */
+    /* a replace loads or waits */
     bool replacing;
     bool stopped;
-    /* why the last NEXT went; code 0: it did not */
+    /* why the last NEXT was withdrawn; code 0: it was not */
     struct cox_error withdrawn;
 
-    /* the two below; held while wake runs */
+    /* protects the next two; held while wake runs */
     pthread_mutex_t wake_lock;
     void (*wake)(void *context);
     void *wake_context;
@@ -84,7 +84,7 @@ static int version_load(const struct cox_shared_weights *weights,
     struct cox_region region = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
     struct cox_error why = {0};
-    /* First: where there is none left, taking it would end processes. */
+    /* Checked first: touching memory beyond the limit would kill processes. */
     int r = cox_domain_check_host_size(weights->size, false, &why);
     if (!r)
         r = cox_region_create_image(&region, LABEL, weights->size, &fd, &why);
@@ -120,12 +120,13 @@ static int version_export_at(struct version *version, const char *control_socket
         return r;
     }
     version->exporter = exporter;
-    cox_close_fd(&version->fd); /* the exporter has its own */
+    cox_close_fd(&version->fd); /* the exporter has a dup */
     return 0;
 }
 
-/* Without the lock: it connects to the control socket. Where that takes nothing, ranks come to the
- * fd by themselves, or not at all; want of fds is an error, since it would only come back later. */
+/* Called without the lock, because it connects to the control socket. If the socket refuses the fd,
+ * ranks may still get it in other ways. A lack of fds is an error, since it would only recur later.
+ */
 static int version_export(const struct cox_shared_weights *weights, struct version *version,
                           struct cox_error *err)
 {
@@ -139,7 +140,7 @@ static int version_export(const struct cox_shared_weights *weights, struct versi
     return r ? cox_fail(err, r, "publishing the model's weights: %s", why.text) : 0;
 }
 
-/* Without the lock: it connects to the control socket. */
+/* Called without the lock, because it connects to the control socket. */
 static void version_drop(struct version *version)
 {
     if (version->exporter)
@@ -263,13 +264,13 @@ static int replace_load(struct cox_shared_weights *weights, const char *director
         return cox_fail(err, r, "%s: %s", directory, why.text);
     r = version_load(weights, &config, directory, is_stopped, weights, ret_version, err);
     if (r == COX_CORRUPT && err)
-        err->code = COX_INVALID; /* the files that were named, and no other process's bytes */
+        err->code = COX_INVALID; /* the named files are at fault, not bytes of another process */
     if (!r)
         r = version_export(weights, ret_version, err);
     return r == COX_ABORTED ? COX_CLOSED : r == COX_CORRUPT ? COX_INVALID : r;
 }
 
-/* NEXT, under a number of its own, which is returned. */
+/* Makes the version NEXT and returns its new number. */
 static uint64_t next_publish(struct cox_shared_weights *weights, struct version *version)
 {
     pthread_mutex_lock(&weights->lock);
@@ -289,7 +290,7 @@ static void wake_call(struct cox_shared_weights *weights)
     pthread_mutex_unlock(&weights->wake_lock);
 }
 
-/* Until number is PRESENT, or it went. */
+/* Waits until number is PRESENT or withdrawn. */
 static int replace_wait(struct cox_shared_weights *weights, uint64_t number, uint64_t deadline_ns,
                         uint64_t *ret_version, struct cox_error *err)
 {
@@ -379,8 +380,8 @@ bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
     return offered;
 }
 
-/* Gives the lock up: the version is out of the way, and this may connect to the control socket. A
- * replace hears how it ended when nothing is left of it here. */
+/* Releases the lock: the version is unlinked already, and dropping it may connect to the control
+ * socket. replace returns only after this, so that nothing of the old version is left. */
 static void retire_and_unlock(struct cox_shared_weights *weights, struct version *former)
 {
     weights->retiring++;
@@ -406,12 +407,13 @@ void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t versio
     struct version former = weights->present;
     weights->present = weights->next;
     weights->next = (struct version)VERSION_NONE;
-    /* Before what ranks hold since is told; and before a replace hears that it has succeeded. */
+    /* Before leases made since are published, and before replace returns success. */
     cox_executor_renew_kv(weights->executor, weights->present.digest);
     retire_and_unlock(weights, &former);
 }
 
-/* With the lock held, which it gives up. Ranks that have switched switch back in the next step. */
+/* Called with the lock held, and releases it. Ranks that have switched switch back in the next
+ * step. */
 static void next_withdraw_and_unlock(struct cox_shared_weights *weights, int status,
                                      const char *text)
 {
@@ -420,7 +422,7 @@ static void next_withdraw_and_unlock(struct cox_shared_weights *weights, int sta
     weights->next = (struct version)VERSION_NONE;
     weights->present.number = ++weights->newest;
     weights->present.life = 0; /* ranks that have switched do not have it any more */
-    /* Ranks that had switched have forgotten what other groups could pull. */
+    /* Ranks that had switched have lost the blocks that other groups could pull. */
     cox_executor_renew_kv(weights->executor, weights->present.digest);
     retire_and_unlock(weights, &former);
 }
@@ -429,7 +431,7 @@ void cox_shared_weights_failed(struct cox_shared_weights *weights, uint64_t vers
                                const char *text)
 {
     pthread_mutex_lock(&weights->lock);
-    /* What else fails is no matter of the weights: the step is repeated with them. */
+    /* Other failures are not caused by the weights: the step is repeated with them. */
     if (weights->next.number && version == weights->next.number && status == COX_REJECTED)
         next_withdraw_and_unlock(weights, status, text);
     else

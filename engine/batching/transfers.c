@@ -9,15 +9,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pulls of one request: they end together. */
+/* Pulls of one request, which end together. */
 #define BATCH_COUNT_MAX 16
-/* Ranks that keep the deadline say so themselves, a little later. */
+/* Ranks that keep the deadline report it themselves, a little later. */
 #define SLACK_NS (500 * COX_NSEC_PER_MSEC)
-/* Deadlines of the pulls of one request are no further apart. */
+/* Largest distance between the deadlines of pulls in one request. */
 #define SPREAD_NS COX_NSEC_PER_SEC
-/* Somebody who is owed something looks again this often. */
+/* Interval of checks while a rank owes a reply. */
 #define SLICE_NS (50 * COX_NSEC_PER_MSEC)
-/* The median of the copies' speed is over this many. */
+/* The median of the copy speeds is over this many samples. */
 #define SPEED_COUNT 256
 #define MESSAGE_ARENA_MAX ((size_t)256 << 20)
 
@@ -29,17 +29,17 @@ struct pull {
     int32_t *blocks;
     uint64_t not_before_ns, deadline_ns, life;
     enum cox_pull_state state;
-    /* number of its request; 0: it was not sent */
+    /* number of its request; 0: not sent */
     uint64_t flight;
-    /* the request has been completed */
+    /* the request has completed */
     bool flown;
-    /* and was, before this look */
+    /* and had completed before the current check */
     bool looked;
     /* no rank writes to the blocks */
     bool quiet;
-    /* its result was taken, or nobody wants it */
+    /* its outcome was taken, or was cancelled */
     bool reported;
-    /* ranks were told to leave it */
+    /* ranks were asked to cancel it */
     bool leave_asked;
     bool own_death;
     struct cox_pull_report *report;
@@ -55,20 +55,19 @@ struct cox_transfers {
     struct cox_executor *executor;
     struct cox_transfers_options options;
     uint32_t rank_count;
-    /* of the last request */
+    /* number of the last request */
     uint64_t flight;
 
-    /* everything below; not held over a call of the executor */
+    /* protects everything below; not held across a call of the executor */
     pthread_mutex_t lock;
     /* oldest first */
     struct pull *pulls;
     struct quiet *quiets;
-    /* when what could not be sent is tried again */
+    /* when to retry what could not be sent */
     uint64_t retry_ns;
     struct cox_transfers_status status;
-    /* bytes per second, of each rank in each pull */
-    /* of the last SPEED_COUNT copies by a rank, bytes per second; the next one goes to
-     * speed_count % SPEED_COUNT */
+    /* Of the last SPEED_COUNT copies by a rank, bytes per second. The next one goes to speed_count
+     * % SPEED_COUNT. */
     uint64_t speeds[SPEED_COUNT];
     uint64_t speed_count;
 };
@@ -112,7 +111,7 @@ static void pull_move(struct cox_transfers *transfer, struct pull *pull, enum co
     else
         transfer->status.failed++;
     pull->report->state = to;
-    /* Of a request that is under way somebody may write. */
+    /* While its request is under way, a rank may write. */
     pull->quiet = pull->quiet || !pull->flight;
     if (!pull->quiet)
         transfer->status.quarantined_blocks += pull->source->block_count;
@@ -143,8 +142,8 @@ static void pull_remove(struct cox_transfers *transfer, struct pull *pull)
     pull_free(pull);
 }
 
-/* Nobody writes to the blocks any more. If its owner has left them here, they are to be given back.
- */
+/* No rank writes to the blocks any more. If the caller left them in quarantine, take_quiet returns
+ * them. */
 static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull)
 {
     if (pull->quiet)
@@ -155,7 +154,7 @@ static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull
     if (!pull->reported)
         return;
     struct quiet *quiet = malloc(sizeof *quiet);
-    if (!quiet) { /* another time */
+    if (!quiet) { /* later, when it is drained */
         pull->quiet = false;
         transfer->status.quarantined_blocks += pull->source->block_count;
         return;
@@ -167,7 +166,7 @@ static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull
     pull_remove(transfer, pull);
 }
 
-/* Who gives out blocks anew has no use for them. */
+/* For a caller with a new block allocator, drained blocks have no meaning. */
 static void quiets_forget(struct cox_transfers *transfer)
 {
     while (transfer->quiets) {
@@ -188,7 +187,7 @@ static bool is_quiet(const struct cox_completion *completion)
     return quiet;
 }
 
-/* What a rank says of itself is input. */
+/* Numbers reported by a rank are input: they are checked. */
 static void speed_add(struct cox_transfers *transfer, const struct cox_pull_rank *rank)
 {
     transfer->status.bytes += rank->copied_bytes;
@@ -246,7 +245,7 @@ static void on_completion(void *context, const struct cox_completion *completion
         if (pull->flight == flight && !pull->flown)
             pull_complete(transfer, pull, completion);
     }
-    transfer->retry_ns = 0; /* there is room */
+    transfer->retry_ns = 0; /* there is room now */
     pthread_mutex_unlock(&transfer->lock);
     if (transfer->options.wake)
         transfer->options.wake(transfer->options.wake_context);
@@ -284,7 +283,7 @@ struct cox_transfers *cox_transfers_free(struct cox_transfers *transfer)
 {
     if (!transfer)
         return NULL;
-    /* On return the old handler runs no more. */
+    /* On return the old handler is not running. */
     cox_executor_replace(transfer->executor, COX_CHANNEL_TRANSFER, on_completion_dropped, NULL);
     while (transfer->pulls)
         pull_remove(transfer, transfer->pulls);
@@ -332,7 +331,7 @@ int cox_transfers_start(struct cox_transfers *transfer, const struct cox_pull_re
     return 0;
 }
 
-/* Returns whether it is quiet; it may be gone then. */
+/* Returns whether it is drained; it may be freed then. */
 static bool pull_cancel(struct cox_transfers *transfer, struct pull *pull)
 {
     if (!cox_pull_has_ended(pull->state))
@@ -371,15 +370,15 @@ void cox_transfers_abandon(struct cox_transfers *transfer)
 
 /* ---- sending ---- */
 
-/* A request ends when its last pull does, and until then the blocks of all of them wait: so a short
- * one does not go with one that may take an hour. */
+/* A request ends with its last pull, and until then the blocks of all its pulls wait. So a short
+ * pull does not share a request with one that may take an hour. */
 static bool deadlines_near(uint64_t a, uint64_t b)
 {
     return (a > b ? a - b : b - a) <= SPREAD_NS;
 }
 
-/* The next pulls that go together. They are SENT from now on: the answer may come before submit
- * returns. */
+/* Collects the next pulls that fit into one request. They become SENT here, because the reply may
+ * arrive before submit returns. */
 static size_t batch_take(struct cox_transfers *transfer, size_t count_max, uint64_t now,
                          struct pull **batch)
 {
@@ -431,7 +430,7 @@ static int batch_submit(struct cox_transfers *transfer, struct pull *const *batc
     return cox_executor_submit(transfer->executor, request, &options, &sequence, err);
 }
 
-/* A batch was refused: nothing of it is under way, and no handler knows of it. */
+/* A batch was refused: nothing of it is under way, and the handler will not be called for it. */
 static void batch_refused(struct cox_transfers *transfer, struct pull *const *batch, size_t count,
                           int r, const struct cox_error *error)
 {
@@ -439,7 +438,7 @@ static void batch_refused(struct cox_transfers *transfer, struct pull *const *ba
     for (size_t i = 0; i < count; i++) {
         struct pull *pull = batch[i];
         pull->flight = 0;
-        pull_move(transfer, pull, COX_PULL_QUEUED); /* it was not sent after all */
+        pull_move(transfer, pull, COX_PULL_QUEUED); /* not sent after all */
         if (again)
             continue;
         pull->own_death = r == COX_PEER_DEAD || r == COX_STATE || r == COX_STALE;
@@ -461,7 +460,7 @@ static void batches_send(struct cox_transfers *transfer)
         pthread_mutex_unlock(&transfer->lock);
         if (count == 0)
             return;
-        /* Only this thread takes pulls out, but for the handler those that somebody gave up. */
+        /* Only this thread removes pulls, except cancelled ones, which the handler removes. */
         int r = batch_submit(transfer, batch, count, flight, &error);
         if (r == 0)
             continue;
@@ -474,7 +473,7 @@ static void batches_send(struct cox_transfers *transfer)
     }
 }
 
-/* Ranks are told to leave pulls that have ended without them. */
+/* Asks the ranks to cancel pulls that have ended without them. */
 static void leave_send(struct cox_transfers *transfer)
 {
     _cox_cleanup_(cox_arena_deinit) struct cox_arena arena = {0};
@@ -504,7 +503,7 @@ static void leave_send(struct cox_transfers *transfer)
     pthread_mutex_lock(&transfer->lock);
     for (struct pull *pull = transfer->pulls; pull; pull = pull->next)
         for (size_t i = 0; i < count; i++)
-            if (pull == pulls[i]) /* those that are still there */
+            if (pull == pulls[i]) /* skips pulls freed meanwhile */
                 pull->leave_asked = false;
     pthread_mutex_unlock(&transfer->lock);
 }
@@ -528,13 +527,13 @@ static void deadlines_check(struct cox_transfers *transfer)
     pthread_mutex_unlock(&transfer->lock);
 }
 
-/* A pull whose request is completed, and somebody was late then. */
+/* A pull whose request has completed while a rank was late. */
 static bool is_owed(const struct pull *pull)
 {
     return pull->flown && !pull->quiet;
 }
 
-/* The channel is in order: who owes nothing has left everything. */
+/* The channel is in order: a rank that owes no reply works on no earlier pull. */
 static void late_check(struct cox_transfers *transfer)
 {
     bool owed = false;
@@ -594,7 +593,7 @@ uint64_t cox_transfers_due_ns(struct cox_transfers *transfer)
     return due_ns;
 }
 
-/* ---- results ---- */
+/* ---- outcomes ---- */
 
 int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *ret_result)
 {
@@ -638,7 +637,8 @@ void cox_transfers_quarantine(struct cox_transfers *transfer,
                               void *context)
 {
     pthread_mutex_lock(&transfer->lock);
-    /* Those that became quiet before this look are not in it, and so nobody's to give back. */
+    /* Blocks that were drained before this call are not passed to fn, so they must not be given
+     * back. */
     quiets_forget(transfer);
     for (const struct pull *pull = transfer->pulls; pull; pull = pull->next)
         fn(context, pull->blocks, pull->source->block_count);
