@@ -1,19 +1,19 @@
 /*
- * message: a step of the plan as protobuf, and the tokens out of its answer.
+ * message: a step of the batcher as protobuf, and the tokens out of its answer.
  *
  * Two forms: packed columns against the ranks' sequence tables, and the nested
  * SequenceGroupMetadata of legacy workers. The structs and columns are made once and used again for
  * every step.
  *
  * Threads: fill by one thread; read by another one, also meanwhile.
- * Ownership: the message fill gives is lent until the next fill, and points into the plan's step.
- * Blocks: nothing. Allocates in new, and in fill when a nested step is larger than all before it.
- * If the process dies: private memory; nothing is left.
+ * Ownership: the message fill gives is lent until the next fill, and points into the batcher's
+ * step. Blocks: nothing. Allocates in new, and in fill when a nested step is larger than all before
+ * it. If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_MESSAGE_H
 #define COX_COORDINATOR_MESSAGE_H
 
-#include "plan.h"
+#include "batcher.h"
 
 struct cox_message;
 struct cox_weights_told;

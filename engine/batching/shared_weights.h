@@ -19,7 +19,7 @@
  * memory with the last rank that has it mapped. Nobody counts.
  *
  * Threads: any; one replace at a time. tell, step, used and failed: the executor's init and the
- * scheduler. Ownership: the caller owns the object; folders are read, and forgotten. The executor
+ * engine loop. Ownership: the caller owns the object; folders are read, and forgotten. The executor
  * is borrowed from publish to free. Blocks: load and replace while files are read; replace until a
  * step has used the version, its deadline, or stop; what lets a version go,
  *   and publish, while the group's control socket answers, 1 s at most.

@@ -20,7 +20,7 @@
  * answered or is proven dead; otherwise its blocks stay in quarantine until the transfer channel
  * has nobody late. Ranks are told to leave such pulls, on the link channel.
  *
- * Threads: new and free from one thread; status from any; the rest from the scheduler's. The wake
+ * Threads: new and free from one thread; status from any; the rest from the engine loop's. The wake
  *   hook is called on the response thread of the channel.
  * Ownership: the executor is borrowed until free; what a start is given is copied. Reports are the
  *   caller's, freed with free.

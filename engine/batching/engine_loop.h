@@ -1,14 +1,14 @@
 /*
- * scheduler: requests in, tokens out: continuous batching over the execute channel of one group.
+ * engine loop: requests in, tokens out: continuous batching over the execute channel of one group.
  *
  * The thread that calls run plans, submits, and sleeps until the handler has copied the outcome
  * out. Asynchronous scheduling: it plans, packs and publishes the next step while the ranks run
  * one, so that they find it when they are done. Ranks know the tokens they sampled, so a step needs
- * none of them. plan.h has the rules of batching, and says what becomes of sequences that end
+ * none of them. batcher.h has the rules of batching, and says what becomes of sequences that end
  * meanwhile.
  *
  * Threads: everything on one thread, except stop, which any thread may call. done and feed run on
- *   the thread of run; they may add. The scheduler is the only one that runs steps on the group
+ *   the thread of run; they may add. The engine loop is the only one that runs steps on the group
  *   while it exists.
  * Ownership: requests are copied; what done is shown is lent for the call. The executor is borrowed
  *   until free.
@@ -26,18 +26,18 @@
  * Holds end with the life of the group in which they were computed, and with a step that failed.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
-#ifndef COX_COORDINATOR_SCHEDULER_H
-#define COX_COORDINATOR_SCHEDULER_H
+#ifndef COX_ENGINE_LOOP_H
+#define COX_ENGINE_LOOP_H
 
 #include "coordinator/executor/operations.h"
-#include "plan.h"
+#include "batcher.h"
 #include "transfers.h"
 
-struct cox_scheduler;
+struct cox_engine_loop;
 struct cox_shared_weights;
 
 /* 0 everywhere means default, except where required. */
-struct cox_scheduler_options {
+struct cox_engine_loop_options {
     /* running at a time; default 64, at most 4,096 */
     uint32_t sequence_count_max;
     /* computed per step; default 512 */
@@ -59,9 +59,9 @@ struct cox_scheduler_options {
     uint32_t position_count_max;
     /* sequences that are held, at a time; default 0 */
     uint32_t hold_count_max;
-    /* of the scheduler before: ids of sequences do not come again */
+    /* of the engine loop before: ids of sequences do not come again */
     int64_t last_id;
-    /* Pulls what requests with a source need, and is this scheduler's alone until free; feed is
+    /* Pulls what requests with a source need, and is this engine loop's alone until free; feed is
      * required then. NULL: no request has one. */
     struct cox_transfers *transfer;
     /* one attempt has so long, and not longer than the lease; default 10,000 */
@@ -97,7 +97,7 @@ struct cox_scheduler_options {
 
 /* Where the time of steps went, all of those together for which rank 0 has told its model's time.
  */
-struct cox_scheduler_times {
+struct cox_engine_loop_times {
     /* from submit, or the handler of the step before, to the entry of the handler */
     uint64_t step_ns;
     /* of it not rank 0's model */
@@ -109,11 +109,11 @@ struct cox_scheduler_times {
     uint64_t group_wait_ns;
 };
 
-struct cox_scheduler_stats {
+struct cox_engine_loop_stats {
     /* that succeeded */
     uint64_t steps;
     uint64_t retries;
-    struct cox_plan_stats plan;
+    struct cox_batcher_stats batcher;
     /* spent in run */
     uint64_t run_ns;
     /* from submit to the entry of the handler, over the last steps; with the wait for the step
@@ -122,52 +122,55 @@ struct cox_scheduler_stats {
     /* What the channel costs: from submit, or from the handler of the step before if that is later,
      * without the time that rank 0 reports for its model. 0: no rank reported any. */
     uint64_t channel_p50_ns, channel_p99_ns;
-    /* As rank 0 reports them (cox_scheduler_times); 0: it did not. */
+    /* As rank 0 reports them (cox_engine_loop_times); 0: it did not. */
     uint64_t group_p50_ns, group_p99_ns, group_wait_p50_ns, group_wait_p99_ns;
-    struct cox_scheduler_times times;
+    struct cox_engine_loop_times times;
 };
 
 /* Sets block_count, block_size and position_count_max from what the ranks said at init. Returns 0;
  * COX_CORRUPT: numbers that no cache has; COX_UNSUPPORTED: several caches with tables of their own.
  */
-int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_init_summary *summary,
-                      struct cox_error *err);
+int cox_engine_loop_fit(struct cox_engine_loop_options *options,
+                        const struct cox_init_summary *summary, struct cox_error *err);
 
 /* Becomes the handler of the execute channel. Returns 0; COX_INVALID: err says which number is too
  * large; -ENOMEM. */
-int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_options *options,
-                      struct cox_scheduler **ret_scheduler, struct cox_error *err);
-struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler); /* NULL-safe */
+int cox_engine_loop_new(struct cox_executor *executor,
+                        const struct cox_engine_loop_options *options,
+                        struct cox_engine_loop **ret_engine_loop, struct cox_error *err);
+struct cox_engine_loop *cox_engine_loop_free(struct cox_engine_loop *engine_loop); /* NULL-safe */
 
 /* Returns 0 or -ENOMEM. A request that can never run is reported through done. */
-int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_prompt_request *request);
+int cox_engine_loop_add(struct cox_engine_loop *engine_loop,
+                        const struct cox_prompt_request *request);
 
 /* Inside feed: ends the request with this context, which is then done, with COX_CLOSED. One that is
  * done, or never was, is fine. */
-void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context);
+void cox_engine_loop_cancel(struct cox_engine_loop *engine_loop, const void *context);
 
 /* Inside feed and done: ends the hold of this owner and id (0: all of the owner). One that is over
  * is fine. */
-void cox_scheduler_release(struct cox_scheduler *scheduler, uint64_t owner, int64_t id);
+void cox_engine_loop_release(struct cox_engine_loop *engine_loop, uint64_t owner, int64_t id);
 /* On the thread of run: what is held now, lent until anything else is called. */
-const struct cox_kv_leases *cox_scheduler_kv_leases(const struct cox_scheduler *scheduler);
+const struct cox_kv_leases *cox_engine_loop_kv_leases(const struct cox_engine_loop *engine_loop);
 /* cox_executor_life in which the ranks have what is held. */
-uint64_t cox_scheduler_life(const struct cox_scheduler *scheduler);
+uint64_t cox_engine_loop_life(const struct cox_engine_loop *engine_loop);
 /* Sequences had ids up to this. */
-int64_t cox_scheduler_last_id(const struct cox_scheduler *scheduler);
+int64_t cox_engine_loop_last_id(const struct cox_engine_loop *engine_loop);
 
 /* Runs steps until nothing is left, then tells the ranks of the sequences that ended last (after a
  * recovery, the next step tells that there is nothing). Returns 0, also when single requests
  * failed; COX_CLOSED: stopped, nothing can be run any more; the status of the failure that ended
  * all. */
-int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err);
+int cox_engine_loop_run(struct cox_engine_loop *engine_loop, struct cox_error *err);
 /* Makes run return soon, whatever the steps in flight do; a feed that sleeps is its owner's to
  * wake. Idempotent. */
-void cox_scheduler_stop(struct cox_scheduler *scheduler);
+void cox_engine_loop_stop(struct cox_engine_loop *engine_loop);
 
 /* Blocks of KV cache that are not taken; on the thread of run, for display and tests of leaks. */
-uint32_t cox_scheduler_free_blocks(const struct cox_scheduler *scheduler);
+uint32_t cox_engine_loop_free_blocks(const struct cox_engine_loop *engine_loop);
 /* Not while run runs, except on its thread. */
-void cox_scheduler_stats(struct cox_scheduler *scheduler, struct cox_scheduler_stats *ret_stats);
+void cox_engine_loop_stats(struct cox_engine_loop *engine_loop,
+                           struct cox_engine_loop_stats *ret_stats);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * plan: which sequences the next step computes. Continuous batching without any input or output.
+ * batcher: which sequences the next step computes. Continuous batching without any input or output.
  *
  * A sequence waits, runs, and is done; one with a source is pulled before it runs:
  *
@@ -31,21 +31,21 @@
  *
  * Threads: one at a time.
  * Blocks: nothing; allocates in new and add only.
- * Ownership: the plan copies requests; a step and its rows are lent until its commit or a revert,
- *   what else it points to until publish; done sequences are given by cox_plan_done and freed with
- *   cox_sequence_free.
+ * Ownership: the batcher copies requests; a step and its rows are lent until its commit or a
+ *   revert, what else it points to until publish; done sequences are given by cox_batcher_done and
+ *   freed with cox_sequence_free.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_PLAN_H
-#define COX_COORDINATOR_PLAN_H
+#ifndef COX_ENGINE_BATCHER_H
+#define COX_ENGINE_BATCHER_H
 
 #include "blocks.h"
 #include "kv_leases.h"
 #include "coordinator/server/prompt_hooks.h"
 
-struct cox_plan;
+struct cox_batcher;
 
-struct cox_plan_options {
+struct cox_batcher_options {
     /* running at a time, and rows of one step */
     uint32_t sequence_count_max;
     /* computed in one step; longer prompts go in chunks */
@@ -169,7 +169,7 @@ struct cox_step {
     uint32_t waiting_count;
 };
 
-struct cox_plan_stats {
+struct cox_batcher_stats {
     /* computed, recomputed ones included */
     uint64_t prompt_tokens;
     uint64_t generated_tokens;
@@ -181,81 +181,82 @@ struct cox_plan_stats {
 };
 
 /* Returns 0; COX_INVALID: a limit of 0, or a frame too small for any step; -ENOMEM. */
-int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_plan,
-                 struct cox_error *err);
-struct cox_plan *cox_plan_free(struct cox_plan *plan); /* NULL-safe; frees every sequence in it */
+int cox_batcher_new(const struct cox_batcher_options *options, struct cox_batcher **ret_batcher,
+                    struct cox_error *err);
+struct cox_batcher *cox_batcher_free(
+    struct cox_batcher *batcher); /* NULL-safe; frees every sequence in it */
 
 /* Queues a request. One that can never run is done at once, with an error. Returns 0 or -ENOMEM. */
-int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request);
+int cox_batcher_add(struct cox_batcher *batcher, const struct cox_prompt_request *request);
 
 /* Gives the next step; fewer than step_count_max are in flight. Returns 0; COX_EMPTY: nothing
  * waits, runs or is pulled, and no step is in flight; COX_BUSY: nothing can be computed before the
  * oldest step in flight is over, or, where there is none, a pull ends or blocks are given back.
- * Also then sequences may be to be pulled (cox_plan_pull). */
-int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step);
+ * Also then sequences may be to be pulled (cox_batcher_pull). */
+int cox_batcher_next(struct cox_batcher *batcher, const struct cox_step **ret_step);
 /* Gives a step without rows, which tells the ranks what a step tells beside them. */
-void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step);
+void cox_batcher_next_empty(struct cox_batcher *batcher, const struct cox_step **ret_step);
 /* The step that was given is on its way, as number `sequence`: the base of the next one. */
-void cox_plan_publish(struct cox_plan *plan, uint64_t sequence);
+void cox_batcher_publish(struct cox_batcher *batcher, uint64_t sequence);
 /* The oldest step in flight went well. tokens: one per row, looked at where the row emits; ended:
  * not 0 where the worker ended the sequence (NULL: nowhere). Returns 0, or COX_CORRUPT: a token
  * below 0; nothing is done then. */
-int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t *ended,
-                    struct cox_error *err);
+int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens, const uint8_t *ended,
+                       struct cox_error *err);
 /* The oldest step in flight went well, and is the first with other weights; before its commit. Ends
  * what is held; and who was computed in part before will not be held. */
-void cox_plan_renew(struct cox_plan *plan);
+void cox_batcher_renew(struct cox_batcher *batcher);
 /* The oldest step had no effect, or nobody knows what it had: so it is with all of them, and with
  * what was given. */
-void cox_plan_revert(struct cox_plan *plan);
+void cox_batcher_revert(struct cox_batcher *batcher);
 
 /* Steps planned from now on compute so many tokens at most, and not more than token_count_max, at
  * positions that no step before has computed in time; at least 1. */
-void cox_plan_limit(struct cox_plan *plan, uint32_t token_count);
+void cox_batcher_limit(struct cox_batcher *batcher, uint32_t token_count);
 
 /* Takes the oldest sequence that is done, NULL: none. */
-struct cox_sequence *cox_plan_done(struct cox_plan *plan);
+struct cox_sequence *cox_batcher_done(struct cox_batcher *batcher);
 /* Ends everything that waits or runs with an error; steps in flight count as reverted. */
-void cox_plan_fail(struct cox_plan *plan, int code, const char *text);
+void cox_batcher_fail(struct cox_batcher *batcher, int code, const char *text);
 
 /* Ends what waits or runs for this context, if there is any, with COX_CLOSED; it is done then, or,
  * where it has an adapter and rows in flight, with the last of these. One that is being pulled is
- * ended by cox_plan_pulled instead. Not between next and publish or revert. */
-void cox_plan_cancel(struct cox_plan *plan, const void *context);
+ * ended by cox_batcher_pulled instead. Not between next and publish or revert. */
+void cox_batcher_cancel(struct cox_batcher *batcher, const void *context);
 
 /* ---- pulls and holds; not between next and publish or revert, but for pull ---- */
 
 /* The next admitted sequence that nobody was told is to be pulled, NULL: none. The first
  * source->block_count of its blocks are for what is pulled. Lent until pulled. */
-const struct cox_sequence *cox_plan_pull(struct cox_plan *plan);
+const struct cox_sequence *cox_batcher_pull(struct cox_batcher *batcher);
 /* Its pull has ended. quiet: nobody writes to its blocks any more; otherwise they are nobody's
- * until given back by cox_plan_give. report (may be NULL) is taken. err: why, of FAIL. Returns 0;
- * COX_NOT_FOUND: no such sequence is being pulled, and report is not taken. */
-int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bool quiet,
-                    void *report, const struct cox_error *err);
+ * until given back by cox_batcher_give. report (may be NULL) is taken. err: why, of FAIL. Returns
+ * 0; COX_NOT_FOUND: no such sequence is being pulled, and report is not taken. */
+int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_end end, bool quiet,
+                       void *report, const struct cox_error *err);
 /* The sequence of this id (0: of this context) that is being pulled, and somebody was told; NULL:
  * there is none. */
-const struct cox_sequence *cox_plan_pulling(const struct cox_plan *plan, int64_t id,
-                                            const void *context);
+const struct cox_sequence *cox_batcher_pulling(const struct cox_batcher *batcher, int64_t id,
+                                               const void *context);
 /* Blocks that are nobody's, before the first step or given back when they are quiet. */
-void cox_plan_reserve(struct cox_plan *plan, const int32_t *blocks, uint32_t count);
-void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count);
+void cox_batcher_reserve(struct cox_batcher *batcher, const int32_t *blocks, uint32_t count);
+void cox_batcher_give(struct cox_batcher *batcher, const int32_t *blocks, uint32_t count);
 
 /* Releases the hold of this id and owner (id 0: all of that owner). Idempotent. */
-void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id);
+void cox_batcher_release(struct cox_batcher *batcher, uint64_t owner, int64_t id);
 /* Ends those whose leases are over by now_ns; COX_DEADLINE_NEVER: all. */
-void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns);
-const struct cox_kv_leases *cox_plan_kv_leases(const struct cox_plan *plan); /* lent */
-int64_t cox_plan_last_id(const struct cox_plan *plan);
+void cox_batcher_expire(struct cox_batcher *batcher, uint64_t now_ns);
+const struct cox_kv_leases *cox_batcher_kv_leases(const struct cox_batcher *batcher); /* lent */
+int64_t cox_batcher_last_id(const struct cox_batcher *batcher);
 
 /* Sequences that ended and of which no step has told (nested: none ever does; otherwise the next
  * one does, by its base where that is 0); *ret_ids is lent until the next call. told forgets them,
  * when the ranks have heard otherwise. With the nested form that has to be before every next. */
-uint32_t cox_plan_unreported(const struct cox_plan *plan, const int64_t **ret_ids);
-void cox_plan_reported(struct cox_plan *plan);
+uint32_t cox_batcher_unreported(const struct cox_batcher *batcher, const int64_t **ret_ids);
+void cox_batcher_reported(struct cox_batcher *batcher);
 
-void cox_plan_stats(const struct cox_plan *plan, struct cox_plan_stats *ret_stats);
+void cox_batcher_stats(const struct cox_batcher *batcher, struct cox_batcher_stats *ret_stats);
 /* Blocks not taken; for tests of leaks. */
-uint32_t cox_plan_free_blocks(const struct cox_plan *plan);
+uint32_t cox_batcher_free_blocks(const struct cox_batcher *batcher);
 
 #endif
