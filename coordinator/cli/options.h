@@ -50,7 +50,7 @@ struct cox_group_choice {
      * cox_death_option_group. */
     struct cox_restart_policy recovery;
     bool recovery_given;
-    /* of the scheduler; 0: default. Of commands that take cox_scheduling_option_group. */
+    /* of the engine loop; 0: default. Of commands that take cox_scheduling_option_group. */
     uint32_t steps_in_flight;
     /* NULL: looked up */
     const char *worker;

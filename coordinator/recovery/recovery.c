@@ -142,7 +142,7 @@ struct cox_recovery *cox_recovery_free(struct cox_recovery *recovery)
     return NULL;
 }
 
-/* ---- for the scheduler ---- */
+/* ---- for the engine loop ---- */
 
 static bool is_ended(const struct cox_recovery *recovery)
 {

@@ -56,7 +56,7 @@ struct cox_recovery *cox_recovery_free(struct cox_recovery *recovery); /* NULL-s
 /* A rank has died: from the executor's death hook. Never blocks. */
 void cox_recovery_death(struct cox_recovery *recovery, uint32_t rank, const char *text);
 
-/* For cox_scheduler_options.recover: sleeps while a rank is dead or being replaced, a recovery
+/* For cox_engine_loop_options.recover: sleeps while a rank is dead or being replaced, a recovery
  * command runs, or the group is paused. err, on entry: what made the caller ask; a COX_PEER_DEAD is
  * believed, and its death waited for. Returns 0: nothing was wrong; 1: it was since the last call,
  * and is no more; COX_PEER_DEAD: the group has failed, err tells; COX_CLOSED: stopped, or cancel

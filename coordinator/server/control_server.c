@@ -21,7 +21,7 @@
 #define IDLE_MS 10000
 /* Also of connections that another one has outbid, and whose threads have not ended yet. */
 #define SLOT_COUNT (2 * COX_CONTROL_CONNECTION_MAX)
-/* Answers wait in the serving while so many bytes wait here. */
+/* Answers wait in the prompt queue while so many bytes wait here. */
 #define PENDING_MAX ((size_t)64 << 10)
 /* Of one request, unpacked: packed numbers grow fourfold. */
 #define REQUEST_ARENA_MAX ((size_t)96 << 20)
@@ -789,7 +789,8 @@ static int connection_wait(struct connection *c, bool reading)
     return fds[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? COX_CLOSED : 0;
 }
 
-/* What is left in the serving afterwards comes with a wake, or when the stream can be written to.
+/* What is left in the prompt queue afterwards comes with a wake, or when the stream can be written
+ * to.
  */
 static int results_send(struct connection *c)
 {

@@ -59,7 +59,7 @@ int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_n
                     struct cox_lora_result *ret_results, struct cox_error *err);
 
 /* Loads on every rank what it lacks, after an init was replayed. An adapter that cannot be loaded
- * any more and is not in use is unloaded; that is logged. Returns 0, or the error of loading
+ * any more and is not in use is unloaded, and that is logged. Returns 0, or the error of loading
  * one that is in use. */
 int cox_lora_replay(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err);
 

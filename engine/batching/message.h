@@ -14,7 +14,7 @@
 #ifndef COX_COORDINATOR_MESSAGE_H
 #define COX_COORDINATOR_MESSAGE_H
 
-#include "plan.h"
+#include "batcher.h"
 
 struct cox_message;
 struct cox_weights_told;

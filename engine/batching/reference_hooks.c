@@ -1,7 +1,7 @@
 #include "reference_hooks.h"
 
 #include "lora.h"
-#include "serving.h"
+#include "prompt_queue.h"
 #include "shared_weights.h"
 
 /* ---- prompts ---- */
@@ -9,8 +9,8 @@
 static int prompts_open(void *context, int wake_fd, void **ret_client)
 {
     const struct cox_reference *reference = context;
-    struct cox_serving_client *client;
-    int r = cox_serving_client_new(reference->serving, wake_fd, &client);
+    struct cox_prompt_queue_client *client;
+    int r = cox_prompt_queue_client_new(reference->queue, wake_fd, &client);
     if (!r)
         *ret_client = client;
     return r;
@@ -18,45 +18,45 @@ static int prompts_open(void *context, int wake_fd, void **ret_client)
 
 static void prompts_close(void *client)
 {
-    cox_serving_client_free(client);
+    cox_prompt_queue_client_free(client);
 }
 
 static int prompts_submit(void *client, const struct cox_prompt_request *request, uint64_t index)
 {
-    return cox_serving_submit(client, request, index);
+    return cox_prompt_queue_submit(client, request, index);
 }
 
 static int prompts_take(void *client, struct cox_prompt_output *ret_output)
 {
-    return cox_serving_take(client, ret_output);
+    return cox_prompt_queue_take(client, ret_output);
 }
 
 static uint32_t prompts_outstanding(void *client)
 {
-    return cox_serving_outstanding(client);
+    return cox_prompt_queue_outstanding(client);
 }
 
 static void prompts_cancel(void *client)
 {
-    cox_serving_cancel(client);
+    cox_prompt_queue_cancel(client);
 }
 
 static void prompts_status(void *context, struct cox_prompts_status *ret_status)
 {
     const struct cox_reference *reference = context;
-    cox_serving_status(reference->serving, ret_status);
+    cox_prompt_queue_status(reference->queue, ret_status);
 }
 
 static int prompts_release(void *client, int64_t sequence)
 {
-    return cox_serving_release(client, sequence);
+    return cox_prompt_queue_release(client, sequence);
 }
 
 static int prompts_find_hold(void *context, int64_t sequence,
                              struct cox_kv_reference **ret_reference, struct cox_error *err)
 {
     const struct cox_reference *reference = context;
-    return cox_serving_find_hold(reference->serving, sequence, ret_reference, err);
+    return cox_prompt_queue_find_hold(reference->queue, sequence, ret_reference, err);
 }
 
 const struct cox_prompt_hooks cox_reference_prompt_hooks = {

@@ -14,7 +14,7 @@
 #include "coordinator/server/hooks.h"
 
 struct cox_lora;
-struct cox_serving;
+struct cox_prompt_queue;
 struct cox_shared_weights;
 
 struct cox_reference {
@@ -22,7 +22,7 @@ struct cox_reference {
     /* NULL: the ranks load their own */
     struct cox_shared_weights *weights;
     /* NULL: clients cannot send prompts */
-    struct cox_serving *serving;
+    struct cox_prompt_queue *queue;
 };
 
 extern const struct cox_prompt_hooks cox_reference_prompt_hooks;

@@ -3,7 +3,7 @@
 #include "coordinator/cli/console.h"
 #include "engine/batching/lora.h"
 #include "engine/batching/reference_hooks.h"
-#include "engine/batching/serving.h"
+#include "engine/batching/prompt_queue.h"
 #include "engine/batching/shared_weights.h"
 #include "engine/model/block.h"
 #include "engine/model/tokenizer.h"
@@ -94,22 +94,22 @@ static int adapters_load(struct cox_engine_group *group, struct cox_error *err)
     return r;
 }
 
-static int serving_start(struct cox_engine_group *group, struct cox_error *err)
+static int prompt_queue_start(struct cox_engine_group *group, struct cox_error *err)
 {
     const struct cox_engine_group_options *options = group->options;
     struct cox_executor *executor = cox_engine_group_executor(group);
-    struct cox_serving_options serving = {
+    struct cox_prompt_queue_options queue = {
         .name = cox_executor_legacy(executor) ? NULL : cox_executor_name(executor),
-        .scheduler = {.token_count_max = options->step_tokens,
-                      .step_ms = options->foreground.group->step_ms,
-                      .steps_in_flight = options->foreground.group->steps_in_flight,
-                      .log = cox_foreground_log()},
+        .engine_loop = {.token_count_max = options->step_tokens,
+                        .step_ms = options->foreground.group->step_ms,
+                        .steps_in_flight = options->foreground.group->steps_in_flight,
+                        .log = cox_foreground_log()},
         .lora = group->reference.lora,
     };
-    int r = cox_vocab_size_load(options->foreground.model, &serving.vocab_size, err);
+    int r = cox_vocab_size_load(options->foreground.model, &queue.vocab_size, err);
     if (!r)
-        r = cox_engine_group_fit(group, &serving.scheduler, err);
-    return r ? r : cox_serving_start(executor, &serving, &group->reference.serving, err);
+        r = cox_engine_group_fit(group, &queue.engine_loop, err);
+    return r ? r : cox_prompt_queue_start(executor, &queue, &group->reference.queue, err);
 }
 
 static int on_ready(void *context, struct cox_server *server, struct cox_error *err)
@@ -117,7 +117,7 @@ static int on_ready(void *context, struct cox_server *server, struct cox_error *
     struct cox_engine_group *group = context;
     group->server = server;
     int r = adapters_load(group, err);
-    return !r && group->options->serve ? serving_start(group, err) : r;
+    return !r && group->options->serve ? prompt_queue_start(group, err) : r;
 }
 
 static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *err)
@@ -182,10 +182,10 @@ int cox_engine_group_start(const struct cox_engine_group_options *options,
 struct cox_engine_group *cox_engine_group_free(struct cox_engine_group *group)
 {
     if (group) {
-        if (group->reference.serving)
-            cox_serving_stop(group->reference.serving, NULL);
+        if (group->reference.queue)
+            cox_prompt_queue_stop(group->reference.queue, NULL);
         cox_foreground_free(group->foreground); /* and its connections, which are clients */
-        cox_serving_free(group->reference.serving);
+        cox_prompt_queue_free(group->reference.queue);
         cox_lora_free(group->reference.lora);
         cox_shared_weights_free(group->reference.weights);
         free(group);
@@ -213,30 +213,30 @@ struct cox_lora *cox_engine_group_lora(struct cox_engine_group *group)
     return group->reference.lora;
 }
 
-static int scheduler_recover(void *context, struct cox_error *err)
+static int engine_loop_recover(void *context, struct cox_error *err)
 {
     return cox_server_await_recovery(context, err);
 }
 
-static void scheduler_recover_cancel(void *context)
+static void engine_loop_recover_cancel(void *context)
 {
     cox_server_cancel_recovery(context);
 }
 
-int cox_engine_group_fit(struct cox_engine_group *group, struct cox_scheduler_options *options,
+int cox_engine_group_fit(struct cox_engine_group *group, struct cox_engine_loop_options *options,
                          struct cox_error *err)
 {
-    options->recover = scheduler_recover;
+    options->recover = engine_loop_recover;
     options->recover_context = group->server;
-    options->recover_cancel = scheduler_recover_cancel;
+    options->recover_cancel = engine_loop_recover_cancel;
     options->weights = group->reference.weights;
-    return cox_scheduler_fit(options, cox_server_init_summary(group->server), err);
+    return cox_engine_loop_fit(options, cox_server_init_summary(group->server), err);
 }
 
 void cox_engine_group_end_prompts(struct cox_engine_group *group, const struct cox_error *cause)
 {
-    if (group->reference.serving)
-        cox_serving_stop(group->reference.serving, cause);
+    if (group->reference.queue)
+        cox_prompt_queue_stop(group->reference.queue, cause);
 }
 
 /* ---- what the reference worker can compute ---- */

@@ -14,7 +14,7 @@
 
 #include "coordinator/cli/adapter_options.h"
 #include "coordinator/cli/foreground.h"
-#include "engine/batching/scheduler.h"
+#include "engine/batching/engine_loop.h"
 
 struct cox_engine_group;
 struct cox_lora;
@@ -43,9 +43,9 @@ void cox_engine_group_freep(struct cox_engine_group **group); /* for _cox_cleanu
 struct cox_foreground *cox_engine_group_foreground(struct cox_engine_group *group);
 struct cox_executor *cox_engine_group_executor(struct cox_engine_group *group);
 struct cox_lora *cox_engine_group_lora(struct cox_engine_group *group);
-/* What a scheduler on the group needs: the ranks' limits, when it goes on after a recovery, and the
- * weights that it tells of. Returns as cox_scheduler_fit. */
-int cox_engine_group_fit(struct cox_engine_group *group, struct cox_scheduler_options *options,
+/* What an engine loop on the group needs: the ranks' limits, when it goes on after a recovery, and
+ * the weights that it tells of. Returns as cox_engine_loop_fit. */
+int cox_engine_group_fit(struct cox_engine_group *group, struct cox_engine_loop_options *options,
                          struct cox_error *err);
 /* Prompts of clients that are not done end with this cause. */
 void cox_engine_group_end_prompts(struct cox_engine_group *group, const struct cox_error *cause);

@@ -114,9 +114,9 @@ static int evaluate(struct eval *e)
         return cox_exit_interrupted(number);
     if (r)
         return cox_exit_with(&error);
-    struct cox_scheduler_stats stats = {0};
-    complete.scheduler.step_ms = e->group.step_ms;
-    complete.scheduler.steps_in_flight = e->group.steps_in_flight;
+    struct cox_engine_loop_stats stats = {0};
+    complete.engine_loop.step_ms = e->group.step_ms;
+    complete.engine_loop.steps_in_flight = e->group.steps_in_flight;
     complete.tokenizer = e->tokenizer;
     complete.progress = !e->quiet;
     r = cox_prompts_complete(&e->prompts, group, &complete, &stats, &error);

@@ -109,7 +109,7 @@ static int sampling_option(struct generate *g, int option, const char *value, st
 static int take_option(void *choice, int option, const char *value, struct cox_error *err)
 {
     struct generate *g = choice;
-    struct cox_scheduler_options *scheduler = &g->complete.scheduler;
+    struct cox_engine_loop_options *engine_loop = &g->complete.engine_loop;
     switch (option) {
     case OPTION_TEMPERATURE:
     case OPTION_TOP_K:
@@ -119,14 +119,14 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
     case OPTION_MAX_TOKENS:
         return parse_count("--max-tokens", value, INT32_MAX, &g->complete.new_count_max, err);
     case OPTION_SEQUENCES:
-        return parse_count("--sequences", value, 4096, &scheduler->sequence_count_max, err);
+        return parse_count("--sequences", value, 4096, &engine_loop->sequence_count_max, err);
     case OPTION_STEP_TOKENS:
-        return parse_count("--step-tokens", value, INT32_MAX, &scheduler->token_count_max, err);
+        return parse_count("--step-tokens", value, INT32_MAX, &engine_loop->token_count_max, err);
     case OPTION_ONE:
-        scheduler->sequence_count_max = 1;
+        engine_loop->sequence_count_max = 1;
         return 0;
     case OPTION_NESTED:
-        scheduler->nested = true;
+        engine_loop->nested = true;
         return 0;
     case OPTION_FILE:
         g->file = value;
@@ -185,7 +185,7 @@ static int take_prompts(void *choice, int count, char *const *texts, struct cox_
     return 0;
 }
 
-/* ---- output, on the scheduler's thread ---- */
+/* ---- output, on the engine loop's thread ---- */
 
 static void print_ids(const int32_t *tokens, uint32_t count, const char **separator)
 {
@@ -254,13 +254,14 @@ static double share_of(uint64_t part_ns, uint64_t whole_ns)
     return whole_ns ? (double)part_ns / (double)whole_ns : 0;
 }
 
-static double tokens_per_second(const struct cox_scheduler_stats *stats)
+static double tokens_per_second(const struct cox_engine_loop_stats *stats)
 {
-    return stats->run_ns ? (double)stats->plan.generated_tokens * 1e9 / (double)stats->run_ns : 0;
+    return stats->run_ns ? (double)stats->batcher.generated_tokens * 1e9 / (double)stats->run_ns
+                         : 0;
 }
 
 /* "channel 3.1 %, rank group 20.4 % (18.0 % waiting for other ranks)" */
-static void summarize_shares(const struct cox_scheduler_times *times)
+static void summarize_shares(const struct cox_engine_loop_times *times)
 {
     char group[96] = "";
     if (times->has_group)
@@ -277,13 +278,13 @@ static json_t *percentiles_json(uint64_t p50_ns, uint64_t p99_ns)
 }
 
 /* Returns 0 or -errno. What nobody reported is null. */
-static int stats_write(const struct generate *g, const struct cox_scheduler_stats *stats)
+static int stats_write(const struct generate *g, const struct cox_engine_loop_stats *stats)
 {
-    const struct cox_scheduler_times *times = &stats->times;
+    const struct cox_engine_loop_times *times = &stats->times;
     json_t *root = json_pack(
         "{s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:o?, s:o?, s:o?, s:o?, s:o?, s:o?, s:o?}", "ranks",
         (json_int_t)g->group.rank_count, "prompts", (json_int_t)g->prompts.count, "tokens",
-        (json_int_t)stats->plan.generated_tokens, "steps", (json_int_t)stats->steps, "retries",
+        (json_int_t)stats->batcher.generated_tokens, "steps", (json_int_t)stats->steps, "retries",
         (json_int_t)stats->retries, "seconds", (double)stats->run_ns / 1e9, "tokens_per_second",
         tokens_per_second(stats), "step_us",
         stats->steps ? percentiles_json(stats->step_p50_ns, stats->step_p99_ns) : NULL,
@@ -308,7 +309,7 @@ static int stats_write(const struct generate *g, const struct cox_scheduler_stat
     return r;
 }
 
-static void summarize(const struct generate *g, const struct cox_scheduler_stats *stats)
+static void summarize(const struct generate *g, const struct cox_engine_loop_stats *stats)
 {
     double seconds = (double)stats->run_ns / 1e9;
     char channel[96] = "not reported";
@@ -316,7 +317,7 @@ static void summarize(const struct generate *g, const struct cox_scheduler_stats
         snprintf(channel, sizeof channel, "p50 %.1f us, p99 %.1f us",
                  (double)stats->channel_p50_ns / 1e3, (double)stats->channel_p99_ns / 1e3);
     cox_console_say("%zu prompts on %" PRIu32 " ranks: %" PRIu64 " tokens in %.3f s, %.0f tokens/s",
-                    g->prompts.count, g->group.rank_count, stats->plan.generated_tokens, seconds,
+                    g->prompts.count, g->group.rank_count, stats->batcher.generated_tokens, seconds,
                     tokens_per_second(stats));
     if (stats->steps == 0)
         return;
@@ -325,9 +326,9 @@ static void summarize(const struct generate *g, const struct cox_scheduler_stats
                     (double)stats->step_p99_ns / 1e3, channel);
     if (stats->times.step_ns)
         summarize_shares(&stats->times);
-    if (stats->retries || stats->plan.preemptions)
+    if (stats->retries || stats->batcher.preemptions)
         cox_console_say("%" PRIu64 " steps were run again, %" PRIu64 " sequences were preempted",
-                        stats->retries, stats->plan.preemptions);
+                        stats->retries, stats->batcher.preemptions);
 }
 
 /* ---- the command ---- */
@@ -336,7 +337,7 @@ static void summarize(const struct generate *g, const struct cox_scheduler_stats
 static int prepare(struct generate *g, const char **ret_model, struct cox_error *err)
 {
     int r = cox_group_choice_check(&g->group, err);
-    if (!r && g->group.steps_in_flight > 1 && g->complete.scheduler.nested)
+    if (!r && g->group.steps_in_flight > 1 && g->complete.engine_loop.nested)
         r = cox_fail(err, COX_INVALID,
                      "--async-scheduling on: not with --nested, where every token is told");
     if (!r)
@@ -355,12 +356,12 @@ static int prepare(struct generate *g, const char **ret_model, struct cox_error 
 
 static void complete_prepare(struct generate *g)
 {
-    g->complete.scheduler.step_ms = g->group.step_ms;
-    g->complete.scheduler.steps_in_flight = g->group.steps_in_flight;
+    g->complete.engine_loop.step_ms = g->group.step_ms;
+    g->complete.engine_loop.steps_in_flight = g->group.steps_in_flight;
     /* One row too many at each end, with nothing beside it, costs more than the overlap gains:
      * measured 0.7 of the tokens/s with answers of four tokens. */
-    if (g->complete.scheduler.sequence_count_max == 1 && !g->group.steps_in_flight)
-        g->complete.scheduler.steps_in_flight = 1;
+    if (g->complete.engine_loop.sequence_count_max == 1 && !g->group.steps_in_flight)
+        g->complete.engine_loop.steps_in_flight = 1;
     g->complete.tokenizer = g->tokenizer;
     /* On a terminal the lines themselves show how far it is. */
     g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
@@ -370,7 +371,7 @@ static void complete_prepare(struct generate *g)
 
 /* The run came to r. Returns the exit status. */
 static int finish(const struct generate *g, int r, int signal_number,
-                  const struct cox_scheduler_stats *stats, const struct cox_error *error)
+                  const struct cox_engine_loop_stats *stats, const struct cox_error *error)
 {
     if (g->write_error) {
         cox_console_say("cannot write to standard output: %s", cox_status_text(-g->write_error));
@@ -423,7 +424,7 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
                            struct cox_error *err)
 {
     const struct cox_group_choice *group = &g->group;
-    const struct cox_scheduler_options *scheduler = &g->complete.scheduler;
+    const struct cox_engine_loop_options *engine_loop = &g->complete.engine_loop;
     if (!status->serving)
         return cox_fail(err, COX_UNSUPPORTED, "the group '%s' takes no prompts: %s", group->name,
                         status->refusal ? status->refusal : "it gives no reason");
@@ -461,7 +462,7 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
             err, COX_INVALID,
             "the group '%s' runs already: load an adapter with coxswain lora load, and leave out --adapter",
             group->name);
-    if (scheduler->token_count_max || scheduler->nested)
+    if (engine_loop->token_count_max || engine_loop->nested)
         return conflict(g, "--step-tokens and --nested", err);
     g->group.rank_count = status->rank_count;
     return 0;
@@ -494,7 +495,7 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
 /* prefill: the other group, NULL: there is one. */
 static int remote_run(struct generate *g, struct cox_client *client, struct cox_client *prefill,
                       uint32_t window, struct interrupt *interrupt,
-                      struct cox_scheduler_stats *stats, struct cox_prefill_decode_stats *split,
+                      struct cox_engine_loop_stats *stats, struct cox_prefill_decode_stats *split,
                       struct cox_error *err)
 {
     struct cox_signals signals = COX_SIGNALS_NONE;
@@ -531,14 +532,14 @@ static int generate_remote(struct generate *g, struct cox_client *client)
         r = choose_model(g, status, &error);
     if (!r) {
         window = status->serving->prompt_count_max;
-        uint32_t wanted = g->complete.scheduler.sequence_count_max;
+        uint32_t wanted = g->complete.engine_loop.sequence_count_max;
         window = wanted && wanted < window ? wanted : window;
         r = prepare(g, &model, &error); /* status is gone after this */
     }
     if (r)
         return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
                                                       : cox_exit_with(&error);
-    struct cox_scheduler_stats stats = {0};
+    struct cox_engine_loop_stats stats = {0};
     struct interrupt interrupt = {.fd = -1};
     complete_prepare(g);
     r = remote_run(g, client, NULL, window ? window : 1, &interrupt, &stats, NULL, &error);
@@ -594,7 +595,7 @@ static int generate_split(struct generate *g)
     struct cox_error error = {0};
     const char *model = NULL;
     uint64_t deadline_ns = cox_deadline_after_ms(CONNECT_MS);
-    uint32_t window = g->complete.scheduler.sequence_count_max;
+    uint32_t window = g->complete.engine_loop.sequence_count_max;
     int r =
         split_side(g, &prefill, g->split.prefill, deadline_ns, COX_ROLE_DECODE, &window, &error);
     if (!r)
@@ -604,7 +605,7 @@ static int generate_split(struct generate *g)
     if (r)
         return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
                                                       : cox_exit_with(&error);
-    struct cox_scheduler_stats stats = {0};
+    struct cox_engine_loop_stats stats = {0};
     struct cox_prefill_decode_stats split = {0};
     struct interrupt interrupt = {.fd = -1};
     g->split.connect_ms = CONNECT_MS;
@@ -682,7 +683,7 @@ static int generate_own(struct generate *g)
     if (r)
         return cox_exit_with(&error);
 
-    struct cox_scheduler_stats stats = {0};
+    struct cox_engine_loop_stats stats = {0};
     complete_prepare(g);
     if (g->complete.lora) /* so that nobody else unloads it */
         r = cox_lora_take(cox_engine_group_lora(group), g->complete.lora, &error);

@@ -525,7 +525,7 @@ int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *
                                 struct cox_client *decode,
                                 const struct cox_prefill_decode_options *how, int stop_fd,
                                 const struct cox_complete_options *options,
-                                struct cox_scheduler_stats *ret_stats,
+                                struct cox_engine_loop_stats *ret_stats,
                                 struct cox_prefill_decode_stats *ret_split, struct cox_error *err)
 {
     struct split split = {
@@ -549,7 +549,7 @@ int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *
         cox_kv_reference_free(split.parts[i].source);
     free(split.parts);
     ret_stats->run_ns = cox_now_ns() - started_ns;
-    ret_stats->plan.generated_tokens = split.generated_tokens;
+    ret_stats->batcher.generated_tokens = split.generated_tokens;
     *ret_split = split.stats;
     return cox_prompts_run_end(&split.run, r, &error, err);
 }

@@ -42,7 +42,7 @@ int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *
                                 struct cox_client *decode,
                                 const struct cox_prefill_decode_options *split, int stop_fd,
                                 const struct cox_complete_options *options,
-                                struct cox_scheduler_stats *ret_stats,
+                                struct cox_engine_loop_stats *ret_stats,
                                 struct cox_prefill_decode_stats *ret_split, struct cox_error *err);
 
 #endif

@@ -230,11 +230,11 @@ int cox_prompts_run_end(struct cox_prompts_run *run, int r, const struct cox_err
     return r ? cox_fail(err, r, "%s", error->text) : 0;
 }
 
-/* ---- on a scheduler of this process ---- */
+/* ---- on an engine loop of this process ---- */
 
 struct completion {
     struct cox_prompts_run run;
-    struct cox_scheduler *scheduler;
+    struct cox_engine_loop *engine_loop;
 };
 
 static void on_done(void *context, const struct cox_sequence *sequence)
@@ -249,12 +249,12 @@ static void on_done(void *context, const struct cox_sequence *sequence)
     };
     cox_prompts_take(&completion->run, sequence->request.context, &result);
     if (cox_prompts_run_ends(&completion->run))
-        cox_scheduler_stop(completion->scheduler);
+        cox_engine_loop_stop(completion->engine_loop);
 }
 
 static void on_stop(void *context)
 {
-    cox_scheduler_stop(context);
+    cox_engine_loop_stop(context);
 }
 
 static int requests_add(struct completion *completion)
@@ -275,7 +275,7 @@ static int requests_add(struct completion *completion)
         };
         memcpy(request.stop_tokens, options->stop_tokens,
                options->stop_count * sizeof *options->stop_tokens);
-        int r = cox_scheduler_add(completion->scheduler, &request);
+        int r = cox_engine_loop_add(completion->engine_loop, &request);
         if (r)
             return r;
     }
@@ -284,30 +284,30 @@ static int requests_add(struct completion *completion)
 
 int cox_prompts_complete(struct cox_prompts *prompts, struct cox_engine_group *group,
                          const struct cox_complete_options *options,
-                         struct cox_scheduler_stats *ret_stats, struct cox_error *err)
+                         struct cox_engine_loop_stats *ret_stats, struct cox_error *err)
 {
     struct completion completion = {.run = {.prompts = prompts, .options = options}};
-    struct cox_scheduler_options scheduler_options = options->scheduler;
-    int r = cox_engine_group_fit(group, &scheduler_options, err);
+    struct cox_engine_loop_options engine_loop_options = options->engine_loop;
+    int r = cox_engine_group_fit(group, &engine_loop_options, err);
     if (r)
         return r;
-    scheduler_options.log = cox_foreground_log();
-    scheduler_options.done = on_done;
-    scheduler_options.done_context = &completion;
-    r = cox_scheduler_new(cox_engine_group_executor(group), &scheduler_options,
-                          &completion.scheduler, err);
+    engine_loop_options.log = cox_foreground_log();
+    engine_loop_options.done = on_done;
+    engine_loop_options.done_context = &completion;
+    r = cox_engine_loop_new(cox_engine_group_executor(group), &engine_loop_options,
+                            &completion.engine_loop, err);
     if (r)
         return r;
-    cox_foreground_on_stop(cox_engine_group_foreground(group), on_stop, completion.scheduler);
+    cox_foreground_on_stop(cox_engine_group_foreground(group), on_stop, completion.engine_loop);
     struct cox_error error = {0};
     r = requests_add(&completion);
     if (r)
         cox_fail(&error, r, "no memory for %zu prompts", prompts->count);
     else
-        r = cox_scheduler_run(completion.scheduler, &error);
+        r = cox_engine_loop_run(completion.engine_loop, &error);
     cox_foreground_on_stop(cox_engine_group_foreground(group), NULL, NULL);
     r = cox_prompts_run_end(&completion.run, r, &error, err);
-    cox_scheduler_stats(completion.scheduler, ret_stats);
-    cox_scheduler_free(completion.scheduler);
+    cox_engine_loop_stats(completion.engine_loop, ret_stats);
+    cox_engine_loop_free(completion.engine_loop);
     return r;
 }

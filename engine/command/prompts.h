@@ -49,7 +49,7 @@ int cox_prompts_encode(struct cox_prompts *prompts, const struct cox_tokenizer *
 
 struct cox_complete_options {
     /* limits; the rest is filled from the group's init */
-    struct cox_scheduler_options scheduler;
+    struct cox_engine_loop_options engine_loop;
     struct cox_prompt_sampling sampling;
     /* 0: 256, or what fits */
     uint32_t new_count_max;
@@ -68,11 +68,11 @@ struct cox_complete_options {
 };
 
 /* Runs all prompts on the group. Returns 0, also when single prompts failed; COX_CLOSED: a
- * signal, or ready said so; what cox_scheduler_run returns. ret_stats is filled in any case once
+ * signal, or ready said so; what cox_engine_loop_run returns. ret_stats is filled in any case once
  * the group ran. */
 int cox_prompts_complete(struct cox_prompts *prompts, struct cox_engine_group *group,
                          const struct cox_complete_options *options,
-                         struct cox_scheduler_stats *ret_stats, struct cox_error *err);
+                         struct cox_engine_loop_stats *ret_stats, struct cox_error *err);
 
 /* ---- for who gets the answers in another way ---- */
 

@@ -197,7 +197,7 @@ static int turns(struct remote *remote, struct cox_error *err)
 
 int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, const char *name,
                         uint32_t window, int stop_fd, const struct cox_complete_options *options,
-                        struct cox_scheduler_stats *ret_stats, struct cox_error *err)
+                        struct cox_engine_loop_stats *ret_stats, struct cox_error *err)
 {
     struct remote remote = {
         .prompts = prompts,
@@ -212,6 +212,6 @@ int cox_remote_complete(struct cox_prompts *prompts, struct cox_client *client, 
     uint64_t started_ns = cox_now_ns();
     int r = turns(&remote, &error);
     ret_stats->run_ns = cox_now_ns() - started_ns;
-    ret_stats->plan.generated_tokens = remote.generated_tokens;
+    ret_stats->batcher.generated_tokens = remote.generated_tokens;
     return cox_prompts_run_end(&remote.run, r, &error, err);
 }

@@ -42,7 +42,7 @@ int cox_model_block_fill(const struct cox_model_config *config, const char *dire
 int cox_model_block_read(const void *block, uint64_t size, struct cox_model_block *ret_block,
                          struct cox_error *err);
 
-/* Whether weights of one can take the place of the other's while caches, schedulers and who asks
+/* Whether weights of one can take the place of the other's while caches, engine loops and who asks
  * for texts stay as they are. Returns 0; COX_INVALID: err says what differs. */
 int cox_model_config_compare(const struct cox_model_config *present,
                              const struct cox_model_config *other, struct cox_error *err);

@@ -11,10 +11,10 @@
  * options and attaching, the init that is said again to all ranks, the rank group formed anew in
  * memory of its own, the step. Not in it: fork and exec, from the call of clone to the entry of the
  * worker's main (printed beside it); loading a model, since there is none: an init of this worker
- * forms the group and does nothing else; what a scheduler plans; what the death itself takes in the
- * kernel, from kill() to the pidfd readable. A pidfd is readable a little before the thread that
- * waits for it runs: of that thread's stamp and that of the executor's own hook the earlier one
- * counts. */
+ * forms the group and does nothing else; what an engine loop plans; what the death itself takes in
+ * the kernel, from kill() to the pidfd readable. A pidfd is readable a little before the thread
+ * that waits for it runs: of that thread's stamp and that of the executor's own hook the earlier
+ * one counts. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -363,7 +363,7 @@ static void sem_wait_through(sem_t *semaphore)
         continue;
 }
 
-/* Until one succeeds, as a scheduler does it. *ret_submitted_ns: that one. */
+/* Until one succeeds, as an engine loop does it. *ret_submitted_ns: that one. */
 static int step_succeed(struct group *group, uint64_t *ret_submitted_ns, struct cox_error *err)
 {
     for (int turn = 0; turn < 1000; turn++) {

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "engine/batching/message.h"
-#include "engine/batching/plan.h"
+#include "engine/batching/batcher.h"
 #include "proto/wire.h"
 #include "group.h"
 #include "proto/executor.pb-c.h"
@@ -24,7 +24,7 @@ static struct group_flavour flavour;
 
 struct steps {
     struct cox_executor *executor;
-    struct cox_plan *plan;
+    struct cox_batcher *batcher;
     struct cox_message *message;
     int32_t *tokens;
     uint8_t *ended;
@@ -94,19 +94,19 @@ static int add_sequences(struct steps *s)
     };
     int r = 0;
     for (uint32_t i = 0; r == 0 && i < flavour.sequences; i++)
-        r = cox_plan_add(s->plan, &request);
+        r = cox_batcher_add(s->batcher, &request);
     return r;
 }
 
-static int plan_next(struct steps *s)
+static int batcher_next(struct steps *s)
 {
-    int r = cox_plan_next(s->plan, &s->step);
+    int r = cox_batcher_next(s->batcher, &s->step);
     if (r != COX_EMPTY)
         return r;
-    for (struct cox_sequence *done; (done = cox_plan_done(s->plan)) != NULL;)
+    for (struct cox_sequence *done; (done = cox_batcher_done(s->batcher)) != NULL;)
         cox_sequence_free(done);
     r = add_sequences(s);
-    return r ? r : cox_plan_next(s->plan, &s->step);
+    return r ? r : cox_batcher_next(s->batcher, &s->step);
 }
 
 static int check_tokens(const struct steps *s, struct cox_error *err)
@@ -124,7 +124,7 @@ static int check_tokens(const struct steps *s, struct cox_error *err)
 static int submit_next(struct steps *s)
 {
     const struct Coxswain__ExecuteRequest *request;
-    int r = plan_next(s);
+    int r = batcher_next(s);
     if (r)
         return cox_fail(s->err, r, "planning a step: %s", cox_status_text(r));
     s->begin_ns = cox_now_ns();
@@ -139,7 +139,7 @@ static int submit_next(struct steps *s)
     uint64_t sequence;
     r = cox_executor_submit(s->executor, request, &options, &sequence, s->err);
     if (r == 0)
-        cox_plan_publish(s->plan, sequence);
+        cox_batcher_publish(s->batcher, sequence);
     return r;
 }
 
@@ -152,7 +152,7 @@ static int take_tokens(struct steps *s, const struct cox_completion *completion)
                              s->ended, s->err);
     if (r == 0)
         r = check_tokens(s, s->err);
-    return r ? r : cox_plan_commit(s->plan, s->tokens, s->ended, s->err);
+    return r ? r : cox_batcher_commit(s->batcher, s->tokens, s->ended, s->err);
 }
 
 static void on_completion(void *context, const struct cox_completion *completion)
@@ -181,7 +181,7 @@ static int steps_run(void *subject, uint8_t *request, uint64_t *samples_ns, size
     s->sampled = 0;
     s->err = err;
     pthread_mutex_lock(
-        &s->lock); /* its answer may come before the plan knows that it is on its way */
+        &s->lock); /* its answer may come before the batcher knows that it is on its way */
     int r = submit_next(s);
     pthread_mutex_unlock(&s->lock);
     if (r)
@@ -197,7 +197,7 @@ static void steps_stop(void *subject)
 {
     struct steps *s = subject;
     cox_executor_free(s->executor);
-    cox_plan_free(s->plan);
+    cox_batcher_free(s->batcher);
     cox_message_free(s->message);
     sem_destroy(&s->done);
     pthread_mutex_destroy(&s->lock);
@@ -210,14 +210,14 @@ static int steps_init(struct steps *s, const struct subject_options *options, st
 {
     static const char *const words[] = {STEPS_WORDS, NULL};
     const uint32_t rows = flavour.sequences;
-    const struct cox_plan_options plan_options = {
+    const struct cox_batcher_options batcher_options = {
         .sequence_count_max = rows,
         .token_count_max = rows * PROMPT_TOKENS,
         .block_count = rows * ((PROMPT_TOKENS + NEW_TOKENS) / BLOCK_SIZE + 2),
         .block_size = BLOCK_SIZE,
         .position_count_max = PROMPT_TOKENS + NEW_TOKENS,
     };
-    int r = cox_plan_new(&plan_options, &s->plan, err);
+    int r = cox_batcher_new(&batcher_options, &s->batcher, err);
     if (r)
         return r;
     s->tokens = calloc(rows, sizeof *s->tokens);

@@ -1,11 +1,11 @@
 /*
- * steps: Coxswain with real decode steps, as a subject: what the scheduler plans and packs,
+ * steps: Coxswain with real decode steps, as a subject: what the engine loop plans and packs,
  * protobuf unpacked in every rank and made into a batch, a token per sequence replied, gathered and
  * handed over. Options of its own (group.h): --attach, --sequences N. --bytes is not looked at.
  *
  * The sequences are announced in the first step; from then on steps are deltas on their base. A
  * round is from the packing of a planned step to the entry of the handler that gets the tokens,
- * which the next step is planned from; what the plan takes is no part of it. Every token is
+ * which the next step is planned from; what the batcher takes is no part of it. Every token is
  * checked.
  */
 #ifndef BENCH_STEPS_H

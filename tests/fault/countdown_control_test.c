@@ -1,4 +1,4 @@
-/* Both ends of a control connection, and the scheduler of all clients, with each of their calls
+/* Both ends of a control connection, and the engine loop of all clients, with each of their calls
  * failing in turn. */
 #include "countdown.h"
 #include "testing.h"
@@ -13,7 +13,7 @@
 #include "channel/socket/control_socket.h"
 #include "coordinator/client/client.h"
 #include "coordinator/server/control_server.h"
-#include "engine/batching/serving.h"
+#include "engine/batching/prompt_queue.h"
 #include "proto/control.pb-c.h"
 
 static char runtime[64];
@@ -31,30 +31,30 @@ static void service_free(void *object)
     cox_control_server_free(*(struct cox_control_server **)object);
 }
 
-static int serving_start(void *object, struct cox_error *err)
+static int prompt_queue_start(void *object, struct cox_error *err)
 {
-    static const struct cox_serving_options options = {
-        .scheduler = {.block_count = 16, .block_size = 4, .position_count_max = 64}};
-    return cox_serving_start(NULL, &options, object, err); /* looked at for the first prompt */
+    static const struct cox_prompt_queue_options options = {
+        .engine_loop = {.block_count = 16, .block_size = 4, .position_count_max = 64}};
+    return cox_prompt_queue_start(NULL, &options, object, err); /* looked at for the first prompt */
 }
 
-static void serving_free(void *object)
+static void prompt_queue_free(void *object)
 {
-    cox_serving_free(*(struct cox_serving **)object);
+    cox_prompt_queue_free(*(struct cox_prompt_queue **)object);
 }
 
-static struct cox_serving *serving;
+static struct cox_prompt_queue *queue;
 static int wake_fd = -1;
 
 static int client_new(void *object, struct cox_error *err)
 {
     (void)err;
-    return cox_serving_client_new(serving, wake_fd, object);
+    return cox_prompt_queue_client_new(queue, wake_fd, object);
 }
 
 static void client_free(void *object)
 {
-    cox_serving_client_free(*(struct cox_serving_client **)object);
+    cox_prompt_queue_client_free(*(struct cox_prompt_queue_client **)object);
 }
 
 static const struct countdown_subject ends[] = {
@@ -63,14 +63,14 @@ static const struct countdown_subject ends[] = {
      .construct = service_new,
      .destroy = service_free},
     {.name = "serving_start",
-     .size = sizeof(struct cox_serving *),
-     .construct = serving_start,
-     .destroy = serving_free},
+     .size = sizeof(struct cox_prompt_queue *),
+     .construct = prompt_queue_start,
+     .destroy = prompt_queue_free},
 };
 
 static const struct countdown_subject one_client = {
     .name = "serving_client_new",
-    .size = sizeof(struct cox_serving_client *),
+    .size = sizeof(struct cox_prompt_queue_client *),
     .construct = client_new,
     .destroy = client_free,
     .wordless = true,
@@ -184,10 +184,10 @@ static void b15_a_client_that_finds_no_memory_leaves_none(void **state)
 {
     (void)state;
     wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    assert_int_equal(serving_start(&serving, NULL), 0);
+    assert_int_equal(prompt_queue_start(&queue, NULL), 0);
     countdown_once(&one_client);
     countdown_sticky(&one_client);
-    serving = cox_serving_free(serving);
+    queue = cox_prompt_queue_free(queue);
     cox_close_fd(&wake_fd);
 }
 

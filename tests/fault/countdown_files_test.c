@@ -1,4 +1,4 @@
-/* What is read from files or made of memory alone: models, tokenizers, prompts, the scheduler's
+/* What is read from files or made of memory alone: models, tokenizers, prompts, the engine loop's
  * parts; with each of their calls failing in turn. */
 #include "countdown.h"
 #include "testing.h"
@@ -14,7 +14,7 @@
 
 #include "engine/batching/message.h"
 #include "coordinator/cli/options.h"
-#include "engine/batching/plan.h"
+#include "engine/batching/batcher.h"
 #include "engine/command/prompts.h"
 #include "engine/model/tokenizer.h"
 #include "engine/model/checkpoint.h"
@@ -469,7 +469,7 @@ static const struct countdown_subject find_model = {
     .construct = model_find,
 };
 
-/* ---- the scheduler's parts ---- */
+/* ---- the engine loop's parts ---- */
 
 static int blocks_init(void *object, struct cox_error *err)
 {
@@ -485,7 +485,7 @@ static void blocks_deinit(void *object)
 /* With a request in it. */
 static int plan_new(void *object, struct cox_error *err)
 {
-    static const struct cox_plan_options options = {
+    static const struct cox_batcher_options options = {
         .sequence_count_max = 4,
         .token_count_max = 16,
         .block_count = 16,
@@ -495,22 +495,22 @@ static int plan_new(void *object, struct cox_error *err)
     static const int32_t tokens[] = {1, 2, 3};
     static const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 4, .lora = "adapter"};
-    struct cox_plan *plan = NULL;
-    int r = cox_plan_new(&options, &plan, err);
+    struct cox_batcher *plan = NULL;
+    int r = cox_batcher_new(&options, &plan, err);
     if (r)
         return r;
-    r = cox_plan_add(plan, &request);
+    r = cox_batcher_add(plan, &request);
     if (r) {
-        cox_plan_free(plan);
+        cox_batcher_free(plan);
         return cox_fail(err, r, "plan_add: %s", cox_status_text(r));
     }
-    *(struct cox_plan **)object = plan;
+    *(struct cox_batcher **)object = plan;
     return 0;
 }
 
 static void plan_free(void *object)
 {
-    cox_plan_free(*(struct cox_plan **)object);
+    cox_batcher_free(*(struct cox_batcher **)object);
 }
 
 static bool message_nested;
@@ -536,7 +536,7 @@ static const struct countdown_subject plan_blocks = {
 };
 static const struct countdown_subject plan_whole = {
     .name = "plan_new and add",
-    .size = sizeof(struct cox_plan *),
+    .size = sizeof(struct cox_batcher *),
     .construct = plan_new,
     .destroy = plan_free,
 };

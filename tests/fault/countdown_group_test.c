@@ -20,7 +20,7 @@
 #include "coordinator/collector/gathering.h"
 #include "coordinator/process/launch.h"
 #include "coordinator/executor/operations.h"
-#include "engine/batching/scheduler.h"
+#include "engine/batching/engine_loop.h"
 #include "coordinator/process/supervise.h"
 
 #define RANK_COUNT 2
@@ -413,28 +413,28 @@ static const struct countdown_subject group_foreground = {
 
 static struct cox_executor *live;
 
-static int scheduler_new(void *object, struct cox_error *err)
+static int engine_loop_new(void *object, struct cox_error *err)
 {
-    static const struct cox_scheduler_options options = {
+    static const struct cox_engine_loop_options options = {
         .sequence_count_max = 4,
         .token_count_max = 16,
         .block_count = 16,
         .block_size = 4,
         .position_count_max = 64,
     };
-    return cox_scheduler_new(live, &options, object, err);
+    return cox_engine_loop_new(live, &options, object, err);
 }
 
-static void scheduler_free(void *object)
+static void engine_loop_free(void *object)
 {
-    cox_scheduler_free(*(struct cox_scheduler **)object);
+    cox_engine_loop_free(*(struct cox_engine_loop **)object);
 }
 
 static const struct countdown_subject live_scheduler = {
     .name = "scheduler_new",
-    .size = sizeof(struct cox_scheduler *),
-    .construct = scheduler_new,
-    .destroy = scheduler_free,
+    .size = sizeof(struct cox_engine_loop *),
+    .construct = engine_loop_new,
+    .destroy = engine_loop_free,
 };
 
 static int live_init(void *object, struct cox_error *err)

@@ -7,7 +7,7 @@
 #include "testing.h"
 
 #include "coordinator/recovery/recovery.h"
-#include "engine/batching/scheduler.h"
+#include "engine/batching/engine_loop.h"
 
 #include <inttypes.h>
 #include <stdatomic.h>
@@ -105,7 +105,7 @@ struct request {
 };
 
 static struct request requests[REQUEST_COUNT];
-static struct cox_scheduler *scheduler;
+static struct cox_engine_loop *engine_loop;
 static uint32_t random_state;
 
 static uint32_t draw(uint32_t below)
@@ -166,7 +166,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     if (cancel_every && feed_count % cancel_every == 0) {
         struct request *request = &requests[draw(REQUEST_COUNT)];
         request->cancelled = request->cancelled || request->done_count == 0;
-        cox_scheduler_cancel(scheduler, request);
+        cox_engine_loop_cancel(engine_loop, request);
     }
     return true;
 }
@@ -177,9 +177,9 @@ static int on_recover(void *context, struct cox_error *err)
 }
 
 static void run(uint32_t in_flight, uint32_t block_count, int code,
-                struct cox_scheduler_stats *ret_stats)
+                struct cox_engine_loop_stats *ret_stats)
 {
-    const struct cox_scheduler_options options = {
+    const struct cox_engine_loop_options options = {
         .block_count = block_count,
         .block_size = ASYNC_BLOCK_SIZE,
         .position_count_max = 128,
@@ -194,9 +194,9 @@ static void run(uint32_t in_flight, uint32_t block_count, int code,
     };
     struct cox_error err = {0};
     feed_count = 0;
-    int r = cox_scheduler_new(executor, &options, &scheduler, &err);
+    int r = cox_engine_loop_new(executor, &options, &engine_loop, &err);
     if (r)
-        fail_msg("no scheduler: %s", err.text);
+        fail_msg("no engine loop: %s", err.text);
     for (int i = 0; i < REQUEST_COUNT; i++) {
         const struct cox_prompt_request request = {
             .tokens = requests[i].tokens,
@@ -206,16 +206,16 @@ static void run(uint32_t in_flight, uint32_t block_count, int code,
             .stop_count = 1,
             .context = &requests[i],
         };
-        assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+        assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
     }
-    r = cox_scheduler_run(scheduler, &err);
+    r = cox_engine_loop_run(engine_loop, &err);
     if (r != code)
         fail_msg("run returned %d: %s", r, err.text);
     for (int i = 0; i < REQUEST_COUNT; i++)
         assert_int_equal(requests[i].done_count, 1);
-    assert_int_equal(cox_scheduler_free_blocks(scheduler), block_count);
-    cox_scheduler_stats(scheduler, ret_stats);
-    scheduler = cox_scheduler_free(scheduler);
+    assert_int_equal(cox_engine_loop_free_blocks(engine_loop), block_count);
+    cox_engine_loop_stats(engine_loop, ret_stats);
+    engine_loop = cox_engine_loop_free(engine_loop);
 }
 
 static const uint32_t rank_counts[] = {1, 2, 4};
@@ -226,16 +226,16 @@ static void texts_are_the_same_however_many_steps_are_in_flight(void **state)
     for (size_t n = 0; n < 3; n++) {
         group_start(rank_counts[n], 0, NULL);
         for (uint32_t in_flight = 1; in_flight <= 4; in_flight++) {
-            struct cox_scheduler_stats stats;
+            struct cox_engine_loop_stats stats;
             requests_make(1);
             kill_every = cancel_every = 0;
             run(in_flight, BLOCK_COUNT_SMALL, 0, &stats);
             assert_int_equal(stats.retries, 0);
-            assert_true(stats.plan.preemptions > 0);
+            assert_true(stats.batcher.preemptions > 0);
             uint64_t generated = 0;
             for (int i = 0; i < REQUEST_COUNT; i++)
                 generated += requests[i].new_max;
-            assert_true(stats.plan.generated_tokens < generated); /* some were stopped */
+            assert_true(stats.batcher.generated_tokens < generated); /* some were stopped */
         }
         group_end();
     }
@@ -247,7 +247,7 @@ static void p8_texts_are_the_same_when_ranks_die_and_prompts_are_cancelled(void 
     for (size_t n = 0; n < 3; n++) {
         group_start(rank_counts[n], 0, NULL);
         for (uint32_t i = 0; i < 6; i++) {
-            struct cox_scheduler_stats stats;
+            struct cox_engine_loop_stats stats;
             requests_make(2 + i);
             kill_every = 23;
             cancel_every = 5;
@@ -262,7 +262,7 @@ static void p8_texts_are_the_same_when_ranks_die_and_prompts_are_cancelled(void 
 static void the_next_step_is_published_while_the_ranks_run_one(void **state)
 {
     (void)state;
-    struct cox_scheduler_stats stats;
+    struct cox_engine_loop_stats stats;
     kill_every = cancel_every = 0;
     for (size_t n = 0; n < 3; n++) {
         char patience[16];
@@ -286,13 +286,13 @@ static void the_next_step_is_published_while_the_ranks_run_one(void **state)
 static int run_slow(uint32_t rank_count, const char *slow, struct cox_error *err)
 {
     const char *const command[] = {COX_TEST_BIN_DIR "/async_worker", "slow", slow, NULL};
-    const struct cox_scheduler_options options = {.block_count = ASYNC_BLOCK_COUNT,
-                                                  .block_size = ASYNC_BLOCK_SIZE,
-                                                  .position_count_max = 128,
-                                                  .token_count_max = 40,
-                                                  .steps_in_flight = 1,
-                                                  .step_ms = 300,
-                                                  .done = on_done};
+    const struct cox_engine_loop_options options = {.block_count = ASYNC_BLOCK_COUNT,
+                                                    .block_size = ASYNC_BLOCK_SIZE,
+                                                    .position_count_max = 128,
+                                                    .token_count_max = 40,
+                                                    .steps_in_flight = 1,
+                                                    .step_ms = 300,
+                                                    .done = on_done};
     struct cox_error why = {0};
     size_count = 0;
     memset(requests, 0, sizeof requests);
@@ -305,12 +305,12 @@ static int run_slow(uint32_t rank_count, const char *slow, struct cox_error *err
                                                .stop_count = 1,
                                                .context = &requests[0]};
     group_start_as(rank_count, 2, command);
-    if (cox_scheduler_new(executor, &options, &scheduler, &why))
-        fail_msg("no scheduler: %s", why.text);
-    assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
-    int r = cox_scheduler_run(scheduler, err);
+    if (cox_engine_loop_new(executor, &options, &engine_loop, &why))
+        fail_msg("no engine loop: %s", why.text);
+    assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
+    int r = cox_engine_loop_run(engine_loop, err);
     assert_int_equal(requests[0].done_count, 1);
-    scheduler = cox_scheduler_free(scheduler);
+    engine_loop = cox_engine_loop_free(engine_loop);
     group_end();
     return r;
 }
@@ -348,18 +348,18 @@ static void p8_what_is_late_for_ever_says_what_to_do(void **state)
 static void more_steps_than_the_channel_has_frames_are_refused(void **state)
 {
     (void)state;
-    struct cox_scheduler_options options = {
+    struct cox_engine_loop_options options = {
         .block_count = 8, .block_size = 4, .position_count_max = 32, .steps_in_flight = 3};
-    struct cox_scheduler_stats stats;
+    struct cox_engine_loop_stats stats;
     struct cox_error err = {0};
     kill_every = cancel_every = 0;
     group_start(1, 2, NULL);
-    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &err), COX_INVALID);
+    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "3 steps in flight: at most 2"));
     options.steps_in_flight = 2;
     options.nested = true;
     err = (struct cox_error){0};
-    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &err), COX_INVALID);
+    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "legacy"));
     group_end();
     group_start(1, 1, NULL); /* 0: what may be */

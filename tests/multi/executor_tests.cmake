@@ -73,7 +73,7 @@ cox_multi_test(NAME recovery TIER all SOURCES ${CMAKE_CURRENT_LIST_DIR}/recovery
 add_dependencies(test_multi_recovery scripted_worker)
 cox_sealed_test(recovery TIER all TIMEOUT 300)
 
-# Several steps of the scheduler in flight, with a worker of its own.
+# Several steps of the engine loop in flight, with a worker of its own.
 add_executable(async_worker ${CMAKE_CURRENT_LIST_DIR}/async_worker.c)
 set_target_properties(async_worker PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 target_link_libraries(async_worker PRIVATE coxswain_testlib coxswain_warnings)

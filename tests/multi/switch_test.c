@@ -8,7 +8,7 @@
 #include "weights_attack.h"
 
 #include "coordinator/recovery/recovery.h"
-#include "engine/batching/scheduler.h"
+#include "engine/batching/engine_loop.h"
 #include "engine/batching/shared_weights.h"
 #include "tests/unit/model_fixture.h"
 #include "engine/rank/engine.h"
@@ -238,7 +238,7 @@ static void texts_run_to(struct texts *texts, const char *folder, uint32_t switc
                          uint32_t in_flight)
 {
     struct run run = {.texts = texts, .switch_look = switch_look, .folder = folder};
-    struct cox_scheduler_options options = {
+    struct cox_engine_loop_options options = {
         .steps_in_flight = in_flight,
         .weights = weights,
         .done = on_done,
@@ -248,13 +248,13 @@ static void texts_run_to(struct texts *texts, const char *folder, uint32_t switc
         .recover = on_recover,
         .recover_context = atomic_load(&recovery),
     };
-    struct cox_scheduler *scheduler = NULL;
+    struct cox_engine_loop *engine_loop = NULL;
     struct cox_error err = {0};
-    int r = cox_scheduler_fit(&options, &summary, &err);
+    int r = cox_engine_loop_fit(&options, &summary, &err);
     if (r == 0)
-        r = cox_scheduler_new(executor, &options, &scheduler, &err);
+        r = cox_engine_loop_new(executor, &options, &engine_loop, &err);
     if (r)
-        fail_msg("no scheduler: %s", err.text);
+        fail_msg("no engine loop: %s", err.text);
     for (uint32_t i = 0; i < PROMPT_COUNT; i++) {
         const struct cox_prompt_request request = {
             .tokens = texts->tokens[i],
@@ -262,10 +262,10 @@ static void texts_run_to(struct texts *texts, const char *folder, uint32_t switc
             .new_count_max = LENGTH - texts->prompt_count,
             .context = texts->tokens[i],
         };
-        assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+        assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
     }
-    r = cox_scheduler_run(scheduler, &err);
-    cox_scheduler_free(scheduler);
+    r = cox_engine_loop_run(engine_loop, &err);
+    cox_engine_loop_free(engine_loop);
     if (r)
         fail_msg("%d: %s", r, err.text);
     assert_int_equal(run.done_count, PROMPT_COUNT);

@@ -2,17 +2,17 @@ cox_unit_test(NAME cgroup TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/cgroup_te
     LIBS coxswain_commands)
 cox_unit_test(NAME tokenizer TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/tokenizer_test.c
     LIBS coxswain_commands)
-cox_unit_test(NAME plan TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/plan_test.c
+cox_unit_test(NAME batcher TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/batcher_test.c
     LIBS coxswain_commands)
-cox_unit_test(NAME plan_flight TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/plan_flight_test.c
+cox_unit_test(NAME batcher_flight TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/batcher_flight_test.c
     LIBS coxswain_commands)
 # Brings its own executor, and the workers' sequence table to check every step with.
-foreach(name scheduler serving transfers)
+foreach(name engine_loop prompt_queue transfers)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
-        ${CMAKE_CURRENT_LIST_DIR}/scheduler_fixture.c LIBS coxswain_commands coxswain_worker_lib)
+        ${CMAKE_CURRENT_LIST_DIR}/engine_loop_fixture.c LIBS coxswain_commands coxswain_worker_lib)
 endforeach()
 cox_unit_test(NAME shared_weights TIER quick
-    SOURCES ${CMAKE_CURRENT_LIST_DIR}/shared_weights_test.c ${CMAKE_CURRENT_LIST_DIR}/scheduler_fixture.c
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/shared_weights_test.c ${CMAKE_CURRENT_LIST_DIR}/engine_loop_fixture.c
             ${CMAKE_CURRENT_LIST_DIR}/model_fixture.c
     LIBS coxswain_commands coxswain_worker_lib coxswain_model)
 foreach(name latency last_errors gathering rank)

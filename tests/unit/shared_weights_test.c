@@ -1,13 +1,13 @@
-/* shared_weights: one version after the other, with the rank of scheduler_fixture.h, and offers
+/* shared_weights: one version after the other, with the rank of engine_loop_fixture.h, and offers
  * opened as ranks open them. */
 #include "engine/batching/shared_weights.h"
 #include "channel/shm/region.h"
-#include "engine/batching/serving.h"
+#include "engine/batching/prompt_queue.h"
 #include "engine/model/block.h"
 #include "engine/model/digest.h"
 #include "model_fixture.h"
 
-#include "scheduler_fixture.h"
+#include "engine_loop_fixture.h"
 
 #include <pthread.h>
 #include <setjmp.h>
@@ -316,21 +316,21 @@ static void weights_that_cannot_be_leave_nothing(void **state)
     expect_step_offer(1, 1, f.folders[0]);
 }
 
-/* ---- with a scheduler ---- */
+/* ---- with an engine loop ---- */
 
-static struct cox_serving *serving_new(void)
+static struct cox_prompt_queue *prompt_queue_new(void)
 {
-    const struct cox_serving_options options = {
-        .scheduler = {.block_count = BLOCK_COUNT_MAX,
-                      .block_size = BLOCK_SIZE,
-                      .position_count_max = 128,
-                      .sequence_count_max = 8,
-                      .weights = f.weights},
+    const struct cox_prompt_queue_options options = {
+        .engine_loop = {.block_count = BLOCK_COUNT_MAX,
+                        .block_size = BLOCK_SIZE,
+                        .position_count_max = 128,
+                        .sequence_count_max = 8,
+                        .weights = f.weights},
     };
-    struct cox_serving *serving = NULL;
-    if (cox_serving_start(f.executor, &options, &serving, &error))
+    struct cox_prompt_queue *queue = NULL;
+    if (cox_prompt_queue_start(f.executor, &options, &queue, &error))
         fail_msg("%s", error.text);
-    return serving;
+    return queue;
 }
 
 /* Also before the first prompt, and after the last; and a prompt's steps tell of it. */
@@ -339,13 +339,13 @@ static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(
     const int32_t tokens[] = {3, 1, 4};
     const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 5};
-    struct cox_serving_client *client;
+    struct cox_prompt_queue_client *client;
     struct cox_prompt_output result;
     uint64_t version = 0, count;
     int wake_fd = eventfd(0, EFD_CLOEXEC);
     (void)state;
     struct cox_weights_told before = told_now();
-    struct cox_serving *serving = serving_new();
+    struct cox_prompt_queue *queue = prompt_queue_new();
     for (uint64_t turn = 0; turn < 3; turn++) {
         if (cox_shared_weights_replace(f.weights, f.folders[(turn + 1) % 2],
                                        cox_deadline_after_ms(PATIENCE_MS), &version, &error))
@@ -355,23 +355,23 @@ static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(
         expect_gone(&before);
         before = told_now();
         assert_int_equal(f.executor->weights_version, 2 + turn);
-        assert_int_equal(cox_serving_client_new(serving, wake_fd, &client), 0);
-        assert_int_equal(cox_serving_submit(client, &request, turn), 0);
+        assert_int_equal(cox_prompt_queue_client_new(queue, wake_fd, &client), 0);
+        assert_int_equal(cox_prompt_queue_submit(client, &request, turn), 0);
         assert_int_equal(read(wake_fd, &count, sizeof count), sizeof count);
-        assert_int_equal(cox_serving_take(client, &result), 0);
+        assert_int_equal(cox_prompt_queue_take(client, &result), 0);
         assert_int_equal(result.finish, COX_FINISH_LENGTH);
         assert_int_equal(result.token_count, 5);
         cox_prompt_output_deinit(&result);
-        cox_serving_client_free(client);
+        cox_prompt_queue_client_free(client);
         assert_int_equal(f.executor->weights_version, 2 + turn);
     }
-    cox_serving_stop(serving, NULL);
+    cox_prompt_queue_stop(queue, NULL);
     assert_int_equal(f.executor->empty_count, 3);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     close(wake_fd);
 }
 
-/* What a step that never works comes to; the scheduler ends, and whoever waits is told. */
+/* What a step that never works comes to; the engine loop ends, and whoever waits is told. */
 static int diverged(uint64_t number)
 {
     (void)number;
@@ -395,7 +395,7 @@ static void weights_that_no_step_comes_to_an_end_with_are_given_up(void **state)
         f.executor->script.status = rows[i].status;
         f.executor->script.loses_table = true;
         f.executor->sequence = f.executor->published = f.executor->void_through = 0;
-        struct cox_serving *serving = serving_new();
+        struct cox_prompt_queue *queue = prompt_queue_new();
         error = (struct cox_error){0};
         assert_int_equal(cox_shared_weights_replace(f.weights, f.folders[1],
                                                     cox_deadline_after_ms(PATIENCE_MS), &version,
@@ -403,14 +403,14 @@ static void weights_that_no_step_comes_to_an_end_with_are_given_up(void **state)
                          rows[i].expected);
         assert_non_null(strstr(error.text, "rank 1 says no"));
         assert_false(cox_shared_weights_pending(f.weights));
-        cox_serving_stop(serving, NULL);
-        cox_serving_free(serving);
+        cox_prompt_queue_stop(queue, NULL);
+        cox_prompt_queue_free(queue);
         expect_gone(&f.executor->offered);
         expect_step_offer(1, 3 + 2 * i, f.folders[0]);
     }
 }
 
-/* ---- with the scheduler alone, which the test feeds ---- */
+/* ---- with the engine loop alone, which the test feeds ---- */
 
 struct prompt {
     uint32_t token_count, new_count;
@@ -418,7 +418,7 @@ struct prompt {
 };
 
 struct schedule {
-    struct cox_scheduler *scheduler;
+    struct cox_engine_loop *engine_loop;
     /* times that there was something to run */
     uint32_t looks;
     /* comes with the next weights */
@@ -438,7 +438,7 @@ static void prompt_add(const struct schedule *schedule, const struct prompt *pro
                                                .token_count = prompt->token_count,
                                                .new_count_max = prompt->new_count,
                                                .hold_ms = prompt->held ? PATIENCE_MS : 0};
-    assert_int_equal(cox_scheduler_add(schedule->scheduler, &request), 0);
+    assert_int_equal(cox_engine_loop_add(schedule->engine_loop, &request), 0);
 }
 
 static void on_schedule_done(void *context, const struct cox_sequence *sequence)
@@ -456,7 +456,7 @@ static bool on_schedule_feed(void *context, bool idle, uint64_t until_ns)
     uint64_t version;
     (void)until_ns;
     if (idle) {
-        const struct cox_kv_leases *holds = cox_scheduler_kv_leases(schedule->scheduler);
+        const struct cox_kv_leases *holds = cox_engine_loop_kv_leases(schedule->engine_loop);
         schedule->hold_count = holds->count;
         schedule->hold_id = holds->first ? holds->first->id : 0;
         return false;
@@ -474,25 +474,25 @@ static bool on_schedule_feed(void *context, bool idle, uint64_t until_ns)
 
 static void schedule_run(struct schedule *schedule, const struct prompt *prompts, uint32_t count)
 {
-    const struct cox_scheduler_options options = {.block_count = BLOCK_COUNT_MAX,
-                                                  .block_size = BLOCK_SIZE,
-                                                  .position_count_max = 128,
-                                                  .token_count_max = 16,
-                                                  .hold_count_max = 4,
-                                                  .weights = f.weights,
-                                                  .steps_in_flight = 2,
-                                                  .done = on_schedule_done,
-                                                  .done_context = schedule,
-                                                  .feed = on_schedule_feed,
-                                                  .feed_context = schedule};
-    if (cox_scheduler_new(f.executor, &options, &schedule->scheduler, &error))
+    const struct cox_engine_loop_options options = {.block_count = BLOCK_COUNT_MAX,
+                                                    .block_size = BLOCK_SIZE,
+                                                    .position_count_max = 128,
+                                                    .token_count_max = 16,
+                                                    .hold_count_max = 4,
+                                                    .weights = f.weights,
+                                                    .steps_in_flight = 2,
+                                                    .done = on_schedule_done,
+                                                    .done_context = schedule,
+                                                    .feed = on_schedule_feed,
+                                                    .feed_context = schedule};
+    if (cox_engine_loop_new(f.executor, &options, &schedule->engine_loop, &error))
         fail_msg("%s", error.text);
     for (uint32_t i = 0; i < count; i++)
         prompt_add(schedule, &prompts[i]);
-    if (cox_scheduler_run(schedule->scheduler, &error))
+    if (cox_engine_loop_run(schedule->engine_loop, &error))
         fail_msg("%s", error.text);
     assert_int_equal(schedule->done_count, count + (schedule->behind.token_count != 0));
-    cox_scheduler_free(schedule->scheduler);
+    cox_engine_loop_free(schedule->engine_loop);
 }
 
 static int second_in_vain(uint64_t number)

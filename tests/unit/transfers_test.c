@@ -1,11 +1,11 @@
 /*
  * transfers: the states of a pull, one end each, blocks in quarantine, on the executor of
- * scheduler_fixture.h, whose pulls the test completes.
+ * engine_loop_fixture.h, whose pulls the test completes.
  */
 #include "engine/batching/transfers.h"
 
 #include "proto/executor.pb-c.h"
-#include "scheduler_fixture.h"
+#include "engine_loop_fixture.h"
 
 #include <sched.h>
 #include <setjmp.h>
@@ -597,7 +597,7 @@ static void on_awaited(void *context, const int32_t *blocks, uint32_t count)
     chance->fates[blocks[0] / 3].awaited = true;
 }
 
-/* Another scheduler: all blocks are its own, but for those that it is told of. */
+/* Another engine loop: all blocks are its own, but for those that it is told of. */
 static void begin_anew(struct chance *chance)
 {
     cox_transfers_abandon(chance->f->transfers);

@@ -1,7 +1,8 @@
 /*
- * plan: admission, chunks, growth, preemption and refusals, step by step and without any process.
+ * batcher: admission, chunks, growth, preemption and refusals, step by step and without any
+ * process.
  */
-#include "engine/batching/plan.h"
+#include "engine/batching/batcher.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +11,7 @@
 
 #include <cmocka.h>
 
-static const struct cox_plan_options defaults = {
+static const struct cox_batcher_options defaults = {
     .sequence_count_max = 4,
     .token_count_max = 16,
     .block_count = 16,
@@ -18,16 +19,16 @@ static const struct cox_plan_options defaults = {
     .position_count_max = 64,
 };
 
-static struct cox_plan *plan_new(struct cox_plan_options options)
+static struct cox_batcher *batcher_new(struct cox_batcher_options options)
 {
-    struct cox_plan *plan = NULL;
+    struct cox_batcher *batcher = NULL;
     struct cox_error error = {0};
-    if (cox_plan_new(&options, &plan, &error))
+    if (cox_batcher_new(&options, &batcher, &error))
         fail_msg("%s", error.text);
-    return plan;
+    return batcher;
 }
 
-static void add(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max)
+static void add(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max)
 {
     int32_t tokens[256];
     for (int i = 0; i < 256; i++)
@@ -39,25 +40,25 @@ static void add(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_
         .stop_tokens = {99},
         .stop_count = 1,
     };
-    assert_int_equal(cox_plan_add(plan, &request), 0);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
 }
 
-static const struct cox_step *next(struct cox_plan *plan)
+static const struct cox_step *next(struct cox_batcher *batcher)
 {
     const struct cox_step *step = NULL;
-    assert_int_equal(cox_plan_next(plan, &step), 0);
+    assert_int_equal(cox_batcher_next(batcher, &step), 0);
     return step;
 }
 
 /* Commits with the same token everywhere. */
-static void commit(struct cox_plan *plan, uint64_t sequence, int32_t token)
+static void commit(struct cox_batcher *batcher, uint64_t sequence, int32_t token)
 {
     int32_t tokens[16];
     for (int i = 0; i < 16; i++)
         tokens[i] = token;
     struct cox_error error = {0};
-    cox_plan_publish(plan, sequence);
-    assert_int_equal(cox_plan_commit(plan, tokens, NULL, &error), 0);
+    cox_batcher_publish(batcher, sequence);
+    assert_int_equal(cox_batcher_commit(batcher, tokens, NULL, &error), 0);
 }
 
 static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, uint32_t position,
@@ -94,177 +95,177 @@ static void blocks_are_taken_and_given(void **state)
 static void a_sequence_is_announced_once_and_decodes(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 3, 3);
-    const struct cox_step *step = next(plan);
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 3, 3);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->base, 0);
     assert_int_equal(step->kind, COX_STEP_PREFILL);
     assert_int_equal(step->row_count, 1);
     expect_row(step, 0, 1, 0, 3, true, true);
     assert_int_equal(step->rows[0].sequence->block_count, 1);
-    commit(plan, 7, 50);
+    commit(batcher, 7, 50);
 
-    step = next(plan);
+    step = next(batcher);
     assert_int_equal(step->base, 7);
     assert_int_equal(step->kind, COX_STEP_DECODE);
     expect_row(step, 0, 1, 3, 1, false, true);
     assert_int_equal(step->rows[0].sequence->tokens[3], 50);
-    commit(plan, 8, 51);
+    commit(batcher, 8, 51);
 
     /* The table grows by one block when position 4 is computed. */
-    step = next(plan);
+    step = next(batcher);
     expect_row(step, 0, 1, 4, 1, false, true);
     assert_int_equal(step->rows[0].sequence->block_count, 2);
     assert_int_equal(step->rows[0].sequence->sent_block_count, 1);
-    commit(plan, 9, 52);
+    commit(batcher, 9, 52);
 
-    struct cox_sequence *done = cox_plan_done(plan);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_non_null(done);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_int_equal(done->token_count, 6);
     assert_int_equal(done->tokens[5], 52);
     cox_sequence_free(done);
-    assert_null(cox_plan_done(plan));
-    assert_int_equal(cox_plan_next(plan, &step), COX_EMPTY);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    assert_null(cox_batcher_done(batcher));
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_EMPTY);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
 
     /* No step will tell: it has to be cleaned up. */
     const int64_t *ids;
-    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
     assert_int_equal(ids[0], 1);
-    cox_plan_reported(plan);
-    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
-    cox_plan_free(plan);
+    cox_batcher_reported(batcher);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
+    cox_batcher_free(batcher);
 }
 
 static void a_slot_is_told_and_used_again_in_the_same_step(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
-    struct cox_plan *plan = plan_new(options);
-    add(plan, 2, 9);
-    add(plan, 2, 9);
-    next(plan);
-    commit(plan, 1, 99);
-    struct cox_sequence *done = cox_plan_done(plan);
+    struct cox_batcher *batcher = batcher_new(options);
+    add(batcher, 2, 9);
+    add(batcher, 2, 9);
+    next(batcher);
+    commit(batcher, 1, 99);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->finish, COX_FINISH_STOP);
     assert_int_equal(done->tokens[2], 99);
     cox_sequence_free(done);
-    const struct cox_step *step = next(plan);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->finished_count, 1);
     assert_int_equal(step->finished_slots[0], 0);
     expect_row(step, 0, 2, 0, 2, true, true);
     assert_int_equal(step->rows[0].sequence->slot, 0);
-    commit(plan, 2, 1);
-    assert_int_equal(next(plan)->finished_count, 0);
-    cox_plan_free(plan);
+    commit(batcher, 2, 1);
+    assert_int_equal(next(batcher)->finished_count, 0);
+    cox_batcher_free(batcher);
 }
 
 static void long_prompts_go_in_chunks_beside_decodes(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 2, 9);
-    next(plan);
-    commit(plan, 1, 5);
-    add(plan, 40, 2);
-    const struct cox_step *step = next(plan);
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 2, 9);
+    next(batcher);
+    commit(batcher, 1, 5);
+    add(batcher, 40, 2);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->kind, COX_STEP_MIXED);
     assert_int_equal(step->token_count, 16);
     expect_row(step, 0, 1, 2, 1, false, true);
     expect_row(step, 1, 2, 0, 15, true, false);
     assert_int_equal(step->rows[1].sequence->block_count, 10); /* the whole prompt's */
-    commit(plan, 2, 5);
-    step = next(plan);
+    commit(batcher, 2, 5);
+    step = next(batcher);
     expect_row(step, 1, 2, 15, 15, false, false);
-    commit(plan, 3, 5);
-    step = next(plan);
+    commit(batcher, 3, 5);
+    step = next(batcher);
     expect_row(step, 1, 2, 30, 10, false, true);
-    commit(plan, 4, 5);
-    step = next(plan);
+    commit(batcher, 4, 5);
+    step = next(batcher);
     assert_int_equal(step->kind, COX_STEP_DECODE);
     expect_row(step, 1, 2, 40, 1, false, true);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 static void a_dry_pool_preempts_the_youngest(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.block_count = 6;
-    struct cox_plan *plan = plan_new(options);
-    add(plan, 4, 20); /* 6 blocks in the end */
-    add(plan, 4, 12); /* 4 blocks in the end */
-    const struct cox_step *step = next(plan);
+    struct cox_batcher *batcher = batcher_new(options);
+    add(batcher, 4, 20); /* 6 blocks in the end */
+    add(batcher, 4, 12); /* 4 blocks in the end */
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->row_count, 2);
     uint64_t sequence = 1;
-    struct cox_plan_stats stats = {0};
+    struct cox_batcher_stats stats = {0};
     while (stats.preemptions == 0) {
         assert_int_equal(step->row_count, 2);
-        commit(plan, sequence++, 5);
-        step = next(plan);
-        cox_plan_stats(plan, &stats);
+        commit(batcher, sequence++, 5);
+        step = next(batcher);
+        cox_batcher_stats(batcher, &stats);
     }
     /* Both had 3 blocks; the older one took its fourth from the younger one. */
     assert_int_equal(step->row_count, 1);
     expect_row(step, 0, 1, 12, 1, false, true);
     assert_int_equal(step->finished_count, 1);
     assert_int_equal(step->waiting_count, 1);
-    commit(plan, sequence++, 5);
+    commit(batcher, sequence++, 5);
 
     /* It comes back, with what it had generated, when the first one is done. */
     do {
-        step = next(plan);
+        step = next(batcher);
         assert_int_equal(step->row_count, 1);
         if (step->rows[0].sequence->id == 2)
             break;
-        commit(plan, sequence++, 5);
-        cox_sequence_free(cox_plan_done(plan));
+        commit(batcher, sequence++, 5);
+        cox_sequence_free(cox_batcher_done(batcher));
     } while (true);
     expect_row(step, 0, 2, 0, 13, true, true);
-    commit(plan, sequence++, 5);
-    cox_plan_free(plan);
+    commit(batcher, sequence++, 5);
+    cox_batcher_free(batcher);
 }
 
 static void a_revert_recomputes_everything_from_the_start(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 3, 9);
-    add(plan, 14, 9);
-    next(plan);
-    commit(plan, 1, 5);
-    const struct cox_step *step = next(plan);
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 3, 9);
+    add(batcher, 14, 9);
+    next(batcher);
+    commit(batcher, 1, 5);
+    const struct cox_step *step = next(batcher);
     expect_row(step, 0, 1, 3, 1, false, true);
     expect_row(step, 1, 2, 13, 1, false, true);
-    cox_plan_revert(plan);
+    cox_batcher_revert(batcher);
 
-    step = next(plan);
+    step = next(batcher);
     assert_int_equal(step->base, 0);
     assert_int_equal(step->finished_count, 0);
     expect_row(step, 0, 1, 0, 4, true, true);
     expect_row(step, 1, 2, 0, 12, true, false); /* 16 tokens in all */
-    cox_plan_revert(plan);                      /* twice in a row */
-    step = next(plan);
+    cox_batcher_revert(batcher);                /* twice in a row */
+    step = next(batcher);
     assert_int_equal(step->base, 0);
     expect_row(step, 0, 1, 0, 4, true, true);
     expect_row(step, 1, 2, 0, 12, true, false);
-    commit(plan, 5, 6);
-    step = next(plan);
+    commit(batcher, 5, 6);
+    step = next(batcher);
     assert_int_equal(step->base, 5);
     expect_row(step, 0, 1, 4, 1, false, true);
     expect_row(step, 1, 2, 12, 2, false, true);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 static void what_can_never_run_is_refused_with_numbers(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.block_count = 8;
     options.request_size_max = 1000;
-    struct cox_plan *plan = plan_new(options);
+    struct cox_batcher *batcher = batcher_new(options);
     static const struct {
         uint32_t token_count, new_count_max;
         /* NULL: it fits */
@@ -277,8 +278,8 @@ static void what_can_never_run_is_refused_with_numbers(void **state)
         {30, 3, NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        add(plan, cases[i].token_count, cases[i].new_count_max);
-        struct cox_sequence *done = cox_plan_done(plan);
+        add(batcher, cases[i].token_count, cases[i].new_count_max);
+        struct cox_sequence *done = cox_batcher_done(batcher);
         if (!cases[i].part) {
             assert_null(done);
             continue;
@@ -289,180 +290,181 @@ static void what_can_never_run_is_refused_with_numbers(void **state)
             fail_msg("'%s' does not speak of '%s'", done->error.text, cases[i].part);
         cox_sequence_free(done);
     }
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 
     /* A frame that holds no announcement of that size. */
     options.block_count = 64;
     options.position_count_max = 250;
-    plan = plan_new(options);
-    add(plan, 150, 1);
-    struct cox_sequence *done = cox_plan_done(plan);
+    batcher = batcher_new(options);
+    add(batcher, 150, 1);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_non_null(strstr(done->error.text, "holds 1000"));
     cox_sequence_free(done);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 
     struct cox_error error = {0};
     options.block_count = 0;
-    assert_int_equal(cox_plan_new(&options, &plan, &error), COX_INVALID);
+    assert_int_equal(cox_batcher_new(&options, &batcher, &error), COX_INVALID);
 }
 
 static void shorten_fits_what_is_there(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     const int32_t tokens[70] = {0};
     struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 60, .new_count_max = 1000, .shorten = true};
-    assert_int_equal(cox_plan_add(plan, &request), 0);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
     /* 64 positions: the token after the last of them can still be sampled. */
-    assert_int_equal(next(plan)->rows[0].sequence->token_end, 65);
+    assert_int_equal(next(batcher)->rows[0].sequence->token_end, 65);
     request.token_count = 65;
-    assert_int_equal(cox_plan_add(plan, &request), 0);
-    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_non_null(done);
     assert_int_equal(done->error.code, COX_TOO_LARGE);
     cox_sequence_free(done);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 static void steps_stay_below_the_frame(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.token_count_max = 1000;
     options.block_count = 100;
     options.request_size_max = 1000; /* one announcement of 50 tokens, not two */
-    struct cox_plan *plan = plan_new(options);
-    add(plan, 50, 2);
-    add(plan, 50, 2);
-    assert_int_equal(next(plan)->row_count, 1);
-    commit(plan, 1, 5);
-    const struct cox_step *step = next(plan);
+    struct cox_batcher *batcher = batcher_new(options);
+    add(batcher, 50, 2);
+    add(batcher, 50, 2);
+    assert_int_equal(next(batcher)->row_count, 1);
+    commit(batcher, 1, 5);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->row_count, 2);
-    cox_plan_revert(plan);
-    assert_int_equal(next(plan)->row_count, 1);
-    cox_plan_free(plan);
+    cox_batcher_revert(batcher);
+    assert_int_equal(next(batcher)->row_count, 1);
+    cox_batcher_free(batcher);
 }
 
 static void nested_steps_are_all_prefill_or_all_decode(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.nested = true;
-    struct cox_plan *plan = plan_new(options);
-    add(plan, 3, 2);
-    add(plan, 40, 2);
-    add(plan, 4, 2);
-    const struct cox_step *step = next(plan);
+    struct cox_batcher *batcher = batcher_new(options);
+    add(batcher, 3, 2);
+    add(batcher, 40, 2);
+    add(batcher, 4, 2);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->row_count, 1);
     expect_row(step, 0, 1, 0, 3, true, true);
-    commit(plan, 1, 5);
-    step = next(plan); /* longer than a step: alone, and whole */
+    commit(batcher, 1, 5);
+    step = next(batcher); /* longer than a step: alone, and whole */
     assert_int_equal(step->kind, COX_STEP_PREFILL);
     assert_int_equal(step->row_count, 1);
     expect_row(step, 0, 2, 0, 40, true, true);
-    commit(plan, 2, 5);
-    step = next(plan);
+    commit(batcher, 2, 5);
+    step = next(batcher);
     expect_row(step, 0, 3, 0, 4, true, true);
-    commit(plan, 3, 5);
-    step = next(plan);
+    commit(batcher, 3, 5);
+    step = next(batcher);
     assert_int_equal(step->kind, COX_STEP_DECODE);
     assert_int_equal(step->row_count, 3);
     assert_int_equal(step->finished_count, 0);
-    commit(plan, 4, 5);
+    commit(batcher, 4, 5);
     const int64_t *ids;
-    assert_int_equal(cox_plan_unreported(plan, &ids), 3);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 3);
+    cox_batcher_free(batcher);
 }
 
 static void who_is_cancelled_gives_everything_back(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     static const int32_t tokens[5] = {1, 2, 3, 4, 5};
     char contexts[8];
     for (int i = 0; i < 6; i++) { /* four run, two wait */
         struct cox_prompt_request request = {
             .tokens = tokens, .token_count = 3, .new_count_max = 20, .context = &contexts[i]};
-        assert_int_equal(cox_plan_add(plan, &request), 0);
+        assert_int_equal(cox_batcher_add(batcher, &request), 0);
     }
-    const struct cox_step *step = next(plan);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->row_count, 4);
-    commit(plan, 1, 50);
-    uint32_t free_count = cox_plan_free_blocks(plan);
-    cox_plan_cancel(plan, &contexts[6]); /* nobody */
-    assert_null(cox_plan_done(plan));
-    cox_plan_cancel(plan, &contexts[1]); /* runs */
-    cox_plan_cancel(plan, &contexts[5]); /* waits, the last */
+    commit(batcher, 1, 50);
+    uint32_t free_count = cox_batcher_free_blocks(batcher);
+    cox_batcher_cancel(batcher, &contexts[6]); /* nobody */
+    assert_null(cox_batcher_done(batcher));
+    cox_batcher_cancel(batcher, &contexts[1]); /* runs */
+    cox_batcher_cancel(batcher, &contexts[5]); /* waits, the last */
     struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 1, .context = &contexts[7]};
-    assert_int_equal(cox_plan_add(plan, &request), 0); /* and another one waits in its place */
-    assert_int_equal(cox_plan_free_blocks(plan), free_count + 1);
+    assert_int_equal(cox_batcher_add(batcher, &request),
+                     0); /* and another one waits in its place */
+    assert_int_equal(cox_batcher_free_blocks(batcher), free_count + 1);
     for (int i = 0; i < 2; i++) {
-        struct cox_sequence *done = cox_plan_done(plan);
+        struct cox_sequence *done = cox_batcher_done(batcher);
         assert_ptr_equal(done->request.context, &contexts[i ? 5 : 1]);
         assert_int_equal(done->finish, COX_FINISH_ERROR);
         assert_int_equal(done->error.code, COX_CLOSED);
         cox_sequence_free(done);
     }
-    assert_null(cox_plan_done(plan));
+    assert_null(cox_batcher_done(batcher));
     /* Its slot is told as finished, and the other one that waited has it. */
-    step = next(plan);
+    step = next(batcher);
     assert_int_equal(step->finished_count, 1);
     assert_int_equal(step->row_count, 4);
     assert_ptr_equal(step->rows[3].sequence->request.context, &contexts[4]);
     assert_int_equal(step->rows[3].sequence->slot, step->finished_slots[0]);
-    commit(plan, 2, 50);
+    commit(batcher, 2, 50);
     for (int i = 0; i < 5; i++)
-        cox_plan_cancel(plan, &contexts[i]);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    step = next(plan);
+        cox_batcher_cancel(batcher, &contexts[i]);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    step = next(batcher);
     assert_int_equal(step->row_count, 1);
     assert_ptr_equal(step->rows[0].sequence->request.context, &contexts[7]);
     assert_int_equal(step->finished_count, 4);
-    commit(plan, 3, 50);
-    cox_plan_free(plan);
+    commit(batcher, 3, 50);
+    cox_batcher_free(batcher);
 }
 
 static void a_failure_ends_all(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     for (int i = 0; i < 6; i++)
-        add(plan, 3, 2);
-    next(plan);
-    cox_plan_fail(plan, COX_PEER_DEAD, "rank 1 is gone");
+        add(batcher, 3, 2);
+    next(batcher);
+    cox_batcher_fail(batcher, COX_PEER_DEAD, "rank 1 is gone");
     int64_t id = 0;
-    for (struct cox_sequence *done; (done = cox_plan_done(plan)); cox_sequence_free(done)) {
+    for (struct cox_sequence *done; (done = cox_batcher_done(batcher)); cox_sequence_free(done)) {
         assert_int_equal(done->id, ++id); /* in order */
         assert_int_equal(done->finish, COX_FINISH_ERROR);
         assert_string_equal(done->error.text, "rank 1 is gone");
     }
     assert_int_equal(id, 6);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
 
     /* A token that none is changes nothing. */
-    add(plan, 3, 2);
-    next(plan);
+    add(batcher, 3, 2);
+    next(batcher);
     int32_t token = -1;
     struct cox_error error = {0};
-    cox_plan_publish(plan, 1);
-    assert_int_equal(cox_plan_commit(plan, &token, NULL, &error), COX_CORRUPT);
-    cox_plan_free(plan);
+    cox_batcher_publish(batcher, 1);
+    assert_int_equal(cox_batcher_commit(batcher, &token, NULL, &error), COX_CORRUPT);
+    cox_batcher_free(batcher);
 }
 
 /* ---- holds and pulls ---- */
 
-static struct cox_plan_options with_holds(void)
+static struct cox_batcher_options with_holds(void)
 {
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.hold_count_max = 4;
     options.token_count_max = 64;
     return options;
 }
 
 /* Of 6 tokens, which are 2 blocks. */
-static void add_held(struct cox_plan *plan, uint64_t owner, uint64_t hold_ms)
+static void add_held(struct cox_batcher *batcher, uint64_t owner, uint64_t hold_ms)
 {
     int32_t tokens[6] = {1, 2, 3, 4, 5, 6};
     struct cox_prompt_request request = {.tokens = tokens,
@@ -472,12 +474,12 @@ static void add_held(struct cox_plan *plan, uint64_t owner, uint64_t hold_ms)
                                          .owner = owner,
                                          .stop_tokens = {99},
                                          .stop_count = 1};
-    assert_int_equal(cox_plan_add(plan, &request), 0);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
 }
 
-static int64_t held_id(struct cox_plan *plan, bool held)
+static int64_t held_id(struct cox_batcher *batcher, bool held)
 {
-    struct cox_sequence *done = cox_plan_done(plan);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_non_null(done);
     assert_int_equal(done->hold != NULL, held);
     int64_t id = done->id;
@@ -493,98 +495,98 @@ static int64_t held_id(struct cox_plan *plan, bool held)
 static void m10_a_held_sequence_keeps_its_blocks_until_it_is_released(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(with_holds());
+    struct cox_batcher *batcher = batcher_new(with_holds());
     const int64_t *ids;
-    add_held(plan, 7, 60000);
-    next(plan);
-    commit(plan, 1, 50);
-    int64_t id = held_id(plan, true);
-    assert_int_equal(cox_plan_free_blocks(plan), 14);
-    assert_int_equal(cox_plan_kv_leases(plan)->count, 1);
+    add_held(batcher, 7, 60000);
+    next(batcher);
+    commit(batcher, 1, 50);
+    int64_t id = held_id(batcher, true);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 14);
+    assert_int_equal(cox_batcher_kv_leases(batcher)->count, 1);
     /* The ranks still know it, so that nobody else gets its blocks. */
-    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
     const struct cox_step *step;
-    assert_int_equal(cox_plan_next(plan, &step), COX_EMPTY);
-    cox_plan_release(plan, 8, id); /* another one's */
-    cox_plan_release(plan, 7, id + 1);
-    cox_plan_expire(plan, cox_now_ns());
-    assert_int_equal(cox_plan_free_blocks(plan), 14);
-    cox_plan_release(plan, 7, id);
-    cox_plan_release(plan, 7, id);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_EMPTY);
+    cox_batcher_release(batcher, 8, id); /* another one's */
+    cox_batcher_release(batcher, 7, id + 1);
+    cox_batcher_expire(batcher, cox_now_ns());
+    assert_int_equal(cox_batcher_free_blocks(batcher), 14);
+    cox_batcher_release(batcher, 7, id);
+    cox_batcher_release(batcher, 7, id);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
     assert_int_equal(ids[0], id);
     /* The next step tells. */
-    add(plan, 3, 2);
-    step = next(plan);
+    add(batcher, 3, 2);
+    step = next(batcher);
     assert_int_equal(step->finished_count, 1);
-    commit(plan, 2, 50);
-    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
-    cox_plan_free(plan);
+    commit(batcher, 2, 50);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
+    cox_batcher_free(batcher);
 }
 
 static void m10_a_hold_ends_with_its_lease_its_owner_and_a_step_that_failed(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(with_holds());
-    add_held(plan, 1, 1);
-    add_held(plan, 2, 60000);
-    add_held(plan, 3, 60000);
-    next(plan);
-    commit(plan, 1, 50);
-    held_id(plan, true);
-    held_id(plan, true);
-    held_id(plan, true);
-    assert_int_equal(cox_plan_free_blocks(plan), 10);
-    uint64_t due_ns = cox_kv_leases_due_ns(cox_plan_kv_leases(plan));
-    cox_plan_expire(plan, due_ns - 1);
-    assert_int_equal(cox_plan_kv_leases(plan)->count, 3);
-    cox_plan_expire(plan, due_ns);
-    assert_int_equal(cox_plan_kv_leases(plan)->count, 2);
-    cox_plan_release(plan, 2, 0);
-    assert_int_equal(cox_plan_kv_leases(plan)->count, 1);
-    add(plan, 3, 2);
-    next(plan);
-    cox_plan_revert(plan);
-    assert_int_equal(cox_plan_kv_leases(plan)->count, 0);
+    struct cox_batcher *batcher = batcher_new(with_holds());
+    add_held(batcher, 1, 1);
+    add_held(batcher, 2, 60000);
+    add_held(batcher, 3, 60000);
+    next(batcher);
+    commit(batcher, 1, 50);
+    held_id(batcher, true);
+    held_id(batcher, true);
+    held_id(batcher, true);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 10);
+    uint64_t due_ns = cox_kv_leases_due_ns(cox_batcher_kv_leases(batcher));
+    cox_batcher_expire(batcher, due_ns - 1);
+    assert_int_equal(cox_batcher_kv_leases(batcher)->count, 3);
+    cox_batcher_expire(batcher, due_ns);
+    assert_int_equal(cox_batcher_kv_leases(batcher)->count, 2);
+    cox_batcher_release(batcher, 2, 0);
+    assert_int_equal(cox_batcher_kv_leases(batcher)->count, 1);
+    add(batcher, 3, 2);
+    next(batcher);
+    cox_batcher_revert(batcher);
+    assert_int_equal(cox_batcher_kv_leases(batcher)->count, 0);
     /* The next step tells, whose base empties the tables. */
-    const struct cox_step *step = next(plan);
+    const struct cox_step *step = next(batcher);
     assert_int_equal(step->base, 0);
     assert_int_equal(step->finished_count, 0);
-    commit(plan, 2, 50);
+    commit(batcher, 2, 50);
     const int64_t *ids;
-    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
+    cox_batcher_free(batcher);
 }
 
 static void m10_a_prompt_that_stops_or_finds_no_room_is_not_held(void **state)
 {
     (void)state;
-    struct cox_plan_options options = with_holds();
+    struct cox_batcher_options options = with_holds();
     options.hold_count_max = 1;
-    struct cox_plan *plan = plan_new(options);
-    add_held(plan, 1, 60000);
-    next(plan);
-    commit(plan, 1, 99);
-    struct cox_sequence *done = cox_plan_done(plan);
+    struct cox_batcher *batcher = batcher_new(options);
+    add_held(batcher, 1, 60000);
+    next(batcher);
+    commit(batcher, 1, 99);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->finish, COX_FINISH_STOP);
     assert_null(done->hold);
     cox_sequence_free(done);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    add_held(plan, 1, 60000);
-    add_held(plan, 1, 60000);
-    next(plan);
-    commit(plan, 2, 50);
-    held_id(plan, true);
-    held_id(plan, false);
-    assert_int_equal(cox_plan_free_blocks(plan), 14);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    add_held(batcher, 1, 60000);
+    add_held(batcher, 1, 60000);
+    next(batcher);
+    commit(batcher, 2, 50);
+    held_id(batcher, true);
+    held_id(batcher, false);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 14);
+    cox_batcher_free(batcher);
 }
 
 static const int32_t remote_blocks[] = {8, 9, 3, 4};
 
 /* token_count tokens, the last of them generated elsewhere. */
-static void add_pulled(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max,
+static void add_pulled(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max,
                        const struct cox_prompt_request *like)
 {
     int32_t tokens[64];
@@ -601,215 +603,218 @@ static void add_pulled(struct cox_plan *plan, uint32_t token_count, uint32_t new
     request.token_count = token_count;
     request.new_count_max = new_count_max;
     request.source = &source;
-    assert_int_equal(cox_plan_add(plan, &request), 0);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
 }
 
 static void m11_a_pulled_sequence_goes_on_behind_its_source_while_others_run(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
-    add(plan, 3, 9);
-    add_pulled(plan, 6, 3, &(struct cox_prompt_request){0});
-    step = next(plan);
+    add(batcher, 3, 9);
+    add_pulled(batcher, 6, 3, &(struct cox_prompt_request){0});
+    step = next(batcher);
     assert_int_equal(step->row_count, 1);
-    const struct cox_sequence *pulled = cox_plan_pull(plan);
+    const struct cox_sequence *pulled = cox_batcher_pull(batcher);
     assert_non_null(pulled);
-    assert_null(cox_plan_pull(plan));
+    assert_null(cox_batcher_pull(batcher));
     assert_int_equal(pulled->id, 2);
     assert_int_equal(pulled->source->sequence, 77);
     assert_int_equal(pulled->source->blocks[1], 9);
     assert_int_equal(pulled->block_count, 2);
-    commit(plan, 1, 50);
+    commit(batcher, 1, 50);
     /* It has no row until it is there. */
-    step = next(plan);
+    step = next(batcher);
     expect_row(step, 0, 1, 3, 1, false, true);
     assert_int_equal(step->row_count, 1);
-    commit(plan, 2, 50);
-    assert_int_equal(cox_plan_pulled(plan, 3, COX_PULL_END_DONE, true, NULL, NULL), COX_NOT_FOUND);
-    assert_int_equal(cox_plan_pulled(plan, 2, COX_PULL_END_DONE, true, NULL, NULL), 0);
-    step = next(plan);
+    commit(batcher, 2, 50);
+    assert_int_equal(cox_batcher_pulled(batcher, 3, COX_PULL_END_DONE, true, NULL, NULL),
+                     COX_NOT_FOUND);
+    assert_int_equal(cox_batcher_pulled(batcher, 2, COX_PULL_END_DONE, true, NULL, NULL), 0);
+    step = next(batcher);
     assert_int_equal(step->row_count, 2);
     expect_row(step, 1, 2, 5, 1, true, true);
-    commit(plan, 3, 51);
-    step = next(plan);
+    commit(batcher, 3, 51);
+    step = next(batcher);
     expect_row(step, 1, 2, 6, 1, false, true);
     /* A step that fails takes it back to the beginning, like any other. */
-    cox_plan_revert(plan);
-    step = next(plan);
+    cox_batcher_revert(batcher);
+    step = next(batcher);
     expect_row(step, 1, 2, 0, 7, true, true);
-    commit(plan, 4, 52);
-    cox_plan_free(plan);
+    commit(batcher, 4, 52);
+    cox_batcher_free(batcher);
 }
 
 static void m11_what_cannot_be_pulled_is_pulled_again_computed_or_fails(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     struct cox_error error = {.code = COX_STALE, .text = "gone"};
-    add_pulled(plan, 6, 3, &(struct cox_prompt_request){0});
-    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
-    assert_int_equal(cox_plan_pull(plan)->pulls, 1);
-    assert_int_equal(cox_plan_pulled(plan, 1, COX_PULL_END_RETRY, true, NULL, &error), 0);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
-    assert_int_equal(cox_plan_pull(plan)->pulls, 2);
-    assert_int_equal(cox_plan_pulled(plan, 1, COX_PULL_END_RECOMPUTE, true, NULL, &error), 0);
-    step = next(plan);
+    add_pulled(batcher, 6, 3, &(struct cox_prompt_request){0});
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    assert_int_equal(cox_batcher_pull(batcher)->pulls, 1);
+    assert_int_equal(cox_batcher_pulled(batcher, 1, COX_PULL_END_RETRY, true, NULL, &error), 0);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    assert_int_equal(cox_batcher_pull(batcher)->pulls, 2);
+    assert_int_equal(cox_batcher_pulled(batcher, 1, COX_PULL_END_RECOMPUTE, true, NULL, &error), 0);
+    step = next(batcher);
     expect_row(step, 0, 1, 0, 6, true, true);
-    assert_null(cox_plan_pull(plan));
+    assert_null(cox_batcher_pull(batcher));
     assert_true(step->rows[0].sequence->recomputed);
-    commit(plan, 1, 50);
-    add_pulled(plan, 6, 3, &(struct cox_prompt_request){.context = &error});
-    step = next(plan);
-    assert_non_null(cox_plan_pull(plan));
-    commit(plan, 2, 51);
-    assert_int_equal(cox_plan_pulling(plan, 0, &error)->id, 2);
-    assert_null(cox_plan_pulling(plan, 0, plan));
-    assert_int_equal(cox_plan_pulled(plan, 2, COX_PULL_END_FAIL, true, NULL, &error), 0);
-    struct cox_sequence *done = cox_plan_done(plan);
+    commit(batcher, 1, 50);
+    add_pulled(batcher, 6, 3, &(struct cox_prompt_request){.context = &error});
+    step = next(batcher);
+    assert_non_null(cox_batcher_pull(batcher));
+    commit(batcher, 2, 51);
+    assert_int_equal(cox_batcher_pulling(batcher, 0, &error)->id, 2);
+    assert_null(cox_batcher_pulling(batcher, 0, batcher));
+    assert_int_equal(cox_batcher_pulled(batcher, 2, COX_PULL_END_FAIL, true, NULL, &error), 0);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->finish, COX_FINISH_ERROR);
     assert_int_equal(done->error.code, COX_STALE);
     cox_sequence_free(done);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 static void m11_blocks_that_a_late_rank_may_write_are_nobodys(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.block_count = 3;
-    struct cox_plan *plan = plan_new(options);
+    struct cox_batcher *batcher = batcher_new(options);
     const struct cox_step *step;
     const struct cox_error error = {.code = COX_TIMEOUT, .text = "late"};
     int32_t blocks[2];
-    add_pulled(plan, 6, 3, &(struct cox_prompt_request){0});
-    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
-    memcpy(blocks, cox_plan_pull(plan)->blocks, sizeof blocks);
-    assert_int_equal(cox_plan_pulled(plan, 1, COX_PULL_END_RECOMPUTE, false, NULL, &error), 0);
-    assert_int_equal(cox_plan_free_blocks(plan), 1);
+    add_pulled(batcher, 6, 3, &(struct cox_prompt_request){0});
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    memcpy(blocks, cox_batcher_pull(batcher)->blocks, sizeof blocks);
+    assert_int_equal(cox_batcher_pulled(batcher, 1, COX_PULL_END_RECOMPUTE, false, NULL, &error),
+                     0);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 1);
     /* It needs two, and waits for them. */
-    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
-    cox_plan_give(plan, blocks, 2);
-    step = next(plan);
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    cox_batcher_give(batcher, blocks, 2);
+    step = next(batcher);
     expect_row(step, 0, 1, 0, 6, true, true);
-    commit(plan, 1, 50);
-    cox_plan_free(plan);
+    commit(batcher, 1, 50);
+    cox_batcher_free(batcher);
 
-    /* A plan that comes after leaves them alone. */
-    plan = plan_new(options);
-    cox_plan_reserve(plan, blocks, 2);
-    cox_plan_reserve(plan, blocks, 1);
-    assert_int_equal(cox_plan_free_blocks(plan), 1);
-    add(plan, 2, 2);
-    step = next(plan);
+    /* A batcher that comes after leaves them alone. */
+    batcher = batcher_new(options);
+    cox_batcher_reserve(batcher, blocks, 2);
+    cox_batcher_reserve(batcher, blocks, 1);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 1);
+    add(batcher, 2, 2);
+    step = next(batcher);
     assert_int_equal(step->rows[0].sequence->blocks[0], 2);
-    commit(plan, 1, 50);
-    cox_plan_give(plan, blocks, 2);
-    assert_int_equal(cox_plan_free_blocks(plan), 2);
-    cox_plan_free(plan);
+    commit(batcher, 1, 50);
+    cox_batcher_give(batcher, blocks, 2);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 2);
+    cox_batcher_free(batcher);
 }
 
 static void m11_a_pull_alone_needs_no_tokens_and_gives_its_blocks_back(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     int report = 0;
-    add_pulled(plan, 6, 1, &(struct cox_prompt_request){.pull_only = true});
-    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
-    assert_non_null(cox_plan_pull(plan));
-    assert_int_equal(cox_plan_free_blocks(plan), 14);
-    assert_int_equal(
-        cox_plan_pulled(plan, 1, COX_PULL_END_DONE, true, memcpy(malloc(4), &report, 4), NULL), 0);
-    struct cox_sequence *done = cox_plan_done(plan);
+    add_pulled(batcher, 6, 1, &(struct cox_prompt_request){.pull_only = true});
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    assert_non_null(cox_batcher_pull(batcher));
+    assert_int_equal(cox_batcher_free_blocks(batcher), 14);
+    assert_int_equal(cox_batcher_pulled(batcher, 1, COX_PULL_END_DONE, true,
+                                        memcpy(malloc(4), &report, 4), NULL),
+                     0);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_non_null(done->report);
     cox_sequence_free(done);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    assert_int_equal(cox_plan_next(plan, &step), COX_EMPTY);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_EMPTY);
+    cox_batcher_free(batcher);
 }
 
 static void m11_sources_that_do_not_fit_are_refused(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_kv_reference source = {
         .cluster_id = "other", .blocks = remote_blocks, .block_count = 3};
     int32_t tokens[6] = {0};
     struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 6, .new_count_max = 1, .source = &source};
-    assert_int_equal(cox_plan_add(plan, &request), 0);
-    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->error.code, COX_INVALID);
     cox_sequence_free(done);
     /* The last position that there is was generated elsewhere: nothing is left to do, and that is
      * no error. */
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.position_count_max = 5;
-    cox_plan_free(plan);
-    plan = plan_new(options);
-    add_pulled(plan, 6, 9, &(struct cox_prompt_request){.shorten = true});
-    done = cox_plan_done(plan);
+    cox_batcher_free(batcher);
+    batcher = batcher_new(options);
+    add_pulled(batcher, 6, 9, &(struct cox_prompt_request){.shorten = true});
+    done = cox_batcher_done(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_int_equal(done->token_count, 6);
     cox_sequence_free(done);
-    add_pulled(plan, 6, 9, &(struct cox_prompt_request){0});
-    done = cox_plan_done(plan);
+    add_pulled(batcher, 6, 9, &(struct cox_prompt_request){0});
+    done = cox_batcher_done(batcher);
     assert_int_equal(done->error.code, COX_TOO_LARGE);
     cox_sequence_free(done);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 static void m11_a_pull_that_nobody_began_is_cancelled_like_any_other(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     const struct cox_step *step;
     int mine;
-    add_pulled(plan, 6, 3, &(struct cox_prompt_request){.context = &mine});
-    assert_int_equal(cox_plan_next(plan, &step), COX_BUSY);
-    cox_plan_cancel(plan, &mine);
-    struct cox_sequence *done = cox_plan_done(plan);
+    add_pulled(batcher, 6, 3, &(struct cox_prompt_request){.context = &mine});
+    assert_int_equal(cox_batcher_next(batcher, &step), COX_BUSY);
+    cox_batcher_cancel(batcher, &mine);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->error.code, COX_CLOSED);
     cox_sequence_free(done);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    assert_null(cox_plan_pull(plan));
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    assert_null(cox_batcher_pull(batcher));
+    cox_batcher_free(batcher);
 }
 
 static void m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(with_holds());
+    struct cox_batcher *batcher = batcher_new(with_holds());
     int32_t tokens[6] = {0};
     struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 6, .new_count_max = 59, .hold_ms = 60000, .owner = 1};
-    assert_int_equal(cox_plan_add(plan, &request), 0);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
     request.new_count_max = 60; /* one more than there are positions */
-    assert_int_equal(cox_plan_add(plan, &request), 0);
-    struct cox_sequence *done = cox_plan_done(plan);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->error.code, COX_TOO_LARGE);
     cox_sequence_free(done);
-    next(plan);
-    commit(plan, 1, 50);
-    held_id(plan, true);
-    cox_plan_free(plan);
+    next(batcher);
+    commit(batcher, 1, 50);
+    held_id(batcher, true);
+    cox_batcher_free(batcher);
 }
 
 static void m10_ids_go_on_where_the_plan_before_ended(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.last_id = 41;
-    struct cox_plan *plan = plan_new(options);
-    add(plan, 2, 2);
-    assert_int_equal(next(plan)->rows[0].sequence->id, 42);
-    commit(plan, 1, 50);
-    assert_int_equal(cox_plan_last_id(plan), 42);
-    cox_plan_free(plan);
+    struct cox_batcher *batcher = batcher_new(options);
+    add(batcher, 2, 2);
+    assert_int_equal(next(batcher)->rows[0].sequence->id, 42);
+    commit(batcher, 1, 50);
+    assert_int_equal(cox_batcher_last_id(batcher), 42);
+    cox_batcher_free(batcher);
 }
 
 int main(void)
@@ -839,5 +844,5 @@ int main(void)
         cmocka_unit_test(m10_a_held_prompt_ends_with_one_token_of_those_that_are_to_fit),
         cmocka_unit_test(m10_ids_go_on_where_the_plan_before_ended),
     };
-    return cmocka_run_group_tests_name("plan", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("batcher", tests, NULL, NULL);
 }

@@ -1,4 +1,4 @@
-#include "scheduler_fixture.h"
+#include "engine_loop_fixture.h"
 
 #include "proto/executor.pb-c.h"
 #include "proto/wire.h"
@@ -349,7 +349,7 @@ int cox_executor_submit(struct cox_executor *executor,
     executor->waiting_max = waiting > executor->waiting_max ? waiting : executor->waiting_max;
     struct fixture_request *made = &executor->requests[++executor->published % FIXTURE_DEPTH];
     r = cox_wire_request_pack(request, made->frame, executor->request_size_max, &made->frame_size);
-    COX_ASSERT(r == 0); /* the plan keeps steps below the frame */
+    COX_ASSERT(r == 0); /* the batcher keeps steps below the frame */
     made->request_context = options->request_context;
     *ret_sequence = executor->published;
     if (request->weights) {

@@ -1,11 +1,11 @@
 /*
- * serving: clients that come, ask, stay silent and go, on the rank of scheduler_fixture.h.
+ * prompt_queue: clients that come, ask, stay silent and go, on the rank of engine_loop_fixture.h.
  */
 #include "engine/batching/lora.h"
-#include "engine/batching/serving.h"
+#include "engine/batching/prompt_queue.h"
 
 #include "proto/executor.pb-c.h"
-#include "scheduler_fixture.h"
+#include "engine_loop_fixture.h"
 
 #include <poll.h>
 #include <setjmp.h>
@@ -20,45 +20,45 @@
 #define PROMPT_MAX 12
 
 struct client {
-    struct cox_serving_client *client;
+    struct cox_prompt_queue_client *client;
     int wake_fd;
 };
 
-static struct cox_serving *serving_with(struct cox_executor *executor, struct cox_lora *lora,
-                                        const char *name)
+static struct cox_prompt_queue *prompt_queue_with(struct cox_executor *executor,
+                                                  struct cox_lora *lora, const char *name)
 {
-    const struct cox_serving_options options = {
-        .scheduler = {.block_count = BLOCK_COUNT_MAX,
-                      .block_size = BLOCK_SIZE,
-                      .position_count_max = 128,
-                      .sequence_count_max = 8},
+    const struct cox_prompt_queue_options options = {
+        .engine_loop = {.block_count = BLOCK_COUNT_MAX,
+                        .block_size = BLOCK_SIZE,
+                        .position_count_max = 128,
+                        .sequence_count_max = 8},
         .vocab_size = 100,
         .lora = lora,
         .name = name,
     };
-    struct cox_serving *serving = NULL;
+    struct cox_prompt_queue *queue = NULL;
     struct cox_error error = {0};
-    if (cox_serving_start(executor, &options, &serving, &error))
+    if (cox_prompt_queue_start(executor, &options, &queue, &error))
         fail_msg("%s", error.text);
-    return serving;
+    return queue;
 }
 
-static struct cox_serving *serving_new(struct cox_executor *executor)
+static struct cox_prompt_queue *prompt_queue_new(struct cox_executor *executor)
 {
-    return serving_with(executor, NULL, NULL);
+    return prompt_queue_with(executor, NULL, NULL);
 }
 
-static struct client client_new(struct cox_serving *serving)
+static struct client client_new(struct cox_prompt_queue *queue)
 {
     struct client client = {.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
     assert_true(client.wake_fd >= 0);
-    assert_int_equal(cox_serving_client_new(serving, client.wake_fd, &client.client), 0);
+    assert_int_equal(cox_prompt_queue_client_new(queue, client.wake_fd, &client.client), 0);
     return client;
 }
 
 static void client_free(struct client *client)
 {
-    client->client = cox_serving_client_free(client->client);
+    client->client = cox_prompt_queue_client_free(client->client);
     close(client->wake_fd);
 }
 
@@ -83,7 +83,7 @@ static int submit_with(struct client *client, uint64_t index, uint32_t new_count
         .stop_count = endless ? 0 : 1,
         .lora = lora,
     };
-    return cox_serving_submit(client->client, &request, index);
+    return cox_prompt_queue_submit(client->client, &request, index);
 }
 
 static int submit(struct client *client, uint64_t index, uint32_t new_count, bool endless)
@@ -95,7 +95,7 @@ static int submit(struct client *client, uint64_t index, uint32_t new_count, boo
 static struct cox_prompt_output take(struct client *client)
 {
     struct cox_prompt_output result;
-    while (cox_serving_take(client->client, &result)) {
+    while (cox_prompt_queue_take(client->client, &result)) {
         struct pollfd fd = {.fd = client->wake_fd, .events = POLLIN};
         uint64_t count;
         if (poll(&fd, 1, PATIENCE_MS) != 1)
@@ -120,13 +120,13 @@ static void expect_text(const struct cox_prompt_output *result, uint32_t new_cou
                      tokens[count - 1] == STOP ? COX_FINISH_STOP : COX_FINISH_LENGTH);
 }
 
-static void await_status(struct cox_serving *serving,
+static void await_status(struct cox_prompt_queue *queue,
                          bool (*holds)(const struct cox_prompts_status *status))
 {
     uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
     for (;;) {
         struct cox_prompts_status status;
-        cox_serving_status(serving, &status);
+        cox_prompt_queue_status(queue, &status);
         if (holds(&status))
             return;
         if (cox_now_ns() > deadline_ns)
@@ -157,11 +157,11 @@ static void clients_get_their_own_answers(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_serving *serving = serving_new(executor);
+    struct cox_prompt_queue *queue = prompt_queue_new(executor);
     struct client clients[5];
     for (uint32_t round = 0; round < 3; round++) { /* idle between them */
         for (int c = 0; c < 5; c++) {
-            clients[c] = client_new(serving);
+            clients[c] = client_new(queue);
             for (uint64_t i = 0; i < 40; i++)
                 assert_int_equal(submit(&clients[c], i * 5 + (uint64_t)c, 10, false), 0);
         }
@@ -175,18 +175,18 @@ static void clients_get_their_own_answers(void **state)
                 expect_text(&result, 10);
                 cox_prompt_output_deinit(&result);
             }
-            assert_int_equal(cox_serving_outstanding(clients[c].client), 0);
+            assert_int_equal(cox_prompt_queue_outstanding(clients[c].client), 0);
             client_free(&clients[c]);
         }
-        await_status(serving, is_all_free);
+        await_status(queue, is_all_free);
     }
     struct cox_prompts_status status;
-    cox_serving_status(serving, &status);
+    cox_prompt_queue_status(queue, &status);
     assert_int_equal(status.completed, 600);
-    assert_int_equal(status.prompt_count_max, COX_SERVING_PROMPT_COUNT_MAX);
+    assert_int_equal(status.prompt_count_max, COX_PROMPT_QUEUE_PROMPT_COUNT_MAX);
     assert_int_equal(status.cancelled, 0);
     assert_int_equal(status.client_count, 0);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -218,12 +218,12 @@ static void a_client_with_many_prompts_does_not_delay_another_by_all_of_them(voi
     struct cox_executor *executor = executor_new();
     limit_set(0);
     executor->script.status = waits_at_the_limit;
-    struct cox_serving *serving = serving_new(executor);
-    struct client many = client_new(serving), one = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_new(executor);
+    struct client many = client_new(queue), one = client_new(queue);
     uint64_t count = 0;
     while (submit(&many, count, 40, true) == 0)
         count++;
-    assert_int_equal(count, COX_SERVING_PROMPT_COUNT_MAX);
+    assert_int_equal(count, COX_PROMPT_QUEUE_PROMPT_COUNT_MAX);
     assert_int_equal(submit(&one, 1000, 3, false), 0);
     /* Eight run at a time, 40 steps each, and eight more are ahead: all of them take 2,560 steps.
      */
@@ -232,8 +232,8 @@ static void a_client_with_many_prompts_does_not_delay_another_by_all_of_them(voi
     expect_text(&result, 3);
     cox_prompt_output_deinit(&result);
     struct cox_prompts_status status;
-    cox_serving_status(serving, &status);
-    assert_true(status.waiting > COX_SERVING_PROMPT_COUNT_MAX / 2);
+    cox_prompt_queue_status(queue, &status);
+    assert_true(status.waiting > COX_PROMPT_QUEUE_PROMPT_COUNT_MAX / 2);
     limit_set(UINT64_MAX);
     /* It reads nothing, and has room again for as many as it takes. */
     assert_int_equal(submit(&many, count, 1, true), COX_FULL);
@@ -241,33 +241,33 @@ static void a_client_with_many_prompts_does_not_delay_another_by_all_of_them(voi
     cox_prompt_output_deinit(&result);
     assert_int_equal(submit(&many, count, 1, true), 0);
     assert_int_equal(submit(&many, count, 1, true), COX_FULL);
-    await_status(serving, is_all_done);
-    cox_serving_status(serving, &status);
-    assert_int_equal(status.unread, COX_SERVING_PROMPT_COUNT_MAX);
+    await_status(queue, is_all_done);
+    cox_prompt_queue_status(queue, &status);
+    assert_int_equal(status.unread, COX_PROMPT_QUEUE_PROMPT_COUNT_MAX);
     client_free(&many);
     client_free(&one);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
 static void tokens_have_a_bound_of_their_own(void **state)
 {
     (void)state;
-    static int32_t tokens[COX_SERVING_TOKEN_COUNT_MAX + 1];
+    static int32_t tokens[COX_PROMPT_QUEUE_TOKEN_COUNT_MAX + 1];
     struct cox_executor *executor = executor_new();
-    struct cox_serving *serving = serving_new(executor);
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_new(executor);
+    struct client client = client_new(queue);
     struct cox_prompt_request request = {
-        .tokens = tokens, .token_count = COX_SERVING_TOKEN_COUNT_MAX + 1, .new_count_max = 1};
-    assert_int_equal(cox_serving_submit(client.client, &request, 0), 0); /* one alone may */
+        .tokens = tokens, .token_count = COX_PROMPT_QUEUE_TOKEN_COUNT_MAX + 1, .new_count_max = 1};
+    assert_int_equal(cox_prompt_queue_submit(client.client, &request, 0), 0); /* one alone may */
     request.token_count = 1;
-    assert_int_equal(cox_serving_submit(client.client, &request, 1), COX_FULL);
+    assert_int_equal(cox_prompt_queue_submit(client.client, &request, 1), COX_FULL);
     struct cox_prompt_output result = take(&client);
     assert_int_equal(result.error->code, COX_TOO_LARGE);
     cox_prompt_output_deinit(&result);
-    assert_int_equal(cox_serving_submit(client.client, &request, 1), 0);
+    assert_int_equal(cox_prompt_queue_submit(client.client, &request, 1), 0);
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -275,29 +275,29 @@ static void what_is_given_up_frees_its_blocks(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_serving *serving = serving_new(executor);
-    struct client gone = client_new(serving), stays = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_new(executor);
+    struct client gone = client_new(queue), stays = client_new(queue);
     for (int round = 0; round < 20; round++) {
         for (uint64_t i = 0; i < 30; i++)
             assert_int_equal(submit(&gone, i, 100, true), 0);
         for (uint64_t i = 0; i < 3; i++)
             assert_int_equal(submit(&stays, i, 20, false), 0);
         if (round % 2)
-            await_status(serving, is_busy);
-        cox_serving_cancel(gone.client);
-        assert_int_equal(cox_serving_outstanding(gone.client), 0);
+            await_status(queue, is_busy);
+        cox_prompt_queue_cancel(gone.client);
+        assert_int_equal(cox_prompt_queue_outstanding(gone.client), 0);
         for (int i = 0; i < 3; i++) {
             struct cox_prompt_output result = take(&stays);
             expect_text(&result, 20);
             cox_prompt_output_deinit(&result);
         }
-        await_status(serving, is_all_free);
+        await_status(queue, is_all_free);
         struct cox_prompt_output none;
-        assert_int_equal(cox_serving_take(gone.client, &none), COX_EMPTY);
+        assert_int_equal(cox_prompt_queue_take(gone.client, &none), COX_EMPTY);
     }
     client_free(&gone);
     client_free(&stays);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -307,20 +307,20 @@ static void what_is_given_up_runs_no_further(void **state)
     struct cox_executor *executor = executor_new();
     limit_set(5);
     executor->script.status = waits_at_the_limit;
-    struct cox_serving *serving = serving_new(executor);
-    struct client gone = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_new(executor);
+    struct client gone = client_new(queue);
     for (uint64_t i = 0; i < 30; i++)
         assert_int_equal(submit(&gone, i, 100, true), 0);
-    await_status(serving, is_busy);
-    cox_serving_cancel(gone.client);
+    await_status(queue, is_busy);
+    cox_prompt_queue_cancel(gone.client);
     limit_set(20); /* they would need a hundred */
-    await_status(serving, is_all_free);
+    await_status(queue, is_all_free);
     struct cox_prompts_status status;
-    cox_serving_status(serving, &status);
+    cox_prompt_queue_status(queue, &status);
     assert_int_equal(status.cancelled, 30);
     limit_set(UINT64_MAX);
     client_free(&gone);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -337,10 +337,10 @@ static void bad_prompts_fail_alone(void **state)
     };
     static const int codes[] = {COX_INVALID, COX_INVALID, COX_INVALID, COX_TOO_LARGE};
     struct cox_executor *executor = executor_new();
-    struct cox_serving *serving = serving_new(executor);
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_new(executor);
+    struct client client = client_new(queue);
     for (uint64_t i = 0; i < 4; i++)
-        assert_int_equal(cox_serving_submit(client.client, &bad[i], i), 0);
+        assert_int_equal(cox_prompt_queue_submit(client.client, &bad[i], i), 0);
     assert_int_equal(submit(&client, 4, 5, false), 0);
     for (int i = 0; i < 5; i++) {
         struct cox_prompt_output result = take(&client);
@@ -353,7 +353,7 @@ static void bad_prompts_fail_alone(void **state)
         cox_prompt_output_deinit(&result);
     }
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -367,8 +367,8 @@ static void after_a_failure_the_next_prompt_gets_another_scheduler(void **state)
     (void)state;
     struct cox_executor *executor = executor_new();
     executor->script.status = third_is_dead;
-    struct cox_serving *serving = serving_new(executor);
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_new(executor);
+    struct client client = client_new(queue);
     for (uint64_t i = 0; i < 4; i++)
         assert_int_equal(submit(&client, i, 60, true), 0);
     for (int i = 0; i < 4; i++) {
@@ -382,7 +382,7 @@ static void after_a_failure_the_next_prompt_gets_another_scheduler(void **state)
     expect_text(&result, 20);
     cox_prompt_output_deinit(&result);
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -392,14 +392,14 @@ static void the_end_is_told_with_its_cause(void **state)
     for (int with_cause = 0; with_cause < 2; with_cause++) {
         struct cox_executor *executor = executor_new();
         executor->script.silent = true; /* a step that never ends */
-        struct cox_serving *serving = serving_new(executor);
-        struct client client = client_new(serving);
+        struct cox_prompt_queue *queue = prompt_queue_new(executor);
+        struct client client = client_new(queue);
         struct cox_error cause = {0};
         cox_fail(&cause, COX_PEER_DEAD, "rank 7 died");
         for (uint64_t i = 0; i < 30; i++) /* some are running, some wait */
             assert_int_equal(submit(&client, i, 10, false), 0);
-        cox_serving_stop(serving, with_cause ? &cause : NULL);
-        cox_serving_stop(serving, NULL);
+        cox_prompt_queue_stop(queue, with_cause ? &cause : NULL);
+        cox_prompt_queue_stop(queue, NULL);
         assert_int_equal(submit(&client, 30, 10, false), 0);
         for (int i = 0; i < 31; i++) {
             struct cox_prompt_output result = take(&client);
@@ -408,7 +408,7 @@ static void the_end_is_told_with_its_cause(void **state)
             cox_prompt_output_deinit(&result);
         }
         client_free(&client);
-        cox_serving_free(serving);
+        cox_prompt_queue_free(queue);
         executor_free(executor);
     }
 }
@@ -446,8 +446,8 @@ static void m13_prompts_count_as_uses_until_they_are_done(void **state)
     (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
-    struct cox_serving *serving = serving_with(executor, lora, NULL);
-    struct client client = client_new(serving), other = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, lora, NULL);
+    struct client client = client_new(queue), other = client_new(queue);
     for (uint64_t i = 0; i < 60; i++)
         assert_int_equal(submit_with(&client, i, 10, false,
                                      i % 3 == 0   ? "a"
@@ -466,12 +466,12 @@ static void m13_prompts_count_as_uses_until_they_are_done(void **state)
     for (uint64_t i = 0; i < 40; i++)
         assert_int_equal(submit_with(&other, i, 100, true, "a"), 0);
     assert_int_equal(uses_of(lora, "a"), 40);
-    await_status(serving, is_busy);
+    await_status(queue, is_busy);
     client_free(&other);
-    await_status(serving, is_all_free);
+    await_status(queue, is_all_free);
     assert_int_equal(uses_of(lora, "a"), 0);
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     cox_lora_free(lora);
     executor_free(executor);
 }
@@ -482,8 +482,8 @@ static void m13_a_prompt_with_an_unknown_adapter_fails_alone(void **state)
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
     for (int with = 0; with < 2; with++) {
-        struct cox_serving *serving = serving_with(executor, with ? lora : NULL, NULL);
-        struct client client = client_new(serving);
+        struct cox_prompt_queue *queue = prompt_queue_with(executor, with ? lora : NULL, NULL);
+        struct client client = client_new(queue);
         assert_int_equal(submit(&client, 1, 10, false), 0);
         assert_int_equal(submit_with(&client, 2, 10, false, "missing"), 0);
         for (int i = 0; i < 2; i++) {
@@ -497,7 +497,7 @@ static void m13_a_prompt_with_an_unknown_adapter_fails_alone(void **state)
             cox_prompt_output_deinit(&result);
         }
         client_free(&client);
-        cox_serving_free(serving);
+        cox_prompt_queue_free(queue);
     }
     cox_lora_free(lora);
     executor_free(executor);
@@ -509,15 +509,15 @@ static void m13_the_end_gives_all_adapters_back(void **state)
     (void)state;
     struct cox_executor *executor = executor_new();
     struct cox_lora *lora = lora_new(executor);
-    struct cox_serving *serving = serving_with(executor, lora, NULL);
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, lora, NULL);
+    struct client client = client_new(queue);
     for (uint64_t i = 0; i < 50; i++)
         assert_int_equal(submit_with(&client, i, 100, true, "a"), 0);
-    await_status(serving, is_busy);
-    cox_serving_stop(serving, NULL);
+    await_status(queue, is_busy);
+    cox_prompt_queue_stop(queue, NULL);
     assert_int_equal(uses_of(lora, "a"), 0);
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     cox_lora_free(lora);
     executor_free(executor);
 }
@@ -561,7 +561,7 @@ static void submit_pulled(struct client *client, uint64_t index, uint32_t new_co
         .source = &source,
         .no_recompute = no_recompute,
     };
-    assert_int_equal(cox_serving_submit(client->client, &request, index), 0);
+    assert_int_equal(cox_prompt_queue_submit(client->client, &request, index), 0);
 }
 
 static struct cox_prompt_output take_word(struct client *client, uint64_t index, int code)
@@ -588,12 +588,12 @@ static void expect_rest(const struct cox_prompt_output *result, uint32_t new_cou
     }
 }
 
-static void await_free(struct cox_serving *serving)
+static void await_free(struct cox_prompt_queue *queue)
 {
     struct cox_prompts_status status;
     uint64_t deadline_ns = cox_deadline_after_ms(PATIENCE_MS);
     do {
-        cox_serving_status(serving, &status);
+        cox_prompt_queue_status(queue, &status);
         if (cox_now_ns() > deadline_ns)
             fail_msg("%u blocks are free", status.free_blocks);
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
@@ -604,8 +604,8 @@ static void m11_a_pulled_prompt_goes_on_with_the_same_text(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_of_two_groups();
-    struct cox_serving *serving = serving_with(executor, NULL, "this");
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
+    struct client client = client_new(queue);
     struct cox_prompts_status status;
     for (uint64_t index = 3; index < 14; index++) {
         submit_pulled(&client, index, 5, false);
@@ -615,11 +615,11 @@ static void m11_a_pulled_prompt_goes_on_with_the_same_text(void **state)
         cox_prompt_output_deinit(&result);
     }
     assert_int_equal(executor->token_count_max, 1); /* of no prompt was anything computed */
-    cox_serving_status(serving, &status);
+    cox_prompt_queue_status(queue, &status);
     assert_int_equal(status.transfer.succeeded, 11);
-    await_free(serving);
+    await_free(queue);
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -638,15 +638,15 @@ static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_of_two_groups();
-    struct cox_serving *serving = serving_with(executor, NULL, "this");
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
+    struct client client = client_new(queue);
     struct cox_prompts_status status;
     executor->script.pull_code = fails_twice;
     submit_pulled(&client, 9, 5, false);
     struct cox_prompt_output result = take_word(&client, 9, 0);
     expect_rest(&result, 5);
     cox_prompt_output_deinit(&result);
-    cox_serving_status(serving, &status);
+    cox_prompt_queue_status(queue, &status);
     assert_int_equal(status.transfer.retries, 2);
     assert_int_equal(status.transfer.failed, 2);
     executor->script.pull_code = fails;
@@ -655,16 +655,16 @@ static void m11_a_pull_that_fails_is_tried_again_and_then_computed(void **state)
     expect_rest(&result, 5);
     assert_true(result.recomputed);
     cox_prompt_output_deinit(&result);
-    cox_serving_status(serving, &status);
+    cox_prompt_queue_status(queue, &status);
     assert_int_equal(status.recomputed, 1);
     submit_pulled(&client, 11, 5, true);
     result = take_word(&client, 11, COX_STALE);
     assert_int_equal(result.error->code, COX_STALE);
     cox_prompt_output_deinit(&result);
     assert_int_equal(executor->pull_count, 9);
-    await_free(serving);
+    await_free(queue);
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -672,22 +672,22 @@ static void p9_who_goes_in_the_midst_of_a_pull_leaves_no_block(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_of_two_groups();
-    struct cox_serving *serving = serving_with(executor, NULL, "this");
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
+    struct client client = client_new(queue);
     struct cox_prompts_status status;
     executor->script.pulls_held = true;
     submit_pulled(&client, 9, 5, false);
     struct fixture_pull pull = executor_await_pull(executor);
     client_free(&client);
     do
-        cox_serving_status(serving, &status);
+        cox_prompt_queue_status(queue, &status);
     while (status.transfer.cancelled == 0 || status.running);
     assert_int_equal(status.transfer.quarantined_blocks, 3);
     executor_complete_pull(executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
-    await_free(serving);
-    cox_serving_status(serving, &status);
+    await_free(queue);
+    cox_prompt_queue_status(queue, &status);
     assert_int_equal(status.transfer.late_results, 1);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -695,8 +695,8 @@ static void m10_a_hold_is_its_clients(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_of_two_groups();
-    struct cox_serving *serving = serving_with(executor, NULL, "this");
-    struct client client = client_new(serving), other = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
+    struct client client = client_new(queue), other = client_new(queue);
     struct cox_kv_reference *found;
     struct cox_error error = {0};
     int32_t tokens[PROMPT_MAX];
@@ -704,7 +704,7 @@ static void m10_a_hold_is_its_clients(void **state)
                                          .new_count_max = 4,
                                          .hold_ms = 60000,
                                          .token_count = prompt_of(9, tokens)};
-    assert_int_equal(cox_serving_submit(client.client, &request, 9), 0);
+    assert_int_equal(cox_prompt_queue_submit(client.client, &request, 9), 0);
     struct cox_prompt_output result = take(&client);
     assert_int_equal(result.token_count, 1);
     assert_non_null(result.hold);
@@ -712,24 +712,24 @@ static void m10_a_hold_is_its_clients(void **state)
     assert_int_equal(result.hold->block_count, 3);
     assert_int_equal(result.hold->life, 1001);
     int64_t id = result.hold->sequence;
-    assert_int_equal(cox_serving_release(other.client, id), 0);
-    assert_int_equal(cox_serving_find_hold(serving, id + 1, &found, &error), COX_NOT_FOUND);
-    while (cox_serving_find_hold(serving, id, &found, NULL))
+    assert_int_equal(cox_prompt_queue_release(other.client, id), 0);
+    assert_int_equal(cox_prompt_queue_find_hold(queue, id + 1, &found, &error), COX_NOT_FOUND);
+    while (cox_prompt_queue_find_hold(queue, id, &found, NULL))
         ;
     assert_int_equal(found->blocks[2], result.hold->blocks[2]);
     cox_kv_reference_free(found);
     cox_prompt_output_deinit(&result);
-    assert_int_equal(cox_serving_release(client.client, id), 0);
-    await_free(serving);
+    assert_int_equal(cox_prompt_queue_release(client.client, id), 0);
+    await_free(queue);
     /* And what it has not released goes with it. */
-    assert_int_equal(cox_serving_submit(client.client, &request, 10), 0);
+    assert_int_equal(cox_prompt_queue_submit(client.client, &request, 10), 0);
     result = take(&client);
     assert_non_null(result.hold);
     cox_prompt_output_deinit(&result);
     client_free(&client);
-    await_free(serving);
+    await_free(queue);
     client_free(&other);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -740,25 +740,25 @@ static int submit_held(struct client *client, uint64_t index)
                                          .new_count_max = 4,
                                          .hold_ms = 600000,
                                          .token_count = prompt_of(index, tokens)};
-    return cox_serving_submit(client->client, &request, index);
+    return cox_prompt_queue_submit(client->client, &request, index);
 }
 
 static void m10_holds_that_a_cancel_dropped_unheard_are_released(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_of_two_groups();
-    struct cox_serving *serving = serving_with(executor, NULL, "this");
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
+    struct client client = client_new(queue);
     struct cox_prompts_status status;
     for (uint64_t index = 0; index < 3; index++)
         assert_int_equal(submit_held(&client, index), 0);
     do
-        cox_serving_status(serving, &status);
+        cox_prompt_queue_status(queue, &status);
     while (status.unread < 3); /* done, and not taken */
-    cox_serving_cancel(client.client);
-    await_free(serving); /* although the client stays */
+    cox_prompt_queue_cancel(client.client);
+    await_free(queue); /* although the client stays */
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -778,24 +778,24 @@ static void m10_orders_to_release_have_a_bound(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_of_two_groups();
-    struct cox_serving *serving = serving_with(executor, NULL, "this");
-    struct client client = client_new(serving), other = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
+    struct client client = client_new(queue), other = client_new(queue);
     uint64_t count = 0;
-    /* While there is no scheduler, nothing is held, and so nothing is kept. */
+    /* While there is no engine loop, nothing is held, and so nothing is kept. */
     for (int i = 0; i < 5000; i++)
-        assert_int_equal(cox_serving_release(client.client, 7), 0);
+        assert_int_equal(cox_prompt_queue_release(client.client, 7), 0);
     executor->script.silent = true; /* a step that does not end */
     assert_int_equal(submit_held(&client, 1), 0);
     await_submit(executor);
     int r;
-    while ((r = cox_serving_release(client.client, 7)) == 0 && count < 100000)
+    while ((r = cox_prompt_queue_release(client.client, 7)) == 0 && count < 100000)
         count++;
     assert_int_equal(r, COX_FULL);
     assert_int_equal(count, 1024);
-    assert_int_equal(cox_serving_release(other.client, 7), 0);
+    assert_int_equal(cox_prompt_queue_release(other.client, 7), 0);
     client_free(&client);
     client_free(&other);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -803,8 +803,8 @@ static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_c
 {
     (void)state;
     struct cox_executor *executor = executor_of_two_groups();
-    struct cox_serving *serving = serving_with(executor, NULL, "this");
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_with(executor, NULL, "this");
+    struct client client = client_new(queue);
     int32_t token = 1;
     /* Of so many, none is there to be copied. */
     const struct cox_kv_reference source = {.cluster_id = "other",
@@ -819,14 +819,14 @@ static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_c
                                                    .new_count_max = 1,
                                                    .source = &source,
                                                    .pull_only = only};
-        assert_int_equal(cox_serving_submit(client.client, &request, 1), 0);
+        assert_int_equal(cox_prompt_queue_submit(client.client, &request, 1), 0);
         struct cox_prompt_output result = take(&client);
         assert_int_equal(result.error->code, COX_INVALID);
         assert_non_null(strstr(result.error->text, "blocks are to be pulled: here are"));
         cox_prompt_output_deinit(&result);
     }
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 
@@ -834,14 +834,14 @@ static void m10_who_takes_no_part_in_transfers_says_so(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_serving *serving = serving_new(executor);
-    struct client client = client_new(serving);
+    struct cox_prompt_queue *queue = prompt_queue_new(executor);
+    struct client client = client_new(queue);
     submit_pulled(&client, 9, 5, false);
     struct cox_prompt_output result = take(&client);
     assert_int_equal(result.error->code, COX_UNSUPPORTED);
     cox_prompt_output_deinit(&result);
     client_free(&client);
-    cox_serving_free(serving);
+    cox_prompt_queue_free(queue);
     executor_free(executor);
 }
 

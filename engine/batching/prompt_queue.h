@@ -23,24 +23,24 @@
  * Blocks: stop, until the step in flight is cancelled, which is soon; nothing else.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_SERVING_H
-#define COX_COORDINATOR_SERVING_H
+#ifndef COX_ENGINE_PROMPT_QUEUE_H
+#define COX_ENGINE_PROMPT_QUEUE_H
 
-#include "scheduler.h"
+#include "engine_loop.h"
 
 struct cox_lora;
-struct cox_serving;
-struct cox_serving_client;
+struct cox_prompt_queue;
+struct cox_prompt_queue_client;
 
 /* Prompts of a client that have no result yet, or one that the client has not taken. */
-#define COX_SERVING_PROMPT_COUNT_MAX 512
+#define COX_PROMPT_QUEUE_PROMPT_COUNT_MAX 512
 /* Tokens of these prompts; a single prompt may have more. */
-#define COX_SERVING_TOKEN_COUNT_MAX (UINT32_C(4) << 20)
+#define COX_PROMPT_QUEUE_TOKEN_COUNT_MAX (UINT32_C(4) << 20)
 
-struct cox_serving_options {
-    /* Limits; block numbers as cox_scheduler_fit left them. The prompt queue sets transfer, done,
+struct cox_prompt_queue_options {
+    /* Limits; block numbers as cox_engine_loop_fit left them. The prompt queue sets transfer, done,
      * pulled and feed itself. */
-    struct cox_scheduler_options scheduler;
+    struct cox_engine_loop_options engine_loop;
     /* adapters that prompts may name; borrowed as long as the executor; NULL: none */
     struct cox_lora *lora;
     /* of the model: tokens are below it; 0: unknown */
@@ -55,14 +55,15 @@ struct cox_serving_options {
  *   -ENOMEM
  *   -errno
  */
-int cox_serving_start(struct cox_executor *executor, const struct cox_serving_options *options,
-                      struct cox_serving **ret_serving, struct cox_error *err);
+int cox_prompt_queue_start(struct cox_executor *executor,
+                           const struct cox_prompt_queue_options *options,
+                           struct cox_prompt_queue **ret_queue, struct cox_error *err);
 /* Ends the thread. Unfinished prompts end with cause; NULL: COX_CLOSED. Idempotent. */
-void cox_serving_stop(struct cox_serving *serving, const struct cox_error *cause);
+void cox_prompt_queue_stop(struct cox_prompt_queue *queue, const struct cox_error *cause);
 /* NULL-safe, returns NULL. */
-struct cox_serving *cox_serving_free(struct cox_serving *serving);
-void cox_serving_freep(struct cox_serving **serving); /* for _cox_cleanup_ */
-void cox_serving_status(struct cox_serving *serving, struct cox_prompts_status *ret_status);
+struct cox_prompt_queue *cox_prompt_queue_free(struct cox_prompt_queue *queue);
+void cox_prompt_queue_freep(struct cox_prompt_queue **queue); /* for _cox_cleanup_ */
+void cox_prompt_queue_status(struct cox_prompt_queue *queue, struct cox_prompts_status *ret_status);
 
 /* The KV lease of this sequence as a KV reference: a copy, freed with cox_kv_reference_free.
  * Returns
@@ -70,15 +71,16 @@ void cox_serving_status(struct cox_serving *serving, struct cox_prompts_status *
  *   COX_NOT_FOUND: no such lease, err has the reason
  *   -ENOMEM
  */
-int cox_serving_find_hold(struct cox_serving *serving, int64_t sequence,
-                          struct cox_kv_reference **ret_source, struct cox_error *err);
+int cox_prompt_queue_find_hold(struct cox_prompt_queue *queue, int64_t sequence,
+                               struct cox_kv_reference **ret_source, struct cox_error *err);
 
 /* wake_fd: an eventfd of the caller's, written to when a result is available. Returns 0 or -ENOMEM.
  */
-int cox_serving_client_new(struct cox_serving *serving, int wake_fd,
-                           struct cox_serving_client **ret_client);
+int cox_prompt_queue_client_new(struct cox_prompt_queue *queue, int wake_fd,
+                                struct cox_prompt_queue_client **ret_client);
 /* Cancels all its prompts. NULL-safe, returns NULL. */
-struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *client);
+struct cox_prompt_queue_client *cox_prompt_queue_client_free(
+    struct cox_prompt_queue_client *client);
 
 /* Queues a prompt, owned by the client. Errors in the prompt are reported by its result.
  * Returns
@@ -86,22 +88,23 @@ struct cox_serving_client *cox_serving_client_free(struct cox_serving_client *cl
  *   COX_FULL: take results first
  *   -ENOMEM
  */
-int cox_serving_submit(struct cox_serving_client *client, const struct cox_prompt_request *request,
-                       uint64_t index);
+int cox_prompt_queue_submit(struct cox_prompt_queue_client *client,
+                            const struct cox_prompt_request *request, uint64_t index);
 /* Ends a lease of this client. Leases of other clients, or that have ended, are ignored.
  * Returns
  *   0
  *   COX_FULL: too many releases wait for the end of a step
  *   -ENOMEM
  */
-int cox_serving_release(struct cox_serving_client *client, int64_t sequence);
+int cox_prompt_queue_release(struct cox_prompt_queue_client *client, int64_t sequence);
 
 /* The oldest result, or notice of a pull. Returns 0 or COX_EMPTY. */
-int cox_serving_take(struct cox_serving_client *client, struct cox_prompt_output *ret_result);
+int cox_prompt_queue_take(struct cox_prompt_queue_client *client,
+                          struct cox_prompt_output *ret_result);
 /* Number of prompts whose results were not taken. */
-uint32_t cox_serving_outstanding(struct cox_serving_client *client);
+uint32_t cox_prompt_queue_outstanding(struct cox_prompt_queue_client *client);
 /* Cancels all its prompts, done or not. Their blocks are free before the next step, including those
  * leased for results that were not taken. */
-void cox_serving_cancel(struct cox_serving_client *client);
+void cox_prompt_queue_cancel(struct cox_prompt_queue_client *client);
 
 #endif

@@ -1,13 +1,13 @@
 /*
- * scheduler_fixture: an executor whose one rank is a thread of this process. Its sequence table is
- * the workers' own; its model is a hash of all tokens of a sequence, read through a KV cache that
- * remembers what was written where, so that a wrong block, a position left out or a sequence taken
- * for another one changes the text or stops the test.
+ * engine_loop_fixture: an executor whose one rank is a thread of this process. Its sequence table
+ * is the workers' own; its model is a hash of all tokens of a sequence, read through a KV cache
+ * that remembers what was written where, so that a wrong block, a position left out or a sequence
+ * taken for another one changes the text or stops the test.
  */
 #ifndef COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
 #define COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
 
-#include "engine/batching/scheduler.h"
+#include "engine/batching/engine_loop.h"
 #include "worker/sequences/table.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /*
- * scheduler: whole runs against the rank of scheduler_fixture.h.
+ * engine loop: whole runs against the rank of engine_loop_fixture.h.
  */
-#include "scheduler_fixture.h"
+#include "engine_loop_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -106,9 +106,9 @@ static void on_done(void *context, const struct cox_sequence *sequence)
                (tokens[count - 1] == STOP ? COX_FINISH_STOP : COX_FINISH_LENGTH));
 }
 
-static struct cox_scheduler_options options_make(void)
+static struct cox_engine_loop_options options_make(void)
 {
-    return (struct cox_scheduler_options){
+    return (struct cox_engine_loop_options){
         .block_count = BLOCK_COUNT_MAX,
         .block_size = BLOCK_SIZE,
         .position_count_max = 128,
@@ -116,7 +116,7 @@ static struct cox_scheduler_options options_make(void)
     };
 }
 
-static void add_one(struct cox_scheduler *scheduler, struct expectation *e)
+static void add_one(struct cox_engine_loop *engine_loop, struct expectation *e)
 {
     struct cox_prompt_request request = {
         .tokens = e->tokens,
@@ -126,33 +126,33 @@ static void add_one(struct cox_scheduler *scheduler, struct expectation *e)
         .stop_count = e->unstoppable ? 0 : 1,
         .context = e,
     };
-    COX_ASSERT(cox_scheduler_add(scheduler, &request) == 0);
+    COX_ASSERT(cox_engine_loop_add(engine_loop, &request) == 0);
 }
 
-static void add_all(struct cox_scheduler *scheduler)
+static void add_all(struct cox_engine_loop *engine_loop)
 {
     for (int i = 0; i < REQUEST_COUNT; i++)
-        add_one(scheduler, &expectations[i]);
+        add_one(engine_loop, &expectations[i]);
 }
 
 /* Runs all requests and expects `code` of the run; every request is reported once. */
-static void run_all(struct cox_executor *executor, const struct cox_scheduler_options *options,
-                    int code, struct cox_error *ret_error, struct cox_scheduler_stats *ret_stats)
+static void run_all(struct cox_executor *executor, const struct cox_engine_loop_options *options,
+                    int code, struct cox_error *ret_error, struct cox_engine_loop_stats *ret_stats)
 {
-    struct cox_scheduler *scheduler = NULL;
+    struct cox_engine_loop *engine_loop = NULL;
     struct cox_error error = {0};
-    if (cox_scheduler_new(executor, options, &scheduler, &error))
+    if (cox_engine_loop_new(executor, options, &engine_loop, &error))
         fail_msg("%s", error.text);
     for (int i = 0; i < REQUEST_COUNT; i++)
         expectations[i].code = code;
-    add_all(scheduler);
-    int r = cox_scheduler_run(scheduler, &error);
+    add_all(engine_loop);
+    int r = cox_engine_loop_run(engine_loop, &error);
     if (r != code)
         fail_msg("run returned %d: %s", r, error.text);
     for (int i = 0; i < REQUEST_COUNT; i++)
         assert_int_equal(expectations[i].done_count, 1);
-    cox_scheduler_stats(scheduler, ret_stats);
-    cox_scheduler_free(scheduler);
+    cox_engine_loop_stats(engine_loop, ret_stats);
+    cox_engine_loop_free(engine_loop);
     *ret_error = error;
     if (!code)
         assert_int_equal(cox_table_count(executor->table), 0);
@@ -162,8 +162,8 @@ static void many_requests_share_steps(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler_stats stats;
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop_stats stats;
     struct cox_error error;
     expectations_make(1);
     run_all(executor, &options, 0, &error, &stats);
@@ -176,11 +176,11 @@ static void many_requests_share_steps(void **state)
     assert_true(stats.channel_p50_ns > 0 && stats.channel_p99_ns <= stats.step_p99_ns);
     assert_true(stats.run_ns > 0);
 
-    /* A second scheduler on the same group starts anew. */
+    /* A second engine loop on the same group starts anew. */
     expectations_make(2);
     options.sequence_count_max = 1;
     run_all(executor, &options, 0, &error, &stats);
-    assert_int_equal(stats.plan.preemptions, 0);
+    assert_int_equal(stats.batcher.preemptions, 0);
     executor_free(executor);
 }
 
@@ -191,7 +191,7 @@ static void small_pools_chunks_and_frames_change_no_text(void **state)
     for (uint32_t seed = 1; seed <= 30; seed++) {
         struct cox_executor *executor = executor_new();
         expectations_make(seed);
-        struct cox_scheduler_options options = options_make();
+        struct cox_engine_loop_options options = options_make();
         options.block_count = 24 + draw(30);
         options.token_count_max = 1 + draw(40);
         options.sequence_count_max = 1 + draw(40);
@@ -199,12 +199,12 @@ static void small_pools_chunks_and_frames_change_no_text(void **state)
         options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
         if (seed % 2)
             executor->request_size_max = 4000 + draw(2000);
-        struct cox_scheduler_stats stats;
+        struct cox_engine_loop_stats stats;
         struct cox_error error;
         run_all(executor, &options, 0, &error, &stats);
         if (!options.nested)
             assert_true(executor->token_count_max <= options.token_count_max);
-        preemptions += stats.plan.preemptions;
+        preemptions += stats.batcher.preemptions;
         executor_free(executor);
     }
     assert_true(preemptions > 0);
@@ -223,7 +223,7 @@ static void failed_steps_change_no_text(void **state)
     for (uint32_t seed = 1; seed <= 24; seed++) {
         struct cox_executor *executor = executor_new();
         expectations_make(seed);
-        struct cox_scheduler_options options = options_make();
+        struct cox_engine_loop_options options = options_make();
         options.block_count = 24 + draw(100);
         options.token_count_max = 100;
         options.retry_max = 20;
@@ -231,7 +231,7 @@ static void failed_steps_change_no_text(void **state)
         options.steps_in_flight = options.nested ? 1 : 1 + seed % FIXTURE_DEPTH;
         executor->script.status = fails_now_and_then;
         executor->script.loses_table = seed % 2;
-        struct cox_scheduler_stats stats;
+        struct cox_engine_loop_stats stats;
         struct cox_error error;
         run_all(executor, &options, 0, &error, &stats);
         assert_true(stats.retries > 0);
@@ -250,8 +250,8 @@ static void retries_end(void **state)
     (void)state;
     for (uint32_t in_flight = 1; in_flight <= 3; in_flight++) {
         struct cox_executor *executor = executor_new();
-        struct cox_scheduler_options options = options_make();
-        struct cox_scheduler_stats stats;
+        struct cox_engine_loop_options options = options_make();
+        struct cox_engine_loop_stats stats;
         struct cox_error error;
         expectations_make(1);
         options.steps_in_flight = in_flight;
@@ -277,27 +277,27 @@ static void a_step_behind_others_has_the_time_of_a_step(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler *scheduler = NULL;
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop *engine_loop = NULL;
     struct cox_error error = {0};
     const uint64_t step_ns = 600000 * COX_NSEC_PER_MSEC;
     options.done = NULL;
     options.step_ms = 600000;
     executor->script.taken = runs_when_the_next_is_there;
-    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
+    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
     const int32_t tokens[3] = {1, 2, 3};
     const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 9};
-    assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+    assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
     const uint64_t before_ns = cox_now_ns();
-    assert_int_equal(cox_scheduler_run(scheduler, &error), 0);
+    assert_int_equal(cox_engine_loop_run(engine_loop, &error), 0);
     const uint64_t after_ns = cox_now_ns();
     assert_in_range(executor->deadlines_ns[1], before_ns + step_ns, after_ns + step_ns);
     /* And not that of all that were ever in flight. */
     for (int number = 2; number <= 4; number++)
         assert_in_range(executor->deadlines_ns[number], before_ns + 2 * step_ns,
                         after_ns + 2 * step_ns);
-    cox_scheduler_free(scheduler);
+    cox_engine_loop_free(engine_loop);
     executor_free(executor);
 }
 
@@ -307,14 +307,14 @@ static int second_refused(uint64_t number)
 }
 
 struct held {
-    struct cox_scheduler *scheduler;
+    struct cox_engine_loop *engine_loop;
     uint32_t done_count;
 };
 
 static void on_done_held(void *context, const struct cox_sequence *sequence)
 {
     struct held *held = context;
-    const struct cox_kv_lease *hold = cox_scheduler_kv_leases(held->scheduler)->first;
+    const struct cox_kv_lease *hold = cox_engine_loop_kv_leases(held->engine_loop)->first;
     while (hold && hold != sequence->hold)
         hold = hold->next;
     assert_ptr_equal(hold, sequence->hold);
@@ -327,27 +327,27 @@ static void m10_a_step_that_is_not_sent_leaves_no_hold_to_look_at(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_scheduler_options options = options_make();
+    struct cox_engine_loop_options options = options_make();
     struct held held = {0};
     struct cox_error error = {0};
     options.done = on_done_held;
     options.done_context = &held;
     options.hold_count_max = 2;
     executor->script.submit = second_refused;
-    assert_int_equal(cox_scheduler_new(executor, &options, &held.scheduler, &error), 0);
+    assert_int_equal(cox_engine_loop_new(executor, &options, &held.engine_loop, &error), 0);
     const int32_t tokens[3] = {1, 2, 3};
     struct cox_prompt_request request = {.tokens = tokens, .token_count = 3, .new_count_max = 9};
-    assert_int_equal(cox_scheduler_add(held.scheduler, &request), 0);
+    assert_int_equal(cox_engine_loop_add(held.engine_loop, &request), 0);
     request.hold_ms = 600000;
-    assert_int_equal(cox_scheduler_add(held.scheduler, &request), 0);
-    assert_int_equal(cox_scheduler_run(held.scheduler, &error), 0);
+    assert_int_equal(cox_engine_loop_add(held.engine_loop, &request), 0);
+    assert_int_equal(cox_engine_loop_run(held.engine_loop, &error), 0);
     assert_int_equal(held.done_count, 2);
-    assert_int_equal(cox_scheduler_free_blocks(held.scheduler), BLOCK_COUNT_MAX);
-    cox_scheduler_free(held.scheduler);
+    assert_int_equal(cox_engine_loop_free_blocks(held.engine_loop), BLOCK_COUNT_MAX);
+    cox_engine_loop_free(held.engine_loop);
     executor_free(executor);
 }
 
-/* Not for ever, so that a scheduler that goes on for ever fails here. */
+/* Not for ever, so that an engine loop that goes on for ever fails here. */
 static int every_second_rejected(uint64_t number)
 {
     return number > 100 ? COX_DIVERGED : number % 2 ? 0 : COX_REJECTED;
@@ -358,24 +358,24 @@ static void retries_of_a_second_chunk_end(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler *scheduler = NULL;
-    struct cox_scheduler_stats stats;
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop *engine_loop = NULL;
+    struct cox_engine_loop_stats stats;
     struct cox_error error = {0};
     options.done = NULL;
     options.steps_in_flight = 1;
     options.token_count_max = 8;
     executor->script.status = every_second_rejected;
-    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
+    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
     const int32_t tokens[12] = {1, 2, 3};
     const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 12, .new_count_max = 9};
-    assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
-    assert_int_equal(cox_scheduler_run(scheduler, &error), COX_REJECTED);
+    assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
+    assert_int_equal(cox_engine_loop_run(engine_loop, &error), COX_REJECTED);
     assert_non_null(strstr(error.text, "tried 4 times"));
-    cox_scheduler_stats(scheduler, &stats);
+    cox_engine_loop_stats(engine_loop, &stats);
     assert_int_equal(stats.retries, 3);
-    cox_scheduler_free(scheduler);
+    cox_engine_loop_free(engine_loop);
     executor_free(executor);
 }
 
@@ -394,8 +394,8 @@ static void a_late_rank_is_waited_for(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler_stats stats;
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop_stats stats;
     struct cox_error error;
     expectations_make(3);
     executor->script.submit = late_at_first;
@@ -420,8 +420,8 @@ static int dead(uint64_t number)
 static void a_death_and_nonsense_end_all(void **state)
 {
     (void)state;
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler_stats stats;
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop_stats stats;
     struct cox_error error;
     struct cox_executor *executor = executor_new();
     executor->script.status = dead;
@@ -487,7 +487,7 @@ static void p8_a_recovered_group_is_told_everything_again(void **state)
     for (uint32_t seed = 1; seed <= 24; seed++) {
         struct cox_executor *executor = executor_new();
         struct recoveries recoveries = {.result = 1};
-        struct cox_scheduler_options options = options_make();
+        struct cox_engine_loop_options options = options_make();
         expectations_make(seed);
         options.block_count = 24 + draw(100);
         options.token_count_max = 100;
@@ -502,7 +502,7 @@ static void p8_a_recovered_group_is_told_everything_again(void **state)
         if (options.nested)
             executor->script.cleanup = cleanup_refuses_now_and_then;
         executor->script.loses_table = seed % 2;
-        struct cox_scheduler_stats stats;
+        struct cox_engine_loop_stats stats;
         struct cox_error error;
         run_all(executor, &options, 0, &error, &stats);
         assert_int_equal(stats.retries, recoveries.count);
@@ -518,8 +518,8 @@ static void p8_what_is_not_recovered_ends_the_run(void **state)
 {
     (void)state;
     struct recoveries recoveries = {.result = 0};
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler_stats stats;
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop_stats stats;
     struct cox_error error;
     options.recover = on_recover;
     options.recover_context = &recoveries;
@@ -551,7 +551,7 @@ static void p8_what_is_not_recovered_ends_the_run(void **state)
 /* ---- requests that come while it runs ---- */
 
 struct feeder {
-    struct cox_scheduler *scheduler;
+    struct cox_engine_loop *engine_loop;
     /* of the expectations */
     int next;
     /* times that it had nothing to do */
@@ -569,11 +569,11 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
 {
     (void)until_ns;
     struct feeder *feeder = context;
-    uint32_t free_count = cox_scheduler_free_blocks(feeder->scheduler);
+    uint32_t free_count = cox_engine_loop_free_blocks(feeder->engine_loop);
     feeder->free_min = free_count < feeder->free_min ? free_count : feeder->free_min;
     if (feeder->cancel_at >= 0 && feeder->next > feeder->cancel_at + 20) {
-        cox_scheduler_cancel(feeder->scheduler, &expectations[feeder->cancel_at]);
-        cox_scheduler_cancel(feeder->scheduler, feeder); /* nobody's */
+        cox_engine_loop_cancel(feeder->engine_loop, &expectations[feeder->cancel_at]);
+        cox_engine_loop_cancel(feeder->engine_loop, feeder); /* nobody's */
         feeder->cancel_at = -1;
     }
     if (idle) {
@@ -586,7 +586,7 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     /* Now one, now some, now none while anything runs. */
     for (uint32_t count = idle ? 1 + draw(30) : draw(3); count && feeder->next < REQUEST_COUNT;
          count--)
-        add_one(feeder->scheduler, &expectations[feeder->next++]);
+        add_one(feeder->engine_loop, &expectations[feeder->next++]);
     return true;
 }
 
@@ -595,7 +595,7 @@ static void requests_come_and_go_while_it_runs(void **state)
     (void)state;
     for (uint32_t seed = 1; seed <= 20; seed++) {
         struct cox_executor *executor = executor_new();
-        struct cox_scheduler_options options = options_make();
+        struct cox_engine_loop_options options = options_make();
         struct feeder feeder = {.cancel_at = (int)(seed * 7 % 100),
                                 .free_min = BLOCK_COUNT_MAX,
                                 .told = true,
@@ -614,23 +614,23 @@ static void requests_come_and_go_while_it_runs(void **state)
         cancelled->code = COX_CLOSED;
         cancelled->new_max = 60;
         cancelled->unstoppable = true;
-        assert_int_equal(cox_scheduler_new(executor, &options, &feeder.scheduler, &error), 0);
-        if (cox_scheduler_run(feeder.scheduler, &error))
+        assert_int_equal(cox_engine_loop_new(executor, &options, &feeder.engine_loop, &error), 0);
+        if (cox_engine_loop_run(feeder.engine_loop, &error))
             fail_msg("%s", error.text);
         for (int i = 0; i < REQUEST_COUNT; i++)
             assert_int_equal(expectations[i].done_count, 1);
         assert_true(feeder.idle_count > 0);
         assert_true(seed % 2 || feeder.told); /* a step that failed is forgotten at the next one */
         assert_true(feeder.free_min < BLOCK_COUNT_MAX);
-        assert_int_equal(cox_scheduler_free_blocks(feeder.scheduler), BLOCK_COUNT_MAX);
-        cox_scheduler_free(feeder.scheduler);
+        assert_int_equal(cox_engine_loop_free_blocks(feeder.engine_loop), BLOCK_COUNT_MAX);
+        cox_engine_loop_free(feeder.engine_loop);
         executor_free(executor);
     }
 }
 
 static void *stop_soon(void *context)
 {
-    cox_scheduler_stop(context);
+    cox_engine_loop_stop(context);
     return NULL;
 }
 
@@ -638,24 +638,24 @@ static void stop_ends_a_run_whose_step_never_ends(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler *scheduler = NULL;
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop *engine_loop = NULL;
     struct cox_error error = {0};
     executor->script.silent = true;
     expectations_make(5);
     for (int i = 0; i < REQUEST_COUNT; i++)
         expectations[i].code = COX_CLOSED;
-    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
-    add_all(scheduler);
+    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
+    add_all(engine_loop);
     pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, stop_soon, scheduler), 0);
-    assert_int_equal(cox_scheduler_run(scheduler, &error), COX_CLOSED);
+    assert_int_equal(pthread_create(&thread, NULL, stop_soon, engine_loop), 0);
+    assert_int_equal(cox_engine_loop_run(engine_loop, &error), COX_CLOSED);
     pthread_join(thread, NULL);
     for (int i = 0; i < REQUEST_COUNT; i++)
         assert_int_equal(expectations[i].done_count, 1);
     error.code = 0;
-    assert_int_equal(cox_scheduler_run(scheduler, &error), COX_CLOSED);
-    cox_scheduler_free(scheduler);
+    assert_int_equal(cox_engine_loop_run(engine_loop, &error), COX_CLOSED);
+    cox_engine_loop_free(engine_loop);
     executor_free(executor);
 }
 
@@ -696,7 +696,7 @@ static void *stop_when_asleep(void *context)
     while (!sleeper.asleep)
         pthread_cond_wait(&sleeper.wake, &sleeper.lock);
     pthread_mutex_unlock(&sleeper.lock);
-    cox_scheduler_stop(context);
+    cox_engine_loop_stop(context);
     return NULL;
 }
 
@@ -704,8 +704,8 @@ static void stop_ends_a_run_that_waits_for_recovery(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
-    struct cox_scheduler_options options = options_make();
-    struct cox_scheduler *scheduler = NULL;
+    struct cox_engine_loop_options options = options_make();
+    struct cox_engine_loop *engine_loop = NULL;
     struct cox_error error = {0};
     options.recover = on_recover_sleep;
     options.recover_cancel = on_recover_cancel;
@@ -714,13 +714,13 @@ static void stop_ends_a_run_that_waits_for_recovery(void **state)
     expectations_make(5);
     for (int i = 0; i < REQUEST_COUNT; i++)
         expectations[i].code = COX_CLOSED;
-    assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
-    add_all(scheduler);
+    assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
+    add_all(engine_loop);
     pthread_t thread;
-    assert_int_equal(pthread_create(&thread, NULL, stop_when_asleep, scheduler), 0);
-    assert_int_equal(cox_scheduler_run(scheduler, &error), COX_CLOSED);
+    assert_int_equal(pthread_create(&thread, NULL, stop_when_asleep, engine_loop), 0);
+    assert_int_equal(cox_engine_loop_run(engine_loop, &error), COX_CLOSED);
     pthread_join(thread, NULL);
-    cox_scheduler_free(scheduler);
+    cox_engine_loop_free(engine_loop);
     executor_free(executor);
 }
 
@@ -743,24 +743,24 @@ static void steps_allocate_nothing(void **state)
 #endif
     for (int nested = 0; nested < 2; nested++) {
         struct cox_executor *executor = executor_new();
-        struct cox_scheduler_options options = options_make();
-        struct cox_scheduler *scheduler = NULL;
+        struct cox_engine_loop_options options = options_make();
+        struct cox_engine_loop *engine_loop = NULL;
         struct cox_error error = {0};
         executor->script.submit = counts_allocations;
         options.done = NULL;
         options.nested = nested;
-        assert_int_equal(cox_scheduler_new(executor, &options, &scheduler, &error), 0);
+        assert_int_equal(cox_engine_loop_new(executor, &options, &engine_loop, &error), 0);
         const int32_t tokens[3] = {1, 2, 3};
         struct cox_prompt_request request = {
             .tokens = tokens, .token_count = 3, .new_count_max = 40};
         for (int i = 0; i < 8; i++)
-            assert_int_equal(cox_scheduler_add(scheduler, &request), 0);
+            assert_int_equal(cox_engine_loop_add(engine_loop, &request), 0);
         allocations_before = allocations_after = 0;
-        assert_int_equal(cox_scheduler_run(scheduler, &error), 0);
+        assert_int_equal(cox_engine_loop_run(engine_loop, &error), 0);
         assert_int_equal(executor->submit_count, 40);
         assert_true(allocations_before > 0);
         assert_int_equal(allocations_after, allocations_before);
-        cox_scheduler_free(scheduler);
+        cox_engine_loop_free(engine_loop);
         executor_free(executor);
     }
 }
@@ -768,7 +768,7 @@ static void steps_allocate_nothing(void **state)
 static void capacities_of_init_are_checked(void **state)
 {
     (void)state;
-    struct cox_scheduler_options options = {0};
+    struct cox_engine_loop_options options = {0};
     struct cox_init_summary summary = {
         .npu_block_count = 100,
         .max_position_embeddings = 64,
@@ -776,19 +776,19 @@ static void capacities_of_init_are_checked(void **state)
         .kv_caches = {{.block_count = 100, .block_size = 16}},
     };
     struct cox_error error = {0};
-    assert_int_equal(cox_scheduler_fit(&options, &summary, &error), 0);
+    assert_int_equal(cox_engine_loop_fit(&options, &summary, &error), 0);
     assert_int_equal(options.block_count, 100);
     assert_int_equal(options.block_size, 16);
     assert_int_equal(options.position_count_max, 64);
     summary.kv_caches[0].block_size = 0;
-    assert_int_equal(cox_scheduler_fit(&options, &summary, &error), COX_CORRUPT);
+    assert_int_equal(cox_engine_loop_fit(&options, &summary, &error), COX_CORRUPT);
     summary.kv_caches[0].block_size = 16;
     summary.npu_block_count = -5;
-    assert_int_equal(cox_scheduler_fit(&options, &summary, NULL), COX_CORRUPT);
+    assert_int_equal(cox_engine_loop_fit(&options, &summary, NULL), COX_CORRUPT);
     summary.kv_cache_count = 0;
-    assert_int_equal(cox_scheduler_fit(&options, &summary, NULL), COX_CORRUPT);
+    assert_int_equal(cox_engine_loop_fit(&options, &summary, NULL), COX_CORRUPT);
     summary.kv_cache_count = 2;
-    assert_int_equal(cox_scheduler_fit(&options, &summary, NULL), COX_UNSUPPORTED);
+    assert_int_equal(cox_engine_loop_fit(&options, &summary, NULL), COX_UNSUPPORTED);
 }
 
 int main(void)
@@ -811,5 +811,5 @@ int main(void)
         cmocka_unit_test(steps_allocate_nothing),
         cmocka_unit_test(capacities_of_init_are_checked),
     };
-    return cmocka_run_group_tests_name("scheduler", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("engine_loop", tests, NULL, NULL);
 }

@@ -4,8 +4,8 @@
  * The thread that calls run batches, submits, and blocks until the handler has copied the outcome.
  * Scheduling is asynchronous: run batches, encodes and publishes the next step while the ranks
  * compute one, so that they need not wait for it. The ranks keep the tokens they sampled, so a step
- * contains none of them. The header of the batcher (plan.h) has the rules, also for sequences that
- * end meanwhile.
+ * contains none of them. The header of the batcher (batcher.h) has the rules, also for sequences
+ * that end meanwhile.
  *
  * Threads: all functions on one thread, except stop, which any thread may call. done and feed run
  *   on the thread of run, and may call add. While the engine loop exists, only it may run steps on
@@ -25,18 +25,18 @@
  * Leases: KV leases end with the group epoch in which they were computed, and with a failed step.
  * If the process dies: private memory; the ranks end with the coordinator.
  */
-#ifndef COX_COORDINATOR_SCHEDULER_H
-#define COX_COORDINATOR_SCHEDULER_H
+#ifndef COX_ENGINE_LOOP_H
+#define COX_ENGINE_LOOP_H
 
 #include "coordinator/executor/operations.h"
-#include "plan.h"
+#include "batcher.h"
 #include "transfers.h"
 
-struct cox_scheduler;
+struct cox_engine_loop;
 struct cox_shared_weights;
 
 /* 0 means the default, except in required fields. */
-struct cox_scheduler_options {
+struct cox_engine_loop_options {
     /* running at a time; default 64, at most 4,096 */
     uint32_t sequence_count_max;
     /* tokens computed per step; default 512 */
@@ -58,7 +58,7 @@ struct cox_scheduler_options {
     uint32_t position_count_max;
     /* KV leases at a time; default 0 */
     uint32_t hold_count_max;
-    /* cox_scheduler_last_id of the previous engine loop, so that sequence ids are never reused */
+    /* cox_engine_loop_last_id of the previous engine loop, so that sequence ids are never reused */
     int64_t last_id;
     /* Pulls for requests with a KV reference; used by this engine loop alone until free, and
      * requires feed. NULL: no request may have one. */
@@ -100,7 +100,7 @@ struct cox_scheduler_options {
 };
 
 /* Sums over the steps for which rank 0 reported its model time. */
-struct cox_scheduler_times {
+struct cox_engine_loop_times {
     /* from submit, or the handler of the previous step, to the entry of the handler */
     uint64_t step_ns;
     /* step_ns without rank 0's model time */
@@ -112,11 +112,11 @@ struct cox_scheduler_times {
     uint64_t group_wait_ns;
 };
 
-struct cox_scheduler_stats {
+struct cox_engine_loop_stats {
     /* successful ones */
     uint64_t steps;
     uint64_t retries;
-    struct cox_plan_stats plan;
+    struct cox_batcher_stats batcher;
     /* time inside run */
     uint64_t run_ns;
     /* From submit to the entry of the handler, over the last steps, including the wait for the
@@ -125,9 +125,9 @@ struct cox_scheduler_stats {
     /* Cost of the channel: from submit, or the handler of the previous step if that is later, minus
      * the model time of rank 0. 0: no rank reported any. */
     uint64_t channel_p50_ns, channel_p99_ns;
-    /* as rank 0 reports them (cox_scheduler_times); 0: not reported */
+    /* as rank 0 reports them (cox_engine_loop_times); 0: not reported */
     uint64_t group_p50_ns, group_p99_ns, group_wait_p50_ns, group_wait_p99_ns;
-    struct cox_scheduler_times times;
+    struct cox_engine_loop_times times;
 };
 
 /* Sets block_count, block_size and position_count_max from the ranks' init replies.
@@ -136,8 +136,8 @@ struct cox_scheduler_stats {
  *   COX_CORRUPT: impossible numbers
  *   COX_UNSUPPORTED: several caches with tables of their own
  */
-int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_init_summary *summary,
-                      struct cox_error *err);
+int cox_engine_loop_fit(struct cox_engine_loop_options *options,
+                        const struct cox_init_summary *summary, struct cox_error *err);
 
 /* Becomes the handler of the execute channel.
  * Returns
@@ -145,25 +145,27 @@ int cox_scheduler_fit(struct cox_scheduler_options *options, const struct cox_in
  *   COX_INVALID: err says which number is too large
  *   -ENOMEM
  */
-int cox_scheduler_new(struct cox_executor *executor, const struct cox_scheduler_options *options,
-                      struct cox_scheduler **ret_scheduler, struct cox_error *err);
-struct cox_scheduler *cox_scheduler_free(struct cox_scheduler *scheduler); /* NULL-safe */
+int cox_engine_loop_new(struct cox_executor *executor,
+                        const struct cox_engine_loop_options *options,
+                        struct cox_engine_loop **ret_engine_loop, struct cox_error *err);
+struct cox_engine_loop *cox_engine_loop_free(struct cox_engine_loop *engine_loop); /* NULL-safe */
 
 /* A request that can never run is reported through done. Returns 0 or -ENOMEM. */
-int cox_scheduler_add(struct cox_scheduler *scheduler, const struct cox_prompt_request *request);
+int cox_engine_loop_add(struct cox_engine_loop *engine_loop,
+                        const struct cox_prompt_request *request);
 
 /* Inside feed: ends the request of this context, which is then done with COX_CLOSED. Contexts of no
  * request, or of one that is done, are ignored. */
-void cox_scheduler_cancel(struct cox_scheduler *scheduler, const void *context);
+void cox_engine_loop_cancel(struct cox_engine_loop *engine_loop, const void *context);
 
 /* Inside feed and done: ends the lease of this owner and id (0: all of the owner). Idempotent. */
-void cox_scheduler_release(struct cox_scheduler *scheduler, uint64_t owner, int64_t id);
+void cox_engine_loop_release(struct cox_engine_loop *engine_loop, uint64_t owner, int64_t id);
 /* On the thread of run: the current leases, lent until the next call of any function. */
-const struct cox_kv_leases *cox_scheduler_kv_leases(const struct cox_scheduler *scheduler);
+const struct cox_kv_leases *cox_engine_loop_kv_leases(const struct cox_engine_loop *engine_loop);
 /* The group epoch (cox_executor_life) of the leases. */
-uint64_t cox_scheduler_life(const struct cox_scheduler *scheduler);
+uint64_t cox_engine_loop_life(const struct cox_engine_loop *engine_loop);
 /* The highest sequence id used. */
-int64_t cox_scheduler_last_id(const struct cox_scheduler *scheduler);
+int64_t cox_engine_loop_last_id(const struct cox_engine_loop *engine_loop);
 
 /* Runs steps until no request is left, then reports the last ended sequences to the ranks. After a
  * recovery the next step does that, with base 0.
@@ -172,14 +174,15 @@ int64_t cox_scheduler_last_id(const struct cox_scheduler *scheduler);
  *   COX_CLOSED: stopped for good
  *   the status of the failure that ended all requests
  */
-int cox_scheduler_run(struct cox_scheduler *scheduler, struct cox_error *err);
+int cox_engine_loop_run(struct cox_engine_loop *engine_loop, struct cox_error *err);
 /* Makes run return soon, whatever the steps in flight do. The owner of feed wakes a feed that is
  * blocked. Idempotent. */
-void cox_scheduler_stop(struct cox_scheduler *scheduler);
+void cox_engine_loop_stop(struct cox_engine_loop *engine_loop);
 
 /* Number of free KV blocks; on the thread of run, for display and leak tests. */
-uint32_t cox_scheduler_free_blocks(const struct cox_scheduler *scheduler);
+uint32_t cox_engine_loop_free_blocks(const struct cox_engine_loop *engine_loop);
 /* On the thread of run, or while run is not running. */
-void cox_scheduler_stats(struct cox_scheduler *scheduler, struct cox_scheduler_stats *ret_stats);
+void cox_engine_loop_stats(struct cox_engine_loop *engine_loop,
+                           struct cox_engine_loop_stats *ret_stats);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * plan, with several steps in flight: what is planned on tokens that nobody knows, and what becomes
- * of it.
+ * batcher, with several steps in flight: what is planned on tokens that nobody knows, and what
+ * becomes of it.
  */
-#include "engine/batching/plan.h"
+#include "engine/batching/batcher.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 
 #define STOP 99
 
-static const struct cox_plan_options defaults = {
+static const struct cox_batcher_options defaults = {
     .sequence_count_max = 4,
     .token_count_max = 16,
     .block_count = 16,
@@ -22,16 +22,16 @@ static const struct cox_plan_options defaults = {
     .step_count_max = 2,
 };
 
-static struct cox_plan *plan_new(struct cox_plan_options options)
+static struct cox_batcher *batcher_new(struct cox_batcher_options options)
 {
-    struct cox_plan *plan = NULL;
+    struct cox_batcher *batcher = NULL;
     struct cox_error error = {0};
-    if (cox_plan_new(&options, &plan, &error))
+    if (cox_batcher_new(&options, &batcher, &error))
         fail_msg("%s", error.text);
-    return plan;
+    return batcher;
 }
 
-static void add_with(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max,
+static void add_with(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max,
                      uint64_t hold_ms, void *context)
 {
     const int32_t tokens[64] = {1, 2, 3};
@@ -45,34 +45,34 @@ static void add_with(struct cox_plan *plan, uint32_t token_count, uint32_t new_c
         .owner = 1,
         .context = context,
     };
-    assert_int_equal(cox_plan_add(plan, &request), 0);
+    assert_int_equal(cox_batcher_add(batcher, &request), 0);
 }
 
-static void add(struct cox_plan *plan, uint32_t token_count, uint32_t new_count_max)
+static void add(struct cox_batcher *batcher, uint32_t token_count, uint32_t new_count_max)
 {
-    add_with(plan, token_count, new_count_max, 0, NULL);
+    add_with(batcher, token_count, new_count_max, 0, NULL);
 }
 
 /* The next step, on its way as number `sequence`. */
-static const struct cox_step *publish(struct cox_plan *plan, uint64_t sequence)
+static const struct cox_step *publish(struct cox_batcher *batcher, uint64_t sequence)
 {
     const struct cox_step *step = NULL;
-    assert_int_equal(cox_plan_next(plan, &step), 0);
-    cox_plan_publish(plan, sequence);
+    assert_int_equal(cox_batcher_next(batcher, &step), 0);
+    cox_batcher_publish(batcher, sequence);
     return step;
 }
 
-static void expect_nothing(struct cox_plan *plan, int code)
+static void expect_nothing(struct cox_batcher *batcher, int code)
 {
     const struct cox_step *step;
-    assert_int_equal(cox_plan_next(plan, &step), code);
+    assert_int_equal(cox_batcher_next(batcher, &step), code);
 }
 
-static void commit(struct cox_plan *plan, int32_t first, int32_t others)
+static void commit(struct cox_batcher *batcher, int32_t first, int32_t others)
 {
     const int32_t tokens[4] = {first, others, others, others};
     struct cox_error error = {0};
-    assert_int_equal(cox_plan_commit(plan, tokens, NULL, &error), 0);
+    assert_int_equal(cox_batcher_commit(batcher, tokens, NULL, &error), 0);
 }
 
 static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, uint32_t position,
@@ -87,10 +87,10 @@ static void expect_row(const struct cox_step *step, uint32_t index, int64_t id, 
     assert_int_equal(row->emit, emit);
 }
 
-static void expect_done(struct cox_plan *plan, int64_t id, enum cox_finish finish,
+static void expect_done(struct cox_batcher *batcher, int64_t id, enum cox_finish finish,
                         uint32_t token_count)
 {
-    struct cox_sequence *done = cox_plan_done(plan);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_non_null(done);
     assert_int_equal(done->id, id);
     assert_int_equal(done->finish, finish);
@@ -100,10 +100,10 @@ static void expect_done(struct cox_plan *plan, int64_t id, enum cox_finish finis
     cox_sequence_free(done);
 }
 
-static struct cox_plan_stats stats(const struct cox_plan *plan)
+static struct cox_batcher_stats stats(const struct cox_batcher *batcher)
 {
-    struct cox_plan_stats stats;
-    cox_plan_stats(plan, &stats);
+    struct cox_batcher_stats stats;
+    cox_batcher_stats(batcher, &stats);
     return stats;
 }
 
@@ -112,60 +112,60 @@ static struct cox_plan_stats stats(const struct cox_plan *plan)
 static void a_step_follows_before_the_token_is_known(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 3, 3);
-    const struct cox_step *one = publish(plan, 7);
-    const struct cox_step *two = publish(plan, 8);
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 3, 3);
+    const struct cox_step *one = publish(batcher, 7);
+    const struct cox_step *two = publish(batcher, 8);
     expect_row(one, 0, 1, 0, 3, true, true);
     assert_int_equal(one->base, 0);
     assert_int_equal(one->kind, COX_STEP_PREFILL);
     expect_row(two, 0, 1, 3, 1, false, true);
     assert_int_equal(two->base, 7);
     assert_int_equal(two->kind, COX_STEP_DECODE);
-    commit(plan, 50, 0);
-    assert_int_equal(stats(plan).generated_tokens, 1);
+    commit(batcher, 50, 0);
+    assert_int_equal(stats(batcher).generated_tokens, 1);
     /* The block of position 4 is told in the step that needs it. */
     const struct cox_step *three;
-    assert_int_equal(cox_plan_next(plan, &three), 0);
+    assert_int_equal(cox_batcher_next(batcher, &three), 0);
     expect_row(three, 0, 1, 4, 1, false, true);
     assert_int_equal(three->rows[0].sequence->block_count, 2);
     assert_int_equal(three->rows[0].sequence->sent_block_count, 1);
-    cox_plan_publish(plan, 9);
-    commit(plan, 51, 0);
+    cox_batcher_publish(batcher, 9);
+    commit(batcher, 51, 0);
     /* It ends by length, which is known beforehand. */
-    expect_nothing(plan, COX_BUSY);
-    assert_null(cox_plan_done(plan));
-    commit(plan, 52, 0);
-    struct cox_sequence *done = cox_plan_done(plan);
+    expect_nothing(batcher, COX_BUSY);
+    assert_null(cox_batcher_done(batcher));
+    commit(batcher, 52, 0);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_int_equal(done->token_count, 6);
     assert_int_equal(done->tokens[3], 50);
     assert_int_equal(done->tokens[4], 51);
     assert_int_equal(done->tokens[5], 52);
     cox_sequence_free(done);
-    expect_nothing(plan, COX_EMPTY);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    assert_int_equal(stats(plan).generated_tokens, 3);
-    cox_plan_free(plan);
+    expect_nothing(batcher, COX_EMPTY);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    assert_int_equal(stats(batcher).generated_tokens, 3);
+    cox_batcher_free(batcher);
 }
 
 static void chunks_of_a_prompt_follow_each_other(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 40, 2);
-    expect_row(publish(plan, 1), 0, 1, 0, 16, true, false);
-    expect_row(publish(plan, 2), 0, 1, 16, 16, false, false);
-    commit(plan, -1, -1);
-    expect_row(publish(plan, 3), 0, 1, 32, 8, false, true);
-    commit(plan, -1, -1);
-    expect_row(publish(plan, 4), 0, 1, 40, 1, false, true);
-    commit(plan, 50, 0);
-    expect_nothing(plan, COX_BUSY);
-    commit(plan, 51, 0);
-    expect_done(plan, 1, COX_FINISH_LENGTH, 42);
-    assert_int_equal(stats(plan).prompt_tokens, 40);
-    cox_plan_free(plan);
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 40, 2);
+    expect_row(publish(batcher, 1), 0, 1, 0, 16, true, false);
+    expect_row(publish(batcher, 2), 0, 1, 16, 16, false, false);
+    commit(batcher, -1, -1);
+    expect_row(publish(batcher, 3), 0, 1, 32, 8, false, true);
+    commit(batcher, -1, -1);
+    expect_row(publish(batcher, 4), 0, 1, 40, 1, false, true);
+    commit(batcher, 50, 0);
+    expect_nothing(batcher, COX_BUSY);
+    commit(batcher, 51, 0);
+    expect_done(batcher, 1, COX_FINISH_LENGTH, 42);
+    assert_int_equal(stats(batcher).prompt_tokens, 40);
+    cox_batcher_free(batcher);
 }
 
 /* It waits, the pool and the slots are full, and whoever is next would take what a row may still
@@ -173,157 +173,158 @@ static void chunks_of_a_prompt_follow_each_other(void **state)
 static void what_an_end_leaves_is_nobodys_while_a_row_is_in_flight(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
     options.block_count = 2;
-    struct cox_plan *plan = plan_new(options);
-    add(plan, 4, 5);
-    add(plan, 5, 2);
-    publish(plan, 1);
-    const struct cox_step *step = publish(plan, 2);
-    assert_int_equal(cox_plan_free_blocks(plan), 0);
-    commit(plan, STOP, 0);
-    expect_done(plan, 1, COX_FINISH_STOP, 5); /* at once */
+    struct cox_batcher *batcher = batcher_new(options);
+    add(batcher, 4, 5);
+    add(batcher, 5, 2);
+    publish(batcher, 1);
+    const struct cox_step *step = publish(batcher, 2);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 0);
+    commit(batcher, STOP, 0);
+    expect_done(batcher, 1, COX_FINISH_STOP, 5); /* at once */
     assert_null(step->rows[0].sequence);
-    assert_int_equal(cox_plan_free_blocks(plan), 0);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 0);
     const int64_t *ids;
-    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
-    expect_nothing(plan, COX_BUSY);
-    commit(plan, 7, 0);
-    assert_null(cox_plan_done(plan));
-    assert_int_equal(stats(plan).generated_tokens, 1); /* what it gave counts nowhere */
-    assert_int_equal(cox_plan_free_blocks(plan), 2);
-    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
-    step = publish(plan, 3);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
+    expect_nothing(batcher, COX_BUSY);
+    commit(batcher, 7, 0);
+    assert_null(cox_batcher_done(batcher));
+    assert_int_equal(stats(batcher).generated_tokens, 1); /* what it gave counts nowhere */
+    assert_int_equal(cox_batcher_free_blocks(batcher), 2);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
+    step = publish(batcher, 3);
     expect_row(step, 0, 2, 0, 5, true, true);
     assert_int_equal(step->finished_count, 1);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 /* Where there are slots for that the next one need not wait, with blocks of its own. */
 static void the_next_one_is_admitted_beside_what_an_end_leaves(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
     options.parting_count_max = 1;
-    struct cox_plan *plan = plan_new(options);
+    struct cox_batcher *batcher = batcher_new(options);
     for (int i = 0; i < 3; i++)
-        add(plan, 4, 5);
-    publish(plan, 1);
-    publish(plan, 2);
-    commit(plan, STOP, 0);
-    const struct cox_step *step = publish(plan, 3);
+        add(batcher, 4, 5);
+    publish(batcher, 1);
+    publish(batcher, 2);
+    commit(batcher, STOP, 0);
+    const struct cox_step *step = publish(batcher, 3);
     expect_row(step, 0, 2, 0, 4, true, true);
     assert_int_equal(step->rows[0].sequence->slot, 1);
     assert_int_equal(step->finished_count, 0);
-    commit(plan, 7, 0);
-    step = publish(plan, 4);
+    commit(batcher, 7, 0);
+    step = publish(batcher, 4);
     expect_row(step, 0, 2, 4, 1, false, true);
-    commit(plan, STOP, 0);
-    step = publish(plan, 5); /* the first one's slot was told of meanwhile */
+    commit(batcher, STOP, 0);
+    step = publish(batcher, 5); /* the first one's slot was told of meanwhile */
     expect_row(step, 0, 3, 0, 4, true, true);
     assert_int_equal(step->rows[0].sequence->slot, 0);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 static void nothing_left_to_run_is_not_empty_while_a_row_is_in_flight(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 3, 9);
-    publish(plan, 1);
-    publish(plan, 2);
-    commit(plan, STOP, 0);
-    expect_nothing(plan, COX_BUSY);
-    commit(plan, 7, 0);
-    expect_nothing(plan, COX_EMPTY);
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 3, 9);
+    publish(batcher, 1);
+    publish(batcher, 2);
+    commit(batcher, STOP, 0);
+    expect_nothing(batcher, COX_BUSY);
+    commit(batcher, 7, 0);
+    expect_nothing(batcher, COX_EMPTY);
     const int64_t *ids;
-    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    cox_batcher_free(batcher);
 }
 
 static void a_slot_that_ends_meanwhile_is_told_by_the_step_after(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 3, 1);
-    add(plan, 3, 9);
-    publish(plan, 1);
-    const struct cox_step *step = publish(plan, 2); /* has no row of the first, and does not tell */
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 3, 1);
+    add(batcher, 3, 9);
+    publish(batcher, 1);
+    const struct cox_step *step =
+        publish(batcher, 2); /* has no row of the first, and does not tell */
     expect_row(step, 0, 2, 3, 1, false, true);
     assert_int_equal(step->finished_count, 0);
-    commit(plan, 5, 5);
-    assert_int_equal(cox_plan_next(plan, &step), 0);
+    commit(batcher, 5, 5);
+    assert_int_equal(cox_batcher_next(batcher, &step), 0);
     assert_int_equal(step->finished_count, 1);
     assert_int_equal(step->base, 2);
-    cox_plan_publish(plan, 3);
-    commit(plan, 5, 5);
+    cox_batcher_publish(batcher, 3);
+    commit(batcher, 5, 5);
     /* Told by a step that is not over, so not again. */
-    assert_int_equal(cox_plan_next(plan, &step), 0);
+    assert_int_equal(cox_batcher_next(batcher, &step), 0);
     assert_int_equal(step->finished_count, 0);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 static void a_revert_takes_all_of_them_back(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 3, 9);
-    add(plan, 3, 9);
-    publish(plan, 1);
-    publish(plan, 2);
-    commit(plan, 50, STOP);
-    expect_done(plan, 2, COX_FINISH_STOP, 4);
-    publish(plan, 3);
-    cox_plan_revert(plan);
-    assert_int_equal(cox_plan_free_blocks(plan), 14); /* also what the second one left */
-    const struct cox_step *step = publish(plan, 4);
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 3, 9);
+    add(batcher, 3, 9);
+    publish(batcher, 1);
+    publish(batcher, 2);
+    commit(batcher, 50, STOP);
+    expect_done(batcher, 2, COX_FINISH_STOP, 4);
+    publish(batcher, 3);
+    cox_batcher_revert(batcher);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 14); /* also what the second one left */
+    const struct cox_step *step = publish(batcher, 4);
     assert_int_equal(step->base, 0);
     assert_int_equal(step->row_count, 1);
     expect_row(step, 0, 1, 0, 4, true, true);
     assert_int_equal(step->finished_count, 0);
     /* Two more, of which one was given only. */
-    cox_plan_next(plan, &step);
+    cox_batcher_next(batcher, &step);
     expect_row(step, 0, 1, 4, 1, false, true);
-    cox_plan_revert(plan);
-    step = publish(plan, 5);
+    cox_batcher_revert(batcher);
+    step = publish(batcher, 5);
     expect_row(step, 0, 1, 0, 4, true, true);
     assert_int_equal(step->rows[0].sequence->tokens[3], 50);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
-    add(plan, 3, 9);
-    add(plan, 3, 1);
-    publish(plan, 1);
-    publish(plan, 2);
-    commit(plan, STOP, 50);
-    cox_plan_revert(plan);
-    expect_nothing(plan, COX_EMPTY);
+    struct cox_batcher *batcher = batcher_new(defaults);
+    add(batcher, 3, 9);
+    add(batcher, 3, 1);
+    publish(batcher, 1);
+    publish(batcher, 2);
+    commit(batcher, STOP, 50);
+    cox_batcher_revert(batcher);
+    expect_nothing(batcher, COX_EMPTY);
     const int64_t *ids;
-    assert_int_equal(cox_plan_unreported(plan, &ids), 2);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
     assert_int_equal(ids[0] + ids[1], 3);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    cox_batcher_free(batcher);
 
     /* Also of those that a step told of which was in vain. */
-    plan = plan_new(defaults);
-    add(plan, 3, 1);
-    add(plan, 3, 3);
-    publish(plan, 1);
-    commit(plan, 50, 50);
-    assert_int_equal(publish(plan, 2)->finished_count, 1);
-    assert_int_equal(publish(plan, 3)->finished_count, 0);
-    assert_int_equal(cox_plan_unreported(plan, &ids), 0);
-    cox_plan_revert(plan);
-    assert_int_equal(cox_plan_unreported(plan, &ids), 1);
+    batcher = batcher_new(defaults);
+    add(batcher, 3, 1);
+    add(batcher, 3, 3);
+    publish(batcher, 1);
+    commit(batcher, 50, 50);
+    assert_int_equal(publish(batcher, 2)->finished_count, 1);
+    assert_int_equal(publish(batcher, 3)->finished_count, 0);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 0);
+    cox_batcher_revert(batcher);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 1);
     assert_int_equal(ids[0], 1);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 /* Who is preempted would be announced again with a token that nobody knows, and its blocks be
@@ -331,103 +332,103 @@ static void after_a_revert_with_nothing_left_it_is_told_who_ended(void **state)
 static void a_dry_pool_preempts_when_nothing_is_in_flight(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.block_count = 4;
-    struct cox_plan *plan = plan_new(options);
-    add(plan, 4, 12);
-    add(plan, 4, 12);
-    publish(plan, 1);
-    commit(plan, 50, 50);
-    publish(plan, 2); /* each has its second block: the pool is dry */
+    struct cox_batcher *batcher = batcher_new(options);
+    add(batcher, 4, 12);
+    add(batcher, 4, 12);
+    publish(batcher, 1);
+    commit(batcher, 50, 50);
+    publish(batcher, 2); /* each has its second block: the pool is dry */
     for (uint64_t sequence = 3; sequence < 6; sequence++) {
-        publish(plan, sequence);
-        commit(plan, 50, 50);
+        publish(batcher, sequence);
+        commit(batcher, 50, 50);
     }
-    expect_nothing(plan, COX_BUSY); /* position 8 */
-    assert_int_equal(stats(plan).preemptions, 0);
-    commit(plan, 50, 50);
-    const struct cox_step *step = publish(plan, 6);
-    assert_int_equal(stats(plan).preemptions, 1);
+    expect_nothing(batcher, COX_BUSY); /* position 8 */
+    assert_int_equal(stats(batcher).preemptions, 0);
+    commit(batcher, 50, 50);
+    const struct cox_step *step = publish(batcher, 6);
+    assert_int_equal(stats(batcher).preemptions, 1);
     assert_int_equal(step->row_count, 1);
     expect_row(step, 0, 1, 8, 1, false, true);
     assert_int_equal(step->finished_count, 1);
     /* With one in flight the other one does not come back before there is room. */
-    expect_row(publish(plan, 7), 0, 1, 9, 1, false, true);
-    commit(plan, STOP, 0);
-    commit(plan, 50, 0);
-    step = publish(plan, 8);
+    expect_row(publish(batcher, 7), 0, 1, 9, 1, false, true);
+    commit(batcher, STOP, 0);
+    commit(batcher, 50, 0);
+    step = publish(batcher, 8);
     expect_row(step, 0, 2, 0, 9, true, true);
     assert_int_equal(step->rows[0].sequence->tokens[8], 50);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 /* The wait for the step in flight may show that nobody has to go. */
 static void an_end_in_flight_saves_a_preemption(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.block_count = 3;
-    struct cox_plan *plan = plan_new(options);
-    add(plan, 4, 8);
-    add(plan, 4, 8);
-    publish(plan, 1);
-    expect_nothing(plan, COX_BUSY);
-    commit(plan, STOP, 50);
-    expect_row(publish(plan, 2), 0, 2, 4, 1, false, true);
-    assert_int_equal(stats(plan).preemptions, 0);
-    cox_plan_free(plan);
+    struct cox_batcher *batcher = batcher_new(options);
+    add(batcher, 4, 8);
+    add(batcher, 4, 8);
+    publish(batcher, 1);
+    expect_nothing(batcher, COX_BUSY);
+    commit(batcher, STOP, 50);
+    expect_row(publish(batcher, 2), 0, 2, 4, 1, false, true);
+    assert_int_equal(stats(batcher).preemptions, 0);
+    cox_batcher_free(batcher);
 }
 
 static void who_is_cancelled_leaves_its_rows(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     int contexts[2];
-    add_with(plan, 3, 9, 0, &contexts[0]);
-    add_with(plan, 20, 9, 0, &contexts[1]);
-    const struct cox_step *one = publish(plan, 1);
-    const struct cox_step *two = publish(plan, 2);
+    add_with(batcher, 3, 9, 0, &contexts[0]);
+    add_with(batcher, 20, 9, 0, &contexts[1]);
+    const struct cox_step *one = publish(batcher, 1);
+    const struct cox_step *two = publish(batcher, 2);
     expect_row(one, 1, 2, 0, 13, true, false);
     expect_row(two, 1, 2, 13, 7, false, true);
-    cox_plan_cancel(plan, &contexts[1]); /* with a row in both */
-    expect_done(plan, 2, COX_FINISH_ERROR, 20);
-    assert_int_equal(cox_plan_free_blocks(plan), 10);
-    commit(plan, 50, -1);
-    assert_int_equal(cox_plan_free_blocks(plan), 10);
-    cox_plan_cancel(plan, &contexts[0]); /* with a token that is known and one that is not */
-    expect_done(plan, 1, COX_FINISH_ERROR, 4);
-    assert_int_equal(stats(plan).prompt_tokens, 3);
-    commit(plan, 51, 52);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    assert_int_equal(stats(plan).generated_tokens, 1);
+    cox_batcher_cancel(batcher, &contexts[1]); /* with a row in both */
+    expect_done(batcher, 2, COX_FINISH_ERROR, 20);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 10);
+    commit(batcher, 50, -1);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 10);
+    cox_batcher_cancel(batcher, &contexts[0]); /* with a token that is known and one that is not */
+    expect_done(batcher, 1, COX_FINISH_ERROR, 4);
+    assert_int_equal(stats(batcher).prompt_tokens, 3);
+    commit(batcher, 51, 52);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    assert_int_equal(stats(batcher).generated_tokens, 1);
     const int64_t *ids;
-    assert_int_equal(cox_plan_unreported(plan, &ids), 2);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
+    cox_batcher_free(batcher);
 }
 
 static void m10_what_is_held_has_no_row_in_flight(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.hold_count_max = 4;
-    struct cox_plan *plan = plan_new(options);
-    add_with(plan, 6, 1, 60000, NULL);
-    publish(plan, 1);
-    expect_nothing(plan, COX_BUSY);
-    add(plan, 3, 9);
-    const struct cox_step *step = publish(plan, 2);
+    struct cox_batcher *batcher = batcher_new(options);
+    add_with(batcher, 6, 1, 60000, NULL);
+    publish(batcher, 1);
+    expect_nothing(batcher, COX_BUSY);
+    add(batcher, 3, 9);
+    const struct cox_step *step = publish(batcher, 2);
     assert_int_equal(step->row_count, 1);
-    commit(plan, 50, 0);
-    struct cox_sequence *done = cox_plan_done(plan);
+    commit(batcher, 50, 0);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_non_null(done->hold);
     int64_t id = done->id;
     cox_sequence_free(done);
     /* Released with a step in flight, which does not know its blocks. */
-    cox_plan_release(plan, 1, id);
-    assert_int_equal(cox_plan_free_blocks(plan), 15);
-    assert_int_equal(cox_plan_next(plan, &step), 0);
+    cox_batcher_release(batcher, 1, id);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 15);
+    assert_int_equal(cox_batcher_next(batcher, &step), 0);
     assert_int_equal(step->finished_count, 1);
-    cox_plan_free(plan);
+    cox_batcher_free(batcher);
 }
 
 /* Whoever hears that it is done may take its adapter from ranks which then are asked for it. */
@@ -439,26 +440,26 @@ static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state
     const struct cox_prompt_request request = {
         .tokens = tokens, .token_count = 3, .new_count_max = 9, .lora = "one", .context = &context};
     for (int ending = 0; ending < 4; ending++) {
-        struct cox_plan *plan = plan_new(defaults);
-        assert_int_equal(cox_plan_add(plan, &request), 0);
-        add(plan, 3, 9);
-        publish(plan, 1);
-        publish(plan, 2);
-        cox_plan_cancel(plan, &context);
-        assert_null(cox_plan_done(plan));
-        cox_plan_cancel(plan, &context);
+        struct cox_batcher *batcher = batcher_new(defaults);
+        assert_int_equal(cox_batcher_add(batcher, &request), 0);
+        add(batcher, 3, 9);
+        publish(batcher, 1);
+        publish(batcher, 2);
+        cox_batcher_cancel(batcher, &context);
+        assert_null(cox_batcher_done(batcher));
+        cox_batcher_cancel(batcher, &context);
         if (ending == 0) {
-            commit(plan, 50, 50);
-            assert_null(cox_plan_done(plan));
-            commit(plan, 51, 51);
+            commit(batcher, 50, 50);
+            assert_null(cox_batcher_done(batcher));
+            commit(batcher, 51, 51);
         } else if (ending == 1) {
-            cox_plan_revert(plan);
+            cox_batcher_revert(batcher);
         } else if (ending == 2) {
-            cox_plan_fail(plan, COX_PEER_DEAD, "rank 1 is gone");
+            cox_batcher_fail(batcher, COX_PEER_DEAD, "rank 1 is gone");
         }
         if (ending < 3)
-            expect_done(plan, 1, COX_FINISH_ERROR, 3);
-        cox_plan_free(plan);
+            expect_done(batcher, 1, COX_FINISH_ERROR, 3);
+        cox_batcher_free(batcher);
     }
 }
 
@@ -466,25 +467,25 @@ static void who_is_cancelled_before_ranks_know_it_keeps_its_adapter(void **state
 static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.hold_count_max = 4;
-    struct cox_plan *plan = plan_new(options);
-    add_with(plan, 6, 1, 60000, NULL);
-    add_with(plan, 6, 1, 60000, NULL);
-    publish(plan, 1);
-    commit(plan, 50, 50);
-    cox_plan_release(plan, 1, 1);
-    struct cox_sequence *done = cox_plan_done(plan);
+    struct cox_batcher *batcher = batcher_new(options);
+    add_with(batcher, 6, 1, 60000, NULL);
+    add_with(batcher, 6, 1, 60000, NULL);
+    publish(batcher, 1);
+    commit(batcher, 50, 50);
+    cox_batcher_release(batcher, 1, 1);
+    struct cox_sequence *done = cox_batcher_done(batcher);
     assert_null(done->hold);
     cox_sequence_free(done);
-    assert_int_equal(cox_plan_kv_leases(plan)->count, 1);
-    cox_plan_revert(plan);
-    done = cox_plan_done(plan);
+    assert_int_equal(cox_batcher_kv_leases(batcher)->count, 1);
+    cox_batcher_revert(batcher);
+    done = cox_batcher_done(batcher);
     assert_int_equal(done->finish, COX_FINISH_LENGTH);
     assert_null(done->hold);
     cox_sequence_free(done);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    cox_batcher_free(batcher);
 }
 
 /* A step in flight tells of a slot and has its next owner, who leaves it, too: both are to be told
@@ -492,54 +493,54 @@ static void m10_what_a_revert_ends_is_not_shown_as_held(void **state)
 static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
 {
     (void)state;
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
     options.parting_count_max = 1;
-    struct cox_plan *plan = plan_new(options);
+    struct cox_batcher *batcher = batcher_new(options);
     int contexts[2];
     const int64_t *ids;
-    add(plan, 3, 1);
-    publish(plan, 1);
-    commit(plan, 50, 0);
-    expect_done(plan, 1, COX_FINISH_LENGTH, 4);
+    add(batcher, 3, 1);
+    publish(batcher, 1);
+    commit(batcher, 50, 0);
+    expect_done(batcher, 1, COX_FINISH_LENGTH, 4);
     int64_t id = 2;
     for (uint64_t sequence = 2; sequence < 8; sequence += 2, id += 2) {
-        add_with(plan, 3, 9, 0, &contexts[0]);
-        const struct cox_step *step = publish(plan, sequence);
+        add_with(batcher, 3, 9, 0, &contexts[0]);
+        const struct cox_step *step = publish(batcher, sequence);
         expect_row(step, 0, id, 0, 3, true, true);
         assert_int_equal(step->finished_count, sequence == 2);
-        cox_plan_cancel(plan, &contexts[0]);
-        add_with(plan, 3, 9, 0, &contexts[1]);
-        expect_row(publish(plan, sequence + 1), 0, id + 1, 0, 3, true, true);
-        cox_plan_cancel(plan, &contexts[1]);
-        cox_plan_revert(plan);
-        expect_done(plan, id, COX_FINISH_ERROR, 3);
-        expect_done(plan, id + 1, COX_FINISH_ERROR, 3);
-        expect_nothing(plan, COX_EMPTY);
+        cox_batcher_cancel(batcher, &contexts[0]);
+        add_with(batcher, 3, 9, 0, &contexts[1]);
+        expect_row(publish(batcher, sequence + 1), 0, id + 1, 0, 3, true, true);
+        cox_batcher_cancel(batcher, &contexts[1]);
+        cox_batcher_revert(batcher);
+        expect_done(batcher, id, COX_FINISH_ERROR, 3);
+        expect_done(batcher, id + 1, COX_FINISH_ERROR, 3);
+        expect_nothing(batcher, COX_EMPTY);
         /* Who left last, if there is no room for all. */
-        assert_int_equal(cox_plan_unreported(plan, &ids), 2);
+        assert_int_equal(cox_batcher_unreported(batcher, &ids), 2);
         assert_int_equal(ids[0] + ids[1], 2 * id + 1);
     }
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    cox_batcher_free(batcher);
 }
 
 static void a_failure_ends_what_is_in_flight(void **state)
 {
     (void)state;
-    struct cox_plan *plan = plan_new(defaults);
+    struct cox_batcher *batcher = batcher_new(defaults);
     for (int i = 0; i < 6; i++)
-        add(plan, 3, 9);
-    publish(plan, 1);
-    publish(plan, 2);
-    commit(plan, STOP, 50);
-    expect_done(plan, 1, COX_FINISH_STOP, 4);
-    publish(plan, 3);
-    cox_plan_fail(plan, COX_PEER_DEAD, "rank 1 is gone");
+        add(batcher, 3, 9);
+    publish(batcher, 1);
+    publish(batcher, 2);
+    commit(batcher, STOP, 50);
+    expect_done(batcher, 1, COX_FINISH_STOP, 4);
+    publish(batcher, 3);
+    cox_batcher_fail(batcher, COX_PEER_DEAD, "rank 1 is gone");
     for (int64_t id = 2; id <= 6; id++)
-        expect_done(plan, id, COX_FINISH_ERROR, id <= 4 ? 4 : 3);
-    assert_int_equal(cox_plan_free_blocks(plan), 16);
-    cox_plan_free(plan);
+        expect_done(batcher, id, COX_FINISH_ERROR, id <= 4 ? 4 : 3);
+    assert_int_equal(cox_batcher_free_blocks(batcher), 16);
+    cox_batcher_free(batcher);
 }
 
 /* ---- at random, against ranks that run the steps in order ---- */
@@ -607,10 +608,10 @@ static void ranks_end(struct ranks *ranks)
         ranks->until[block] -= ranks->until[block] > 0;
 }
 
-static void wanted_check(struct cox_plan *plan, struct wanted *wanted)
+static void wanted_check(struct cox_batcher *batcher, struct wanted *wanted)
 {
     struct cox_sequence *done;
-    while ((done = cox_plan_done(plan))) {
+    while ((done = cox_batcher_done(batcher))) {
         struct wanted *w = done->request.context;
         assert_ptr_equal(w, &wanted[done->id - 1]);
         assert_false(w->done);
@@ -627,7 +628,7 @@ static void wanted_check(struct cox_plan *plan, struct wanted *wanted)
 
 static void random_run(uint32_t seed, uint32_t in_flight)
 {
-    struct cox_plan_options options = defaults;
+    struct cox_batcher_options options = defaults;
     struct wanted wanted[REQUEST_COUNT] = {0};
     struct ranks ranks = {0};
     uint32_t added = 0;
@@ -637,28 +638,28 @@ static void random_run(uint32_t seed, uint32_t in_flight)
     options.sequence_count_max = 1 + draw(8);
     options.step_count_max = in_flight;
     options.parting_count_max = draw(10);
-    struct cox_plan *plan = plan_new(options);
+    struct cox_batcher *batcher = batcher_new(options);
     for (;;) {
         if (added < REQUEST_COUNT && draw(3) == 0) {
             struct wanted *w = &wanted[added++];
             w->prompt_count = 1 + draw(20);
             w->new_max = 1 + draw(12);
-            add_with(plan, w->prompt_count, w->new_max, 0, w);
+            add_with(batcher, w->prompt_count, w->new_max, 0, w);
         }
-        wanted_check(plan, wanted);
+        wanted_check(batcher, wanted);
         if (added && draw(20) == 0) {
             struct wanted *w = &wanted[draw(added)];
             w->cancelled = w->cancelled || !w->done;
-            cox_plan_cancel(plan, w);
+            cox_batcher_cancel(batcher, w);
         }
-        wanted_check(plan, wanted);
+        wanted_check(batcher, wanted);
         const struct cox_step *step;
-        int r = ranks.count < in_flight ? cox_plan_next(plan, &step) : COX_BUSY;
+        int r = ranks.count < in_flight ? cox_batcher_next(batcher, &step) : COX_BUSY;
         if (!r && draw(30) > 0) {
             ranks_take(&ranks, step);
-            cox_plan_publish(plan, ++ranks.sequence);
+            cox_batcher_publish(batcher, ++ranks.sequence);
         } else if (!r) {
-            cox_plan_revert(plan);
+            cox_batcher_revert(batcher);
             memset(ranks.until, 0, sizeof ranks.until);
             ranks.count = 0;
         } else if (ranks.count == 0) {
@@ -668,14 +669,15 @@ static void random_run(uint32_t seed, uint32_t in_flight)
         }
         if (ranks.count && (r || draw(3) == 0)) {
             struct cox_error error = {0};
-            assert_int_equal(cox_plan_commit(plan, ranks.tokens[ranks.first], NULL, &error), 0);
+            assert_int_equal(cox_batcher_commit(batcher, ranks.tokens[ranks.first], NULL, &error),
+                             0);
             ranks_end(&ranks);
         }
     }
     for (int i = 0; i < REQUEST_COUNT; i++)
         assert_true(wanted[i].done);
-    assert_int_equal(cox_plan_free_blocks(plan), options.block_count);
-    cox_plan_free(plan);
+    assert_int_equal(cox_batcher_free_blocks(batcher), options.block_count);
+    cox_batcher_free(batcher);
 }
 
 static void at_random_texts_are_right_and_blocks_of_one(void **state)

@@ -1,4 +1,4 @@
-#include "plan.h"
+#include "batcher.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -45,8 +45,8 @@ struct flight {
     uint64_t sequence;
 };
 
-struct cox_plan {
-    struct cox_plan_options options;
+struct cox_batcher {
+    struct cox_batcher_options options;
     struct cox_blocks blocks;
     /* oldest first, preempted ones in front */
     struct list waiting;
@@ -78,7 +78,7 @@ struct cox_plan {
     /* number of the first step with the current weights; 0: none */
     uint64_t renewed;
     int64_t last_id;
-    struct cox_plan_stats stats;
+    struct cox_batcher_stats stats;
 };
 
 static void list_init(struct list *list)
@@ -116,25 +116,25 @@ static struct cox_sequence *list_pop(struct list *list)
     return sequence;
 }
 
-static uint32_t blocks_for(const struct cox_plan *plan, uint32_t positions)
+static uint32_t blocks_for(const struct cox_batcher *batcher, uint32_t positions)
 {
-    return positions / plan->options.block_size + (positions % plan->options.block_size != 0);
+    return positions / batcher->options.block_size + (positions % batcher->options.block_size != 0);
 }
 
 /* The table is full when the last token but one is computed: the very last token is never computed.
  */
-static uint32_t table_size(const struct cox_plan *plan, uint32_t token_end)
+static uint32_t table_size(const struct cox_batcher *batcher, uint32_t token_end)
 {
-    return blocks_for(plan, token_end - 1);
+    return blocks_for(batcher, token_end - 1);
 }
 
 /* Upper bound of what a row of the sequence adds to the step. */
-static size_t row_cost(const struct cox_plan *plan, const struct cox_prompt_request *request,
+static size_t row_cost(const struct cox_batcher *batcher, const struct cox_prompt_request *request,
                        uint32_t token_count, uint32_t block_count, bool announce)
 {
     const size_t lora_cost =
         request->lora ? strlen(request->lora) : 0; /* the key is counted among the heads */
-    if (plan->options.nested)
+    if (batcher->options.nested)
         return NESTED_ROW_COST + NESTED_NUMBER_COST * (size_t)block_count + lora_cost +
                (announce ? NESTED_NUMBER_COST * (size_t)token_count : 0);
     if (!announce)
@@ -143,12 +143,12 @@ static size_t row_cost(const struct cox_plan *plan, const struct cox_prompt_requ
 }
 
 /* Running sequences, leased ones, and ended ones with a row in flight. */
-static uint32_t slot_count_max(const struct cox_plan_options *options)
+static uint32_t slot_count_max(const struct cox_batcher_options *options)
 {
     return options->sequence_count_max + options->hold_count_max + options->parting_count_max;
 }
 
-static size_t empty_cost(const struct cox_plan_options *options)
+static size_t empty_cost(const struct cox_batcher_options *options)
 {
     return STEP_COST + FINISHED_COST * (size_t)options->sequence_count_max +
            NUMBER_COST * ((size_t)options->hold_count_max + options->parting_count_max);
@@ -156,14 +156,14 @@ static size_t empty_cost(const struct cox_plan_options *options)
 
 /* ---- constructor and destructor ---- */
 
-static int flights_init(struct cox_plan *plan)
+static int flights_init(struct cox_batcher *batcher)
 {
-    uint32_t row_count = plan->options.sequence_count_max;
-    plan->flights = calloc(plan->options.step_count_max, sizeof *plan->flights);
-    if (!plan->flights)
+    uint32_t row_count = batcher->options.sequence_count_max;
+    batcher->flights = calloc(batcher->options.step_count_max, sizeof *batcher->flights);
+    if (!batcher->flights)
         return -ENOMEM;
-    for (uint32_t i = 0; i < plan->options.step_count_max; i++) {
-        struct flight *flight = &plan->flights[i];
+    for (uint32_t i = 0; i < batcher->options.step_count_max; i++) {
+        struct flight *flight = &batcher->flights[i];
         flight->rows = calloc(row_count, sizeof *flight->rows);
         flight->partings = calloc(row_count, sizeof *flight->partings);
         if (!flight->rows || !flight->partings)
@@ -172,10 +172,10 @@ static int flights_init(struct cox_plan *plan)
     return 0;
 }
 
-static void flights_deinit(struct cox_plan *plan)
+static void flights_deinit(struct cox_batcher *batcher)
 {
-    for (uint32_t i = 0; plan->flights && i < plan->options.step_count_max; i++) {
-        struct flight *flight = &plan->flights[i];
+    for (uint32_t i = 0; batcher->flights && i < batcher->options.step_count_max; i++) {
+        struct flight *flight = &batcher->flights[i];
         for (uint32_t p = 0; p < flight->parting_count; p++) {
             free(flight->partings[p].blocks);
             cox_sequence_free(flight->partings[p].sequence);
@@ -183,11 +183,11 @@ static void flights_deinit(struct cox_plan *plan)
         free(flight->partings);
         free(flight->rows);
     }
-    free(plan->flights);
+    free(batcher->flights);
 }
 
-int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_plan,
-                 struct cox_error *err)
+int cox_batcher_new(const struct cox_batcher_options *options, struct cox_batcher **ret_batcher,
+                    struct cox_error *err)
 {
     COX_ASSERT(!options->nested || options->step_count_max <= 1);
     if (!options->sequence_count_max || !options->token_count_max || !options->block_size ||
@@ -201,54 +201,55 @@ int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_p
         return cox_fail(err, COX_INVALID,
                         "a frame of %zu bytes is too small for steps of %u sequences",
                         options->request_size_max, options->sequence_count_max);
-    struct cox_plan *plan = calloc(1, sizeof *plan);
-    if (!plan)
+    struct cox_batcher *batcher = calloc(1, sizeof *batcher);
+    if (!batcher)
         return cox_fail(err, -ENOMEM, "no memory for the schedule");
-    plan->options = *options;
-    plan->token_limit = options->token_count_max;
+    batcher->options = *options;
+    batcher->token_limit = options->token_count_max;
     if (!options->step_count_max)
-        plan->options.step_count_max = 1;
-    list_init(&plan->waiting);
-    list_init(&plan->done);
-    list_init(&plan->pulling);
-    plan->last_id = options->last_id;
+        batcher->options.step_count_max = 1;
+    list_init(&batcher->waiting);
+    list_init(&batcher->done);
+    list_init(&batcher->pulling);
+    batcher->last_id = options->last_id;
     uint32_t count = options->sequence_count_max, slot_count = slot_count_max(options);
-    plan->running = calloc(count, sizeof *plan->running);
-    plan->slots = calloc(slot_count, sizeof *plan->slots);
-    plan->unreported_slots = calloc(slot_count, sizeof *plan->unreported_slots);
-    plan->unreported_ids = calloc(slot_count, sizeof *plan->unreported_ids);
-    if (!plan->running || !plan->slots || !plan->unreported_slots || !plan->unreported_ids ||
-        flights_init(plan) || cox_blocks_init(&plan->blocks, options->block_count)) {
-        cox_plan_free(plan);
+    batcher->running = calloc(count, sizeof *batcher->running);
+    batcher->slots = calloc(slot_count, sizeof *batcher->slots);
+    batcher->unreported_slots = calloc(slot_count, sizeof *batcher->unreported_slots);
+    batcher->unreported_ids = calloc(slot_count, sizeof *batcher->unreported_ids);
+    if (!batcher->running || !batcher->slots || !batcher->unreported_slots ||
+        !batcher->unreported_ids || flights_init(batcher) ||
+        cox_blocks_init(&batcher->blocks, options->block_count)) {
+        cox_batcher_free(batcher);
         return cox_fail(err, -ENOMEM, "no memory for a schedule of %u sequences and %u blocks",
                         count, options->block_count);
     }
-    for (; plan->slot_count < slot_count; plan->slot_count++)
-        plan->slots[plan->slot_count] = slot_count - 1 - plan->slot_count;
-    *ret_plan = plan;
+    for (; batcher->slot_count < slot_count; batcher->slot_count++)
+        batcher->slots[batcher->slot_count] = slot_count - 1 - batcher->slot_count;
+    *ret_batcher = batcher;
     return 0;
 }
 
-struct cox_plan *cox_plan_free(struct cox_plan *plan)
+struct cox_batcher *cox_batcher_free(struct cox_batcher *batcher)
 {
-    if (!plan)
+    if (!batcher)
         return NULL;
     struct cox_sequence *sequence;
-    while ((sequence = list_pop(&plan->waiting)) || (sequence = list_pop(&plan->done)) ||
-           (sequence = list_pop(&plan->pulling)))
+    while ((sequence = list_pop(&batcher->waiting)) || (sequence = list_pop(&batcher->done)) ||
+           (sequence = list_pop(&batcher->pulling)))
         cox_sequence_free(sequence);
     struct cox_kv_lease *hold;
-    while ((hold = cox_kv_leases_take(&plan->holds, 0, 0, COX_DEADLINE_NEVER)))
+    while ((hold = cox_kv_leases_take(&batcher->holds, 0, 0, COX_DEADLINE_NEVER)))
         free(hold);
-    for (uint32_t i = 0; i < plan->running_count; i++)
-        cox_sequence_free(plan->running[i]);
-    cox_blocks_deinit(&plan->blocks);
-    free(plan->running);
-    free(plan->slots);
-    free(plan->unreported_slots);
-    free(plan->unreported_ids);
-    flights_deinit(plan);
-    free(plan);
+    for (uint32_t i = 0; i < batcher->running_count; i++)
+        cox_sequence_free(batcher->running[i]);
+    cox_blocks_deinit(&batcher->blocks);
+    free(batcher->running);
+    free(batcher->slots);
+    free(batcher->unreported_slots);
+    free(batcher->unreported_ids);
+    flights_deinit(batcher);
+    free(batcher);
     return NULL;
 }
 
@@ -268,10 +269,10 @@ struct cox_sequence *cox_sequence_free(struct cox_sequence *sequence)
 /* ---- requests ---- */
 
 /* Sets token_end, or the error of a request that can never run. */
-static int request_fit(const struct cox_plan *plan, const struct cox_prompt_request *request,
+static int request_fit(const struct cox_batcher *batcher, const struct cox_prompt_request *request,
                        uint32_t *ret_token_end, struct cox_error *err)
 {
-    const struct cox_plan_options *options = &plan->options;
+    const struct cox_batcher_options *options = &batcher->options;
     if (request->source && options->nested)
         return cox_fail(err, COX_UNSUPPORTED, "legacy workers pull nothing");
     if (request->pull_only) {
@@ -290,12 +291,12 @@ static int request_fit(const struct cox_plan *plan, const struct cox_prompt_requ
     uint64_t fits = positions < pool ? positions : pool;
     uint64_t wanted = (uint64_t)request->token_count + request->new_count_max;
     if (request->source &&
-        request->source->block_count != blocks_for(plan, request->token_count - 1))
+        request->source->block_count != blocks_for(batcher, request->token_count - 1))
         return cox_fail(err, COX_INVALID,
                         "%" PRIu32 " blocks for the first %" PRIu32
                         " positions of a sequence: blocks of %" PRIu32 " make it %" PRIu32,
                         request->source->block_count, request->token_count - 1, options->block_size,
-                        blocks_for(plan, request->token_count - 1));
+                        blocks_for(batcher, request->token_count - 1));
     /* A sequence that another group has begun may reach the limit. */
     if (request->shorten && wanted > fits &&
         request->token_count < fits + (request->source != NULL))
@@ -314,8 +315,8 @@ static int request_fit(const struct cox_plan *plan, const struct cox_prompt_requ
             (unsigned long long)(wanted - 2) / options->block_size + 1, options->block_size,
             options->block_count);
     uint32_t token_end = (uint32_t)wanted;
-    size_t cost =
-        empty_cost(options) + row_cost(plan, request, token_end, table_size(plan, token_end), true);
+    size_t cost = empty_cost(options) +
+                  row_cost(batcher, request, token_end, table_size(batcher, token_end), true);
     if (options->request_size_max && cost > options->request_size_max)
         return cox_fail(
             err, COX_TOO_LARGE,
@@ -325,19 +326,19 @@ static int request_fit(const struct cox_plan *plan, const struct cox_prompt_requ
     return 0;
 }
 
-int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request)
+int cox_batcher_add(struct cox_batcher *batcher, const struct cox_prompt_request *request)
 {
     struct cox_sequence *sequence = calloc(1, sizeof *sequence);
     if (!sequence)
         return -ENOMEM;
-    sequence->id = ++plan->last_id;
+    sequence->id = ++batcher->last_id;
     sequence->request = *request;
     sequence->request.tokens = NULL;
     sequence->request.lora = request->lora ? strdup(request->lora) : NULL;
     sequence->request.source = NULL;
     sequence->prompt_count = sequence->token_count = request->token_count;
     uint32_t token_end = request->token_count;
-    int r = request_fit(plan, request, &token_end, &sequence->error);
+    int r = request_fit(batcher, request, &token_end, &sequence->error);
     /* Another group generates the rest, which must fit all the same. */
     if (!r && request->hold_ms)
         token_end = request->token_count + 1;
@@ -345,7 +346,7 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request
     sequence->tokens = calloc((size_t)token_end + 1, sizeof *sequence->tokens);
     sequence->blocks = calloc(r                    ? 1
                               : request->pull_only ? request->source->block_count
-                                                   : table_size(plan, token_end),
+                                                   : table_size(batcher, token_end),
                               sizeof *sequence->blocks);
     sequence->source = request->source ? cox_kv_reference_dup(request->source) : NULL;
     if (!sequence->tokens || !sequence->blocks || (request->source && !sequence->source) ||
@@ -357,12 +358,12 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request
         memcpy(sequence->tokens, request->tokens, request->token_count * sizeof *sequence->tokens);
     if (r) {
         sequence->finish = COX_FINISH_ERROR;
-        list_append(&plan->done, sequence);
+        list_append(&batcher->done, sequence);
     } else if (!request->pull_only && token_end == request->token_count) {
         sequence->finish = COX_FINISH_LENGTH; /* the other group has generated the last token */
-        list_append(&plan->done, sequence);
+        list_append(&batcher->done, sequence);
     } else {
-        list_append(&plan->waiting, sequence);
+        list_append(&batcher->waiting, sequence);
     }
     return 0;
 }
@@ -370,43 +371,43 @@ int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request
 /* ---- the next step ---- */
 
 /* Drops the first count unreported slots: the ranks were informed, or need not be. */
-static void unreported_drop(struct cox_plan *plan, uint32_t count)
+static void unreported_drop(struct cox_batcher *batcher, uint32_t count)
 {
-    plan->unreported_count -= count;
-    memmove(plan->unreported_slots, plan->unreported_slots + count,
-            plan->unreported_count * sizeof *plan->unreported_slots);
-    memmove(plan->unreported_ids, plan->unreported_ids + count,
-            plan->unreported_count * sizeof *plan->unreported_ids);
+    batcher->unreported_count -= count;
+    memmove(batcher->unreported_slots, batcher->unreported_slots + count,
+            batcher->unreported_count * sizeof *batcher->unreported_slots);
+    memmove(batcher->unreported_ids, batcher->unreported_ids + count,
+            batcher->unreported_count * sizeof *batcher->unreported_ids);
 }
 
 /* Frees the slot and the blocks of a sequence that was in the ranks' tables. The slot is reusable
  * once the end was reported. */
-static void slot_leave(struct cox_plan *plan, uint32_t slot, int64_t id)
+static void slot_leave(struct cox_batcher *batcher, uint32_t slot, int64_t id)
 {
-    if (plan->unreported_count == slot_count_max(&plan->options)) {
+    if (batcher->unreported_count == slot_count_max(&batcher->options)) {
         /* A slot can be listed twice: a step reported it, a new owner used it, and the step was
          * reverted. The base of the next step reports the oldest ones. */
-        COX_ASSERT(!plan->reported_count);
-        unreported_drop(plan, 1);
+        COX_ASSERT(!batcher->reported_count);
+        unreported_drop(batcher, 1);
     }
-    plan->slots[plan->slot_count++] = slot;
-    plan->unreported_slots[plan->unreported_count] = slot;
-    plan->unreported_ids[plan->unreported_count++] = id;
+    batcher->slots[batcher->slot_count++] = slot;
+    batcher->unreported_slots[batcher->unreported_count] = slot;
+    batcher->unreported_ids[batcher->unreported_count++] = id;
 }
 
 /* The i-th step in flight, oldest first. */
-static struct flight *flight_at(const struct cox_plan *plan, uint32_t i)
+static struct flight *flight_at(const struct cox_batcher *batcher, uint32_t i)
 {
-    return &plan->flights[(plan->flight_first + i) % plan->options.step_count_max];
+    return &batcher->flights[(batcher->flight_first + i) % batcher->options.step_count_max];
 }
 
 /* The sequence ends while steps have rows of it. These emit nothing any more, but the last of them
  * may still write to its blocks. */
-static void sequence_part(struct cox_plan *plan, struct cox_sequence *sequence)
+static void sequence_part(struct cox_batcher *batcher, struct cox_sequence *sequence)
 {
     struct flight *last = NULL;
-    for (uint32_t i = 0; i < plan->flight_count; i++) {
-        struct flight *flight = flight_at(plan, i);
+    for (uint32_t i = 0; i < batcher->flight_count; i++) {
+        struct flight *flight = flight_at(batcher, i);
         for (uint32_t row = 0; row < flight->step.row_count; row++)
             if (flight->rows[row].sequence == sequence) {
                 flight->rows[row].sequence = NULL;
@@ -426,43 +427,44 @@ static void sequence_part(struct cox_plan *plan, struct cox_sequence *sequence)
 
 /* Removes a running sequence. Its blocks are free, and its slot once the ranks were informed.
  * Otherwise both belong to its lease, or wait for the last step that has a row of it. */
-static void running_remove(struct cox_plan *plan, uint32_t index)
+static void running_remove(struct cox_batcher *batcher, uint32_t index)
 {
-    struct cox_sequence *sequence = plan->running[index];
-    memmove(&plan->running[index], &plan->running[index + 1],
-            (plan->running_count - index - 1) * sizeof(struct cox_sequence *));
-    plan->running_count--;
+    struct cox_sequence *sequence = batcher->running[index];
+    memmove(&batcher->running[index], &batcher->running[index + 1],
+            (batcher->running_count - index - 1) * sizeof(struct cox_sequence *));
+    batcher->running_count--;
     /* leased blocks are not written any more */
     COX_ASSERT(!sequence->hold || !sequence->row_count);
     if (sequence->hold)
         sequence->hold->slot = sequence->slot;
     else if (sequence->row_count)
-        sequence_part(plan, sequence);
+        sequence_part(batcher, sequence);
     else if (sequence->known)
-        slot_leave(plan, sequence->slot, sequence->id);
+        slot_leave(batcher, sequence->slot, sequence->id);
     else
-        plan->slots[plan->slot_count++] = sequence->slot;
+        batcher->slots[batcher->slot_count++] = sequence->slot;
     if (!sequence->hold && sequence->blocks)
-        cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
+        cox_blocks_give(&batcher->blocks, sequence->blocks, sequence->block_count);
     sequence->block_count = sequence->sent_block_count = sequence->computed = 0;
     sequence->known = false;
 }
 
-static void preempt_youngest(struct cox_plan *plan)
+static void preempt_youngest(struct cox_batcher *batcher)
 {
-    struct cox_sequence *sequence = plan->running[plan->running_count - 1];
-    running_remove(plan, plan->running_count - 1);
-    list_prepend(&plan->waiting, sequence);
-    plan->stats.preemptions++;
+    struct cox_sequence *sequence = batcher->running[batcher->running_count - 1];
+    running_remove(batcher, batcher->running_count - 1);
+    list_prepend(&batcher->waiting, sequence);
+    batcher->stats.preemptions++;
 }
 
 /* Takes blocks for the first `positions` positions. False: too few are free. */
-static bool table_grow(struct cox_plan *plan, struct cox_sequence *sequence, uint32_t positions)
+static bool table_grow(struct cox_batcher *batcher, struct cox_sequence *sequence,
+                       uint32_t positions)
 {
-    uint32_t count = blocks_for(plan, positions);
+    uint32_t count = blocks_for(batcher, positions);
     if (count <= sequence->block_count)
         return true;
-    if (!cox_blocks_take(&plan->blocks, count - sequence->block_count,
+    if (!cox_blocks_take(&batcher->blocks, count - sequence->block_count,
                          sequence->blocks + sequence->block_count))
         return false;
     sequence->block_count = count;
@@ -470,22 +472,22 @@ static bool table_grow(struct cox_plan *plan, struct cox_sequence *sequence, uin
 }
 
 /* How many tokens of the sequence fit into the step; 0: no row fits. */
-static uint32_t row_room(const struct cox_plan *plan, const struct cox_sequence *sequence,
+static uint32_t row_room(const struct cox_batcher *batcher, const struct cox_sequence *sequence,
                          uint32_t block_count)
 {
-    const struct cox_plan_options *options = &plan->options;
-    const struct cox_step *step = &plan->next->step;
+    const struct cox_batcher_options *options = &batcher->options;
+    const struct cox_step *step = &batcher->next->step;
     const bool again = sequence->computed < sequence->reached;
-    const uint32_t most = again ? options->token_count_max : plan->token_limit;
+    const uint32_t most = again ? options->token_count_max : batcher->token_limit;
     uint32_t left = most > step->token_count ? most - step->token_count : 0;
     uint32_t wanted = sequence->token_count - sequence->computed;
-    if (again && plan->token_limit < most && !options->nested &&
+    if (again && batcher->token_limit < most && !options->nested &&
         left > sequence->reached - sequence->computed)
         left = sequence->reached - sequence->computed;
     size_t cost =
-        row_cost(plan, &sequence->request, sequence->token_count, block_count, !sequence->known);
+        row_cost(batcher, &sequence->request, sequence->token_count, block_count, !sequence->known);
     if (step->row_count == options->sequence_count_max ||
-        (options->request_size_max && plan->step_cost + cost > options->request_size_max))
+        (options->request_size_max && batcher->step_cost + cost > options->request_size_max))
         return 0;
     if (wanted <= left)
         return wanted;
@@ -501,9 +503,9 @@ static bool is_decode(const struct cox_sequence *sequence)
            sequence->token_count > sequence->prompt_count;
 }
 
-static void row_add(struct cox_plan *plan, struct cox_sequence *sequence, uint32_t count)
+static void row_add(struct cox_batcher *batcher, struct cox_sequence *sequence, uint32_t count)
 {
-    struct flight *next = plan->next;
+    struct flight *next = batcher->next;
     /* announcing sends all tokens, so none is pending */
     COX_ASSERT(sequence->known || !sequence->pending_count);
     next->rows[next->step.row_count++] = (struct cox_step_row){
@@ -515,120 +517,122 @@ static void row_add(struct cox_plan *plan, struct cox_sequence *sequence, uint32
         .decode = is_decode(sequence),
     };
     next->step.token_count += count;
-    plan->step_cost += row_cost(plan, &sequence->request, sequence->token_count,
-                                sequence->block_count, !sequence->known);
+    batcher->step_cost += row_cost(batcher, &sequence->request, sequence->token_count,
+                                   sequence->block_count, !sequence->known);
 }
 
 /* Adds rows for the running sequences, oldest first, so that the oldest always advances. False:
  * blocks ran out while steps are in flight. Preemption then waits until none is: a step may end a
  * sequence, and a preempted one must have no rows. */
-static bool rows_of_running(struct cox_plan *plan, bool prefills, bool decodes)
+static bool rows_of_running(struct cox_batcher *batcher, bool prefills, bool decodes)
 {
-    for (uint32_t i = 0; i < plan->running_count; i++) {
-        struct cox_sequence *sequence = plan->running[i];
+    for (uint32_t i = 0; i < batcher->running_count; i++) {
+        struct cox_sequence *sequence = batcher->running[i];
         /* Its last token is pending. */
         if (sequence->token_count == sequence->token_end)
             continue;
         if (is_decode(sequence) ? !decodes : !prefills)
             continue;
-        uint32_t count = row_room(plan, sequence, table_size(plan, sequence->token_end));
+        uint32_t count = row_room(batcher, sequence, table_size(batcher, sequence->token_end));
         if (count == 0)
             continue;
         /* Sequences younger than this one have no row yet, so any of them can be preempted. */
-        while (!table_grow(plan, sequence, sequence->computed + count)) {
-            if (plan->flight_count)
+        while (!table_grow(batcher, sequence, sequence->computed + count)) {
+            if (batcher->flight_count)
                 return false;
-            preempt_youngest(plan);
-            if (i >= plan->running_count)
+            preempt_youngest(batcher);
+            if (i >= batcher->running_count)
                 return true; /* the preempted one was the youngest, which is this one */
         }
-        row_add(plan, sequence, count);
+        row_add(batcher, sequence, count);
     }
     return true;
 }
 
 /* Admits from the waiting list strictly in order, so that a large request is not overtaken for
  * ever. */
-static void rows_of_waiting(struct cox_plan *plan)
+static void rows_of_waiting(struct cox_batcher *batcher)
 {
-    while (plan->waiting.first && plan->slot_count &&
-           plan->running_count + plan->pulling.count < plan->options.sequence_count_max) {
-        struct cox_sequence *sequence = plan->waiting.first;
+    while (batcher->waiting.first && batcher->slot_count &&
+           batcher->running_count + batcher->pulling.count < batcher->options.sequence_count_max) {
+        struct cox_sequence *sequence = batcher->waiting.first;
         uint32_t blocks = sequence->request.pull_only ? sequence->source->block_count
-                                                      : blocks_for(plan, sequence->token_count);
-        uint32_t count = sequence->source ? 1 : row_room(plan, sequence, blocks);
+                                                      : blocks_for(batcher, sequence->token_count);
+        uint32_t count = sequence->source ? 1 : row_room(batcher, sequence, blocks);
         /* One spare block per running sequence: else the next step would have to preempt what this
          * one admits. */
-        uint32_t spare = plan->running_count + plan->pulling.count;
+        uint32_t spare = batcher->running_count + batcher->pulling.count;
         /* request_fit ensured that it fits alone, but leased and quarantined blocks are missing
          * here. */
-        if (count == 0 || blocks + spare > plan->blocks.free_count)
+        if (count == 0 || blocks + spare > batcher->blocks.free_count)
             return;
-        COX_ASSERT(cox_blocks_take(&plan->blocks, blocks, sequence->blocks));
+        COX_ASSERT(cox_blocks_take(&batcher->blocks, blocks, sequence->blocks));
         sequence->block_count = blocks;
-        list_pop(&plan->waiting);
-        sequence->slot = plan->slots[--plan->slot_count];
+        list_pop(&batcher->waiting);
+        sequence->slot = batcher->slots[--batcher->slot_count];
         if (sequence->source) {
             sequence->fresh = true;
             sequence->pulls++;
-            list_append(&plan->pulling, sequence);
+            list_append(&batcher->pulling, sequence);
             continue;
         }
-        plan->running[plan->running_count++] = sequence;
-        row_add(plan, sequence, count);
+        batcher->running[batcher->running_count++] = sequence;
+        row_add(batcher, sequence, count);
     }
 }
 
-static void step_begin(struct cox_plan *plan)
+static void step_begin(struct cox_batcher *batcher)
 {
-    COX_ASSERT(!plan->given && plan->flight_count < plan->options.step_count_max);
-    plan->next = flight_at(plan, plan->flight_count);
-    plan->next->step = (struct cox_step){.base = plan->base, .rows = plan->next->rows};
-    plan->step_cost = empty_cost(&plan->options);
+    COX_ASSERT(!batcher->given && batcher->flight_count < batcher->options.step_count_max);
+    batcher->next = flight_at(batcher, batcher->flight_count);
+    batcher->next->step = (struct cox_step){.base = batcher->base, .rows = batcher->next->rows};
+    batcher->step_cost = empty_cost(&batcher->options);
 }
 
 /* Completes the step from its rows and lends it. */
-static void step_give(struct cox_plan *plan, const struct cox_step **ret_step)
+static void step_give(struct cox_batcher *batcher, const struct cox_step **ret_step)
 {
-    struct cox_step *step = &plan->next->step;
-    step->finished_slots = plan->unreported_slots + plan->reported_count;
-    /* The nested form has no field for them: cox_plan_unreported. */
-    step->finished_count =
-        plan->options.nested || !plan->base ? 0 : plan->unreported_count - plan->reported_count;
-    step->running_count = plan->running_count;
-    step->waiting_count = plan->waiting.count;
-    plan->given = true;
+    struct cox_step *step = &batcher->next->step;
+    step->finished_slots = batcher->unreported_slots + batcher->reported_count;
+    /* The nested form has no field for them: cox_batcher_unreported. */
+    step->finished_count = batcher->options.nested || !batcher->base
+                               ? 0
+                               : batcher->unreported_count - batcher->reported_count;
+    step->running_count = batcher->running_count;
+    step->waiting_count = batcher->waiting.count;
+    batcher->given = true;
     *ret_step = step;
 }
 
 /* Returns false as rows_of_running does. */
-static bool step_fill(struct cox_plan *plan)
+static bool step_fill(struct cox_batcher *batcher)
 {
-    uint64_t preemptions = plan->stats.preemptions;
-    if (plan->options.nested) {
-        rows_of_running(plan, true, false);
-        rows_of_waiting(plan);
-        return plan->next->step.row_count || rows_of_running(plan, false, true);
+    uint64_t preemptions = batcher->stats.preemptions;
+    if (batcher->options.nested) {
+        rows_of_running(batcher, true, false);
+        rows_of_waiting(batcher);
+        return batcher->next->step.row_count || rows_of_running(batcher, false, true);
     }
-    if (!rows_of_running(plan, true, true))
+    if (!rows_of_running(batcher, true, true))
         return false;
-    if (plan->stats.preemptions == preemptions)
-        rows_of_waiting(plan);
+    if (batcher->stats.preemptions == preemptions)
+        rows_of_waiting(batcher);
     return true;
 }
 
-int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step)
+int cox_batcher_next(struct cox_batcher *batcher, const struct cox_step **ret_step)
 {
-    step_begin(plan);
-    if (!plan->running_count && !plan->waiting.first && !plan->pulling.first && !plan->flight_count)
+    step_begin(batcher);
+    if (!batcher->running_count && !batcher->waiting.first && !batcher->pulling.first &&
+        !batcher->flight_count)
         return COX_EMPTY;
-    struct cox_step *step = &plan->next->step;
-    if (!step_fill(plan))
+    struct cox_step *step = &batcher->next->step;
+    if (!step_fill(batcher))
         return COX_BUSY;
     if (step->row_count == 0) {
         /* Otherwise the oldest would have a row. */
-        COX_ASSERT(plan->flight_count || plan->pulling.first ||
-                   plan->blocks.free_count < plan->blocks.count);
+        COX_ASSERT(batcher->flight_count || batcher->pulling.first ||
+                   batcher->blocks.free_count < batcher->blocks.count);
         return COX_BUSY;
     }
 
@@ -638,28 +642,28 @@ int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step)
     step->kind = decode_count == step->row_count ? COX_STEP_DECODE
                  : decode_count == 0             ? COX_STEP_PREFILL
                                                  : COX_STEP_MIXED;
-    step_give(plan, ret_step);
+    step_give(batcher, ret_step);
     return 0;
 }
 
-void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step)
+void cox_batcher_next_empty(struct cox_batcher *batcher, const struct cox_step **ret_step)
 {
-    step_begin(plan);
-    plan->next->step.kind = COX_STEP_DUMMY;
-    step_give(plan, ret_step);
+    step_begin(batcher);
+    batcher->next->step.kind = COX_STEP_DUMMY;
+    step_give(batcher, ret_step);
 }
 
-void cox_plan_publish(struct cox_plan *plan, uint64_t sequence)
+void cox_batcher_publish(struct cox_batcher *batcher, uint64_t sequence)
 {
-    COX_ASSERT(plan->given);
-    struct flight *flight = plan->next;
-    plan->given = false;
-    plan->flight_count++;
-    flight->sequence = plan->base = sequence;
+    COX_ASSERT(batcher->given);
+    struct flight *flight = batcher->next;
+    batcher->given = false;
+    batcher->flight_count++;
+    flight->sequence = batcher->base = sequence;
     /* The step reports them, by base 0 if not by its list. */
     flight->reported_count =
-        plan->options.nested ? 0 : plan->unreported_count - plan->reported_count;
-    plan->reported_count += flight->reported_count;
+        batcher->options.nested ? 0 : batcher->unreported_count - batcher->reported_count;
+    batcher->reported_count += flight->reported_count;
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct cox_step_row *row = &flight->rows[i];
         struct cox_sequence *s = (struct cox_sequence *)row->sequence; /* the batcher's own */
@@ -687,141 +691,142 @@ static bool is_stop(const struct cox_sequence *sequence, int32_t token)
 }
 
 /* Frees what ended sequences kept for rows of this step, if it is the last with any. */
-static void flight_part(struct cox_plan *plan, struct flight *flight)
+static void flight_part(struct cox_batcher *batcher, struct flight *flight)
 {
     for (uint32_t i = 0; i < flight->parting_count; i++) {
         struct parting *parting = &flight->partings[i];
-        cox_blocks_give(&plan->blocks, parting->blocks, parting->block_count);
-        slot_leave(plan, parting->slot, parting->id);
+        cox_blocks_give(&batcher->blocks, parting->blocks, parting->block_count);
+        slot_leave(batcher, parting->slot, parting->id);
         free(parting->blocks);
         if (parting->sequence)
-            list_append(&plan->done, parting->sequence);
+            list_append(&batcher->done, parting->sequence);
     }
     flight->parting_count = 0;
 }
 
 /* The token of a row is known; it may end the sequence. */
-static void sequence_take(struct cox_plan *plan, struct cox_sequence *s, int32_t token, bool ended)
+static void sequence_take(struct cox_batcher *batcher, struct cox_sequence *s, int32_t token,
+                          bool ended)
 {
     bool stop = ended || is_stop(s, token);
     if (!stop && s->token_count - s->pending_count < s->token_end)
         return;
     s->finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH;
-    if (!stop && s->request.hold_ms && s->since >= plan->renewed &&
-        plan->holds.count < plan->options.hold_count_max)
+    if (!stop && s->request.hold_ms && s->since >= batcher->renewed &&
+        batcher->holds.count < batcher->options.hold_count_max)
         s->hold =
-            cox_kv_leases_add(&plan->holds, s->id, s->request.owner,
+            cox_kv_leases_add(&batcher->holds, s->id, s->request.owner,
                               cox_deadline_after_ms(s->request.hold_ms), s->blocks, s->block_count);
     uint32_t index = 0;
-    while (plan->running[index] != s)
+    while (batcher->running[index] != s)
         index++;
-    running_remove(plan, index);
-    list_append(&plan->done, s);
+    running_remove(batcher, index);
+    list_append(&batcher->done, s);
 }
 
-int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t *ended,
-                    struct cox_error *err)
+int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens, const uint8_t *ended,
+                       struct cox_error *err)
 {
-    COX_ASSERT(plan->flight_count);
-    struct flight *flight = flight_at(plan, 0);
+    COX_ASSERT(batcher->flight_count);
+    struct flight *flight = flight_at(batcher, 0);
     for (uint32_t i = 0; i < flight->step.row_count; i++)
         if (flight->rows[i].emit && tokens[i] < 0)
             return cox_fail(err, COX_CORRUPT, "row %u of step %llu should give a token and gave %d",
                             i, (unsigned long long)flight->sequence, tokens[i]);
-    plan->flight_first = (plan->flight_first + 1) % plan->options.step_count_max;
-    plan->flight_count--;
-    plan->reported_count -= flight->reported_count;
-    unreported_drop(plan, flight->reported_count);
-    flight_part(plan, flight);
+    batcher->flight_first = (batcher->flight_first + 1) % batcher->options.step_count_max;
+    batcher->flight_count--;
+    batcher->reported_count -= flight->reported_count;
+    unreported_drop(batcher, flight->reported_count);
+    flight_part(batcher, flight);
     for (uint32_t i = 0; i < flight->step.row_count; i++) {
         const struct cox_step_row *row = &flight->rows[i];
         struct cox_sequence *s = (struct cox_sequence *)row->sequence;
         if (!s)
             continue; /* it has ended before */
-        plan->stats.prompt_tokens += row->decode ? 0 : row->count;
+        batcher->stats.prompt_tokens += row->decode ? 0 : row->count;
         s->row_count--;
         const uint32_t end = row->position + row->count;
         if (end > s->reached) {
-            plan->stats.positions += end - s->reached;
+            batcher->stats.positions += end - s->reached;
             s->reached = end;
         }
         if (!row->emit)
             continue;
         s->tokens[s->token_count - s->pending_count--] = tokens[i];
-        plan->stats.generated_tokens++;
-        sequence_take(plan, s, tokens[i], ended && ended[i]);
+        batcher->stats.generated_tokens++;
+        sequence_take(batcher, s, tokens[i], ended && ended[i]);
     }
     return 0;
 }
 
-static void holds_end(struct cox_plan *plan, uint64_t owner, int64_t id, uint64_t now_ns)
+static void holds_end(struct cox_batcher *batcher, uint64_t owner, int64_t id, uint64_t now_ns)
 {
     struct cox_kv_lease *hold;
-    while ((hold = cox_kv_leases_take(&plan->holds, owner, id, now_ns))) {
-        for (struct cox_sequence *s = plan->done.first; s; s = s->next)
+    while ((hold = cox_kv_leases_take(&batcher->holds, owner, id, now_ns))) {
+        for (struct cox_sequence *s = batcher->done.first; s; s = s->next)
             if (s->hold == hold)
                 s->hold = NULL;
-        cox_blocks_give(&plan->blocks, hold->blocks, hold->block_count);
-        slot_leave(plan, hold->slot, hold->id);
+        cox_blocks_give(&batcher->blocks, hold->blocks, hold->block_count);
+        slot_leave(batcher, hold->slot, hold->id);
         free(hold);
     }
 }
 
-void cox_plan_renew(struct cox_plan *plan)
+void cox_batcher_renew(struct cox_batcher *batcher)
 {
-    COX_ASSERT(plan->flight_count);
-    plan->renewed = flight_at(plan, 0)->sequence;
-    holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
+    COX_ASSERT(batcher->flight_count);
+    batcher->renewed = flight_at(batcher, 0)->sequence;
+    holds_end(batcher, 0, 0, COX_DEADLINE_NEVER);
 }
 
 /* Voids the ranks' tables and all steps in flight. */
-static void flights_drop(struct cox_plan *plan)
+static void flights_drop(struct cox_batcher *batcher)
 {
-    plan->given = false;
-    plan->base = plan->renewed = 0;
-    plan->reported_count = 0;
-    while (plan->flight_count)
-        flight_part(plan, flight_at(plan, --plan->flight_count));
-    for (uint32_t i = 0; i < plan->running_count; i++) {
-        struct cox_sequence *s = plan->running[i];
+    batcher->given = false;
+    batcher->base = batcher->renewed = 0;
+    batcher->reported_count = 0;
+    while (batcher->flight_count)
+        flight_part(batcher, flight_at(batcher, --batcher->flight_count));
+    for (uint32_t i = 0; i < batcher->running_count; i++) {
+        struct cox_sequence *s = batcher->running[i];
         s->token_count -= s->pending_count;
         s->known = false;
         s->computed = s->sent_block_count = s->row_count = s->pending_count = 0;
     }
 }
 
-void cox_plan_revert(struct cox_plan *plan)
+void cox_batcher_revert(struct cox_batcher *batcher)
 {
-    flights_drop(plan);
-    holds_end(plan, 0, 0, COX_DEADLINE_NEVER);
+    flights_drop(batcher);
+    holds_end(batcher, 0, 0, COX_DEADLINE_NEVER);
 }
 
-void cox_plan_limit(struct cox_plan *plan, uint32_t token_count)
+void cox_batcher_limit(struct cox_batcher *batcher, uint32_t token_count)
 {
-    const uint32_t most = plan->options.token_count_max;
-    plan->token_limit = token_count > most ? most : token_count ? token_count : 1;
+    const uint32_t most = batcher->options.token_count_max;
+    batcher->token_limit = token_count > most ? most : token_count ? token_count : 1;
 }
 
-struct cox_sequence *cox_plan_done(struct cox_plan *plan)
+struct cox_sequence *cox_batcher_done(struct cox_batcher *batcher)
 {
-    return list_pop(&plan->done);
+    return list_pop(&batcher->done);
 }
 
-void cox_plan_fail(struct cox_plan *plan, int code, const char *text)
+void cox_batcher_fail(struct cox_batcher *batcher, int code, const char *text)
 {
     struct cox_sequence *sequence;
-    flights_drop(plan);
-    while (plan->running_count) {
-        sequence = plan->running[plan->running_count - 1];
-        running_remove(plan, plan->running_count - 1);
-        list_prepend(&plan->waiting, sequence);
+    flights_drop(batcher);
+    while (batcher->running_count) {
+        sequence = batcher->running[batcher->running_count - 1];
+        running_remove(batcher, batcher->running_count - 1);
+        list_prepend(&batcher->waiting, sequence);
     }
-    while ((sequence = list_pop(&plan->pulling)))
-        list_prepend(&plan->waiting, sequence); /* their blocks stay out of use */
-    while ((sequence = list_pop(&plan->waiting))) {
+    while ((sequence = list_pop(&batcher->pulling)))
+        list_prepend(&batcher->waiting, sequence); /* their blocks stay out of use */
+    while ((sequence = list_pop(&batcher->waiting))) {
         sequence->finish = COX_FINISH_ERROR;
         cox_fail(&sequence->error, code, "%s", text);
-        list_append(&plan->done, sequence);
+        list_append(&batcher->done, sequence);
     }
 }
 
@@ -843,35 +848,35 @@ static struct cox_sequence *list_take(struct list *list, const void *context)
 
 /* The sequence does not run, so it keeps neither slot nor blocks. Blocks that are not drained stay
  * out of use. */
-static void pulling_leave(struct cox_plan *plan, struct cox_sequence *sequence, bool quiet)
+static void pulling_leave(struct cox_batcher *batcher, struct cox_sequence *sequence, bool quiet)
 {
-    plan->slots[plan->slot_count++] = sequence->slot;
+    batcher->slots[batcher->slot_count++] = sequence->slot;
     if (quiet)
-        cox_blocks_give(&plan->blocks, sequence->blocks, sequence->block_count);
+        cox_blocks_give(&batcher->blocks, sequence->blocks, sequence->block_count);
     sequence->block_count = 0;
 }
 
 /* What an ended sequence still keeps. NULL: no step in flight has a row of it. */
-static struct parting *parting_find(const struct cox_plan *plan, int64_t id)
+static struct parting *parting_find(const struct cox_batcher *batcher, int64_t id)
 {
-    for (uint32_t i = 0; i < plan->flight_count; i++)
-        for (uint32_t p = 0; p < flight_at(plan, i)->parting_count; p++)
-            if (flight_at(plan, i)->partings[p].id == id)
-                return &flight_at(plan, i)->partings[p];
+    for (uint32_t i = 0; i < batcher->flight_count; i++)
+        for (uint32_t p = 0; p < flight_at(batcher, i)->parting_count; p++)
+            if (flight_at(batcher, i)->partings[p].id == id)
+                return &flight_at(batcher, i)->partings[p];
     return NULL;
 }
 
-void cox_plan_cancel(struct cox_plan *plan, const void *context)
+void cox_batcher_cancel(struct cox_batcher *batcher, const void *context)
 {
-    COX_ASSERT(!plan->given);
-    struct cox_sequence *sequence = list_take(&plan->waiting, context);
-    /* cox_plan_pull has not returned it, so no pull is under way (cox_plan_pulling). */
-    if (!sequence && (sequence = list_take(&plan->pulling, context)))
-        pulling_leave(plan, sequence, true);
-    for (uint32_t i = 0; !sequence && i < plan->running_count; i++)
-        if (plan->running[i]->request.context == context) {
-            sequence = plan->running[i];
-            running_remove(plan, i);
+    COX_ASSERT(!batcher->given);
+    struct cox_sequence *sequence = list_take(&batcher->waiting, context);
+    /* cox_batcher_pull has not returned it, so no pull is under way (cox_batcher_pulling). */
+    if (!sequence && (sequence = list_take(&batcher->pulling, context)))
+        pulling_leave(batcher, sequence, true);
+    for (uint32_t i = 0; !sequence && i < batcher->running_count; i++)
+        if (batcher->running[i]->request.context == context) {
+            sequence = batcher->running[i];
+            running_remove(batcher, i);
         }
     if (!sequence)
         return;
@@ -879,18 +884,18 @@ void cox_plan_cancel(struct cox_plan *plan, const void *context)
     cox_fail(&sequence->error, COX_CLOSED, "cancelled");
     /* When it is reported as done, its adapter may be unloaded. So it is not done before the ranks
      * have learned that it ended. */
-    struct parting *parting = sequence->request.lora ? parting_find(plan, sequence->id) : NULL;
+    struct parting *parting = sequence->request.lora ? parting_find(batcher, sequence->id) : NULL;
     if (parting)
         parting->sequence = sequence;
     else
-        list_append(&plan->done, sequence);
+        list_append(&batcher->done, sequence);
 }
 
 /* ---- pulls ---- */
 
-const struct cox_sequence *cox_plan_pull(struct cox_plan *plan)
+const struct cox_sequence *cox_batcher_pull(struct cox_batcher *batcher)
 {
-    struct cox_sequence *sequence = plan->pulling.first;
+    struct cox_sequence *sequence = batcher->pulling.first;
     while (sequence && !sequence->fresh)
         sequence = sequence->next;
     if (sequence)
@@ -899,9 +904,9 @@ const struct cox_sequence *cox_plan_pull(struct cox_plan *plan)
 }
 
 /* Removes a sequence from those being pulled. NULL: no such sequence. */
-static struct cox_sequence *pulling_take(struct cox_plan *plan, int64_t id)
+static struct cox_sequence *pulling_take(struct cox_batcher *batcher, int64_t id)
 {
-    struct cox_sequence **link = &plan->pulling.first;
+    struct cox_sequence **link = &batcher->pulling.first;
     while (*link && (*link)->id != id)
         link = &(*link)->next;
     struct cox_sequence *sequence = *link;
@@ -909,16 +914,16 @@ static struct cox_sequence *pulling_take(struct cox_plan *plan, int64_t id)
         return NULL;
     *link = sequence->next;
     if (!*link)
-        plan->pulling.end = link;
-    plan->pulling.count--;
+        batcher->pulling.end = link;
+    batcher->pulling.count--;
     return sequence;
 }
 
-int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bool quiet,
-                    void *report, const struct cox_error *err)
+int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_end end, bool quiet,
+                       void *report, const struct cox_error *err)
 {
-    COX_ASSERT(!plan->given);
-    struct cox_sequence *sequence = pulling_take(plan, id);
+    COX_ASSERT(!batcher->given);
+    struct cox_sequence *sequence = pulling_take(batcher, id);
     if (!sequence)
         return COX_NOT_FOUND;
     free(sequence->report);
@@ -926,91 +931,91 @@ int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bo
     bool runs = end == COX_PULL_END_DONE && !sequence->request.pull_only;
     COX_ASSERT(quiet || end != COX_PULL_END_DONE);
     if (!runs)
-        pulling_leave(plan, sequence, quiet);
+        pulling_leave(batcher, sequence, quiet);
     if (end == COX_PULL_END_RECOMPUTE) {
         sequence->recomputed = true;
-        plan->stats.recomputed++;
+        batcher->stats.recomputed++;
     }
     if (end != COX_PULL_END_RETRY)
         sequence->source = cox_kv_reference_free(sequence->source);
     if (runs) {
         sequence->computed = sequence->token_count - 1;
-        sequence->since = plan->base;
-        plan->running[plan->running_count++] = sequence;
+        sequence->since = batcher->base;
+        batcher->running[batcher->running_count++] = sequence;
     } else if (end == COX_PULL_END_RETRY || end == COX_PULL_END_RECOMPUTE) {
-        list_prepend(&plan->waiting, sequence);
+        list_prepend(&batcher->waiting, sequence);
     } else {
         sequence->finish = end == COX_PULL_END_DONE ? COX_FINISH_LENGTH : COX_FINISH_ERROR;
         if (end == COX_PULL_END_FAIL)
             sequence->error = *err;
-        list_append(&plan->done, sequence);
+        list_append(&batcher->done, sequence);
     }
     return 0;
 }
 
-const struct cox_sequence *cox_plan_pulling(const struct cox_plan *plan, int64_t id,
-                                            const void *context)
+const struct cox_sequence *cox_batcher_pulling(const struct cox_batcher *batcher, int64_t id,
+                                               const void *context)
 {
-    const struct cox_sequence *sequence = plan->pulling.first;
+    const struct cox_sequence *sequence = batcher->pulling.first;
     while (sequence &&
            (sequence->fresh || (id ? sequence->id != id : sequence->request.context != context)))
         sequence = sequence->next;
     return sequence;
 }
 
-void cox_plan_reserve(struct cox_plan *plan, const int32_t *blocks, uint32_t count)
+void cox_batcher_reserve(struct cox_batcher *batcher, const int32_t *blocks, uint32_t count)
 {
-    cox_blocks_reserve(&plan->blocks, blocks, count);
+    cox_blocks_reserve(&batcher->blocks, blocks, count);
 }
 
-void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count)
+void cox_batcher_give(struct cox_batcher *batcher, const int32_t *blocks, uint32_t count)
 {
-    cox_blocks_give(&plan->blocks, blocks, count);
+    cox_blocks_give(&batcher->blocks, blocks, count);
 }
 
 /* ---- leases ---- */
 
-void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id)
+void cox_batcher_release(struct cox_batcher *batcher, uint64_t owner, int64_t id)
 {
-    COX_ASSERT(!plan->given);
-    holds_end(plan, owner, id, COX_DEADLINE_NEVER);
+    COX_ASSERT(!batcher->given);
+    holds_end(batcher, owner, id, COX_DEADLINE_NEVER);
 }
 
-void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns)
+void cox_batcher_expire(struct cox_batcher *batcher, uint64_t now_ns)
 {
-    COX_ASSERT(!plan->given);
-    holds_end(plan, 0, 0, now_ns);
+    COX_ASSERT(!batcher->given);
+    holds_end(batcher, 0, 0, now_ns);
 }
 
-const struct cox_kv_leases *cox_plan_kv_leases(const struct cox_plan *plan)
+const struct cox_kv_leases *cox_batcher_kv_leases(const struct cox_batcher *batcher)
 {
-    return &plan->holds;
+    return &batcher->holds;
 }
 
-int64_t cox_plan_last_id(const struct cox_plan *plan)
+int64_t cox_batcher_last_id(const struct cox_batcher *batcher)
 {
-    return plan->last_id;
+    return batcher->last_id;
 }
 
 /* ---- unreported sequences ---- */
 
-uint32_t cox_plan_unreported(const struct cox_plan *plan, const int64_t **ret_ids)
+uint32_t cox_batcher_unreported(const struct cox_batcher *batcher, const int64_t **ret_ids)
 {
-    *ret_ids = plan->unreported_ids + plan->reported_count;
-    return plan->unreported_count - plan->reported_count;
+    *ret_ids = batcher->unreported_ids + batcher->reported_count;
+    return batcher->unreported_count - batcher->reported_count;
 }
 
-void cox_plan_reported(struct cox_plan *plan)
+void cox_batcher_reported(struct cox_batcher *batcher)
 {
-    plan->unreported_count = plan->reported_count;
+    batcher->unreported_count = batcher->reported_count;
 }
 
-void cox_plan_stats(const struct cox_plan *plan, struct cox_plan_stats *ret_stats)
+void cox_batcher_stats(const struct cox_batcher *batcher, struct cox_batcher_stats *ret_stats)
 {
-    *ret_stats = plan->stats;
+    *ret_stats = batcher->stats;
 }
 
-uint32_t cox_plan_free_blocks(const struct cox_plan *plan)
+uint32_t cox_batcher_free_blocks(const struct cox_batcher *batcher)
 {
-    return plan->blocks.free_count;
+    return batcher->blocks.free_count;
 }

@@ -33,20 +33,20 @@
  * Threads: one at a time.
  * Blocks: nothing; allocates in new and add only.
  * Ownership: the batcher copies requests. A step and its rows are lent until its commit or a
- *   revert, what else it points to until publish. cox_plan_done passes finished sequences to the
+ *   revert, what else it points to until publish. cox_batcher_done passes finished sequences to the
  *   caller, which frees them with cox_sequence_free.
  * If the process dies: private memory; nothing is left.
  */
-#ifndef COX_COORDINATOR_PLAN_H
-#define COX_COORDINATOR_PLAN_H
+#ifndef COX_ENGINE_BATCHER_H
+#define COX_ENGINE_BATCHER_H
 
 #include "blocks.h"
 #include "kv_leases.h"
 #include "coordinator/server/prompt_hooks.h"
 
-struct cox_plan;
+struct cox_batcher;
 
-struct cox_plan_options {
+struct cox_batcher_options {
     /* running at a time; also the rows of one step */
     uint32_t sequence_count_max;
     /* tokens computed in one step; longer prompts are chunked */
@@ -116,7 +116,7 @@ struct cox_sequence {
     struct cox_kv_reference *source;
     /* pulls started so far */
     uint32_t pulls;
-    /* to be pulled, and not yet returned by cox_plan_pull */
+    /* to be pulled, and not yet returned by cox_batcher_pull */
     bool fresh;
     /* its KV reference was dropped, and it was computed here */
     bool recomputed;
@@ -170,7 +170,7 @@ struct cox_step {
     uint32_t waiting_count;
 };
 
-struct cox_plan_stats {
+struct cox_batcher_stats {
     /* computed, including recomputed ones */
     uint64_t prompt_tokens;
     uint64_t generated_tokens;
@@ -186,94 +186,95 @@ struct cox_plan_stats {
  *   COX_INVALID: a limit of 0, or a frame too small for any step
  *   -ENOMEM
  */
-int cox_plan_new(const struct cox_plan_options *options, struct cox_plan **ret_plan,
-                 struct cox_error *err);
-struct cox_plan *cox_plan_free(struct cox_plan *plan); /* NULL-safe; frees all its sequences */
+int cox_batcher_new(const struct cox_batcher_options *options, struct cox_batcher **ret_batcher,
+                    struct cox_error *err);
+struct cox_batcher *cox_batcher_free(
+    struct cox_batcher *batcher); /* NULL-safe; frees all its sequences */
 
 /* Queues a request. One that can never run is done at once, with an error. Returns 0 or -ENOMEM. */
-int cox_plan_add(struct cox_plan *plan, const struct cox_prompt_request *request);
+int cox_batcher_add(struct cox_batcher *batcher, const struct cox_prompt_request *request);
 
 /* Fills the next step. The caller ensures that fewer than step_count_max are in flight. Also when
- * no step is returned, there may be sequences to pull (cox_plan_pull).
+ * no step is returned, there may be sequences to pull (cox_batcher_pull).
  * Returns
  *   0
  *   COX_EMPTY: no sequence waits, runs or is pulled, and no step is in flight
  *   COX_BUSY: nothing to compute until the oldest step in flight is over; or, with none in flight,
  *     until a pull ends or blocks are given back
  */
-int cox_plan_next(struct cox_plan *plan, const struct cox_step **ret_step);
+int cox_batcher_next(struct cox_batcher *batcher, const struct cox_step **ret_step);
 /* Fills a step without rows, which carries only the other fields to the ranks. */
-void cox_plan_next_empty(struct cox_plan *plan, const struct cox_step **ret_step);
+void cox_batcher_next_empty(struct cox_batcher *batcher, const struct cox_step **ret_step);
 /* Marks the filled step as sent under the number `sequence`, which is the base of the next one. */
-void cox_plan_publish(struct cox_plan *plan, uint64_t sequence);
+void cox_batcher_publish(struct cox_batcher *batcher, uint64_t sequence);
 /* Marks the oldest step in flight as successful. tokens: one per row, read only where the row
  * emits. ended: not 0 where the worker ended the sequence; NULL: nowhere.
  * Returns
  *   0
  *   COX_CORRUPT: a token below 0; nothing was changed
  */
-int cox_plan_commit(struct cox_plan *plan, const int32_t *tokens, const uint8_t *ended,
-                    struct cox_error *err);
+int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens, const uint8_t *ended,
+                       struct cox_error *err);
 /* To be called before the commit of the oldest step in flight, when it is the first with new
  * weights. Ends all KV leases; a sequence that was partly computed before will get none. */
-void cox_plan_renew(struct cox_plan *plan);
+void cox_batcher_renew(struct cox_batcher *batcher);
 /* To be called when the oldest step had no effect, or an unknown one. Discards all steps in flight,
  * and the filled one. */
-void cox_plan_revert(struct cox_plan *plan);
+void cox_batcher_revert(struct cox_batcher *batcher);
 
 /* Limits the tokens per step from now on, at positions not computed by an earlier step. At least 1;
  * token_count_max still holds. */
-void cox_plan_limit(struct cox_plan *plan, uint32_t token_count);
+void cox_batcher_limit(struct cox_batcher *batcher, uint32_t token_count);
 
 /* Takes the oldest finished sequence. Returns NULL when there is none. */
-struct cox_sequence *cox_plan_done(struct cox_plan *plan);
+struct cox_sequence *cox_batcher_done(struct cox_batcher *batcher);
 /* Ends all waiting and running sequences with an error. Steps in flight count as reverted. */
-void cox_plan_fail(struct cox_plan *plan, int code, const char *text);
+void cox_batcher_fail(struct cox_batcher *batcher, int code, const char *text);
 
 /* Ends the waiting or running sequence of this context, if any, with COX_CLOSED. It is done at
  * once, or, if it has an adapter and rows in flight, when the last of these is over. One that is
- * being pulled is ended by cox_plan_pulled instead. Not to be called between next and publish or
+ * being pulled is ended by cox_batcher_pulled instead. Not to be called between next and publish or
  * revert. */
-void cox_plan_cancel(struct cox_plan *plan, const void *context);
+void cox_batcher_cancel(struct cox_batcher *batcher, const void *context);
 
 /* ---- pulls and leases; not to be called between next and publish or revert, except pull ---- */
 
 /* The next admitted sequence to pull that was not returned before; NULL: none. Pull into the first
  * source->block_count of its blocks. Lent until pulled. */
-const struct cox_sequence *cox_plan_pull(struct cox_plan *plan);
+const struct cox_sequence *cox_batcher_pull(struct cox_batcher *batcher);
 /* Ends the pull of a sequence. quiet: no rank writes to its blocks any more; otherwise the blocks
- * belong to no sequence until cox_plan_give. Takes report, which may be NULL. err: the reason of
+ * belong to no sequence until cox_batcher_give. Takes report, which may be NULL. err: the reason of
  * FAIL.
  * Returns
  *   0
  *   COX_NOT_FOUND: no sequence of this id is being pulled; report is not taken
  */
-int cox_plan_pulled(struct cox_plan *plan, int64_t id, enum cox_pull_end end, bool quiet,
-                    void *report, const struct cox_error *err);
-/* The sequence of this id (0: of this context) that cox_plan_pull has returned and whose pull has
- * not ended. Returns NULL when there is none. */
-const struct cox_sequence *cox_plan_pulling(const struct cox_plan *plan, int64_t id,
-                                            const void *context);
+int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_end end, bool quiet,
+                       void *report, const struct cox_error *err);
+/* The sequence of this id (0: of this context) that cox_batcher_pull has returned and whose pull
+ * has not ended. Returns NULL when there is none. */
+const struct cox_sequence *cox_batcher_pulling(const struct cox_batcher *batcher, int64_t id,
+                                               const void *context);
 /* Takes blocks out of use before the first step; gives them back when they are drained. */
-void cox_plan_reserve(struct cox_plan *plan, const int32_t *blocks, uint32_t count);
-void cox_plan_give(struct cox_plan *plan, const int32_t *blocks, uint32_t count);
+void cox_batcher_reserve(struct cox_batcher *batcher, const int32_t *blocks, uint32_t count);
+void cox_batcher_give(struct cox_batcher *batcher, const int32_t *blocks, uint32_t count);
 
 /* Releases the lease of this id and owner (id 0: all of that owner). Idempotent. */
-void cox_plan_release(struct cox_plan *plan, uint64_t owner, int64_t id);
+void cox_batcher_release(struct cox_batcher *batcher, uint64_t owner, int64_t id);
 /* Ends the leases that have expired by now_ns; COX_DEADLINE_NEVER: all. */
-void cox_plan_expire(struct cox_plan *plan, uint64_t now_ns);
-const struct cox_kv_leases *cox_plan_kv_leases(const struct cox_plan *plan); /* lent */
-int64_t cox_plan_last_id(const struct cox_plan *plan);
+void cox_batcher_expire(struct cox_batcher *batcher, uint64_t now_ns);
+const struct cox_kv_leases *cox_batcher_kv_leases(const struct cox_batcher *batcher); /* lent */
+int64_t cox_batcher_last_id(const struct cox_batcher *batcher);
 
 /* Sequences that ended and that no step has reported to the ranks. The nested form never reports
  * any; otherwise the next step does, by its list, or by base 0. *ret_ids is lent until the next
  * call. reported clears the list, for a caller that informs the ranks by other means. With the
  * nested form that is required before every next. */
-uint32_t cox_plan_unreported(const struct cox_plan *plan, const int64_t **ret_ids);
-void cox_plan_reported(struct cox_plan *plan);
+uint32_t cox_batcher_unreported(const struct cox_batcher *batcher, const int64_t **ret_ids);
+void cox_batcher_reported(struct cox_batcher *batcher);
 
-void cox_plan_stats(const struct cox_plan *plan, struct cox_plan_stats *ret_stats);
+void cox_batcher_stats(const struct cox_batcher *batcher, struct cox_batcher_stats *ret_stats);
 /* Number of free blocks; for leak tests. */
-uint32_t cox_plan_free_blocks(const struct cox_plan *plan);
+uint32_t cox_batcher_free_blocks(const struct cox_batcher *batcher);
 
 #endif
