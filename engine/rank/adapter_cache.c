@@ -10,33 +10,33 @@
 #include <string.h>
 
 struct entry {
-    /* among those that are gone */
+    /* link of the list of removed entries */
     struct entry *next;
-    /* what the counter said when it went */
+    /* value of finds at the removal */
     uint64_t finds;
     struct cox_adapter *adapter;
-    /* with its 0 */
+    /* with its terminating 0 */
     char name[];
 };
 
 struct cox_adapter_cache {
     uint32_t slot_count;
-    /* Written under the lock, and read by find, which looks at the names of all: whoever sees an
-     * entry sees what is in it. seq_cst, with `finds`: a find that does not see that an entry is
-     * gone is seen by who took it away. */
+    /* Written under the lock. find reads without it, and compares the names of all entries: loading
+     * an entry must show its contents. seq_cst, paired with `finds`: a find that does not see a
+     * removal is seen by the remover. */
     struct entry *_Atomic slots[COX_ADAPTER_SLOT_COUNT_MAX];
-    /* Odd while a find is inside; another number with every find. Written by find alone, which may
-     * be left inside. */
+    /* Odd while a find is running; changes with every find. Only find writes it, and a pause may
+     * leave it odd. */
     _Atomic uint64_t finds;
 
-    /* everything below, and writing to slots */
+    /* protects everything below, and writing to slots */
     pthread_mutex_t lock;
-    /* how often there was another model */
+    /* counts changes of the model */
     uint64_t model_count;
     bool has_model;
     struct cox_model_config config;
     struct cox_share share;
-    /* whose names a find may still be looking at */
+    /* removed, but a find may still read their names */
     struct entry *gone;
 };
 
@@ -81,7 +81,7 @@ static void slot_set(struct cox_adapter_cache *adapters, uint32_t slot, struct e
     atomic_store_explicit(&adapters->slots[slot], entry, memory_order_seq_cst);
 }
 
-/* With the lock held: those that no find can be looking at any more. */
+/* With the lock held: frees the removed entries that no find can read any more. */
 static void gone_free(struct cox_adapter_cache *adapters)
 {
     const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_seq_cst);
@@ -96,8 +96,8 @@ static void gone_free(struct cox_adapter_cache *adapters)
     }
 }
 
-/* With the lock held, and after it left its slot. The adapter goes at once: nobody computes with
- * it. */
+/* With the lock held, after the entry left its slot. The adapter is freed at once, since no step
+ * uses it. */
 static void entry_bury(struct cox_adapter_cache *adapters, struct entry *entry)
 {
     entry->adapter = cox_adapter_free(entry->adapter);
@@ -107,7 +107,7 @@ static void entry_bury(struct cox_adapter_cache *adapters, struct entry *entry)
     gone_free(adapters);
 }
 
-/* slot_count: none. */
+/* Returns slot_count if there is none. */
 static uint32_t slot_find(const struct cox_adapter_cache *adapters, const char *name)
 {
     uint32_t slot = 0;
@@ -129,7 +129,7 @@ void cox_adapter_cache_set_model(struct cox_adapter_cache *adapters,
         slot_set(adapters, slot, NULL);
         entry_free(entry);
     }
-    /* On this thread are the finds: none is inside. */
+    /* Finds run on this thread, so none is running now. */
     while (adapters->gone) {
         struct entry *entry = adapters->gone;
         adapters->gone = entry->next;
@@ -148,7 +148,7 @@ const struct cox_adapter *cox_adapter_cache_find(void *context, const char *name
 {
     struct cox_adapter_cache *adapters = context;
     const uint64_t finds = atomic_load_explicit(&adapters->finds, memory_order_relaxed);
-    const uint64_t inside = finds + 1 + finds % 2; /* one before may have been left */
+    const uint64_t inside = finds + 1 + finds % 2; /* an abandoned find may have left it odd */
     atomic_store_explicit(&adapters->finds, inside, memory_order_seq_cst);
     const uint32_t slot = slot_find(adapters, name);
     const struct cox_adapter *adapter =
@@ -157,7 +157,7 @@ const struct cox_adapter *cox_adapter_cache_find(void *context, const char *name
     return adapter;
 }
 
-/* With the lock held: the slot for another one. */
+/* With the lock held: chooses a slot for another adapter. */
 static int slot_choose(const struct cox_adapter_cache *adapters, const char *name,
                        uint32_t *ret_slot, struct cox_error *err)
 {

@@ -7,7 +7,7 @@
 
 #define STATUS(name) COXSWAIN__LORA_OPERATION_STATUS__##name
 
-/* The status that says what a load came to; -1: it is no matter of the request. */
+/* The status for the result of a load; -1: the failure is not the request's. */
 static int status_of(int r)
 {
     switch (r) {
@@ -22,7 +22,7 @@ static int status_of(int r)
     case COX_STATE:
     case COX_NO_SPACE:
         return -1;
-    default: /* missing, unreadable, broken, or not for this model: another path may be right */
+    default: /* missing, unreadable, broken, or for another model: another path may work */
         return r < 0 ? -1 : STATUS(INVALID_LORA_PATH);
     }
 }
@@ -66,7 +66,7 @@ static int unload(struct cox_adapter_cache *adapters, struct cox_worker *worker,
     *ret_failure = cox_worker_lora_retire(worker, name, err);
     if (*ret_failure)
         return -1;
-    /* An init may have taken it away meanwhile. */
+    /* An init may have removed it meanwhile. */
     int r = cox_adapter_cache_remove(adapters, name, err);
     cox_worker_lora_admit(worker, name);
     return r ? STATUS(INVALID_LORA_ID) : STATUS(LORA_CMD_SUCCESS);
@@ -97,6 +97,6 @@ int cox_engine_adapter_command(struct cox_adapter_cache *adapters, struct cox_wo
         return cox_fail(err, failure, "%s", why.text);
     response->lora_op_status = (Coxswain__LoraOperationStatus)status;
     if (status != STATUS(LORA_CMD_SUCCESS))
-        response->text = cox_arena_strdup(arena, why.text); /* NULL: the status says enough */
+        response->text = cox_arena_strdup(arena, why.text); /* NULL: the status is enough */
     return 0;
 }

@@ -1,12 +1,16 @@
 /*
- * adapter_commands: LoRA operations of the reference worker: one request against the adapters of
- * the rank, and the status of the protocol that it comes to.
+ * adapter_commands: executes a LoRA request on the adapters of the rank and fills in its status.
  *
  * Threads: the link thread.
- * Ownership: everything is lent for the call; the response's text lives in the arena.
- * Blocks: a load reads files; an unload waits for use to end, see cox_worker_lora_retire.
- * Codes: 0: the response has the status; COX_BUSY: still in use; COX_STATE: no model; COX_NO_SPACE,
- * -ENOMEM. If the process dies: private memory; nothing is left.
+ * Ownership: all arguments are lent for the call; the response's text is allocated in the arena.
+ * Blocks: a load reads files; an unload waits until the adapter is unused (cox_worker_lora_retire).
+ * Codes:
+ *   0: the response has the status
+ *   COX_BUSY: still in use
+ *   COX_STATE: no model
+ *   COX_NO_SPACE
+ *   -ENOMEM
+ * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_WORKER_ADAPTER_COMMANDS_H
 #define COX_WORKER_ADAPTER_COMMANDS_H

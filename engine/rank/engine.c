@@ -16,16 +16,16 @@
 #include "transfer.h"
 #include "engine/compute/model.h"
 
-/* Longest wait for other ranks, in an init and in a step; the coordinator gives up either long
+/* Longest wait for other ranks in an init and in a step; the coordinator cancels either long
  * before. */
 #define WAIT_MS (UINT64_C(10) * 60 * 1000)
-/* For a pull to come out: it looks at each block. */
+/* For a pull to end, which checks before each block. */
 #define CLEAR_MS 5000
-/* For the control socket to give the fd of other weights, in a step, which is not left meanwhile.
- */
+/* For the control socket to send the fd of new weights within a step, which cannot be left
+ * meanwhile. */
 #define OPEN_MS 5000
 
-/* What model and cache were made from: of the same they need not be made again. */
+/* Inputs of model and cache: with equal inputs they are not built again. */
 struct engine_source {
     char directory[sizeof((struct cox_engine_options *)NULL)->model_dir];
     uint32_t block_size, block_count, swap_block_count;
@@ -34,12 +34,12 @@ struct engine_source {
 };
 
 struct cox_engine {
-    /* what holds where an init says nothing */
+    /* used where an init has no value */
     struct cox_engine_options given;
-    /* as the last init has it */
+    /* of the last init */
     struct cox_engine_options options;
     struct cox_worker *worker;
-    /* what the model borrows; NULL: it has loaded its own */
+    /* lends weights to the model; NULL: the model has loaded its own */
     struct cox_weights_subscriber *weights;
     struct cox_model *model;
     struct cox_cache *cache;
@@ -49,25 +49,25 @@ struct cox_engine {
     bool exported;
     /* of the cache's blocks, while exported */
     struct cox_handle handle;
-    /* of the cache, since the last init that succeeded */
+    /* of the cache, since the last successful init */
     struct cox_kv_layout layout;
-    /* of model and cache, while there is a cache */
+    /* inputs of model and cache, while there is a cache */
     struct engine_source source;
     /* NULL: this rank computes everything */
     struct cox_group *group;
     uint64_t group_life;
     struct cox_tensor_gather *gather;
-    /* the last init succeeded: there is all that a step needs */
+    /* the last init succeeded, so a step can run */
     bool ready;
     /* of the last init */
     uint64_t init_sequence;
-    /* under way; or NULL */
+    /* the running one, or NULL */
     const struct cox_init_request *init;
-    /* the step under way */
+    /* of the running step */
     const struct cox_batch *batch;
     /* lock-free: stored in a signal handler */
     _Atomic bool stopping;
-    /* reinit has cache and model; seq_cst, see engine_enter */
+    /* reinit is using cache and model; seq_cst, see engine_enter */
     _Atomic bool rebuilding;
 };
 
@@ -103,7 +103,7 @@ int cox_engine_new(const struct cox_engine_options *options, struct cox_engine *
     return 0;
 }
 
-/* No pull is inside. */
+/* The caller ensures that no pull is running. */
 static void engine_drop_cache(struct cox_engine *engine)
 {
     if (engine->exported)
@@ -141,11 +141,11 @@ void cox_engine_serve(struct cox_engine *engine, struct cox_worker *worker)
 
 void cox_engine_stop(struct cox_engine *engine)
 {
-    /* relaxed; partner: given_up. It says nothing but itself. */
+    /* relaxed; partner: given_up. The flag carries no other data. */
     atomic_store_explicit(&engine->stopping, true, memory_order_relaxed);
 }
 
-/* Asked by the group while this rank waits. */
+/* The group polls it while this rank waits. */
 static bool given_up(void *context)
 {
     const struct cox_engine *engine = context;
@@ -182,7 +182,7 @@ static int engine_numbers(struct cox_engine *engine, const struct cox_init_reque
     return r;
 }
 
-/* The share of this rank; all zero where there is no group. */
+/* The share of this rank; all zero without a group. */
 static struct cox_share engine_share(const struct cox_engine *engine,
                                      const struct cox_group_options *options)
 {
@@ -197,9 +197,9 @@ static struct cox_share engine_share(const struct cox_engine *engine,
     return (struct cox_share){0};
 }
 
-/* Before this rank waits for others: whether the model can be shared out to so many, which is the
- * same for all of them. What cannot be read may be read by others, whom this rank tells of it once
- * it is in step with them. */
+/* Checks, before this rank waits for others, whether the model can be divided among so many. All
+ * ranks get the same result. An unreadable file is no failure here: others may be able to read it,
+ * and learn of it once this rank is in step with them. */
 static int engine_check_share(const char *directory, const struct cox_share *share,
                               struct cox_error *err)
 {
@@ -210,8 +210,8 @@ static int engine_check_share(const char *directory, const struct cox_share *sha
                : 0;
 }
 
-/* Joins the group of all ranks, each of which is in this same init; or brings this rank in step
- * with those that it has joined before, where the coordinator counts no lives. */
+/* Joins the group of all ranks, which are in the same init. Where the coordinator counts no
+ * incarnations, it brings this rank in step with the group it has joined before. */
 static int engine_join(struct cox_engine *engine, const struct cox_group_options *options,
                        struct cox_error *err)
 {
@@ -265,7 +265,7 @@ static bool source_equal(const struct engine_source *a, const struct engine_sour
            a->rank == b->rank && a->rank_count == b->rank_count;
 }
 
-/* With the control socket, where there is one that takes it. */
+/* Also hands the handles to the control socket, if there is one that accepts them. */
 static int engine_make_exporter(struct cox_engine *engine, struct cox_error *err)
 {
     const struct cox_exporter_options options = {.size = sizeof(struct cox_exporter_options),
@@ -301,8 +301,8 @@ static struct cox_kv_layout engine_layout(const struct cox_engine *engine,
     };
 }
 
-/* Other groups may read the cache from now on, and pulls go into it. What goes wrong with the
- * former is no matter of this group's own work. */
+/* From now on other groups may read the cache, and pulls may fill it. A failure of the export does
+ * not concern this group's own work. */
 static void engine_publish(struct cox_engine *engine, const struct cox_group_options *options)
 {
     struct cox_error err = {0};
@@ -341,9 +341,9 @@ static struct cox_model_options engine_model_options(struct cox_engine *engine,
     return options;
 }
 
-/* Computes with this version of the coordinator's weights from now on: a model that borrows its
- * block takes the place of the former one. Caches stay: they were made for the same shapes, which
- * is checked. Failed, everything is as before. */
+/* Switches to this version of the shared weights: a model that borrows its block replaces the
+ * former one. Caches stay, since they fit the same shapes, which is checked. After a failure
+ * nothing has changed. */
 static int engine_borrow(struct cox_engine *engine, const struct cox_share *share, uint64_t version,
                          const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                          struct cox_error *err)
@@ -358,7 +358,7 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
 
     if (r)
         return r;
-    /* What a rank has no memory to go over to, it needs none to come back from. */
+    /* Switching back needs no memory if the switch itself failed for lack of it. */
     if (engine->model && cox_weights_subscriber_version(engine->weights) == version)
         return 0;
     r = cox_model_borrow(block, length, &options, &model, &why);
@@ -378,14 +378,14 @@ static int engine_borrow(struct cox_engine *engine, const struct cox_share *shar
     return 0;
 }
 
-/* The model is another one, between two steps. Keys and values of the former are no other group's
- * to take any more, nor of another group that computes with it to be taken here. */
+/* The model was replaced between two steps. Keys and values of the former one may no longer be
+ * pulled by other groups, nor be pulled here from a group that still uses it. */
 static void engine_renew_digest(struct cox_engine *engine)
 {
     const uint64_t digest = cox_model_digest(engine->model);
     struct cox_error err = {0};
 
-    /* In an init all of that is done anyway. */
+    /* An init does all of this anyway. */
     if (!engine->ready || digest == engine->layout.model_digest)
         return;
     engine->layout.model_digest = digest;
@@ -397,9 +397,9 @@ static void engine_renew_digest(struct cox_engine *engine)
                       err.text);
 }
 
-/* The version of a step, or of an init. What is opened, mapped and allocated here is to be known to
- * somebody: so a pause does not leave this, which takes no longer than the scratch of a model, and
- * a connection to the control socket. */
+/* Switches to the version of a step or an init. A pause must not leave this function, since its
+ * open fds, mappings and allocations would leak. It is short: the scratch of a model, and a
+ * connection to the control socket. */
 static int engine_switch(struct cox_engine *engine, uint64_t version,
                          const struct cox_weights_candidate *candidate, uint64_t deadline_ns,
                          struct cox_error *err)
@@ -423,7 +423,7 @@ static int engine_switch(struct cox_engine *engine, uint64_t version,
     return r;
 }
 
-/* What the step is to be computed with, if the coordinator has weights for all ranks. */
+/* Selects the weights of the step, if the coordinator shares weights. */
 static int engine_step_weights(struct cox_engine *engine, const struct cox_batch *batch,
                                struct cox_error *err)
 {
@@ -448,7 +448,7 @@ static int engine_model(struct cox_engine *engine, const struct engine_source *s
                      : cox_model_load(source->directory, &options, &engine->model, err);
 }
 
-/* Model and cache. */
+/* Loads model and cache. */
 static int engine_load(struct cox_engine *engine, const struct engine_source *source,
                        const struct cox_share *share, const struct cox_weights_candidate *candidate,
                        uint64_t deadline_ns, struct cox_error *err)
@@ -476,7 +476,7 @@ static int engine_load(struct cox_engine *engine, const struct engine_source *so
     return 0;
 }
 
-/* For weights that are the coordinator's. */
+/* For shared weights. */
 static int engine_take_weights(struct cox_engine *engine, struct cox_error *err)
 {
     char control_socket[4096];
@@ -512,7 +512,7 @@ static void engine_describe(const struct cox_engine *engine, struct cox_init_res
     }
 }
 
-/* The tensor gather comes last: all that can fail on this rank alone has not, and nobody waits
+/* The tensor gather comes last, after all that can fail on this rank alone. So no other rank waits
  * for it in vain. */
 static int engine_form(struct cox_engine *engine, const struct cox_group_options *options,
                        const struct engine_source *source, const struct cox_share *share,
@@ -536,8 +536,8 @@ static int engine_form(struct cox_engine *engine, const struct cox_group_options
     return r;
 }
 
-/* What the request names, with what the options say where it does not: an init before is no matter,
- * since a rank that was replaced knows of none. */
+/* Reads the request, with the options as defaults. Values of an earlier init are not used, since a
+ * replaced rank does not have them. */
 static int engine_read(struct cox_engine *engine, const struct cox_init_request *request,
                        const char **ret_directory, struct cox_error *err)
 {
@@ -553,8 +553,7 @@ static int engine_read(struct cox_engine *engine, const struct cox_init_request 
     return engine_numbers(engine, request, err);
 }
 
-/* What was loaded stays where the same init is said again, whether it succeeds this time or the
- * next. */
+/* A repeated init keeps what was loaded, whether it succeeds this time or the next. */
 static int engine_renew(struct cox_engine *engine, const struct cox_init_request *request,
                         const struct cox_group_options *options, struct cox_error *err)
 {
@@ -574,7 +573,7 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
     else if (r != COX_EMPTY)
         return r;
     source = engine_source(engine, directory, &share);
-    /* Its memory goes before the new one is taken. A reinit that failed has left a model without a
+    /* Frees the old memory before allocating the new. A failed reinit has left a model without a
      * cache. */
     if (!replayed || !engine->cache || !source_equal(&source, &engine->source))
         engine_unload(engine);
@@ -598,21 +597,22 @@ static int engine_init(void *context, const struct cox_init_request *request,
     int r;
 
     cox_init_request_group(request, &options);
-    /* However this ends, what was before is over: the others are in this init as well, or dead. And
-     * before anything can fail: the memory of a former life is another one's in the end. */
+    /* Whatever the outcome, the previous state is over: the other ranks are in this init too, or
+     * dead. This comes before anything can fail, since the memory of a former incarnation gets
+     * reused. */
     engine->ready = false;
     r = cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
     if (r)
         return r;
-    /* Nor does anybody know what a cache that stays holds: all sequences are forgotten. */
+    /* The contents of a cache that stays are unknown too: all sequences are forgotten. */
     if (engine->cache)
         cox_cache_forget_all(engine->cache);
     engine->gather = cox_tensor_gather_free(engine->gather);
     if (engine->group && engine->group_life != options.life)
         engine->group = cox_group_leave(engine->group);
     engine->init_sequence = cox_init_request_sequence(request);
-    /* The group is NORMAL after it, where nobody could say start. First, so that a pause from here
-     * on stays. */
+    /* After an init the group is NORMAL without a start command. This comes first, so that a pause
+     * from here on remains in effect. */
     if (!cox_init_request_replayed(request))
         cox_worker_resume(engine->worker);
     engine->init = request;
@@ -630,11 +630,12 @@ static int engine_init(void *context, const struct cox_init_request *request,
 
 /* Brings this rank in step with the others.
  *
- * Epochs of the group are numbers of requests: that of the init, until a step is given up after it,
- * then the one that follows the last step given up. All ranks that compute one step say the same:
- * had the coordinator given up another one meanwhile, it would have given up this one too. Each
- * init and each step after a failure has an epoch that was never before: an epoch is at most the
- * number of the requests in it. */
+ * Epochs of the group are request numbers. The epoch is that of the init until a step is cancelled;
+ * then it is the number after the last cancelled step. All ranks that compute one step agree on it:
+ * had the coordinator cancelled another step meanwhile, it would have cancelled this one too. Each
+ * init, and each step after a failure, has an epoch never used before, because an epoch is at most
+ * the number of the requests in it.
+ */
 static int engine_begin(struct cox_engine *engine, const struct cox_batch *batch,
                         struct cox_error *err)
 {
@@ -658,7 +659,7 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     if (batch->forward_type == COX_FORWARD_DUMMY)
         return engine_step_weights(engine, batch, err);
     engine->batch = batch;
-    /* Before anything can fail: what is told to the others is about this step. */
+    /* Before anything can fail, so that failures signalled to the others concern this step. */
     if (engine->gather)
         r = engine_begin(engine, batch, err);
     if (r == 0)
@@ -675,12 +676,12 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     return r;
 }
 
-/* ---- the execute channel, and reinit beside it ---- */
+/* ---- the execute channel, and a concurrent reinit ---- */
 
-/* First in each callback of the execute channel. Both sides are on guard: this thread is inside,
- * for cox_worker_busy, before it looks at `rebuilding`; a reinit stores that before it asks. So one
- * of them sees the other; a callback that does is over at once. The one before may have been left
- * anywhere: nothing of it is under way. */
+/* Called first in each callback of the execute channel. This thread counts as busy
+ * (cox_worker_busy) before it loads `rebuilding`; a reinit stores that before it checks for busy.
+ * So at least one sees the other, and a callback that sees a reinit returns at once. The previous
+ * callback may have been abandoned anywhere, so nothing of it is running. */
 static int engine_enter(struct cox_engine *engine, struct cox_error *err)
 {
     engine->init = NULL;
@@ -731,7 +732,7 @@ static int on_link_status(void *context, struct cox_arena *arena,
     return cox_transfer_status(engine->transfer, arena, response, err);
 }
 
-/* On guard as engine_enter is. It is not left, with its locks; and comes out by itself. */
+/* Guarded as in engine_enter. Because it holds locks it is never abandoned; it ends by itself. */
 static int on_pull_kv(void *context, const Coxswain__PullKVRequest *request,
                       struct cox_arena *arena, Coxswain__PullKVResponse *response,
                       struct cox_error *err)

@@ -23,11 +23,11 @@ _Static_assert(sizeof(struct cox_handle) == sizeof((struct cox_kv_pool *)NULL)->
 struct cox_links {
     struct cox_log log;
     pthread_mutex_t lock;
-    /* an eventfd, of the thread: something waits, or it is the end */
+    /* an eventfd that wakes the thread: a link waits, or free was called */
     int news_fd;
     struct cox_link *records[RECORD_COUNT_MAX];
     uint32_t count;
-    /* references of others than the list and the thread */
+    /* references besides those of the list and the thread */
     uint32_t taken;
     struct cox_kv_layout layout;
     bool has_layout;
@@ -42,7 +42,7 @@ const char *cox_link_state_name(enum cox_link_state state)
     return (unsigned)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
 }
 
-/* ---- one link; under the lock where it is in the list ---- */
+/* ---- one link; with the lock held if it is in the list ---- */
 
 static void link_detach(struct cox_link *link)
 {
@@ -53,7 +53,7 @@ static void link_detach(struct cox_link *link)
     cox_fault_point(COX_FAULT_LINK_DETACHED);
 }
 
-/* One that has failed keeps no memory for longer than somebody reads it. */
+/* A failed link keeps its mapping only while a pull reads it. */
 static void link_unref(struct cox_link *link)
 {
     link->references--;
@@ -125,7 +125,7 @@ static int links_check_layout(const struct cox_links *links, const struct cox_li
 
 /* ---- the thread ---- */
 
-/* That what was attached is what was told of. */
+/* Checks that the attached view matches the request. */
 static int link_check_view(const struct cox_link *link, const struct cox_kv_view *view,
                            struct cox_error *err)
 {
@@ -177,7 +177,7 @@ static struct cox_link *links_next(struct cox_links *links)
     return NULL;
 }
 
-/* With the lock, which it gives up meanwhile. */
+/* Called with the lock held; releases it meanwhile. */
 static void links_attach(struct cox_links *links, struct cox_link *link)
 {
     struct cox_kv_view *view = NULL;
@@ -195,7 +195,7 @@ static void links_attach(struct cox_links *links, struct cox_link *link)
     pthread_mutex_lock(&links->lock);
     link->view = view;
     link->owner = owner;
-    /* The layout may have become another one meanwhile. */
+    /* The layout may have changed meanwhile. */
     if (r == 0)
         r = links_check_layout(links, link, &err);
     if (r == 0)
@@ -214,9 +214,9 @@ static void links_wake(const struct cox_links *links)
         ;
 }
 
-/* With the lock, which it gives up meanwhile. Also of a process that dies while nobody asks the
- * memory is let go. A pidfd that is closed meanwhile does no harm: at most it ends the wait once.
- */
+/* Called with the lock held; releases it meanwhile. Watches the remote processes, so that memory is
+ * unmapped also when no pull notices a death. Closing a pidfd meanwhile is harmless: it ends the
+ * wait once, at most. */
 static void links_await(struct cox_links *links)
 {
     struct pollfd fds[1 + COX_LINK_COUNT_MAX] = {{.fd = links->news_fd, .events = POLLIN}};
@@ -227,7 +227,7 @@ static void links_await(struct cox_links *links)
         link_check(links->records[i]);
         if (link->state != COX_LINK_SUCCESS || link->owner.pidfd < 0)
             continue;
-        COX_ASSERT(count <= COX_LINK_COUNT_MAX); /* not more live than that */
+        COX_ASSERT(count <= COX_LINK_COUNT_MAX); /* no more links than that are not failed */
         fds[count++] = (struct pollfd){.fd = link->owner.pidfd, .events = POLLIN};
     }
     pthread_mutex_unlock(&links->lock);
@@ -252,7 +252,7 @@ static void *links_main(void *argument)
     return NULL;
 }
 
-/* ---- life ---- */
+/* ---- constructor and destructor ---- */
 
 int cox_links_new(const struct cox_log *log, struct cox_links **ret_links)
 {
@@ -392,7 +392,7 @@ static int links_check(struct cox_links *links, uint32_t i, const char *cluster,
         return cox_fail(err, COX_NOT_FOUND, "there is no link to %.255s", cluster);
     struct cox_link *link = links->records[i];
     link_check(link);
-    /* A handle that is no longer there is a cache that is no longer there. */
+    /* A handle that no longer exists means a cache that no longer exists. */
     if (link->state == COX_LINK_FAILED)
         return cox_fail(err, link->error.code == COX_NOT_FOUND ? COX_STALE : link->error.code,
                         "the link to %s has failed: %s", cluster, link->error.text);

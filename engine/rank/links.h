@@ -1,26 +1,26 @@
 /*
- * links: the groups whose KV blocks this rank may read: by cluster id, a view
- * (channel/memory/pool/kv_blocks.h) of those of the rank there that has the same number.
+ * links: the groups whose KV blocks this rank may read. Per cluster id there is a view
+ * (channel/memory/pool/kv_blocks.h) of the blocks of the remote rank with the same number.
  *
- *     set -> WAITING -(the thread takes it)-> RUNNING -> SUCCESS -(its process dies)-> FAILED
- *               |                                |
- *               '----(own blocks lie otherwise)--'-> FAILED
+ *     set -> WAITING -(thread attaches)-> RUNNING -> SUCCESS -(remote process dies)-> FAILED
+ *               |                           |
+ *               '--(own layout differs)-----'-> FAILED
  *
- * A link is attached by a thread of the links' own, one after the other, each within five seconds:
- * set returns at once. When the process there dies, the thread lets go of its memory, unless
- * somebody reads it. A cluster that is set again under another life, or with other blocks, is a new
- * link in place of the old; under the same it stays as it is, unless it has failed, which is tried
- * again.
+ * set returns at once. A thread of this object attaches one link after the other, each within five
+ * seconds. When the remote process dies, the thread unmaps its memory, unless a pull is reading it.
+ * Setting a cluster again under another epoch, or with other blocks, replaces its link. Setting it
+ * with the same values keeps the link; a failed link is attached again.
  *
- * At most COX_LINK_COUNT_MAX links are not failed; one more is failed from the start (COX_FULL). Of
- * failed ones as many are remembered again, the oldest are forgotten first.
+ * At most COX_LINK_COUNT_MAX links are not failed; a further one fails at once (COX_FULL). As many
+ * failed ones are remembered, and the oldest are forgotten first.
  *
- * Threads: any; but new, free and use_layout from one at a time.
- * Ownership: a link is counted: by the list, and by each who has taken it until release. The last
- *   one lets go of the view: so what is being read stays mapped, whatever becomes of the link.
- * Blocks: set, remove, list and take nothing; free as long as an attach takes.
- * Bytes: what a set names is the coordinator's word; what the blocks there say of themselves is
- * input, which the view checks. If the process dies: nothing is left.
+ * Threads: any; new, free and use_layout from one at a time.
+ * Ownership: a link is reference-counted: by the list, and by each take until its release. The last
+ *   release unmaps the view, so memory being read stays mapped, whatever becomes of the link.
+ * Blocks: free, while an attach is running; nothing else.
+ * Bytes: the arguments of set are the coordinator's and trusted. What the remote blocks say of
+ *   themselves is input, which the view checks.
+ * If the process dies: nothing is left.
  */
 #ifndef COX_WORKER_LINKS_H
 #define COX_WORKER_LINKS_H
@@ -44,19 +44,19 @@ struct cox_link {
     char cluster[COX_CLUSTER_ID_SIZE_MAX + 1];
     uint64_t life;
     struct cox_kv_pool kv;
-    /* where its handles can be had; empty: nowhere */
+    /* serves its handles; empty: none */
     char control_socket[4096];
-    /* From here on, of the links until taken. */
-    /* SUCCESS */
+    /* Set by the links, from here on. Read between take and release. */
+    /* for SUCCESS */
     struct cox_kv_view *view;
-    /* SUCCESS */
+    /* for SUCCESS */
     struct cox_peer owner;
     enum cox_link_state state;
-    /* FAILED */
+    /* for FAILED */
     struct cox_error error;
     uint32_t references;
-    /* Why nothing is to be read any more, enum cox_status: COX_CLOSED: unlinked; COX_STALE: linked
-     * anew. 0: it is. release; partner: who copies, which looks before each block. */
+    /* Why nothing may be read any more, enum cox_status: COX_CLOSED: unlinked; COX_STALE: replaced;
+     * 0: it may. release; partner: the pull, which checks it before each block. */
     _Atomic int over;
 };
 
@@ -64,38 +64,47 @@ struct cox_links;
 
 /* Returns 0 or -ENOMEM. */
 int cox_links_new(const struct cox_log *log, struct cox_links **ret_links);
-/* Nobody has taken one any more (asserted). NULL-safe, returns NULL. */
+/* No link may be taken (asserted). NULL-safe, returns NULL. */
 struct cox_links *cox_links_free(struct cox_links *links);
 
-/* How this rank's own blocks lie from now on; NULL: there are none, and what is linked fails. Links
- * that exist fail where theirs is another one. */
+/* The layout of this rank's own blocks from now on; NULL: none, and every link fails. Existing
+ * links fail if theirs differs. */
 void cox_links_use_layout(struct cox_links *links, const struct cox_kv_layout *layout);
 
 struct cox_link_target {
     const char *cluster;
     uint64_t life;
-    /* NULL: what was told makes no sense: failed, with code and text */
+    /* NULL: the request was invalid: the link fails with error */
     const struct cox_kv_pool *kv;
     /* may be NULL */
     const char *control_socket;
     const struct cox_error *error;
 };
-/* Returns 0, also where the link has failed at once, which the list tells; COX_INVALID: no such
- * cluster id; -ENOMEM. */
+/* Returns
+ *   0: also when the link failed at once, which the list shows
+ *   COX_INVALID: not a valid cluster id
+ *   -ENOMEM
+ */
 int cox_links_set(struct cox_links *links, const struct cox_link_target *target,
                   struct cox_error *err);
-/* What is being read of it ends. Returns 0; COX_NOT_FOUND. */
+/* Ends running pulls from it. Returns 0 or COX_NOT_FOUND. */
 int cox_links_remove(struct cox_links *links, const char *cluster);
 
-/* The link is the caller's until release. life 0: whatever it is. Returns 0; COX_NOT_FOUND: no such
- * link; COX_STATE: not attached yet; COX_STALE: of another life; COX_PEER_DEAD: the process there
- * is; what it has failed with, of which COX_NOT_FOUND is told as COX_STALE. */
+/* Takes a reference, until release. life 0: any epoch.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: no such link
+ *   COX_STATE: not attached yet
+ *   COX_STALE: of another epoch
+ *   COX_PEER_DEAD: the remote process is dead
+ *   the error it failed with, COX_NOT_FOUND mapped to COX_STALE
+ */
 int cox_links_take(struct cox_links *links, const char *cluster, uint64_t life,
                    struct cox_link **ret_link, struct cox_error *err);
 void cox_links_release(struct cox_links *links, struct cox_link *link);
 
-/* Calls for each link, in the order they were set, under the lock: fn must not call back. Those
- * whose process has died are FAILED by then. */
+/* Calls fn for each link, in the order they were set, under the lock: fn must not call back. Links
+ * whose process is dead are FAILED already. */
 void cox_links_each(struct cox_links *links, void (*fn)(void *context, const struct cox_link *link),
                     void *context);
 const char *cox_link_state_name(enum cox_link_state state);

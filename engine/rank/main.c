@@ -1,4 +1,4 @@
-/* coxswain-worker: the reference inference worker: one rank that runs a Llama-architecture model on
+/* coxswain-worker: the reference inference worker. One rank that runs a Llama-architecture model on
  * the CPU. */
 #include <getopt.h>
 #include <inttypes.h>
@@ -27,11 +27,10 @@ enum exit_status {
 
 /* ---- OpenBLAS ---- */
 
-/* Where mmap gives OpenBLAS no memory for a buffer, its allocator asks again for ever, also while
- * the library is loaded, before main. So the processor time that loading and a first product take
- * is watched, of which both need some milliseconds, from before the libraries' own constructors on.
- * And threads, which would have buffers too, and are not used here (cox_tile_start), it starts
- * none: one of those could spin at any time after. */
+/* If mmap fails, OpenBLAS's allocator retries for ever, also while the library is loaded, before
+ * main. Loading and a first product take a few milliseconds of CPU. So their CPU time is limited,
+ * starting before the libraries' own constructors. OpenBLAS must start no threads: they would need
+ * buffers too, could spin at any later time, and are not used here (cox_tile_start). */
 #define BLAS_CPU_SECONDS 2
 #define BLAS_PROBE_SIZE 256
 
@@ -58,7 +57,7 @@ __attribute__((no_sanitize("address", "thread", "undefined"))) static void blas_
     blas_watch(BLAS_CPU_SECONDS);
 }
 
-/* Sanitizers, whose own start may come later than this, need memory without a limit anyway. */
+/* Sanitizers may start after this constructor, and need memory without a limit. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define SANITIZED 1
 #elif defined(__has_feature)
@@ -69,8 +68,8 @@ __attribute__((no_sanitize("address", "thread", "undefined"))) static void blas_
 #ifndef SANITIZED
 #define BLAS_ENTRY "OPENBLAS_NUM_THREADS="
 
-/* The environment of the libraries is that of the last exec. Returns if there is nothing to do, or
- * it cannot be done. */
+/* The libraries read their environment at exec. Returns if nothing needs to change, or the exec
+ * failed. */
 static void exec_with_one_thread(char **argv, char **envp)
 {
     size_t count = 0, kept = 0;
@@ -97,7 +96,7 @@ __attribute__((section(".preinit_array"),
                used)) static void (*const preinit)(int, char **, char **) = before_libraries;
 #endif
 
-/* The buffer of this product stays with the library, for all that come later, one at a time. */
+/* The library keeps the buffer of this product for all later ones, which run one at a time. */
 static void blas_probe(void)
 {
     static float weights[BLAS_PROBE_SIZE * BLAS_PROBE_SIZE];
@@ -238,8 +237,8 @@ static int serve(const struct cox_worker_options *options, struct cox_engine *en
         running_worker = worker;
         const struct sigaction action = {.sa_handler = on_terminate};
         sigaction(SIGTERM, &action, NULL);
-        /* A terminal's Ctrl-C reaches the whole process group; the coordinator decides what it
-         * means. Whoever started this one by hand has its terminal, and means it. */
+        /* A terminal's Ctrl-C reaches the whole process group, and the coordinator decides what it
+         * means. In a worker started by hand it stops the worker. */
         struct sigaction before;
         sigaction(SIGINT, NULL, &before);
         if (!options->parent_pid && before.sa_handler != SIG_IGN)
@@ -283,8 +282,8 @@ int main(int argc, char **argv)
 
     struct cox_engine *engine = NULL;
     engine_options.log = options.log;
-    /* A worker that has logged on knows the control socket by its path or its name, one that was
-     * started by its environment. */
+    /* A worker that registered by hello knows the control socket by its path or its name. One
+     * started by the coordinator knows it from its environment. */
     const char *control_socket =
         strchr(options.control_socket, '/') ? options.control_socket : getenv("COXSWAIN_DOOR");
     snprintf(engine_options.control_socket, sizeof engine_options.control_socket, "%s",

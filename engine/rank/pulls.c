@@ -10,24 +10,24 @@
 #include "channel/base/thread.h"
 #include "channel/memory/pool/kv_blocks.h"
 
-/* How often it is looked whether the other side lives: a system call, which each block would feel.
+/* Interval of the check that the remote process lives: a system call per block would be too slow.
  */
 #define LOOK_NS (10 * COX_NSEC_PER_MSEC)
 
 struct cox_pulls {
     pthread_mutex_t lock;
-    /* on CLOCK_MONOTONIC: no run is inside */
+    /* CLOCK_MONOTONIC; signals that no run is active */
     pthread_cond_t out;
-    /* under lock; while a run is inside it stays */
+    /* under lock; unchanged while a run is active */
     struct cox_cache *cache;
-    /* under lock: the run inside */
+    /* under lock: the active run */
     const struct cox_pull *present;
     /* under lock */
     uint64_t run_count;
-    /* Of the run inside. relaxed; partner: pull_check. They say nothing but themselves. */
+    /* Cancels the active run. relaxed; partner: pull_check. The flag carries no other data. */
     _Atomic bool cancelled;
     _Atomic bool closing;
-    /* Under lock: a ring of ids. */
+    /* under lock: a ring of ids */
     char *ids[COX_CANCELLED_COUNT_MAX];
     uint32_t id_next;
 };
@@ -40,7 +40,7 @@ struct run {
     uint64_t looked_ns;
 };
 
-/* ---- life ---- */
+/* ---- constructor and destructor ---- */
 
 int cox_pulls_new(struct cox_pulls **ret_pulls)
 {
@@ -73,7 +73,7 @@ void cox_pulls_open(struct cox_pulls *pulls, struct cox_cache *cache)
     pthread_mutex_unlock(&pulls->lock);
 }
 
-/* Under the lock: the run that is inside is to end, and has ended. */
+/* Under the lock: makes the active run end, and waits for it. */
 static int pulls_end(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_error *err)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -129,7 +129,7 @@ bool cox_pulls_cancel(struct cox_pulls *pulls, const char *request_id)
     return kept;
 }
 
-/* Under the lock. All that are of this id have done their part. */
+/* Under the lock. Consumes all entries of this id. */
 static bool pulls_was_cancelled(struct cox_pulls *pulls, const char *request_id)
 {
     bool was = false;
@@ -142,7 +142,7 @@ static bool pulls_was_cancelled(struct cox_pulls *pulls, const char *request_id)
     return was;
 }
 
-/* ---- whether it is to end ---- */
+/* ---- whether a run must end ---- */
 
 static int over_text(int over, const struct cox_pull *pull, struct cox_error *err)
 {
@@ -220,7 +220,7 @@ static int run_copy(struct run *run, const struct cox_pull_pair *pair, struct co
     return 0;
 }
 
-/* A block that a step has taken meanwhile is no longer what was copied. */
+/* A block that a step has taken meanwhile no longer contains the copy. */
 static int run_give(const struct run *run, struct cox_error *err)
 {
     const struct cox_pull *pull = run->pull;
@@ -250,7 +250,7 @@ static int run_all(struct run *run, struct cox_error *err)
     return r;
 }
 
-/* ---- in and out ---- */
+/* ---- entry points ---- */
 
 static int run_enter(struct run *run, struct cox_error *err)
 {

@@ -1,23 +1,24 @@
 /*
- * pulls: KV blocks of another group's rank copied into the cache of this one, one request at a
- * time, each with one end.
+ * pulls: copies KV blocks of another group's rank into the cache of this one, one request at a
+ * time.
  *
- * All destinations are taken (they are nobody's), then block after block is copied under the
- * generation that is asked for, which fails where the block there is another's, or was taken during
- * the copy (channel/memory/pool/kv_blocks.h): what a copy that failed has left is never seen, since
- * only when all blocks are there do they go to the sequence. Nobody is waited for, here or there.
- * Before each block it is looked at whether the pull is to end: cancelled, unlinked, past its
- * deadline or the lease of the other group, given up by the coordinator, paused, cleared, or the
- * process there is dead.
+ * A pull takes all destination blocks, which then belong to no sequence. It copies block after
+ * block under the requested generation. A copy fails if the source block has another generation, or
+ * was taken during the copy (channel/memory/pool/kv_blocks.h). Only when all blocks are copied are
+ * they given to the sequence, so a failed copy is never visible. A pull waits for no reader or
+ * writer on either side. Before each block it checks whether it must end: cancelled, unlinked, past
+ * its deadline or the lease, cancelled by the coordinator, paused, cleared, or the remote process
+ * is dead.
  *
- * Cancelling is by request id, also of a pull that is still to come: up to COX_CANCELLED_COUNT_MAX
- * of such ids are kept, the oldest are forgotten first, and each ends one pull. So an id is for one
- * attempt: a second one of the same id may meet the cancel of the first, that came too late for it.
+ * A pull is cancelled by request id, also before it begins. Up to COX_CANCELLED_COUNT_MAX such ids
+ * are kept, the oldest forgotten first, and each ends one pull. So an id is for one attempt: a
+ * second attempt with the same id could be ended by a late cancel of the first.
  *
  * Threads: run by one at a time; cancel, open and close by any.
  * Ownership: the cache is lent from open to close.
- * Blocks: run, as long as its copies take; close, until no run is inside.
- * If the process dies: nothing is left of it there, and its own blocks are gone with it.
+ * Blocks: run, while it copies; close, until no run is active.
+ * If the process dies: the remote side is unaffected, and the local blocks are gone with the
+ *   process.
  */
 #ifndef COX_WORKER_PULLS_H
 #define COX_WORKER_PULLS_H
@@ -34,48 +35,55 @@ struct cox_pulls;
 int cox_pulls_new(struct cox_pulls **ret_pulls);
 struct cox_pulls *cox_pulls_free(struct cox_pulls *pulls); /* NULL-safe, returns NULL */
 
-/* Pulls go into this cache from now on; NULL: they are refused. */
+/* The cache for pulls from now on; NULL: pulls are refused. */
 void cox_pulls_open(struct cox_pulls *pulls, struct cox_cache *cache);
-/* The pull under way ends with COX_ABORTED, and others are refused until open. Returns 0: none is
- * inside; COX_TIMEOUT. */
+/* Ends the running pull with COX_ABORTED and refuses others until open. Returns 0 when none is
+ * running, or COX_TIMEOUT. */
 int cox_pulls_close(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_error *err);
-/* The pull under way ends with COX_ABORTED. Returns 0: it has come out; COX_TIMEOUT. */
+/* Ends the running pull with COX_ABORTED. Returns 0 when it has ended, or COX_TIMEOUT. */
 int cox_pulls_clear(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_error *err);
 
-/* Of an id that is too long, or where there is no memory, nothing is kept: false. */
+/* Returns false when the id is too long or there is no memory: it was not kept. */
 bool cox_pulls_cancel(struct cox_pulls *pulls, const char *request_id);
 
-/* The same block twice among the destinations is refused. */
+/* A destination block may not occur twice. */
 struct cox_pull_pair {
     uint32_t from, to;
 };
 
 struct cox_pull {
     const char *request_id;
-    /* taken */
+    /* taken by the caller */
     struct cox_link *link;
     const struct cox_pull_pair *pairs;
     uint32_t count;
-    /* 0: whatever sequence has the block */
+    /* 0: any generation */
     uint64_t from_generation;
-    /* 0: nobody's, until a step writes it */
+    /* 0: the blocks belong to no sequence until a step writes them */
     uint64_t to_generation;
     /* COX_DEADLINE_NEVER is allowed */
     uint64_t deadline_ns;
-    /* until when the other group keeps the blocks; the same */
+    /* expiry of the other group's lease; COX_DEADLINE_NEVER is allowed */
     uint64_t lease_ns;
-    /* asked as the rest is; NULL: never */
+    /* checked before each block; NULL: never aborted */
     bool (*aborted)(void *context);
     void *context;
-    /* What came of it, also where it failed. */
+    /* Set by run, also on failure. */
     uint64_t copied_bytes;
     uint64_t copy_ns;
 };
 
-/* Returns 0; COX_INVALID: block ids, err says which; COX_STALE: a block there is another's by now,
- * or the lease is over, or its group is linked anew, or a block here was taken by a step;
- * COX_ABORTED: cancelled, cleared, paused or given up; COX_CLOSED: unlinked; COX_TIMEOUT;
- * COX_PEER_DEAD; COX_STATE: no cache is open. */
+/* Returns
+ *   0
+ *   COX_INVALID: block ids, err says which
+ *   COX_STALE: a source block has another generation, the lease has expired, its group was linked
+ *     anew, or a step took a destination block
+ *   COX_ABORTED: cancelled, cleared or paused
+ *   COX_CLOSED: unlinked
+ *   COX_TIMEOUT
+ *   COX_PEER_DEAD
+ *   COX_STATE: no cache is open
+ */
 int cox_pulls_run(struct cox_pulls *pulls, struct cox_pull *pull, struct cox_error *err);
 
 #endif

@@ -14,7 +14,7 @@
 
 #define ALIGNMENT_FLOATS (64 / sizeof(float))
 #define BUFFER_COUNT 2u
-/* What makes mapped memory safe to read: it cannot become shorter. And nobody else writes it. */
+/* Seals that make mapped memory safe to read: it cannot shrink, and only its owner can write it. */
 #define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 #define NAME_SIZE 32
 
@@ -27,7 +27,7 @@ struct cox_tensor_gather {
     size_t slice_length_max;
     /* floats */
     size_t buffer_length;
-    /* 0: of no step yet */
+    /* 0: before the first step */
     uint64_t epoch;
     /* of the next gather in its epoch */
     uint32_t index;
@@ -35,11 +35,11 @@ struct cox_tensor_gather {
     uint64_t deadline_ns;
     /* of the step */
     struct cox_tensor_gather_times times;
-    /* by rank: its buffers; written here for this rank alone */
+    /* buffers by rank; only this rank's are mapped for writing */
     struct cox_region *ranks;
 };
 
-/* What ranks must agree on, as each tells the others. */
+/* Values that the ranks must agree on; each sends its own to the others. */
 struct facts {
     uint64_t slice_count;
     uint64_t slice_length_max;
@@ -61,7 +61,8 @@ static float *buffer_of(const struct cox_tensor_gather *gather, uint32_t rank, u
     return (float *)gather->ranks[rank].base + buffer * gather->buffer_length;
 }
 
-/* The memory of this rank, mapped for writing before the seal that keeps all others from it. */
+/* Creates the memory of this rank and maps it for writing, before the seal that denies that to
+ * others. */
 static int make_memory(struct cox_tensor_gather *gather, int *ret_fd, struct cox_error *err)
 {
     struct cox_error why = {0};
@@ -73,7 +74,7 @@ static int make_memory(struct cox_tensor_gather *gather, int *ret_fd, struct cox
     return 0;
 }
 
-/* Before any memory is looked at: whoever has loaded another model is told so. */
+/* Before any memory is checked, so that a rank with another model gets that as its error. */
 static int compare_facts(struct cox_tensor_gather *gather, uint64_t deadline_ns,
                          struct cox_error *err)
 {
@@ -92,7 +93,7 @@ static int compare_facts(struct cox_tensor_gather *gather, uint64_t deadline_ns,
     return r;
 }
 
-/* Whether the memory of a rank, mapped, is what the gather may read. */
+/* Checks that a rank's mapped memory is what the gather may read. */
 static int check_memory(const struct cox_tensor_gather *gather, const struct cox_region *memory,
                         int fd, const char *name, struct cox_error *err)
 {
@@ -197,7 +198,7 @@ int cox_tensor_gather_begin(struct cox_tensor_gather *gather, uint64_t epoch, ui
 {
     gather->deadline_ns = deadline_ns;
     gather->times = (struct cox_tensor_gather_times){0};
-    /* Ranks in one epoch have made the same gathers in it: they agree whose turn a buffer is. */
+    /* Ranks in one epoch have made the same gathers in it, so they agree which buffer is next. */
     if (epoch == gather->epoch)
         return 0;
     int r = cox_group_align(gather->group, epoch);
@@ -240,7 +241,7 @@ int cox_tensor_gather_all(struct cox_tensor_gather *gather, const float *slices,
     return 0;
 }
 
-/* Is it large enough to carry a sum of that many numbers beyond what is finite? */
+/* Returns whether a sum of that many such numbers can overflow. */
 static bool overflows(float number, uint32_t count)
 {
     return (double)number * count >= FLT_MAX;
@@ -249,7 +250,7 @@ static bool overflows(float number, uint32_t count)
 int cox_tensor_gather_blame(const struct cox_tensor_gather *gather, const float *const *slices,
                             size_t slice_length, struct cox_error *err)
 {
-    /* Of all ranks, and what they are added to. */
+    /* The slices of all ranks, and the value they are added to. */
     const uint32_t number_count = gather->rank_count * gather->slice_count + 1;
     uint32_t largest_rank = 0;
     float largest = -1;

@@ -11,22 +11,22 @@
 
 #define ROLE(name) COXSWAIN__PDROLE__##name##_ROLE
 #define CODE(name) COXSWAIN__PDERROR_CODE__##name
-/* Texts of results, cut to this, so that those of many requests fit a slot. */
+/* Texts of results are cut to this, so that those of many requests fit a slot. */
 #define TEXT_SIZE_MAX 400
 
 struct cox_transfer {
     struct cox_transfer_options options;
     struct cox_links *links;
     struct cox_pulls *pulls;
-    /* rank, and rank_count in the upper half; 0: not known yet. relaxed: whole in itself */
+    /* rank in the lower half, rank_count in the upper; 0: unknown. relaxed: one word has it all */
     _Atomic uint64_t place;
-    /* relaxed: it says nothing but itself */
+    /* relaxed: carries no other data */
     _Atomic int role;
-    /* relaxed: the same */
+    /* relaxed: likewise */
     _Atomic uint64_t clears;
 };
 
-/* ---- life ---- */
+/* ---- constructor and destructor ---- */
 
 int cox_transfer_new(const struct cox_transfer_options *options, struct cox_transfer **ret_transfer)
 {
@@ -91,7 +91,7 @@ static void transfer_take_role(struct cox_transfer *transfer,
     const int role = (int)info->pd_role;
     if (!info->has_pd_role || role == before)
         return;
-    /* Without a change it is told to those who know of none. */
+    /* Without change_role the role applies only to ranks that have none. */
     if (!info->change_role && before != ROLE(UNKNOWN))
         return;
     if (role != ROLE(PREFILL) && role != ROLE(DECODE) && role != ROLE(STANDARD)) {
@@ -111,7 +111,7 @@ static const char *cluster_of(const Coxswain__RemoteInfo *info)
     return cluster ? cluster : "";
 }
 
-/* The pool of the rank there that has this one's number. */
+/* Selects the pool of the remote rank with this rank's number. */
 static int remote_read(const struct cox_transfer *transfer, const Coxswain__RemoteInfo *info,
                        struct cox_kv_pool *ret_pool, struct cox_error *err)
 {
@@ -173,7 +173,7 @@ void cox_transfer_link(struct cox_transfer *transfer, const Coxswain__PDLinkRequ
 struct listing {
     struct cox_arena *arena;
     Coxswain__PDLinkStatusResponse *response;
-    /* no memory */
+    /* out of memory */
     bool failed;
 };
 
@@ -240,7 +240,7 @@ int cox_transfer_status(struct cox_transfer *transfer, struct cox_arena *arena,
 struct pulling {
     struct cox_transfer *transfer;
     struct cox_arena *arena;
-    /* when the message came */
+    /* value of clears when the message arrived */
     uint64_t clears;
 };
 
@@ -258,7 +258,7 @@ static const char *id_of(const Coxswain__PullKVRequest__PullKVInfo *info)
     return id ? id : "";
 }
 
-/* All tables, of all managers: this rank has one cache, so the blocks of all are in it. */
+/* Counts all tables of all managers: this rank has one cache, which contains the blocks of all. */
 static int tables_count(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_t *ret_count,
                         struct cox_error *err)
 {
@@ -306,7 +306,7 @@ static int tables_read(const Coxswain__PullKVRequest__PullKVInfo *info, struct c
     return 0;
 }
 
-/* 0: the message says nothing, or "never". */
+/* 0 in a message means absent or "never". */
 static uint64_t time_or_never(uint64_t time_ns)
 {
     return time_ns ? time_ns : COX_DEADLINE_NEVER;
