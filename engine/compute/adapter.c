@@ -14,21 +14,22 @@
 
 #define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)
-/* Numbers, the scale, and what they come to together. Beyond it nothing but a mistake, and below it
- * no row overflows on the way to its logits: a step with one that does fails for all prompts in it.
- */
+/* Limit of the numbers, of the scale, and of their product. Real adapters are far below it, and
+ * below it no row overflows on the way to its logits. A step with a row that overflows would fail
+ * for all its prompts. */
 #define SIZE_OF_NUMBERS_MAX 1e6
 
 static const char *const module_names[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
 
-/* What adapter_config.json says. */
+/* Contents of adapter_config.json. */
 struct description {
     uint32_t rank;
     float scale;
     bool has[COX_PROJECTION_COUNT];
 };
 
-/* One matrix of the file, and which part of it the share needs. Either rows or columns are cut. */
+/* One matrix of the file, and the part of it that the share needs. Either rows or columns are
+ * divided. */
 struct matrix {
     uint64_t rows, columns;
     uint64_t piece_rows, piece_columns;
@@ -83,7 +84,7 @@ static int read_modules(const json_t *root, const char *path, struct description
 
 #define VALUE_TEXT_SIZE 65
 
-/* As JSON, where that is short. */
+/* As JSON, if that is short. */
 static const char *value_text(const json_t *value, char text[VALUE_TEXT_SIZE])
 {
     const size_t size =
@@ -95,7 +96,7 @@ static const char *value_text(const json_t *value, char text[VALUE_TEXT_SIZE])
     return text;
 }
 
-/* Absent, null or that word: whatever else is there means something that is not computed. */
+/* The key must be absent, null or that word: any other value asks for something unsupported. */
 static int expect_word(const json_t *root, const char *path, const char *key, const char *word,
                        struct cox_error *err)
 {
@@ -122,7 +123,7 @@ static int expect_false(const json_t *root, const char *path, const char *key,
                     key, value_text(value, text));
 }
 
-/* What makes other arithmetic of the same tensors. */
+/* Refuses options that mean other arithmetic with the same tensors. */
 static int check_kind(const json_t *root, const char *path, struct cox_error *err)
 {
     static const char *const switches[] = {"use_dora", "fan_in_fan_out", "lora_bias"};
@@ -170,7 +171,7 @@ static int read_rank(const json_t *root, const char *path, struct description *d
         return cox_fail(err, COX_INVALID, "%s: use_rslora is neither true nor false", path);
     scale = json_number_value(alpha) /
             (json_is_true(rslora) ? sqrt((double)description->rank) : (double)description->rank);
-    /* Written so that what is no number is refused. */
+    /* Written so that a NaN is refused. */
     if (!(fabs(scale) <= SIZE_OF_NUMBERS_MAX))
         return cox_fail(err, COX_INVALID, "%s: lora_alpha is %g", path, json_number_value(alpha));
     description->scale = (float)scale;
@@ -198,7 +199,7 @@ static int read_description(const char *directory, struct description *descripti
     return r;
 }
 
-/* ---- where everything stands ---- */
+/* ---- layout ---- */
 
 /* A and B of a projection for the share. */
 static void matrices_of(const struct cox_model_config *config, const struct cox_share *share,
@@ -259,7 +260,8 @@ static void lay_out(struct cox_adapter *adapter, const struct cox_model_config *
 
 /* ---- the tensors ---- */
 
-/* The rank of a tensor and its other side, each with the code of its own. rank_first: of an A. */
+/* Checks the rank of a tensor and its other dimension, each with its own code. rank_first: the
+ * tensor is an A. */
 static int check_shape(const struct cox_safetensors *file, const char *name,
                        const struct matrix *matrix, bool rank_first, struct cox_error *err)
 {
@@ -275,10 +277,10 @@ static int check_shape(const struct cox_safetensors *file, const char *name,
         return cox_fail(err, COX_DIVERGED, "tensor %s has rank %llu; adapter_config.json says %llu",
                         name, (unsigned long long)shape[rank_first ? 0 : 1],
                         (unsigned long long)rank);
-    return 0; /* reading it tells of the rest */
+    return 0; /* reading it reports the rest */
 }
 
-/* memory is zero. *largest: of the numbers, without their signs. */
+/* memory is zero initially. *largest: the largest absolute value. */
 static int read_matrix(const struct cox_safetensors *file, const char *name,
                        const struct matrix *matrix, float *memory, float *largest,
                        struct cox_error *err)
@@ -394,7 +396,8 @@ static int read_tensors(struct cox_adapter *adapter, const char *directory,
         r = read_layer(adapter, file, config, share, layer, description->rank, err);
     for (int i = 0; i < COX_PROJECTION_COUNT; i++)
         expected += adapter->has[i] ? 2 * (size_t)config->layer_count : 0;
-    /* All that were expected are there: the others would be left out without a word. */
+    /* All expected tensors exist. More than these would be ignored silently, so that is an error.
+     */
     if (r == 0 && cox_safetensors_count(file) != expected)
         r = cox_fail(err, COX_INVALID, "%s has %zu tensors; target_modules and the model imply %zu",
                      path, cox_safetensors_count(file), expected);
@@ -407,8 +410,8 @@ static int read_tensors(struct cox_adapter *adapter, const char *directory,
 
 /* ---- kernels ---- */
 
-/* Of noise, not of the adapter's own numbers: all ranks get the same answer, also where theirs are
- * zeros. */
+/* With noise instead of the adapter's numbers, so that all ranks get the same result, also where
+ * their parts are zero. */
 static int probe_shape(size_t out, size_t in, bool *rows_apart, struct cox_error *err)
 {
     const size_t length = (size_t)align(out * in);

@@ -3,11 +3,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Sums of a dot product kept apart, so that a compiler may use vectors without being allowed to
- * reorder sums. */
+/* Separate sums of a dot product, so that a compiler may vectorise without reordering sums. */
 #define LANE_COUNT 8u
 
-/* In float and in the order of transformers' own: a frequency at the border between two ranges is
+/* In float and in the order of transformers, so that a frequency at the border of two ranges falls
  * on the same side. */
 static float scale_llama3(const struct cox_model_config *config, float frequency)
 {
@@ -30,7 +29,7 @@ static float scale_llama3(const struct cox_model_config *config, float frequency
 void cox_rotary_frequencies(const struct cox_model_config *config, float *frequencies)
 {
     for (uint32_t i = 0; i < config->head_dim / 2; i++) {
-        /* Frequency and angle rounded to float, as the checkpoints were trained. */
+        /* Frequency and angle are rounded to float, as in the training of the checkpoints. */
         frequencies[i] =
             (float)(1.0 / pow(config->rope_theta, 2.0 * (double)i / (double)config->head_dim));
         if (config->rope_type == COX_ROPE_LLAMA3)

@@ -11,7 +11,7 @@
 #define BLOCK_SIZE_MAX 4096u
 #define BLOCK_COUNT_MAX (1u << 24)
 
-/* Where a list moves blocks from or to. */
+/* Memory that a list copies from or to. */
 struct side {
     const char *name;
     float *blocks;
@@ -39,8 +39,8 @@ static int check_geometry(const struct cox_cache_geometry *geometry, struct cox_
 {
     int r;
 
-    /* The limits of config.h and these keep a block below 2^46 bytes and all blocks below 2^63
-     * unless absurd. */
+    /* With the limits of config.h, these keep a block below 2^46 bytes and all blocks below 2^63.
+     */
     r = check_range("layers", geometry->layer_count, 1, 1024, err);
     if (!r)
         r = check_range("KV heads", geometry->kv_head_count, 1, 1024, err);
@@ -55,8 +55,9 @@ static int check_geometry(const struct cox_cache_geometry *geometry, struct cox_
     return r;
 }
 
-/* Pages of its own: a cache that is made again (reinit) gives the old one's back at once, which
- * malloc, once it has seen one freed, does not. They are zero, and there from now on. */
+/* Mapped pages instead of malloc: when reinit replaces a cache, the pages of the old one are
+ * returned at once. malloc does not do that once it has seen one freed. The pages are zero, and
+ * populated here. */
 static int allocate(uint64_t block_size, uint32_t count, const char *name, float **ret_blocks,
                     struct cox_error *err)
 {
@@ -81,7 +82,7 @@ static void release(const struct cox_cache *cache, float *blocks, uint32_t count
         munmap(blocks, (size_t)cox_cache_block_size(&cache->geometry) * count);
 }
 
-/* As many sequences as a worker has room for, where nobody says otherwise. */
+/* Slots for as many sequences as a worker has by default. */
 #define SLOT_COUNT_DEFAULT 4096
 
 static int create_kv_blocks(struct cox_cache *cache, struct cox_error *err)

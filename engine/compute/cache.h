@@ -1,31 +1,31 @@
 /*
  * cache: the paged KV cache of one rank: blocks of positions, and host blocks to swap them to.
  *
- * A block holds, for every layer, the keys and the values of block_size positions of the KV heads
- * of this rank: [layer][key, value][kv_head][position in block][head_dim]   floats so one block is
- * one piece of memory: a swap, a copy or a pull by another group moves it in one go.
+ * A block has the keys and values of block_size positions, for every layer and every KV head of
+ * this rank, as floats:
+ *   [layer][key, value][kv_head][position in block][head_dim]
+ * So a block is contiguous, and is swapped, copied or pulled in one piece.
  *
- * Blocks of its own are KV blocks that other groups may copy (channel/memory/pool/kv_blocks.h), and
- * that nobody else can write: block b of the block tables is block b there, and its generation says
- * whose it is: the sequence (see cox_cache_generation_of) all of whose positions there were written
- * by a step, or a pull, that succeeded; or COX_CACHE_NOBODY. A block is written only
- *   - after it was taken: it is nobody's, and a copy that somebody makes of it meanwhile is stale;
- *   or
- *   - by the sequence that it belongs to, behind the positions that it holds, or the same again,
- *     which disturbs no copy. Who begins a block at its first position takes it, also its own.
- * It goes to a sequence at the end of the step alone. A sequence that has ended, or begins anew at
- * position 0, has no blocks: what others were told of them is stale.
+ * The cache's own blocks are KV blocks that other groups may copy
+ * (channel/memory/pool/kv_blocks.h), and that no other process can write. Block b of the block
+ * tables is KV block b. Its generation names its owner. That is the sequence
+ * (cox_cache_generation_of) whose positions in the block were all written by successful steps or
+ * pulls; or COX_CACHE_NOBODY. A block is written only
+ *   - after it was taken: it has no owner, so a concurrent copy is stale; or
+ *   - by the sequence that owns it, behind its last position, or with the same bytes again: neither
+ *     disturbs a copy. A sequence that starts a block at its first position takes it, even its own.
+ * A block is given to a sequence only at the end of the step. A sequence that has ended, or starts
+ * again at position 0, owns no blocks: references that other groups have to them are stale.
  *
- * Threads: one at a time, the worker's step thread; but take, give, block, generation_of and
- *   kv_blocks by others as well, at the same time, for blocks that no step writes or reads
- *   meanwhile. Which those are is the coordinator's word: a wrong one gives wrong keys and values,
- *   and crashes nobody. Generations are atomic words, so that one of two who take the same block
- *   may see it.
- * Ownership: the object owns the host blocks, and the blocks where the caller lent no memory for
+ * Threads: one at a time, the worker's step thread. Other threads may call take, give, block,
+ *   generation_of and kv_blocks at the same time, for blocks that no step accesses meanwhile. The
+ *   coordinator decides which: a wrong decision gives wrong keys and values, but no crash.
+ *   Generations are atomic, so that of two threads that take the same block one may detect it.
+ * Ownership: the object owns the host blocks, and the blocks unless the caller lent memory for
  *   them. Every block id is input from the coordinator and is checked, in all builds.
- * Blocks: nothing. Other groups that read the blocks hold nobody up.
- * If the process dies, blocks in lent memory hold what was written so far; its own live with the
- *   last process that reads them.
+ * Blocks (threads): nothing. Other groups that read the blocks delay no step.
+ * If the process dies: blocks in lent memory keep what was written so far. Own blocks live until
+ *   the last process unmaps them.
  */
 #ifndef COX_WORKER_MODEL_CACHE_H
 #define COX_WORKER_MODEL_CACHE_H
@@ -50,16 +50,21 @@ struct cox_cache_geometry {
 
 struct cox_cache;
 
-/* Generation of a block that no sequence has: of none can it be pulled. */
+/* Generation of a block without an owner; no pull matches it. */
 #define COX_CACHE_NOBODY COX_KV_NOBODY
 
 /* Bytes of one block. */
 uint64_t cox_cache_block_size(const struct cox_cache_geometry *geometry);
 
-/* memory is NULL, or block_count blocks aligned to COX_CACHE_ALIGNMENT that the caller lends until
- * free: then they are no KV blocks for others, and belong to nobody. Own memory starts zeroed, lent
- * memory is taken as it is. Returns 0 and gives the object; COX_INVALID a number outside its range;
- * COX_NO_SPACE with what was needed; -errno. */
+/* memory is NULL, or block_count blocks aligned to COX_CACHE_ALIGNMENT, lent until free. Lent
+ * blocks are not KV blocks for other groups, and have no owners. Own memory starts zeroed; lent
+ * memory keeps its bytes.
+ * Returns
+ *   0
+ *   COX_INVALID: a number outside its range
+ *   COX_NO_SPACE: err has the size needed
+ *   -errno
+ */
 int cox_cache_new(const struct cox_cache_geometry *geometry, void *memory,
                   struct cox_cache **ret_cache, struct cox_error *err);
 struct cox_cache *cox_cache_free(struct cox_cache *cache);
@@ -72,12 +77,12 @@ const struct cox_cache_geometry *cox_cache_geometry(const struct cox_cache *cach
 float *cox_cache_keys(struct cox_cache *cache, uint32_t block, uint32_t layer, uint32_t kv_head);
 float *cox_cache_values(struct cox_cache *cache, uint32_t block, uint32_t layer, uint32_t kv_head);
 
-/* The raw bytes of a block, lent, for a transfer; NULL when there is no such block. */
+/* The bytes of a block, lent, for a transfer; NULL when there is no such block. */
 void *cox_cache_block(struct cox_cache *cache, int64_t block);
 
-/* Moves of whole blocks, in order of the list: from block to host block, from host block to block,
- * from block to block. All ids are checked before the first byte moves. Returns 0; COX_INVALID an
- * id out of range, nothing was moved. */
+/* Copy whole blocks in list order: from block to host block, from host block to block, from block
+ * to block. All ids are checked before the first copy. Returns 0, or COX_INVALID: an id out of
+ * range, nothing was copied. */
 int cox_cache_swap_out(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
                        struct cox_error *err);
 int cox_cache_swap_in(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
@@ -85,39 +90,43 @@ int cox_cache_swap_in(struct cox_cache *cache, const struct cox_block_pair *pair
 int cox_cache_copy(struct cox_cache *cache, const struct cox_block_pair *pairs, uint32_t count,
                    struct cox_error *err);
 
-/* ---- whose blocks they are ---- */
+/* ---- owners of blocks ---- */
 
 /* NULL: the memory is lent. Lent until free. */
 struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache);
 
-/* The generation of a sequence's blocks: its id, where that is 1 to 2^47; ids that cannot be
- * generations get one above, by a hash: two of them have the same one in 2^47 cases. */
+/* The generation of a sequence's blocks: its id if that is 1 to 2^47, otherwise a hash above that
+ * range. Two hashes are equal in one of 2^47 cases. */
 uint64_t cox_cache_generation_of(int64_t sequence);
 
-/* The block is nobody's from now on: it may be written. Returns 0; COX_INVALID: no such block. */
+/* Removes the owner, so that the block may be written. Returns 0, or COX_INVALID: no such block. */
 int cox_cache_take(struct cox_cache *cache, uint32_t block, struct cox_error *err);
-/* Nobody has given the block to a sequence since it was taken. */
+/* Returns whether the block was taken and not given to a sequence since. */
 bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block);
-/* What the block holds is this sequence's; COX_CACHE_NOBODY: it stays nobody's. One that is
- * somebody's stays that one's. */
+/* Makes the sequence of this generation the owner of a taken block; COX_CACHE_NOBODY: it stays
+ * without one. A block that has an owner keeps it. */
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation);
 
-/* A step: what ended, or begins anew, loses its blocks; the blocks that it moves to or writes are
- * taken; and the moves are done. The batch was checked. Returns 0; COX_INVALID: an id out of range,
- * nothing was moved; COX_NO_SPACE. */
+/* Begins a step. Sequences that ended, or start again, lose their blocks; blocks to be copied to or
+ * written are taken; then the copies are made. The caller has checked the batch.
+ * Returns
+ *   0
+ *   COX_INVALID: an id out of range, nothing was copied
+ *   COX_NO_SPACE
+ */
 int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err);
-/* The step has succeeded: what it wrote is its sequences', and what it moved theirs in whose table
- * it is, where they have a row. */
+/* Ends a successful step. Written blocks go to their sequences. Blocks copied to go to the sequence
+ * whose table contains them, if it has a row. */
 void cox_cache_end(struct cox_cache *cache, const struct cox_batch *batch);
-/* All blocks are nobody's, and zero, as in a new cache, and the memory is the same: what others
- * know of it holds. */
+/* Zeroes all blocks and removes their owners, as in a new cache. The memory stays, so handles that
+ * other groups have remain valid. */
 void cox_cache_clear(struct cox_cache *cache);
-/* The sequences that had rows in these slots, or any at all, have ended. */
+/* Ends the sequences that last had rows in these slots, or all sequences. */
 void cox_cache_forget(struct cox_cache *cache, const uint32_t *slots, uint32_t count);
 void cox_cache_forget_all(struct cox_cache *cache);
 
-/* The three lists of a batch in the order that batch.h fixes, all checked first.
- * Returns 0; COX_INVALID, nothing was moved. */
+/* The three lists of a batch in the order that batch.h defines, all checked first. Returns 0, or
+ * COX_INVALID: nothing was copied. */
 int cox_cache_check_moves(const struct cox_cache *cache, const struct cox_batch *batch,
                           struct cox_error *err);
 int cox_cache_move(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err);

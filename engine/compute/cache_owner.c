@@ -1,4 +1,4 @@
-/* cache_owner: whose the blocks of a cache are, as generations of its KV blocks. */
+/* cache_owner: the owners of a cache's blocks, as generations of its KV blocks. */
 #include "cache_private.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #define GENERATION_PLAIN_MAX (UINT64_C(1) << 47)
 #define GENERATION_MAX ((UINT64_C(1) << 48) - 2)
-/* Sequences that are forgotten in one look at all blocks. */
+/* Sequences that are forgotten in one pass over all blocks. */
 #define FORGOTTEN_COUNT_MAX 64
 
 struct cox_kv_blocks *cox_cache_kv_blocks(const struct cox_cache *cache)
@@ -20,7 +20,7 @@ uint64_t cox_cache_generation_of(int64_t sequence)
 
     if (sequence >= 1 && mixed <= GENERATION_PLAIN_MAX)
         return mixed;
-    /* The finaliser of a common hash: neighbours come apart. */
+    /* The finaliser of a common hash: it separates neighbouring ids. */
     mixed = (mixed ^ mixed >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
     mixed ^= mixed >> 31;
@@ -44,7 +44,7 @@ bool cox_cache_is_taken(const struct cox_cache *cache, uint32_t block)
 
 void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation)
 {
-    /* One that cannot be given was given by another thread, which a wrong coordinator had do so. */
+    /* A block that is not taken was given by another thread, as ordered by a faulty coordinator. */
     if (!cache->kv || generation == COX_CACHE_NOBODY ||
         cox_kv_blocks_give(cache->kv, block, generation))
         return;
@@ -52,7 +52,7 @@ void cox_cache_give(struct cox_cache *cache, uint32_t block, uint64_t generation
     atomic_fetch_add_explicit(&cache->given, 1, memory_order_release);
 }
 
-/* Those of a step; the blocks of all that are in the list go in one look at all. */
+/* The ended sequences of a step, whose blocks are taken in one pass over all blocks. */
 struct forgotten {
     struct cox_cache *cache;
     uint64_t generations[FORGOTTEN_COUNT_MAX];
@@ -123,8 +123,8 @@ void cox_cache_clear(struct cox_cache *cache)
         memset(cache->host_blocks, 0, size * cache->geometry.swap_block_count);
 }
 
-/* What of its last row is in each slot. A step allocates nothing, for it may be left wherever it is
- * (worker.h), unless somebody lets it have more slots than is usual. */
+/* Records the generation of each row in its slot. A step allocates nothing, because it may be
+ * abandoned anywhere (worker.h), except when a coordinator uses more slots than usual. */
 static int note_slots(struct cox_cache *cache, const struct cox_batch *batch, struct cox_error *err)
 {
     uint32_t needed = cache->slot_count;
@@ -173,9 +173,9 @@ static void take_targets(struct cox_cache *cache, const struct cox_block_pair *p
         cox_kv_blocks_take(cache->kv, (uint32_t)pairs[i].to);
 }
 
-/* Of the sequence's own blocks it costs a relaxed load. A block that the row begins holds no
- * position of the sequence; it can be its own all the same, of a pull that has failed on another
- * rank and was tried again with other blocks. */
+/* Blocks that the sequence owns cost a relaxed load. A block that the row starts holds none of its
+ * positions. It may own it all the same, through a pull that failed on another rank and was retried
+ * with other blocks. */
 static void take_written(struct cox_cache *cache, const struct cox_batch_row *row)
 {
     const uint64_t generation = cox_cache_generation_of(row->id);
@@ -218,7 +218,7 @@ int cox_cache_begin(struct cox_cache *cache, const struct cox_batch *batch, stru
     return r ? r : cox_cache_move(cache, batch, err);
 }
 
-/* The sequence in whose table the block is; COX_CACHE_NOBODY: in none of a row. */
+/* The sequence whose table contains the block; COX_CACHE_NOBODY: no row's table does. */
 static uint64_t owner_in(const struct cox_batch *batch, int32_t block)
 {
     for (uint32_t i = 0; i < batch->row_count; i++)

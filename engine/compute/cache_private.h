@@ -1,5 +1,4 @@
-/* The cache's own memory, shared by cache.c (blocks and moves) and cache_owner.c (whose they are).
- */
+/* The struct of the cache, shared by cache.c (blocks and copies) and cache_owner.c (owners). */
 #ifndef COX_WORKER_MODEL_CACHE_PRIVATE_H
 #define COX_WORKER_MODEL_CACHE_PRIVATE_H
 
@@ -13,13 +12,14 @@ struct cox_cache {
     size_t block_length;
     float *blocks;
     float *host_blocks;
-    /* blocks, when they are our own */
+    /* the cache's own blocks; NULL: memory is lent */
     struct cox_kv_blocks *kv;
-    /* Of the last row that was in a slot, its generation; 0: none. Grown to the highest slot. */
+    /* Per slot, the generation of the last sequence with a row there; 0: none. Grown to the highest
+     * slot. */
     uint64_t *slots;
     uint32_t slot_count;
-    /* Blocks given away by any thread. release; partner: cox_cache_begin, which then sees what a
-     * pull wrote. */
+    /* Counts blocks given by any thread. release; partner: cox_cache_begin, which then sees the
+     * bytes that a pull wrote. */
     _Atomic uint64_t given;
 };
 

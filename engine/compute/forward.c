@@ -16,16 +16,16 @@ struct token_row {
     uint32_t token;
     /* NULL: none */
     const struct cox_adapter *adapter;
-    /* among the rows of the pass whose tokens are in the same slice */
+    /* index among the rows of the pass whose tokens are in the same slice */
     uint32_t place;
-    /* of its batch row, and its logits are wanted */
+    /* the last one of its batch row, whose logits are wanted */
     bool last;
 };
 
 /* Rows of a pass with the same adapter. */
 struct adapted {
     const struct cox_adapter *adapter;
-    /* in adapted_rows */
+    /* index in adapted_rows */
     uint32_t first;
     uint32_t count;
 };
@@ -44,14 +44,14 @@ struct cox_forward {
     bool rows_apart;
     /* head_count * head_dim */
     size_t head_width;
-    /* of it, a slice's */
+    /* part of it in one slice */
     size_t head_slice;
-    /* feed-forward columns with their padding */
+    /* feed-forward columns including padding */
     size_t column_width;
     size_t kv_width;
-    /* Scratch. A row count is that of the pass, rounded up to tiles. */
+    /* Scratch. [row] stands for the token rows of a pass, rounded up to whole tiles. */
     struct token_row *tokens;
-    /* the one allocation that all below point into */
+    /* the one allocation that the pointers below point into */
     float *memory;
     /* [row][hidden]: the residual stream */
     float *hidden;
@@ -89,23 +89,23 @@ struct cox_forward {
     float *adapter_input;
     /* [COX_TILE_ROWS][COX_ADAPTER_RANK_MAX] */
     float *adapter_low;
-    /* [COX_TILE_ROWS][the widest of hidden, head slice and head_dim] */
+    /* [COX_TILE_ROWS][max(hidden, head slice, head_dim)] */
     float *adapter_output;
     struct adapted *adapted;
-    /* token rows, those of one adapter together */
+    /* token rows, sorted by adapter */
     uint32_t *adapted_rows;
     struct cox_adapter_source adapters;
-    /* The pass under way. */
+    /* The running pass. */
     uint32_t token_count;
     uint32_t tile_count;
     /* adapters of the pass */
     uint32_t adapted_count;
 };
 
-/* How far the batch has been gathered into passes. */
+/* Progress through the batch. */
 struct cursor {
     uint32_t row;
-    /* tokens of that row */
+    /* tokens of that row in earlier passes */
     uint32_t done;
 };
 
@@ -125,7 +125,7 @@ static const float *layer_tensor(const struct cox_forward *forward, uint32_t lay
            offset;
 }
 
-/* Where a slice of a tensor stands in the block, which may hold more slices than this rank's. */
+/* Address of a slice of a tensor in the block, which may contain more slices than this rank's. */
 static const float *slice_of(const struct cox_forward *forward, const float *tensor,
                              uint64_t stride, uint32_t slice)
 {
@@ -143,7 +143,7 @@ static struct cox_matrix matrix_of(const float *piece, size_t out, size_t in)
     return (struct cox_matrix){piece, in, out, in};
 }
 
-/* Multiplies all tiles of the pass; the matrix stays in the processor's cache from tile to tile. */
+/* Multiplies all tiles of the pass. The matrix stays in the processor's cache from tile to tile. */
 static void multiply_tiles(const struct cox_forward *forward, struct cox_matrix matrix,
                            const float *input, size_t input_leading, float *output,
                            size_t output_leading)
@@ -176,7 +176,7 @@ static int gather_slices(const struct cox_forward *forward, float *slices, size_
 
 /* ---- adapters ---- */
 
-/* Brings the rows of the pass together by adapter; there are few of those. */
+/* Groups the rows of the pass by adapter. A search per row suffices, since adapters are few. */
 static void gather_adapted(struct cox_forward *forward)
 {
     uint32_t done = 0;
@@ -200,7 +200,7 @@ static void gather_adapted(struct cox_forward *forward)
     }
 }
 
-/* Copies up to a tile of rows to adapter_input, filled up with zeros. Returns how many. */
+/* Copies up to one tile of rows to adapter_input, padded with zeros. Returns the number of rows. */
 static uint32_t take_tile(struct cox_forward *forward, const struct adapted *adapted, uint32_t from,
                           const float *input, size_t width)
 {
@@ -226,7 +226,7 @@ static void multiply_a(struct cox_forward *forward, const struct cox_adapter *ad
 }
 
 /* Adds scale * B * low to the columns of output from `column` on, in the rows that the tile was
- * taken from. */
+ * copied from. */
 static void add_b(struct cox_forward *forward, const struct cox_adapter *adapter, const float *b,
                   size_t out, const uint32_t *rows, uint32_t count, float *output, size_t column,
                   size_t width)
@@ -245,7 +245,7 @@ static void add_b(struct cox_forward *forward, const struct cox_adapter *adapter
     }
 }
 
-/* To query, key and value of a tile of rows, of which adapter_input has the normed ones. */
+/* Adapts query, key and value of a tile of rows; adapter_input has the normed rows. */
 static void adapt_tile(struct cox_forward *forward, const struct cox_adapter *adapter,
                        uint32_t layer, const uint32_t *rows, uint32_t count)
 {
@@ -289,7 +289,7 @@ static void adapt_projections(struct cox_forward *forward, uint32_t layer)
     }
 }
 
-/* To the slices' parts of the attention output, before they are summed. */
+/* Adapts the slices' parts of the attention output, before they are summed. */
 static void adapt_output(struct cox_forward *forward, uint32_t layer)
 {
     const size_t hidden = forward->config.hidden_size, width = forward->head_width;
@@ -320,7 +320,7 @@ static void adapt_output(struct cox_forward *forward, uint32_t layer)
 
 /* ---- layers ---- */
 
-/* Weights * input, where the columns of the weights are in slices: this rank's parts. */
+/* Weights * input, where the columns of the weights are divided into slices: this rank's parts. */
 static void multiply_row_parallel(struct cox_forward *forward, const float *tensor, uint64_t stride,
                                   const float *input, size_t width)
 {
@@ -333,8 +333,7 @@ static void multiply_row_parallel(struct cox_forward *forward, const float *tens
                        input + slice * piece, width, forward->parts + slice * length, hidden);
 }
 
-/* In lanes, so that compilers make one operation of several; an exponent of all ones is an infinity
- * or no number. */
+/* In lanes, so that compilers vectorise it. An exponent of all ones is an infinity or a NaN. */
 static bool is_finite(const float *numbers, size_t count)
 {
     enum { LANES = 16 };
@@ -356,7 +355,7 @@ static bool is_finite(const float *numbers, size_t count)
     return true;
 }
 
-/* Before anybody computes with it, and gives what comes of that in its own name. */
+/* Checked before a rank computes with the slices and passes on the result under its own name. */
 static int check_gathered(const struct cox_forward *forward, const float *sum, size_t count,
                           const float *const *slices, size_t slice_length, struct cox_error *err)
 {
@@ -365,8 +364,7 @@ static int check_gathered(const struct cox_forward *forward, const float *sum, s
     return forward->share.blame(forward->share.context, slices, slice_length, err);
 }
 
-/* Adds the parts of all ranks to the residual stream, from where they are. Padding rows stay zero.
- */
+/* Adds the parts of all ranks, read in place, to the residual stream. Padding rows stay zero. */
 static int add_row_parallel(struct cox_forward *forward, struct cox_error *err)
 {
     const size_t hidden = forward->config.hidden_size;
@@ -394,7 +392,7 @@ static void project(struct cox_forward *forward, uint32_t layer)
         multiply_tiles(
             forward, matrix_of(slice_of(forward, query, layout->head_stride, slice), piece, hidden),
             forward->normed, hidden, forward->query + slice * piece, forward->head_width);
-    /* By KV head and not by slice: two ranks whose slices share a KV head both compute it, to the
+    /* By KV head and not by slice: two ranks whose slices share a KV head both compute it, with the
      * same bits. */
     for (uint32_t head = kv.first; head < kv.first + kv.count; head++) {
         multiply_tiles(forward, matrix_of(kv_head_of(forward, key, head), head_dim, hidden),
@@ -417,8 +415,8 @@ static struct cox_attention_place place_of(const struct cox_forward *forward,
     };
 }
 
-/* Stores the keys and values of the whole pass before any token of it attends: a token also sees
- * the earlier ones of its own pass. */
+/* Stores the keys and values of the whole pass before attention: a token attends to earlier ones of
+ * its own pass. */
 static void store_keys(struct cox_forward *forward, struct cox_cache *cache,
                        const struct cox_batch *batch, uint32_t layer)
 {
@@ -508,7 +506,7 @@ static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch
 {
     const uint32_t half = forward->config.head_dim / 2;
     const struct cox_adapter *adapter = NULL;
-    const char *lora_id = NULL; /* whose adapter that is */
+    const char *lora_id = NULL; /* of `adapter` */
     uint32_t count = 0;
 
     while (count < forward->row_count_max && cursor->row < batch->row_count) {
@@ -538,10 +536,9 @@ static void fill_pass(struct cox_forward *forward, const struct cox_batch *batch
     gather_adapted(forward);
 }
 
-/* Starts the residual stream with the embeddings of the pass and pads the last tile with zeros.
- * Slices are as long as the one that most tokens are in needs: all ranks know all tokens, so all
- * know how long that is. What is behind a slice's own rows is whatever was there; nobody reads it.
- */
+/* Starts the residual stream with the embeddings of the pass, and pads the last tile with zeros.
+ * All slices have the length of the one with the most tokens. All ranks know all tokens, so they
+ * agree on it. Bytes behind a slice's own rows are undefined and never read. */
 static int embed(struct cox_forward *forward, struct cox_error *err)
 {
     const struct cox_weights_layout *layout = &forward->layout;
@@ -617,7 +614,7 @@ static int run_output(struct cox_forward *forward, const uint32_t *rows, uint32_
     return r;
 }
 
-/* Brings the rows of the pass whose logits are wanted together, a tile at a time. */
+/* Collects the rows of the pass whose logits are wanted, a tile at a time. */
 static int finish_pass(struct cox_forward *forward, cox_logits_fn fn, void *context,
                        struct cox_error *err)
 {
@@ -688,8 +685,8 @@ size_t cox_forward_slice_length_max(const struct cox_forward *forward)
     return hidden > vocabulary ? hidden : vocabulary;
 }
 
-/* Asks the matrix kernels about every shape in use; all slices have the same shapes, so all ranks
- * of a machine get the same answer. */
+/* Tests the matrix kernels with every shape in use. All slices have the same shapes, so all ranks
+ * of a machine get the same result. */
 static int probe_kernels(struct cox_forward *forward, struct cox_error *err)
 {
     const struct cox_model_config *config = &forward->config;

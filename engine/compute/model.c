@@ -17,12 +17,12 @@ struct cox_model {
     struct cox_sampler *sampler;
     struct cox_share share;
     struct cox_adapter_source adapters;
-    /* of the share where the weights are own, else of all */
+    /* of the share for own weights, else of the whole model */
     struct cox_weights_layout layout;
     uint64_t digest;
 };
 
-/* A step under way, for the callback that gets its logits. */
+/* The running step, for the callback that receives its logits. */
 struct step {
     struct cox_model *model;
     const struct cox_batch *batch;
@@ -58,7 +58,7 @@ static int check_lent_weights(const struct cox_model *model,
     return 0;
 }
 
-/* Configuration, digest and weights are there. */
+/* Completes a model that has configuration, digest and weights. */
 static int complete(struct cox_model *model, const float *weights,
                     const struct cox_model_options *options, struct cox_error *err)
 {
@@ -103,7 +103,8 @@ int cox_model_load(const char *directory, const struct cox_model_options *option
         return r;
     model->layout = options->weights ? cox_weights_layout(&model->config)
                                      : cox_weights_share_layout(&model->config, &model->share);
-    /* Before and after: of files that are changed meanwhile it would be that of other weights. */
+    /* The digest is taken before and after: files that changed in between would give the digest of
+     * other weights. */
     r = cox_model_digest_folder(directory, &model->digest, err);
     if (!r)
         r = options->weights ? check_lent_weights(model, options, err)
@@ -218,7 +219,7 @@ int cox_model_cache_new(const struct cox_model *model, uint32_t block_count, uin
     return cox_cache_new(&geometry, memory, ret_cache, err);
 }
 
-/* That the cache was made for this model. */
+/* Checks that the cache was made for this model. */
 static int check_cache(const struct cox_model *model, const struct cox_cache *cache,
                        struct cox_error *err)
 {
@@ -234,7 +235,7 @@ static int check_cache(const struct cox_model *model, const struct cox_cache *ca
     return 0;
 }
 
-/* That the blocks of a row hold its positions 0 to end - 1. */
+/* Checks that the blocks of a row cover positions 0 to end - 1. */
 static int check_blocks(const struct cox_batch_row *row, uint64_t end,
                         const struct cox_cache_geometry *geometry, struct cox_error *err)
 {
@@ -265,7 +266,7 @@ static int check_row(const struct cox_model *model, const struct cox_cache *cach
             err, COX_INVALID,
             "sequence %lld: %u tokens from position %u; allowed: at least 1, and positions below %u",
             (long long)row->id, row->token_count, row->position, model->config.position_count_max);
-    /* All tokens, also those computed earlier: the repetition penalty looks at them. */
+    /* All tokens, including those computed earlier, because the repetition penalty reads them. */
     for (uint64_t i = 0; i < end; i++)
         if (row->tokens[i] < 0 || (uint32_t)row->tokens[i] >= model->config.vocab_size)
             return cox_fail(err, COX_INVALID,

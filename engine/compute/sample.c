@@ -7,7 +7,7 @@
 #include "channel/base/idioms.h"
 
 /* Multipliers and key increments of Philox4x32; the increments are the golden ratio and sqrt(3) -
- * 1, as the paper gives them. */
+ * 1, as in the paper. */
 #define PHILOX_MULTIPLIER_0 UINT32_C(0xD2511F53)
 #define PHILOX_MULTIPLIER_1 UINT32_C(0xCD9E8D57)
 #define PHILOX_INCREMENT_0 UINT32_C(0x9E3779B9)
@@ -20,7 +20,7 @@ struct cox_sampler {
     float *scores;
     /* exp((score - highest) / temperature); [vocab_size] */
     double *weights;
-    /* [vocab_size]; heap in front, tokens taken from it at the end */
+    /* [vocab_size]; a heap in front, the tokens taken from it at the end */
     uint32_t *heap;
     /* a bit per token, all zero between calls */
     uint64_t *marked;
@@ -146,8 +146,8 @@ static uint32_t highest(const float *scores, uint32_t count)
     return best;
 }
 
-/* The order in which tokens are kept: higher scores first, then lower tokens. Total, so that every
- * rank has the same. */
+/* The order in which tokens are kept: higher scores first, then lower tokens. It is total, so that
+ * all ranks agree. */
 static bool before(const struct cox_sampler *sampler, uint32_t a, uint32_t b)
 {
     if (sampler->scores[a] != sampler->scores[b])
@@ -175,7 +175,7 @@ static void sift_down(struct cox_sampler *sampler, uint32_t count, uint32_t inde
     }
 }
 
-/* Takes the best of count tokens out of the heap; it then stands behind the heap, at count - 1. */
+/* Removes the best of count tokens from the heap and stores it behind the heap, at count - 1. */
 static uint32_t take_best(struct cox_sampler *sampler, uint32_t count)
 {
     uint32_t best = sampler->heap[0];
@@ -187,7 +187,7 @@ static uint32_t take_best(struct cox_sampler *sampler, uint32_t count)
 }
 
 /* Draws by weight among the tokens order[0], order[-1], ... order[1 - count] (order NULL: tokens 0
- * to count - 1); total is the sum of their weights in that order. */
+ * to count - 1). total is the sum of their weights in that order. */
 static uint32_t draw(const struct cox_sampler *sampler, const uint32_t *order, uint32_t count,
                      double total, double uniform)
 {
@@ -197,7 +197,7 @@ static uint32_t draw(const struct cox_sampler *sampler, const uint32_t *order, u
     for (uint32_t i = 0; i < count; i++) {
         uint32_t token = order ? *(order - i) : i;
 
-        /* A weight may have underflown to 0; such a token is never drawn. */
+        /* A weight may have underflowed to 0; such a token is never drawn. */
         if (sampler->weights[token] > 0)
             chosen = token;
         sum += sampler->weights[token];

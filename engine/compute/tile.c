@@ -35,8 +35,8 @@ bool cox_tile_rows_alike(const struct cox_matrix *matrix, float *scratch)
     float *output = scratch + COX_TILE_ROWS * matrix->in;
     uint32_t noise = 1;
 
-    /* Numbers with all mantissa bits in use, both signs: any other order of the sums rounds
-     * differently somewhere. */
+    /* Numbers of both signs with all mantissa bits in use, so that any other order of the sums
+     * rounds differently somewhere. */
     for (size_t i = 0; i < matrix->in; i++) {
         noise = noise * UINT32_C(1664525) + UINT32_C(1013904223);
         float number = (float)(int32_t)noise * 0x1p-31f;
@@ -73,8 +73,8 @@ void cox_tile_silu_multiply(float *gate, const float *up, size_t columns, size_t
             gate[i] = gate[i] / (1.0f + expf(-gate[i])) * up[i];
 }
 
-/* A stretch at a time, of a length that the compiler knows: vectors, and each part is read in one
- * go. */
+/* Stretches of a length known to the compiler: it vectorises them, and reads each part
+ * sequentially. */
 #define STRETCH 512
 
 static void add_stretch(float *restrict target, const float *const *parts, size_t part_count,

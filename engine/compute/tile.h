@@ -1,16 +1,18 @@
 /*
- * tile: arithmetic on tiles of COX_TILE_ROWS token rows, with the same bits for a row whatever its
- * place in the tile and whatever the other rows hold.
+ * tile: arithmetic on tiles of COX_TILE_ROWS token rows. A row has the same bits whatever its place
+ * in the tile, and whatever the other rows contain.
  *
  * Matrix kernels give a row other bits for other numbers of rows, so every product has exactly
- * COX_TILE_ROWS rows, padded with zeros. Eight, not more: the Haswell and Zen kernels of OpenBLAS
- * 0.3.21 treat the last rows of sixteen differently from the first twelve, while all kernels that
- * were tried treat eight alike. Because that is a property of a library and a processor,
- * cox_tile_rows_alike asks the very kernel that will be used; where the answer is no, products are
- * made row by row, slower and safe.
+ * COX_TILE_ROWS rows, padded with zeros. The number is eight because the Haswell and Zen kernels of
+ * OpenBLAS 0.3.21 treat the last rows of sixteen differently from the first twelve. All kernels
+ * tested treat eight alike. As this depends on library and processor, cox_tile_rows_alike tests the
+ * kernel that will be used. If it treats rows differently, products are made row by row, which is
+ * slower and safe.
  *
- * Any thread, on its own buffers. Nothing is owned, nothing blocks. If the process dies nothing is
- * left.
+ * Threads: any, on its own buffers.
+ * Ownership: nothing is owned.
+ * Blocks: nothing.
+ * If the process dies: nothing is left.
  */
 #ifndef COX_WORKER_MODEL_TILE_H
 #define COX_WORKER_MODEL_TILE_H
@@ -21,7 +23,7 @@
 
 #define COX_TILE_ROWS 8u
 
-/* One matrix, [out][in] with a leading dimension, to multiply tiles by. */
+/* A matrix [out][in] with a leading dimension, by which tiles are multiplied. */
 struct cox_matrix {
     const float *weights;
     /* floats from one row to the next */
@@ -30,8 +32,8 @@ struct cox_matrix {
     size_t in;
 };
 
-/* One BLAS thread in this process: ranks are the parallelism here, and a second thread would split
- * products at other places. Call once before the first product. */
+/* Sets OpenBLAS to one thread in this process. The ranks are the parallelism, and a second thread
+ * would split products at other places. To be called once before the first product. */
 void cox_tile_start(void);
 
 /* output[row][0 .. out) = the sums over i of input[row][i] * weights[.][i], for COX_TILE_ROWS rows,
@@ -39,8 +41,8 @@ void cox_tile_start(void);
 void cox_tile_multiply(const struct cox_matrix *matrix, const float *input, size_t input_leading,
                        float *output, size_t output_leading, bool rows_apart);
 
-/* Puts one row, made up here, in all places of a tile and multiplies it by the matrix. scratch:
- * COX_TILE_ROWS * (in + out) floats. True when all rows came out with the same bits. */
+/* Fills a tile with copies of one generated row and multiplies it by the matrix. scratch:
+ * COX_TILE_ROWS * (in + out) floats. Returns true when all result rows have the same bits. */
 bool cox_tile_rows_alike(const struct cox_matrix *matrix, float *scratch);
 
 /* output = input / rms(input) * gain, per row of length floats, for COX_TILE_ROWS rows. */

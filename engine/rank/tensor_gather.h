@@ -80,7 +80,7 @@ int cox_tensor_gather_all(struct cox_tensor_gather *gather, const float *slices,
  * fault. A rank passes on what it computes from others' slices under its own name, so it must ask
  * first. Never returns 0, but COX_INVALID. err names the rank with a slice that is not finite. If
  * there is none, it names the rank with the largest number if that can overflow the sum, otherwise
- * no rank. The following cox_group_abort sends err to the other ranks. */
+ * no rank. The following cox_group_abort reports that rank to the others. */
 int cox_tensor_gather_blame(const struct cox_tensor_gather *gather, const float *const *slices,
                             size_t slice_length, struct cox_error *err);
 
