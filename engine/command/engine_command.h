@@ -1,5 +1,5 @@
 /*
- * engine_command: the sub-commands that run the reference engine themselves.
+ * engine_command: the sub-commands that run the reference engine.
  */
 #ifndef COX_ENGINE_COMMAND_H
 #define COX_ENGINE_COMMAND_H

@@ -30,8 +30,8 @@ static bool on_cancelled(void *context)
     return cox_foreground_signal(group->foreground) != 0;
 }
 
-/* Where there is no memory that all may use, every rank loads its own, and that is said. What is
- * wrong with the model is wrong for them, too. */
+/* Without memory that all can share, every rank loads its own weights, and that is logged. A fault
+ * of the model would recur in every rank, so it is an error. */
 static int weights_or_not(struct cox_engine_group *group, int r, const struct cox_error *error,
                           struct cox_error *err)
 {
@@ -48,7 +48,7 @@ static bool may_share_weights(const struct cox_engine_group_options *options)
            !options->foreground.group->own_weights;
 }
 
-/* Legacy workers know nothing of it. */
+/* Legacy workers do not support it. */
 static int weights_load(void *context, struct cox_error *err)
 {
     struct cox_engine_group *group = context;
@@ -184,7 +184,8 @@ struct cox_engine_group *cox_engine_group_free(struct cox_engine_group *group)
     if (group) {
         if (group->reference.queue)
             cox_prompt_queue_stop(group->reference.queue, NULL);
-        cox_foreground_free(group->foreground); /* and its connections, which are clients */
+        /* also frees its connections, which are clients of the prompt queue */
+        cox_foreground_free(group->foreground);
         cox_prompt_queue_free(group->reference.queue);
         cox_lora_free(group->reference.lora);
         cox_shared_weights_free(group->reference.weights);
@@ -239,7 +240,7 @@ void cox_engine_group_end_prompts(struct cox_engine_group *group, const struct c
         cox_prompt_queue_stop(group->reference.queue, cause);
 }
 
-/* ---- what the reference worker can compute ---- */
+/* ---- limits of the reference worker ---- */
 
 int cox_worker_check(const struct cox_group_choice *options, const char *worker, const char *model,
                      struct cox_error *err)
@@ -249,7 +250,7 @@ int cox_worker_check(const struct cox_group_choice *options, const char *worker,
     const char *name = strrchr(worker, '/');
     if (options->legacy_workers || strcmp(name ? name + 1 : worker, COX_REFERENCE_WORKER) != 0)
         return 0;
-    /* What is wrong with it is told by whoever loads it. */
+    /* The process that loads it reports what is wrong. */
     if (cox_model_folder_config(model, &config, NULL))
         return 0;
     return cox_share_check(&config, &share, err);

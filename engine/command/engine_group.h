@@ -1,11 +1,11 @@
 /*
- * engine_group: a group of reference workers that a command starts, serves and ends: the model's
- * weights for all ranks, adapters, and where wanted the prompts of clients.
+ * engine_group: a group of reference workers that a command starts, serves and ends, with shared
+ * weights, adapters, and optionally a prompt queue for clients.
  *
  * Threads: as foreground.h.
- * Ownership: options are borrowed until start returns, the group's choice until free; what the
+ * Ownership: options are borrowed until start returns, the group's choice until free. What the
  *   functions below return is lent until free.
- * Blocks: start while the model is loaded, and as cox_foreground_start; free as
+ * Blocks: start, while the model is loaded, and as cox_foreground_start; free, as
  *   cox_foreground_free.
  * If the process dies: as server.h.
  */
@@ -20,19 +20,23 @@ struct cox_engine_group;
 struct cox_lora;
 
 struct cox_engine_group_options {
-    /* its hooks and shared_weights are set by start */
+    /* start sets its hooks and shared_weights */
     struct cox_foreground_options foreground;
-    /* Loads the model here, once, for all ranks (shared_weights.h), if it may. */
+    /* Loads the model once, for all ranks (shared_weights.h), if memory and workers allow it. */
     bool share_weights;
     /* loaded at the start; NULL: none */
     const struct cox_adapter_choice *adapters;
-    /* Prompts of clients are computed, with steps of so many tokens (0: default). */
+    /* Accepts prompts of clients, with at most step_tokens tokens per step (0: default). */
     bool serve;
     uint32_t step_tokens;
 };
 
-/* Returns 0; what cox_foreground_start returns; COX_CLOSED: a signal came, and *ret_signal is its
- * number. Nothing is left unless 0. */
+/* After a failure nothing is left.
+ * Returns
+ *   0
+ *   COX_CLOSED: a signal arrived, *ret_signal is its number
+ *   as cox_foreground_start
+ */
 int cox_engine_group_start(const struct cox_engine_group_options *options,
                            struct cox_engine_group **ret_group, int *ret_signal,
                            struct cox_error *err);
@@ -43,15 +47,16 @@ void cox_engine_group_freep(struct cox_engine_group **group); /* for _cox_cleanu
 struct cox_foreground *cox_engine_group_foreground(struct cox_engine_group *group);
 struct cox_executor *cox_engine_group_executor(struct cox_engine_group *group);
 struct cox_lora *cox_engine_group_lora(struct cox_engine_group *group);
-/* What an engine loop on the group needs: the ranks' limits, when it goes on after a recovery, and
- * the weights that it tells of. Returns as cox_engine_loop_fit. */
+/* Sets what an engine loop on the group needs: the ranks' limits, the recover hook, and the
+ * weights. Returns as cox_engine_loop_fit. */
 int cox_engine_group_fit(struct cox_engine_group *group, struct cox_engine_loop_options *options,
                          struct cox_error *err);
-/* Prompts of clients that are not done end with this cause. */
+/* Ends unfinished prompts of clients with this cause. */
 void cox_engine_group_end_prompts(struct cox_engine_group *group, const struct cox_error *cause);
 
-/* Whether the reference worker, where that is the one, can divide this model among so many ranks:
- * it would say so itself, each rank of them, once all are started. Returns 0 or COX_INVALID. */
+/* Checks whether the reference worker, if that is the worker, can divide this model among so many
+ * ranks. Each rank would check that too, but only after all are started. Returns 0 or COX_INVALID.
+ */
 int cox_worker_check(const struct cox_group_choice *options, const char *worker, const char *model,
                      struct cox_error *err);
 

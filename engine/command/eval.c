@@ -26,7 +26,7 @@ struct eval {
     struct cox_tokenizer *tokenizer;
 };
 
-/* Cuts every line behind its first '='. */
+/* Splits every line after its first '='. */
 static int split(struct eval *e, const char *file, struct cox_error *err)
 {
     int r = cox_prompts_load(&e->lines, file, err);

@@ -19,7 +19,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* A running group has so long to say who it is. */
+/* Time for a running group to reply with its status. */
 #define CONNECT_MS 10000
 
 enum {
@@ -63,7 +63,7 @@ struct generate {
     struct cox_prefill_decode_options split;
     struct cox_prompts prompts;
     struct cox_tokenizer *tokenizer;
-    /* that a running group told */
+    /* as reported by a running group */
     char *model;
     size_t failed_count;
     /* of standard output */
@@ -224,7 +224,7 @@ static int on_ready(void *context, size_t index, const struct cox_prompt *prompt
     if (prompt->abandoned) {
         g->failed_count++;
         if (!g->json)
-            /* a line of text has no place for it; the end is told once, on standard error */
+            /* a line of text has no field for it; the cause is printed once, on standard error */
             return 0;
     } else if (prompt->error) {
         g->failed_count++;
@@ -240,7 +240,7 @@ static int on_ready(void *context, size_t index, const struct cox_prompt *prompt
     } else {
         printf("%s%s\n", prompt->text, prompt->new_text ? prompt->new_text : "");
     }
-    /* Whoever reads along sees each line when it is there, and a reader that is gone is noticed. */
+    /* Flushes each line, so that a reader gets it at once, and a closed pipe is noticed. */
     errno = 0;
     if (fflush(stdout) || ferror(stdout)) {
         g->write_error = errno ? errno : EIO;
@@ -277,7 +277,7 @@ static json_t *percentiles_json(uint64_t p50_ns, uint64_t p99_ns)
     return json_pack("{s:f, s:f}", "p50", (double)p50_ns / 1e3, "p99", (double)p99_ns / 1e3);
 }
 
-/* Returns 0 or -errno. What nobody reported is null. */
+/* Values that were not reported are null. Returns 0 or -errno. */
 static int stats_write(const struct generate *g, const struct cox_engine_loop_stats *stats)
 {
     const struct cox_engine_loop_times *times = &stats->times;
@@ -333,7 +333,7 @@ static void summarize(const struct generate *g, const struct cox_engine_loop_sta
 
 /* ---- the command ---- */
 
-/* Everything that can be wrong before a process is started. */
+/* All checks that need no process to be started. */
 static int prepare(struct generate *g, const char **ret_model, struct cox_error *err)
 {
     int r = cox_group_choice_check(&g->group, err);
@@ -358,18 +358,18 @@ static void complete_prepare(struct generate *g)
 {
     g->complete.engine_loop.step_ms = g->group.step_ms;
     g->complete.engine_loop.steps_in_flight = g->group.steps_in_flight;
-    /* One row too many at each end, with nothing beside it, costs more than the overlap gains:
-     * measured 0.7 of the tokens/s with answers of four tokens. */
+    /* With a single sequence, the one row too many at each end costs more than the overlap gains:
+     * measured 0.7 of the tokens/s with replies of four tokens. */
     if (g->complete.engine_loop.sequence_count_max == 1 && !g->group.steps_in_flight)
         g->complete.engine_loop.steps_in_flight = 1;
     g->complete.tokenizer = g->tokenizer;
-    /* On a terminal the lines themselves show how far it is. */
+    /* On a terminal the lines themselves show the progress. */
     g->complete.progress = !g->quiet && g->prompts.count > 1 && !isatty(STDOUT_FILENO);
     g->complete.ready = on_ready;
     g->complete.ready_context = g;
 }
 
-/* The run came to r. Returns the exit status. */
+/* r is the result of the run. Returns the exit status. */
 static int finish(const struct generate *g, int r, int signal_number,
                   const struct cox_engine_loop_stats *stats, const struct cox_error *error)
 {
@@ -394,7 +394,7 @@ static int finish(const struct generate *g, int r, int signal_number,
 /* ---- a running group ---- */
 
 struct interrupt {
-    /* an eventfd: the run is to end */
+    /* an eventfd: the run must end */
     int fd;
     _Atomic int number;
 };
@@ -419,7 +419,7 @@ static int conflict(const struct generate *g, const char *what, struct cox_error
         g->group.name, what);
 }
 
-/* What was asked for and the group is not. */
+/* Refuses options that contradict the group's status. */
 static int check_conflicts(struct generate *g, const CoxswainControl__StatusReply *status,
                            struct cox_error *err)
 {
@@ -468,7 +468,7 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
     return 0;
 }
 
-/* The model of the group, or another folder that has the same tokenizer and config. */
+/* The model of the group, or another folder with the same tokenizer and config. */
 static int choose_model(struct generate *g, const CoxswainControl__StatusReply *status,
                         struct cox_error *err)
 {
@@ -492,7 +492,7 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
     return 0;
 }
 
-/* prefill: the other group, NULL: there is one. */
+/* prefill: the prefill group; NULL: there is only one group. */
 static int remote_run(struct generate *g, struct cox_client *client, struct cox_client *prefill,
                       uint32_t window, struct interrupt *interrupt,
                       struct cox_engine_loop_stats *stats, struct cox_prefill_decode_stats *split,
@@ -515,7 +515,7 @@ static int remote_run(struct generate *g, struct cox_client *client, struct cox_
     return r;
 }
 
-/* On the group that this client is connected to. Returns the exit status. */
+/* Runs on the group of this connection. Returns the exit status. */
 static int generate_remote(struct generate *g, struct cox_client *client)
 {
     struct cox_error error = {0};
@@ -534,7 +534,7 @@ static int generate_remote(struct generate *g, struct cox_client *client)
         window = status->serving->prompt_count_max;
         uint32_t wanted = g->complete.engine_loop.sequence_count_max;
         window = wanted && wanted < window ? wanted : window;
-        r = prepare(g, &model, &error); /* status is gone after this */
+        r = prepare(g, &model, &error); /* frees status */
     }
     if (r)
         return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
@@ -548,8 +548,8 @@ static int generate_remote(struct generate *g, struct cox_client *client)
 
 /* ---- two running groups ---- */
 
-/* What one of them says of itself; the status is gone after this. *ret_window: prompts that it
- * takes at a time, at most the value before. */
+/* Reads the status of one of the groups, and frees it. *ret_window is lowered to the prompts that
+ * the group accepts at a time. */
 static int split_side(struct generate *g, struct cox_client *client, const char *name,
                       uint64_t deadline_ns, uint32_t refused_role, uint32_t *window,
                       struct cox_error *err)
@@ -685,7 +685,7 @@ static int generate_own(struct generate *g)
 
     struct cox_engine_loop_stats stats = {0};
     complete_prepare(g);
-    if (g->complete.lora) /* so that nobody else unloads it */
+    if (g->complete.lora) /* so that no other client unloads it */
         r = cox_lora_take(cox_engine_group_lora(group), g->complete.lora, &error);
     if (r)
         return cox_foreground_signal(cox_engine_group_foreground(group))
@@ -695,7 +695,7 @@ static int generate_own(struct generate *g)
     return finish(g, r, cox_foreground_signal(cox_engine_group_foreground(group)), &stats, &error);
 }
 
-/* With the name of a live group that has a control socket, there. */
+/* Uses the live group of that name if it has a control socket, else starts one. */
 static int generate(struct generate *g)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
@@ -714,7 +714,7 @@ static int run(void *choice)
 {
     struct generate *g = choice;
     int exit_status = generate(g);
-    if (g->write_error) { /* it was reported */
+    if (g->write_error) { /* it was reported before */
         __fpurge(stdout);
         clearerr(stdout);
     }

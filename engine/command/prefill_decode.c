@@ -11,37 +11,37 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of one message; the group has to read it whole before it begins. */
+/* Prompts of one message; a group reads a message completely before it begins. */
 #define CHUNK_COUNT 64
 #define CHUNK_TOKENS 65536
-/* Nothing more is sent to a group that has not read so many bytes. */
+/* No message is queued while a group has this many unread bytes. */
 #define PENDING_MAX ((size_t)64 << 10)
-/* Times that a prompt is computed in the first group. */
+/* How often a prompt is computed in the prefill group. */
 #define TRY_COUNT_MAX 3
-/* Between two tries to link groups of which a rank is being replaced. */
+/* Pause between attempts to link groups while a rank is being replaced. */
 #define LINK_PAUSE_MS 50
-/* A group closes a connection that asks for nothing for 10 s, as that to the second one does until
- * the first one has computed something. */
+/* A group closes a connection without a request for 10 s. The decode group's would be idle until
+ * the prefill group has computed something. */
 #define STAY_MS 3000
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
 typedef CoxswainControl__CompletionItem item_message;
 
-/* The way of a prompt: UNSENT -> PREFILL -> DECODE -> DONE; back to UNSENT when it is to be
- * computed again. */
+/* States of a prompt: UNSENT -> PREFILL -> DECODE -> DONE; back to UNSENT when it must be computed
+ * again. */
 enum place { PLACE_UNSENT = 0, PLACE_PREFILL, PLACE_DECODE, PLACE_DONE };
 
 struct part {
     enum place place;
     uint32_t tries;
-    /* in DECODE: the first group is done with it, and it was not sent to the second */
+    /* in DECODE: the prefill group is done with it, and it was not sent to the decode group */
     bool ready;
-    /* the token that the first group generated */
+    /* the token that the prefill group generated */
     int32_t first;
-    /* NULL: nothing is held for it */
+    /* NULL: no KV lease */
     struct cox_kv_reference *source;
-    /* the second group was told where it is held, and continues from `first` */
+    /* the decode group has the KV reference, and continues from `first` */
     bool pulls;
 };
 
@@ -54,21 +54,21 @@ struct split {
     int stop_fd;
     struct cox_watch watches[2];
     struct cox_prompts_run run;
-    /* of each prompt */
+    /* by prompt */
     struct part *parts;
     size_t unsent_count, flight_count;
-    /* of the first group, that is linked; 0: none */
+    /* epoch of the prefill group that is linked; 0: none */
     uint64_t life;
-    /* when the groups hear the next time that somebody is there */
+    /* when to send the next keepalive */
     uint64_t stay_ns;
-    /* when there was something to do, or the groups were asked how they are */
+    /* last time of progress, or of a status request */
     uint64_t heard_ns;
     uint64_t generated_tokens;
     struct cox_prefill_decode_stats stats;
     struct cox_error failure;
 };
 
-/* ---- presence ---- */
+/* ---- keepalive ---- */
 
 static int both_flush(struct split *split)
 {
@@ -76,7 +76,7 @@ static int both_flush(struct split *split)
     return r && r != COX_CLOSED ? r : cox_stream_flush(&split->clients[1]->stream);
 }
 
-/* Says to both that somebody is there: to release nothing is an order that has no answer. */
+/* Sends both groups a release of nothing, which has no reply, to keep the connections open. */
 static int stay(struct split *split)
 {
     CoxswainControl__ReleaseRequest release = COXSWAIN_CONTROL__RELEASE_REQUEST__INIT;
@@ -95,7 +95,7 @@ static int stay(struct split *split)
 
 /* ---- links ---- */
 
-/* Over connections of its own: replies to prompts come in between on the others. */
+/* Uses separate connections, because replies to prompts arrive on the others. */
 static int link_try(struct split *split, uint64_t deadline_ns, struct cox_error *err)
 {
     _cox_cleanup_(cox_client_close) struct cox_client owner = COX_CLIENT_NONE;
@@ -126,7 +126,8 @@ static int groups_link(struct split *split, struct cox_error *err)
         int r = stay(split);
         if (!r)
             r = both_flush(split);
-        if (!r || r == COX_CLOSED) /* who has ended is not linked, which says more */
+        /* a failed link may be the effect of a group's end, which is the better error */
+        if (!r || r == COX_CLOSED)
             r = link_try(split, deadline_ns, &error);
         else
             cox_fail(&error, r, "the connection to a group: %s", cox_status_text(r));
@@ -139,7 +140,7 @@ static int groups_link(struct split *split, struct cox_error *err)
     }
 }
 
-/* ---- out ---- */
+/* ---- sending ---- */
 
 static int release_put(struct split *split, struct part *part)
 {
@@ -159,7 +160,7 @@ static int release_put(struct split *split, struct part *part)
 struct chunk {
     CoxswainControl__Prompt messages[CHUNK_COUNT], *list[CHUNK_COUNT];
     CoxswainControl__KvSource sources[CHUNK_COUNT];
-    /* of the second group's prompts */
+    /* of the decode group's prompts */
     int32_t *tokens[CHUNK_COUNT];
     CoxswainControl__CompleteRequest complete;
     int32_t stop_tokens[COX_EOS_COUNT_MAX];
@@ -201,7 +202,7 @@ static int chunk_put(struct chunk *chunk, struct cox_client *client)
     return chunk->complete.n_prompts ? cox_stream_put(&client->stream, &request.base) : 0;
 }
 
-/* The next prompts to the first group, as far as the window goes. */
+/* Sends the next prompts to the prefill group, as far as the window allows. */
 static int prefill_send(struct split *split)
 {
     struct chunk chunk;
@@ -224,9 +225,9 @@ static int prefill_send(struct split *split)
     return chunk_put(&chunk, split->clients[0]);
 }
 
-/* What the first group has computed to the second. What it holds goes with its first token. Of a
- * prompt for which nothing is held nobody knows with which weights that token was computed, and
- * linking has not compared them: the second group computes all of it. */
+/* Sends what the prefill group has computed to the decode group: the KV reference together with the
+ * first token. A prompt without a lease is computed completely in the decode group. Its first token
+ * may come from other weights, which only linking would have compared. */
 static int decode_send(struct split *split, bool held)
 {
     struct chunk chunk;
@@ -264,7 +265,7 @@ static int decode_send(struct split *split, bool held)
     return r;
 }
 
-/* ---- in ---- */
+/* ---- receiving ---- */
 
 static int prompt_done(struct split *split, size_t index, const struct cox_prompt_result *result)
 {
@@ -279,7 +280,8 @@ static int prompt_done(struct split *split, size_t index, const struct cox_promp
     return r;
 }
 
-/* Which of the two says so is not in its words: one of them may lack what the other has. */
+/* Names the group, because the error itself does not, and only one of the groups may lack
+ * something. */
 static int prompt_fail(struct split *split, size_t index, int side, const struct cox_error *told)
 {
     struct cox_error error = {0};
@@ -295,7 +297,7 @@ static bool is_failure(const item_message *item)
     return item->has_finish && item->finish == COXSWAIN_CONTROL__FINISH__FAILED && item->error;
 }
 
-/* A failure to pull, after which another try may do better. */
+/* A failure to pull after which a retry may succeed. */
 static bool may_try_again(const struct split *split, const struct part *part, int code)
 {
     return split->how->no_recompute && part->tries < TRY_COUNT_MAX &&
@@ -303,8 +305,8 @@ static bool may_try_again(const struct split *split, const struct part *part, in
             code == COX_PEER_DEAD || code == COX_ABORTED || code == COX_REJECTED);
 }
 
-/* What the first group computed cannot be had: once more from the start, or the end of the prompt.
- * side: who said so. */
+/* The KV blocks cannot be pulled: computes the prompt again from the start, or ends it. side: the
+ * group that reported it. */
 static int pull_failed(struct split *split, size_t index, int side, const struct cox_error *told,
                        struct cox_error *err)
 {
@@ -353,7 +355,7 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     }
     part->place = PLACE_DECODE;
     part->ready = true;
-    /* Ranks of the first group were replaced since, and those of the second one read from the old
+    /* Ranks of the prefill group were replaced since, and the decode group still reads from the old
      * ones. */
     return part->source && part->source->life != split->life ? groups_link(split, err) : 0;
 }
@@ -389,7 +391,7 @@ static int decode_item(struct split *split, size_t index, const item_message *it
     return prompt_done(split, index, &result);
 }
 
-/* The second group has what it needs, or will not get it. */
+/* The decode group has pulled, or has failed to. */
 static int pulled_take(struct split *split, const CoxswainControl__PulledReply *pulled,
                        struct cox_error *err)
 {
@@ -403,8 +405,8 @@ static int pulled_take(struct split *split, const CoxswainControl__PulledReply *
     if (r || !pulled->error)
         return r;
     cox_client_error(pulled->error, &told);
-    /* Somebody has unlinked the groups, or linked another life; or one of them has another model,
-     * which linking says. Once for all that failed of it. */
+    /* The groups were unlinked, or linked in another epoch, or have different models, which linking
+     * reports. Links once for all prompts that failed with it. */
     bool links = told.code == COX_NOT_FOUND || told.code == COX_STALE || told.code == COX_INVALID;
     return links && life == split->life ? groups_link(split, err) : 0;
 }
@@ -445,9 +447,10 @@ static int replies_take(struct split *split, int side, struct cox_error *err)
     return r == COX_EMPTY ? 0 : r;
 }
 
-/* ---- turns ---- */
+/* ---- main loop ---- */
 
-/* Sleeps until there is something to do, and reads. ret_ends: that side has said all it will. */
+/* Blocks until there is something to do, and reads. ret_ends: that side has closed the connection.
+ */
 static int wait(struct split *split, bool ret_ends[2], struct cox_error *err)
 {
     struct pollfd fds[3] = {{.fd = split->stop_fd, .events = POLLIN}};
@@ -493,7 +496,7 @@ static bool has_room(const struct cox_client *client)
 static int turn(struct split *split, struct cox_error *err)
 {
     bool ends[2];
-    /* First what is queued: where there is no room after that, the poll tells when there is. */
+    /* Queued bytes first; if some remain, poll waits for room. */
     int r = both_flush(split);
     if ((!r || r == COX_CLOSED) && has_room(split->clients[0]))
         r = prefill_send(split);
@@ -505,7 +508,7 @@ static int turn(struct split *split, struct cox_error *err)
         r = stay(split);
     if (!r)
         r = both_flush(split);
-    /* One that reads no more may still have said why. */
+    /* A group that has stopped reading may still have sent the reason. */
     if (r && r != COX_CLOSED)
         return cox_fail(err, r, "the connection to a group: %s", cox_status_text(r));
     r = wait(split, ends, err);

@@ -1,11 +1,12 @@
 /*
- * prefill_decode: prompts completed by two running groups: one computes them and holds their keys
- * and values, the other pulls these and generates. The text is that of one group.
+ * prefill_decode: completes prompts with two running groups. The prefill group computes a prompt
+ * and keeps a KV lease; the decode group pulls its KV blocks and generates. The text is the same as
+ * with one group.
  *
  * Threads: one.
  * Ownership: everything is the caller's.
  * Blocks: until every prompt is done, a group has ended, or stop_fd is readable.
- * If the process dies: both groups forget what it asked; what was held for it is free.
+ * If the process dies: both groups cancel its prompts and end its leases.
  */
 #ifndef COX_COORDINATOR_SPLIT_H
 #define COX_COORDINATOR_SPLIT_H
@@ -17,27 +18,28 @@ struct cox_prefill_decode_options {
     /* names of the groups */
     const char *prefill;
     const char *decode;
-    /* keys and values of a prompt are held so long */
+    /* duration of a prompt's KV lease */
     uint64_t lease_ms;
-    /* what cannot be pulled is computed again in the first group, twice at most, and then fails */
+    /* A prompt whose KV blocks cannot be pulled is computed again in the prefill group, twice at
+     * most, and then fails. */
     bool no_recompute;
-    /* prompts under way at a time, at least 1, and not more than either group takes */
+    /* prompts under way at a time: at least 1, at most what either group accepts */
     uint32_t window;
-    /* to link the groups */
+    /* time to link the groups */
     uint64_t connect_ms;
 };
 
 struct cox_prefill_decode_stats {
-    /* prompts that the second group went on with */
+    /* prompts that the decode group continued */
     uint64_t pulled;
-    /* that it had to compute itself */
+    /* prompts that it had to compute itself */
     uint64_t recomputed;
-    /* times that the groups were linked */
+    /* how often the groups were linked */
     uint64_t links;
 };
 
-/* As cox_remote_complete, which see, with a connection to each group. Links them where needed.
- * ret_split is filled in any case. */
+/* As cox_remote_complete, with a connection to each group. Links the groups where needed. ret_split
+ * is always filled. */
 int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *prefill,
                                 struct cox_client *decode,
                                 const struct cox_prefill_decode_options *split, int stop_fd,

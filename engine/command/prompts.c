@@ -83,7 +83,7 @@ int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_e
             return cox_fail(err, r, "no memory for %zu lines of %s", number, name);
         errno = 0;
     }
-    if (!feof(file)) { /* no memory for a line sets no error flag */
+    if (!feof(file)) { /* a lack of memory for a line sets no error flag */
         int r = errno ? -errno : -EIO;
         if (r == -EISDIR)
             return cox_fail(err, COX_INVALID, "%s is a folder: expected a file of prompts", name);
@@ -189,7 +189,7 @@ void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
     run->done_count++;
     if (options->progress)
         cox_console_progress(run->done_count, prompts->count);
-    /* Only these are about one request. */
+    /* Only these codes concern a single request. */
     if (result->finish == COX_FINISH_ERROR && result->code != COX_INVALID &&
         result->code != COX_TOO_LARGE)
         run->failed = true;
@@ -201,8 +201,8 @@ void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
     }
 }
 
-/* The group has failed or was stopped: what is done is handed out all the same, and what is not is
- * told as failed. */
+/* The group has failed or was stopped: finished prompts are passed on all the same, the others as
+ * abandoned. */
 static void rest_hand_out(struct cox_prompts_run *run)
 {
     const struct cox_complete_options *options = run->options;

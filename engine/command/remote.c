@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of one message; the group has to read it whole before it begins. */
+/* Prompts of one message; the group reads a message completely before it begins. */
 #define CHUNK_COUNT 64
 #define CHUNK_TOKENS 65536
 
@@ -25,11 +25,11 @@ struct remote {
     struct cox_prompts_run run;
     size_t sent_count;
     uint64_t generated_tokens;
-    /* of a prompt, that is not about this prompt */
+    /* reported for a prompt, but not caused by it */
     struct cox_error failure;
 };
 
-/* ---- out ---- */
+/* ---- sending ---- */
 
 static void chunk_fill(struct remote *remote, CoxswainControl__Prompt *messages,
                        CoxswainControl__CompleteRequest *complete)
@@ -67,7 +67,7 @@ void cox_remote_fill(const struct cox_complete_options *options,
     complete->lora = (char *)(uintptr_t)options->lora;
 }
 
-/* The next prompts, as far as the window goes. */
+/* Sends the next prompts, as far as the window allows. */
 static int chunk_send(struct remote *remote)
 {
     const struct cox_complete_options *options = remote->options;
@@ -85,7 +85,7 @@ static int chunk_send(struct remote *remote)
     return cox_stream_put(&remote->client->stream, &request.base);
 }
 
-/* ---- in ---- */
+/* ---- receiving ---- */
 
 static int item_take(struct remote *remote, const CoxswainControl__CompletionItem *item,
                      struct cox_error *err)
@@ -119,7 +119,7 @@ static int item_take(struct remote *remote, const CoxswainControl__CompletionIte
     return 0;
 }
 
-/* What has come. */
+/* Processes the replies received. */
 static int replies_take(struct remote *remote, struct cox_error *err)
 {
     control_reply *reply;
@@ -140,8 +140,8 @@ static int replies_take(struct remote *remote, struct cox_error *err)
     return r == COX_EMPTY ? 0 : r;
 }
 
-/* Sleeps until there is something to do, and reads. *ret_end: the other side has said all it will.
- */
+/* Blocks until there is something to do, and reads. *ret_end: the other side has closed the
+ * connection. */
 static int wait(struct remote *remote, bool *ret_end, struct cox_error *err)
 {
     struct cox_stream *stream = &remote->client->stream;
@@ -172,7 +172,7 @@ static int turn(struct remote *remote, struct cox_error *err)
     int r = cox_stream_pending(stream) ? 0 : chunk_send(remote);
     if (!r)
         r = cox_stream_flush(stream);
-    /* One that reads no more may still have said why. */
+    /* A group that has stopped reading may still have sent the reason. */
     if (r && r != COX_CLOSED)
         return cox_fail(err, r, "the connection to the group: %s", cox_status_text(r));
     bool end;

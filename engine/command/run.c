@@ -21,7 +21,7 @@ enum {
     OPTION_STEP_TOKENS,
 };
 
-/* The ranks hear of their role. */
+/* Time for the ranks to receive their role. */
 #define ROLE_MS 10000
 
 #define LEGACY "legacy workers hold and pull nothing"
@@ -38,7 +38,7 @@ static int print_group(struct cox_executor *executor, struct cox_error *err)
     if (fflush(stdout) == 0 && !ferror(stdout))
         return 0;
     int r = errno ? -errno : -EIO;
-    __fpurge(stdout); /* it is said once, here */
+    __fpurge(stdout); /* exit must not try, and report, again */
     clearerr(stdout);
     return cox_fail(err, r, "cannot write to standard output: %s", cox_status_text(r));
 }
@@ -63,7 +63,7 @@ static int keep(const struct cox_engine_group_options *options)
         cox_console_say("%s: the group ends", error.text);
         return COX_EXIT_WORKER;
     }
-    /* Being told to end is how this command ends. */
+    /* For this command a request to end is no failure. */
     if (!options->foreground.quiet)
         cox_console_say("%s: the group ends", strsignal(r));
     return COX_EXIT_OK;
@@ -145,7 +145,8 @@ static int choose_reference(struct run *run, struct cox_error *err)
     return 0;
 }
 
-/* COMMAND; without one, the reference worker. That also decides whether there are prompts. */
+/* COMMAND, or without one the reference worker. This also decides whether the group accepts
+ * prompts. */
 static int take_command(void *choice, int count, char *const *words, struct cox_error *err)
 {
     struct run *run = choice;

@@ -105,7 +105,7 @@ static bool rope_makes_sense(const struct cox_model_config *config)
            config->rope_high_freq_factor <= 2e6;
 }
 
-/* The ranges of config.h: nobody downstream checks again. */
+/* The ranges of config.h, which no later code checks again. */
 static bool config_makes_sense(const struct cox_model_config *config)
 {
     bool sense =
@@ -120,7 +120,7 @@ static bool config_makes_sense(const struct cox_model_config *config)
 
     for (uint32_t i = 0; sense && i < config->eos_token_count; i++)
         sense = within((uint32_t)config->eos_tokens[i], 0, config->vocab_size - 1);
-    /* Written so that what is no number is refused. */
+    /* Written so that a NaN is refused. */
     return sense && config->rms_norm_eps > 0 && config->rms_norm_eps <= 0.1f &&
            config->rope_theta >= 1 && config->rope_theta <= 1e12 && rope_makes_sense(config);
 }
@@ -211,7 +211,7 @@ int cox_model_config_compare(const struct cox_model_config *present,
         if (numbers[i].present != numbers[i].other)
             return cox_fail(err, COX_INVALID, "%s is %u, that of the model in use %u",
                             numbers[i].key, numbers[i].other, numbers[i].present);
-    /* Whoever asks for texts has read of what they end with, and is not told. */
+    /* Clients have read the end tokens, and would not learn of others. */
     if (present->eos_token_count != other->eos_token_count ||
         memcmp(present->eos_tokens, other->eos_tokens,
                present->eos_token_count * sizeof present->eos_tokens[0]) != 0)

@@ -1,5 +1,5 @@
 /*
- * block_layout: the head of a model's block, in shared memory; what follows it are the weights.
+ * block_layout: the head of a model's block, in shared memory. The weights follow it.
  *
  *   0    magic, version, head_size
  *   16   digest
@@ -7,11 +7,11 @@
  *   40   the configuration: sizes
  *   72   flags and tokens
  *   116  rms_norm_eps, rotary positions
- *   160  nothing, zero
+ *   160  reserved, zero
  *   248  check
  *
- * Written by the publisher before anybody else knows of the block, and never again: no word of it
- * is atomic. Private to block.c.
+ * The publisher writes the head before any other process has the block, and never again, so no word
+ * of it is atomic. Private to block.c.
  */
 #ifndef COX_MODEL_BLOCK_LAYOUT_H
 #define COX_MODEL_BLOCK_LAYOUT_H
@@ -30,7 +30,7 @@ struct cox_model_block_head {
     uint32_t head_size;
     /* of the model: digest.h */
     uint64_t digest;
-    /* from the beginning of the block */
+    /* from the start of the block */
     uint64_t weights_offset;
     /* bytes */
     uint64_t weights_size;
@@ -54,7 +54,7 @@ struct cox_model_block_head {
     double rope_low_freq_factor;
     double rope_high_freq_factor;
     uint8_t reserved[88];
-    /* FNV-1a of all before */
+    /* FNV-1a of all bytes before */
     uint64_t check;
 };
 

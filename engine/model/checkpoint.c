@@ -10,7 +10,7 @@
 #include "channel/base/idioms.h"
 #include "channel/base/hash.h"
 
-/* An index is one line per tensor; the largest known ones are a few MB. */
+/* An index has one line per tensor; the largest known ones are a few MB. */
 #define INDEX_SIZE_MAX ((size_t)64 << 20)
 
 struct shard {
@@ -21,7 +21,7 @@ struct shard {
 
 struct cox_checkpoint {
     char *directory;
-    /* NULL: one file */
+    /* NULL: a single file */
     json_t *index;
     /* borrowed from index: tensor -> shard name */
     json_t *weight_map;

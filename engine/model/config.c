@@ -5,28 +5,28 @@
 
 #include "channel/base/idioms.h"
 
-/* The largest config.json in the wild is below 100 KiB. */
+/* The largest known config.json is below 100 KiB. */
 #define CONFIG_SIZE_MAX ((size_t)1 << 20)
 
 #define TOKEN_NONE (-1)
 #define NUMBER_REQUIRED INT64_MIN
 
-/* The object being read, and where errors go. */
+/* The object being read, and the destination of errors. */
 struct reader {
     const json_t *root;
     const char *path;
-    /* of its keys in errors */
+    /* of its keys in error texts */
     const char *prefix;
     struct cox_error *err;
 };
 
-/* A key that is absent or null; Hugging Face writes both for "take the default". */
+/* A key that is absent or null; Hugging Face writes both for the default. */
 static bool is_absent(const json_t *value)
 {
     return !value || json_is_null(value);
 }
 
-/* The value as JSON text for an error message, cut to size. */
+/* The value as JSON text for an error, truncated. */
 static const char *value_text(const json_t *value, char *text, size_t size)
 {
     size_t n = json_dumpb(value, text, size - 1, JSON_ENCODE_ANY | JSON_COMPACT);
@@ -53,8 +53,8 @@ static int check_integer(const struct reader *reader, const char *key, const jso
     return 0;
 }
 
-/* An integer in [min, max]; fallback where the key is absent, or NUMBER_REQUIRED. min is never
- * negative. */
+/* Reads an integer in [min, max]. If the key is absent: fallback, or an error for NUMBER_REQUIRED.
+ * min is never negative. */
 static int read_integer(const struct reader *reader, const char *key, int64_t min, int64_t max,
                         int64_t fallback, uint32_t *ret_number)
 {
@@ -85,7 +85,7 @@ static int check_real(const struct reader *reader, const char *key, const json_t
         return cox_fail(reader->err, COX_INVALID,
                         "%s: %s%s is missing; needed: a number from %g to %g", reader->path,
                         reader->prefix, key, min, max);
-    /* Written so that a NaN, should a parser let one through, is refused too. */
+    /* Written so that a NaN is refused too, in case a parser accepts one. */
     if (!json_is_number(value) || !(number >= min && number <= max))
         return cox_fail(reader->err, COX_INVALID, "%s: %s%s is %s; allowed: a number from %g to %g",
                         reader->path, reader->prefix, key, value_text(value, text, sizeof(text)),
@@ -118,7 +118,7 @@ static int read_bool(const struct reader *reader, const char *key, bool *ret_val
     return 0;
 }
 
-/* A key that has to hold one of two words if it is there at all. */
+/* A key that must have one of two values, or be absent. */
 static int expect_word(const struct reader *reader, const char *key, const char *word,
                        const char *other)
 {
@@ -132,7 +132,7 @@ static int expect_word(const struct reader *reader, const char *key, const char 
     return 0;
 }
 
-/* A feature that this worker does not compute. */
+/* Refuses an unsupported feature. */
 static int refuse(const struct reader *reader, const char *key, const json_t *value,
                   const char *expected)
 {
@@ -161,7 +161,7 @@ static int expect_null(const struct reader *reader, const char *key)
 
 /* ---- rotary positions ---- */
 
-/* transformers overrides what is absent, null or empty, and nothing else. */
+/* As in transformers, absent, null and empty values are overridden, and no others. */
 static bool is_empty(const json_t *value)
 {
     return is_absent(value) || json_is_false(value) ||
@@ -201,10 +201,10 @@ static int read_rope_type(const struct reader *reader, enum cox_rope_type *ret_t
     return 0;
 }
 
-/* A key that is not used would be left out of the arithmetic without a word. */
+/* Refuses keys that are not used: ignoring one would silently change the arithmetic. */
 static int refuse_unused(const struct reader *reader, enum cox_rope_type type)
 {
-    static const char *const used[] = {/* of all */ "rope_type",
+    static const char *const used[] = {/* of all types */ "rope_type",
                                        "type",
                                        "rope_theta",
                                        "partial_rotary_factor",
@@ -228,8 +228,7 @@ static int refuse_unused(const struct reader *reader, enum cox_rope_type type)
     return 0;
 }
 
-/* top: the whole of config.json, whose own number of positions before the scaling has precedence.
- */
+/* top: the whole config.json, whose own original_max_position_embeddings has precedence. */
 static int read_llama3(const struct reader *reader, const struct reader *top,
                        struct cox_model_config *config)
 {
@@ -245,7 +244,7 @@ static int read_llama3(const struct reader *reader, const struct reader *top,
     if (!r)
         r = check_real(reader, "low_freq_factor", json_object_get(reader->root, "low_freq_factor"),
                        1e-6, 1e6, &config->rope_low_freq_factor);
-    /* The frequencies between the two are divided by their difference. */
+    /* Frequencies between the two factors are divided by their difference. */
     if (!r)
         r = check_real(
             reader, "high_freq_factor", json_object_get(reader->root, "high_freq_factor"),
@@ -256,9 +255,9 @@ static int read_llama3(const struct reader *reader, const struct reader *top,
     return r;
 }
 
-/* rope_scaling has precedence as a whole, and rope_theta beside it is part of it; since
- * transformers 5 all is inside rope_parameters, and rope_theta beside it is for where there is none
- * inside. */
+/* rope_scaling has precedence as a whole, together with rope_theta at the top level. Since
+ * transformers 5 all is inside rope_parameters, and a top-level rope_theta counts only if there is
+ * none inside. */
 static int read_rope(const struct reader *top, struct cox_model_config *config)
 {
     struct reader rope = {.path = top->path, .prefix = "rope_scaling.", .err = top->err};
@@ -322,7 +321,7 @@ static int read_sizes(const struct reader *reader, struct cox_model_config *conf
                      &config->kv_head_count);
     if (r)
         return r;
-    /* 0 stands for "hidden_size / num_attention_heads" until check_sizes. */
+    /* 0 means hidden_size / num_attention_heads, until check_sizes. */
     r = read_integer(reader, "head_dim", 2, 1024, 0, &config->head_dim);
     if (r)
         return r;
@@ -333,7 +332,7 @@ static int read_sizes(const struct reader *reader, struct cox_model_config *conf
                         &config->position_count_max);
 }
 
-/* What the sizes have to be to each other. */
+/* Checks the sizes against each other. */
 static int check_sizes(const struct reader *reader, struct cox_model_config *config)
 {
     if (config->head_count % config->kv_head_count)
@@ -357,7 +356,7 @@ static int check_sizes(const struct reader *reader, struct cox_model_config *con
     return 0;
 }
 
-/* eos_token_id is one token, a list, or null; absent is the default of LlamaConfig, 2. */
+/* eos_token_id is one token, a list, or null; absent means 2, the default of LlamaConfig. */
 static int read_eos(const struct reader *reader, struct cox_model_config *config)
 {
     const json_t *value = json_object_get(reader->root, "eos_token_id");
@@ -386,7 +385,7 @@ static int read_eos(const struct reader *reader, struct cox_model_config *config
     return 0;
 }
 
-/* bos_token_id is one token or null; absent is the default of LlamaConfig, 1. */
+/* bos_token_id is one token or null; absent means 1, the default of LlamaConfig. */
 static int read_bos(const struct reader *reader, struct cox_model_config *config)
 {
     const json_t *value = json_object_get(reader->root, "bos_token_id");
@@ -403,7 +402,7 @@ static int read_bos(const struct reader *reader, struct cox_model_config *config
     return 0;
 }
 
-/* Layers of other kinds keep other parts of what was before. */
+/* Other layer types attend to other parts of the context. */
 static int check_layer_types(const struct reader *reader)
 {
     const json_t *types = json_object_get(reader->root, "layer_types");
@@ -417,9 +416,8 @@ static int check_layer_types(const struct reader *reader)
     return full ? 0 : refuse(reader, "layer_types", types, "null, or all \"full_attention\"");
 }
 
-/* All keys that transformers' LlamaForCausalLM makes other tokens of, and that are not computed
- * here. Keys that it does not look at, as those of other architectures, are not looked at here
- * either. */
+/* Refuses all keys with which transformers' LlamaForCausalLM computes other tokens than this code.
+ * Keys that it ignores, such as those of other architectures, are ignored here too. */
 static int check_kind(const struct reader *reader)
 {
     static const char *const off[] = {"attention_bias", "mlp_bias", "is_encoder_decoder",

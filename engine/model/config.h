@@ -1,24 +1,26 @@
 /*
- * config: what config.json of a Hugging Face Llama checkpoint says, checked.
+ * config: the contents of config.json of a Hugging Face Llama checkpoint, checked.
  *
- * After a successful load every number is inside the range named here, so the sizes computed from
- * them do not overflow 64 bits and nobody downstream checks again.
+ * After a successful load every number is in the range given here. So sizes computed from them fit
+ * into 64 bits, and no later code checks again.
  *
- * Any process, any thread; nothing is shared, nothing is owned. Blocks only on reading the file. If
- * the process dies nothing is left.
+ * Threads: any.
+ * Ownership: nothing is owned.
+ * Blocks: only on reading the file.
+ * If the process dies: nothing is left.
  */
 #ifndef COX_MODEL_CONFIG_H
 #define COX_MODEL_CONFIG_H
 
 #include "channel/base/base.h"
 
-/* End-of-text tokens kept, at most. */
+/* Limit of the end-of-text tokens kept. */
 #define COX_EOS_TOKEN_COUNT_MAX 8
 
-/* How the frequencies of rotary positions come of rope_theta. */
+/* How the rotary frequencies follow from rope_theta. */
 enum cox_rope_type {
     COX_ROPE_DEFAULT = 0,
-    COX_ROPE_LLAMA3, /* low ones divided by a factor, as since Llama 3.1 */
+    COX_ROPE_LLAMA3, /* low ones divided by a factor, since Llama 3.1 */
 };
 
 struct cox_model_config {
@@ -36,14 +38,14 @@ struct cox_model_config {
     uint32_t head_dim;
     /* 2 to 2^24 */
     uint32_t vocab_size;
-    /* positions 0 to this - 1 exist; 1 to 2^24 */
+    /* valid positions are 0 to this - 1; 1 to 2^24 */
     uint32_t position_count_max;
     /* above 0, to 0.1 */
     float rms_norm_eps;
     /* 1 to 1e12 */
     double rope_theta;
     enum cox_rope_type rope_type;
-    /* The rest is for COX_ROPE_LLAMA3. */
+    /* The next four are for COX_ROPE_LLAMA3. */
     /* 1 to 1e6 */
     double rope_factor;
     /* 1e-6 to 1e6 */
@@ -60,10 +62,16 @@ struct cox_model_config {
     int32_t eos_tokens[COX_EOS_TOKEN_COUNT_MAX];
 };
 
-/* Reads and checks a config.json. Whatever is accepted means what it means to LlamaForCausalLM of
- * transformers 5. The error text names the key, its value and what is allowed. Returns 0;
- * COX_NOT_FOUND no such file; COX_CORRUPT not a JSON object; COX_TOO_LARGE above 1 MiB; COX_INVALID
- * a value that makes no sense or a kind of model that is not computed here; a negative errno. */
+/* Reads and checks a config.json. An accepted file has the meaning that it has for LlamaForCausalLM
+ * of transformers 5. On failure err has the key, its value and the allowed ones.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND: no such file
+ *   COX_CORRUPT: not a JSON object
+ *   COX_TOO_LARGE: above 1 MiB
+ *   COX_INVALID: an invalid value, or an unsupported kind of model
+ *   -errno
+ */
 int cox_model_config_load(const char *path, struct cox_model_config *ret_config,
                           struct cox_error *err);
 

@@ -10,7 +10,7 @@
 
 int cox_file_open(const char *path, int *ret_fd, uint64_t *ret_size, struct cox_error *err)
 {
-    /* O_NONBLOCK so that a FIFO of that name is opened and refused below, not waited for. */
+    /* With O_NONBLOCK a FIFO of that name is opened and refused below, instead of blocking. */
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     struct stat stat;
 
@@ -73,7 +73,7 @@ int cox_json_parse(const char *text, size_t size, const char *path, const char *
     json_error_t error;
     json_t *root = json_loadb(text, size, JSON_REJECT_DUPLICATES, &error);
 
-    /* The parser has words for every mistake in the text, and none when it got no memory. */
+    /* The parser has a text for every mistake in the input, but none when it is out of memory. */
     if (!root && !error.text[0])
         return cox_fail(err, -ENOMEM, "%s: no memory for its %s", path, part);
     if (!root)
@@ -100,7 +100,7 @@ int cox_json_load(const char *path, size_t size_max, json_t **ret_root, struct c
     if (size > size_max)
         return cox_fail(err, COX_TOO_LARGE, "%s has %llu bytes; at most %zu make sense here", path,
                         (unsigned long long)size, size_max);
-    text = malloc((size_t)size + 1); /* never malloc(0) */
+    text = malloc((size_t)size + 1); /* + 1: never malloc(0) */
     if (!text)
         return cox_fail(err, -ENOMEM, "no memory to read %s", path);
     r = cox_file_read(fd, path, 0, text, (size_t)size, err);

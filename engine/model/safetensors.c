@@ -20,13 +20,13 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the numbers of a file 
 #define CHUNK_LENGTH ((size_t)8192)
 
 enum dtype {
-    DTYPE_OTHER, /* known by size, not read here */
+    DTYPE_OTHER, /* size known, but cannot be read here */
     DTYPE_F32,
     DTYPE_F16,
     DTYPE_BF16,
 };
 
-/* Of a file that is sampled, so much at each place. */
+/* Bytes of each piece of a sampled file. */
 #define DIGEST_PIECE_SIZE UINT64_C(4096)
 
 struct dtype_entry {
@@ -60,7 +60,7 @@ struct cox_safetensors {
     uint64_t data_offset;
     uint64_t data_size;
     size_t tensor_count;
-    /* sorted by name once opened */
+    /* sorted by name once the file is open */
     struct tensor *tensors;
 };
 
@@ -75,7 +75,7 @@ static int compare_begin(const void *a, const void *b)
 
     if (x->begin != y->begin)
         return x->begin < y->begin ? -1 : 1;
-    /* Empty tensors before the one that starts at the same byte. */
+    /* Empty tensors sort before a tensor that starts at the same byte. */
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
@@ -102,7 +102,7 @@ static int parse_dtype(const struct cox_safetensors *file, const json_t *entry,
         file->path, tensor->name, word);
 }
 
-/* Fills the shape and gives the size in bytes that it implies. */
+/* Fills the shape and computes its size in bytes. */
 static int parse_shape(const struct cox_safetensors *file, const json_t *entry,
                        struct tensor *tensor, uint64_t *ret_size, struct cox_error *err)
 {
@@ -183,7 +183,7 @@ static int parse_tensor(const struct cox_safetensors *file, const json_t *entry,
     return parse_offsets(file, entry, tensor, size, err);
 }
 
-/* The tensors have to cover the data from its first to its last byte, each byte once. */
+/* The tensors must cover every byte of the data exactly once. */
 static int check_cover(struct cox_safetensors *file, struct cox_error *err)
 {
     uint64_t covered = 0;
@@ -366,7 +366,7 @@ int cox_safetensors_shape(const struct cox_safetensors *file, const char *name,
     return 0;
 }
 
-/* "[2, 3]" for the text of an error. */
+/* "[2, 3]" for an error text. */
 static void shape_text(const uint64_t *shape, size_t count, char *text, size_t size)
 {
     size_t used = 0;
@@ -387,7 +387,7 @@ static float f32_from_bf16(uint16_t half)
     return number;
 }
 
-/* IEEE 754 binary16, exactly: every half is also a float. */
+/* IEEE 754 binary16, exact: every half is representable as a float. */
 static float f32_from_f16(uint16_t half)
 {
     uint32_t exponent = (half >> 10) & 31;
@@ -424,7 +424,7 @@ static int read_halves(const struct cox_safetensors *file, const struct tensor *
     return 0;
 }
 
-/* Numbers first to first + length - 1 of a tensor. */
+/* Reads numbers first to first + length - 1 of a tensor. */
 static int read_run(const struct cox_safetensors *file, const struct tensor *tensor, uint64_t first,
                     uint64_t length, float *buffer, struct cox_error *err)
 {
@@ -445,7 +445,7 @@ static int read_run(const struct cox_safetensors *file, const struct tensor *ten
     return 0;
 }
 
-/* The tensor of that name, when it can be read and has that shape. */
+/* Finds the tensor of that name, if it is readable and has that shape. */
 static int choose_tensor(const struct cox_safetensors *file, const char *name,
                          const uint64_t *shape, size_t dimension_count,
                          const struct tensor **ret_tensor, struct cox_error *err)
@@ -506,7 +506,7 @@ int cox_safetensors_read_part(const struct cox_safetensors *file, const char *na
     return r;
 }
 
-/* Bytes of the file at offset, whatever they mean. */
+/* Hashes bytes of the file at offset. */
 static int digest_piece(const struct cox_safetensors *file, uint64_t offset, size_t size,
                         uint64_t *digest, struct cox_error *err)
 {
@@ -518,12 +518,12 @@ static int digest_piece(const struct cox_safetensors *file, uint64_t offset, siz
     return r;
 }
 
-/* Of the piece number i. */
+/* Offset of piece i. */
 static uint64_t sample_offset(const struct cox_safetensors *file, uint64_t i)
 {
     const uint64_t count = COX_DIGEST_SAMPLE_SIZE / DIGEST_PIECE_SIZE;
 
-    /* The last one ends with the file. A tensor file is far below 2^56 bytes. */
+    /* The last piece ends with the file. No overflow: a tensor file is far below 2^56 bytes. */
     return file->data_size <= COX_DIGEST_SAMPLE_SIZE
                ? i * DIGEST_PIECE_SIZE
                : (file->data_size - DIGEST_PIECE_SIZE) * i / (count - 1);

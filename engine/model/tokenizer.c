@@ -17,16 +17,16 @@
 #define JSON_SIZE_MAX ((size_t)64 << 20)
 /* Ids index an array. */
 #define TOKEN_MAX (1 << 22)
-/* Characters that an error text lists. */
+/* Characters listed in an error text. */
 #define LISTED_MAX 48
 
-/* In place of a character. */
+/* Values of codes that are not a character. */
 #define CODE_SPECIAL UINT32_MAX
 #define CODE_UNUSED (UINT32_MAX - 1)
 #define REPLACEMENT "\xef\xbf\xbd"
 
 struct character {
-    /* Unicode */
+    /* Unicode code point */
     uint32_t code;
     int32_t token;
 };
@@ -53,7 +53,8 @@ static void close_filep(FILE **file)
         fclose(*file);
 }
 
-/* Reads a JSON object. O_NONBLOCK: a FIFO of that name is opened and refused, not waited for. */
+/* Reads a JSON object. With O_NONBLOCK a FIFO of that name is opened and refused, instead of
+ * blocking. */
 static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -79,7 +80,7 @@ static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
     cox_steal_fd(&fd);
     json_error_t error;
     _cox_cleanup_(json_unref) json_t *root = json_loadf(file, JSON_REJECT_DUPLICATES, &error);
-    /* The parser has words for every mistake in the text, and none when it got no memory. */
+    /* The parser has a text for every mistake in the input, but none when it is out of memory. */
     if (!root && !error.text[0])
         return cox_fail(err, -ENOMEM, "no memory to read %s", path);
     if (!root)
@@ -91,8 +92,8 @@ static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
     return 0;
 }
 
-/* Reads one UTF-8 character. Returns its bytes, 0 at the end of text, -1 for bytes that are none
- * (overlong forms, surrogates and codes above U+10FFFF included). */
+/* Reads one UTF-8 character. Returns its bytes, 0 at the end of text, -1 for invalid bytes,
+ * including overlong forms, surrogates and codes above U+10FFFF. */
 static int utf8_get(const char *text, uint32_t *ret_code)
 {
     const unsigned char *bytes = (const unsigned char *)text;
@@ -105,7 +106,7 @@ static int utf8_get(const char *text, uint32_t *ret_code)
         return -1;
     uint32_t code = bytes[0] & (0x7fu >> size);
     for (int i = 1; i < size; i++) {
-        if ((bytes[i] & 0xc0) != 0x80) /* a terminating 0 too */
+        if ((bytes[i] & 0xc0) != 0x80) /* true for a terminating 0 too */
             return -1;
         code = code << 6 | (bytes[i] & 0x3fu);
     }
@@ -147,7 +148,7 @@ static bool is_special(const json_t *added, const char *content)
     return false;
 }
 
-/* Places one entry of the vocabulary. */
+/* Adds one entry of the vocabulary. */
 static int entry_take(struct cox_tokenizer *tokenizer, const char *path, const json_t *added,
                       const char *content, const json_t *value, struct cox_error *err)
 {
@@ -269,7 +270,7 @@ void cox_tokenizer_freep(struct cox_tokenizer **tokenizer)
     cox_tokenizer_free(*tokenizer);
 }
 
-/* The characters of the vocabulary as text, the first LISTED_MAX of them. */
+/* The first LISTED_MAX characters of the vocabulary as text. */
 static void known_text(const struct cox_tokenizer *tokenizer, char *text, size_t size)
 {
     size_t used = 0, i = 0;
@@ -283,7 +284,7 @@ static void known_text(const struct cox_tokenizer *tokenizer, char *text, size_t
         snprintf(text + used, size - used, " and %zu more", tokenizer->character_count - i);
 }
 
-/* The error of a character that is not in the vocabulary. */
+/* Fails for a character outside the vocabulary. */
 static int refuse(const struct cox_tokenizer *tokenizer, uint32_t code, uint32_t position,
                   struct cox_error *err)
 {
@@ -353,7 +354,7 @@ int cox_tokenizer_decode(const struct cox_tokenizer *tokenizer, const int32_t *t
     return 0;
 }
 
-/* path is where it stands, for what is wrong with it. */
+/* path receives the file's path, for error texts. */
 static int config_read(const char *folder, char path[PATH_MAX], json_t **ret_root,
                        struct cox_error *err)
 {

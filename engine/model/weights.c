@@ -10,10 +10,10 @@
 
 #define ALIGNMENT_FLOATS (COX_WEIGHTS_ALIGNMENT / sizeof(float))
 
-/* Slices of the vocabulary are a multiple of this: no tails in the matrix kernels. */
+/* Vocabulary slices are padded to a multiple of this, to avoid tails in the matrix kernels. */
 #define VOCAB_SLICE_MULTIPLE 16u
 
-/* Floats that are read at a time of a matrix that is cut by columns. */
+/* Floats read at a time from a matrix that is divided by columns. */
 #define BAND_LENGTH (UINT64_C(64) << 10)
 
 static const struct cox_share whole;
@@ -23,7 +23,7 @@ static uint64_t align(uint64_t length)
     return (length + ALIGNMENT_FLOATS - 1) / ALIGNMENT_FLOATS * ALIGNMENT_FLOATS;
 }
 
-/* Takes count pieces at *used and moves it on. */
+/* Reserves count pieces at *used and advances it. */
 static uint64_t place(uint64_t *used, uint64_t count, uint64_t stride)
 {
     uint64_t offset = *used;
@@ -86,8 +86,8 @@ struct cox_weights_layout cox_weights_layout(const struct cox_model_config *conf
     return cox_weights_share_layout(config, &whole);
 }
 
-/* Pieces of a matrix of rows x columns on the way from the file to the block: each is piece_rows
- * rows and piece_columns columns; one of the two is all there are. */
+/* Pieces of a rows x columns matrix, from file to block. Each has piece_rows rows and piece_columns
+ * columns; one of the two is the whole dimension. */
 struct pieces {
     uint64_t rows, columns;
     uint64_t piece_rows, piece_columns;
@@ -100,7 +100,7 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* A piece that lies behind the last row, in whole or in part, is filled up with zeros. */
+/* Rows of a piece beyond the last row are filled with zeros. */
 static int read_by_rows(const struct cox_checkpoint *checkpoint, const char *name,
                         const struct pieces *pieces, float *memory, struct cox_error *err)
 {
@@ -124,9 +124,9 @@ static int read_by_rows(const struct cox_checkpoint *checkpoint, const char *nam
     return 0;
 }
 
-/* The columns of all pieces are side by side. They are read together, many rows at a time, and
- * dealt out from there: piece by piece it would be a call of the system for each row of each. What
- * a piece has behind the last column is filled up with zeros. */
+/* The columns of all pieces are adjacent in a row. Many rows are read at once and distributed,
+ * since reading piece by piece would need a system call per row and piece. Columns beyond the last
+ * one are filled with zeros. */
 static int read_by_columns(const struct cox_checkpoint *checkpoint, const char *name,
                            const struct pieces *pieces, float *memory, struct cox_error *err)
 {
@@ -238,8 +238,8 @@ static int read_layer(const struct cox_checkpoint *checkpoint,
     return r;
 }
 
-/* Tied, and there all the same: it has to be what the embedding is. memory holds the pieces of
- * that. */
+/* A tied output tensor that exists all the same must equal the embedding, whose pieces are in
+ * memory. */
 static int check_tied(const struct cox_checkpoint *checkpoint, const char *name,
                       const struct pieces *pieces, const float *memory, struct cox_error *err)
 {
@@ -274,8 +274,8 @@ static int check_tied(const struct cox_checkpoint *checkpoint, const char *name,
     return 0;
 }
 
-/* Whether the model is computed with a tensor of that name. Old checkpoints have the frequencies of
- * rotary positions in every layer, which follow from config.json. */
+/* Returns whether the model uses a tensor of that name. Old checkpoints have the rotary frequencies
+ * in every layer; these follow from config.json. */
 static bool is_used(const char *name, const struct cox_model_config *config)
 {
     static const char *const whole_model[] = {"model.embed_tokens.weight", "model.norm.weight",
@@ -305,8 +305,8 @@ static bool is_used(const char *name, const struct cox_model_config *config)
     return false;
 }
 
-/* What is trained into a tensor that nobody uses is missing from all texts: a bias, a norm of
- * queries, a layer. */
+/* A tensor that is not used, such as a bias, a query norm or a further layer, was trained and would
+ * be missing from the results. So it is an error. */
 static int check_names(const struct cox_checkpoint *checkpoint,
                        const struct cox_model_config *config, const char *directory,
                        struct cox_error *err)
@@ -343,8 +343,7 @@ static int fill(const struct cox_model_config *config, const struct cox_share *s
         r = check_names(checkpoint, config, directory, err);
     if (r)
         return r;
-    /* Layers first: a configuration that is not that of the checkpoint shows before much was read.
-     */
+    /* Layers first, so that a configuration of another checkpoint fails before much was read. */
     for (uint32_t layer = 0; layer < config->layer_count; layer++) {
         if (cancelled && cancelled(context))
             return cox_fail(err, COX_ABORTED, "%s: loading was given up", directory);
