@@ -210,8 +210,8 @@ static int engine_check_share(const char *directory, const struct cox_share *sha
                : 0;
 }
 
-/* Joins the group of all ranks, which are in the same init. Where the coordinator counts no
- * incarnations, it brings this rank in step with the group it has joined before. */
+/* Joins the group of all ranks, which are in the same init. If
+ * cox_group_options.life has not changed, it aligns this rank in the group it has joined before. */
 static int engine_join(struct cox_engine *engine, const struct cox_group_options *options,
                        struct cox_error *err)
 {
@@ -598,7 +598,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
 
     cox_init_request_group(request, &options);
     /* Whatever the outcome, the previous state is over: the other ranks are in this init too, or
-     * dead. This comes before anything can fail, since the memory of a former incarnation gets
+     * dead. This comes before anything can fail, since the memory of a former group gets
      * reused. */
     engine->ready = false;
     r = cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), err);
