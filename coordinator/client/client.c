@@ -360,6 +360,6 @@ int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
                ? 0
                : cox_fail(
                      err, COX_TIMEOUT,
-                     "the coordinator of the group '%s' lives and does not answer: it is stopped, or stuck; what was printed is right",
+                     "the coordinator of the group '%s' lives and does not reply: it is stopped, or stuck; what was printed is right",
                      watch->name);
 }

@@ -181,7 +181,7 @@ static void b2_a_call_does_not_wait_for_a_handler_for_ever(void **state)
     assert_contains(test_error_text(g), "held up in a handler");
     sem_post(&held.go_on);
     test_expect_echo(g, "seen");
-    /* The answer to the first went to the handler, that of the abandoned call to nobody. */
+    /* The reply to the first went to the handler, that of the abandoned call to nobody. */
     assert_int_equal(atomic_load(&held.runs), 1);
     test_group_free(g);
 }
