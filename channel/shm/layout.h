@@ -145,7 +145,7 @@ struct cox_layout_rank_line {
     _Atomic uint64_t taken;
     /* frames up to here are not read again */
     _Atomic uint64_t returned;
-    /* last sequence replied; release, after slot and tag */
+    /* last sequence replied to; release, after slot and tag */
     _Atomic uint64_t done;
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;

@@ -217,7 +217,7 @@ static void client_read_hello(struct cox_socket_server *server,
                                      cox_status_text(r));
     else if (client->received > COX_HELLO_SIZE)
         cox_client_connection_refuse(server, client, COX_CORRUPT,
-                                     "more than the %d bytes of a hello came before the answer",
+                                     "more than the %d bytes of a hello came before the reply",
                                      COX_HELLO_SIZE);
     else if (client->received == COX_HELLO_SIZE)
         client_hello(server, client);

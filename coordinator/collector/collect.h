@@ -8,8 +8,8 @@
  *
  *   claimed    under the submit lock only; its frame is being packed
  *   published  in the ring, gate opened; everything in flight is looked at, oldest first
- *   ended      its completion was or is being handed over, or nobody replies it. Ranks that had not
- *              replied are late: the entry stays until each has replied (the reply is dropped
+ *   ended      its completion was or is being handed over, or nobody replies to it. Ranks that had
+ *              not replied are late: the entry stays until each has replied (the reply is dropped
  *              and counted) or is dead, and every asked rank has returned the frame
  *
  * Ranks reply in order, so requests to the same ranks end in order; a deadline, an error or a

@@ -31,7 +31,7 @@ enum cox_outcome {
     COX_OUTCOME_OK,
     COX_OUTCOME_ERROR, /* it replied with an error, or with bytes that make no sense */
     COX_OUTCOME_DEAD,
-    COX_OUTCOME_LATE, /* it had not replied to when the request ended */
+    COX_OUTCOME_LATE, /* it had not replied when the request ended */
 };
 
 struct cox_rank_result {

@@ -69,7 +69,7 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
          */
         bool stopped = alive && status != COX_PEER_DEAD && cox_peer_stopped(result->pid);
         snprintf(text, COX_RANK_TEXT_SIZE,
-                 "rank %" PRIu32 " (pid %jd) had not replied to: %s, silent for %.3f s, %s", rank,
+                 "rank %" PRIu32 " (pid %jd) had not replied: %s, silent for %.3f s, %s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,
                  stopped ? "alive but stopped by a signal"
                  : alive ? "alive"
@@ -182,7 +182,7 @@ static void report_late_ranks(struct cox_gathering *gathering, bool taken)
     append(gathering->text, sizeof gathering->text, "; ranks ");
     cox_report_append_ranks(gathering->text, sizeof gathering->text, &ranks);
     append(gathering->text, sizeof gathering->text, " %s, silent for up to %.3f s",
-           taken ? "took it and have not replied to" : "never took it", (double)silent_ns / 1e9);
+           taken ? "took it and have not replied" : "never took it", (double)silent_ns / 1e9);
 }
 
 void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry,
@@ -202,7 +202,7 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
         replied += gathering->results[rank].outcome == COX_OUTCOME_OK;
         late += gathering->results[rank].outcome == COX_OUTCOME_LATE;
     }
-    append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks answered", replied, asked);
+    append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks replied", replied, asked);
     report_outcome(gathering, COX_OUTCOME_DEAD); /* what the caller's buffer cuts is the rest */
     report_outcome(gathering, COX_OUTCOME_ERROR);
     if (status != COX_TIMEOUT && status != COX_CLOSED)

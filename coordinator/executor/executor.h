@@ -150,7 +150,7 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
  * its place in every channel as at the start, and a generation that no late reply of the dead one
  * has. Until it has attached, requests that ask it are refused with COX_PEER_DEAD. What its model
  * needs (init, the live sequences) is the caller's to send; a step on a base that it does not have
- * is replied to COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a
+ * is replied to with COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a
  * handler or hook. Unless 0 the rank is dead as before, and can be tried again. Of workers that are
  * started by hand none is started: the rank is free for one that logs on, which is waited for, and
  * err says how one comes. Returns

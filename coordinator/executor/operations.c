@@ -386,7 +386,7 @@ const char *cox_lora_status_name(int32_t status)
 {
     const ProtobufCEnumValue *value =
         protobuf_c_enum_descriptor_get_value(&coxswain__lora_operation_status__descriptor, status);
-    return value ? value->name : status == -1 ? "no answer" : "an unknown status";
+    return value ? value->name : status == -1 ? "no reply" : "an unknown status";
 }
 
 /* Of ranks that say the same in the same words, the first one's are enough. */

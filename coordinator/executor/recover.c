@@ -187,7 +187,7 @@ static void recover_read_replies(void *context, const struct cox_completion *com
         } else if (reply->text) {
             snprintf(result->text, sizeof result->text, "%s", reply->text);
         } else {
-            snprintf(result->text, sizeof result->text, "no answer");
+            snprintf(result->text, sizeof result->text, "no reply");
         }
     }
 }
@@ -212,7 +212,7 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
                     commands[command].name, cox_engine_state_name(executor->engine_state), legal);
 }
 
-/* Of a pause that has failed. A rank that is stuck is paused; one that has not replied to may be.
+/* Of a pause that has failed. A rank that is stuck is paused; one that has not replied may be.
  */
 static bool is_partially_paused(const struct recover_reader *reader, uint32_t rank_count)
 {

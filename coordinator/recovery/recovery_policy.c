@@ -373,7 +373,7 @@ static void kill_late(struct cox_recovery *recovery)
             continue;
         cox_log_write(&recovery->options.log, 4,
                       "rank %" PRIu32
-                      " (pid %jd) lives, but has not replied to in time: it is killed",
+                      " (pid %jd) lives, but has not replied in time: it is killed",
                       i, (intmax_t)recovery->statuses[i].pid);
         rank->expected = cox_executor_kill(recovery->executor, i, NULL) == 0;
     }

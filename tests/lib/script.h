@@ -65,7 +65,7 @@ struct script_host {
     pid_t pid;
     /* its standard output */
     int out_fd;
-    /* takes orders, replies each with a byte, hangs up with its death; -1: the rank is this very
+    /* takes orders, replies to each with a byte, hangs up with its death; -1: the rank is this very
      * process */
     int relay_fd;
     /* The relay is dead, so the rank has to be: returns when nobody looks any more. */

@@ -143,7 +143,7 @@ static void p3_a_timeout_names_who_was_silent_and_how(void **state)
     assert_true(c.ranks[1].silent_ns < 20 * COX_NSEC_PER_SEC);
     assert_contains(c.text, "sequence 1");
     assert_contains(c.text, "OPAQUE");
-    assert_contains(c.text, "2 of 4 ranks answered");
+    assert_contains(c.text, "2 of 4 ranks replied");
     assert_contains(c.text, "alive");
     char pid[32];
     snprintf(pid, sizeof pid, "rank 3 (pid %d)", stopped);

@@ -82,7 +82,7 @@ bool private_shm_possible(void);
 bool proc_hide(void);
 
 /* Puts one thing after the other under path that looks like the object but must not be taken for
- * it, and asserts that attach replies COX_DENIED with a text that tells. make creates a good one at
+ * it, and asserts that attach returns COX_DENIED with a text that tells. make creates a good one at
  * path; unlink(path) removes it. flags: O_RDONLY or O_RDWR, as attach opens it. */
 void refuses_impostors(const char *path, int flags, void (*make)(void),
                        int (*attach)(struct cox_error *err));

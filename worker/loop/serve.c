@@ -287,7 +287,7 @@ static int serve_link_status(struct cox_channel_thread *thread, const struct cox
         return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no link_status callback");
     Coxswain__PDLinkStatusResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__pdlink_status_response__init(body);
     response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
     response->pd_link_status_response = body;
@@ -304,7 +304,7 @@ static int serve_lora(struct cox_channel_thread *thread, const struct cox_reques
         return cox_fail(&thread->error, COX_CORRUPT, "a LoRA operation without its request");
     Coxswain__LoraOperationResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__lora_operation_response__init(body);
     body->lora_name = message->lora_operation_request->lora_name;
     body->has_lora_op_status = 1;
@@ -379,7 +379,7 @@ static int serve_pull(struct cox_channel_thread *thread, const struct cox_reques
         return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no pull_kv callback");
     Coxswain__PullKVResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__pull_kvresponse__init(body);
     response->result_case = RESULT(PULL_KV_RESPONSE);
     response->pull_kv_response = body;
@@ -417,7 +417,7 @@ static int serve_recover(struct cox_channel_thread *thread, const struct cox_req
     }
     Coxswain__RecoverCommandResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__recover_command_response__init(body);
     body->has_npu_device_id = body->has_command_result = 1;
     body->npu_device_id = worker->options.device;

@@ -212,7 +212,7 @@ COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *reque
 COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *request);
 
 /* True when this init is said again, word for word, because a rank was replaced: a rank that has
- * replied it before may keep what it loaded and reply the same; its rank group is formed anew in
+ * replied to it before may keep what it loaded and reply the same; its rank group is formed anew in
  * any case. */
 COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
 
@@ -294,7 +294,7 @@ struct cox_worker_callbacks {
     /* The recovery commands. A result other than 0 is told as command_result with the text. They
      * may be repeated, and be called on a rank that an earlier one did not reach (one that was
      * replaced meanwhile). After a reinit that returned 0 the rank knows no sequence: a step that
-     * builds on an earlier one is replied to COX_STALE. */
+     * builds on an earlier one is replied to with COX_STALE. */
     int (*pause)(void *context, struct cox_error *err);
     int (*pause_net)(void *context, struct cox_error *err);
     int (*clear)(void *context, struct cox_error *err);

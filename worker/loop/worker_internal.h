@@ -229,7 +229,7 @@ void cox_worker_finalized(struct cox_worker *worker);
 
 /* Serves one request: calls back, replies, and returns the frame. True: it was the goodbye. */
 bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct cox_request *request);
-/* Replies a request whose bytes could not even be read, if it is one that is replied to. */
+/* Replies to a request whose bytes could not even be read, if it is one that is replied to. */
 void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
                                int status, const char *text);
 

@@ -4,7 +4,7 @@ pickled into chunks of shared memory, every chunk with a flag of the writer and 
 at flags and giving the CPU away in between. One ring to all workers, one reply ring from each.
 
 Opaque: the request is one bytearray; every worker sums it up and answers as load.h says. With --sequences S the request
-is a decode step: a list of S objects as an engine loop has them; every worker gathers tokens and positions from them, rank
+is a decode step: a list of S objects as a scheduler has them; every worker gathers tokens and positions from them, rank
 0 answers with a list of tokens for each, the others with a sum."""
 import argparse
 import array
@@ -147,7 +147,7 @@ class Sequence:
 
 
 class Step:
-    """As an engine loop: a sequence lives through many steps, and gets the token that came back."""
+    """As a scheduler: a sequence lives through many steps, and gets the token that came back."""
 
     def __init__(self, options):
         self.sequences = [
