@@ -31,7 +31,7 @@
 /* Every submit is completed by its deadline; beyond it by so much, the executor itself is broken.
  */
 #define COMPLETION_SLACK_NS (10 * COX_NSEC_PER_SEC)
-/* Between two tries to submit while a rank still holds the frame or owes an answer. */
+/* Between two tries to submit while a rank still holds the frame or owes a reply. */
 #define SUBMIT_PAUSE_MIN_NS (20 * UINT64_C(1000))
 #define SUBMIT_PAUSE_MAX_NS (5 * COX_NSEC_PER_MSEC)
 
@@ -146,16 +146,16 @@ static void outcome_fill(const struct cox_engine_loop *engine_loop, struct fligh
                                       response, flight->tokens, flight->ended, &flight->error);
     if (flight->status)
         return;
-    const Coxswain__ExecuteModelResponse *answer = response->execute_model_response;
-    if (answer->has_model_execute_time && answer->model_execute_time > 0 &&
-        answer->model_execute_time < 1e9f)
-        flight->model_ns = (uint64_t)((double)answer->model_execute_time * 1e6);
+    const Coxswain__ExecuteModelResponse *reply = response->execute_model_response;
+    if (reply->has_model_execute_time && reply->model_execute_time > 0 &&
+        reply->model_execute_time < 1e9f)
+        flight->model_ns = (uint64_t)((double)reply->model_execute_time * 1e6);
     /* A part of a part: what exceeds the whole is no time. */
-    if (answer->has_group_ns && answer->has_group_wait_ns && flight->model_ns &&
-        answer->group_ns <= flight->model_ns && answer->group_wait_ns <= answer->group_ns) {
+    if (reply->has_group_ns && reply->has_group_wait_ns && flight->model_ns &&
+        reply->group_ns <= flight->model_ns && reply->group_wait_ns <= reply->group_ns) {
         flight->has_group = true;
-        flight->group_ns = answer->group_ns;
-        flight->group_wait_ns = answer->group_wait_ns;
+        flight->group_ns = reply->group_ns;
+        flight->group_wait_ns = reply->group_wait_ns;
     }
 }
 
@@ -386,7 +386,7 @@ static bool is_void(struct cox_engine_loop *engine_loop)
     return failed;
 }
 
-/* Submits, again and again while a rank owes the answer of an earlier step or still reads the
+/* Submits, again and again while a rank owes the reply of an earlier step or still reads the
  * frame. */
 static int step_submit(struct cox_engine_loop *engine_loop, struct flight *flight,
                        const struct Coxswain__ExecuteRequest *request, uint64_t *ret_sequence,
@@ -662,7 +662,7 @@ static int step_begin(struct cox_engine_loop *engine_loop, struct cox_error *err
 }
 
 /* The same, and starts the pulls that were planned with it: afterwards, since no rank owes the
- * answer of an earlier step then, which might still write to the blocks. */
+ * reply of an earlier step then, which might still write to the blocks. */
 static int step_and_pulls_begin(struct cox_engine_loop *engine_loop, struct cox_error *err)
 {
     int r = step_begin(engine_loop, err);

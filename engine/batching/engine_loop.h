@@ -17,7 +17,7 @@
  * Failures: with a step all those submitted after it are void; they are waited for, and count as
  *   one failure. A step that ended with COX_REJECTED, COX_TIMEOUT, COX_STALE or COX_ABORTED counts
  *   as if it had never been: everything is announced and recomputed, retry_max times in a row.
- *   While a rank owes the answer of an earlier step, submitting is tried again until a step's time
+ *   While a rank owes the reply of an earlier step, submitting is tried again until a step's time
  *   has passed. Where there is a recover hook, it is asked before, and also for COX_PEER_DEAD,
  *   COX_STATE and COX_LATE. Any other failure ends all requests with its text.
  * Pulls: while a sequence is pulled, others run. A pull that failed is tried again while the lease

@@ -35,7 +35,7 @@ int cox_lora_new(struct cox_executor *executor, const struct cox_log *log,
 void cox_lora_stop(struct cox_lora *lora);
 struct cox_lora *cox_lora_free(struct cox_lora *lora); /* NULL-safe; nobody is inside */
 
-/* ret_results: rank_count of them, filled also on failure; status -1: no answer. path: a folder,
+/* ret_results: rank_count of them, filled also on failure; status -1: no reply. path: a folder,
  * absolute. Returns what cox_executor_lora_results does, and COX_INVALID: a name or path that
  * cannot be, then no rank was asked, or files that ranks refuse while nothing else is wrong;
  * COX_STATE: ranks may disagree on one of that name; COX_TIMEOUT: another order was under way until

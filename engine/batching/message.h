@@ -1,5 +1,5 @@
 /*
- * message: a step of the batcher as protobuf, and the tokens out of its answer.
+ * message: a step of the batcher as protobuf, and the tokens out of its reply.
  *
  * Two forms: packed columns against the ranks' sequence tables, and the nested
  * SequenceGroupMetadata of legacy workers. The structs and columns are made once and used again for
@@ -33,9 +33,9 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
 void cox_message_weights(struct cox_message *message, const struct cox_weights_told *told,
                          bool offered);
 
-/* Reads the answer of a step, which ran as number `sequence`: one token per row, -1
+/* Reads the reply of a step, which ran as number `sequence`: one token per row, -1
  * where the row emits none, and whether the worker ended the sequence. Returns 0; COX_CORRUPT: not
- * the answer of this step, err says why; COX_UNSUPPORTED: several tokens for one sequence. */
+ * the reply of this step, err says why; COX_UNSUPPORTED: several tokens for one sequence. */
 int cox_message_read(const struct cox_message *message, const struct cox_step *step,
                      uint64_t sequence, const struct Coxswain__ExecuteResponse *response,
                      int32_t *ret_tokens, uint8_t *ret_ended, struct cox_error *err);

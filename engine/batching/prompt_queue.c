@@ -194,7 +194,7 @@ static void item_fill(const struct cox_prompt_queue *queue, struct item *item,
     uint32_t count = sequence->token_count - sequence->prompt_count;
     item->result.tokens = calloc((size_t)count + 1, sizeof *item->result.tokens);
     if (!item->result.tokens) {
-        item_fail(item, -ENOMEM, "no memory for the answer");
+        item_fail(item, -ENOMEM, "no memory for the reply");
         return;
     }
     memcpy(item->result.tokens, sequence->tokens + sequence->prompt_count,
@@ -204,7 +204,7 @@ static void item_fill(const struct cox_prompt_queue *queue, struct item *item,
         return;
     item->result.hold = hold_source(queue, sequence->hold);
     if (!item->result.hold)
-        item_fail(item, -ENOMEM, "no memory for the answer");
+        item_fail(item, -ENOMEM, "no memory for the reply");
 }
 
 static void client_wake(const struct cox_prompt_queue_client *client)

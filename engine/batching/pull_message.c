@@ -108,7 +108,7 @@ int cox_pull_cancel_message(struct cox_arena *arena, const char *const *ids, siz
     return 0;
 }
 
-/* ---- answers ---- */
+/* ---- replies ---- */
 
 static const PullResult *result_find(const ExecuteResponse *response, const char *id)
 {
@@ -124,20 +124,20 @@ static const PullResult *result_find(const ExecuteResponse *response, const char
 }
 
 /* What is absent is no success. */
-static void rank_read(const struct cox_rank_result *answer, const char *id,
+static void rank_read(const struct cox_rank_result *reply, const char *id,
                       struct cox_pull_rank *rank)
 {
-    const PullResult *result = result_find(answer->response, id);
+    const PullResult *result = result_find(reply->response, id);
     *rank = (struct cox_pull_rank){.code = CODE(PD_PULL_KV_UNKNOWN_ERROR)};
     if (!result) {
         snprintf(rank->text, sizeof rank->text, "%s",
-                 answer->text ? answer->text : "it does not mention the pull");
-        rank->status = answer->outcome == COX_OUTCOME_DEAD   ? COX_PEER_DEAD
-                       : answer->outcome == COX_OUTCOME_LATE ? COX_TIMEOUT
-                                                             : COX_REJECTED;
+                 reply->text ? reply->text : "it does not mention the pull");
+        rank->status = reply->outcome == COX_OUTCOME_DEAD   ? COX_PEER_DEAD
+                       : reply->outcome == COX_OUTCOME_LATE ? COX_TIMEOUT
+                                                            : COX_REJECTED;
         return;
     }
-    rank->answered = true;
+    rank->replied = true;
     if (result->has_pd_error_code)
         rank->code = (int32_t)result->pd_error_code;
     rank->status = result->has_status && result->status < COX_STATUS_COUNT ? result->status : 0;

@@ -1,6 +1,6 @@
 /*
  * pull_message: pulls as one KV_TRANSFER request or as one order to leave them, and what ranks
- * answer.
+ * reply.
  *
  * Threads: one at a time.
  * Ownership: messages live in the arena, and lend what they are made of.

@@ -22,7 +22,7 @@
  * engine loop. Ownership: the caller owns the object; folders are read, and forgotten. The executor
  * is borrowed from publish to free. Blocks: load and replace while files are read; replace until a
  * step has used the version, its deadline, or stop; what lets a version go,
- *   and publish, while the group's control socket answers, 1 s at most.
+ *   and publish, while the group's control socket replies, 1 s at most.
  * If the process dies: images are without names; the ranks end with their coordinator.
  */
 #ifndef COX_COORDINATOR_SHARED_WEIGHTS_H

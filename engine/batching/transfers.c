@@ -193,7 +193,7 @@ static void speed_add(struct cox_transfers *transfer, const struct cox_pull_rank
 {
     transfer->status.bytes += rank->copied_bytes;
     transfer->status.copy_ns += rank->copy_ns;
-    if (!rank->answered || rank->code || !rank->copied_bytes || !rank->copy_ns)
+    if (!rank->replied || rank->code || !rank->copied_bytes || !rank->copy_ns)
         return;
     const double speed =
         (double)rank->copied_bytes * (double)COX_NSEC_PER_SEC / (double)rank->copy_ns;
@@ -378,7 +378,7 @@ static bool deadlines_near(uint64_t a, uint64_t b)
     return (a > b ? a - b : b - a) <= SPREAD_NS;
 }
 
-/* The next pulls that go together. They are SENT from now on: the answer may come before submit
+/* The next pulls that go together. They are SENT from now on: the reply may come before submit
  * returns. */
 static size_t batch_take(struct cox_transfers *transfer, size_t count_max, uint64_t now,
                          struct pull **batch)
@@ -523,7 +523,7 @@ static void deadlines_check(struct cox_transfers *transfer)
                  pull->deadline_ns < COX_DEADLINE_NEVER - SLACK_NS &&
                  pull->deadline_ns + SLACK_NS <= now)
             pull_fail(transfer, pull, COX_PULL_TIMEOUT, COX_TIMEOUT,
-                      "its deadline passed, and ranks have not answered");
+                      "its deadline passed, and ranks have not replied");
     }
     pthread_mutex_unlock(&transfer->lock);
 }

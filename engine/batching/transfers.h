@@ -17,7 +17,7 @@
  *
  * What ranks say of a pull that has ended is dropped and counted. A pull that has ended is quiet
  * when no rank writes to its blocks any more: at once, if it was never sent or every rank has
- * answered or is proven dead; otherwise its blocks stay in quarantine until the transfer channel
+ * replied or is proven dead; otherwise its blocks stay in quarantine until the transfer channel
  * has nobody late. Ranks are told to leave such pulls, on the link channel.
  *
  * Threads: new and free from one thread; status from any; the rest from the engine loop's. The wake

@@ -359,7 +359,7 @@ static void complete_prepare(struct generate *g)
     g->complete.engine_loop.step_ms = g->group.step_ms;
     g->complete.engine_loop.steps_in_flight = g->group.steps_in_flight;
     /* One row too many at each end, with nothing beside it, costs more than the overlap gains:
-     * measured 0.7 of the tokens/s with answers of four tokens. */
+     * measured 0.7 of the tokens/s with replies of four tokens. */
     if (g->complete.engine_loop.sequence_count_max == 1 && !g->group.steps_in_flight)
         g->complete.engine_loop.steps_in_flight = 1;
     g->complete.tokenizer = g->tokenizer;

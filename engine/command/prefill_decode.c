@@ -76,7 +76,7 @@ static int both_flush(struct split *split)
     return r && r != COX_CLOSED ? r : cox_stream_flush(&split->clients[1]->stream);
 }
 
-/* Says to both that somebody is there: to release nothing is an order that has no answer. */
+/* Says to both that somebody is there: to release nothing is an order that has no reply. */
 static int stay(struct split *split)
 {
     CoxswainControl__ReleaseRequest release = COXSWAIN_CONTROL__RELEASE_REQUEST__INIT;
@@ -333,7 +333,7 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     struct cox_kv_reference source;
     if (!item->has_finish || item->n_tokens != 1 ||
         (item->hold && cox_kv_reference_read(item->hold, &source, &told)))
-        return cox_fail(err, COX_CORRUPT, "the answer to prompt %zu makes no sense%s%.300s",
+        return cox_fail(err, COX_CORRUPT, "the reply to prompt %zu makes no sense%s%.300s",
                         index + 1, told.text[0] ? ": " : "", told.text);
     part->first = item->tokens[0];
     if (item->hold && !(part->source = cox_kv_reference_dup(&source)))
@@ -371,7 +371,7 @@ static int decode_item(struct split *split, size_t index, const item_message *it
     size_t count = item->n_tokens + part->pulls;
     if (!item->has_finish || (!stop && item->finish != COXSWAIN_CONTROL__FINISH__LENGTH) ||
         count > cox_complete_new_count(split->options))
-        return cox_fail(err, COX_CORRUPT, "the answer to prompt %zu makes no sense", index + 1);
+        return cox_fail(err, COX_CORRUPT, "the reply to prompt %zu makes no sense", index + 1);
     _cox_cleanup_(cox_free_ptr) int32_t *tokens = calloc(count + 1, sizeof *tokens);
     if (!tokens)
         return cox_fail(err, -ENOMEM, "no memory for the answers");
@@ -417,13 +417,13 @@ static int reply_take(struct split *split, int side, const control_reply *reply,
     if (side == 1 && reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULLED)
         return pulled_take(split, reply->pulled, err);
     if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM)
-        return cox_fail(err, COX_CORRUPT, "a group answered what was not asked");
+        return cox_fail(err, COX_CORRUPT, "a group replied to what was not asked");
     const item_message *item = reply->item;
     if (!item->has_index || item->index >= split->prompts->count ||
         split->parts[item->index].place != (side ? PLACE_DECODE : PLACE_PREFILL) ||
         split->parts[item->index].ready)
         return cox_fail(err, COX_CORRUPT,
-                        "a group answered prompt %" PRIu64 ", which is not under way there",
+                        "a group replied to prompt %" PRIu64 ", which is not under way there",
                         item->index + 1);
     return side ? decode_item(split, item->index, item, err)
                 : prefill_item(split, item->index, item, err);
@@ -515,7 +515,7 @@ static int turn(struct split *split, struct cox_error *err)
         if (ends[side] && split->run.done_count < split->prompts->count)
             r = cox_fail(
                 err, COX_CLOSED,
-                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were answered, and what was printed is right; run it again once the group runs",
+                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were completed, and what was printed is right; run it again once the group runs",
                 side ? split->how->decode : split->how->prefill, split->run.done_count,
                 split->prompts->count);
     return r;

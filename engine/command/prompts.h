@@ -74,7 +74,7 @@ int cox_prompts_complete(struct cox_prompts *prompts, struct cox_engine_group *g
                          const struct cox_complete_options *options,
                          struct cox_engine_loop_stats *ret_stats, struct cox_error *err);
 
-/* ---- for who gets the answers in another way ---- */
+/* ---- for who gets the replies in another way ---- */
 
 /* new_count_max, or its default. */
 uint32_t cox_complete_new_count(const struct cox_complete_options *options);

@@ -3,7 +3,7 @@
  *
  * Threads: one.
  * Ownership: everything is the caller's.
- * Blocks: until every prompt is done, the group has ended or its coordinator does not answer any
+ * Blocks: until every prompt is done, the group has ended or its coordinator does not reply any
  *   more (cox_client_watch), or stop_fd is readable, which is looked at between such questions.
  * If the process dies: the group forgets what it asked.
  */

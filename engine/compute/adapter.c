@@ -407,7 +407,7 @@ static int read_tensors(struct cox_adapter *adapter, const char *directory,
 
 /* ---- kernels ---- */
 
-/* Of noise, not of the adapter's own numbers: all ranks get the same answer, also where theirs are
+/* Of noise, not of the adapter's own numbers: all ranks get the same reply, also where theirs are
  * zeros. */
 static int probe_shape(size_t out, size_t in, bool *rows_apart, struct cox_error *err)
 {

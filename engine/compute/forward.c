@@ -689,7 +689,7 @@ size_t cox_forward_slice_length_max(const struct cox_forward *forward)
 }
 
 /* Asks the matrix kernels about every shape in use; all slices have the same shapes, so all ranks
- * of a machine get the same answer. */
+ * of a machine get the same reply. */
 static int probe_kernels(struct cox_forward *forward, struct cox_error *err)
 {
     const struct cox_model_config *config = &forward->config;

@@ -6,7 +6,7 @@
  * COX_TILE_ROWS rows, padded with zeros. Eight, not more: the Haswell and Zen kernels of OpenBLAS
  * 0.3.21 treat the last rows of sixteen differently from the first twelve, while all kernels that
  * were tried treat eight alike. Because that is a property of a library and a processor,
- * cox_tile_rows_alike asks the very kernel that will be used; where the answer is no, products are
+ * cox_tile_rows_alike asks the very kernel that will be used; where the reply is no, products are
  * made row by row, slower and safe.
  *
  * Any thread, on its own buffers. Nothing is owned, nothing blocks. If the process dies nothing is

@@ -12,7 +12,7 @@
  *   comes after the ranks are in step and before the first row.
  *
  * Recovery: pause and pause_net stop at the next layer or gather, or leave the step wherever it
- *   is (cox_worker_pause, with half a second for each way: a rank that is stuck answers after one).
+ *   is (cox_worker_pause, with half a second for each way: a rank that is stuck replies after one).
  *   A step that was left has locks of the C library only if it was inside of one, and it neither
  *   allocates nor prints; what it may keep is one of OpenBLAS's buffers, of which there are dozens.
  *   clear ends the pulls under way. A pull is never left, but looks at each block, and each 50 ms,

@@ -7,7 +7,7 @@
  *
  * Threads: link, status and cancel on the thread of the link channel, pull on that of the transfer
  *   channel, clear on any; open and close by one at a time.
- * Ownership: messages are lent; answers are filled with memory of the arena.
+ * Ownership: messages are lent; replies are filled with memory of the arena.
  * Blocks: pull, as pulls.h says; close and clear until it has come out; the rest nothing.
  * If the process dies: as links.h and pulls.h.
  */
