@@ -53,7 +53,7 @@ struct release {
 };
 
 struct cox_prompt_queue_client {
-    struct cox_prompt_queue *list;
+    struct cox_prompt_queue *queue;
     /* unique for ever */
     uint64_t number;
     /* releases all its leases; queued when the client disconnects */
@@ -132,17 +132,17 @@ static struct item *item_list_pop(struct item_list *list)
 
 /* Nothing of the prompt is computed any more, except perhaps a row in flight. For that, the ranks
  * keep the adapter until they learn that the sequence has ended. */
-static void item_give_lora(const struct cox_prompt_queue *list, struct item *item)
+static void item_give_lora(const struct cox_prompt_queue *queue, struct item *item)
 {
     if (item->lora)
-        cox_lora_give(list->options.lora, item->lora);
+        cox_lora_give(queue->options.lora, item->lora);
     free(item->lora);
     item->lora = NULL;
 }
 
-static void item_free(const struct cox_prompt_queue *list, struct item *item)
+static void item_free(const struct cox_prompt_queue *queue, struct item *item)
 {
-    item_give_lora(list, item);
+    item_give_lora(queue, item);
     cox_prompt_output_deinit(&item->result);
     free(item->tokens);
     cox_kv_reference_free(item->source);
@@ -160,12 +160,12 @@ static void item_fail(struct item *item, int code, const char *text)
 }
 
 /* A KV reference as other groups use it. NULL: no memory. */
-static struct cox_kv_reference *hold_source(const struct cox_prompt_queue *list,
+static struct cox_kv_reference *hold_source(const struct cox_prompt_queue *queue,
                                             const struct cox_kv_lease *hold)
 {
     const struct cox_kv_reference source = {
-        .cluster_id = list->options.name,
-        .life = cox_executor_kv_life(list->executor, cox_engine_loop_life(list->engine_loop)),
+        .cluster_id = queue->options.name,
+        .life = cox_executor_kv_life(queue->executor, cox_engine_loop_life(queue->engine_loop)),
         .sequence = hold->id,
         .lease_ns = hold->lease_ns,
         .blocks = hold->blocks,
@@ -174,7 +174,7 @@ static struct cox_kv_reference *hold_source(const struct cox_prompt_queue *list,
     return cox_kv_reference_dup(&source);
 }
 
-static void item_fill(const struct cox_prompt_queue *list, struct item *item,
+static void item_fill(const struct cox_prompt_queue *queue, struct item *item,
                       const struct cox_sequence *sequence)
 {
     item->result.recomputed = sequence->recomputed;
@@ -184,8 +184,8 @@ static void item_fill(const struct cox_prompt_queue *list, struct item *item,
             NULL; /* the engine loop only frees it */
     }
     if (sequence->finish == COX_FINISH_ERROR) {
-        bool told = sequence->error.code == COX_CLOSED && list->cause.code;
-        const struct cox_error *error = told ? &list->cause : &sequence->error;
+        bool told = sequence->error.code == COX_CLOSED && queue->cause.code;
+        const struct cox_error *error = told ? &queue->cause : &sequence->error;
         item_fail(item, error->code, error->text);
         return;
     }
@@ -193,7 +193,7 @@ static void item_fill(const struct cox_prompt_queue *list, struct item *item,
     uint32_t count = sequence->token_count - sequence->prompt_count;
     item->result.tokens = calloc((size_t)count + 1, sizeof *item->result.tokens);
     if (!item->result.tokens) {
-        item_fail(item, -ENOMEM, "no memory for the answer");
+        item_fail(item, -ENOMEM, "no memory for the reply");
         return;
     }
     memcpy(item->result.tokens, sequence->tokens + sequence->prompt_count,
@@ -201,9 +201,9 @@ static void item_fill(const struct cox_prompt_queue *list, struct item *item,
     item->result.token_count = count;
     if (!sequence->hold)
         return;
-    item->result.hold = hold_source(list, sequence->hold);
+    item->result.hold = hold_source(queue, sequence->hold);
     if (!item->result.hold)
-        item_fail(item, -ENOMEM, "no memory for the answer");
+        item_fail(item, -ENOMEM, "no memory for the reply");
 }
 
 static void client_wake(const struct cox_prompt_queue_client *client)
@@ -213,12 +213,12 @@ static void client_wake(const struct cox_prompt_queue_client *client)
         ;
 }
 
-static void item_hand_over(struct cox_prompt_queue *list, struct item *item)
+static void item_hand_over(struct cox_prompt_queue *queue, struct item *item)
 {
-    item_give_lora(list, item);
-    list->status.completed++;
-    list->status.unread++;
-    list->status.generated_tokens += item->result.token_count;
+    item_give_lora(queue, item);
+    queue->status.completed++;
+    queue->status.unread++;
+    queue->status.generated_tokens += item->result.token_count;
     item_list_append(&item->client->done, item);
     client_wake(item->client);
 }
@@ -227,36 +227,36 @@ static void item_hand_over(struct cox_prompt_queue *list, struct item *item)
 
 static void on_done(void *context, const struct cox_sequence *sequence)
 {
-    struct cox_prompt_queue *list = context;
+    struct cox_prompt_queue *queue = context;
     struct item *item = sequence->request.context;
-    pthread_mutex_lock(&list->lock);
-    struct item **link = &list->running;
+    pthread_mutex_lock(&queue->lock);
+    struct item **link = &queue->running;
     while (*link != item)
         link = &(*link)->next;
     *link = item->next;
-    list->status.running--;
+    queue->status.running--;
     bool handed = item->client != NULL;
     if (handed) {
-        item_fill(list, item, sequence);
+        item_fill(queue, item, sequence);
         handed = item->result.hold != NULL;
-        item_hand_over(list, item);
+        item_hand_over(queue, item);
     } else {
-        list->status.cancelled++;
-        item_free(list, item);
+        queue->status.cancelled++;
+        item_free(queue, item);
     }
     /* No client learns of the lease, so none would release it. */
     if (sequence->hold && !handed)
-        cox_engine_loop_release(list->engine_loop, sequence->request.owner, sequence->id);
-    pthread_mutex_unlock(&list->lock);
+        cox_engine_loop_release(queue->engine_loop, sequence->request.owner, sequence->id);
+    pthread_mutex_unlock(&queue->lock);
 }
 
 static void on_pulled(void *context, const struct cox_sequence *sequence,
                       const struct cox_error *error)
 {
-    struct cox_prompt_queue *list = context;
+    struct cox_prompt_queue *queue = context;
     struct item *item = sequence->request.context;
-    pthread_mutex_lock(&list->lock);
-    list->status.recomputed +=
+    pthread_mutex_lock(&queue->lock);
+    queue->status.recomputed +=
         error && !sequence->request.no_recompute && !sequence->request.pull_only;
     /* Without memory the client keeps its lease until the prompt ends. */
     struct item *word = item->client ? calloc(1, sizeof *word) : NULL;
@@ -269,29 +269,29 @@ static void on_pulled(void *context, const struct cox_sequence *sequence,
         item_list_append(&item->client->done, word);
         client_wake(item->client);
     }
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&queue->lock);
 }
 
 static void on_transfer_news(void *context)
 {
-    struct cox_prompt_queue *list = context;
-    pthread_mutex_lock(&list->lock);
-    list->woken = true;
-    pthread_cond_signal(&list->wake);
-    pthread_mutex_unlock(&list->lock);
+    struct cox_prompt_queue *queue = context;
+    pthread_mutex_lock(&queue->lock);
+    queue->woken = true;
+    pthread_cond_signal(&queue->wake);
+    pthread_mutex_unlock(&queue->lock);
 }
 
 /* The oldest prompt of the next client in turn; NULL: none. */
-static struct item *next_item(struct cox_prompt_queue *list)
+static struct item *next_item(struct cox_prompt_queue *queue)
 {
-    struct cox_prompt_queue_client *first = list->turn ? list->turn : list->clients;
+    struct cox_prompt_queue_client *first = queue->turn ? queue->turn : queue->clients;
     struct cox_prompt_queue_client *client = first;
     while (client) {
-        struct cox_prompt_queue_client *after = client->next ? client->next : list->clients;
+        struct cox_prompt_queue_client *after = client->next ? client->next : queue->clients;
         struct item *item = item_list_pop(&client->inbox);
         if (item) {
-            list->turn = after;
-            list->status.waiting--;
+            queue->turn = after;
+            queue->status.waiting--;
             return item;
         }
         client = after == first ? NULL : after;
@@ -299,92 +299,92 @@ static struct item *next_item(struct cox_prompt_queue *list)
     return NULL;
 }
 
-static void give(struct cox_prompt_queue *list, struct item *item)
+static void give(struct cox_prompt_queue *queue, struct item *item)
 {
-    int r = cox_engine_loop_add(list->engine_loop, &item->request);
+    int r = cox_engine_loop_add(queue->engine_loop, &item->request);
     if (r) {
         item_fail(item, r, "no memory for the prompt");
-        item_hand_over(list, item);
+        item_hand_over(queue, item);
         return;
     }
     free(item->tokens); /* the engine loop has a copy */
     item->tokens = NULL;
     item->source = cox_kv_reference_free(item->source);
-    item->next = list->running;
-    list->running = item;
-    list->status.running++;
+    item->next = queue->running;
+    queue->running = item;
+    queue->status.running++;
 }
 
 /* With the lock held: the ranks must switch to other weights. */
-static bool has_news(const struct cox_prompt_queue *list)
+static bool has_news(const struct cox_prompt_queue *queue)
 {
-    struct cox_shared_weights *weights = list->options.engine_loop.weights;
+    struct cox_shared_weights *weights = queue->options.engine_loop.weights;
     return weights && cox_shared_weights_pending(weights);
 }
 
 static void on_weights(void *context)
 {
-    struct cox_prompt_queue *list = context;
-    pthread_mutex_lock(&list->lock);
-    pthread_cond_signal(&list->wake);
-    pthread_mutex_unlock(&list->lock);
+    struct cox_prompt_queue *queue = context;
+    pthread_mutex_lock(&queue->lock);
+    pthread_cond_signal(&queue->wake);
+    pthread_mutex_unlock(&queue->lock);
 }
 
-static void holds_clear(struct cox_prompt_queue *list)
+static void holds_clear(struct cox_prompt_queue *queue)
 {
-    for (size_t i = 0; i < list->hold_count; i++)
-        cox_kv_reference_free(list->holds[i]);
-    free(list->holds);
-    list->holds = NULL;
-    list->hold_count = 0;
-    list->status.holds = list->status.held_blocks = 0;
-    list->hold_changes = 0;
+    for (size_t i = 0; i < queue->hold_count; i++)
+        cox_kv_reference_free(queue->holds[i]);
+    free(queue->holds);
+    queue->holds = NULL;
+    queue->hold_count = 0;
+    queue->status.holds = queue->status.held_blocks = 0;
+    queue->hold_changes = 0;
 }
 
 /* Copies the leases for other threads. A lease that cannot be copied for lack of memory is reported
  * as absent. */
-static void holds_copy(struct cox_prompt_queue *list)
+static void holds_copy(struct cox_prompt_queue *queue)
 {
-    const struct cox_kv_leases *holds = cox_engine_loop_kv_leases(list->engine_loop);
-    if (holds->changes == list->hold_changes)
+    const struct cox_kv_leases *holds = cox_engine_loop_kv_leases(queue->engine_loop);
+    if (holds->changes == queue->hold_changes)
         return;
-    holds_clear(list);
-    list->holds = calloc(holds->count + UINT64_C(1), sizeof *list->holds);
-    for (const struct cox_kv_lease *hold = holds->first; hold && list->holds; hold = hold->next)
-        if ((list->holds[list->hold_count] = hold_source(list, hold)))
-            list->hold_count++;
-    list->status.holds = holds->count;
-    list->status.held_blocks = holds->block_count;
-    list->hold_changes = holds->changes;
+    holds_clear(queue);
+    queue->holds = calloc(holds->count + UINT64_C(1), sizeof *queue->holds);
+    for (const struct cox_kv_lease *hold = holds->first; hold && queue->holds; hold = hold->next)
+        if ((queue->holds[queue->hold_count] = hold_source(queue, hold)))
+            queue->hold_count++;
+    queue->status.holds = holds->count;
+    queue->status.held_blocks = holds->block_count;
+    queue->hold_changes = holds->changes;
 }
 
-static void releases_do(struct cox_prompt_queue *list)
+static void releases_do(struct cox_prompt_queue *queue)
 {
-    while (list->releases) {
-        struct release *release = list->releases;
-        list->releases = release->next;
-        if (list->engine_loop)
-            cox_engine_loop_release(list->engine_loop, release->owner, release->sequence);
+    while (queue->releases) {
+        struct release *release = queue->releases;
+        queue->releases = release->next;
+        if (queue->engine_loop)
+            cox_engine_loop_release(queue->engine_loop, release->owner, release->sequence);
         free(release);
     }
-    for (struct cox_prompt_queue_client *client = list->clients; client; client = client->next)
+    for (struct cox_prompt_queue_client *client = queue->clients; client; client = client->next)
         client->release_count = 0;
 }
 
 /* Queues the release for the next call between two steps. Takes release. */
-static void release_put(struct cox_prompt_queue *list, struct release *release)
+static void release_put(struct cox_prompt_queue *queue, struct release *release)
 {
-    release->next = list->releases;
-    list->releases = release;
-    if (!list->engine_loop)
-        releases_do(list); /* there are no leases */
-    list->woken = true;
-    pthread_cond_signal(&list->wake);
+    release->next = queue->releases;
+    queue->releases = release;
+    if (!queue->engine_loop)
+        releases_do(queue); /* there are no leases */
+    queue->woken = true;
+    pthread_cond_signal(&queue->wake);
 }
 
 /* Releases the lease of a prompt whose client will not learn of it. Without memory the lease stays
  * until it expires, or the client disconnects. */
-static void item_release(struct cox_prompt_queue *list,
+static void item_release(struct cox_prompt_queue *queue,
                          const struct cox_prompt_queue_client *client, const struct item *item)
 {
     struct release *release = item->result.hold ? calloc(1, sizeof *release) : NULL;
@@ -392,123 +392,123 @@ static void item_release(struct cox_prompt_queue *list,
         return;
     release->owner = client->number;
     release->sequence = item->result.hold->sequence;
-    release_put(list, release);
+    release_put(queue, release);
 }
 
 /* Returns whether a prompt could be given to the engine loop now. */
-static bool is_hungry(const struct cox_prompt_queue *list)
+static bool is_hungry(const struct cox_prompt_queue *queue)
 {
-    return list->status.waiting && list->status.running < list->running_max;
+    return queue->status.waiting && queue->status.running < queue->running_max;
 }
 
 /* Copies numbers for status calls. */
-static void look(struct cox_prompt_queue *list)
+static void look(struct cox_prompt_queue *queue)
 {
-    holds_copy(list);
-    list->status.free_blocks = cox_engine_loop_free_blocks(list->engine_loop);
+    holds_copy(queue);
+    queue->status.free_blocks = cox_engine_loop_free_blocks(queue->engine_loop);
 }
 
 static bool on_feed(void *context, bool idle, uint64_t until_ns)
 {
-    struct cox_prompt_queue *list = context;
+    struct cox_prompt_queue *queue = context;
     const struct timespec until = cox_deadline_timespec(until_ns);
     int r = 0;
-    pthread_mutex_lock(&list->lock);
-    look(list);
+    pthread_mutex_lock(&queue->lock);
+    look(queue);
     /* All work is done between two steps, including what arrives during this wait. */
-    while (idle && !list->stopped && !is_hungry(list) && !list->woken && !list->cancelled &&
-           !has_news(list) && r != ETIMEDOUT)
+    while (idle && !queue->stopped && !is_hungry(queue) && !queue->woken && !queue->cancelled &&
+           !has_news(queue) && r != ETIMEDOUT)
         r = until_ns == COX_DEADLINE_NEVER
-                ? pthread_cond_wait(&list->wake, &list->lock)
-                : pthread_cond_timedwait(&list->wake, &list->lock, &until);
-    list->woken = false;
-    for (struct item *item = list->cancelled ? list->running : NULL; item; item = item->next)
+                ? pthread_cond_wait(&queue->wake, &queue->lock)
+                : pthread_cond_timedwait(&queue->wake, &queue->lock, &until);
+    queue->woken = false;
+    for (struct item *item = queue->cancelled ? queue->running : NULL; item; item = item->next)
         if (!item->client)
-            cox_engine_loop_cancel(list->engine_loop, item);
-    list->cancelled = false;
-    releases_do(list);
-    look(list);
-    while (!list->stopped && list->status.running < list->running_max) {
-        struct item *item = next_item(list);
+            cox_engine_loop_cancel(queue->engine_loop, item);
+    queue->cancelled = false;
+    releases_do(queue);
+    look(queue);
+    while (!queue->stopped && queue->status.running < queue->running_max) {
+        struct item *item = next_item(queue);
         if (!item)
             break;
-        give(list, item);
+        give(queue, item);
     }
-    bool go_on = !list->stopped;
-    pthread_mutex_unlock(&list->lock);
+    bool go_on = !queue->stopped;
+    pthread_mutex_unlock(&queue->lock);
     return go_on;
 }
 
 /* ---- the thread ---- */
 
-static void fail_waiting(struct cox_prompt_queue *list, const struct cox_error *error)
+static void fail_waiting(struct cox_prompt_queue *queue, const struct cox_error *error)
 {
     struct item *item;
-    pthread_mutex_lock(&list->lock);
-    if (list->cause.code)
-        error = &list->cause;
-    while ((item = next_item(list))) {
+    pthread_mutex_lock(&queue->lock);
+    if (queue->cause.code)
+        error = &queue->cause;
+    while ((item = next_item(queue))) {
         item_fail(item, error->code, error->text);
-        item_hand_over(list, item);
+        item_hand_over(queue, item);
     }
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&queue->lock);
 }
 
 /* No engine loop will run the switch, so replace fails with this error. */
-static void news_fail(struct cox_prompt_queue *list, const struct cox_error *error)
+static void news_fail(struct cox_prompt_queue *queue, const struct cox_error *error)
 {
-    struct cox_shared_weights *weights = list->options.engine_loop.weights;
+    struct cox_shared_weights *weights = queue->options.engine_loop.weights;
     if (weights)
         cox_shared_weights_give_up(weights, error->code, error->text);
 }
 
 /* Runs one engine loop until it ends. */
-static void serve(struct cox_prompt_queue *list)
+static void serve(struct cox_prompt_queue *queue)
 {
     struct cox_error error = {0};
     struct cox_engine_loop *engine_loop;
-    list->options.engine_loop.last_id = list->last_id;
-    int r = cox_engine_loop_new(list->executor, &list->options.engine_loop, &engine_loop, &error);
+    queue->options.engine_loop.last_id = queue->last_id;
+    int r = cox_engine_loop_new(queue->executor, &queue->options.engine_loop, &engine_loop, &error);
     if (r) {
-        fail_waiting(list, &error);
-        news_fail(list, &error);
+        fail_waiting(queue, &error);
+        news_fail(queue, &error);
         return;
     }
-    pthread_mutex_lock(&list->lock);
-    list->engine_loop = engine_loop;
-    if (list->stopped)
+    pthread_mutex_lock(&queue->lock);
+    queue->engine_loop = engine_loop;
+    if (queue->stopped)
         cox_engine_loop_stop(engine_loop);
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&queue->lock);
     r = cox_engine_loop_run(engine_loop, &error);
-    pthread_mutex_lock(&list->lock);
-    list->last_id = cox_engine_loop_last_id(engine_loop);
-    list->engine_loop = NULL;
-    holds_clear(list);
-    bool stopped = list->stopped;
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_lock(&queue->lock);
+    queue->last_id = cox_engine_loop_last_id(engine_loop);
+    queue->engine_loop = NULL;
+    holds_clear(queue);
+    bool stopped = queue->stopped;
+    pthread_mutex_unlock(&queue->lock);
     cox_engine_loop_free(engine_loop);
     if (r)
-        news_fail(list, &error);
+        news_fail(queue, &error);
     if (r && !stopped)
-        cox_log_write(&list->options.engine_loop.log, 4,
+        cox_log_write(&queue->options.engine_loop.log, 4,
                       "all prompts that were running have failed: %s", error.text);
 }
 
 static void *prompt_queue_main(void *context)
 {
-    struct cox_prompt_queue *list = context;
+    struct cox_prompt_queue *queue = context;
     for (;;) {
-        pthread_mutex_lock(&list->lock);
-        while (!list->stopped && !list->status.waiting && !has_news(list))
-            pthread_cond_wait(&list->wake, &list->lock);
-        bool stopped = list->stopped;
-        pthread_mutex_unlock(&list->lock);
+        pthread_mutex_lock(&queue->lock);
+        while (!queue->stopped && !queue->status.waiting && !has_news(queue))
+            pthread_cond_wait(&queue->wake, &queue->lock);
+        bool stopped = queue->stopped;
+        pthread_mutex_unlock(&queue->lock);
         if (stopped)
             break;
-        serve(list);
+        serve(queue);
     }
     const struct cox_error closed = {.code = COX_CLOSED, .text = "stopped"};
-    fail_waiting(list, &closed);
+    fail_waiting(queue, &closed);
     return NULL;
 }
 
@@ -518,33 +518,33 @@ int cox_prompt_queue_start(struct cox_executor *executor,
                            const struct cox_prompt_queue_options *options,
                            struct cox_prompt_queue **ret_queue, struct cox_error *err)
 {
-    struct cox_prompt_queue *list = calloc(1, sizeof *list);
-    if (!list)
+    struct cox_prompt_queue *queue = calloc(1, sizeof *queue);
+    if (!queue)
         return cox_fail(err, -ENOMEM, "no memory for the clients' engine loop");
-    list->executor = executor;
-    list->options = *options;
-    struct cox_engine_loop_options *engine_loop = &list->options.engine_loop;
+    queue->executor = executor;
+    queue->options = *options;
+    struct cox_engine_loop_options *engine_loop = &queue->options.engine_loop;
     if (!engine_loop->sequence_count_max)
         engine_loop->sequence_count_max = SEQUENCE_COUNT_DEFAULT;
     engine_loop->done = on_done;
-    engine_loop->done_context = list;
+    engine_loop->done_context = queue;
     engine_loop->feed = on_feed;
-    engine_loop->feed_context = list;
+    engine_loop->feed_context = queue;
     engine_loop->pulled = on_pulled;
-    engine_loop->pulled_context = list;
-    list->running_max = engine_loop->sequence_count_max * AHEAD_FACTOR;
-    list->status.block_count = list->status.free_blocks = engine_loop->block_count;
-    pthread_mutex_init(&list->lock, NULL);
-    cox_condition_init(&list->wake);
+    engine_loop->pulled_context = queue;
+    queue->running_max = engine_loop->sequence_count_max * AHEAD_FACTOR;
+    queue->status.block_count = queue->status.free_blocks = engine_loop->block_count;
+    pthread_mutex_init(&queue->lock, NULL);
+    cox_condition_init(&queue->wake);
     const struct cox_transfers_options transfer = {
-        .log = engine_loop->log, .wake = on_transfer_news, .wake_context = list};
-    int r = options->name ? cox_transfers_new(executor, &transfer, &list->transfer, err) : 0;
+        .log = engine_loop->log, .wake = on_transfer_news, .wake_context = queue};
+    int r = options->name ? cox_transfers_new(executor, &transfer, &queue->transfer, err) : 0;
     if (r) {
-        list->joined = true;
-        cox_prompt_queue_free(list);
+        queue->joined = true;
+        cox_prompt_queue_free(queue);
         return r;
     }
-    engine_loop->transfer = list->transfer;
+    engine_loop->transfer = queue->transfer;
     if (options->name)
         engine_loop->hold_count_max = HOLD_COUNT_MAX;
 #if COX_TESTING
@@ -553,87 +553,87 @@ int cox_prompt_queue_start(struct cox_executor *executor,
     if (holds)
         engine_loop->hold_count_max = (uint32_t)atoi(holds);
 #endif
-    r = cox_thread_start(&list->thread, prompt_queue_main, list);
+    r = cox_thread_start(&queue->thread, prompt_queue_main, queue);
     if (r) {
-        list->joined = true;
-        cox_prompt_queue_free(list);
+        queue->joined = true;
+        cox_prompt_queue_free(queue);
         return cox_fail(err, r, "starting a thread: %s", cox_status_text(r));
     }
     if (engine_loop->weights)
-        cox_shared_weights_on_next(engine_loop->weights, on_weights, list);
-    *ret_queue = list;
+        cox_shared_weights_on_next(engine_loop->weights, on_weights, queue);
+    *ret_queue = queue;
     return 0;
 }
 
-void cox_prompt_queue_stop(struct cox_prompt_queue *list, const struct cox_error *cause)
+void cox_prompt_queue_stop(struct cox_prompt_queue *queue, const struct cox_error *cause)
 {
-    pthread_mutex_lock(&list->lock);
-    if (!list->stopped && cause)
-        list->cause = *cause;
-    list->stopped = true;
-    if (list->engine_loop)
-        cox_engine_loop_stop(list->engine_loop);
-    pthread_cond_signal(&list->wake);
-    pthread_mutex_unlock(&list->lock);
-    if (!list->joined && list->options.engine_loop.weights)
-        cox_shared_weights_on_next(list->options.engine_loop.weights, NULL, NULL);
-    if (!list->joined)
-        pthread_join(list->thread, NULL);
-    list->joined = true;
+    pthread_mutex_lock(&queue->lock);
+    if (!queue->stopped && cause)
+        queue->cause = *cause;
+    queue->stopped = true;
+    if (queue->engine_loop)
+        cox_engine_loop_stop(queue->engine_loop);
+    pthread_cond_signal(&queue->wake);
+    pthread_mutex_unlock(&queue->lock);
+    if (!queue->joined && queue->options.engine_loop.weights)
+        cox_shared_weights_on_next(queue->options.engine_loop.weights, NULL, NULL);
+    if (!queue->joined)
+        pthread_join(queue->thread, NULL);
+    queue->joined = true;
     /* The executor may be freed after this. */
-    pthread_mutex_lock(&list->lock);
-    struct cox_transfers *transfer = cox_steal_ptr(&list->transfer);
+    pthread_mutex_lock(&queue->lock);
+    struct cox_transfers *transfer = cox_steal_ptr(&queue->transfer);
     if (transfer)
-        cox_transfers_status(transfer, &list->status.transfer);
-    pthread_mutex_unlock(&list->lock);
+        cox_transfers_status(transfer, &queue->status.transfer);
+    pthread_mutex_unlock(&queue->lock);
     cox_transfers_free(transfer);
 }
 
-struct cox_prompt_queue *cox_prompt_queue_free(struct cox_prompt_queue *list)
+struct cox_prompt_queue *cox_prompt_queue_free(struct cox_prompt_queue *queue)
 {
-    if (list) {
-        cox_prompt_queue_stop(list, NULL);
-        COX_ASSERT(!list->clients);
-        releases_do(list);
-        holds_clear(list);
-        pthread_cond_destroy(&list->wake);
-        pthread_mutex_destroy(&list->lock);
-        free(list);
+    if (queue) {
+        cox_prompt_queue_stop(queue, NULL);
+        COX_ASSERT(!queue->clients);
+        releases_do(queue);
+        holds_clear(queue);
+        pthread_cond_destroy(&queue->wake);
+        pthread_mutex_destroy(&queue->lock);
+        free(queue);
     }
     return NULL;
 }
 
-void cox_prompt_queue_freep(struct cox_prompt_queue **list)
+void cox_prompt_queue_freep(struct cox_prompt_queue **queue)
 {
-    cox_prompt_queue_free(*list);
+    cox_prompt_queue_free(*queue);
 }
 
-void cox_prompt_queue_status(struct cox_prompt_queue *list, struct cox_prompts_status *ret_status)
+void cox_prompt_queue_status(struct cox_prompt_queue *queue, struct cox_prompts_status *ret_status)
 {
-    pthread_mutex_lock(&list->lock);
-    *ret_status = list->status;
+    pthread_mutex_lock(&queue->lock);
+    *ret_status = queue->status;
     ret_status->prompt_count_max = COX_PROMPT_QUEUE_PROMPT_COUNT_MAX;
-    if (list->transfer)
-        cox_transfers_status(list->transfer, &ret_status->transfer);
-    pthread_mutex_unlock(&list->lock);
+    if (queue->transfer)
+        cox_transfers_status(queue->transfer, &ret_status->transfer);
+    pthread_mutex_unlock(&queue->lock);
 }
 
-int cox_prompt_queue_find_hold(struct cox_prompt_queue *list, int64_t sequence,
+int cox_prompt_queue_find_hold(struct cox_prompt_queue *queue, int64_t sequence,
                                struct cox_kv_reference **ret_source, struct cox_error *err)
 {
     const struct cox_kv_reference *found = NULL;
-    pthread_mutex_lock(&list->lock);
-    for (size_t i = 0; i < list->hold_count && !found; i++)
-        if (list->holds[i]->sequence == sequence)
-            found = list->holds[i];
+    pthread_mutex_lock(&queue->lock);
+    for (size_t i = 0; i < queue->hold_count && !found; i++)
+        if (queue->holds[i]->sequence == sequence)
+            found = queue->holds[i];
     struct cox_kv_reference *copy = found ? cox_kv_reference_dup(found) : NULL;
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&queue->lock);
     if (!found)
         return cox_fail(
             err, COX_NOT_FOUND,
             "the group '%s' holds no sequence %" PRId64
             ": it never did, or it was released, its lease has ended, or ranks were replaced",
-            list->options.name ? list->options.name : "", sequence);
+            queue->options.name ? queue->options.name : "", sequence);
     if (!copy)
         return cox_fail(err, -ENOMEM, "no memory");
     *ret_source = copy;
@@ -642,7 +642,7 @@ int cox_prompt_queue_find_hold(struct cox_prompt_queue *list, int64_t sequence,
 
 /* ---- clients ---- */
 
-int cox_prompt_queue_client_new(struct cox_prompt_queue *list, int wake_fd,
+int cox_prompt_queue_client_new(struct cox_prompt_queue *queue, int wake_fd,
                                 struct cox_prompt_queue_client **ret_client)
 {
     struct cox_prompt_queue_client *client = calloc(1, sizeof *client);
@@ -652,16 +652,16 @@ int cox_prompt_queue_client_new(struct cox_prompt_queue *list, int wake_fd,
         free(client);
         return -ENOMEM;
     }
-    client->list = list;
+    client->queue = queue;
     client->wake_fd = wake_fd;
     item_list_init(&client->inbox);
     item_list_init(&client->done);
-    pthread_mutex_lock(&list->lock);
-    client->number = ++list->client_number;
-    client->next = list->clients;
-    list->clients = client;
-    list->status.client_count++;
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_lock(&queue->lock);
+    client->number = ++queue->client_number;
+    client->next = queue->clients;
+    queue->clients = client;
+    queue->status.client_count++;
+    pthread_mutex_unlock(&queue->lock);
     *ret_client = client;
     return 0;
 }
@@ -670,37 +670,37 @@ struct cox_prompt_queue_client *cox_prompt_queue_client_free(struct cox_prompt_q
 {
     if (!client)
         return NULL;
-    struct cox_prompt_queue *list = client->list;
+    struct cox_prompt_queue *queue = client->queue;
     cox_prompt_queue_cancel(client);
-    pthread_mutex_lock(&list->lock);
-    struct cox_prompt_queue_client **link = &list->clients;
+    pthread_mutex_lock(&queue->lock);
+    struct cox_prompt_queue_client **link = &queue->clients;
     while (*link != client)
         link = &(*link)->next;
     *link = client->next;
-    if (list->turn == client)
-        list->turn = client->next;
-    list->status.client_count--;
+    if (queue->turn == client)
+        queue->turn = client->next;
+    queue->status.client_count--;
     client->last_release->owner = client->number;
-    release_put(list, client->last_release);
-    pthread_mutex_unlock(&list->lock);
+    release_put(queue, client->last_release);
+    pthread_mutex_unlock(&queue->lock);
     free(client);
     return NULL;
 }
 
 /* The item's request uses its own copy of the name. */
-static int item_take_lora(const struct cox_prompt_queue *list, struct item *item,
+static int item_take_lora(const struct cox_prompt_queue *queue, struct item *item,
                           struct cox_error *err)
 {
     const char *name = item->request.lora;
     item->request.lora = NULL;
     if (!name)
         return 0;
-    if (!list->options.lora)
+    if (!queue->options.lora)
         return cox_fail(err, COX_UNSUPPORTED, "this group has no LoRA adapters");
     char *copy = strdup(name);
     if (!copy)
         return cox_fail(err, -ENOMEM, "no memory for the prompt");
-    int r = cox_lora_take(list->options.lora, copy, err);
+    int r = cox_lora_take(queue->options.lora, copy, err);
     if (r)
         free(copy);
     else
@@ -709,16 +709,16 @@ static int item_take_lora(const struct cox_prompt_queue *list, struct item *item
 }
 
 /* Checks for what would make the ranks refuse a whole step. */
-static int request_check(const struct cox_prompt_queue *list,
+static int request_check(const struct cox_prompt_queue *queue,
                          const struct cox_prompt_request *request, struct cox_error *err)
 {
-    uint32_t vocab_size = list->options.vocab_size;
-    if ((request->source || request->hold_ms) && !list->options.name)
+    uint32_t vocab_size = queue->options.vocab_size;
+    if ((request->source || request->hold_ms) && !queue->options.name)
         return cox_fail(err, COX_UNSUPPORTED, "this group takes no part in transfers");
     /* Checked before the copy: the block count of a waiting request is the client's number. */
-    if (request->source && request->source->block_count > list->options.engine_loop.block_count)
+    if (request->source && request->source->block_count > queue->options.engine_loop.block_count)
         return cox_fail(err, COX_INVALID, "%" PRIu32 " blocks are to be pulled: here are %" PRIu32,
-                        request->source->block_count, list->options.engine_loop.block_count);
+                        request->source->block_count, queue->options.engine_loop.block_count);
     for (uint32_t i = 0; !request->pull_only && i < request->token_count; i++)
         if (request->tokens[i] < 0 || (vocab_size && (uint32_t)request->tokens[i] >= vocab_size))
             return cox_fail(err, COX_INVALID,
@@ -728,7 +728,7 @@ static int request_check(const struct cox_prompt_queue *list,
     return 0;
 }
 
-static int item_new(const struct cox_prompt_queue *list, const struct cox_prompt_request *request,
+static int item_new(const struct cox_prompt_queue *queue, const struct cox_prompt_request *request,
                     uint64_t index, struct item **ret_item)
 {
     struct item *item = calloc(1, sizeof *item);
@@ -748,7 +748,7 @@ static int item_new(const struct cox_prompt_queue *list, const struct cox_prompt
     item->request.tokens = item->tokens;
     item->source = request->source ? cox_kv_reference_dup(request->source) : NULL;
     if (request->source && !item->source) {
-        item_free(list, item);
+        item_free(queue, item);
         return -ENOMEM;
     }
     item->request.source = item->source;
@@ -759,7 +759,7 @@ static int item_new(const struct cox_prompt_queue *list, const struct cox_prompt
 int cox_prompt_queue_submit(struct cox_prompt_queue_client *client,
                             const struct cox_prompt_request *request, uint64_t index)
 {
-    struct cox_prompt_queue *list = client->list;
+    struct cox_prompt_queue *queue = client->queue;
     /* Only this thread adds prompts to the client. */
     if (cox_prompt_queue_outstanding(client) >= COX_PROMPT_QUEUE_PROMPT_COUNT_MAX ||
         (client->token_count &&
@@ -768,103 +768,103 @@ int cox_prompt_queue_submit(struct cox_prompt_queue_client *client,
     struct item *item;
     struct cox_error error = {0};
     struct cox_prompt_request checked = *request;
-    int r = request_check(list, request, &error);
+    int r = request_check(queue, request, &error);
     if (r)
         checked.source = NULL; /* this copy is only for the error */
-    const int made = item_new(list, &checked, index, &item);
+    const int made = item_new(queue, &checked, index, &item);
     if (made)
         return made;
     item->client = client;
     item->request.owner = client->number;
     if (!r)
-        r = item_take_lora(list, item, &error);
-    pthread_mutex_lock(&list->lock);
+        r = item_take_lora(queue, item, &error);
+    pthread_mutex_lock(&queue->lock);
     client->outstanding++;
     client->token_count += item->token_count;
-    if (!r && list->stopped)
-        r = list->cause.code ? cox_fail(&error, list->cause.code, "%s", list->cause.text)
-                             : cox_fail(&error, COX_CLOSED, "stopped");
+    if (!r && queue->stopped)
+        r = queue->cause.code ? cox_fail(&error, queue->cause.code, "%s", queue->cause.text)
+                              : cox_fail(&error, COX_CLOSED, "stopped");
     if (r) {
         item_fail(item, r, error.text);
-        item_hand_over(list, item);
+        item_hand_over(queue, item);
     } else {
         item_list_append(&client->inbox, item);
-        list->status.waiting++;
-        pthread_cond_signal(&list->wake);
+        queue->status.waiting++;
+        pthread_cond_signal(&queue->wake);
     }
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&queue->lock);
     return 0;
 }
 
 int cox_prompt_queue_take(struct cox_prompt_queue_client *client,
                           struct cox_prompt_output *ret_result)
 {
-    struct cox_prompt_queue *list = client->list;
-    pthread_mutex_lock(&list->lock);
+    struct cox_prompt_queue *queue = client->queue;
+    pthread_mutex_lock(&queue->lock);
     struct item *item = item_list_pop(&client->done);
     if (item && !item->result.is_pulled) {
-        list->status.unread--;
+        queue->status.unread--;
         client->outstanding--;
         client->token_count -= item->token_count;
     }
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&queue->lock);
     if (!item)
         return COX_EMPTY;
     *ret_result = item->result;
     item->result = (struct cox_prompt_output){0};
-    item_free(list, item);
+    item_free(queue, item);
     return 0;
 }
 
 uint32_t cox_prompt_queue_outstanding(struct cox_prompt_queue_client *client)
 {
-    pthread_mutex_lock(&client->list->lock);
+    pthread_mutex_lock(&client->queue->lock);
     uint32_t outstanding = client->outstanding;
-    pthread_mutex_unlock(&client->list->lock);
+    pthread_mutex_unlock(&client->queue->lock);
     return outstanding;
 }
 
 void cox_prompt_queue_cancel(struct cox_prompt_queue_client *client)
 {
-    struct cox_prompt_queue *list = client->list;
+    struct cox_prompt_queue *queue = client->queue;
     struct item *item;
-    pthread_mutex_lock(&list->lock);
+    pthread_mutex_lock(&queue->lock);
     while ((item = item_list_pop(&client->inbox))) {
-        list->status.waiting--;
-        list->status.cancelled++;
-        item_free(list, item);
+        queue->status.waiting--;
+        queue->status.cancelled++;
+        item_free(queue, item);
     }
     while ((item = item_list_pop(&client->done))) {
-        list->status.unread -= !item->result.is_pulled;
-        item_release(list, client, item);
-        item_free(list, item);
+        queue->status.unread -= !item->result.is_pulled;
+        item_release(queue, client, item);
+        item_free(queue, item);
     }
-    for (item = list->running; item; item = item->next)
+    for (item = queue->running; item; item = item->next)
         if (item->client == client) {
             item->client = NULL;
-            list->cancelled = true;
-            pthread_cond_signal(&list->wake);
+            queue->cancelled = true;
+            pthread_cond_signal(&queue->wake);
         }
     client->outstanding = 0;
     client->token_count = 0;
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&queue->lock);
 }
 
 int cox_prompt_queue_release(struct cox_prompt_queue_client *client, int64_t sequence)
 {
-    struct cox_prompt_queue *list = client->list;
+    struct cox_prompt_queue *queue = client->queue;
     struct release *release = calloc(1, sizeof *release);
     if (!release)
         return -ENOMEM;
     release->owner = client->number;
     release->sequence = sequence;
-    pthread_mutex_lock(&list->lock);
+    pthread_mutex_lock(&queue->lock);
     const bool room = client->release_count < RELEASE_COUNT_MAX;
     if (room) {
         client->release_count++;
-        release_put(list, release);
+        release_put(queue, release);
     }
-    pthread_mutex_unlock(&list->lock);
+    pthread_mutex_unlock(&queue->lock);
     if (!room)
         free(release);
     return room ? 0 : COX_FULL;

@@ -522,7 +522,7 @@ static void deadlines_check(struct cox_transfers *transfer)
                  pull->deadline_ns < COX_DEADLINE_NEVER - SLACK_NS &&
                  pull->deadline_ns + SLACK_NS <= now)
             pull_fail(transfer, pull, COX_PULL_TIMEOUT, COX_TIMEOUT,
-                      "its deadline passed, and ranks have not replied to");
+                      "its deadline passed, and ranks have not replied");
     }
     pthread_mutex_unlock(&transfer->lock);
 }

@@ -419,13 +419,13 @@ static int reply_take(struct split *split, int side, const control_reply *reply,
     if (side == 1 && reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULLED)
         return pulled_take(split, reply->pulled, err);
     if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM)
-        return cox_fail(err, COX_CORRUPT, "a group replied what was not asked");
+        return cox_fail(err, COX_CORRUPT, "a group replied to what was not asked");
     const item_message *item = reply->item;
     if (!item->has_index || item->index >= split->prompts->count ||
         split->parts[item->index].place != (side ? PLACE_DECODE : PLACE_PREFILL) ||
         split->parts[item->index].ready)
         return cox_fail(err, COX_CORRUPT,
-                        "a group replied prompt %" PRIu64 ", which is not under way there",
+                        "a group replied to prompt %" PRIu64 ", which is not under way there",
                         item->index + 1);
     return side ? decode_item(split, item->index, item, err)
                 : prefill_item(split, item->index, item, err);
@@ -518,7 +518,7 @@ static int turn(struct split *split, struct cox_error *err)
         if (ends[side] && split->run.done_count < split->prompts->count)
             r = cox_fail(
                 err, COX_CLOSED,
-                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were replied to, and what was printed is right; run it again once the group runs",
+                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were completed, and what was printed is right; run it again once the group runs",
                 side ? split->how->decode : split->how->prefill, split->run.done_count,
                 split->prompts->count);
     return r;
