@@ -43,6 +43,7 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
             if (collector_replied(collector, rank, sequence)) {
                 collector_consume(collector, entry, rank);
                 collector->stats.counts.late_replies++;
+                cox_collector_note_late_reply(collector, sequence, rank);
             } else if (!collector_dead(collector, rank) && late < 0) {
                 late = (int)rank;
                 *ret_sequence = sequence;
@@ -89,6 +90,10 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
     if (r == 0 && late >= 0)
         r = cox_fail(err, COX_LATE, "%s: rank %d still owes the reply to sequence %" PRIu64, name,
                      late, late_sequence);
+    if (r == 0 && collector->late_count && cox_collector_watches_late(collector, sequence))
+        r = cox_fail(err, COX_FULL,
+                     "%s: late ranks of sequence %" PRIu64 " are still to be reported", name,
+                     old->sequence);
     if (r == 0 && old->sequence && !old->ended)
         r = cox_fail(err, COX_FULL, "%s: all %" PRIu32 " frames are in flight", name,
                      collector_geometry(collector)->depth);

@@ -87,6 +87,8 @@ struct cox_entry {
     /* replies taken out of their slots, or dropped */
     struct cox_rank_set consumed;
     bool replies;
+    /* a second completion follows where ranks are late (late.c) */
+    bool reports_late;
     bool ended;
     uint64_t deadline_ns;
     uint64_t submitted_ns;
@@ -108,6 +110,16 @@ struct cox_entry {
 struct cox_wait_snapshot {
     uint32_t causes;
     uint32_t wake_sequence;
+};
+
+/* A request that has ended, and is to be reported again when its late ranks have replied. */
+struct cox_late_request {
+    /* 0: none */
+    uint64_t sequence;
+    uint64_t ended_ns;
+    struct cox_rank_set ranks;
+    /* of these; the rest are dead */
+    struct cox_rank_set replied;
 };
 
 /* What this channel alone knows of a legacy rank. */
@@ -154,6 +166,10 @@ struct cox_collector {
     uint64_t cancelled;
     /* of requests up to here no reply is to come, or counts */
     uint64_t settled;
+    /* by frame */
+    struct cox_late_request late[COX_DEPTH_MAX];
+    /* of these in use */
+    uint32_t late_count;
     /* When whoever has not taken its frame is woken again: those in flight by who gathers, those
      * without whom there is no room by who is refused. One clock for both would ring for whoever
      * comes first in each slice, and never for the other. */

@@ -84,6 +84,31 @@ COX_HOT static inline void collector_consume(struct cox_collector *collector,
         cox_gate_post(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_PRODUCE);
 }
 
+COX_HOT static inline struct cox_gathering *collector_gathering(struct cox_collector *collector,
+                                                                const struct cox_entry *entry)
+{
+    return &collector->gatherings[cox_geometry_frame(entry->sequence,
+                                                     collector_geometry(collector)->depth)];
+}
+
+/* ---- late.c: the second completion of a request. lock is held ---- */
+
+/* The request has ended without the replies of some ranks, and its host wants to know when they are
+ * there. */
+void cox_collector_watch_late(struct cox_collector *collector, const struct cox_entry *entry);
+/* The rank has replied, too late. */
+void cox_collector_note_late_reply(struct cox_collector *collector, uint64_t sequence,
+                                   uint32_t rank);
+/* A submit may not reuse the frame of `sequence` yet. */
+bool cox_collector_watches_late(const struct cox_collector *collector, uint64_t sequence);
+/* Hands over one second completion that is due. Gives the lock up over a handler. Returns whether
+ * there was one. */
+bool cox_collector_finish_late(struct cox_collector *collector);
+/* Hands a completion of the entry's request to its caller, the handler, or the host that collects
+ * (gather.c). Gives the lock up over a handler. */
+void cox_collector_hand_over(struct cox_collector *collector, struct cox_entry *entry,
+                             struct cox_completion *completion);
+
 /* True once a slice of the clock given. */
 static inline bool collector_rewake_due(uint64_t *rewake_ns, uint64_t now)
 {

@@ -90,7 +90,8 @@ void cox_collector_keep(struct cox_collector *collector, const struct cox_entry 
     collector->kept[frame] = *completion;
     collector->is_kept[frame] = true;
     collector->kept_count++;
-    cox_stats_return(&collector->stats, completion, completion->completed_ns);
+    if (completion->status != COX_LATE) /* the request is counted once */
+        cox_stats_return(&collector->stats, completion, completion->completed_ns);
     pthread_cond_broadcast(&collector->ended_cond);
     if (!collector->collecting)
         cox_readiness_signal(&collector->readiness);

@@ -64,7 +64,9 @@ struct cox_completion {
     /* ExecuteType or COX_TYPE_OPAQUE */
     uint32_t type;
     /* 0: every asked rank replied ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED, COX_CORRUPT,
-     * COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED */
+     * COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED. COX_LATE: the second completion of a
+     * request (options.report_late): the ranks that were late are OK, their replies dropped, or
+     * DEAD; all others count as NOT_ASKED. */
     int status;
     /* not 0: who, what, since when */
     const char *text;

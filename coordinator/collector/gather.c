@@ -12,13 +12,6 @@
 #include "reentrancy.h"
 #include "report.h"
 
-static struct cox_gathering *collector_gathering(struct cox_collector *collector,
-                                                 const struct cox_entry *entry)
-{
-    return &collector->gatherings[cox_geometry_frame(entry->sequence,
-                                                     collector_geometry(collector)->depth)];
-}
-
 /* Of the process whose replies count; 0: a rank without lines. */
 static uint32_t collector_incarnation(const struct cox_collector *collector, uint32_t rank)
 {
@@ -181,7 +174,60 @@ COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_ga
     cox_collector_release_blocks(collector);
 }
 
-/* Hands the completion over. lock is held on entry and on return, not over the handler. */
+COX_HOT void cox_collector_hand_over(struct cox_collector *collector, struct cox_entry *entry,
+                                     struct cox_completion *completion)
+{
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_waiter *waiter = entry->waiter;
+    if (!waiter && collector->collected) {
+        cox_collector_keep(collector, entry, completion);
+        return;
+    }
+    entry->waiter = NULL;
+    cox_completion_fn handler = waiter ? waiter->handler : collector->handler;
+    void *context = waiter ? waiter->handler_context : collector->handler_context;
+    collector->in_handler = true;
+    collector->handler_runs++;
+    collector->handler_thread = pthread_self();
+    pthread_mutex_unlock(&collector->lock);
+
+    completion->completed_ns = cox_now_ns();
+    struct cox_reentrancy inside;
+    cox_reentrancy_enter(&inside, collector->owner);
+    if (handler)
+        handler(context, completion);
+    cox_reentrancy_exit(&inside);
+    uint64_t returned_ns = handler ? cox_now_ns() : completion->completed_ns;
+    cox_fault_point(COX_FAULT_HANDLED);
+
+    /* relaxed: the block of this request is among them, if it has one. */
+    const bool holds = completion->status || cox_gathering_holds(gathering) ||
+                       atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
+    pthread_mutex_lock(&collector->lock);
+    collector->in_handler = false;
+    collector->cached_now_ns = holds ? 0 : returned_ns; /* to give much back takes a while */
+    if (completion->status != COX_LATE)                 /* the request is counted once */
+        cox_stats_return(&collector->stats, completion, returned_ns);
+    if (!waiter && !holds) {
+        pthread_cond_broadcast(&collector->ended_cond);
+        return;
+    }
+    if (waiter) {
+        if (completion->status)
+            cox_fail(waiter->err, completion->status, "%s", completion->text);
+        waiter->status = completion->status;
+        waiter->done = true;
+    }
+    pthread_mutex_unlock(&collector->lock);
+    /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up
+     * to wait for. */
+    pthread_cond_broadcast(&collector->ended_cond);
+    if (holds)
+        cox_collector_let_go(collector, gathering);
+    pthread_mutex_lock(&collector->lock);
+}
+
+/* Ends the request. lock is held on entry and on return, not over the handler. */
 COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_entry *entry,
                                   int status)
 {
@@ -203,52 +249,9 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     entry->ended = true;
     cox_collector_advance(collector);
     cox_stats_end(&collector->stats, completion.status, &gathering->taken);
-    struct cox_waiter *waiter = entry->waiter;
-    if (!waiter && collector->collected) {
-        cox_collector_keep(collector, entry, &completion);
-        return;
-    }
-    entry->waiter = NULL;
-    cox_completion_fn handler = waiter ? waiter->handler : collector->handler;
-    void *context = waiter ? waiter->handler_context : collector->handler_context;
-    collector->in_handler = true;
-    collector->handler_runs++;
-    collector->handler_thread = pthread_self();
-    pthread_mutex_unlock(&collector->lock);
-
-    completion.completed_ns = cox_now_ns();
-    struct cox_reentrancy inside;
-    cox_reentrancy_enter(&inside, collector->owner);
-    if (handler)
-        handler(context, &completion);
-    cox_reentrancy_exit(&inside);
-    uint64_t returned_ns = handler ? cox_now_ns() : completion.completed_ns;
-    cox_fault_point(COX_FAULT_HANDLED);
-
-    /* relaxed: the block of this request is among them, if it has one. */
-    const bool holds = completion.status || cox_gathering_holds(gathering) ||
-                       atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
-    pthread_mutex_lock(&collector->lock);
-    collector->in_handler = false;
-    collector->cached_now_ns = holds ? 0 : returned_ns; /* to give much back takes a while */
-    cox_stats_return(&collector->stats, &completion, returned_ns);
-    if (!waiter && !holds) {
-        pthread_cond_broadcast(&collector->ended_cond);
-        return;
-    }
-    if (waiter) {
-        if (completion.status)
-            cox_fail(waiter->err, completion.status, "%s", completion.text);
-        waiter->status = completion.status;
-        waiter->done = true;
-    }
-    pthread_mutex_unlock(&collector->lock);
-    /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up
-     * to wait for. */
-    pthread_cond_broadcast(&collector->ended_cond);
-    if (holds)
-        cox_collector_let_go(collector, gathering);
-    pthread_mutex_lock(&collector->lock);
+    if (completion.status && entry->reports_late)
+        cox_collector_watch_late(collector, entry);
+    cox_collector_hand_over(collector, entry, &completion);
 }
 
 /* A request has failed. Is a rank that owes a reply about to be known as dead? Then that is most
@@ -307,8 +310,10 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
                                  int *ret_pending, uint64_t *ret_sequence,
                                  uint64_t *ret_deadline_ns)
 {
-    uint64_t late_sequence;
-    cox_collector_drop_late(collector, &late_sequence);
+    uint64_t late_sequence = 0;
+    const int late = cox_collector_drop_late(collector, &late_sequence);
+    if (collector->late_count && cox_collector_finish_late(collector))
+        return true;
     *ret_pending = -1;
     *ret_sequence = 0;
     *ret_deadline_ns = COX_DEADLINE_NEVER;
@@ -377,6 +382,11 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
     }
     collector->seen = *before;
     collector->next_ns = *ret_deadline_ns;
+    if (*ret_pending < 0 && late >= 0 && collector->late_count) {
+        *ret_pending = late;
+        *ret_sequence = late_sequence;
+        *ret_deadline_ns = cox_deadline_after_ns(COX_SLICE_NS);
+    }
     if (apart && !cox_gate_shared(&collector->channel->gate))
         *ret_deadline_ns = cox_deadline_min(*ret_deadline_ns, cox_deadline_after_ns(COX_APART_NS));
     return false;

@@ -157,6 +157,7 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .operation = operation,
         .gather = operation->replies ? options->gather : COX_GATHER_NONE,
         .replies = operation->replies,
+        .reports_late = options->report_late,
         .deadline_ns = options->deadline_ns,
         .submitted_ns = cox_now_ns(),
         .request_context = options->request_context,
@@ -239,6 +240,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     struct cox_collector *collector = &executor->collectors[channel];
     struct cox_waiter waiter = {.handler = handler, .handler_context = handler_context, .err = err};
     entry.waiter = entry.replies ? &waiter : NULL;
+    entry.reports_late = false; /* a call has one completion */
     bool gathers = entry.replies && !cox_executor_is_async(channel);
     if (gathers && cox_collector_gather_enter(collector, known.deadline_ns))
         return cox_fail(err, COX_TIMEOUT, "%s: other callers had the channel until the deadline",

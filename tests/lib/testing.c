@@ -458,6 +458,7 @@ static struct cox_submit_options submit_options(const struct test_how *how,
     return (struct cox_submit_options){
         .size = sizeof(struct cox_submit_options),
         .gather = how->gather,
+        .report_late = how->report_late,
         .deadline_ns = cox_deadline_after_ms(how->timeout_ms ? how->timeout_ms : TEST_PATIENCE_MS),
         .asked = how->ranks ? asked : NULL,
         .request_context = how->context,

@@ -107,6 +107,8 @@ struct test_how {
     /* 0: TEST_PATIENCE_MS */
     uint64_t timeout_ms;
     void *context;
+    /* a second completion follows when late ranks have replied */
+    bool report_late;
 };
 
 /* Calls with a command of the scripted worker; gather ALL from all ranks. Returns what call

@@ -333,6 +333,94 @@ static void in_visit(void *context, const struct cox_completion *completion)
                                                completions, 1, 0, &count, NULL);
 }
 
+/* ---- when a late rank is free again ---- */
+
+/* One rank holds the request until the pipe is released; ret_completion is the first completion. */
+static uint64_t submit_late(struct test_group *g, uint32_t bad, const struct test_pipe *pipe,
+                            struct cox_completion *ret_completion)
+{
+    char text[256];
+    struct cox_error err = {0};
+    struct cox_submit_options options = {.size = sizeof options,
+                                         .gather = COX_GATHER_ALL,
+                                         .request_context = g,
+                                         .report_late = true};
+    uint64_t sequence;
+    uint32_t count;
+    snprintf(text, sizeof text, "only %u block %s", bad, test_pipe_path(pipe));
+    do /* on a machine that was held up the deadline has passed before */
+        options.deadline_ns = cox_deadline_after_ms(20);
+    while (cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
+                                      &sequence, &err) == COX_TIMEOUT);
+    assert_int_equal(collect(g, ret_completion, 1, patience(), &count), 0);
+    assert_int_equal(ret_completion->status, COX_TIMEOUT);
+    assert_int_equal(ret_completion->ranks[bad].outcome, COX_OUTCOME_LATE);
+    return sequence;
+}
+
+static void expect_late(const struct cox_completion *completion, uint64_t sequence, uint32_t bad,
+                        enum cox_outcome outcome, struct test_group *g)
+{
+    assert_int_equal(completion->status, COX_LATE);
+    assert_int_equal(completion->sequence, sequence);
+    assert_ptr_equal(completion->request_context, g);
+    assert_int_equal(completion->ranks[bad].outcome, outcome);
+    assert_int_equal(completion->ranks[bad].taken, outcome == COX_OUTCOME_OK);
+    assert_non_null(strstr(completion->text, outcome == COX_OUTCOME_OK ? "replied" : "1 died"));
+    assert_null(completion->payload);
+}
+
+static void s4_a_second_completion_tells_that_the_late_rank_is_free(void **state)
+{
+    (void)state;
+    for (uint32_t n = 1; n <= 4; n *= 2) {
+        struct test_group *g = start(n);
+        struct test_pipe *pipe = test_pipe_new();
+        struct cox_completion completion;
+        struct cox_channel_stats before, after;
+        struct cox_error err = {0};
+        uint32_t count;
+        /* More often than there are frames. */
+        for (int round = 0; round < 2 * DEPTH; round++) {
+            const uint64_t sequence = submit_late(g, n - 1, pipe, &completion);
+            cox_executor_stats(test_group_executor(g), EXECUTE, &before);
+            assert_int_equal(collect(g, &completion, 1, 0, &count), COX_TIMEOUT);
+            test_pipe_release(pipe, 1);
+            assert_int_equal(collect(g, &completion, 1, patience(), &count), 0);
+            expect_late(&completion, sequence, n - 1, COX_OUTCOME_OK, g);
+            /* No rank owes anything now: the next request needs no second attempt. */
+            assert_int_equal(submit(g, "echo next", NULL, patience(), &err), 0);
+            assert_int_equal(collect(g, &completion, 1, patience(), &count), 0);
+            expect_text(&completion, "next");
+            cox_executor_stats(test_group_executor(g), EXECUTE, &after);
+            assert_int_equal(after.completed, before.completed + 1);
+            assert_int_equal(collect(g, &completion, 1, 0, &count), COX_TIMEOUT);
+        }
+        test_group_free(g);
+    }
+}
+
+static void s4_a_late_rank_that_dies_or_a_stop_ends_the_wait(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    struct test_pipe *pipe = test_pipe_new();
+    struct cox_completion completion;
+    uint32_t count;
+    uint64_t sequence = submit_late(g, 1, pipe, &completion);
+    assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
+    assert_int_equal(collect(g, &completion, 1, patience(), &count), 0);
+    expect_late(&completion, sequence, 1, COX_OUTCOME_DEAD, g);
+    test_group_free(g);
+
+    g = start(2);
+    submit_late(g, 0, pipe, &completion);
+    test_pipe_release(pipe, 1);
+    cox_executor_stop(test_group_executor(g));
+    assert_int_equal(collect(g, &completion, 1, patience(), &count), COX_CLOSED);
+    test_group_free(g);
+}
+
 static void p4_wrong_use_is_refused(void **state)
 {
     (void)state;
@@ -376,6 +464,8 @@ int main(void)
         TEST(m13_a_dead_rank_is_replaced_while_nobody_collects),
         TEST(p4_calls_and_collections_gather_for_each_other),
         TEST(p4_a_stop_ends_the_collection_and_what_is_in_flight),
+        TEST(s4_a_second_completion_tells_that_the_late_rank_is_free),
+        TEST(s4_a_late_rank_that_dies_or_a_stop_ends_the_wait),
         TEST(p4_wrong_use_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -213,6 +213,37 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
     }
 }
 
+/* The handler gets the second completion as well, in a group with a response thread. */
+static void s4_the_handler_is_told_that_the_late_rank_is_free(void **state)
+{
+    (void)state;
+    struct test_group *g = test_group_start(2, NULL);
+    struct test_pipe *pipe = test_pipe_new();
+    int context;
+    const struct test_how late = {
+        .gather = COX_GATHER_ALL, .timeout_ms = 20, .context = &context, .report_late = true};
+    const struct test_how normal = {.gather = COX_GATHER_ALL};
+    for (size_t n = 0; n < 9; n += 3) {
+        int r;
+        do /* on a machine that was held up the deadline has passed before */
+            r = test_submit(g, &late, "only 1 block %s", test_pipe_path(pipe));
+        while (r == COX_TIMEOUT);
+        assert_int_equal(r, 0);
+        const struct test_completion *first = test_await(g, n);
+        assert_int_equal(first->status, COX_TIMEOUT);
+        assert_int_equal(first->ranks[1].outcome, COX_OUTCOME_LATE);
+        assert_int_equal(test_completion_count(g), n + 1);
+        test_pipe_release(pipe, 1);
+        const struct test_completion *second = test_await(g, n + 1);
+        assert_int_equal(second->status, COX_LATE);
+        assert_int_equal(second->sequence, first->sequence);
+        assert_int_equal(second->ranks[1].outcome, COX_OUTCOME_OK);
+        assert_int_equal(test_submit(g, &normal, "echo next"), 0);
+        assert_string_equal(test_await(g, n + 2)->ranks[1].bytes, "next");
+    }
+    test_group_free(g);
+}
+
 /* A dead rank owes nothing: the living go on. */
 static void s4_a_late_rank_that_dies_is_late_no_more(void **state)
 {
@@ -432,6 +463,7 @@ int main(void)
         TEST(p4_b50_late_replies_of_a_full_pipeline_are_dropped),
         TEST(p3_a_timeout_names_who_was_silent_and_how),
         TEST(s4_a_late_rank_blocks_its_channel_only),
+        TEST(s4_the_handler_is_told_that_the_late_rank_is_free),
         TEST(s4_a_late_rank_that_dies_is_late_no_more),
         TEST(s3_a_frame_is_not_written_while_a_rank_reads_it),
         TEST(s3_nor_after_the_request_has_ended),

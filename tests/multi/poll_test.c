@@ -272,6 +272,35 @@ static void m13_a_replaced_rank_notifies_as_the_one_before(void **state)
 
 /* ---- nothing to do ---- */
 
+static void s4_a_second_completion_makes_the_fd_readable(void **state)
+{
+    (void)state;
+    struct test_group *g = start(2);
+    struct test_pipe *pipe = test_pipe_new();
+    struct cox_completion completions[DEPTH];
+    struct cox_submit_options options = {
+        .size = sizeof options, .gather = COX_GATHER_ALL, .report_late = true};
+    char text[256];
+    uint32_t count;
+    uint64_t sequence;
+    const int fd = executor_fd(g);
+    snprintf(text, sizeof text, "only 1 block %s", test_pipe_path(pipe));
+    do /* on a machine that was held up the deadline has passed before */
+        options.deadline_ns = cox_deadline_after_ms(20);
+    while (cox_executor_submit_opaque(test_group_executor(g), text, strlen(text), &options,
+                                      &sequence, NULL) == COX_TIMEOUT);
+    poll_and_collect(g, fd, completions, &count);
+    assert_int_equal(completions[0].status, COX_TIMEOUT);
+    assert_int_equal(completions[0].ranks[1].outcome, COX_OUTCOME_LATE);
+    test_pipe_release(pipe, 1);
+    poll_and_collect(g, fd, completions, &count);
+    assert_int_equal(count, 1);
+    assert_int_equal(completions[0].status, COX_LATE);
+    assert_int_equal(completions[0].sequence, sequence);
+    assert_int_equal(completions[0].ranks[1].outcome, COX_OUTCOME_OK);
+    test_group_free(g);
+}
+
 static void p6_an_idle_group_is_silent(void **state)
 {
     (void)state;
@@ -429,6 +458,7 @@ int main(void)
         TEST(m4_deadlines_and_deaths_make_the_fd_readable),
         TEST(m4_a_deadline_before_that_of_an_earlier_request_is_kept),
         TEST(m13_a_replaced_rank_notifies_as_the_one_before),
+        TEST(s4_a_second_completion_makes_the_fd_readable),
         TEST(p6_an_idle_group_is_silent),
         TEST(p4_it_works_in_an_epoll_of_the_host),
         TEST(p4_calls_of_other_threads_take_nothing_from_the_loop),

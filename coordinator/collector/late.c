@@ -1,0 +1,139 @@
+/*
+ * The second completion of a request that ended while ranks owed replies: it follows when each of
+ * them has replied or is dead. As long as one is awaited, the thread that gathers wakes up once per
+ * slice, since a reply that comes late to a gate need not wake it.
+ */
+#include "collect_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+static struct cox_late_request *late_of(const struct cox_collector *collector, uint64_t sequence)
+{
+    const uint64_t frame = cox_geometry_frame(sequence, collector_geometry(collector)->depth);
+    return (struct cox_late_request *)&collector->late[frame];
+}
+
+static void late_clear(struct cox_collector *collector, struct cox_late_request *late)
+{
+    if (late->sequence)
+        collector->late_count--;
+    late->sequence = 0;
+}
+
+void cox_collector_watch_late(struct cox_collector *collector, const struct cox_entry *entry)
+{
+    const struct cox_gathering *gathering = collector_gathering(collector, entry);
+    struct cox_late_request late = {.sequence = entry->sequence, .ended_ns = cox_now_ns()};
+    bool any = false;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (gathering->results[rank].outcome == COX_OUTCOME_LATE) {
+            cox_rank_set_add(&late.ranks, rank);
+            any = true;
+        }
+    if (!any)
+        return;
+    *late_of(collector, entry->sequence) = late;
+    collector->late_count++;
+}
+
+void cox_collector_note_late_reply(struct cox_collector *collector, uint64_t sequence,
+                                   uint32_t rank)
+{
+    struct cox_late_request *late = late_of(collector, sequence);
+    if (late->sequence == sequence)
+        cox_rank_set_add(&late->replied, rank);
+}
+
+bool cox_collector_watches_late(const struct cox_collector *collector, uint64_t sequence)
+{
+    return late_of(collector, sequence)->sequence != 0;
+}
+
+/* All of its late ranks have replied, or are dead. */
+static bool late_is_due(struct cox_collector *collector, const struct cox_late_request *late,
+                        const struct cox_entry *entry)
+{
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++)
+        if (cox_rank_set_has(&late->ranks, rank) && !cox_rank_set_has(&entry->consumed, rank) &&
+            !collector_dead(collector, rank))
+            return false;
+    return true;
+}
+
+static void late_write_text(const struct cox_collector *collector,
+                            const struct cox_late_request *late, uint64_t now_ns, char *text,
+                            size_t size)
+{
+    const struct cox_gathering *gathering =
+        &collector
+             ->gatherings[cox_geometry_frame(late->sequence, collector_geometry(collector)->depth)];
+    uint32_t replied = 0, dead = 0, rank_of_one = 0;
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        replied += gathering->results[rank].outcome == COX_OUTCOME_OK;
+        dead += gathering->results[rank].outcome == COX_OUTCOME_DEAD;
+        if (gathering->results[rank].outcome == COX_OUTCOME_OK)
+            rank_of_one = rank;
+    }
+    const double seconds = (double)(now_ns - late->ended_ns) / 1e9;
+    if (replied == 1 && dead == 0)
+        snprintf(text, size,
+                 "%s sequence %" PRIu64 ": rank %" PRIu32
+                 " has replied %.3f s after the request ended, and is free again",
+                 cox_channel_name(collector->channel->id), late->sequence, rank_of_one, seconds);
+    else
+        snprintf(text, size,
+                 "%s sequence %" PRIu64 ": of the late ranks, %" PRIu32 " replied and %" PRIu32
+                 " died within %.3f s after the request ended",
+                 cox_channel_name(collector->channel->id), late->sequence, replied, dead, seconds);
+}
+
+static void late_finish(struct cox_collector *collector, struct cox_late_request *late,
+                        struct cox_entry *entry)
+{
+    struct cox_gathering *gathering = collector_gathering(collector, entry);
+    const uint64_t now_ns = cox_now_ns();
+    cox_gathering_begin(gathering, &late->ranks, collector->records);
+    for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
+        struct cox_rank_result *result = &gathering->results[rank];
+        if (!cox_rank_set_has(&late->ranks, rank))
+            continue;
+        const bool replied = cox_rank_set_has(&late->replied, rank);
+        result->outcome = replied ? COX_OUTCOME_OK : COX_OUTCOME_DEAD;
+        result->text = replied ? NULL : "it died before it replied";
+        result->taken = replied;
+    }
+    late_write_text(collector, late, now_ns, gathering->text, sizeof gathering->text);
+    late_clear(collector, late);
+    struct cox_completion completion = {
+        .sequence = entry->sequence,
+        .channel = collector->channel->id,
+        .type = entry->type,
+        .status = COX_LATE,
+        .text = gathering->text,
+        .rank_count = collector->rank_count,
+        .ranks = gathering->results,
+        .request_context = entry->request_context,
+        .submitted_ns = entry->submitted_ns,
+        .published_ns = entry->published_ns,
+    };
+    cox_collector_hand_over(collector, entry, &completion);
+}
+
+bool cox_collector_finish_late(struct cox_collector *collector)
+{
+    const bool stopping = atomic_load_explicit(&collector->stopping, memory_order_acquire);
+    for (uint32_t frame = 0; frame < collector_geometry(collector)->depth; frame++) {
+        struct cox_late_request *late = &collector->late[frame];
+        struct cox_entry *entry = &collector->entries[frame];
+        if (stopping)
+            late_clear(collector, late);
+        /* A host that collects has to take the first completion before there is room for this. */
+        if (!late->sequence || (collector->collected && collector->is_kept[frame]) ||
+            !late_is_due(collector, late, entry))
+            continue;
+        late_finish(collector, late, entry);
+        return true;
+    }
+    return false;
+}
