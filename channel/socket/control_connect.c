@@ -91,7 +91,14 @@ static int connect_to_path(const char *path, uint64_t deadline_ns, int *ret_fd,
 {
     _cox_cleanup_(cox_close_fd) int runtime_dir_fd = -1;
     const char *file = NULL;
+    char old_file[COX_RUNTIME_DIR_FILE_SIZE];
+    struct stat st;
     int r = connect_open_runtime_dir(path, &runtime_dir_fd, &file, err);
+    /* A coordinator of an older release has the old name alone. */
+    if (r == 0 && cox_runtime_dir_old_file(file, old_file) &&
+        fstatat(runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT &&
+        fstatat(runtime_dir_fd, old_file, &st, AT_SYMLINK_NOFOLLOW) == 0)
+        file = old_file;
     if (r == 0)
         r = connect_check_file(runtime_dir_fd, file, path, err);
     if (r)

@@ -42,6 +42,8 @@ struct cox_control_socket {
     uint32_t client_max;
     char path[COX_SOCKET_PATH_SIZE];
     char file[COX_RUNTIME_DIR_FILE_SIZE];
+    /* the same socket, for clients of older releases */
+    char old_file[COX_RUNTIME_DIR_FILE_SIZE];
     int runtime_dir_fd, listen_fd, stop_fd;
     /* given up to refuse a client when there are no fds left */
     int spare_fd;
@@ -344,11 +346,12 @@ static void *socket_main(void *argument)
 /* ---- its name ---- */
 
 /* Under the lock. Whether the name is free; dead sockets were swept before. */
-static int socket_check_name(const struct cox_control_socket *control_socket, const char *name,
-                             struct cox_error *err)
+static int socket_check_file(const struct cox_control_socket *control_socket, const char *file,
+                             const char *name, struct cox_error *err)
 {
+    const int length = (int)(strrchr(control_socket->path, '/') - control_socket->path);
     pid_t pid = 0;
-    int r = cox_runtime_dir_probe(control_socket->runtime_dir_fd, control_socket->file, &pid);
+    int r = cox_runtime_dir_probe(control_socket->runtime_dir_fd, file, &pid);
     if (r == COX_NOT_FOUND)
         return 0;
     if (r == 0 && pid && cox_peer_exiting(pid))
@@ -357,14 +360,22 @@ static int socket_check_name(const struct cox_control_socket *control_socket, co
     if (r == 0)
         return cox_fail(
             err, COX_TAKEN,
-            "the name '%s' is taken: process %d listens at %s; stop that one or choose another name",
-            name, (int)pid, control_socket->path);
+            "the name '%s' is taken: process %d listens at %.*s/%s; stop that one or choose another name",
+            name, (int)pid, length, control_socket->path, file);
     if (r > 0)
         return cox_fail(
             err, COX_DENIED,
-            "%s is in the way: expected nothing there, or the socket of a control socket of user %u; remove it",
-            control_socket->path, geteuid());
-    return cox_fail(err, r, "%s: %s", control_socket->path, cox_status_text(r));
+            "%.*s/%s is in the way: expected nothing there, or the socket of a control socket of user %u; remove it",
+            length, control_socket->path, file, geteuid());
+    return cox_fail(err, r, "%.*s/%s: %s", length, control_socket->path, file, cox_status_text(r));
+}
+
+/* A coordinator of an older release has the old name alone. */
+static int socket_check_name(const struct cox_control_socket *control_socket, const char *name,
+                             struct cox_error *err)
+{
+    const int r = socket_check_file(control_socket, control_socket->file, name, err);
+    return r ? r : socket_check_file(control_socket, control_socket->old_file, name, err);
 }
 
 /* Under the lock. After a failure cox_control_socket_unname removes what there is. Returns 0;
@@ -397,7 +408,23 @@ static int socket_bind(struct cox_control_socket *control_socket)
     control_socket->device = st.st_dev;
     control_socket->inode = st.st_ino;
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_NAMED);
+    /* A file system without hard links: clients of older releases do not find this group. */
+    if (linkat(control_socket->runtime_dir_fd, control_socket->file, control_socket->runtime_dir_fd,
+               control_socket->old_file, 0) < 0 &&
+        errno != EPERM && errno != EOPNOTSUPP)
+        return -errno;
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_LINKED);
     return 0;
+}
+
+/* Removes the file if it is this control socket's. */
+static void socket_unlink(const struct cox_control_socket *control_socket, const char *file)
+{
+    struct stat st;
+    if (fstatat(control_socket->runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+        st.st_dev == control_socket->device && st.st_ino == control_socket->inode)
+        unlinkat(control_socket->runtime_dir_fd, file, 0);
+    cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
 }
 
 /* While it still listens: once it does not, somebody else may take the name. Without the lock, if
@@ -405,16 +432,12 @@ static int socket_bind(struct cox_control_socket *control_socket)
  * socket. */
 void cox_control_socket_unname(struct cox_control_socket *control_socket)
 {
-    struct stat st;
     if (!control_socket->named)
         return;
     bool locked = cox_runtime_dir_lock(control_socket->runtime_dir_fd,
                                        cox_deadline_after_ms(CLOSE_LOCK_MS), NULL) == 0;
-    if (fstatat(control_socket->runtime_dir_fd, control_socket->file, &st, AT_SYMLINK_NOFOLLOW) ==
-            0 &&
-        st.st_dev == control_socket->device && st.st_ino == control_socket->inode)
-        unlinkat(control_socket->runtime_dir_fd, control_socket->file, 0);
-    cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
+    socket_unlink(control_socket, control_socket->old_file);
+    socket_unlink(control_socket, control_socket->file);
     if (locked)
         cox_runtime_dir_unlock(control_socket->runtime_dir_fd);
     control_socket->named = false;
@@ -565,6 +588,7 @@ static int socket_find_path(struct cox_control_socket *control_socket, const cha
                             const char *runtime_dir, struct cox_error *err)
 {
     cox_runtime_dir_file(name, control_socket->file);
+    cox_runtime_dir_old_file(control_socket->file, control_socket->old_file);
     int length = snprintf(control_socket->path, sizeof control_socket->path, "%s/%s", runtime_dir,
                           control_socket->file);
     if (length < 0 || length >= COX_SOCKET_PATH_SIZE)

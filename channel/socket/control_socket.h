@@ -37,7 +37,8 @@
  * request memory (read-only), memory of the rank, wake words, its words and its values in the rank
  * group (sealed.h).
  *
- * Files: `<runtime directory>/<name>.door` (a long name is shortened, with a hash), in
+ * Files: `<runtime directory>/<name>.sock` (a long name is shortened, with a hash), and for one
+ *   release `<name>.door`, a hard link to it, in
  *   $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that variable is not set; the runtime
  *   directory has mode 0700 and this owner, or is refused.
  * Threads: open starts one, which calls the hooks; open and close from one thread.

@@ -31,9 +31,18 @@
 /* $XDG_RUNTIME_DIR/coxswain, or /tmp/coxswain-<uid> where that is not set, empty, or relative.
  * Returns 0 or COX_TOO_LARGE. */
 int cox_runtime_dir_default(char buffer[COX_SOCKET_PATH_SIZE], struct cox_error *err);
-/* The file of a group's control socket: NAME.door; a name that is too long for an address is
+/* How the file of a control socket ends. The second is a hard link to it, for clients of releases
+ * before 0.2, which know no other name. */
+#define COX_RUNTIME_DIR_SOCKET_END ".sock"
+#define COX_RUNTIME_DIR_OLD_END ".door"
+
+/* The file of a group's control socket: NAME.sock; a name that is too long for an address is
  * shortened and has a hash of the whole. */
 void cox_runtime_dir_file(const char *name, char buffer[COX_RUNTIME_DIR_FILE_SIZE]);
+/* The other name of a socket's file: that of old clients. False: file does not end as one does. */
+bool cox_runtime_dir_old_file(const char *file, char buffer[COX_RUNTIME_DIR_FILE_SIZE]);
+/* The length of the group's name in the name of a socket's file, either one; 0: it is none. */
+size_t cox_runtime_dir_name_length(const char *file);
 
 /* Opens the runtime directory, for a control socket; create: makes it where it is not there (its
  * parent has to be). One of this user that lets nobody else in gets mode 0700 (an odd umask, or

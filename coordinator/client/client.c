@@ -1,10 +1,12 @@
 #include "client.h"
 
 #include "channel/socket/control_socket.h"
+#include "channel/socket/runtime_dir.h"
 #include "channel/shm/geometry.h"
 #include "proto/control.pb-c.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -12,7 +14,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define SUFFIX ".door"
 #define REPLY_ARENA_MAX ((size_t)96 << 20)
 #define LISTED_SIZE 600
 #define WATCH_MS 10000
@@ -50,16 +51,21 @@ int cox_client_open_path(struct cox_client *client, const char *path, uint64_t d
     return 0;
 }
 
-/* The group whose control socket this entry is; false: it is none. */
-static bool group_of(const char *entry, char *name, size_t name_size)
+/* The group whose control socket this entry is. Returns 0; COX_EMPTY: it is none, or the same one
+ * has an entry under its present name; -errno. */
+static int group_of(DIR *stream, const char *entry, char *name, size_t name_size)
 {
-    size_t length = strlen(entry), suffix = strlen(SUFFIX);
-    if (length <= suffix || strcmp(entry + length - suffix, SUFFIX) != 0 ||
-        length - suffix >= name_size)
-        return false;
-    memcpy(name, entry, length - suffix);
-    name[length - suffix] = '\0';
-    return true;
+    const size_t length = cox_runtime_dir_name_length(entry);
+    char present[256 + sizeof COX_RUNTIME_DIR_SOCKET_END];
+    if (length == 0 || length >= name_size)
+        return COX_EMPTY;
+    snprintf(name, name_size, "%.*s", (int)length, entry);
+    snprintf(present, sizeof present, "%s" COX_RUNTIME_DIR_SOCKET_END, name);
+    if (strcmp(entry, present) == 0)
+        return 0;
+    if (faccessat(dirfd(stream), present, F_OK, AT_SYMLINK_NOFOLLOW) == 0)
+        return COX_EMPTY;
+    return errno == ENOENT ? 0 : -errno;
 }
 
 /* The runtime directory, where control sockets are. */
@@ -86,11 +92,14 @@ static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *
                          : 0;
         char name[256], path[COX_SOCKET_PATH_SIZE + sizeof entry->d_name];
         struct cox_client other = COX_CLIENT_NONE;
-        if (!group_of(entry->d_name, name, sizeof name))
+        int r = group_of(stream, entry->d_name, name, sizeof name);
+        if (r == COX_EMPTY)
             continue;
+        if (r)
+            return cox_fail(err, r, "%s: %s", runtime_dir, cox_status_text(r));
         snprintf(path, sizeof path, "%s/%s", runtime_dir, entry->d_name);
         struct cox_error error = {0};
-        int r = cox_client_open_path(&other, path, deadline_ns, &error);
+        r = cox_client_open_path(&other, path, deadline_ns, &error);
         if (r == COX_CLOSED || r == COX_NOT_FOUND) /* what a dead one left */
             continue;
         if (r)

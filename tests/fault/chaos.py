@@ -137,7 +137,7 @@ def one_round(number, count):
     check(all_gone(), "processes are left")
     # Whoever was complete, or ended by itself, had a control socket, and has removed what others left there.
     had_socket = complete or status in (0, 3)
-    own = [name + ".door", "starting.new"] if status == -signal.SIGKILL else []
+    own = [name + ".sock", "starting.new"] if status == -signal.SIGKILL else []
     count["sockets left"] += check_sockets([] if had_socket else before, *own)
     # Told to end before it asked for signals, or while it loaded the model, a command has not looked at what others left.
     untouched = status in (-signal.SIGTERM, 128 + signal.SIGTERM) and objects_of(name) == names_before
@@ -201,7 +201,7 @@ def test_p7_b53_restarts_do_not_fill_dev_shm():
     for _ in range(15):
         leave_names(name, 4)
         sizes.append((len(check_left(name, True)), bytes_of(name)))
-        check(socket_files() == [name + ".door"], "sockets: %s" % socket_files())
+        check(socket_files() == [name + ".sock"], "sockets: %s" % socket_files())
     check((sizes[0][0] > 0) != SEALED and len(set(sizes)) == 1, "names and bytes after each restart: %s" % sizes)
     finish(clean(name), 0)
     check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
@@ -261,7 +261,7 @@ def test_p7_b54_cleaners_and_starters_at_once():
         cleaner = clean(name)
         finish(cleaner, 0)
         check(not names_of(name), "left in /dev/shm: %s" % names_of(name))
-        check(socket_files() == [PREFIX + "bystander.door"], "sockets: %s" % socket_files())
+        check(socket_files() == [PREFIX + "bystander.sock"], "sockets: %s" % socket_files())
     check(len(descendants(bystander.pid)) == 2, "workers of a bystander are gone")
     bystander.kill(signal.SIGTERM)
     finish(bystander, 0)

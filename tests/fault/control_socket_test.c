@@ -17,7 +17,7 @@ static const char *const points[] = {
     "runtime_dir.made",         "runtime_dir.locked",     "runtime_dir.swept",
     "control_socket.bound",     "control_socket.listens", "control_socket.named",
     "control_socket.connected", "control_socket.asked",   "socket.sent",
-    "control_socket.accepted",  "control_socket.unnamed",
+    "control_socket.accepted",  "control_socket.unnamed", "control_socket.linked",
 };
 #define POINT_COUNT (sizeof points / sizeof points[0])
 
@@ -77,7 +77,7 @@ static void leave_a_dead_socket(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     mkdir(runtime_dir, 0700);
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/old.door", runtime_dir);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/old.sock", runtime_dir);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     close(fd);
@@ -159,8 +159,9 @@ static void b52_b54_a_start_that_is_stopped_is_waited_for(void **state)
 {
     (void)state;
     static const char *const held[] = {"runtime_dir.swept", "control_socket.bound",
-                                       "control_socket.listens", "control_socket.named"};
-    for (size_t p = 0; p < 4; p++) {
+                                       "control_socket.listens", "control_socket.named",
+                                       "control_socket.linked"};
+    for (size_t p = 0; p < sizeof held / sizeof held[0]; p++) {
         struct life life;
         struct second second;
         struct cox_error err = {0};

@@ -44,7 +44,7 @@ static void expect_files(size_t wanted)
 static void leave_a_dead_socket(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/dead.door", runtime_dir);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/dead.sock", runtime_dir);
     unlink(address.sun_path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
@@ -86,7 +86,7 @@ static void with_dead_socket(void)
 static void dead_socket_away(void)
 {
     char dead[100];
-    snprintf(dead, sizeof dead, "%s/dead.door", runtime_dir);
+    snprintf(dead, sizeof dead, "%s/dead.sock", runtime_dir);
     unlink(dead);
     expect_files(0);
 }
@@ -383,7 +383,7 @@ static int connections_begin(void **state)
     char byte;
     helper = test_helper_start("serve", runtime_dir);
     assert_int_equal(read(helper.out, &byte, 1), 1);
-    snprintf(path, sizeof path, "%s/other.door", runtime_dir);
+    snprintf(path, sizeof path, "%s/other.sock", runtime_dir);
     own_file = memfd_create("test", MFD_CLOEXEC);
     assert_int_equal(ftruncate(own_file, 100), 0);
     own_handle = handle_of(own_file);

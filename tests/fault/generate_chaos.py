@@ -179,7 +179,7 @@ def one_run(prompts_all, count):
     sockets = socket_files()
     # Whoever gave an answer, or ended by itself, had a control socket, and has removed what others left there.
     before = [] if done or status in (0, WORKER_DIED) else before
-    own = [name + ".door", "starting.new"] if killed else []
+    own = [name + ".sock", "starting.new"] if killed else []
     check(set(sockets) <= set(before) | set(own), "sockets: %s, before: %s" % (sockets, before))
     check(len(set(sockets) - set(before)) <= 1, "sockets: %s, before: %s" % (sockets, before))
     check(not left or name + "_control" in left, "left without a control region: %s" % left)

@@ -314,7 +314,7 @@ def _attach_is_told(arguments):
     """By the arguments, or when the group was started: it is named and has a control socket."""
     if any(word in arguments for word in ("--attach", "--legacy-workers", "--keep-names")):
         return True
-    return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".door" in socket_files()
+    return "--name" in arguments and arguments[arguments.index("--name") + 1] + ".sock" in socket_files()
 
 
 def start(arguments, under=(), command="coxswain", **more):
@@ -547,9 +547,15 @@ def bytes_of(group):
 
 
 def socket_files():
-    """Sockets of groups, alive or dead; no other script has this folder."""
+    """Sockets of groups, alive or dead; no other script has this folder. A NAME.door is left out beside the NAME.sock
+    that it is a link to."""
+    def is_link(entry):
+        try:
+            return entry.endswith(".door") and os.path.samefile(socket_of(entry), socket_of(entry[:-5] + ".sock"))
+        except FileNotFoundError:
+            return False
     try:
-        return sorted(os.listdir(socket_of("")))
+        return sorted(entry for entry in os.listdir(socket_of("")) if not is_link(entry))
     except FileNotFoundError:
         return []
 

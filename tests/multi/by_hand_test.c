@@ -56,7 +56,7 @@ static void group_wait_for(struct waiting *waiting, uint32_t rank_count, enum co
     waiting->options.external_workers = true;
     if (!waiting->options.start_timeout_ms)
         waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
-    snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.door",
+    snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.sock",
              test_runtime_dir(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
     while (stat(waiting->control_socket, &st) < 0) {

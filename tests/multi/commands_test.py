@@ -849,7 +849,7 @@ def clean_removes_what_a_killed_coordinator_left():
         # Four two-way channels with two regions and four semaphores a rank, the error channel, the control region, the
         # rank group. Sealed: nothing.
         check(len(left) == (0 if SEALED else 4 * (2 + 4 * ranks) + 3 + 1 + 1), "not all names were there: %s" % left)
-        check(socket_files() == [name + ".door"], "not its socket: %s" % socket_files())
+        check(socket_files() == [name + ".sock"], "not its socket: %s" % socket_files())
         result = expect(run(["clean", name]), 0)
         told = "nothing to remove of %s\n" % name if SEALED else "removed %s: %d names\n" % (name, len(left))
         check(result.out == told + "removed 1 socket that nobody listened on\n", "wrong number", result)
@@ -911,7 +911,7 @@ def clean_does_not_touch_a_live_group():
     result = expect(run(["clean", name, dead]), 1, "taken by a live group")
     check(SEALED or "removed %s: 29 names\n" % dead in result.out, "not removed", result)
     check("removed 1 socket that nobody listened on\n" in result.out, "no socket removed", result)
-    check(socket_files() == [name + ".door"], "sockets: %s" % socket_files())
+    check(socket_files() == [name + ".sock"], "sockets: %s" % socket_files())
     check(not names_of(dead), "left in /dev/shm: %s" % names_of(dead))
     check(names_of(name) == before, "names of a live group are gone")
     for pid in pids:

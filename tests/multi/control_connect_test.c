@@ -21,7 +21,7 @@ static void listen_at_path(int backlog)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     mkdir(runtime_dir, 0700);
-    snprintf(path, sizeof path, "%s/odd.door", runtime_dir);
+    snprintf(path, sizeof path, "%s/odd.sock", runtime_dir);
     snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
     unlink(path);
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -397,7 +397,7 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     assert_int_equal(pipe2(told, O_CLOEXEC), 0);
     pid_t pid = client_start(serve, told);
     assert_true(heard(told[0]));
-    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
+    snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
     int status;
     kill(pid, SIGSTOP);
     assert_int_equal(waitpid(pid, &status, WUNTRACED), pid); /* all its threads have stopped */
@@ -449,7 +449,7 @@ static void k19_paths_that_cannot_be(void **state)
                      COX_NOT_FOUND);
     listen_at_path(1);
     snprintf(text, 5000, "%s/link", runtime_dir);
-    assert_int_equal(symlink("odd.door", text), 0);
+    assert_int_equal(symlink("odd.sock", text), 0);
     assert_int_equal(cox_control_socket_connect(text, &hello, PATIENCE, &session, NULL),
                      COX_DENIED);
     cox_close_fd(&listener);

@@ -712,7 +712,7 @@ static void b21_silent_clients_keep_no_fd_from_others(void **state)
     int told[2], end[2], silent[50];
     char path[COX_SOCKET_PATH_SIZE], text[256];
     assert_int_equal(pipe2(told, O_CLOEXEC) | pipe2(end, O_CLOEXEC), 0);
-    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
+    snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
     struct scarce scarce = {told[1], end[0]};
     fflush(NULL);
     pid_t pid = fork();

@@ -287,7 +287,7 @@ def test_wrong_names_and_several_groups():
     expect(run(["stop"]), 2, "no group is alive")
     expect(run(["status", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
     expect(run(["stop", "--name", "coxnobody"]), 2, "no group 'coxnobody' is alive")
-    expect(run(["status", "--socket", os.path.join(RUNTIME, "x.door")]), 2)
+    expect(run(["status", "--socket", os.path.join(RUNTIME, "x.sock")]), 2)
     expect(run(["status", "--name", "a", "--socket", "b"]), 2, "either")
     expect(run(["status", "--name", "a/b"]), 2, "position 2")
     expect(run(["status", "surplus"]), 2, "surplus")
@@ -693,7 +693,7 @@ class External:
         match = re.fullmatch(r"coxswain: waiting for (\d+) workers?: coxswain-worker --socket (\S+)\n", line)
         check(match and int(match[1]) == self.ranks, "it does not say how workers come: " + line)
         self.name = match[2]
-        self.socket_path = os.path.join(RUNTIME, "coxswain", self.name + ".door")
+        self.socket_path = os.path.join(RUNTIME, "coxswain", self.name + ".sock")
         check(os.path.exists(self.socket_path), "the control socket does not stand yet")
         return self
 
@@ -910,9 +910,9 @@ def test_a_socket_by_its_name_has_to_be_there():
         expect(worker("--socket", other), 1, part)
         for command in ("status", "stop"):
             expect(run([command, "--socket", other]), 1, part)
-    expect(worker("--socket", "coxnobody"), 1, "no control socket is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.door"))
+    expect(worker("--socket", "coxnobody"), 1, "no control socket is at %s" % os.path.join(RUNTIME, "coxswain", "coxnobody.sock"))
     expect(worker("--socket", "cox nobody"), 1, "position 4")
-    expect(worker("--socket", os.path.join(RUNTIME, "x.door")), 1, "no control socket is at %s" % os.path.join(RUNTIME, "x.door"))
+    expect(worker("--socket", os.path.join(RUNTIME, "x.sock")), 1, "no control socket is at %s" % os.path.join(RUNTIME, "x.sock"))
     expect(run(["run", "--external", "--", "true"]), 2, "'true' is not executed")
     expect(run(["run", "--external", "--worker", "x", "--model", MODEL]), 2, "--worker")
     with Group(1) as group:

@@ -64,7 +64,7 @@ static void group_wait(struct waiting *waiting, uint32_t rank_count, enum cox_at
     waiting->options.attach = attach;
     waiting->options.external_workers = true;
     waiting->options.start_timeout_ms = TEST_PATIENCE_MS;
-    snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.door",
+    snprintf(waiting->control_socket, sizeof waiting->control_socket, "%s/%s.sock",
              test_runtime_dir(), waiting->name);
     assert_int_equal(pthread_create(&waiting->thread, NULL, start_main, waiting), 0);
     while (stat(waiting->control_socket, &st) < 0) {

@@ -52,7 +52,7 @@ void hand_open(struct hand *hand, uint32_t rank_count, enum cox_attach attach)
     hand->options.log = (struct cox_log){log_keep, hand};
     if (!hand->options.finalize_ms)
         hand->options.finalize_ms = TEST_PATIENCE_MS;
-    snprintf(hand->control_socket, sizeof hand->control_socket, "%s/%s.door", test_runtime_dir(),
+    snprintf(hand->control_socket, sizeof hand->control_socket, "%s/%s.sock", test_runtime_dir(),
              hand->name);
     assert_int_equal(pthread_create(&hand->thread, NULL, start_main, hand), 0);
     while (stat(hand->control_socket, &st) < 0) {

@@ -268,7 +268,8 @@ static void unmake(struct made *made)
             for (int i = 0; i < QUEUES; i++)
                 cox_queue_dump(made->queues[i], show, NULL);
             cox_pool_dump(made->pools[k], show, NULL);
-            fail_msg("%" PRIu32 " blocks are pinned or referenced at the end", fixture_used(made->pools[k]));
+            fail_msg("%" PRIu32 " blocks are pinned or referenced at the end",
+                     fixture_used(made->pools[k]));
         }
     for (int i = 0; i < QUEUES; i++) {
         for (int k = 0; k < 2; k++)

@@ -130,9 +130,9 @@ static void in_a_runtime_dir_of_its_own(void *context)
         CHECK(unsetenv("XDG_RUNTIME_DIR") == 0);
     CHECK(cox_control_socket_find("some.group", path, NULL) == 0);
     if (runtime && runtime[0] == '/')
-        snprintf(expected, sizeof expected, "%s/coxswain/some.group.door", runtime);
+        snprintf(expected, sizeof expected, "%s/coxswain/some.group.sock", runtime);
     else
-        snprintf(expected, sizeof expected, "/tmp/coxswain-%u/some.group.door", geteuid());
+        snprintf(expected, sizeof expected, "/tmp/coxswain-%u/some.group.sock", geteuid());
     CHECK(strcmp(path, expected) == 0);
     CHECK(cox_control_socket_open(&options, &host_hooks, &control_socket, NULL) == 0);
     CHECK(strcmp(cox_control_socket_path(control_socket), path) == 0);
@@ -194,7 +194,7 @@ static void a22_k19_long_paths_and_names_work(void **state)
             cox_control_socket_close(other);
             /* Nor is the short one a control socket's whose group has that very name. */
             char *file = strrchr(found, '/') + 1;
-            file[strlen(file) - strlen(".door")] = '\0';
+            file[strlen(file) - strlen(".sock")] = '\0';
             assert_true(strlen(file) < 128);
             assert_int_equal(cox_name_check(file, NULL), COX_INVALID);
         }
@@ -251,7 +251,7 @@ static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
     struct cox_error err = {0};
     char path[COX_SOCKET_PATH_SIZE];
     uint32_t swept = 0;
-    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
+    snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
     assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_NOT_FOUND);
     server_kill(server_start());
@@ -282,6 +282,34 @@ static void a22_b4_a_dead_groups_socket_is_no_obstacle(void **state)
                      COX_NOT_FOUND);
 }
 
+/* The socket also has the name that clients of older releases know, and that alone is enough. */
+static void a22_older_releases_find_it_under_the_old_name(void **state)
+{
+    (void)state;
+    struct cox_control_socket_options options = host_options("test");
+    struct cox_hello hello = worker_hello();
+    struct cox_control_connection session;
+    char path[COX_SOCKET_PATH_SIZE], old_path[COX_SOCKET_PATH_SIZE];
+    struct stat st, old_st;
+    struct cox_error err = {0};
+    snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
+    snprintf(old_path, sizeof old_path, "%s/test.door", runtime_dir);
+    pid_t live = server_start();
+    assert_int_equal(lstat(path, &st), 0);
+    assert_int_equal(lstat(old_path, &old_st), 0);
+    assert_int_equal(st.st_ino, old_st.st_ino);
+    assert_int_equal(cox_control_socket_connect(old_path, &hello, PATIENCE, &session, &err), 0);
+    cox_control_connection_close(&session);
+    assert_int_equal(unlink(path), 0); /* as a coordinator of an older release has it */
+    assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err), 0);
+    cox_control_connection_close(&session);
+    refused(&options, COX_TAKEN, "test.door; stop that one");
+    server_kill(live);
+    assert_int_equal(try_open(&options, &err), 0);
+    assert_int_equal(lstat(path, &st), -1);
+    assert_int_equal(lstat(old_path, &st), -1);
+}
+
 static void b9_a_live_name_is_taken(void **state)
 {
     (void)state;
@@ -307,7 +335,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
     char path[100];
     struct stat st;
     uint32_t swept = 0;
-    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
+    snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
     assert_int_equal(try_open(&options, &err), 0); /* makes the folder */
     close(open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     refused(&options, COX_DENIED, "is in the way");
@@ -327,7 +355,7 @@ static void something_else_at_the_name_is_left_alone(void **state)
     unlink(path);
     /* A socket that is not called like a control socket may be anybody's. */
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s/mine.sock", runtime_dir);
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/mine.socket", runtime_dir);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     assert_int_equal(bind(fd, (const struct sockaddr *)&address, sizeof address), 0);
     close(fd);
@@ -361,8 +389,11 @@ static void b10_only_its_own_socket_is_removed_at_the_end(void **state)
     struct cox_hello hello = worker_hello();
     struct cox_control_connection session;
     assert_int_equal(cox_control_socket_open(&options, &host_hooks, &first, NULL), 0);
+    char path[COX_SOCKET_PATH_SIZE];
     assert_int_equal(unlink(cox_control_socket_path(first)),
                      0); /* by a cleaner that knows no better */
+    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
+    assert_int_equal(unlink(path), 0);
     assert_int_equal(cox_control_socket_open(&options, &host_hooks, &second, NULL), 0);
     cox_control_socket_close(first);
     assert_int_equal(cox_control_socket_connect(cox_control_socket_path(second), &hello, PATIENCE,
@@ -500,7 +531,7 @@ static void b9_a_squatted_socket_is_not_entered(void **state)
     assert_int_equal(mkdir(runtime_dir, 0700), 0);
     assert_int_equal(chown(runtime_dir, NOBODY, NOBODY), 0);
     pid_t pid = nobody_start();
-    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
+    snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
     assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, &err),
                      COX_DENIED);
     assert_non_null(strstr(err.text, "belongs to user 65534: expected 0 or 0"));
@@ -519,7 +550,7 @@ static void root_visits_as_root(void *context)
     struct cox_control_connection session;
     char path[100];
     (void)context;
-    snprintf(path, sizeof path, "%s/test.door", runtime_dir);
+    snprintf(path, sizeof path, "%s/test.sock", runtime_dir);
     /* The real user stays root, which is what the control socket sees; the effective one says whose
      * control sockets are its own. */
     int fd = raw_connect(path);
@@ -554,6 +585,7 @@ int main(void)
         SOCKET_TEST(the_default_runtime_directory_is_the_same_for_both_sides),
         SOCKET_TEST(a22_k19_long_paths_and_names_work),
         SOCKET_TEST(a22_b4_a_dead_groups_socket_is_no_obstacle),
+        SOCKET_TEST(a22_older_releases_find_it_under_the_old_name),
         SOCKET_TEST(b9_a_live_name_is_taken),
         SOCKET_TEST(something_else_at_the_name_is_left_alone),
         SOCKET_TEST(b4_a_new_file_that_somebody_still_has_is_no_obstacle),

@@ -99,7 +99,7 @@ class Group:
         answer = self.status()
         check(answer["pid"] == self.process.pid, "another coordinator answers: %s" % answer)
         check([rank["pid"] for rank in answer["ranks"]] == self.pids, "other workers: %s" % answer)
-        check(socket_files() == [self.name + ".door"], "sockets: %s" % socket_files())
+        check(socket_files() == [self.name + ".sock"], "sockets: %s" % socket_files())
         if answer["serving"]:
             answer = generate_on(self.name, "27+58=")
             check(answer.out == "27+58=85\n", "another text")
@@ -375,7 +375,7 @@ def test_a24_in_the_gap_commands_say_that_there_is_no_group():
     process = command("generate", "--join", "1+1=").finish(2)
     check("--join needs the --name" in process.err, "not told: " + process.err)
     close(process)
-    check(socket_files() == before == [name + ".door"], "sockets: %s, before: %s" % (socket_files(), before))
+    check(socket_files() == before == [name + ".sock"], "sockets: %s, before: %s" % (socket_files(), before))
     # Without --join a group of its own has the name as long as it takes, and removes the dead one's socket.
     process = command("generate", "--name", name, "--model", MODEL, "27+58=").finish(0)
     check(process.out == "27+58=85\n", "another text: " + process.out)

@@ -1019,7 +1019,7 @@ static void query_denied(void *context)
     int error = *(int *)context;
     call_deny(SYS_pidfd_getfd, ANY_ARGUMENT, error);
     CHECK(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0);
-    CHECK(cox_handle_query("/nonexistent/cox.door", cox_deadline_after_ms(1000), &ways) == 0);
+    CHECK(cox_handle_query("/nonexistent/cox.sock", cox_deadline_after_ms(1000), &ways) == 0);
     CHECK(!ways.pidfd_getfd && ways.pidfd_error == -error);
     CHECK(!ways.control_socket && ways.socket_error != 0 && !ways.dumpable);
 }

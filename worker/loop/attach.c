@@ -9,6 +9,7 @@
 
 #include "channel/base/fault.h"
 #include "channel/shm/state.h"
+#include "channel/socket/runtime_dir.h"
 #include "worker/group/group_memory.h"
 #include "legacy_shim.h"
 #include "worker_internal.h"
@@ -43,9 +44,9 @@ static void worker_name_group(struct cox_worker_options *options)
     const char *file = strrchr(options->control_socket, '/');
     snprintf(options->prefix, sizeof options->prefix, "/%.*s", COX_NAME_SIZE_MAX + 5,
              file ? file + 1 : options->control_socket);
-    size_t length = strlen(options->prefix), suffix = strlen(".door");
-    if (length > 1 + suffix && strcmp(options->prefix + length - suffix, ".door") == 0)
-        options->prefix[length - suffix] = '\0';
+    const size_t length = cox_runtime_dir_name_length(options->prefix + 1);
+    if (length > 0)
+        options->prefix[1 + length] = '\0';
 }
 
 /* Logs on: rank, world and memory are told by the control socket. The connection stays open: its
