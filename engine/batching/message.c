@@ -216,10 +216,10 @@ static int packed_read(const struct cox_step *step, uint64_t sequence,
 {
     const Coxswain__StepResult *result = response->step;
     if (!result)
-        return cox_fail(err, COX_CORRUPT, "the answer to step %" PRIu64 " has no tokens", sequence);
+        return cox_fail(err, COX_CORRUPT, "the reply to step %" PRIu64 " has no tokens", sequence);
     if (result->n_tokens != step->row_count)
         return cox_fail(err, COX_CORRUPT,
-                        "the answer to step %" PRIu64 " has %zu tokens for %" PRIu32 " rows",
+                        "the reply to step %" PRIu64 " has %zu tokens for %" PRIu32 " rows",
                         sequence, result->n_tokens, step->row_count);
     if (result->has_base_sequence && result->base_sequence != sequence)
         return cox_fail(err, COX_CORRUPT,
@@ -338,18 +338,19 @@ static int nested_read(const struct cox_step *step, uint64_t sequence,
             uint32_t row = row_find(step, seen, sample->seq_id);
             if (row == step->row_count || ret_tokens[row] >= 0)
                 return cox_fail(err, COX_CORRUPT,
-                                "the answer to step %" PRIu64 " speaks of sequence %" PRId64 " %s",
+                                "the reply to step %" PRIu64 " has a token for sequence %" PRId64
+                                " %s",
                                 sequence, sample->seq_id,
                                 row == step->row_count ? "which is not in the step" : "twice");
             if (sample->n_output_token != 1)
                 return cox_fail(err, sample->n_output_token ? COX_UNSUPPORTED : COX_CORRUPT,
-                                "the answer to step %" PRIu64
-                                " has %zu tokens for sequence %" PRId64 "; one is expected",
+                                "the reply to step %" PRIu64 " has %zu tokens for sequence %" PRId64
+                                "; one is expected",
                                 sequence, sample->n_output_token, sample->seq_id);
             int64_t token = sample->output_token[0];
             if (token < 0 || token > INT32_MAX)
                 return cox_fail(err, COX_CORRUPT,
-                                "the answer to step %" PRIu64 " has the token %" PRId64, sequence,
+                                "the reply to step %" PRIu64 " has the token %" PRId64, sequence,
                                 token);
             ret_tokens[row] = (int32_t)token;
             ret_ended[row] = sample->finish_reason != 0;
@@ -358,7 +359,7 @@ static int nested_read(const struct cox_step *step, uint64_t sequence,
     }
     if (seen != step->row_count)
         return cox_fail(err, COX_CORRUPT,
-                        "the answer to step %" PRIu64 " has %" PRIu32 " tokens for %" PRIu32
+                        "the reply to step %" PRIu64 " has %" PRIu32 " tokens for %" PRIu32
                         " sequences",
                         sequence, seen, step->row_count);
     return 0;
@@ -405,7 +406,7 @@ int cox_message_read(const struct cox_message *message, const struct cox_step *s
 {
     if (!response ||
         response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
-        return cox_fail(err, COX_CORRUPT, "the answer to step %" PRIu64 " is of another kind",
+        return cox_fail(err, COX_CORRUPT, "the reply to step %" PRIu64 " has another type",
                         sequence);
     for (uint32_t i = 0; i < step->row_count; i++)
         ret_ended[i] = 0;

@@ -193,7 +193,7 @@ static void item_fill(const struct cox_prompt_queue *queue, struct item *item,
     uint32_t count = sequence->token_count - sequence->prompt_count;
     item->result.tokens = calloc((size_t)count + 1, sizeof *item->result.tokens);
     if (!item->result.tokens) {
-        item_fail(item, -ENOMEM, "no memory for the answer");
+        item_fail(item, -ENOMEM, "no memory for the reply");
         return;
     }
     memcpy(item->result.tokens, sequence->tokens + sequence->prompt_count,
@@ -203,7 +203,7 @@ static void item_fill(const struct cox_prompt_queue *queue, struct item *item,
         return;
     item->result.hold = hold_source(queue, sequence->hold);
     if (!item->result.hold)
-        item_fail(item, -ENOMEM, "no memory for the answer");
+        item_fail(item, -ENOMEM, "no memory for the reply");
 }
 
 static void client_wake(const struct cox_prompt_queue_client *client)
@@ -490,8 +490,8 @@ static void serve(struct cox_prompt_queue *queue)
     if (r)
         news_fail(queue, &error);
     if (r && !stopped)
-        cox_log_write(&queue->options.engine_loop.log, 4,
-                      "all prompts that were running have failed: %s", error.text);
+        cox_log_write(&queue->options.engine_loop.log, 4, "all running prompts have failed: %s",
+                      error.text);
 }
 
 static void *prompt_queue_main(void *context)
@@ -631,8 +631,8 @@ int cox_prompt_queue_find_hold(struct cox_prompt_queue *queue, int64_t sequence,
     if (!found)
         return cox_fail(
             err, COX_NOT_FOUND,
-            "the group '%s' holds no sequence %" PRId64
-            ": it never did, or it was released, its lease has ended, or ranks were replaced",
+            "the group '%s' has no KV lease of sequence %" PRId64
+            ": there was none, or it was released or has expired, or ranks were replaced",
             queue->options.name ? queue->options.name : "", sequence);
     if (!copy)
         return cox_fail(err, -ENOMEM, "no memory");

@@ -131,7 +131,7 @@ static void rank_read(const struct cox_rank_result *answer, const char *id,
     *rank = (struct cox_pull_rank){.code = CODE(PD_PULL_KV_UNKNOWN_ERROR)};
     if (!result) {
         snprintf(rank->text, sizeof rank->text, "%s",
-                 answer->text ? answer->text : "it does not mention the pull");
+                 answer->text ? answer->text : "the reply does not contain the pull");
         rank->status = answer->outcome == COX_OUTCOME_DEAD   ? COX_PEER_DEAD
                        : answer->outcome == COX_OUTCOME_LATE ? COX_TIMEOUT
                                                              : COX_REJECTED;

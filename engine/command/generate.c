@@ -142,10 +142,10 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return 0;
     case OPTION_STATS:
         g->stats = value;
-        return *value ? 0 : cox_fail(err, COX_INVALID, "--stats-json: no file was named");
+        return *value ? 0 : cox_fail(err, COX_INVALID, "--stats-json: expected a file name");
     case OPTION_LORA:
         g->complete.lora = value;
-        return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: no adapter was named");
+        return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: expected an adapter name");
     case OPTION_ADAPTER:
         return cox_adapter_choice_take(&g->adapters, value, err);
     case OPTION_JOIN:
@@ -426,7 +426,7 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
     const struct cox_group_choice *group = &g->group;
     const struct cox_engine_loop_options *engine_loop = &g->complete.engine_loop;
     if (!status->serving)
-        return cox_fail(err, COX_UNSUPPORTED, "the group '%s' takes no prompts: %s", group->name,
+        return cox_fail(err, COX_UNSUPPORTED, "the group '%s' accepts no prompts: %s", group->name,
                         status->refusal ? status->refusal : "it gives no reason");
     if (group->rank_count_given && group->rank_count != status->rank_count)
         return cox_fail(err, COX_INVALID,
@@ -473,8 +473,8 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
                         struct cox_error *err)
 {
     if (!g->group.model && !status->model)
-        return cox_fail(err, COX_INVALID, "the group '%s' tells no model: name it with --model DIR",
-                        g->group.name);
+        return cox_fail(err, COX_INVALID,
+                        "the group '%s' reports no model: give it with --model DIR", g->group.name);
     if (g->group.model && status->model) {
         _cox_cleanup_(cox_free_ptr) char *asked = realpath(g->group.model, NULL);
         if (asked && strcmp(asked, status->model))
@@ -570,7 +570,7 @@ static int split_side(struct generate *g, struct cox_client *client, const char 
     if (!r && status->transfer->role == refused_role)
         r = cox_fail(
             err, COX_UNSUPPORTED,
-            "the role of the group '%s' is %s: give it another one (coxswain role --name %s %s), or turn --prefill and --decode round",
+            "the role of the group '%s' is %s: give it another one (coxswain role --name %s %s), or swap --prefill and --decode",
             name, cox_role_name(refused_role), name,
             cox_role_name(refused_role == COX_ROLE_DECODE ? COX_ROLE_PREFILL : COX_ROLE_DECODE));
     if (!r && !g->group.model)
@@ -632,10 +632,9 @@ static int check(const void *choice, struct cox_error *err)
     if (!split->prefill || !split->decode)
         return cox_fail(err, COX_INVALID, "--prefill and --decode go together");
     if (strcmp(split->prefill, split->decode) == 0)
-        return cox_fail(
-            err, COX_INVALID,
-            "--prefill and --decode are the same group: leave them out, and say --name %s",
-            split->prefill);
+        return cox_fail(err, COX_INVALID,
+                        "--prefill and --decode are the same group: use --name %s instead",
+                        split->prefill);
     if (g->group.name || g->join)
         return cox_fail(err, COX_INVALID,
                         "--prefill and --decode name the groups: leave out --name and --join");

@@ -335,11 +335,11 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     struct cox_kv_reference source;
     if (!item->has_finish || item->n_tokens != 1 ||
         (item->hold && cox_kv_reference_read(item->hold, &source, &told)))
-        return cox_fail(err, COX_CORRUPT, "the answer to prompt %zu makes no sense%s%.300s",
-                        index + 1, told.text[0] ? ": " : "", told.text);
+        return cox_fail(err, COX_CORRUPT, "the reply to prompt %zu is invalid%s%.300s", index + 1,
+                        told.text[0] ? ": " : "", told.text);
     part->first = item->tokens[0];
     if (item->hold && !(part->source = cox_kv_reference_dup(&source)))
-        return cox_fail(err, -ENOMEM, "no memory for the answers");
+        return cox_fail(err, -ENOMEM, "no memory for the replies");
     if (stop || cox_complete_new_count(split->options) == 1) {
         const struct cox_prompt_result result = {
             .finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH,
@@ -350,7 +350,7 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     }
     if (!part->source && split->how->no_recompute) {
         cox_fail(&told, COX_STALE,
-                 "it has no place to hold what it computed, or has other weights since");
+                 "it had no room for a KV lease, or its weights have changed since");
         return pull_failed(split, index, 0, &told, err);
     }
     part->place = PLACE_DECODE;
@@ -373,10 +373,10 @@ static int decode_item(struct split *split, size_t index, const item_message *it
     size_t count = item->n_tokens + part->pulls;
     if (!item->has_finish || (!stop && item->finish != COXSWAIN_CONTROL__FINISH__LENGTH) ||
         count > cox_complete_new_count(split->options))
-        return cox_fail(err, COX_CORRUPT, "the answer to prompt %zu makes no sense", index + 1);
+        return cox_fail(err, COX_CORRUPT, "the reply to prompt %zu is invalid", index + 1);
     _cox_cleanup_(cox_free_ptr) int32_t *tokens = calloc(count + 1, sizeof *tokens);
     if (!tokens)
-        return cox_fail(err, -ENOMEM, "no memory for the answers");
+        return cox_fail(err, -ENOMEM, "no memory for the replies");
     tokens[0] = part->first;
     if (item->n_tokens)
         memcpy(tokens + part->pulls, item->tokens, item->n_tokens * sizeof *tokens);
@@ -398,7 +398,7 @@ static int pulled_take(struct split *split, const CoxswainControl__PulledReply *
     struct cox_error told = {0};
     if (!pulled->has_index || pulled->index >= split->prompts->count ||
         split->parts[pulled->index].place != PLACE_DECODE)
-        return cox_fail(err, COX_CORRUPT, "a group tells of a pull that nobody asked for");
+        return cox_fail(err, COX_CORRUPT, "a group reported a pull that was not requested");
     struct part *part = &split->parts[pulled->index];
     uint64_t life = part->source ? part->source->life : 0;
     int r = release_put(split, part);
@@ -419,13 +419,13 @@ static int reply_take(struct split *split, int side, const control_reply *reply,
     if (side == 1 && reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULLED)
         return pulled_take(split, reply->pulled, err);
     if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM)
-        return cox_fail(err, COX_CORRUPT, "a group answered what was not asked");
+        return cox_fail(err, COX_CORRUPT, "a group sent an unexpected reply");
     const item_message *item = reply->item;
     if (!item->has_index || item->index >= split->prompts->count ||
         split->parts[item->index].place != (side ? PLACE_DECODE : PLACE_PREFILL) ||
         split->parts[item->index].ready)
         return cox_fail(err, COX_CORRUPT,
-                        "a group answered prompt %" PRIu64 ", which is not under way there",
+                        "a group replied to prompt %" PRIu64 ", which is not under way there",
                         item->index + 1);
     return side ? decode_item(split, item->index, item, err)
                 : prefill_item(split, item->index, item, err);
@@ -518,7 +518,7 @@ static int turn(struct split *split, struct cox_error *err)
         if (ends[side] && split->run.done_count < split->prompts->count)
             r = cox_fail(
                 err, COX_CLOSED,
-                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were answered, and what was printed is right; run it again once the group runs",
+                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts have replies, and the printed ones are complete; run it again once the group runs",
                 side ? split->how->decode : split->how->prefill, split->run.done_count,
                 split->prompts->count);
     return r;

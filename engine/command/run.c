@@ -174,7 +174,7 @@ static int check(const void *choice, struct cox_error *err)
     const struct run *run = choice;
     const struct cox_foreground_options *options = &run->options.foreground;
     if (run->init.count && !options->init)
-        return cox_fail(err, COX_INVALID, "--no-init: no worker is told what --init says");
+        return cox_fail(err, COX_INVALID, "--no-init: --init would have no effect");
     if (options->model && cox_init_choice_get(&run->init, "model"))
         return cox_fail(err, COX_INVALID, "'model' in --init or --init-file: use --model DIR");
     if (run->role != COX_ROLE_STANDARD && (!run->options.serve || run->group.legacy_workers))

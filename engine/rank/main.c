@@ -37,7 +37,7 @@ enum exit_status {
 __attribute__((no_sanitize("address", "thread", "undefined"))) static void on_blas_spins(int number)
 {
     static const char text[] =
-        "coxswain-worker: OpenBLAS gets no memory for its buffers and would spin for ever: it maps some 32 MiB or more; raise the limit of address space (ulimit -v) or of overcommitted memory (vm.overcommit_memory)\n";
+        "coxswain-worker: OpenBLAS cannot allocate its buffers (32 MiB or more) and would spin for ever; raise the limit of address space (ulimit -v) or of overcommitted memory (vm.overcommit_memory)\n";
     (void)number;
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     (void)written;
