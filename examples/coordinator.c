@@ -9,7 +9,7 @@
 #define RANK_COUNT 4
 #define NUMBER_COUNT 1000
 
-/* Sees the answers of all ranks; called once per request, whatever happens. */
+/* Sees the replies of all ranks; called once per request, whatever happens. */
 static void collect(void *context, const struct cox_completion *completion)
 {
     int64_t *total = context, part;

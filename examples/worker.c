@@ -1,4 +1,4 @@
-/* A worker: answers every request with the sum of its numbers that fall to this rank.
+/* A worker: replies every request with the sum of its numbers that fall to this rank.
  * Build: cc worker.c $(pkg-config --cflags --libs coxswain) */
 #include <coxswain/coxswain.h>
 

@@ -12,7 +12,7 @@
 static const char *const status_texts[COX_STATUS_COUNT] = {
     [COX_OK] = "ok",
     [COX_TIMEOUT] = "timed out",
-    [COX_PEER_DEAD] = "a process that owed an answer is dead",
+    [COX_PEER_DEAD] = "a process that owed a reply is dead",
     [COX_STALE] = "stale: built on a state the other side does not have",
     [COX_CLOSED] = "closed",
     [COX_FULL] = "full",
@@ -24,7 +24,7 @@ static const char *const status_texts[COX_STATUS_COUNT] = {
     [COX_NO_SPACE] = "no space",
     [COX_TAKEN] = "name taken by a live group",
     [COX_ABORTED] = "aborted",
-    [COX_REJECTED] = "a rank answered with an error",
+    [COX_REJECTED] = "a rank replied with an error",
     [COX_DEADLOCK] = "a blocking call from inside a handler",
     [COX_BUSY] = "already started or registered",
     [COX_INVALID] = "invalid",

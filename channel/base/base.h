@@ -65,7 +65,7 @@ enum cox_attach {
 enum cox_status {
     COX_OK = 0,
     COX_TIMEOUT = 1, /* the deadline passed first */
-    COX_PEER_DEAD,   /* a process that owed an answer has died */
+    COX_PEER_DEAD,   /* a process that owed a reply has died */
     COX_STALE,       /* built on a state that the other side does not have */
     COX_CLOSED,      /* stopped, or being stopped */
     COX_FULL,        /* every frame or block is in use: try again after the next completion */
@@ -77,7 +77,7 @@ enum cox_status {
     COX_NO_SPACE,    /* memory to reserve is not there */
     COX_TAKEN,       /* the name belongs to a live group, the rank to a process */
     COX_ABORTED,     /* void: given up by the coordinator before it ran */
-    COX_REJECTED,    /* a rank answered with an error of its own */
+    COX_REJECTED,    /* a rank replied with an error of its own */
     COX_DEADLOCK,    /* a blocking call from inside a handler, refused */
     COX_BUSY,        /* already started, already registered */
     COX_INVALID,     /* an argument or input outside what is allowed */

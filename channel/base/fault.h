@@ -64,21 +64,21 @@
     X(LARGE_PAYLOAD_EXPORTED, "large_payload.exported") /* a block, with nothing in it */          \
     X(LARGE_PAYLOAD_WRITTEN, "large_payload.written")   /* nobody knows of it yet */               \
     X(LARGE_PAYLOAD_OPENED, "large_payload.opened")     /* by a reader */                          \
-    X(LARGE_PAYLOAD_COPIED, "large_payload.copied")     /* an answer, by the coordinator */        \
+    X(LARGE_PAYLOAD_COPIED, "large_payload.copied")     /* a reply, by the coordinator */          \
     X(LARGE_PAYLOAD_DROPPED, "large_payload.dropped")   /* by its sender */                        \
     /* Tokens, of each wakeup in the order of enum cox_wakeup. */                                  \
     X(POSTED_REQUEST_PRODUCE, "posted.request_produce")                                            \
     X(POSTED_REQUEST_CONSUME, "posted.request_consume")                                            \
     X(POSTED_RESPONSE_PRODUCE, "posted.response_produce")                                          \
     X(POSTED_RESPONSE_CONSUME, "posted.response_consume")                                          \
-    X(HINT_ARMED, "hint.armed")     /* how many answers a request lacks */                         \
+    X(HINT_ARMED, "hint.armed")     /* how many replies a request lacks */                         \
     X(HINT_COUNTED, "hint.counted") /* one less; nobody is woken yet */                            \
     X(GATE_WOKEN, "gate.woken")     /* the word has moved on; nobody is woken yet */               \
     X(WAIT, "wait")                 /* about to sleep */                                           \
     X(WAIT_TOOK, "wait.took")       /* a token in its hand */                                      \
     X(TOKEN_TAKEN, "token.taken")   /* the same, without sleep */                                  \
     /* A rank serves it. */                                                                        \
-    X(RANK_LIFE, "rank.life") /* whose answers these are */                                        \
+    X(RANK_LIFE, "rank.life") /* whose replies these are */                                        \
     X(RANK_TAKEN, "rank.taken")                                                                    \
     X(RANK_STATE, "rank.state")                                                                    \
     X(RANK_RETURNED, "rank.returned")                                                              \
@@ -87,7 +87,7 @@
     X(EXCHANGE_WRITTEN, "exchange.written") /* own slices, in a step */                            \
     X(EXCHANGE_READ, "exchange.read")       /* those of all ranks */                               \
     X(LORA_READ, "lora.read")               /* an adapter, not yet published to steps */           \
-    X(LORA_LOADED, "lora.loaded")           /* and published; not answered */                      \
+    X(LORA_LOADED, "lora.loaded")           /* and published; not replied to */                    \
     X(LORA_REMOVED, "lora.removed")         /* no step finds it any more */                        \
     X(EXECUTED, "executed")                 /* nothing is committed */                             \
     X(STEP_COMMITTED, "step.committed")                                                            \

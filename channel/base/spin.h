@@ -1,6 +1,6 @@
 /*
  * spin: looks for a while before a sleep, where that pays: between two processes that each have a
- * processor an answer comes within a microsecond, and a sleep with its wake-up costs several, on a
+ * processor a reply comes within a microsecond, and a sleep with its wake-up costs several, on a
  * virtual machine tens.
  *
  * The rule is decided once for a group, by its coordinator, and told to the ranks (layout.h):

@@ -37,7 +37,7 @@ struct cox_exporter {
     /* what handles tell; in a child of a fork it is another process */
     struct cox_handle_self self;
     uint64_t deadline_ms;
-    /* was told one; whether it still answers is in fd store */
+    /* was told one; whether it still replies is in fd store */
     bool has_socket;
     /* of the table and the two counts */
     pthread_mutex_t lock;

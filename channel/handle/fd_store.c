@@ -22,22 +22,22 @@ void cox_fd_store_close(struct cox_fd_store *fd_store)
     cox_close_fd(&fd_store->fd);
 }
 
-/* Answers to what was asked before and given up in the meantime are passed over. */
+/* Replies to what was asked before and given up in the meantime are passed over. */
 static int fd_store_hear(int fd, uint64_t number, uint64_t deadline_ns, int *ret_fd)
 {
     for (;;) {
         uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
         _cox_cleanup_(cox_close_fd) int came = -1;
         uint32_t fd_count = 0;
-        uint64_t answered;
+        uint64_t replied;
         int status;
         int r = cox_socket_receive(fd, bytes, sizeof bytes, &came, 1, &fd_count, deadline_ns);
         if (r == 0)
-            r = cox_fd_store_reply_parse(bytes, &status, &answered);
+            r = cox_fd_store_reply_parse(bytes, &status, &replied);
         if (r)
             return r;
-        if (answered != number) {
-            if (cox_now_ns() >= deadline_ns) /* who never stops answering is never waited for */
+        if (replied != number) {
+            if (cox_now_ns() >= deadline_ns) /* who never stops replying is never waited for */
                 return COX_TIMEOUT;
             continue;
         }
@@ -49,7 +49,7 @@ static int fd_store_hear(int fd, uint64_t number, uint64_t deadline_ns, int *ret
     }
 }
 
-/* Returns the status that was answered; whoever answers nonsense is left alone from then on. */
+/* Returns the status that was replied to; whoever replies nonsense is left alone from then on. */
 static int fd_store_ask(struct cox_fd_store *fd_store, enum cox_fd_store_op op,
                         const struct cox_handle *handle, const int *fd, uint64_t deadline_ns,
                         int *ret_fd, struct cox_error *err)

@@ -31,7 +31,7 @@ void cox_fd_store_close(struct cox_fd_store *fd_store); /* idempotent */
  * handle) that mean this fd. Returns 0; COX_FULL: the control socket keeps no more; COX_DENIED: a
  * handle of another process or another object; COX_TAKEN: there already; COX_TIMEOUT: it may be
  * there or not; COX_CLOSED: the control socket is gone, or has dropped the connection with all that
- * was left on it; COX_CORRUPT: the answer makes no sense, the connection is closed; -errno. */
+ * was left on it; COX_CORRUPT: the reply makes no sense, the connection is closed; -errno. */
 int cox_fd_store_put(struct cox_fd_store *fd_store, const struct cox_handle *handle, int fd,
                      uint64_t deadline_ns, struct cox_error *err);
 /* Forgets what was left on this connection. Returns 0; COX_NOT_FOUND; COX_TIMEOUT; COX_CLOSED;

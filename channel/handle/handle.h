@@ -66,7 +66,7 @@ struct cox_handle_probe {
     bool pidfd_getfd;
     /* why not, -errno; 0 */
     int pidfd_error;
-    /* the control socket given answers */
+    /* the control socket given replies */
     bool control_socket;
     /* why not; 0 */
     int socket_error;

@@ -233,7 +233,7 @@ COX_HOT static void futex_post(struct cox_gate *gate, enum cox_wakeup wakeup)
         word_wake(word, NULL);
 }
 
-/* One answer less; true: that was the last one, and the request is still the one that it answers.
+/* One reply less; true: that was the last one, and the request is still the one that it replies.
  */
 COX_HOT static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
 {

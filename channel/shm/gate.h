@@ -15,9 +15,9 @@
  * attach) have no tokens, only words that grow with every wake-up, in memory that all write: one
  * per channel that all ranks sleep on, so that one call wakes them all, and which only the
  * coordinator moves; and one per channel that the coordinator sleeps on. With that comes a count
- * per frame of the answers its request lacks: who finds that his was the last, or has failed, wakes
+ * per frame of the replies its request lacks: who finds that his was the last, or has failed, wakes
  * the coordinator, the others do not. The count is changed by compare-and-swap and carries the
- * sequence, so that a late answer never counts for a later request; a wrong one costs a slice at
+ * sequence, so that a late reply never counts for a later request; a wrong one costs a slice at
  * most.
  *
  * Whoever is about to sleep first asks for a wake sequence, then looks at the shared, then waits
@@ -93,11 +93,11 @@ int cox_gate_renew(struct cox_gate *gate, enum cox_channel_id channel, uint32_t 
                    unsigned depth, int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err);
 void cox_gate_close(struct cox_gate *gate); /* idempotent */
 
-/* Before a request is published: `count` ranks are going to answer it. */
+/* Before a request is published: `count` ranks are going to reply it. */
 void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t count);
 /* Lets every rank of the set through: one post each, or one for all. */
 void cox_gate_open(struct cox_gate *gate, const struct cox_rank_set *ranks);
-/* A rank has answered `sequence` (its shared words say so already). failed: the answer tells of a
+/* A rank has replied `sequence` (its shared words say so already). failed: the reply tells of a
  * failure, which nobody should wait for the others with. */
 void cox_gate_reply(struct cox_gate *gate, uint32_t rank, uint64_t sequence, bool failed);
 /* With futexes: wakes who sleeps on the wakeup, whatever the rank and whatever is said of who

@@ -38,7 +38,7 @@ static const struct {
     [COX_CHANNEL_ERROR] = {"execute_error", 0, 1 * KIB, 0, 1 * KIB},
 };
 
-/* Legacy ranks answer these in a slot each; on the link channel only rank 0 has a payload. */
+/* Legacy ranks reply these in a slot each; on the link channel only rank 0 has a payload. */
 static bool legacy_slotted(enum cox_channel_id channel)
 {
     return channel != COX_CHANNEL_LINK && channel != COX_CHANNEL_ERROR;

@@ -138,14 +138,14 @@ enum cox_rank_state {
 };
 
 /* One rank on one channel; written by that rank alone. All that the coordinator looks at for an
- * answer, up to a depth of 4, is in the first 64 bytes, which travel from the one processor's cache
+ * reply, up to a depth of 4, is in the first 64 bytes, which travel from the one processor's cache
  * to the other's in each round; what the rank says of itself meanwhile is behind. */
 struct cox_layout_rank_line {
     /* last sequence looked at */
     _Atomic uint64_t taken;
     /* frames up to here are not read again */
     _Atomic uint64_t returned;
-    /* last sequence answered; release, after slot and tag */
+    /* last sequence replied to; release, after slot and tag */
     _Atomic uint64_t done;
     _Atomic uint32_t epoch;
     _Atomic uint32_t generation;
@@ -223,7 +223,7 @@ struct cox_layout_ring {
     uint8_t padding[COX_LINE_SIZE - 8];
 };
 
-/* How many answers a frame's request still lacks: sequence in the low 56 bits, count above. */
+/* How many replies a frame's request still lacks: sequence in the low 56 bits, count above. */
 struct cox_layout_hint {
     _Atomic uint64_t word;
     uint8_t padding[COX_LINE_SIZE - 8];

@@ -33,7 +33,7 @@ void cox_request_publish(const struct cox_channel *channel, uint64_t sequence, u
                          size_t length, const struct cox_rank_set *asked);
 /* Reads what was published as `sequence` for `rank`. Returns 0; COX_EMPTY: it does not name this
  * rank, skip it; COX_CORRUPT: a length that is not possible; all but the bytes is filled in, since
- * the type says whether somebody waits for an answer. */
+ * the type says whether somebody waits for a reply. */
 int cox_request_read(const struct cox_channel *channel, uint64_t sequence, uint32_t rank,
                      struct cox_request *ret_request);
 

@@ -365,7 +365,7 @@ static inline struct cox_identity cox_state_identity(const struct cox_layout_ide
     };
 }
 
-/* release: everything it has answered before; partner is cox_state_left. */
+/* release: everything it has replied before; partner is cox_state_left. */
 static inline void cox_state_set_left(struct cox_layout_identity *identity)
 {
     atomic_store_explicit(&identity->state, COX_IDENTITY_LEFT, memory_order_release);

@@ -80,39 +80,39 @@ static void worker_gone(struct cox_socket_server *server,
         server->hooks.worker_gone(server->hooks.context, &client->who);
 }
 
-static void answer_end(struct cox_control_socket_reply *answer)
+static void reply_end(struct cox_control_socket_reply *reply)
 {
     for (uint32_t i = 0; i < COX_HELLO_FD_COUNT_MAX; i++)
-        if (answer->given >> i & 1)
-            cox_close_fd(&answer->fds[i]);
+        if (reply->given >> i & 1)
+            cox_close_fd(&reply->fds[i]);
 }
 
 static void worker_hello(struct cox_socket_server *server, struct cox_client_connection *client)
 {
     struct cox_error err = {0};
-    _cox_cleanup_(answer_end) struct cox_control_socket_reply answer = {.fd_count = 0};
+    _cox_cleanup_(reply_end) struct cox_control_socket_reply reply = {.fd_count = 0};
     uint32_t fd_count_max = client->who.hello.fd_count_max;
     if (!server->hooks.worker) {
         cox_client_connection_refuse(server, client, COX_UNSUPPORTED,
                                      "workers do not come in by this control socket");
         return;
     }
-    int r = server->hooks.worker(server->hooks.context, &client->who, &answer, &err);
+    int r = server->hooks.worker(server->hooks.context, &client->who, &reply, &err);
     if (r) {
         cox_client_connection_refuse(server, client, r, "%s",
                                      err.code ? err.text : cox_status_text(r));
         return;
     }
-    COX_ASSERT(answer.fd_count <= COX_HELLO_FD_COUNT_MAX);
-    if (answer.fd_count > fd_count_max) {
+    COX_ASSERT(reply.fd_count <= COX_HELLO_FD_COUNT_MAX);
+    if (reply.fd_count > fd_count_max) {
         cox_client_connection_refuse(server, client, COX_TOO_LARGE,
                                      "a worker needs %" PRIu32
                                      " fds at once; this one takes %" PRIu32,
-                                     answer.fd_count, fd_count_max);
+                                     reply.fd_count, fd_count_max);
         worker_gone(server, client);
         return;
     }
-    r = hello_reply_send(client->fd, &answer.hello_reply, answer.fds, answer.fd_count);
+    r = hello_reply_send(client->fd, &reply.hello_reply, reply.fds, reply.fd_count);
     if (r) {
         client_not_accepted(server, client, r);
         worker_gone(server, client);
@@ -217,7 +217,7 @@ static void client_read_hello(struct cox_socket_server *server,
                                      cox_status_text(r));
     else if (client->received > COX_HELLO_SIZE)
         cox_client_connection_refuse(server, client, COX_CORRUPT,
-                                     "more than the %d bytes of a hello came before the answer",
+                                     "more than the %d bytes of a hello came before the reply",
                                      COX_HELLO_SIZE);
     else if (client->received == COX_HELLO_SIZE)
         client_hello(server, client);
@@ -260,7 +260,7 @@ static bool fd_owner_watch(struct cox_client_connection *client)
     return r != COX_PEER_DEAD;
 }
 
-/* Whether it can go on: one that does not take its answers cannot. */
+/* Whether it can go on: one that does not take its replies cannot. */
 static bool fd_owner_reply(struct cox_socket_server *server, struct cox_client_connection *client)
 {
     uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
@@ -302,7 +302,7 @@ static void client_read_fd_owner(struct cox_socket_server *server,
                         (int)client->who.pid, client->fd_owner.count,
                         r           ? cox_status_text(r)
                         : size == 0 ? "has gone"
-                                    : "is dead, or does not read its answers: dropped");
+                                    : "is dead, or does not read its replies: dropped");
     cox_client_connection_drop(server, client);
 }
 

@@ -1,5 +1,5 @@
 /*
- * client: one connection at a control socket, from its first byte: the hello, its answer, and what
+ * client: one connection at a control socket, from its first byte: the hello, its reply, and what
  * comes after.
  *
  *            frame in order              asks

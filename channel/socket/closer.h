@@ -4,7 +4,7 @@
  *
  * The last close of a file can block for as long as whoever sent it likes: a socket that lingers
  * (SO_LINGER) over bytes that nobody reads; every close of a file of a FUSE mount whose process
- * does not answer. And it is not only close(2) that closes: the kernel closes what lies in a
+ * does not reply. And it is not only close(2) that closes: the kernel closes what lies in a
  * connection's queue when the connection is closed, and what a receive had no room for, on the
  * thread that did either. So what came from others, and connections in whose queue fds lie, are
  * closed by threads of their own, lingering switched off first; and of a message nothing is taken

@@ -128,14 +128,14 @@ static int connect_failed(int r, int fd, const char *path, struct cox_error *err
         if (cox_socket_peer(fd, &peer) == 0 && peer.pid > 0 && cox_peer_stopped(peer.pid))
             return cox_fail(
                 err, r,
-                "%s: no whole answer came in time: process %d, the coordinator, is stopped by a signal",
+                "%s: no whole reply came in time: process %d, the coordinator, is stopped by a signal",
                 path, (int)peer.pid);
-        return cox_fail(err, r, "%s: no whole answer came in time", path);
+        return cox_fail(err, r, "%s: no whole reply came in time", path);
     case COX_CLOSED:
-        return cox_fail(
-            err, r, "%s: the coordinator has closed the control socket without an answer", path);
+        return cox_fail(err, r, "%s: the coordinator has closed the control socket without a reply",
+                        path);
     case COX_CORRUPT:
-        return cox_fail(err, r, "%s: the answer broke off, or has fds where none belong", path);
+        return cox_fail(err, r, "%s: the reply broke off, or has fds where none belong", path);
     default:
         return cox_fail(err, r, "%s: %s", path, cox_status_text(r));
     }
@@ -145,7 +145,7 @@ static int connect_failed(int r, int fd, const char *path, struct cox_error *err
 static int connect_hear_refusal(int fd, uint64_t deadline_ns, const char *path,
                                 struct cox_error *err)
 {
-    uint8_t bytes[COX_REFUSAL_SIZE_MAX] = {COX_ANSWER_REFUSED};
+    uint8_t bytes[COX_REFUSAL_SIZE_MAX] = {COX_REPLY_REFUSED};
     int r =
         cox_socket_receive(fd, bytes + 1, COX_REFUSAL_HEAD_SIZE - 1, NULL, 0, NULL, deadline_ns);
     size_t size = cox_refusal_reason_size(bytes);
@@ -177,10 +177,10 @@ static int connect_hear(int fd, const struct cox_hello *hello, uint64_t deadline
     int r = cox_socket_receive(fd, bytes, 1, session->fds, most, &session->fd_count, deadline_ns);
     if (r)
         return connect_failed(r, fd, path, err);
-    if (bytes[0] == COX_ANSWER_REFUSED && session->fd_count == 0)
+    if (bytes[0] == COX_REPLY_REFUSED && session->fd_count == 0)
         return connect_hear_refusal(fd, deadline_ns, path, err);
-    if (bytes[0] != COX_ANSWER_HELLO)
-        return cox_fail(err, COX_CORRUPT, "%s: the answer starts with %u and %" PRIu32 " fds", path,
+    if (bytes[0] != COX_REPLY_HELLO)
+        return cox_fail(err, COX_CORRUPT, "%s: the reply starts with %u and %" PRIu32 " fds", path,
                         bytes[0], session->fd_count);
     r = cox_socket_receive(fd, bytes + 1, sizeof bytes - 1, NULL, 0, NULL, deadline_ns);
     if (r == 0)

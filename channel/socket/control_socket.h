@@ -132,10 +132,10 @@ struct cox_control_socket_hooks {
     /* The veto, for every client whose frame is in order; NULL: nobody is refused. Not 0: it is
      * told err's text. */
     int (*admit)(void *context, const struct cox_control_client *client, struct cox_error *err);
-    /* Fills the answer. Not 0: it is told err's text. A worker that does not take as many fds is
+    /* Fills the reply. Not 0: it is told err's text. A worker that does not take as many fds is
      * refused, and gone. */
     int (*worker)(void *context, const struct cox_control_client *client,
-                  struct cox_control_socket_reply *answer, struct cox_error *err);
+                  struct cox_control_socket_reply *reply, struct cox_error *err);
     /* A worker that was accepted has closed its connection, or died, or sent something (it is not
      * to). Also called when the hello reply could not be sent. Once for each whose `worker`
      * returned 0, unless the control socket is closed first. */
@@ -220,9 +220,9 @@ struct cox_control_connection {
  * bytes. Returns 0; COX_INVALID: the name; COX_TOO_LARGE. */
 int cox_control_socket_find(const char *name, char *buffer, struct cox_error *err);
 /* Connects, checks that the other side is this user's (or root's), logs on, and waits for the
- * answer; all of it until deadline_ns. Returns 0; COX_NOT_FOUND: no such control socket;
- * COX_CLOSED: nobody listens there any more, or the control socket was closed before it answered;
- * COX_TIMEOUT; COX_DENIED: another user's, or no socket; COX_CORRUPT: the answer makes no sense, or
+ * reply; all of it until deadline_ns. Returns 0; COX_NOT_FOUND: no such control socket;
+ * COX_CLOSED: nobody listens there any more, or the control socket was closed before it replied;
+ * COX_TIMEOUT; COX_DENIED: another user's, or no socket; COX_CORRUPT: the reply makes no sense, or
  * the connection ended within it; COX_INVALID: the path; -errno; or, refused: what the control
  * socket gives as the reason's code (COX_VERSION, COX_TAKEN, COX_FULL, ...), COX_REJECTED where
  * that is none. err has the text. Nothing is open unless 0. */

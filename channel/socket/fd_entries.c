@@ -151,7 +151,7 @@ static bool handle_is_of(const struct cox_handle *handle, pid_t pid, int fd)
 {
     struct statx st;
     uint8_t kind = handle->bytes[COX_HANDLE_AT_KIND];
-    /* Whoever serves the file (FUSE) is not asked: it may never answer. */
+    /* Whoever serves the file (FUSE) is not asked: it may never reply. */
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &st) < 0 ||
         (kind != COX_HANDLE_MEMORY && kind != COX_HANDLE_OTHER))
         return false;

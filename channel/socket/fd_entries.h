@@ -6,11 +6,11 @@
  *
  *   0   op u32           enum cox_fd_store_op
  *   4   reserved u32
- *   8   number u64       whatever the fd owner likes: the answer has it again
+ *   8   number u64       whatever the fd owner likes: the reply has it again
  *   16  reserved, zero
  *   64  handle, 64 bytes
  *
- * The answer is 16 bytes, one fd with its first byte where something is fetched:
+ * The reply is 16 bytes, one fd with its first byte where something is fetched:
  *
  *   0   status u32       enum cox_status
  *   4   reserved u32
@@ -76,8 +76,8 @@ void cox_fd_entries_init(struct cox_fd_entries *fd_entries, uint32_t max,
 void cox_fd_entries_deinit(struct cox_fd_entries *fd_entries);
 
 /* What an fd owner asks. bytes are a stranger's. *fd is what came with them, -1: nothing; when it
- * is kept it is -1 after the call. *ret_fd, -1 for none, is lent: it has to be sent with the answer
- * before the next call. *ret_number: as in the request. Returns the status to answer: 0;
+ * is kept it is -1 after the call. *ret_fd, -1 for none, is lent: it has to be sent with the reply
+ * before the next call. *ret_number: as in the request. Returns the status to reply: 0;
  * COX_INVALID: no such operation, reserved bytes that are set, no fd where one is needed;
  * COX_DENIED: a handle of another process, or not of this fd; COX_TAKEN; COX_FULL; COX_NOT_FOUND.
  */

@@ -178,7 +178,7 @@ void cox_hello_reply_format(const struct cox_hello_reply *hello_reply, uint32_t 
                             uint8_t bytes[COX_HELLO_REPLY_SIZE])
 {
     memset(bytes, 0, COX_HELLO_REPLY_SIZE);
-    bytes[0] = COX_ANSWER_HELLO;
+    bytes[0] = COX_REPLY_HELLO;
     uint8_t *fields = bytes + 1;
     put(fields + W_VERSION, 8, hello_reply->version);
     put(fields + W_ATTACH, 4, (uint64_t)hello_reply->attach);
@@ -196,14 +196,14 @@ static int hello_reply_check_worker(const struct cox_hello_reply *hello_reply,
     if (hello_reply->rank_count == 0 || hello_reply->rank_count > COX_RANK_COUNT_MAX ||
         hello_reply->rank >= hello_reply->rank_count)
         return cox_fail(err, COX_CORRUPT,
-                        "the coordinator answers with rank %" PRIu32 " of %" PRIu32
+                        "the coordinator replies with rank %" PRIu32 " of %" PRIu32
                         ": expected a rank below a world size of 1 to %d",
                         hello_reply->rank, hello_reply->rank_count, COX_RANK_COUNT_MAX);
     if ((hello->rank != COX_HELLO_RANK_ANY && hello_reply->rank != hello->rank) ||
         (hello->rank_count && hello_reply->rank_count != hello->rank_count) ||
         (hello->generation && hello_reply->generation != hello->generation))
         return cox_fail(err, COX_CORRUPT,
-                        "the coordinator answers with rank %" PRIu32 " of %" PRIu32
+                        "the coordinator replies with rank %" PRIu32 " of %" PRIu32
                         ", generation %" PRIu32 ": that is not what was asked for",
                         hello_reply->rank, hello_reply->rank_count, hello_reply->generation);
     return 0;
@@ -224,7 +224,7 @@ int cox_hello_reply_parse(const uint8_t bytes[COX_HELLO_REPLY_SIZE], const struc
     };
     if (hello_reply.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_CORRUPT,
-                        "the coordinator answers in version %" PRIu64 ", it was asked in %" PRIu64,
+                        "the coordinator replies in version %" PRIu64 ", it was asked in %" PRIu64,
                         hello_reply.version, COX_HELLO_VERSION);
     if (fds_said != fd_count || fd_count > hello->fd_count_max)
         return cox_fail(err, COX_CORRUPT,
@@ -236,7 +236,7 @@ int cox_hello_reply_parse(const uint8_t bytes[COX_HELLO_REPLY_SIZE], const struc
         return cox_fail(err, COX_CORRUPT, "byte %zu of the hello reply is %u: expected 0", at,
                         fields[at]);
     if (attach != COX_ATTACH_NAMED && attach != COX_ATTACH_SEALED)
-        return cox_fail(err, COX_CORRUPT, "the coordinator answers with attach %" PRIu32, attach);
+        return cox_fail(err, COX_CORRUPT, "the coordinator replies with attach %" PRIu32, attach);
     hello_reply.attach = (enum cox_attach)attach;
     int r = 0;
     if (hello->role == COX_HELLO_WORKER)
@@ -262,7 +262,7 @@ size_t cox_refusal_format(int code, const char *reason, uint8_t bytes[COX_REFUSA
     cox_text_trim(text);
     size = strlen(text);
     bool known = code > 0 && code < COX_STATUS_COUNT;
-    bytes[0] = COX_ANSWER_REFUSED;
+    bytes[0] = COX_REPLY_REFUSED;
     bytes[1] = (uint8_t)(known ? code : COX_REJECTED);
     bytes[2] = (uint8_t)size;
     memcpy(bytes + COX_REFUSAL_HEAD_SIZE, text, size);

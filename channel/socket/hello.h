@@ -12,8 +12,8 @@
 
 #include "control_socket.h"
 
-#define COX_ANSWER_REFUSED 0
-#define COX_ANSWER_HELLO 1
+#define COX_REPLY_REFUSED 0
+#define COX_REPLY_HELLO 1
 /* Both with the byte that tells which. */
 #define COX_HELLO_REPLY_SIZE 128
 #define COX_REFUSAL_HEAD_SIZE 3

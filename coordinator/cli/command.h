@@ -12,7 +12,7 @@ enum cox_exit_status {
     COX_EXIT_OK = 0,
     COX_EXIT_FAILED = 1,   /* it did not work, and no worker is to blame */
     COX_EXIT_USAGE = 2,    /* options or input */
-    COX_EXIT_WORKER = 3,   /* a worker died, failed, or did not answer */
+    COX_EXIT_WORKER = 3,   /* a worker died, failed, or did not reply */
     COX_EXIT_SIGNAL = 128, /* and the number of the signal that ended it */
 };
 

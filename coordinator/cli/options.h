@@ -38,7 +38,7 @@ struct cox_group_choice {
     /* every rank loads its own */
     bool own_weights;
     bool no_large_payloads;
-    /* 0: default; requests and answers alike */
+    /* 0: default; requests and replies alike */
     uint64_t large_payload_size;
     uint64_t request_size[COX_CHANNEL_COUNT];
     uint64_t response_size[COX_CHANNEL_COUNT];

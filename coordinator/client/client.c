@@ -269,7 +269,7 @@ static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_
                          : r;
         uint64_t now = cox_now_ns();
         if (now >= deadline_ns)
-            return cox_fail(err, COX_TIMEOUT, "the group's coordinator does not answer");
+            return cox_fail(err, COX_TIMEOUT, "the group's coordinator does not reply");
         struct pollfd fd = {.fd = client->stream.fd, .events = POLLIN};
         if (heard && cox_stream_pending(&client->stream))
             fd.events |= POLLOUT;
@@ -360,6 +360,6 @@ int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
                ? 0
                : cox_fail(
                      err, COX_TIMEOUT,
-                     "the coordinator of the group '%s' lives and does not answer: it is stopped, or stuck; what was printed is right",
+                     "the coordinator of the group '%s' lives and does not reply: it is stopped, or stuck; what was printed is right",
                      watch->name);
 }

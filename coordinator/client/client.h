@@ -62,17 +62,17 @@ int cox_client_expect(struct cox_client *client,
 int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
                       struct CoxswainControl__StatusReply **ret_status, struct cox_error *err);
 
-/* Of a group that owes answers and says nothing: prompts may wait as long as somebody pauses it,
+/* Of a group that owes replies and says nothing: prompts may wait as long as somebody pauses it,
  * but a coordinator that is stopped or stuck does not tell even how it is. */
 struct cox_watch {
     const char *name;
     /* in a row */
     uint32_t misses;
 };
-/* How long to wait for an answer before each look: 10 s. In testing builds COXSWAIN_TEST_WATCH_MS
+/* How long to wait for a reply before each look: 10 s. In testing builds COXSWAIN_TEST_WATCH_MS
  * says it. */
 int cox_client_watch_ms(void);
-/* Asks it over a connection of its own, for 5 s at most. Returns 0: it answers, or did until a
+/* Asks it over a connection of its own, for 5 s at most. Returns 0: it replies, or did until a
  * moment ago; COX_TIMEOUT: it did not several times in a row. */
 int cox_client_watch(struct cox_watch *watch, struct cox_error *err);
 

@@ -10,7 +10,7 @@
 /* Between two questions whether ranks have linked. */
 #define LOOK_NS (5 * COX_NSEC_PER_MSEC)
 /* The group gives up at the deadline, and then says which rank it waited for. */
-#define ANSWER_NS (2 * COX_NSEC_PER_SEC)
+#define REPLY_NS (2 * COX_NSEC_PER_SEC)
 
 typedef CoxswainControl__ControlRequest control_request;
 typedef CoxswainControl__ControlReply control_reply;
@@ -21,10 +21,10 @@ static uint64_t ms_until(uint64_t deadline_ns)
     return deadline_ns > now ? (deadline_ns - now) / COX_NSEC_PER_MSEC + 1 : 1;
 }
 
-static uint64_t answer_deadline_ns(uint64_t deadline_ns)
+static uint64_t reply_deadline_ns(uint64_t deadline_ns)
 {
-    return deadline_ns < COX_DEADLINE_NEVER - ANSWER_NS ? deadline_ns + ANSWER_NS
-                                                        : COX_DEADLINE_NEVER;
+    return deadline_ns < COX_DEADLINE_NEVER - REPLY_NS ? deadline_ns + REPLY_NS
+                                                       : COX_DEADLINE_NEVER;
 }
 
 int cox_client_kv_info(struct cox_client *client, int64_t hold, uint64_t deadline_ns,
@@ -59,7 +59,7 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS;
     request.link_status = &status;
     int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_LINK_STATUS,
-                              answer_deadline_ns(deadline_ns), &reply, err);
+                              reply_deadline_ns(deadline_ns), &reply, err);
     if (!r)
         *ret_status = reply->link_status;
     return r;
@@ -120,7 +120,7 @@ int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const c
     request.request_case = COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK;
     request.link = &link;
     r = cox_client_expect(reader, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE,
-                          answer_deadline_ns(deadline_ns), &reply, err);
+                          reply_deadline_ns(deadline_ns), &reply, err);
     if (!r && wait)
         r = link_await(reader, owner_name, deadline_ns, err);
     if (!r)

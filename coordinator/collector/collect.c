@@ -23,7 +23,7 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
 {
     const struct cox_geometry *geometry = collector_geometry(collector);
     int late = -1;
-    /* Oldest first: a rank answers in order, and its tokens are matched in order. */
+    /* Oldest first: a rank replies in order, and its tokens are matched in order. */
     uint64_t first =
         collector->published > geometry->depth ? collector->published - geometry->depth + 1 : 1;
     first = collector->settled < first ? first : collector->settled + 1;
@@ -40,7 +40,7 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
         for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
             if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank))
                 continue;
-            if (collector_answered(collector, rank, sequence)) {
+            if (collector_replied(collector, rank, sequence)) {
                 collector_consume(collector, entry, rank);
                 collector->stats.counts.late_replies++;
             } else if (!collector_dead(collector, rank) && late < 0) {
@@ -87,12 +87,12 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
         r = cox_fail(err, COX_PEER_DEAD, "%s: %s", name, text);
     }
     if (r == 0 && late >= 0)
-        r = cox_fail(err, COX_LATE, "%s: rank %d still owes the answer to sequence %" PRIu64, name,
+        r = cox_fail(err, COX_LATE, "%s: rank %d still owes the reply to sequence %" PRIu64, name,
                      late, late_sequence);
     if (r == 0 && old->sequence && !old->ended)
         r = cox_fail(err, COX_FULL, "%s: all %" PRIu32 " frames are in flight", name,
                      collector_geometry(collector)->depth);
-    /* Who has answered has returned the frame: mostly all have. */
+    /* Who has replied has returned the frame: mostly all have. */
     const bool free = !collector->legacy && (!old->sequence || entry_is_consumed(old));
     for (uint32_t rank = 0; r == 0 && !free && rank < collector->rank_count; rank++) {
         if (collector->legacy) {
@@ -188,7 +188,7 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
         cox_collector_use_block(collector, entry->sequence);
     /* relaxed: whoever sees it takes the lock. */
     atomic_store_explicit(&collector->news, entry->sequence, memory_order_relaxed);
-    slot->ended = !entry->replies; /* nobody answers, so nobody gathers */
+    slot->ended = !entry->replies; /* nobody replies, so nobody gathers */
     cox_collector_advance(collector);
     if (entry->replies && cox_readiness_is_open(&collector->readiness))
         cox_readiness_set_timer(&collector->readiness,
@@ -202,7 +202,7 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     cox_gate_open(gate, &entry->asked);
     cox_fault_point(COX_FAULT_GATE_OPENED);
     /* No system call unless the response thread sleeps. After the gate: it has nothing to do before
-     * somebody answers. Not under the lock, which it would only wake up to wait for. */
+     * somebody replies. Not under the lock, which it would only wake up to wait for. */
     pthread_cond_signal(&collector->work);
     if (early)
         cox_collector_wake(collector);
@@ -237,7 +237,7 @@ int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                ? cox_fail(
                      err, COX_TIMEOUT,
                      "%s sequence %" PRIu64
-                     ": the response thread is held up in a handler, so nobody looked at the answers until the deadline",
+                     ": the response thread is held up in a handler, so nobody looked at the replies until the deadline",
                      cox_channel_name(collector->channel->id), sequence)
                : waiter->status;
 }
@@ -258,7 +258,7 @@ bool cox_collector_in_step(struct cox_collector *collector)
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns)
 {
     /* What is waited for may be a word in shared memory that nobody signals here (a frame returned,
-     * a late answer), so the slice is a short one. */
+     * a late reply), so the slice is a short one. */
     uint64_t until = cox_deadline_min(deadline_ns, cox_deadline_after_ms(1));
     struct timespec ts = cox_deadline_timespec(until);
     if (collector->collected) {
@@ -279,7 +279,7 @@ void cox_collector_wake(struct cox_collector *collector)
     uint32_t sleeping = atomic_load(&collector->sleeping);
     if (sleeping) {
         /* relaxed: see collector_count_token. Counted before the post, so that no token is taken
-         * for an answer. */
+         * for a reply. */
         atomic_fetch_add_explicit(&collector->ranks[sleeping - 1].foreign, collector->legacy,
                                   memory_order_relaxed);
         cox_gate_wake(&collector->channel->gate, sleeping - 1, COX_WAKEUP_RESPONSE_CONSUME);
@@ -308,7 +308,7 @@ struct collector_spin_state {
     const struct cox_wait_snapshot *before;
 };
 
-COX_HOT static bool collector_has_answer(const void *context)
+COX_HOT static bool collector_has_reply(const void *context)
 {
     const struct collector_spin_state *spin = context;
     const struct cox_collector *collector = spin->collector;
@@ -334,7 +334,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     collector->sleep_rank = (int)rank;
     collector->sleep_ns = deadline_ns;
     pthread_mutex_unlock(&collector->lock);
-    if (cox_spin_until(&collector->spinner, collector_has_answer, &spin, deadline_ns)) {
+    if (cox_spin_until(&collector->spinner, collector_has_reply, &spin, deadline_ns)) {
         pthread_mutex_lock(&collector->lock);
         collector->stats.counts.looks = collector->spinner.found;
         collector->sleep_rank = -1;

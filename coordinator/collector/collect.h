@@ -1,6 +1,6 @@
 /*
  * collect: the coordinator's private half of one two-way channel: what is in flight, who still owes
- * an answer, and the gathering of the answers.
+ * a reply, and the gathering of the replies.
  *
  * A request is an entry in a ring of `depth`, at its frame's index. It goes
  *
@@ -8,12 +8,12 @@
  *
  *   claimed    under the submit lock only; its frame is being packed
  *   published  in the ring, gate opened; everything in flight is looked at, oldest first
- *   ended      its completion was or is being handed over, or nobody answers it. Ranks that had not
- *              answered are late: the entry stays until each has answered (the answer is dropped
+ *   ended      its completion was or is being handed over, or nobody replies to it. Ranks that had
+ *              not replied are late: the entry stays until each has replied (the reply is dropped
  *              and counted) or is dead, and every asked rank has returned the frame
  *
- * Ranks answer in order, so requests to the same ranks end in order; a deadline, an error or a
- * death ends a request also before its turn, but not before what that rank had answered until then.
+ * Ranks reply in order, so requests to the same ranks end in order; a deadline, an error or a
+ * death ends a request also before its turn, but not before what that rank had replied until then.
  *
  * Threads: submit_lock serializes claim to publish. lock protects everything below it; gathering
  *   gives it up while it sleeps, and never holds it over a handler. Wakers (a death, a report on
@@ -42,7 +42,7 @@
 #define COX_SLICE_NS (50 * COX_NSEC_PER_MSEC)
 /* How long a rank that has left may take to end its process, before it is given up without that. */
 #define COX_LEAVING_NS (2 * COX_SLICE_NS)
-/* And this often while an answer may come that wakes nobody: a collector sleeps on one rank, and
+/* And this often while a reply may come that wakes nobody: a collector sleeps on one rank, and
  * a later request is owed by others only. */
 #define COX_APART_NS COX_NSEC_PER_MSEC
 /* A request that failed waits this long for a death that has begun, so that the death is told and
@@ -84,7 +84,7 @@ struct cox_entry {
     const struct cox_operation *operation;
     enum cox_gather gather;
     struct cox_rank_set asked;
-    /* answers taken out of their slots, or dropped */
+    /* replies taken out of their slots, or dropped */
     struct cox_rank_set consumed;
     bool replies;
     bool ended;
@@ -152,7 +152,7 @@ struct cox_collector {
     uint64_t begun;
     /* bit i: the request in frame i has ended without the replies of all ranks */
     uint64_t cancelled;
-    /* of requests up to here no answer is to come, or counts */
+    /* of requests up to here no reply is to come, or counts */
     uint64_t settled;
     /* When whoever has not taken its frame is woken again: those in flight by who gathers, those
      * without whom there is no room by who is refused. One clock for both would ring for whoever
@@ -199,7 +199,7 @@ struct cox_collector {
     struct cox_request_buffer request_buffers[COX_DEPTH_MAX];
     /* of these; relaxed: spares every request the lock */
     _Atomic uint32_t blocks_used;
-    /* The answers to the request in each frame; the gathering thread's alone. */
+    /* The replies to the request in each frame; the gathering thread's alone. */
     struct cox_gathering gatherings[COX_DEPTH_MAX];
 
     /* The host collects completions itself (collecting.c); there is no response thread. */
@@ -305,7 +305,7 @@ int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_
 /* After detach: the next process of the rank owes nothing, and finds the channel as at the
  * start: its lines reset, its wakeups new (ret_fds: the caller's; untouched where ranks share one
  * wakeup, and for legacy ranks, whose wakeups stay and are put back to their starting values).
- * Answers count from `generation` on. Returns 0 or -errno. */
+ * Replies count from `generation` on. Returns 0 or -errno. */
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err);
 /* The lines again, which the rank itself may have written to since, or have in other memory now. */
@@ -317,7 +317,7 @@ void cox_collector_attach(struct cox_collector *collector, uint32_t rank);
 void cox_collector_wake(struct cox_collector *collector);
 struct cox_wait_snapshot cox_collector_snapshot(const struct cox_collector *collector);
 /* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply
- * wakeup of a rank (of all ranks, where they share one), which owes the answer to `sequence`, until
+ * wakeup of a rank (of all ranks, where they share one), which owes the reply to `sequence`, until
  * it is rung, a wake since `before`, or the deadline. */
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_wait_snapshot *before, uint64_t deadline_ns);

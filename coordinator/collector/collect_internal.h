@@ -36,7 +36,7 @@ COX_HOT static inline bool collector_dead(struct cox_collector *collector, uint3
     return cox_supervisor_see_left(collector->supervisor, rank, left) > COX_LEAVING_NS;
 }
 
-/* A legacy rank has no lines: the n-th token is the n-th answer. At depth 1 the answer can only be
+/* A legacy rank has no lines: the n-th token is the n-th reply. At depth 1 the reply can only be
  * to the request in the one entry. */
 static inline void collector_count_token(struct cox_collector *collector, uint32_t rank)
 {
@@ -50,8 +50,8 @@ static inline void collector_count_token(struct cox_collector *collector, uint32
     r->legacy_done = collector->entries[0].sequence;
 }
 
-COX_HOT static inline bool collector_answered(struct cox_collector *collector, uint32_t rank,
-                                              uint64_t sequence)
+COX_HOT static inline bool collector_replied(struct cox_collector *collector, uint32_t rank,
+                                             uint64_t sequence)
 {
     if (!collector->legacy)
         return cox_state_done(cox_state_line(collector->channel->control, rank,
@@ -68,11 +68,11 @@ static inline bool collector_returned(struct cox_collector *collector, uint32_t 
 {
     const struct cox_layout_rank_line *line =
         cox_state_line(collector->channel->control, rank, collector->channel->id);
-    /* Who has answered has returned the frame before; the word may have been written over since. */
+    /* Who has replied has returned the frame before; the word may have been written over since. */
     return cox_state_returned(line) >= sequence || cox_state_done(line) >= sequence;
 }
 
-/* The answer of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot
+/* The reply of `rank` was taken out of its slot, or is dropped: its tokens are matched, its slot
  * is free. */
 COX_HOT static inline void collector_consume(struct cox_collector *collector,
                                              struct cox_entry *entry, uint32_t rank)
@@ -106,20 +106,20 @@ COX_HOT static inline void collector_set_cancelled(struct cox_collector *collect
                             collector->cancelled);
 }
 
-/* Drops the answers of ended requests that arrived by now. Returns a rank that still owes one, or
+/* Drops the replies of ended requests that arrived by now. Returns a rank that still owes one, or
  * -1. */
 int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_sequence);
-/* A request that has ended, or is not answered, is woken for by nobody else; who sleeps through it
- * would keep its frame for ever. */
+/* A request that has ended, or is not replied to, is woken for by nobody else; who sleeps through
+ * it would keep its frame for ever. */
 void cox_collector_rewake(struct cox_collector *collector, uint32_t rank);
 /* The requests up to the first that has not ended are behind us: their slots are free. */
 void cox_collector_advance(struct cox_collector *collector);
-/* Nobody owes an answer now: a token that lies there would be taken for the answer to come. */
+/* Nobody owes a reply now: a token that lies there would be taken for the reply to come. */
 void cox_collector_drain_tokens(struct cox_collector *collector, uint32_t rank);
 /* The request of that number is published with what is in the block behind its frame. */
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence);
 /* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is given up over
- * handlers, copies of large answers, and sleep. */
+ * handlers, copies of large replies, and sleep. */
 void cox_collector_gather_held(struct cox_collector *collector, uint64_t sequence);
 /* One pass over what is in flight; where it ends nothing, a sleep until a reply may be there, or
  * deadline_ns (0: no sleep). False: nothing is in flight, or, with a deadline of 0, nothing has

@@ -23,15 +23,15 @@ enum cox_gather {
     COX_GATHER_RANK0 = 0,   /* payload of the lowest asked rank */
     COX_GATHER_ALL,         /* payload of every asked rank */
     COX_GATHER_FIRST_ERROR, /* no payload */
-    COX_GATHER_NONE,        /* not answered: no completion at all */
+    COX_GATHER_NONE,        /* not replied to: no completion at all */
 };
 
 enum cox_outcome {
     COX_OUTCOME_NOT_ASKED = 0,
     COX_OUTCOME_OK,
-    COX_OUTCOME_ERROR, /* it answered with an error, or with bytes that make no sense */
+    COX_OUTCOME_ERROR, /* it replied with an error, or with bytes that make no sense */
     COX_OUTCOME_DEAD,
-    COX_OUTCOME_LATE, /* it had not answered when the request ended */
+    COX_OUTCOME_LATE, /* it had not replied when the request ended */
 };
 
 struct cox_rank_result {
@@ -63,7 +63,7 @@ struct cox_completion {
     enum cox_channel_id channel;
     /* ExecuteType or COX_TYPE_OPAQUE */
     uint32_t type;
-    /* 0: every asked rank answered ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED, COX_CORRUPT,
+    /* 0: every asked rank replied ok; COX_TIMEOUT, COX_PEER_DEAD, COX_REJECTED, COX_CORRUPT,
      * COX_STALE, COX_ABORTED, COX_DIVERGED, COX_CLOSED */
     int status;
     /* not 0: who, what, since when */
@@ -84,7 +84,7 @@ typedef void (*cox_completion_fn)(void *context, const struct cox_completion *co
 /* A request's way through a channel. */
 enum cox_phase {
     COX_PHASE_QUEUE = 0, /* submit or call called -> published; a call may wait for room */
-    COX_PHASE_RANKS,     /* published -> handed over, with every answer copied and unpacked */
+    COX_PHASE_RANKS,     /* published -> handed over, with every reply copied and unpacked */
     COX_PHASE_HANDLER,   /* handed over -> handler returned */
     COX_PHASE_TOTAL,     /* all of them together */
     COX_PHASE_COUNT,
@@ -106,17 +106,17 @@ struct cox_channel_stats {
     /* of these, with a status other than 0 */
     uint64_t failed;
     uint64_t timeouts;
-    /* answers that came after their request had ended, dropped */
+    /* replies that came after their request had ended, dropped */
     uint64_t late_replies;
     /* wake-ups sent again because a rank had not taken its frame */
     uint64_t rings;
     /* times a collector woke up */
     uint64_t wakeups;
-    /* waits of a collector, for answers or work, that ended without a sleep */
+    /* waits of a collector, for replies or work, that ended without a sleep */
     uint64_t looks;
     /* of requests published: each once, however many ranks read it */
     uint64_t request_bytes;
-    /* of answers taken, of all ranks; late ones are dropped unread */
+    /* of replies taken, of all ranks; late ones are dropped unread */
     uint64_t reply_bytes;
     /* of these, in blocks: they did not fit their frame or slot */
     uint64_t large_requests;

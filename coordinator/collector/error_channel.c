@@ -74,7 +74,7 @@ static void error_channel_tell(struct cox_error_channel *errors, int rank, size_
     }
     if (report->has_error_sequence && report->has_error_channel &&
         report->error_channel < COX_TWO_WAY_COUNT) {
-        /* About a request whose answer is already in its slot: whatever rank the collector sleeps
+        /* About a request whose reply is already in its slot: whatever rank the collector sleeps
          * on, let it look. */
         cox_collector_wake(&errors->collectors[report->error_channel]);
         return;

@@ -23,7 +23,7 @@
 
 struct cox_error_channel {
     struct cox_channel *channel;
-    /* COX_TWO_WAY_COUNT of them: who is told that an answer has failed */
+    /* COX_TWO_WAY_COUNT of them: who is told that a reply has failed */
     struct cox_collector *collectors;
     /* of the group's ranks */
     const struct cox_rank *ranks;

@@ -1,5 +1,5 @@
 /*
- * The passes over what is in flight: who still owes an answer is looked at, who has not taken its
+ * The passes over what is in flight: who still owes a reply is looked at, who has not taken its
  * request is woken, and a request that can end is handed over. Requests end in order, except that a
  * deadline waits for nobody.
  */
@@ -19,34 +19,34 @@ static struct cox_gathering *collector_gathering(struct cox_collector *collector
                                                      collector_geometry(collector)->depth)];
 }
 
-/* Of the process whose answers count; 0: a rank without lines. */
+/* Of the process whose replies count; 0: a rank without lines. */
 static uint32_t collector_incarnation(const struct cox_collector *collector, uint32_t rank)
 {
     return collector->legacy ? 0 : cox_rank_incarnation(&collector->records[rank]);
 }
 
-/* Takes the answer of a rank that owed it, if it is there, or sees its death. */
+/* Takes the reply of a rank that owed it, if it is there, or sees its death. */
 COX_HOT static void gather_check_rank(struct cox_collector *collector, struct cox_entry *entry,
                                       uint32_t rank)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
-    /* Once more after a death: an answer that was complete before it counts. */
-    bool answered = collector_answered(collector, rank, entry->sequence);
-    bool dead = !answered && collector_dead(collector, rank);
-    if (answered || (dead && collector_answered(collector, rank, entry->sequence))) {
+    /* Once more after a death: a reply that was complete before it counts. */
+    bool replied = collector_replied(collector, rank, entry->sequence);
+    bool dead = !replied && collector_dead(collector, rank);
+    if (replied || (dead && collector_replied(collector, rank, entry->sequence))) {
         int r = 0;
         if (collector->legacy && !entry->operation->legacy_slotted && rank > 0) {
             cox_gathering_take_empty(gathering, rank);
         } else if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
                                       entry->type, collector_incarnation(collector, rank))) {
-            /* Not under the lock: a large answer takes a while to copy, and only this thread looks
+            /* Not under the lock: a large reply takes a while to copy, and only this thread looks
              * at it. */
             pthread_mutex_unlock(&collector->lock);
             r = cox_gathering_take_block(gathering, &collector->blocks->reply_limits, rank,
                                          entry->type);
             pthread_mutex_lock(&collector->lock);
         }
-        /* The answer went with its rank. If that is not known to be dead it is about to be, which
+        /* The reply went with its rank. If that is not known to be dead it is about to be, which
          * wakes. */
         if (r == COX_PEER_DEAD && collector_dead(collector, rank))
             cox_gathering_set_dead(gathering, rank, collector->supervisor);
@@ -67,7 +67,7 @@ struct pass {
     bool full_scan;
     /* the time a moment ago, where it is known */
     uint64_t cached_now_ns;
-    /* 0: nobody has asked: a pass that finds all answers does without */
+    /* 0: nobody has asked: a pass that finds all replies does without */
     uint64_t now_ns;
     /* who has not taken a frame is woken again; known with now_ns */
     bool rewake;
@@ -81,9 +81,9 @@ COX_HOT static void pass_read_clock(struct cox_collector *collector, struct pass
     pass->rewake = collector_rewake_due(&collector->rewake_ns, pass->now_ns);
 }
 
-/* Looks at ranks that owe an answer. Returns the last that still does, -1: none, -2: the request
+/* Looks at ranks that owe a reply. Returns the last that still does, -1: none, -2: the request
  * has failed. The last, and from there down: ranks are let through in order, and who waits for the
- * last of them is mostly woken once, when all the others have answered as well. */
+ * last of them is mostly woken once, when all the others have replied as well. */
 COX_HOT static int gather_check(struct cox_collector *collector, struct cox_entry *entry,
                                 const struct pass *pass)
 {
@@ -107,7 +107,7 @@ COX_HOT static int gather_check(struct cox_collector *collector, struct cox_entr
     return gathering->failed ? -2 : last;
 }
 
-/* It has not taken the request; or it is idle again, and its answer was written over, which it says
+/* It has not taken the request; or it is idle again, and its reply was written over, which it says
  * again. */
 static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequence)
 {
@@ -167,8 +167,8 @@ static void gather_note_last_errors(struct cox_collector *collector, const struc
     }
 }
 
-/* Memory that only large requests and answers take. The ranks that answered in a block give it back
- * when they are awake next, which may be never: so they are woken, and those as well whose answer
+/* Memory that only large requests and replies take. The ranks that replied in a block give it back
+ * when they are awake next, which may be never: so they are woken, and those as well whose reply
  * has just come too late to be looked at. */
 COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
 {
@@ -251,7 +251,7 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     pthread_mutex_lock(&collector->lock);
 }
 
-/* A request has failed. Is a rank that owes an answer about to be known as dead? Then that is most
+/* A request has failed. Is a rank that owes a reply about to be known as dead? Then that is most
  * likely why the others failed. *ret_pending: which. */
 static bool gather_awaits_death(struct cox_collector *collector, struct cox_entry *entry,
                                 int *ret_pending)
@@ -273,7 +273,7 @@ static bool gather_awaits_death(struct cox_collector *collector, struct cox_entr
     return false;
 }
 
-/* Why a request ends now although ranks still owe answers; 0: it does not. */
+/* Why a request ends now although ranks still owe replies; 0: it does not. */
 static int gather_cut(const struct cox_collector *collector, const struct cox_entry *entry,
                       const struct pass *pass)
 {
@@ -343,7 +343,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
             }
         }
         int cut = pending >= 0 ? gather_cut(collector, entry, &pass) : 0;
-        /* It ends before its turn: everybody is looked at once more, for what they answered, and
+        /* It ends before its turn: everybody is looked at once more, for what they replied, and
          * for which of the failures is the cause. */
         if ((cut || pending == -2) && !pass.full_scan)
             return collector->rescan = true;
@@ -352,7 +352,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
             pass_read_clock(collector, &pass);
             cut = gather_cut(collector, entry, &pass);
         }
-        /* A rank answers in order: if it owed an earlier answer a moment ago, that is there by now,
+        /* A rank replies in order: if it owed an earlier reply a moment ago, that is there by now,
          * also before an error or a death. One more look; not for ever, since its words are another
          * process's. */
         if (pending < 0 && !*rescanned && rank_sets_meet(&pending_ranks, &entry->asked))

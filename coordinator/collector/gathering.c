@@ -14,7 +14,7 @@
 
 #define ARENA_FIRST_SIZE (16u << 10)
 #define ARENA_SIZE_MAX (UINT64_C(512) << 20)
-/* An arena that answers of usual size have grown to is kept. */
+/* An arena that replies of usual size have grown to is kept. */
 #define ARENA_KEEP_SIZE (UINT64_C(64) << 20)
 
 /* From one copy to the next: handlers may look at what they get as numbers. */
@@ -105,7 +105,7 @@ static const char *response_text(const Coxswain__ExecuteResponse *response)
     return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
 }
 
-/* The workers of MindIE-LLM answer a step that failed with status 0 and words in place of
+/* The workers of MindIE-LLM reply a step that failed with status 0 and words in place of
  * outputs. */
 static bool legacy_step_failed(const Coxswain__ExecuteResponse *response)
 {
@@ -129,7 +129,7 @@ COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8
     return r;
 }
 
-/* What an unpacked answer says. */
+/* What an unpacked reply says. */
 COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t rank, bool legacy,
                                      const Coxswain__ExecuteResponse *response,
                                      const uint8_t *bytes, size_t length)
@@ -139,7 +139,7 @@ COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t r
     if (response->status != 0) {
         gathering_error(gathering, rank, response->status, response_text(response));
     } else if (!legacy && (uint32_t)response->rank != rank) {
-        snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds an answer of rank %" PRId32,
+        snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds a reply of rank %" PRId32,
                  rank, response->rank);
         gathering_error(gathering, rank, COX_CORRUPT, text);
     } else if (legacy && legacy_step_failed(response)) {
@@ -237,7 +237,7 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
                             : "rank %" PRIu32 " replied with %" PRIu64
                               " bytes, a slot holds %zu, and there are no blocks",
                         rank, size, own->slot_capacity, reply_limits->size_max);
-    /* The limit is of one answer, of which all ranks may have one; and memory that is not there
+    /* The limit is of one reply, of which all ranks may have one; and memory that is not there
      * does not fail: the kernel kills for it. A message is there twice, as it came and unpacked. */
     struct cox_error room = {0};
     int r = cox_domain_check_host_free(type == COX_TYPE_OPAQUE ? size : 2 * size, &room);

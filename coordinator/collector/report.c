@@ -69,7 +69,7 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
          */
         bool stopped = alive && status != COX_PEER_DEAD && cox_peer_stopped(result->pid);
         snprintf(text, COX_RANK_TEXT_SIZE,
-                 "rank %" PRIu32 " (pid %jd) had not answered: %s, silent for %.3f s, %s", rank,
+                 "rank %" PRIu32 " (pid %jd) had not replied: %s, silent for %.3f s, %s", rank,
                  (intmax_t)result->pid, state, (double)result->silent_ns / 1e9,
                  stopped ? "alive but stopped by a signal"
                  : alive ? "alive"
@@ -182,7 +182,7 @@ static void report_late_ranks(struct cox_gathering *gathering, bool taken)
     append(gathering->text, sizeof gathering->text, "; ranks ");
     cox_report_append_ranks(gathering->text, sizeof gathering->text, &ranks);
     append(gathering->text, sizeof gathering->text, " %s, silent for up to %.3f s",
-           taken ? "took it and have not answered" : "never took it", (double)silent_ns / 1e9);
+           taken ? "took it and have not replied" : "never took it", (double)silent_ns / 1e9);
 }
 
 void cox_report_failure(const struct cox_collector *collector, const struct cox_entry *entry,
@@ -196,13 +196,13 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
     if (status == COX_TIMEOUT)
         append(buffer, buffer_size, " after %.3f s",
                (double)(cox_now_ns() - entry->submitted_ns) / 1e9);
-    uint32_t answered = 0, asked = 0, late = 0;
+    uint32_t replied = 0, asked = 0, late = 0;
     for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
         asked += gathering->results[rank].outcome != COX_OUTCOME_NOT_ASKED;
-        answered += gathering->results[rank].outcome == COX_OUTCOME_OK;
+        replied += gathering->results[rank].outcome == COX_OUTCOME_OK;
         late += gathering->results[rank].outcome == COX_OUTCOME_LATE;
     }
-    append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks answered", answered, asked);
+    append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks replied", replied, asked);
     report_outcome(gathering, COX_OUTCOME_DEAD); /* what the caller's buffer cuts is the rest */
     report_outcome(gathering, COX_OUTCOME_ERROR);
     if (status != COX_TIMEOUT && status != COX_CLOSED)

@@ -1,5 +1,5 @@
 /*
- * report: a finished request in words: who answered, who is silent since when, who is dead, who
+ * report: a finished request in words: who replied, who is silent since when, who is dead, who
  * disagrees.
  *
  * Threads: the gathering thread of the collector; append_ranks any.
@@ -16,7 +16,7 @@ void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_
 /* How a dead rank ended, and the last lines it wrote. */
 void cox_report_death(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                       size_t buffer_size);
-/* Fills taken, silent_ns and text of every rank that has not answered. */
+/* Fills taken, silent_ns and text of every rank that has not replied. */
 void cox_report_late(const struct cox_collector *collector, const struct cox_entry *entry,
                      int status, struct cox_gathering *gathering);
 /* Compares the token digests of a step. Returns 0, or COX_DIVERGED with the ranks named in the

@@ -238,7 +238,7 @@ static void print_large_payloads(const status_reply *status)
         if (channel->bulk_requests == 0 && channel->bulk_replies == 0)
             continue;
         printf("large payloads, %s: %" PRIu64 " requests of %s, %" PRIu64
-               " answers of %s; %s held\n",
+               " replies of %s; %s held\n",
                text_or(channel->name, "?"), channel->bulk_requests,
                format_bytes(sent, channel->bulk_request_bytes), channel->bulk_replies,
                format_bytes(received, channel->bulk_reply_bytes),

@@ -28,7 +28,7 @@ static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error
         return cox_fail(err, r, "%s", error.text);
     return reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE
                ? 0
-               : cox_fail(err, COX_CORRUPT, "the group answered something else than that it ends");
+               : cox_fail(err, COX_CORRUPT, "the group replied something other than that it ends");
 }
 
 /* The process is gone, not only its end of the connection, which it closes a little before. */

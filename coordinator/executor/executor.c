@@ -577,7 +577,7 @@ int cox_executor_start(const struct cox_executor_options *options,
 
 /* ---- stop ---- */
 
-/* The goodbye on one channel, to the living; no answer is awaited. False: there is no room for it
+/* The goodbye on one channel, to the living; no reply is awaited. False: there is no room for it
  * now. */
 static bool executor_say_finalize(struct cox_executor *executor, struct cox_collector *collector)
 {
@@ -609,7 +609,7 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     return said;
 }
 
-/* On every channel. At depth 1 the one frame may still be read, or an answer still be owed that
+/* On every channel. At depth 1 the one frame may still be read, or a reply still be owed that
  * nobody waits for any more: such a channel is tried again until the deadline, and goes without
  * when its rank is stuck. */
 static void executor_finalize(struct cox_executor *executor, uint64_t deadline_ns)

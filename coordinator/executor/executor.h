@@ -71,8 +71,8 @@ struct cox_executor_options {
     uint64_t response_size[COX_CHANNEL_COUNT];
     /* What is larger than its frame or slot goes in memory of its own, made when it is needed and
      * not before: requests up to large_payload_size_max bytes (default 2 GiB; a message has 2 GiB -
-     * 1 at most), answers of one rank up to reply_size_max (default 1 GiB + 64 MiB). The
-     * coordinator has a private copy of every such answer until its handler has returned. Legacy
+     * 1 at most), replies of one rank up to reply_size_max (default 1 GiB + 64 MiB). The
+     * coordinator has a private copy of every such reply until its handler has returned. Legacy
      * workers know nothing of it. no_large_payloads: it is refused as too large. */
     bool no_large_payloads;
     uint64_t large_payload_size_max;
@@ -94,7 +94,7 @@ struct cox_executor_options {
     void *hook_context;
     /* A line that a worker wrote, without newline. NULL: dropped. On the supervisor thread. */
     void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
-    /* A worker reported a fault outside any answer. rank is -1 where it is unknown: the workers of
+    /* A worker reported a fault outside any reply. rank is -1 where it is unknown: the workers of
      * MindIE-LLM do not say which rank they are. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, int32_t rank, const char *text);
     /* External workers can log on from now on, at this control socket. Called once, inside start.
@@ -117,7 +117,7 @@ struct cox_executor_options {
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
 /* Creates regions and semaphores, starts the workers, waits until all attached (legacy workers are
- * not waited for: their answer to init tells), removes the names. Nothing is left behind unless 0.
+ * not waited for: their reply to init tells), removes the names. Nothing is left behind unless 0.
  * err tells which rank and why.
  * Returns
  *   0
@@ -147,14 +147,13 @@ COX_PUBLIC void cox_executor_abandon(struct cox_executor *executor);
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
 
 /* Starts a dead rank again, while the others live and keep what they have: with wakeups of its own,
- * its place in every channel as at the start, and a generation that no late answer of the dead one
+ * its place in every channel as at the start, and a generation that no late reply of the dead one
  * has. Until it has attached, requests that ask it are refused with COX_PEER_DEAD. What its model
  * needs (init, the live sequences) is the caller's to send; a step on a base that it does not have
- * is answered COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a handler
- * or hook. Unless 0 the rank is dead as before, and can be tried again. Of workers that are started
- * by hand none is started: the rank is free for one that logs on, which is waited for, and err says
- * how one comes.
- * Returns
+ * is replied to with COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a
+ * handler or hook. Unless 0 the rank is dead as before, and can be tried again. Of workers that are
+ * started by hand none is started: the rank is free for one that logs on, which is waited for, and
+ * err says how one comes. Returns
  *   0, also when the rank is alive and nothing is to be done
  *   COX_BUSY: another thread is starting this rank, or start has not returned
  *   COX_UNSUPPORTED: legacy workers, a group of which starts again as a whole
@@ -310,7 +309,7 @@ COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
  *   0
  *   COX_FULL: depth requests are in flight, or a rank still reads the frame; an init: a step is in
  *     flight
- *   COX_LATE: a rank still owes an answer to a request that has ended (err names rank and sequence)
+ *   COX_LATE: a rank still owes a reply to a request that has ended (err names rank and sequence)
  *   COX_PEER_DEAD: a rank it asks is dead
  *   COX_STALE: options->life is over
  *   COX_TOO_LARGE: over the frame, and over what may go in a block (err has the sizes)
@@ -326,7 +325,7 @@ COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
                                    const struct Coxswain__ExecuteRequest *request,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err);
-/* The same for bytes of the caller's own, on the execute channel; workers answer them in their
+/* The same for bytes of the caller's own, on the execute channel; workers reply them in their
  * opaque callback. Returns as cox_executor_submit. */
 COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes,
                                           size_t size, const struct cox_submit_options *options,
@@ -406,7 +405,7 @@ struct cox_rank_status {
     /* DEAD: what it wrote last, newest last. Otherwise, if there were deaths, what its former
      * process wrote last. */
     char last_lines[2048];
-    /* What went wrong last, in words: how a process of the rank ended, an answer of it that was an
+    /* What went wrong last, in words: how a process of the rank ended, a reply of it that was an
      * error or made no sense, or a fault it reported. Kept over restarts. Empty: nothing has. */
     char last_error[512];
     uint64_t last_error_age_ns;
@@ -442,13 +441,13 @@ struct cox_executor_status {
         /* every request up to here has ended */
         uint64_t ended;
         uint32_t in_flight;
-        /* owe the answer of a request that has ended, and live */
+        /* owe the reply of a request that has ended, and live */
         struct cox_rank_set late;
         struct cox_channel_stats stats;
     } channels[COX_TWO_WAY_COUNT];
 };
 
-/* Asks no worker, and takes no lock that is held over anything that waits: it answers whatever the
+/* Asks no worker, and takes no lock that is held over anything that waits: it replies whatever the
  * group is in, from after start has returned until free. Any thread, also inside a handler or
  * hook. ret_ranks: rank_count of them. What ranks say of themselves is their own writing. */
 COX_PUBLIC void cox_executor_status(struct cox_executor *executor,

@@ -102,7 +102,7 @@ struct cox_executor {
 struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /* NULL-safe */
 /* ---- remote_info.c ---- */
 
-/* What the ranks say of their KV caches in one answer to init. NULL: no memory. */
+/* What the ranks say of their KV caches in one reply to init. NULL: no memory. */
 struct cox_kv_caches *cox_kv_caches_new(const struct cox_completion *completion);
 struct cox_kv_caches *cox_kv_caches_free(struct cox_kv_caches *caches); /* NULL-safe */
 /* From now on these are what is told, in this life. Takes them. */
@@ -137,7 +137,7 @@ int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err
 int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
                                   const char *what, struct cox_error *err);
 
-/* Its requests can be answered to a registered handler. */
+/* Its requests can be replied to to a registered handler. */
 static inline bool cox_executor_is_async(enum cox_channel_id channel)
 {
     return channel == COX_CHANNEL_EXECUTE || channel == COX_CHANNEL_TRANSFER;

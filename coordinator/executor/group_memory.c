@@ -109,7 +109,7 @@ static void memory_put_back(struct cox_executor *executor, uint32_t rank,
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
-/* Not with memory_lock: the thread of the control socket, which has to answer, may wait for it. */
+/* Not with memory_lock: the thread of the control socket, which has to reply, may wait for it. */
 static int rank_export(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
     struct cox_group_handles *handles = executor->group_handles;

@@ -22,7 +22,7 @@ typedef Coxswain__ExecuteResponse ExecuteResponse;
 typedef Coxswain__ExecuteRequest__ConfigEntry ConfigEntry;
 #define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
 
-/* ---- the answers ---- */
+/* ---- the replies ---- */
 
 struct init_reader {
     struct cox_init_summary summary;
@@ -56,7 +56,7 @@ static int init_number(struct init_reader *reader, uint32_t rank,
         if (!required)
             return 0;
         return reader->status = cox_fail(reader->err, COX_CORRUPT,
-                                         "rank %" PRIu32 ": init answer without %s", rank, key);
+                                         "rank %" PRIu32 ": init reply without %s", rank, key);
     }
     char *end;
     errno = 0;
@@ -64,7 +64,7 @@ static int init_number(struct init_reader *reader, uint32_t rank,
     if (errno || *end)
         return reader->status =
                    cox_fail(reader->err, COX_CORRUPT,
-                            "rank %" PRIu32 ": init answer has %s = '%.40s', expected a number",
+                            "rank %" PRIu32 ": init reply has %s = '%.40s', expected a number",
                             rank, key, text);
     *ret_value = value;
     return 0;
@@ -102,7 +102,7 @@ static int init_blocks(struct init_reader *reader, uint32_t rank,
     return reader->status = cox_fail(
                reader->err, COX_CORRUPT,
                "rank %" PRIu32
-               ": init answer without the number of device blocks: neither npuBlockNum nor kv_cache_descs[0].npu_block_num is there",
+               ": init reply without the number of device blocks: neither npuBlockNum nor kv_cache_descs[0].npu_block_num is there",
                rank);
 }
 
@@ -170,7 +170,7 @@ static void init_merge(struct init_reader *reader, uint32_t rank, const ExecuteR
     struct cox_init_summary *summary = &reader->summary;
     if (response->result_case != RESULT(INIT_RESULTS) || !response->init_results) {
         reader->status = cox_fail(reader->err, COX_CORRUPT,
-                                  "rank %" PRIu32 ": the answer to init has no init results", rank);
+                                  "rank %" PRIu32 ": the reply to init has no init results", rank);
         return;
     }
     const Coxswain__ExecuteResponse__InitResults *results = response->init_results;
@@ -347,7 +347,7 @@ static int init_renew_group(struct cox_executor *executor, uint64_t *ret_life,
     return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_life, err);
 }
 
-/* Every rank has answered, so all are in this life or have none. */
+/* Every rank has replied, so all are in this life or have none. */
 static void init_keep_group(struct cox_executor *executor, uint64_t life)
 {
     int fd = init_group_fd(executor);
@@ -505,7 +505,7 @@ int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns
                           "there was no init that could be said again: call cox_executor_init");
     if (r == 0 && !summary_equal(&summary, &record->summary))
         r = cox_fail(err, COX_DIVERGED,
-                     "the ranks answer the same init otherwise than at first: %" PRId64
+                     "the ranks reply the same init otherwise than at first: %" PRId64
                      " blocks and %" PRId64 " positions, then %" PRId64 " and %" PRId64
                      ": has the model, or the command of the workers, been changed?",
                      summary.npu_block_count, summary.max_position_embeddings,

@@ -29,7 +29,7 @@ static struct cox_submit_options submit_all(uint64_t deadline_ns)
                                        .deadline_ns = deadline_ns};
 }
 
-/* ---- requests without answer ---- */
+/* ---- requests without reply ---- */
 
 int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, size_t count,
                          uint64_t deadline_ns, struct cox_error *err)
@@ -78,7 +78,7 @@ struct link_mention {
 struct link_reader {
     struct link_mention *mentions;
     size_t count, capacity;
-    uint32_t answers;
+    uint32_t replies;
     int status;
     struct cox_error *err;
 };
@@ -155,11 +155,11 @@ static void link_read_replies(void *context, const struct cox_completion *comple
             !response->pd_link_status_response) {
             reader->status = cox_fail(
                 reader->err, COX_CORRUPT,
-                "rank %" PRIu32 ": the answer to a link status query has no link status", rank);
+                "rank %" PRIu32 ": the reply to a link status query has no link status", rank);
             return;
         }
         const Coxswain__PDLinkStatusResponse *links = response->pd_link_status_response;
-        reader->answers++;
+        reader->replies++;
         for (size_t i = 0; i < links->n_failed_link_info; i++)
             link_add(reader, rank, links->failed_link_info[i]->cluster_id, LINK_FAILED,
                      (int32_t)links->failed_link_info[i]->pd_error_code,
@@ -186,7 +186,7 @@ static int link_fill(struct link_reader *reader, struct cox_link_status *status)
         struct link_mention *cluster = &reader->mentions[i];
         /* A rank that does not know the cluster yet has it before it. */
         enum link_state state =
-            cluster->worst == LINK_SUCCESS && cluster->rank_count < reader->answers
+            cluster->worst == LINK_SUCCESS && cluster->rank_count < reader->replies
                 ? LINK_WAITING
                 : cluster->worst;
         char *id = cox_steal_ptr(&cluster->id);
@@ -291,7 +291,7 @@ static void pull_read_replies(void *context, const struct cox_completion *comple
             !response->pull_kv_response) {
             reader->status =
                 cox_fail(reader->err, COX_CORRUPT,
-                         "rank %" PRIu32 ": the answer to a pull has no pull results", rank);
+                         "rank %" PRIu32 ": the reply to a pull has no pull results", rank);
             return;
         }
         for (size_t i = 0; i < reader->count; i++)
@@ -370,7 +370,7 @@ static void lora_read_replies(void *context, const struct cox_completion *comple
                 continue; /* what ended the request is told, not this */
             reader->status = cox_fail(
                 reader->err, COX_CORRUPT,
-                "rank %" PRIu32 ": the answer to a LoRA operation has no LoRA status", rank);
+                "rank %" PRIu32 ": the reply to a LoRA operation has no LoRA status", rank);
         } else {
             const Coxswain__LoraOperationResponse *lora = response->lora_operation_response;
             reader->results[rank].status = (int32_t)lora->lora_op_status;
@@ -386,7 +386,7 @@ const char *cox_lora_status_name(int32_t status)
 {
     const ProtobufCEnumValue *value =
         protobuf_c_enum_descriptor_get_value(&coxswain__lora_operation_status__descriptor, status);
-    return value ? value->name : status == -1 ? "no answer" : "an unknown status";
+    return value ? value->name : status == -1 ? "no reply" : "an unknown status";
 }
 
 /* Of ranks that say the same in the same words, the first one's are enough. */

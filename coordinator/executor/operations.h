@@ -1,6 +1,6 @@
 /*
  * operations: the calls of the executor protocol as functions: init, link status, LoRA, pull KV,
- * recovery, each with the answer of every rank merged as its meaning demands.
+ * recovery, each with the reply of every rank merged as its meaning demands.
  *
  * Threads: any, not inside a handler (COX_DEADLOCK).
  * Ownership: results are the caller's; deinit functions free what they own.
@@ -29,7 +29,7 @@ struct cox_config_entry {
 
 #define COX_KV_CACHE_COUNT_MAX 8
 
-/* Every rank's init answer, merged: the smallest of each capacity. */
+/* Every rank's init reply, merged: the smallest of each capacity. */
 struct cox_init_summary {
     int64_t cpu_block_count;
     int64_t npu_block_count;
@@ -52,17 +52,17 @@ struct cox_init_summary {
 /* MODEL_INIT on every rank: in each the ranks form their group anew, in memory of its own. One init
  * at a time: another one, also one that is said again, waits its turn until deadline_ns; and an
  * init waits for the end of the steps in flight. The device blocks of a rank are its npuBlockNum,
- * or, as MindIE-LLM's workers answer since March 2026, npu_block_num of its first KV cache; ranks
+ * or, as MindIE-LLM's workers reply since March 2026, npu_block_num of its first KV cache; ranks
  * of both kinds may be in one group. A legacy rank that describes no KV cache has those that the
  * others describe, the first of them with its npuBlockNum.
  * Returns as cox_executor_call, and
  *   COX_NO_SPACE: no memory for the ranks' group, err says how much; nothing was sent
  *   COX_DIVERGED: ranks disagree on something that cannot be merged (block size, number of caches,
  *     thinking ids, digest of the model)
- *   COX_CORRUPT: an answer without a required key or with a value that is no number
+ *   COX_CORRUPT: a reply without a required key or with a value that is no number
  *   COX_INVALID: a rank refuses a value of config
  *   COX_NOT_FOUND: a rank does not find what config names, its model
- *   COX_REJECTED: a rank answers with any other error
+ *   COX_REJECTED: a rank replies with any other error
  */
 COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  const struct cox_config_entry *config, size_t config_count,
@@ -95,7 +95,7 @@ COX_PUBLIC void cox_executor_tell_weights(struct cox_executor *executor,
  * Returns
  *   as cox_executor_init
  *   COX_STATE: there was no init
- *   COX_DIVERGED: the answer is another one than then
+ *   COX_DIVERGED: the reply is another one than then
  */
 COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
@@ -118,11 +118,11 @@ COX_PUBLIC uint64_t cox_executor_kv_life(const struct cox_executor *executor, ui
  * computed since are told to nobody before this. Any thread. */
 COX_PUBLIC void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest);
 
-/* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No answer. */
+/* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No reply. */
 COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids,
                                     size_t count, uint64_t deadline_ns, struct cox_error *err);
 
-/* PD_LINK: link, unlink, switch role. No answer; ask for the status. */
+/* PD_LINK: link, unlink, switch role. No reply; ask for the status. */
 COX_PUBLIC int cox_executor_link(struct cox_executor *executor,
                                  const struct Coxswain__PDLinkRequest *request,
                                  uint64_t deadline_ns, struct cox_error *err);
@@ -171,7 +171,7 @@ COX_PUBLIC void cox_pull_results_free(struct cox_pull_result *results, size_t co
 
 #ifdef COX_INTERNAL
 /* LORA_OPERATION. ret_statuses: rank_count LoraOperationStatus values (legacy workers: rank 0's for
- * all). It is filled also on failure, with -1 for a rank without an answer.
+ * all). It is filled also on failure, with -1 for a rank without a reply.
  * Returns as cox_executor_call, and
  *   0: every rank says LORA_CMD_SUCCESS
  *   COX_REJECTED: some do not, err names them
@@ -183,9 +183,9 @@ int cox_executor_lora(struct cox_executor *executor,
 
 /* What one rank says to a LoRA operation. */
 struct cox_lora_result {
-    /* LoraOperationStatus; -1: it gave no answer */
+    /* LoraOperationStatus; -1: it gave no reply */
     int32_t status;
-    /* it may have done it, also without an answer; false: it was never sent */
+    /* it may have done it, also without a reply; false: it was never sent */
     bool asked;
     /* of what a load has read; 0: it says none */
     uint64_t digest;
@@ -225,7 +225,7 @@ enum cox_recover_command {
 
 struct cox_recover_result {
     int32_t device;
-    /* 0: ok; -1 when the rank gave no answer: an absent result is a failure */
+    /* 0: ok; -1 when the rank gave no reply: an absent result is a failure */
     int32_t result;
     char text[256];
 };

@@ -147,7 +147,7 @@ int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err
 }
 
 /* The gate was passed. Steps that came before this command are in flight by now, and others are
- * refused: none comes to a rank behind its answer. */
+ * refused: none comes to a rank behind its reply. */
 static void recover_gate_steps(struct cox_executor *executor, enum cox_recover_command command)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
@@ -172,8 +172,8 @@ static void recover_read_replies(void *context, const struct cox_completion *com
     reader->asked = true;
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         struct cox_recover_result *result = &reader->results[rank];
-        const struct cox_rank_result *answer = &completion->ranks[rank];
-        const Coxswain__ExecuteResponse *response = answer->response;
+        const struct cox_rank_result *reply = &completion->ranks[rank];
+        const Coxswain__ExecuteResponse *response = reply->response;
         if (response &&
             response->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_RECOVER_COMMAND_RESPONSE &&
             response->recover_command_response) {
@@ -184,10 +184,10 @@ static void recover_read_replies(void *context, const struct cox_completion *com
             result->result = said->has_command_result || reader->legacy ? said->command_result : -1;
             snprintf(result->text, sizeof result->text, "%s",
                      said->error_msg ? said->error_msg : "");
-        } else if (answer->text) {
-            snprintf(result->text, sizeof result->text, "%s", answer->text);
+        } else if (reply->text) {
+            snprintf(result->text, sizeof result->text, "%s", reply->text);
         } else {
-            snprintf(result->text, sizeof result->text, "no answer");
+            snprintf(result->text, sizeof result->text, "no reply");
         }
     }
 }
@@ -212,7 +212,8 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
                     commands[command].name, cox_engine_state_name(executor->engine_state), legal);
 }
 
-/* Of a pause that has failed. A rank that is stuck is paused; one that has not answered may be. */
+/* Of a pause that has failed. A rank that is stuck is paused; one that has not replied may be.
+ */
 static bool is_partially_paused(const struct recover_reader *reader, uint32_t rank_count)
 {
     bool partially_paused = false;
@@ -238,7 +239,7 @@ static void state_move(struct cox_executor *executor, enum cox_recover_command c
     state_look(executor);
 }
 
-/* One command at a time: the state must not move between the gate and the answers. */
+/* One command at a time: the state must not move between the gate and the replies. */
 static int recover_enter(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -299,7 +300,7 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
         r = recover_call(executor, command, deadline_ns, &reader, err);
     for (uint32_t rank = 0; r == 0 && rank < rank_count; rank++)
         if (ret_results[rank].result != 0)
-            r = cox_fail(err, COX_REJECTED, "%s: rank %" PRIu32 " answered %" PRId32 ": %s",
+            r = cox_fail(err, COX_REJECTED, "%s: rank %" PRIu32 " replied %" PRId32 ": %s",
                          commands[command].name, rank, ret_results[rank].result,
                          ret_results[rank].text);
     pthread_mutex_lock(&executor->recover_lock);

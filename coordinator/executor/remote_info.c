@@ -1,4 +1,4 @@
-/* remote_info: what other groups need to pull KV blocks from this one, out of the ranks' answers to
+/* remote_info: what other groups need to pull KV blocks from this one, out of the ranks' replies to
  * init. */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 typedef Coxswain__ExecuteResponse ExecuteResponse;
 typedef Coxswain__KvPool KvPool;
 
-/* Each rank's answer, packed: what a rank wrote is passed on, and not looked at. */
+/* Each rank's reply, packed: what a rank wrote is passed on, and not looked at. */
 struct cox_kv_caches {
     uint32_t rank_count;
     struct {
@@ -29,9 +29,9 @@ struct cox_kv_caches *cox_kv_caches_free(struct cox_kv_caches *caches)
     return NULL;
 }
 
-static const KvPool *pool_of(const struct cox_rank_result *answer)
+static const KvPool *pool_of(const struct cox_rank_result *reply)
 {
-    const ExecuteResponse *response = answer->response;
+    const ExecuteResponse *response = reply->response;
     return response && response->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_INIT_RESULTS &&
                    response->init_results
                ? response->init_results->kv_pool

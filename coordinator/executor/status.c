@@ -102,7 +102,7 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         channel_status(executor, rank, (enum cox_channel_id)c, now, &ret_status->channels[c]);
 }
 
-/* Whose answer to an ended request is still to come. The lock is held; a legacy rank's tokens are
+/* Whose reply to an ended request is still to come. The lock is held; a legacy rank's tokens are
  * not looked at, which would take them. */
 static bool rank_late(struct cox_executor *executor, const struct cox_collector *collector,
                       const struct cox_entry *entry, uint32_t rank)

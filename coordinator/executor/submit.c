@@ -1,5 +1,5 @@
 /* submit: requests go out: checked, packed into their frames, published; and calls wait for the
- * answer. */
+ * reply. */
 #include "executor.h"
 
 #include <inttypes.h>
@@ -169,7 +169,7 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
                         operation->name);
     if (operation->replies && options->gather == COX_GATHER_NONE)
         return cox_fail(err, COX_INVALID,
-                        "%s is answered: gather NONE is for requests without answer",
+                        "%s has replies: gather NONE is for requests without a reply",
                         operation->name);
     if (options->asked) {
         struct cox_rank_set all = entry.asked;
@@ -207,7 +207,7 @@ COX_HOT static int executor_submit(struct cox_executor *executor, uint32_t type,
     enum cox_channel_id channel = entry.operation->channel;
     struct cox_collector *collector = &executor->collectors[channel];
     if (entry.replies && !cox_executor_is_async(channel))
-        return cox_fail(err, COX_INVALID, "%s is answered synchronously: use call",
+        return cox_fail(err, COX_INVALID, "%s blocks until its replies are there: use call",
                         entry.operation->name);
     if (entry.replies && !atomic_load_explicit(&collector->handled, memory_order_relaxed))
         return cox_fail(err, COX_STATE, "no handler is registered for the %s channel",

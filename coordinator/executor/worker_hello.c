@@ -237,18 +237,18 @@ static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_ch
 
 /* Named: what every rank has, and its own semaphores. */
 static int hand_out_named(struct cox_executor *executor, uint32_t rank,
-                          struct cox_control_socket_reply *answer, struct cox_error *err)
+                          struct cox_control_socket_reply *reply, struct cox_error *err)
 {
-    memcpy(answer->fds, executor->inherit.fds, sizeof executor->inherit.fds);
-    answer->fd_count = COX_INHERIT_COUNT;
+    memcpy(reply->fds, executor->inherit.fds, sizeof executor->inherit.fds);
+    reply->fd_count = COX_INHERIT_COUNT;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
             int place = cox_inherit_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b);
             int r = open_wakeup(executor, rank, (enum cox_channel_id)c, (enum cox_wakeup)b,
-                                &answer->fds[place], err);
+                                &reply->fds[place], err);
             if (r)
                 return r;
-            answer->given |= UINT64_C(1) << place;
+            reply->given |= UINT64_C(1) << place;
         }
     }
     return 0;
@@ -256,15 +256,15 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
 
 /* What it writes in the rank group is given to the others once it has sealed it, and is kept for
  * that. By then these numbers may be other fds. */
-static int dup_group(struct cox_control_socket_reply *answer, uint32_t rank, struct cox_error *err)
+static int dup_group(struct cox_control_socket_reply *reply, uint32_t rank, struct cox_error *err)
 {
     for (int i = COX_SEALED_GROUP; i < COX_SEALED_FD_COUNT; i++) {
-        int fd = fcntl(answer->fds[i], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-        answer->fds[i] = fd;
+        int fd = fcntl(reply->fds[i], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+        reply->fds[i] = fd;
         if (fd < 0)
             return cox_fail(err, -errno, "rank %" PRIu32 ": an fd of its memory: %s", rank,
                             cox_status_text(-errno));
-        answer->given |= UINT64_C(1) << i;
+        reply->given |= UINT64_C(1) << i;
     }
     return 0;
 }
@@ -273,7 +273,7 @@ static int dup_group(struct cox_control_socket_reply *answer, uint32_t rank, str
  * one's fds are in /proc for every process of the user). Memory that somebody was given who then
  * did not come in is not given again. */
 static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
-                           struct cox_control_socket_reply *answer, bool *ret_renewed,
+                           struct cox_control_socket_reply *reply, bool *ret_renewed,
                            struct cox_error *err)
 {
     struct cox_sealed *sealed = &executor->sealed;
@@ -281,11 +281,11 @@ static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
     *ret_renewed = sealed->rank_fds[rank] < 0;
     int r = *ret_renewed ? cox_sealed_renew_rank(sealed, &executor->geometry, rank, err) : 0;
     if (r == 0) {
-        cox_sealed_hand_out(sealed, rank, answer->fds);
-        answer->fd_count = COX_SEALED_FD_COUNT;
-        answer->given = UINT64_C(1) << COX_SEALED_RANK;
+        cox_sealed_hand_out(sealed, rank, reply->fds);
+        reply->fd_count = COX_SEALED_FD_COUNT;
+        reply->given = UINT64_C(1) << COX_SEALED_RANK;
         sealed->rank_fds[rank] = -1;
-        r = dup_group(answer, rank, err);
+        r = dup_group(reply, rank, err);
     }
     pthread_mutex_unlock(&executor->memory_lock);
     return r;
@@ -301,21 +301,21 @@ static void reset_rank(struct cox_executor *executor, uint32_t rank)
 }
 
 static int hand_out(struct cox_executor *executor, uint32_t rank,
-                    const struct cox_control_client *client,
-                    struct cox_control_socket_reply *answer, struct cox_error *err)
+                    const struct cox_control_client *client, struct cox_control_socket_reply *reply,
+                    struct cox_error *err)
 {
     /* relaxed: this thread wrote it. */
     bool tried =
         atomic_load_explicit(&executor->ranks[rank].holder.pid, memory_order_relaxed) != 0 &&
         holder_is_of_this_incarnation(executor, rank);
     bool renewed = false;
-    int r = executor->geometry.sealed ? hand_out_sealed(executor, rank, answer, &renewed, err)
-                                      : hand_out_named(executor, rank, answer, err);
+    int r = executor->geometry.sealed ? hand_out_sealed(executor, rank, reply, &renewed, err)
+                                      : hand_out_named(executor, rank, reply, err);
     if (r == 0 && (tried || renewed))
         reset_rank(executor, rank);
     /* Ranks that this process starts inherit it. */
     if (r == 0 && executor->options.external_workers && executor->options.collect)
-        answer->fds[answer->fd_count++] = executor->notify_fds[rank];
+        reply->fds[reply->fd_count++] = executor->notify_fds[rank];
     /* A rank that is a thread of this process (in tests) may write through the same mapping. */
     if (r == 0 && executor->geometry.sealed && client->pid != getpid()) {
         r = cox_sealed_give_rank(&executor->sealed, rank);
@@ -326,7 +326,7 @@ static int hand_out(struct cox_executor *executor, uint32_t rank,
 }
 
 static int on_worker(void *context, const struct cox_control_client *client,
-                     struct cox_control_socket_reply *answer, struct cox_error *err)
+                     struct cox_control_socket_reply *reply, struct cox_error *err)
 {
     struct cox_executor *executor = context;
     const struct cox_hello *hello = &client->hello;
@@ -344,12 +344,12 @@ static int on_worker(void *context, const struct cox_control_client *client,
     if (r == 0)
         r = check_process(executor, client, err);
     if (r == 0)
-        r = hand_out(executor, rank, client, answer, err);
+        r = hand_out(executor, rank, client, reply, err);
     if (r == 0)
         r = register_process(executor, client, rank, err);
     if (r)
         return r;
-    answer->hello_reply = (struct cox_hello_reply){
+    reply->hello_reply = (struct cox_hello_reply){
         .attach = executor->geometry.sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .rank = rank,
         .rank_count = executor->geometry.rank_count,

@@ -1,5 +1,5 @@
 /*
- * last_errors: what each rank said last that went wrong: an answer that was an error or made no
+ * last_errors: what each rank said last that went wrong: a reply that was an error or made no
  * sense, or a fault it reported. Kept until the next one, also over a restart of the rank.
  *
  * Threads: any; the lock is held for the copy of one text.

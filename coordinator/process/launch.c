@@ -405,7 +405,7 @@ CHILD static _Noreturn void child_main(const struct launch *launch)
     else if (getppid() != launch->coordinator)
         child_exit(); /* it died before the signal was armed */
     /* A group of its own: what it starts ends with it, and a key pressed at the terminal is the
-     * coordinator's to answer. Nothing can go wrong for a process that is new. */
+     * coordinator's to reply. Nothing can go wrong for a process that is new. */
     setpgid(0, 0);
     cox_fault_point(COX_FAULT_LAUNCH_CHILD);
     if (report.error == 0)

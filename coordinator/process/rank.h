@@ -122,7 +122,7 @@ static inline enum cox_rank_stage cox_rank_stage_of(const struct cox_rank *rank)
     return (enum cox_rank_stage)atomic_load_explicit(&rank->stage, memory_order_acquire);
 }
 
-/* Its process is reaped and no other was executed. The one answer to the question who is dead; that
+/* Its process is reaped and no other was executed. The one reply to the question who is dead; that
  * a dead one is about to be known as such, cox_supervisor_ended and cox_supervisor_exiting ask the
  * kernel. */
 static inline bool cox_rank_is_dead(const struct cox_rank *rank)

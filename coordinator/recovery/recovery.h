@@ -9,7 +9,7 @@
  * failed. A try that fails for want of space in /dev/shm, memory, fds or processes is no death: it
  * is made again, after such pauses, until such wants have lasted for window_ms. The group has
  * failed as well when a replacement fails for a reason that will not go away, or when more than
- * restart_max tries in a row end at their deadline. Ranks that live and do not answer the init in
+ * restart_max tries in a row end at their deadline. Ranks that live and do not reply the init in
  * time are killed, the new ones first.
  *
  * Threads: start, stop and free from one thread; the rest from any, but inside the executor's hooks

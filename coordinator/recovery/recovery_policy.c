@@ -356,7 +356,7 @@ static void replace_all(struct cox_recovery *recovery)
     tried(recovery, &recovery->all, r, &error);
 }
 
-/* Whoever has not answered an init in time lives, and nothing else would ever end it: it is
+/* Whoever has not replied to an init in time lives, and nothing else would ever end it: it is
  * replaced in its turn. While a new one is late, those that were there before may be so because
  * they wait for it. */
 static void kill_late(struct cox_recovery *recovery)
@@ -373,7 +373,7 @@ static void kill_late(struct cox_recovery *recovery)
             continue;
         cox_log_write(&recovery->options.log, 4,
                       "rank %" PRIu32
-                      " (pid %jd) lives, but has not answered in time: it is killed",
+                      " (pid %jd) lives, but has not replied in time: it is killed",
                       i, (intmax_t)recovery->statuses[i].pid);
         rank->expected = cox_executor_kill(recovery->executor, i, NULL) == 0;
     }

@@ -32,7 +32,7 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
 int cox_control_reply_recovery(const struct cox_control_source *source, struct cox_arena *arena,
                                struct CoxswainControl__RecoveryStatus **ret_status);
 /* Carries the request out; phase.recovery is there. Returns 0, also when that failed, which the
- * answer tells; COX_INVALID: it makes no sense, err tells; -ENOMEM. */
+ * reply tells; COX_INVALID: it makes no sense, err tells; -ENOMEM. */
 int cox_control_reply_recover(const struct cox_control_source *source,
                               const struct CoxswainControl__RecoverRequest *request,
                               struct cox_arena *arena,
@@ -60,8 +60,8 @@ struct CoxswainControl__TransferStatus;
 int cox_control_reply_transfer_status(const struct cox_control_source *source,
                                       struct cox_arena *arena,
                                       struct CoxswainControl__TransferStatus **ret_status);
-/* kv_info, link, link_status or role: carried out, the answer filled in. Returns 0; what is told in
- * place of an answer: it could not be done, err tells; -ENOMEM. */
+/* kv_info, link, link_status or role: carried out, the reply filled in. Returns 0; what is told in
+ * place of a reply: it could not be done, err tells; -ENOMEM. */
 int cox_control_reply_links(const struct cox_control_source *source,
                             const struct CoxswainControl__ControlRequest *request,
                             struct cox_arena *arena, struct CoxswainControl__ControlReply *reply,

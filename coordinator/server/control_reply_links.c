@@ -117,9 +117,9 @@ static int hold_fill(const struct cox_control_source *source, int64_t sequence,
     return r;
 }
 
-static int kv_info_answer(const struct cox_control_source *source,
-                          const CoxswainControl__KvInfoRequest *request, struct cox_arena *arena,
-                          control_reply *reply, struct cox_error *err)
+static int kv_info_reply(const struct cox_control_source *source,
+                         const CoxswainControl__KvInfoRequest *request, struct cox_arena *arena,
+                         control_reply *reply, struct cox_error *err)
 {
     CoxswainControl__KvInfoReply *message = cox_arena_alloc(arena, sizeof *message);
     _cox_cleanup_(cox_free_ptr) uint8_t *bytes = NULL;
@@ -146,7 +146,7 @@ static int kv_info_answer(const struct cox_control_source *source,
     return 0;
 }
 
-static int done_answer(struct cox_arena *arena, control_reply *reply)
+static int done_reply(struct cox_arena *arena, control_reply *reply)
 {
     reply->reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_DONE;
     reply->done = cox_arena_alloc(arena, sizeof *reply->done);
@@ -156,9 +156,9 @@ static int done_answer(struct cox_arena *arena, control_reply *reply)
     return 0;
 }
 
-static int link_answer(const struct cox_control_source *source,
-                       const CoxswainControl__LinkRequest *request, struct cox_arena *arena,
-                       control_reply *reply, struct cox_error *err)
+static int link_reply(const struct cox_control_source *source,
+                      const CoxswainControl__LinkRequest *request, struct cox_arena *arena,
+                      control_reply *reply, struct cox_error *err)
 {
     uint64_t deadline_ns = deadline_of(request->has_timeout_ms, request->timeout_ms);
     int r;
@@ -169,12 +169,12 @@ static int link_answer(const struct cox_control_source *source,
     else
         r = cox_group_links_link(source->phase.links, request->remote_info.data,
                                  request->remote_info.len, deadline_ns, err);
-    return r ? r : done_answer(arena, reply);
+    return r ? r : done_reply(arena, reply);
 }
 
-static int link_status_answer(const struct cox_control_source *source,
-                              const CoxswainControl__LinkStatusRequest *request,
-                              struct cox_arena *arena, control_reply *reply, struct cox_error *err)
+static int link_status_reply(const struct cox_control_source *source,
+                             const CoxswainControl__LinkStatusRequest *request,
+                             struct cox_arena *arena, control_reply *reply, struct cox_error *err)
 {
     CoxswainControl__LinkStatusReply *message = cox_arena_alloc(arena, sizeof *message);
     struct cox_group_link *list;
@@ -204,16 +204,16 @@ int cox_control_reply_links(const struct cox_control_source *source,
                         source->phase.refusal);
     switch (request->request_case) {
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_KV_INFO:
-        return kv_info_answer(source, request->kv_info, arena, reply, err);
+        return kv_info_reply(source, request->kv_info, arena, reply, err);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK:
-        return link_answer(source, request->link, arena, reply, err);
+        return link_reply(source, request->link, arena, reply, err);
     case COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_LINK_STATUS:
-        return link_status_answer(source, request->link_status, arena, reply, err);
+        return link_status_reply(source, request->link_status, arena, reply, err);
     default: {
         const CoxswainControl__RoleRequest *role = request->role;
         int r = cox_group_links_set_role(source->phase.links, role->role,
                                          deadline_of(role->has_timeout_ms, role->timeout_ms), err);
-        return r ? r : done_answer(arena, reply);
+        return r ? r : done_reply(arena, reply);
     }
     }
 }

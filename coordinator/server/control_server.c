@@ -21,7 +21,7 @@
 #define IDLE_MS 10000
 /* Also of connections that another one has outbid, and whose threads have not ended yet. */
 #define SLOT_COUNT (2 * COX_CONTROL_CONNECTION_MAX)
-/* Answers wait in the prompt queue while so many bytes wait here. */
+/* Replies wait in the prompt queue while so many bytes wait here. */
 #define PENDING_MAX ((size_t)64 << 10)
 /* Of one request, unpacked: packed numbers grow fourfold. */
 #define REQUEST_ARENA_MAX ((size_t)96 << 20)
@@ -55,7 +55,7 @@ struct connection {
     bool reading;
     /* another one has it */
     bool outbid;
-    /* when its other side last asked for something, or took some of an answer */
+    /* when its other side last asked for something, or took some of a reply */
     uint64_t quiet_ns;
     /* of the other side; 0: not known */
     pid_t pid;
@@ -71,7 +71,7 @@ struct connection {
     void *client;
     /* of that */
     const struct cox_prompt_hooks *prompt_hooks;
-    /* pulls of its own, without an answer */
+    /* pulls of its own, without a reply */
     uint32_t pull_count;
     /* by the leases of what is held for it: others may come for that */
     uint64_t held_until_ns;
@@ -104,7 +104,7 @@ struct places {
     uint32_t prompts;
 };
 
-/* ---- answers ---- */
+/* ---- replies ---- */
 
 static int reply_put(struct connection *c, const control_reply *reply)
 {
@@ -716,7 +716,7 @@ static int message_serve(struct connection *c, const uint8_t *bytes, size_t size
     return r;
 }
 
-/* What has come, as far as there is room for the answers. Returns 0; COX_EMPTY: more is to be read.
+/* What has come, as far as there is room for the replies. Returns 0; COX_EMPTY: more is to be read.
  */
 static int messages_serve(struct connection *c)
 {

@@ -2,17 +2,17 @@
  * control_server: the coordinator's end of its control connections (proto/control.proto): status,
  * stop, prompts, recovery, links and pulls.
  *
- * Every connection has a thread of its own and touches no worker: status is answered also when all
- * of them are stuck or dead. Of COX_CONTROL_CONNECTION_MAX connections at a time, the last few are
- * kept for those that neither bring prompts nor give orders that may take long (recover, lora,
+ * Every connection has a thread of its own and touches no worker: status is replied to also when
+ * all of them are stuck or dead. Of COX_CONTROL_CONNECTION_MAX connections at a time, the last few
+ * are kept for those that neither bring prompts nor give orders that may take long (recover, lora,
  * links, weights), and when there are as many, one that asks for nothing, or does not take its
- * answer, goes for the new one: so nobody takes status and stop away.
+ * reply, goes for the new one: so nobody takes status and stop away.
  *
  * Threads: new and free from one thread; the rest from any, and does not block.
  * Ownership: fds are taken; what hooks and a phase point to is borrowed until free, model is dup'd.
  * Blocks: free until every connection's thread has ended, which is at once, except that one inside
  *   recovery or lora ends when that is stopped; the rest nothing.
- * A connection that asks nothing, or takes no answer, for 10 s is closed; one that brought prompts
+ * A connection that asks nothing, or takes no reply, for 10 s is closed; one that brought prompts
  *   lives as long as the service or its other side, but after such 10 s without prompts that are
  *   computed for it, and at the end of the last lease of what it had held, another one may have its
  *   place; and one that asked for the end lives as long as they do.

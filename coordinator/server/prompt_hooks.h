@@ -85,7 +85,7 @@ COX_PUBLIC const char *cox_pull_state_name(enum cox_pull_state state);
 
 /* What one rank says of a pull. */
 struct cox_pull_rank {
-    bool answered;
+    bool replied;
     /* PDErrorCode */
     int32_t code;
     /* enum cox_status of what went wrong, if the rank tells it */

@@ -57,7 +57,7 @@ struct cox_server {
     /* deaths before that */
     struct cox_rank_set early;
     bool stop_requested;
-    /* or it failed: nobody waits for the workers' answer any more */
+    /* or it failed: nobody waits for the workers' reply any more */
     bool initialized;
     bool failed;
     /* the first death; once failed, why */

@@ -144,16 +144,16 @@ static void outcome_fill(const struct cox_engine_loop *engine_loop, struct fligh
                                       response, flight->tokens, flight->ended, &flight->error);
     if (flight->status)
         return;
-    const Coxswain__ExecuteModelResponse *answer = response->execute_model_response;
-    if (answer->has_model_execute_time && answer->model_execute_time > 0 &&
-        answer->model_execute_time < 1e9f)
-        flight->model_ns = (uint64_t)((double)answer->model_execute_time * 1e6);
+    const Coxswain__ExecuteModelResponse *reply = response->execute_model_response;
+    if (reply->has_model_execute_time && reply->model_execute_time > 0 &&
+        reply->model_execute_time < 1e9f)
+        flight->model_ns = (uint64_t)((double)reply->model_execute_time * 1e6);
     /* It is a part of a part: a value above the whole is invalid. */
-    if (answer->has_group_ns && answer->has_group_wait_ns && flight->model_ns &&
-        answer->group_ns <= flight->model_ns && answer->group_wait_ns <= answer->group_ns) {
+    if (reply->has_group_ns && reply->has_group_wait_ns && flight->model_ns &&
+        reply->group_ns <= flight->model_ns && reply->group_wait_ns <= reply->group_ns) {
         flight->has_group = true;
-        flight->group_ns = answer->group_ns;
-        flight->group_wait_ns = answer->group_wait_ns;
+        flight->group_ns = reply->group_ns;
+        flight->group_wait_ns = reply->group_wait_ns;
     }
 }
 

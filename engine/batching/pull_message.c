@@ -124,20 +124,20 @@ static const PullResult *result_find(const ExecuteResponse *response, const char
 }
 
 /* A missing field is not success. */
-static void rank_read(const struct cox_rank_result *answer, const char *id,
+static void rank_read(const struct cox_rank_result *reply, const char *id,
                       struct cox_pull_rank *rank)
 {
-    const PullResult *result = result_find(answer->response, id);
+    const PullResult *result = result_find(reply->response, id);
     *rank = (struct cox_pull_rank){.code = CODE(PD_PULL_KV_UNKNOWN_ERROR)};
     if (!result) {
         snprintf(rank->text, sizeof rank->text, "%s",
-                 answer->text ? answer->text : "the reply does not contain the pull");
-        rank->status = answer->outcome == COX_OUTCOME_DEAD   ? COX_PEER_DEAD
-                       : answer->outcome == COX_OUTCOME_LATE ? COX_TIMEOUT
-                                                             : COX_REJECTED;
+                 reply->text ? reply->text : "the reply does not contain the pull");
+        rank->status = reply->outcome == COX_OUTCOME_DEAD   ? COX_PEER_DEAD
+                       : reply->outcome == COX_OUTCOME_LATE ? COX_TIMEOUT
+                                                            : COX_REJECTED;
         return;
     }
-    rank->answered = true;
+    rank->replied = true;
     if (result->has_pd_error_code)
         rank->code = (int32_t)result->pd_error_code;
     rank->status = result->has_status && result->status < COX_STATUS_COUNT ? result->status : 0;

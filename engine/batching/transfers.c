@@ -192,7 +192,7 @@ static void speed_add(struct cox_transfers *transfer, const struct cox_pull_rank
 {
     transfer->status.bytes += rank->copied_bytes;
     transfer->status.copy_ns += rank->copy_ns;
-    if (!rank->answered || rank->code || !rank->copied_bytes || !rank->copy_ns)
+    if (!rank->replied || rank->code || !rank->copied_bytes || !rank->copy_ns)
         return;
     const double speed =
         (double)rank->copied_bytes * (double)COX_NSEC_PER_SEC / (double)rank->copy_ns;

@@ -518,7 +518,7 @@ static int turn(struct split *split, struct cox_error *err)
         if (ends[side] && split->run.done_count < split->prompts->count)
             r = cox_fail(
                 err, COX_CLOSED,
-                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts have replies, and the printed ones are complete; run it again once the group runs",
+                "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were completed, and what was printed is right; run it again once the group runs",
                 side ? split->how->decode : split->how->prefill, split->run.done_count,
                 split->prompts->count);
     return r;

@@ -182,7 +182,7 @@ static int turn(struct remote *remote, struct cox_error *err)
     if (!r && end && remote->run.done_count < remote->prompts->count)
         r = cox_fail(
             err, COX_CLOSED,
-            "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts have replies, and the printed ones are complete; run it again once the group runs",
+            "the group '%s' has ended, its coordinator is gone: %zu of %zu prompts were completed, and what was printed is right; run it again once the group runs",
             remote->client->group, remote->run.done_count, remote->prompts->count);
     return r;
 }

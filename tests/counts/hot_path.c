@@ -6,7 +6,7 @@
  * as in the benchmark.
  *
  *   hot_path named|sealed          For instructions. The handler waits until all ranks have
- *                                  answered before it returns: so the response thread never sleeps,
+ *                                  replied before it returns: so the response thread never sleeps,
  *                                  and how often it looks does not depend on who runs when. What is
  *                                  not of the hot path is in functions of its own:
  *                                    hot_path_await   that wait

@@ -1,6 +1,6 @@
 /*
- * checked_worker: a worker whose requests and answers carry a number and a checksum, so that an
- * answer can be told from another request's, and from one whose bytes somebody wrote over.
+ * checked_worker: a worker whose requests and replies carry a number and a checksum, so that an
+ * reply can be told from another request's, and from one whose bytes somebody wrote over.
  *
  * Processes and threads: cox_worker_run's; the first request with `meddle` set starts one more
  *   thread, which writes over whatever it reaches until the process ends. If the process crashes:

@@ -193,13 +193,13 @@ static const struct countdown_subject sockets[] = {
 static struct test_helper helper;
 
 static int worker_hook(void *context, const struct cox_control_client *client,
-                       struct cox_control_socket_reply *answer, struct cox_error *err)
+                       struct cox_control_socket_reply *reply, struct cox_error *err)
 {
     (void)client;
     (void)err;
-    answer->hello_reply.rank_count = 2;
-    for (answer->fd_count = 0; answer->fd_count < 8; answer->fd_count++)
-        answer->fds[answer->fd_count] = *(int *)context;
+    reply->hello_reply.rank_count = 2;
+    for (reply->fd_count = 0; reply->fd_count < 8; reply->fd_count++)
+        reply->fds[reply->fd_count] = *(int *)context;
     return 0;
 }
 

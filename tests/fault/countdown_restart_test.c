@@ -191,7 +191,7 @@ static int restart_all(void *object, struct cox_error *err)
     return cox_executor_restart_all(live, patience(), err);
 }
 
-/* Whatever came of it: it can be tried again, and then all answer. */
+/* Whatever came of it: it can be tried again, and then all reply. */
 static void group_restore(void)
 {
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),

@@ -1,6 +1,6 @@
 /*
  * gather_race_test: the response thread stands still between two of its steps, so that what seldom
- * happens does: an answer and the deadline come between a look at the answers and the clock; a rank
+ * happens does: a reply and the deadline come between a look at the replies and the clock; a rank
  * is replaced while memory is given back.
  *
  * Groups are named, or, with COXSWAIN_TEST_ATTACH=sealed in the environment, sealed.
@@ -48,7 +48,7 @@ static void await_strike(uint32_t before)
 }
 
 /* Without a lock: who stands still may have it. */
-static void await_answer(struct test_group *g, uint32_t rank)
+static void await_reply(struct test_group *g, uint32_t rank)
 {
     const uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
     const struct cox_layout_rank_line *line =
@@ -65,9 +65,9 @@ static void *wake_main(void *collector)
     return NULL;
 }
 
-/* Rank 1 is seen to owe its answer, rank 0 to have given it; there the look stops until rank 1 has
- * answered, too, and the deadline has come. Returns false if rank 1 did not make it in time. */
-static bool answer_in_time(uint64_t timeout_ms)
+/* Rank 1 is seen to owe its reply, rank 0 to have given it; there the look stops until rank 1 has
+ * replied, too, and the deadline has come. Returns false if rank 1 did not make it in time. */
+static bool reply_in_time(uint64_t timeout_ms)
 {
     const uint32_t before = arm("reply.fetched:hold:coordinator:1");
     struct test_group *g = test_group_start(2, NULL);
@@ -86,13 +86,13 @@ static bool answer_in_time(uint64_t timeout_ms)
     collector->rewake_ns = COX_DEADLINE_NEVER;
     pthread_mutex_unlock(&collector->lock);
     test_pipe_release(pipes[0], 1);
-    await_answer(g, 0);
+    await_reply(g, 0);
     assert_int_equal(pthread_create(&waker, NULL, wake_main, collector), 0);
     /* Or, where all this took too long, the request has ended by its deadline. */
     while (atomic_load(&counts->struck) == before && test_completion_count(g) == 0)
         sched_yield();
     test_pipe_release(pipes[1], 1);
-    await_answer(g, 1);
+    await_reply(g, 1);
     const bool in_time = cox_now_ns() < begin_ns + timeout_ms * COX_NSEC_PER_MSEC;
     while (cox_now_ns() < deadline_ns)
         sched_yield();
@@ -101,7 +101,7 @@ static bool answer_in_time(uint64_t timeout_ms)
     const struct test_completion *c = test_await(g, 0);
     if (in_time) {
         if (c->status)
-            fail_msg("it was answered in time: %d: %s", c->status, c->text);
+            fail_msg("it was replied to in time: %d: %s", c->status, c->text);
         assert_string_equal(c->ranks[0].bytes, "released");
         assert_string_equal(c->ranks[1].bytes, "released");
     }
@@ -109,11 +109,11 @@ static bool answer_in_time(uint64_t timeout_ms)
     return in_time;
 }
 
-static void p3_an_answer_in_time_is_no_timeout_however_late_it_is_looked_at(void **state)
+static void p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at(void **state)
 {
     uint64_t timeout_ms = 1000;
     (void)state;
-    while (!answer_in_time(timeout_ms)) {
+    while (!reply_in_time(timeout_ms)) {
         timeout_ms *= 2;
         assert_true(timeout_ms < TEST_PATIENCE_MS);
     }
@@ -172,7 +172,7 @@ static void count_strikes(void)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(p3_an_answer_in_time_is_no_timeout_however_late_it_is_looked_at),
+        TEST(p3_an_reply_in_time_is_no_timeout_however_late_it_is_looked_at),
         TEST(p8_m3_memory_is_given_back_when_the_handler_has_returned),
     };
     count_strikes();

@@ -32,7 +32,7 @@
 #define ROUND_MS 400
 #define OPERATION_MS 20
 #define JOIN_MS 1000
-#define ANSWER_MS 30000
+#define REPLY_MS 30000
 
 /* ---- the worker ---- */
 
@@ -397,7 +397,7 @@ static struct test_group *group_start(void)
     struct cox_init_summary summary;
     struct cox_error err = {0};
     struct test_group *group = test_group_start(RANK_COUNT, &options);
-    if (cox_executor_init(test_group_executor(group), NULL, 0, cox_deadline_after_ms(ANSWER_MS),
+    if (cox_executor_init(test_group_executor(group), NULL, 0, cox_deadline_after_ms(REPLY_MS),
                           &summary, &err))
         fail_msg("init: %s", err.text);
     return group;
@@ -434,7 +434,7 @@ static bool call(struct test_group *group, enum order order, uint32_t temper, co
     struct cox_error err = {0};
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
-                                               .deadline_ns = cox_deadline_after_ms(ANSWER_MS)};
+                                               .deadline_ns = cox_deadline_after_ms(REPLY_MS)};
     int r = cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
                                      judge, &judged, &err);
     if (r == COX_TIMEOUT || r < 0)
@@ -448,14 +448,14 @@ static void replaced(struct test_group *group, const char *when)
 {
     struct cox_executor *executor = test_group_executor(group);
     struct cox_error err = {0};
-    const uint64_t deadline_ns = cox_deadline_after_ms(ANSWER_MS);
+    const uint64_t deadline_ns = cox_deadline_after_ms(REPLY_MS);
     const pid_t pid = cox_executor_pid(executor, HOSTILE);
     assert_int_equal(cox_executor_kill(executor, HOSTILE, &err), 0);
     /* Nothing is done to a rank that is not seen dead yet. */
     while (cox_executor_pid(executor, HOSTILE) == pid && cox_now_ns() < deadline_ns)
         if (cox_executor_restart(executor, HOSTILE, deadline_ns, &err))
             fail_msg("%s: restart: %s", when, err.text);
-    if (cox_executor_replay_init(executor, cox_deadline_after_ms(ANSWER_MS), &err))
+    if (cox_executor_replay_init(executor, cox_deadline_after_ms(REPLY_MS), &err))
         fail_msg("%s: the ranks cannot form their group again: %s", when, err.text);
     for (int i = 0; i < 3; i++)
         if (!call(group, WORK, 0, when))
@@ -472,7 +472,7 @@ static void p10_a_rank_can_write_only_its_own_words_values_and_hints(void **stat
         struct cox_error err = {0};
         const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                    .gather = COX_GATHER_ALL,
-                                                   .deadline_ns = cox_deadline_after_ms(ANSWER_MS)};
+                                                   .deadline_ns = cox_deadline_after_ms(REPLY_MS)};
         if (cox_executor_call_opaque(test_group_executor(group), &request, sizeof request, &options,
                                      NULL, NULL, &err))
             fail_msg("%s", err.text);
@@ -498,7 +498,7 @@ static void p10_b14_whoever_spoils_its_own_words_is_named(void **state)
             failed += !call(group, WORK, 0, names[temper]);
         /* While they form their group anew. */
         int r = cox_executor_replay_init(test_group_executor(group),
-                                         cox_deadline_after_ms(ANSWER_MS), &err);
+                                         cox_deadline_after_ms(REPLY_MS), &err);
         if (r && !strstr(err.text, NAMED))
             fail_msg("%s: init: %d: %s", names[temper], r, err.text);
         print_message("%s: %" PRIu32 " of 3 failed, init: %s\n", names[temper], failed,
@@ -518,7 +518,7 @@ static void p10_b14_spoilt_hints_change_no_result(void **state)
         for (int i = 0; i < 3; i++)
             if (!call(group, WORK, 0, "hints"))
                 fail_msg("spoilt hints, %" PRIu32 ": the ranks cannot work together", temper);
-        if (cox_executor_replay_init(test_group_executor(group), cox_deadline_after_ms(ANSWER_MS),
+        if (cox_executor_replay_init(test_group_executor(group), cox_deadline_after_ms(REPLY_MS),
                                      &err))
             fail_msg("spoilt hints, %" PRIu32 ": %s", temper, err.text);
     }

@@ -2,7 +2,7 @@
  * hostile_test: real groups beside which, or in which, somebody writes over shared memory.
  *
  * What must hold whatever was written: nobody crashes, every request ends once and by its deadline,
- * an answer counts only for its own request, stop is bounded, and the next group of the same name
+ * a reply counts only for its own request, stop is bounded, and the next group of the same name
  * works.
  */
 #include "testing.h"
@@ -97,7 +97,7 @@ static void group_end(struct test_group *group)
     test_group_free(group);
 }
 
-/* ---- requests that check their answers ---- */
+/* ---- requests that check their replies ---- */
 
 static uint64_t numbers; /* of requests: never the same twice */
 
@@ -117,7 +117,7 @@ static void request_make(struct checked_request *request, enum checked_order ord
 enum verdict { OWN, SPOILT, FOREIGN };
 
 /* SPOILT: its very bytes were written over. */
-static enum verdict answer_judge(uint64_t number, uint32_t rank, const void *bytes, size_t size)
+static enum verdict reply_judge(uint64_t number, uint32_t rank, const void *bytes, size_t size)
 {
     struct checked_reply reply;
     if (!bytes || size != sizeof reply)
@@ -133,7 +133,7 @@ static enum verdict completion_judge(uint64_t number, const struct cox_completio
     enum verdict worst = OWN;
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         const struct cox_rank_result *result = &completion->ranks[rank];
-        enum verdict verdict = answer_judge(number, rank, result->bytes, result->size);
+        enum verdict verdict = reply_judge(number, rank, result->bytes, result->size);
         worst = verdict > worst ? verdict : worst;
     }
     return worst;
@@ -152,7 +152,7 @@ static void visit_judge(void *context, const struct cox_completion *completion)
 }
 
 /* Calls with an order. Fails the test when it ends too late, with a system's error, or with the
- * answer of another request. Returns the status; *ret_verdict is of an answer with status 0. */
+ * reply of another request. Returns the status; *ret_verdict is of a reply with status 0. */
 static int call_checked(struct test_group *group, enum checked_order order, uint32_t rank,
                         uint64_t seed, uint64_t timeout_ms, enum verdict *ret_verdict)
 {
@@ -173,7 +173,7 @@ static int call_checked(struct test_group *group, enum checked_order order, uint
     if (r && !err.text[0])
         fail_msg("a call ended with %d and no words", r);
     if (judged.verdict == FOREIGN)
-        fail_msg("a call got the answer of another request");
+        fail_msg("a call got the reply of another request");
     if (ret_verdict)
         *ret_verdict = judged.verdict;
     return r;
@@ -199,7 +199,7 @@ static void expect_own(struct test_group *group)
     enum verdict verdict = SPOILT;
     int r = call_checked(group, CHECKED_ECHO, 0, 0, TEST_PATIENCE_MS, &verdict);
     if (r || verdict != OWN)
-        fail_msg("a group that nobody disturbs answers %d, verdict %d", r, (int)verdict);
+        fail_msg("a group that nobody disturbs replies %d, verdict %d", r, (int)verdict);
 }
 
 /* ---- many requests in flight ---- */
@@ -382,7 +382,7 @@ static void load_run(struct test_group *group, struct load *load, uint64_t time_
     pthread_mutex_unlock(&load->lock);
     if (completed != load->submitted || late || twice || foreign || odd)
         fail_msg(
-            "of %zu requests %zu completed, %zu too late, %zu more than once, %zu with the answer of another, %zu with an odd status (%s)",
+            "of %zu requests %zu completed, %zu too late, %zu more than once, %zu with the reply of another, %zu with an odd status (%s)",
             load->submitted, completed, late, twice, foreign, odd, load->text);
 }
 
@@ -604,8 +604,7 @@ static void p10_b14_a_flipped_byte_gives_an_error_at_most(void **state)
         int r = call_checked(group, CHECKED_ECHO, 0, 0, DEADLINE_MS, &verdict);
         statuses[r]++;
         if (verdict != OWN)
-            fail_msg("byte %" PRIu32 " flipped by %02x: an answer that is none", offsets[done],
-                     bits);
+            fail_msg("byte %" PRIu32 " flipped by %02x: a reply that is none", offsets[done], bits);
         if (group_works(group))
             continue;
         group_end(group);
@@ -671,7 +670,7 @@ static void load_await(struct load *load, size_t count)
 }
 
 /* Every word in which a side says how far it is, changed by one bit or more, while ranks are idle
- * and while they owe an answer: who has said it says it again. */
+ * and while they owe a reply: who has said it says it again. */
 static void p10_words_that_were_written_over_are_said_again(void **state)
 {
     static struct load load;
@@ -717,8 +716,8 @@ static void p10_words_that_were_written_over_are_said_again(void **state)
     cox_control_close(&control);
 }
 
-/* A rank that answered sleeps; before anybody has looked, its answer is unsaid. */
-static void p10_an_answer_that_was_unsaid_is_said_again(void **state)
+/* A rank that replied sleeps; before anybody has looked, its reply is unsaid. */
+static void p10_an_reply_that_was_unsaid_is_said_again(void **state)
 {
     char name[64];
     static struct load load;
@@ -748,7 +747,7 @@ static void p10_an_answer_that_was_unsaid_is_said_again(void **state)
             sched_yield();
         atomic_store(&line->done, before);
         assert_int_equal(kill(cox_executor_pid(executor, 1), SIGCONT), 0);
-        load_await(&load, 1); /* in vain; the next request says that somebody owes an answer */
+        load_await(&load, 1); /* in vain; the next request says that somebody owes a reply */
         if (!group_works(group))
             fail_msg("round %d: the group does not work any more", round);
         load_deinit(&load);
@@ -947,7 +946,7 @@ int main(int argc, char **argv)
         TEST(p10_a_stranger_that_writes_while_ranks_attach_harms_nobody),
         TEST(p10_a_bit_of_the_abort_line_ends_nobody),
         TEST(p10_words_that_were_written_over_are_said_again),
-        TEST(p10_an_answer_that_was_unsaid_is_said_again),
+        TEST(p10_an_reply_that_was_unsaid_is_said_again),
         TEST(g2a_garbage_in_semaphores_ends_nobody),
         TEST(p10_p5_a_wild_sequence_number_costs_neither_cpu_nor_hearing),
     };

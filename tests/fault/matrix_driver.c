@@ -186,7 +186,7 @@ static int call_first(struct driver *d, const struct operation *operation, struc
     return r;
 }
 
-/* Neither the request nor the answers fit; of one of them the block is too large to be kept. */
+/* Neither the request nor the replies fit; of one of them the block is too large to be kept. */
 static int call_large_payload(struct driver *d, const struct operation *operation,
                               struct cox_error *err)
 {
@@ -376,7 +376,7 @@ static const struct operation operations[] = {
     {"delta", call_step, NULL, 0},
     {"stale", call_step_stale, NULL, 0}, /* a step that fails */
     {"again", call_step, NULL, 0},
-    {"link", call_type, NULL, TYPE(PD_LINK)}, /* not answered */
+    {"link", call_type, NULL, TYPE(PD_LINK)}, /* not replied to */
     {"links", call_type, NULL, TYPE(PD_LINK_STATUS_QUERY)},
     {"pull", call_type, NULL, TYPE(KV_TRANSFER)},
     {"clear", call_type, NULL, TYPE(CLEAR_COMMAND_EXEC)},

@@ -83,7 +83,7 @@ static void judge_late(struct matrix_run *run, const struct matrix_line *line)
     }
 }
 
-/* An operation that ended as it does undisturbed: those who are asked have answered. */
+/* An operation that ended as it does undisturbed: those who are asked have replied. */
 static void judge_usual(struct matrix_run *run, const struct matrix_line *line,
                         const struct matrix_line *usual, bool bad_is_gone)
 {

@@ -35,7 +35,7 @@ static int echo(struct cox_executor *executor, uint64_t patience_ms, struct cox_
     return cox_executor_call_opaque(executor, "echo once more", 14, &options, NULL, NULL, err);
 }
 
-/* It is late: it goes on, and what it owes comes, at the end of which all answer again. */
+/* It is late: it goes on, and what it owes comes, at the end of which all reply again. */
 static int go_on(struct cox_executor *executor, struct cox_error *err)
 {
     uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);

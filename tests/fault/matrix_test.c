@@ -16,7 +16,7 @@
  * Every case is a process of its own (the runner): subreaper of the driver, so that it sees whoever
  * is left. Several run at once; no verdict depends on time beyond TEST_PATIENCE_MS. Where an
  * operation has to end at its deadline, and the machine was too slow for those who should have
- * answered before it, the case is run again with a longer one.
+ * replied before it, the case is run again with a longer one.
  */
 #include "matrix.h"
 

@@ -3,7 +3,7 @@
  * user can.
  *
  * What it leaves alone is what P10 leaves out: the semaphores, and the size of files. Of the reply
- * tags it leaves the lowest byte: with the right byte there, and the right `done`, an old answer is
+ * tags it leaves the lowest byte: with the right byte there, and the right `done`, an old reply is
  * forged, which no check can see.
  *
  * Threads: one per struct; run may be on a thread of a worker.

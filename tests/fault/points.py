@@ -284,7 +284,7 @@ def mutations(files):
             ("channel/shm/region.c", "cox_region_detach", "cox_region_unlink(name);"),
             ("channel/shm/reply.c", "cox_reply_fetch", "memset(slot, 0, 4);"),
             ("channel/shm/reply.c", "cox_reply_commit", "memcpy(reply_base(channel, rank, sequence), &prefix, 4);"),
-            ("worker/loop/answer.c", "cox_channel_thread_slot", "atomic_store(&thread->line->base, 1);"),
+            ("worker/loop/reply_message.c", "cox_channel_thread_slot", "atomic_store(&thread->line->base, 1);"),
             ("worker/loop/serve.c", "thread_copy", "sem_post(wakeup);"),
             ("worker/loop/attach.c", "worker_check_group", "atomic_store(&identity->state, COX_IDENTITY_LEFT);"),
             ("worker/loop/worker.c", "cox_worker_free", "flock(fd, LOCK_EX);"),

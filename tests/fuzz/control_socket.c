@@ -1,4 +1,4 @@
-/* What control sockets answer, and what is asked of their fd stores, of any bytes. The first byte
+/* What control sockets reply, and what is asked of their fd stores, of any bytes. The first byte
  * says which.
  */
 #include "fuzz.h"
@@ -21,7 +21,7 @@ static void hello_reply(struct fuzz_input *input)
     uint8_t rank = fuzz_eat_byte(input);
     hello.rank = rank < 128 ? rank : COX_HELLO_RANK_ANY;
     fuzz_eat(input, bytes, sizeof bytes);
-    bytes[0] = COX_ANSWER_HELLO;
+    bytes[0] = COX_REPLY_HELLO;
     int r = cox_hello_reply_parse(bytes, &hello, fd_count, &read, &err);
     if (r) {
         fuzz_check_error(r, &err);

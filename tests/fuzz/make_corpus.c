@@ -252,7 +252,7 @@ static void put_recovered(struct bytes *bytes)
     }
     error.has_code = true;
     error.code = COX_REJECTED;
-    error.text = "pause: rank 0 answered 507";
+    error.text = "pause: rank 0 replied 507";
     recover.results = list;
     recover.n_results = 2;
     recover.error = &error;

@@ -30,7 +30,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         int r = cox_request_read(channel, sequence, rank, &request);
         if (r) {
             FUZZ_CHECK(r == COX_EMPTY || r == COX_CORRUPT);
-            /* What is impossible has its record all the same, so that it can be answered or not. */
+            /* What is impossible has its record all the same, so that it can be replied to or not.
+             */
             FUZZ_CHECK(request.sequence == (r == COX_CORRUPT ? sequence : UINT64_MAX));
             FUZZ_CHECK(!request.bytes && request.size == 0);
             continue;

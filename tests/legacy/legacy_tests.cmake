@@ -1,4 +1,4 @@
-# A worker on our library with the answers of legacy_worker.py; beside the commands, where tests look for programs.
+# A worker on our library with the replies of legacy_worker.py; beside the commands, where tests look for programs.
 add_executable(legacy_native ${CMAKE_CURRENT_LIST_DIR}/native_worker.c)
 set_target_properties(legacy_native PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/bin)
 target_include_directories(legacy_native PRIVATE ${PROJECT_SOURCE_DIR})

@@ -1,4 +1,4 @@
-/* A worker on Coxswain's library that answers as legacy_worker.py does, so that the two can sit in
+/* A worker on Coxswain's library that replies as legacy_worker.py does, so that the two can sit in
  * one group and be told apart by nothing but their speed:
  *
  *     token = (sum of the prompt token ids + replies given for the sequence before) % 97
@@ -155,9 +155,9 @@ static int engine_link_status(void *context, struct cox_arena *arena,
     return 0;
 }
 
-static int answer_lora(void *context, const Coxswain__LoraOperationRequest *request,
-                       struct cox_arena *arena, Coxswain__LoraOperationResponse *response,
-                       struct cox_error *err)
+static int reply_lora(void *context, const Coxswain__LoraOperationRequest *request,
+                      struct cox_arena *arena, Coxswain__LoraOperationResponse *response,
+                      struct cox_error *err)
 {
     struct engine *engine = context;
     (void)arena;
@@ -213,7 +213,7 @@ static const struct cox_worker_callbacks callbacks = {
     .execute = engine_execute,
     .link = engine_link,
     .link_status = engine_link_status,
-    .lora = answer_lora,
+    .lora = reply_lora,
     .pull_kv = engine_pull,
     .pause = engine_recover,
     .pause_net = engine_recover,

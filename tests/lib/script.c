@@ -159,16 +159,16 @@ struct command {
     struct cox_error *err;
 };
 
-static int answer(const struct command *c, const void *bytes, size_t size)
+static int reply(const struct command *c, const void *bytes, size_t size)
 {
     memcpy(c->reply, bytes, size < c->capacity ? size : c->capacity);
     *c->ret_size = size;
     return 0;
 }
 
-static int answer_text(const struct command *c, const char *text)
+static int reply_text(const struct command *c, const char *text)
 {
-    return answer(c, text, strlen(text));
+    return reply(c, text, strlen(text));
 }
 
 /* More than fits the slot is asked for. */
@@ -194,7 +194,7 @@ static int command_sum(const struct command *c)
 {
     char text[32];
     snprintf(text, sizeof text, "%016" PRIx64, digest(c->request, c->request_size));
-    return answer_text(c, text);
+    return reply_text(c, text);
 }
 
 /* The frame is lent until the callback returns: nobody may write it meanwhile. */
@@ -204,10 +204,10 @@ static int command_hold(const struct command *c, const char *rest)
     sscanf(rest, "%255s", path);
     uint64_t before = digest(c->request, c->request_size);
     block_on(c->script->host, path);
-    return answer_text(c, before == digest(c->request, c->request_size) ? "same" : "changed");
+    return reply_text(c, before == digest(c->request, c->request_size) ? "same" : "changed");
 }
 
-/* Answers without the library, then waits until the coordinator has looked: what the library sends
+/* Replies without the library, then waits until the coordinator has looked: what the library sends
  * afterwards comes too late to be seen. */
 static int command_raw(const struct command *c, const char *rest)
 {
@@ -243,7 +243,7 @@ static int command_raw(const struct command *c, const char *rest)
     }
     cox_semaphore_detach(&wakeup);
     cox_control_close(&control);
-    return r ? r : answer_text(c, "raw");
+    return r ? r : reply_text(c, "raw");
 }
 
 static int command_faults(const struct command *c, const char *rest)
@@ -257,7 +257,7 @@ static int command_faults(const struct command *c, const char *rest)
         if (r)
             return cox_fail(c->err, r, "report_fault: %s", cox_status_text(r));
     }
-    return answer_text(c, "reported");
+    return reply_text(c, "reported");
 }
 
 static int command_step(const struct command *c, const char *rest)
@@ -272,7 +272,7 @@ static int command_step(const struct command *c, const char *rest)
             continue;
         c->script->step_at[i] = c->script->step_count + k;
         memcpy(c->script->step_path, path, sizeof path);
-        return answer_text(c, "armed");
+        return reply_text(c, "armed");
     }
     return cox_fail(c->err, COX_INVALID, "no trick '%s'", trick);
 }
@@ -290,7 +290,7 @@ static int command_recover(const struct command *c, const char *rest)
         pthread_mutex_lock(&c->script->lock);
         c->script->recoveries[i] = recovery;
         pthread_mutex_unlock(&c->script->lock);
-        return answer_text(c, "armed");
+        return reply_text(c, "armed");
     }
     return cox_fail(c->err, COX_INVALID, "no recovery command '%s'", name);
 }
@@ -301,19 +301,19 @@ static int command_pull(const struct command *c, const char *rest)
     sscanf(rest, "block %255s", c->script->pull_path);
     c->script->pull_spins = strcmp(rest, "spin") == 0;
     pthread_mutex_unlock(&c->script->lock);
-    return answer_text(c, "armed");
+    return reply_text(c, "armed");
 }
 
 static int command_tell(const struct command *c, const char *rest)
 {
     struct script *script = c->script;
     if (strcmp(rest, "batch") == 0)
-        return answer(c, script->batch.bytes, script->batch.used);
+        return reply(c, script->batch.bytes, script->batch.used);
     const struct text *text = strcmp(rest, "links") == 0   ? &script->links
                               : strcmp(rest, "pulls") == 0 ? &script->pulls
                                                            : &script->log;
     pthread_mutex_lock(&script->lock);
-    answer(c, text->bytes, text->used);
+    reply(c, text->bytes, text->used);
     pthread_mutex_unlock(&script->lock);
     return 0;
 }
@@ -325,7 +325,7 @@ static int command_fail(const struct command *c, const char *rest)
     return cox_fail(c->err, code, "%s", *text == ' ' ? text + 1 : text);
 }
 
-/* A signal to the process may be taken by another thread: this one must not answer before that. */
+/* A signal to the process may be taken by another thread: this one must not reply before that. */
 /* Until the other end, which another rank holds, is closed. */
 static int command_lose(const struct command *c, const char *rest)
 {
@@ -386,7 +386,7 @@ static int command_busy(const struct command *c, const char *rest)
     const uint64_t end_ns = cox_deadline_after_ns(strtoull(rest, NULL, 10) * 1000);
     while (cox_now_ns() < end_ns)
         ;
-    return answer_text(c, "done");
+    return reply_text(c, "done");
 }
 
 static int obey(const struct command *c, const char *text);
@@ -418,12 +418,12 @@ static int obey(const struct command *c, const char *text)
         char *next;
         unsigned long rank = strtoul(rest, &next, 10);
         return rank == c->script->options.rank ? obey(c, next + 1)
-                                               : answer(c, c->request, c->request_size);
+                                               : reply(c, c->request, c->request_size);
     }
     if (strcmp(verb, "each") == 0)
         return obey_each(c, rest);
     if (strcmp(verb, "echo") == 0)
-        return answer(c, rest, c->request_size - (size_t)(rest - text));
+        return reply(c, rest, c->request_size - (size_t)(rest - text));
     if (strcmp(verb, "sum") == 0)
         return command_sum(c);
     if (strcmp(verb, "size") == 0)
@@ -438,7 +438,7 @@ static int obey(const struct command *c, const char *text)
         return command_raw(c, rest);
     if (strcmp(verb, "block") == 0) {
         block_on(c->script->host, rest);
-        return answer_text(c, "released");
+        return reply_text(c, "released");
     }
     if (strcmp(verb, "hold") == 0)
         return command_hold(c, rest);
@@ -446,7 +446,7 @@ static int obey(const struct command *c, const char *text)
         return command_faults(c, rest);
     if (strcmp(verb, "fault") == 0) {
         int r = cox_worker_report_fault(c->script->worker, rest, cox_deadline_after_ms(20000));
-        return r ? cox_fail(c->err, r, "report_fault") : answer_text(c, "reported");
+        return r ? cox_fail(c->err, r, "report_fault") : reply_text(c, "reported");
     }
     if (strcmp(verb, "step") == 0)
         return command_step(c, rest);
@@ -458,12 +458,12 @@ static int obey(const struct command *c, const char *text)
         return command_tell(c, rest);
     if (strcmp(verb, "deaf") == 0) {
         host_order(c->script->host, SCRIPT_DEAF, 0);
-        return answer_text(c, "deaf");
+        return reply_text(c, "deaf");
     }
     if (strcmp(verb, "pid") == 0) {
         char pid[16];
         snprintf(pid, sizeof pid, "%d", c->script->host->pid);
-        return answer_text(c, pid);
+        return reply_text(c, pid);
     }
     if (strcmp(verb, "lose") == 0)
         return command_lose(c, rest);
@@ -472,11 +472,11 @@ static int obey(const struct command *c, const char *text)
     if (strcmp(verb, "served") == 0) {
         char count[24];
         snprintf(count, sizeof count, "%" PRIu64, c->script->served_count);
-        return answer_text(c, count);
+        return reply_text(c, count);
     }
     if (strcmp(verb, "stop") == 0) {
         host_order(c->script->host, SCRIPT_STOP, 0);
-        return answer_text(c, "stopped");
+        return reply_text(c, "stopped");
     }
     if (strcmp(verb, "read") == 0)
         return read_nothing(c->script->host, c->err);
@@ -484,7 +484,7 @@ static int obey(const struct command *c, const char *text)
         pthread_mutex_lock(&c->script->lock);
         c->script->grace_ms = strtoull(rest, NULL, 10);
         pthread_mutex_unlock(&c->script->lock);
-        return answer_text(c, "armed");
+        return reply_text(c, "armed");
     }
     if (strcmp(verb, "spin") == 0)
         spin(c->script->host);

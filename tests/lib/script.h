@@ -8,14 +8,14 @@
  *   fail CODE TEXT      an error
  *   lie N               says that it wrote N bytes
  *   raw LENGTH failed|ok|other
- *                       answers behind the library's back with a length prefix of its own (needs
+ *                       replies behind the library's back with a length prefix of its own (needs
  *                       the names)
- *   busy US             spins for that long, and answers
+ *   busy US             spins for that long, and replies
  *   read                reads a pipe that stays empty; fails when a signal interrupts that
  *   exit N, kill SIGNAL, stop, spin, deaf (ignores SIGTERM), pid
  *   block PATH          reads a byte from a named pipe; prints "blocked"
  *   hold PATH BYTES     the same, then tells whether the request in place is what it was
- *   fault TEXT          reports a fault, and answers
+ *   fault TEXT          reports a fault, and replies
  *   faults N TEXT       N of them
  *   only R COMMAND      rank R obeys, the others echo
  *   each A|B|C...       rank 0 obeys A, rank 1 B, and so on; ranks beyond the last obey the last
@@ -34,7 +34,7 @@
  *                       (at init the key `block` names a pipe to read a byte from, `yield` the rank
  *                       that stays until the init is aborted, `spin` the one that stays for ever;
  *                       with `tell` the rank prints what it is told of its group; `odd_again` is
- *                       the rank that answers otherwise when it is asked again)
+ *                       the rank that replies otherwise when it is asked again)
  *   served              how many commands were asked of this rank, this one included
  *
  * A rank is a process of its own (scripted_worker.c), or threads of the test and a process that
@@ -65,7 +65,7 @@ struct script_host {
     pid_t pid;
     /* its standard output */
     int out_fd;
-    /* takes orders, answers each with a byte, hangs up with its death; -1: the rank is this very
+    /* takes orders, replies to each with a byte, hangs up with its death; -1: the rank is this very
      * process */
     int relay_fd;
     /* The relay is dead, so the rank has to be: returns when nobody looks any more. */

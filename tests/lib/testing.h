@@ -121,7 +121,7 @@ int test_call_bytes(struct test_group *group, struct test_completion *ret_comple
                     const struct test_how *how, const void *bytes, size_t size);
 /* The text of the last failure of the functions here. */
 const char *test_error_text(const struct test_group *group);
-/* Fails the test unless the call returned 0 and every asked rank answered with this text. */
+/* Fails the test unless the call returned 0 and every asked rank replied with this text. */
 void test_expect_echo(struct test_group *group, const char *text);
 
 /* Submits; completions are collected by a handler that the first submit registers. */
@@ -133,7 +133,7 @@ size_t test_completion_count(struct test_group *group);
 /* The handler of test_submit, for tests that register it on other channels; context is the group.
  */
 void test_handler(void *context, const struct cox_completion *completion);
-/* Submits again while the answer is FULL or LATE. Returns the first other answer. */
+/* Submits again while the reply is FULL or LATE. Returns the first other reply. */
 int test_submit_persist(struct test_group *group, const struct test_how *how, const char *text);
 
 /* ---- pipes that hold a worker ---- */

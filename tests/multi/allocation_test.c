@@ -1,5 +1,5 @@
-/* No allocation between request and answer, on either side: every allocation of this program is
- * counted, and it is its own worker, which answers with its count. */
+/* No allocation between request and reply, on either side: every allocation of this program is
+ * counted, and it is its own worker, which replies with its count. */
 #include <errno.h>
 #include <semaphore.h>
 #include <setjmp.h>
@@ -120,7 +120,7 @@ static int worker_main(int argc, char **argv)
 
 struct group {
     struct cox_executor *executor;
-    /* as the last opaque answers told them */
+    /* as the last opaque replies told them */
     uint64_t worker_counts[RANK_COUNT];
     /* of the last step */
     uint64_t base_sequence;
@@ -141,7 +141,7 @@ struct group {
     int32_t blocks[ROW_COUNT_MAX];
 };
 
-static void take_answers(void *context, const struct cox_completion *completion)
+static void take_replies(void *context, const struct cox_completion *completion)
 {
     struct group *group = context;
     if (completion->status)
@@ -156,7 +156,7 @@ static void take_answers(void *context, const struct cox_completion *completion)
 static void take_and_submit(void *context, const struct cox_completion *completion)
 {
     struct group *group = context;
-    take_answers(group, completion);
+    take_replies(group, completion);
     if (group->failure == 0 && ++group->round < ROUNDS)
         group->failure = group->submit(group, group->round);
     if (group->failure || group->round == ROUNDS)
@@ -175,7 +175,7 @@ static int call_opaque(struct group *group, uint32_t round)
     const struct cox_submit_options options = how(COX_GATHER_ALL);
     (void)round;
     return cox_executor_call_opaque(group->executor, group->payload, PAYLOAD_SIZE, &options,
-                                    take_answers, group, &group->err);
+                                    take_replies, group, &group->err);
 }
 
 static int submit_opaque(struct group *group, uint32_t round)
@@ -230,7 +230,7 @@ static int send_step(struct group *group, uint32_t position, bool call)
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_EXECUTE_MODEL_REQUEST;
     request.execute_model_request = &model;
     const struct cox_submit_options options = how(COX_GATHER_RANK0);
-    return call ? cox_executor_call(group->executor, &request, &options, take_answers, group,
+    return call ? cox_executor_call(group->executor, &request, &options, take_replies, group,
                                     &group->err)
                 : cox_executor_submit(group->executor, &request, &options, NULL, &group->err);
 }

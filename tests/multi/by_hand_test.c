@@ -122,7 +122,7 @@ static int log_on(const char *control_socket, uint32_t rank, uint64_t start_offs
     return log_on_as(control_socket, rank, 0, start_offset, err);
 }
 
-/* A process that does one thing for each byte it is told, and answers with a line: a result and a
+/* A process that does one thing for each byte it is told, and replies with a line: a result and a
  * text. Without orders any more it ends with 0; whoever signalled it would end it otherwise. */
 static int client_main(const char *control_socket)
 {

@@ -87,7 +87,7 @@ static void p3_many_late_ranks_are_told_as_ranges(void **state)
     const struct test_how how = {.gather = COX_GATHER_ALL, .timeout_ms = 200};
     const uint64_t begin_ns = cox_now_ns();
     assert_int_equal(test_call_how(g, &c, &how, "echo x"), COX_TIMEOUT);
-    assert_contains(test_error_text(g), "1 of 8 ranks answered");
+    assert_contains(test_error_text(g), "1 of 8 ranks replied");
     static const char silent[] = "ranks 0-6 never took it, silent for up to ";
     assert_contains(test_error_text(g), silent);
     const double seconds = strtod(strstr(test_error_text(g), silent) + strlen(silent), NULL);
@@ -181,7 +181,7 @@ static void b2_a_call_does_not_wait_for_a_handler_for_ever(void **state)
     assert_contains(test_error_text(g), "held up in a handler");
     sem_post(&held.go_on);
     test_expect_echo(g, "seen");
-    /* The answer to the first went to the handler, that of the abandoned call to nobody. */
+    /* The reply to the first went to the handler, that of the abandoned call to nobody. */
     assert_int_equal(atomic_load(&held.runs), 1);
     test_group_free(g);
 }

@@ -29,7 +29,7 @@ static void listen_at_path(int backlog)
     assert_int_equal(listen(listener, backlog), 0);
 }
 
-/* What an odd control socket answers with. */
+/* What an odd control socket replies with. */
 struct script {
     const char *what;
     enum cox_hello_role role;
@@ -102,7 +102,7 @@ static struct script hello_reply(const char *what, int expected, uint32_t fds_sa
     return script;
 }
 
-static void a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing(void **state)
+static void a11_k18_b17_an_odd_reply_is_corrupt_and_leaves_nothing(void **state)
 {
     (void)state;
     listen_at_path(8);
@@ -156,33 +156,33 @@ static void a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing(void **state
 }
 
 /* One after the other. */
-struct answers {
+struct replies {
     const struct script *scripts;
     size_t count;
 };
 
 static void *odd_sockets(void *argument)
 {
-    const struct answers *answers = argument;
-    for (size_t i = 0; i < answers->count; i++)
-        odd_socket((void *)(uintptr_t)&answers->scripts[i]);
+    const struct replies *replies = argument;
+    for (size_t i = 0; i < replies->count; i++)
+        odd_socket((void *)(uintptr_t)&replies->scripts[i]);
     return NULL;
 }
 
-/* Of an answer that is sent over a socket: whatever comes, it is a hello reply or an error, and
+/* Of a reply that is sent over a socket: whatever comes, it is a hello reply or an error, and
  * nothing stays. */
-static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
+static void p10_a11_any_bit_of_an_reply_may_be_another(void **state)
 {
     (void)state;
     enum { BIT_COUNT = 8 * COX_HELLO_REPLY_SIZE, RANDOM_COUNT = 500 };
     struct script *scripts = calloc(BIT_COUNT + RANDOM_COUNT, sizeof *scripts);
-    struct answers answers = {scripts, BIT_COUNT + RANDOM_COUNT};
+    struct replies replies = {scripts, BIT_COUNT + RANDOM_COUNT};
     struct cox_hello hello = worker_hello();
     pthread_t thread;
     uint64_t seed = 17;
     size_t accepted = 0;
     assert_non_null(scripts);
-    for (size_t i = 0; i < answers.count; i++) {
+    for (size_t i = 0; i < replies.count; i++) {
         scripts[i] = hello_reply("flipped", 0, 4, 4);
         scripts[i].stays = false;
         if (i < BIT_COUNT) {
@@ -199,8 +199,8 @@ static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
     }
     listen_at_path(8);
     int before = fd_count();
-    assert_int_equal(pthread_create(&thread, NULL, odd_sockets, &answers), 0);
-    for (size_t i = 0; i < answers.count; i++) {
+    assert_int_equal(pthread_create(&thread, NULL, odd_sockets, &replies), 0);
+    for (size_t i = 0; i < replies.count; i++) {
         struct cox_control_connection session;
         struct cox_error err = {0};
         int r = cox_control_socket_connect(path, &hello, PATIENCE, &session, &err);
@@ -211,7 +211,7 @@ static void p10_a11_any_bit_of_an_answer_may_be_another(void **state)
             continue;
         }
         if (r < 0 || r == COX_TIMEOUT || !err.text[0] || err.code != r)
-            fail_msg("answer %zu: %d '%s'", i, r, err.text);
+            fail_msg("reply %zu: %d '%s'", i, r, err.text);
         assert_true(i >= BIT_COUNT || r == COX_CORRUPT);
     }
     pthread_join(thread, NULL);
@@ -295,7 +295,7 @@ static void a28_b18_each_way_to_fail_has_its_code_and_its_words(void **state)
     client_run(short_of_fds, NULL);
 }
 
-static void a2_b18_a_socket_that_does_not_answer_is_a_timeout(void **state)
+static void a2_b18_a_socket_that_does_not_reply_is_a_timeout(void **state)
 {
     (void)state;
     listen_at_path(8);
@@ -404,16 +404,15 @@ static void a24_b2_a_stopped_coordinator_is_a_timeout(void **state)
     assert_int_equal(
         cox_control_socket_connect(path, &hello, cox_deadline_after_ms(50), &session, &err),
         COX_TIMEOUT);
-    snprintf(
-        expected, sizeof expected,
-        "%s: no whole answer came in time: process %d, the coordinator, is stopped by a signal",
-        path, (int)pid);
+    snprintf(expected, sizeof expected,
+             "%s: no whole reply came in time: process %d, the coordinator, is stopped by a signal",
+             path, (int)pid);
     assert_string_equal(err.text, expected);
     kill(pid, SIGCONT);
     assert_int_equal(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL), 0);
     kill(pid, SIGKILL);
     child_status(pid);
-    assert_int_equal(raw_answer(session.fd, NULL), -COX_CLOSED); /* A24: at once, no hang */
+    assert_int_equal(raw_reply(session.fd, NULL), -COX_CLOSED); /* A24: at once, no hang */
     cox_control_connection_close(&session);
     close(told[0]);
     close(told[1]);
@@ -508,10 +507,10 @@ static void a18_a_session_can_be_made_by_hand(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        SOCKET_TEST(a11_k18_b17_an_odd_answer_is_corrupt_and_leaves_nothing),
-        SOCKET_TEST(p10_a11_any_bit_of_an_answer_may_be_another),
+        SOCKET_TEST(a11_k18_b17_an_odd_reply_is_corrupt_and_leaves_nothing),
+        SOCKET_TEST(p10_a11_any_bit_of_an_reply_may_be_another),
         SOCKET_TEST(a28_b18_each_way_to_fail_has_its_code_and_its_words),
-        SOCKET_TEST(a2_b18_a_socket_that_does_not_answer_is_a_timeout),
+        SOCKET_TEST(a2_b18_a_socket_that_does_not_reply_is_a_timeout),
         SOCKET_TEST(a2_b2_a_full_backlog_is_a_timeout),
         SOCKET_TEST(a2_a_place_in_the_backlog_is_waited_for),
         SOCKET_TEST(a24_b2_a_stopped_coordinator_is_a_timeout),

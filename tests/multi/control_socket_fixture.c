@@ -48,7 +48,7 @@ static int host_admit(void *context, const struct cox_control_client *client, st
 }
 
 static int host_worker(void *context, const struct cox_control_client *client,
-                       struct cox_control_socket_reply *answer, struct cox_error *err)
+                       struct cox_control_socket_reply *reply, struct cox_error *err)
 {
     (void)context;
     const struct cox_hello *hello = &client->hello;
@@ -57,13 +57,13 @@ static int host_worker(void *context, const struct cox_control_client *client,
         hello->rank == COX_HELLO_RANK_ANY ? host.workers % host.rank_count : hello->rank;
     bool fits = hello->rank_count == 0 || hello->rank_count == host.rank_count;
     if (fits) {
-        answer->hello_reply = (struct cox_hello_reply){.attach = COX_ATTACH_SEALED,
-                                                       .rank = rank,
-                                                       .rank_count = host.rank_count,
-                                                       .generation = 1,
-                                                       .epoch = 77};
-        memcpy(answer->fds, host_fds, sizeof host_fds);
-        answer->fd_count = host.fd_count;
+        reply->hello_reply = (struct cox_hello_reply){.attach = COX_ATTACH_SEALED,
+                                                      .rank = rank,
+                                                      .rank_count = host.rank_count,
+                                                      .generation = 1,
+                                                      .epoch = 77};
+        memcpy(reply->fds, host_fds, sizeof host_fds);
+        reply->fd_count = host.fd_count;
     }
     pthread_mutex_unlock(&lock);
     if (!fits)
@@ -301,7 +301,7 @@ int raw_connect(const char *path)
     return fd;
 }
 
-int raw_answer(int fd, char *text)
+int raw_reply(int fd, char *text)
 {
     uint8_t head[3], rest[COX_HELLO_SIZE];
     int fds[COX_HELLO_FD_COUNT_MAX];

@@ -24,7 +24,7 @@ struct host {
     /* what admit returns, with reason */
     int refuse;
     char reason[700];
-    /* in a worker's answer: that many of host_fds */
+    /* in a worker's reply: that many of host_fds */
     uint32_t fd_count;
     uint32_t rank_count;
     uint32_t workers, gone, admitted;
@@ -78,7 +78,7 @@ struct cox_hello worker_hello(void);
 int raw_connect(const char *path);
 /* What the coordinator says: the code of a refusal (its text in text[256]), 0: a hello reply, -1:
  * closed without a word. */
-int raw_answer(int fd, char *text);
+int raw_reply(int fd, char *text);
 /* The file that fd means has this text. */
 bool fd_says(int fd, uint32_t number);
 

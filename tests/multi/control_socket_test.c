@@ -303,7 +303,7 @@ static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
     for (size_t i = 0; i < 3; i++) {
         int fd = raw_connect(cox_control_socket_path(control_socket));
         assert_true(sizes[i] == 0 || send(fd, frame, sizes[i], 0) == (ssize_t)sizes[i]);
-        assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
+        assert_int_equal(raw_reply(fd, text), COX_TIMEOUT);
         assert_non_null(strstr(text, "of 1024 bytes of the hello came within 20 ms"));
         close(fd);
     }
@@ -312,7 +312,7 @@ static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
     int slow = raw_connect(cox_control_socket_path(control_socket));
     for (size_t i = 0; i < 1023 && send(slow, frame + i, 1, MSG_NOSIGNAL) == 1; i++)
         nanosleep(&(struct timespec){.tv_nsec = 10 * (long)COX_NSEC_PER_MSEC}, NULL);
-    assert_int_equal(raw_answer(slow, text), COX_TIMEOUT);
+    assert_int_equal(raw_reply(slow, text), COX_TIMEOUT);
     assert_int_equal(sscanf(text, "%u of 1024", &came), 1);
     assert_true(came < 1023);
     close(slow);
@@ -320,7 +320,7 @@ static void a15_a17_a_client_that_is_slow_is_told_so(void **state)
     options.hello_ms = 0; /* where nobody says */
     socket_start(&options);
     int fd = raw_connect(cox_control_socket_path(control_socket));
-    assert_int_equal(raw_answer(fd, text), COX_TIMEOUT);
+    assert_int_equal(raw_reply(fd, text), COX_TIMEOUT);
     assert_non_null(strstr(text, "came within 1000 ms"));
     close(fd);
 }
@@ -341,7 +341,7 @@ static void a17_a_frame_may_come_in_any_pieces(void **state)
             size = size > sizeof frame - at ? sizeof frame - at : size;
             assert_int_equal(send(fd, frame + at, size, 0), size);
         }
-        assert_int_equal(raw_answer(fd, NULL), 0);
+        assert_int_equal(raw_reply(fd, NULL), 0);
         close(fd);
         await_count(&host.gone, (uint32_t)round + 1);
     }
@@ -365,7 +365,7 @@ static void b21_200_slow_clients_hold_up_nobody(void **state)
         await_count(&host.gone, few ? 10 : 5);
         char text[256];
         if (few) {
-            assert_int_equal(raw_answer(slow[0], text), COX_FULL);
+            assert_int_equal(raw_reply(slow[0], text), COX_FULL);
             assert_non_null(strstr(text, "a newer client needed the place, one of 16"));
         }
         for (int i = 0; i < 200; i++)
@@ -459,7 +459,7 @@ static void g1h_a_storm_of_refusals_is_a_few_lines_and_their_number(void **state
     for (int i = 0; i < COUNT; i++) {
         int fd = raw_connect(cox_control_socket_path(control_socket));
         cox_socket_send(fd, frame, sizeof frame, NULL, 0, PATIENCE);
-        assert_int_equal(raw_answer(fd, text), COX_VERSION);
+        assert_int_equal(raw_reply(fd, text), COX_VERSION);
         close(fd);
     }
     proper_connection();
@@ -521,7 +521,7 @@ static void b14_garbage_is_refused_in_words(void **state)
             bytes[0] = 1;
         }
         assert_int_equal(send(fd, bytes, sizeof bytes, 0), sizeof bytes);
-        assert_int_equal(raw_answer(fd, text), round % 2 ? COX_INVALID : COX_VERSION);
+        assert_int_equal(raw_reply(fd, text), round % 2 ? COX_INVALID : COX_VERSION);
         assert_true(strlen(text) > 20);
         close(fd);
     }
@@ -545,7 +545,7 @@ static void b15_fds_that_come_with_a_hello_are_closed(void **state)
             assert_int_equal(cox_socket_send(fd, frame + 100 * late, 1024 - 100 * (size_t)late,
                                              host_fds, count, PATIENCE),
                              0);
-            assert_int_equal(raw_answer(fd, text), COX_CORRUPT);
+            assert_int_equal(raw_reply(fd, text), COX_CORRUPT);
             assert_non_null(strstr(text, "came with the hello"));
             close(fd);
         }
@@ -567,7 +567,7 @@ static void a16_who_leaves_before_its_hello_is_complete_is_forgotten(void **stat
             assert_int_equal(send(fd, frame, sizes[i], 0), sizes[i]);
             if (half) {
                 assert_int_equal(shutdown(fd, SHUT_WR), 0);
-                assert_int_equal(raw_answer(fd, NULL), -COX_CLOSED);
+                assert_int_equal(raw_reply(fd, NULL), -COX_CLOSED);
             }
             close(fd);
             snprintf(text, sizeof text, "left after %zu of 1024 bytes", sizes[i]);
@@ -597,7 +597,7 @@ static void a16_b20_a_worker_that_closes_one_direction_has_gone(void **state)
     int fd = raw_connect(cox_control_socket_path(control_socket));
     assert_int_equal(send(fd, frame, sizeof frame, 0), sizeof frame);
     assert_int_equal(shutdown(fd, SHUT_WR), 0);
-    assert_int_equal(raw_answer(fd, NULL), 0);
+    assert_int_equal(raw_reply(fd, NULL), 0);
     await_count(&host.gone, 2);
     close(fd);
 }
@@ -615,7 +615,7 @@ static void b14_more_than_a_frame_is_refused(void **state)
     for (size_t more = 1; more < sizeof bytes - COX_HELLO_SIZE; more *= 3) {
         int fd = raw_connect(cox_control_socket_path(control_socket));
         assert_int_equal(send(fd, bytes, COX_HELLO_SIZE + more, 0), COX_HELLO_SIZE + more);
-        assert_int_equal(raw_answer(fd, text), COX_CORRUPT);
+        assert_int_equal(raw_reply(fd, text), COX_CORRUPT);
         assert_non_null(strstr(text, "more than the 1024 bytes"));
         close(fd);
     }
@@ -627,7 +627,7 @@ static void b14_more_than_a_frame_is_refused(void **state)
                          0);
         assert_int_equal(cox_socket_send(session.fd, "x", 1, host_fds, with_fd, PATIENCE), 0);
         await_count(&host.gone, with_fd + 1);
-        assert_int_equal(raw_answer(session.fd, NULL), -COX_CLOSED);
+        assert_int_equal(raw_reply(session.fd, NULL), -COX_CLOSED);
         cox_control_connection_close(&session);
     }
     await_log("expected nothing after its hello");
@@ -654,13 +654,13 @@ static void few_fds(void *context)
     close(probe);
     int fd = raw_connect(cox_control_socket_path(control_socket));
     CHECK(fd >= 0);
-    CHECK(raw_answer(fd, text) == COX_FULL);
+    CHECK(raw_reply(fd, text) == COX_FULL);
     CHECK(strstr(text, "may not open more fds"));
     close(fd);
     await_log("nobody is let in");
     for (int i = 0; i < 3; i++) { /* it goes on refusing */
         fd = raw_connect(cox_control_socket_path(control_socket));
-        CHECK(fd >= 0 && raw_answer(fd, text) == COX_FULL);
+        CHECK(fd >= 0 && raw_reply(fd, text) == COX_FULL);
         close(fd);
     }
     limit.rlim_cur = limit.rlim_max;
@@ -732,7 +732,7 @@ static void b21_silent_clients_keep_no_fd_from_others(void **state)
         else if (i % 5 == 4)
             cox_control_connection_close(&session);
     }
-    assert_int_equal(raw_answer(silent[0], text), COX_FULL);
+    assert_int_equal(raw_reply(silent[0], text), COX_FULL);
     assert_non_null(
         strstr(text, "0 of 1024 bytes of the hello had come when a newer client needed its fd"));
     close(end[1]);
@@ -803,7 +803,7 @@ static void more_than_fds(void *context)
     leave_fds(ROOM);
     sem_post(&admit_go);
     for (int i = 0; i <= COUNT; i++) {
-        int code = raw_answer(fds[i], text);
+        int code = raw_reply(fds[i], text);
         if (code)
             fprintf(stderr, "client %d: %s\n", i, text);
         CHECK(code == (i <= ROOM ? 0 : COX_FULL));
@@ -840,7 +840,7 @@ static void limit_lowered(void *context)
     CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
     cox_hello_format(&hello, frame);
     CHECK(cox_socket_send(fds[0], frame, sizeof frame, NULL, 0, PATIENCE) == 0);
-    CHECK(raw_answer(fds[0], NULL) == COX_INVALID);
+    CHECK(raw_reply(fds[0], NULL) == COX_INVALID);
     socket_stop();
 }
 
@@ -899,9 +899,9 @@ static void a22_a_socket_that_closes_says_so_to_everybody(void **state)
     assert_int_equal(cox_control_socket_connect(path, &fd_store, PATIENCE, &sessions[1], NULL), 0);
     int waiting = raw_connect(path);
     socket_stop();
-    assert_int_equal(raw_answer(sessions[0].fd, NULL), -COX_CLOSED);
-    assert_int_equal(raw_answer(sessions[1].fd, NULL), -COX_CLOSED);
-    assert_int_equal(raw_answer(waiting, NULL), -COX_CLOSED);
+    assert_int_equal(raw_reply(sessions[0].fd, NULL), -COX_CLOSED);
+    assert_int_equal(raw_reply(sessions[1].fd, NULL), -COX_CLOSED);
+    assert_int_equal(raw_reply(waiting, NULL), -COX_CLOSED);
     assert_int_equal(stat(path, &st), -1);
     assert_int_equal(runtime_dir_count(), 0);
     assert_int_equal(read_count(&host.gone), 0); /* nobody is told of those */

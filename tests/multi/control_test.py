@@ -146,7 +146,7 @@ def test_m3_p3_status_tells_what_went_in_blocks():
             if execute["bulk_replies"]:
                 check(252 * execute["bulk_replies"] < execute["bulk_reply_bytes"] <= execute["reply_bytes"],
                       "wrong: %s" % execute)
-                check(re.search(r"^large payloads, execute: 0 requests of 0 ?B, %d answers of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
+                check(re.search(r"^large payloads, execute: 0 requests of 0 ?B, %d replies of [0-9.]+ ?[KM]?i?B; 0 ?B held$" %
                                 execute["bulk_replies"], human.out, re.M), "no line of large payloads", human)
             else:
                 check("\nlarge payloads, " not in human.out, "a line of large payloads", human)
@@ -1063,7 +1063,7 @@ def test_a24_b2_a_stopped_coordinator_is_told_and_a_paused_group_waited_for():
         check(client.stdout.readline() == "27+58=85\n", "no text")
         group.process.send_signal(signal.SIGSTOP)
         try:
-            result = expect(finish(client), 3, "does not answer: it is stopped, or stuck")
+            result = expect(finish(client), 3, "does not reply: it is stopped, or stuck")
             check(set(result.out.splitlines()) <= {"27+58=85"}, "another text", result)
         finally:
             group.process.send_signal(signal.SIGCONT)

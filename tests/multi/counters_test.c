@@ -246,7 +246,7 @@ static void p3_status_tells_an_error_or_a_death_whichever_came_last(void **state
     test_group_free(g);
 }
 
-static void p3_p10_an_answer_that_makes_no_sense_is_an_error(void **state)
+static void p3_p10_an_reply_that_makes_no_sense_is_an_error(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -304,7 +304,7 @@ static void p4_late_replies_are_counted(void **state)
     test_group_free(g);
 }
 
-/* Requests once, whoever reads them; answers of all. */
+/* Requests once, whoever reads them; replies of all. */
 static void p3_status_counts_the_bytes_that_were_moved(void **state)
 {
     (void)state;
@@ -500,7 +500,7 @@ static uint64_t rings_of(struct cox_executor *executor)
     return stats.rings;
 }
 
-/* Nothing is in flight, and a rank owes an answer: who is woken for it was refused. */
+/* Nothing is in flight, and a rank owes a reply: who is woken for it was refused. */
 static void *releaser_main(void *argument)
 {
     struct releaser *releaser = argument;
@@ -546,7 +546,7 @@ int main(void)
         TEST(m15_a_stop_is_no_death),
         TEST(p3_status_keeps_the_last_error_of_each_rank),
         TEST(p3_status_tells_an_error_or_a_death_whichever_came_last),
-        TEST(p3_p10_an_answer_that_makes_no_sense_is_an_error),
+        TEST(p3_p10_an_reply_that_makes_no_sense_is_an_error),
         TEST(p4_late_replies_are_counted),
         TEST(p3_status_counts_the_bytes_that_were_moved),
         TEST(p3_the_phases_of_every_completed_request_are_counted),

@@ -278,7 +278,7 @@ static struct asked asked_of(struct test_group *group, enum way way, uint64_t aw
         .group = group, .way = way, .deadline_ns = cox_deadline_after_ms(away_ms)};
 }
 
-/* Its second rank answers nothing any more. *ret_thread: which gathers. */
+/* Its second rank replies nothing any more. *ret_thread: which gathers. */
 static struct test_group *group_start(enum way way, pid_t *ret_pid, pid_t *ret_thread)
 {
     struct test_group *group = test_group_start(2, NULL);
@@ -368,7 +368,7 @@ static void b2_who_waits_for_its_turn_sleeps_until_the_deadline(void **state)
             away_ms *= 2;
 }
 
-/* In slices, since nobody tells that there is room: a rank still owes the answer to the call
+/* In slices, since nobody tells that there is room: a rank still owes the reply to the call
  * before. */
 static bool waits_for_room_until(uint64_t away_ms)
 {

@@ -538,7 +538,7 @@ static int wait_and_be_stopped(struct crew *crew, uint32_t rank, struct crew_ran
     if (r == 0)
         r = seat_init(&seat, NULL, 1, &self->err);
     if (r == 0 && rank == 0) {
-        /* Whether the signal comes before the wait or in it: the answer is the same. */
+        /* Whether the signal comes before the wait or in it: the reply is the same. */
         sigaction(SIGALRM, &action, NULL);
         ualarm(100000, 0);
         r = seat_step(&seat, 2, 0, PROMPT_LENGTH, &self->err);

@@ -312,7 +312,7 @@ static void m4_p1_an_error_or_a_death_does_not_wait_for_the_others(void **state)
             struct test_pipe *pipe = test_pipe_new();
             const struct test_how how = {.gather = COX_GATHER_ALL,
                                          .timeout_ms = 10 * TEST_PATIENCE_MS};
-            /* Rank 0 blocks, rank 1 ends it, the others answer. */
+            /* Rank 0 blocks, rank 1 ends it, the others reply. */
             assert_int_equal(
                 test_submit(g, &how, "each block %s|%s|echo x", test_pipe_path(pipe), ends[e]), 0);
             const struct test_completion *c = test_await(g, 0);
@@ -658,12 +658,12 @@ static void *caller_main(void *argument)
         if (before == 0)
             atomic_fetch_add(caller->started, 1);
         if (caller->result == 0 && caller->good != before + 1)
-            caller->result = COX_CORRUPT; /* another's answer */
+            caller->result = COX_CORRUPT; /* another's reply */
     } while (caller->result == 0);
     return NULL;
 }
 
-/* Many threads call, and each gets its own answer, until the group is stopped under them; then each
+/* Many threads call, and each gets its own reply, until the group is stopped under them; then each
  * gets an end. */
 static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
 {
@@ -690,7 +690,7 @@ static void m5_callers_on_many_threads_and_a_stop_among_them(void **state)
     }
 }
 
-/* Who looks before it sleeps, or never does, hears of every answer, and of the death among them. */
+/* Who looks before it sleeps, or never does, hears of every reply, and of the death among them. */
 static void m5_p1_rounds_with_and_without_a_look_before_sleep(void **state)
 {
     enum { ROUND_COUNT = 3000, FLIGHT = 4 };

@@ -287,7 +287,7 @@ static void a4_a5_one_too_many_or_another_world_is_told_why(void **state)
 
 /* What the coordinator says is a hello reply, or a reason. Returns 0; 1: it closed without a word;
  * 2: it makes no sense. */
-static int answer_read(int fd)
+static int reply_read(int fd)
 {
     uint8_t bytes[512];
     int fds[COX_HELLO_FD_COUNT_MAX];
@@ -351,7 +351,7 @@ static int odd_connection(const char *control_socket, const uint8_t good[COX_HEL
     }
     if (cut)
         shutdown(fd, SHUT_WR);
-    int r = answer_read(fd);
+    int r = reply_read(fd);
     close(fd);
     return cut && r == 1 ? 0 : r;
 }
@@ -373,7 +373,7 @@ static int odd_main(const char *control_socket)
         bytes[bit / 8] ^= (uint8_t)(1u << (bit % 8));
         int fd = odd_connect(control_socket);
         if (fd < 0 || cox_socket_send(fd, bytes, sizeof bytes, NULL, 0, deadline_ns) ||
-            answer_read(fd)) {
+            reply_read(fd)) {
             fprintf(stderr, "odd: no word for bit %zu\n", bit);
             return 2;
         }

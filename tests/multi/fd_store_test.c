@@ -139,26 +139,26 @@ static void no_more_is_kept_than_was_said(void **state)
 }
 
 /* The other side of the socket is the test. */
-static void b14_answers_that_make_no_sense_are_corrupt(void **state)
+static void b14_replies_that_make_no_sense_are_corrupt(void **state)
 {
     (void)state;
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
     for (int what = 0; what < 4; what++) {
         int ends[2], fd = -1;
-        uint8_t answer[COX_FD_STORE_REPLY_SIZE];
+        uint8_t reply[COX_FD_STORE_REPLY_SIZE];
         assert_int_equal(cox_socket_pair(ends), 0);
         int before = fd_count();
         struct cox_fd_store fd_store = {.fd = ends[0]};
-        /* Answers to nothing that was asked are passed over, with their fds; then half of one. */
-        cox_fd_store_reply_format(0, 12345, answer);
+        /* Replies to nothing that was asked are passed over, with their fds; then half of one. */
+        cox_fd_store_reply_format(0, 12345, reply);
         if (what == 1)
-            answer[0] = COX_STATUS_COUNT;
+            reply[0] = COX_STATUS_COUNT;
         if (what == 2)
-            answer[4] = 1;
+            reply[4] = 1;
         assert_int_equal(
-            cox_socket_send(ends[1], answer, sizeof answer, host_fds, what == 3 ? 2 : 1, PATIENCE),
+            cox_socket_send(ends[1], reply, sizeof reply, host_fds, what == 3 ? 2 : 1, PATIENCE),
             0);
-        assert_int_equal(cox_socket_send(ends[1], answer, 3, NULL, 0, PATIENCE), 0);
+        assert_int_equal(cox_socket_send(ends[1], reply, 3, NULL, 0, PATIENCE), 0);
         int r = cox_fd_store_get(&fd_store, &handle, cox_deadline_after_ms(20), &fd, NULL);
         assert_int_equal(r, what == 0 ? COX_TIMEOUT : COX_CORRUPT);
         assert_int_equal(fd, -1);
@@ -169,10 +169,10 @@ static void b14_answers_that_make_no_sense_are_corrupt(void **state)
     }
 }
 
-static void *answers(void *argument)
+static void *replies(void *argument)
 {
-    const int *way = argument; /* fd, fds with the answer */
-    uint8_t request[COX_FD_STORE_REQUEST_SIZE], answer[COX_FD_STORE_REPLY_SIZE];
+    const int *way = argument; /* fd, fds with the reply */
+    uint8_t request[COX_FD_STORE_REQUEST_SIZE], reply[COX_FD_STORE_REPLY_SIZE];
     uint64_t number = 0;
     int came = -1;
     uint32_t count = 0;
@@ -180,12 +180,12 @@ static void *answers(void *argument)
         return NULL;
     cox_close_fd(&came);
     memcpy(&number, request + 8, sizeof number);
-    cox_fd_store_reply_format(0, number, answer);
-    cox_socket_send(way[0], answer, sizeof answer, host_fds, (uint32_t)way[1], PATIENCE);
+    cox_fd_store_reply_format(0, number, reply);
+    cox_socket_send(way[0], reply, sizeof reply, host_fds, (uint32_t)way[1], PATIENCE);
     return NULL;
 }
 
-static void b14_an_answer_with_the_wrong_fds_is_corrupt(void **state)
+static void b14_an_reply_with_the_wrong_fds_is_corrupt(void **state)
 {
     (void)state;
     struct cox_handle handle = handle_of(host_fds[0], getpid(), 0);
@@ -196,7 +196,7 @@ static void b14_an_answer_with_the_wrong_fds_is_corrupt(void **state)
             assert_int_equal(cox_socket_pair(ends), 0);
             struct cox_fd_store fd_store = {.fd = ends[0]};
             int way[2] = {ends[1], sent};
-            assert_int_equal(pthread_create(&thread, NULL, answers, way), 0);
+            assert_int_equal(pthread_create(&thread, NULL, replies, way), 0);
             int r = fetch ? cox_fd_store_get(&fd_store, &handle, PATIENCE, &fd, NULL)
                           : cox_fd_store_put(&fd_store, &handle, host_fds[0], PATIENCE, NULL);
             assert_int_equal(r, fetch == sent ? 0 : COX_CORRUPT);
@@ -208,7 +208,7 @@ static void b14_an_answer_with_the_wrong_fds_is_corrupt(void **state)
         }
 }
 
-/* Requests in pieces, requests without end, requests whose answers nobody reads. */
+/* Requests in pieces, requests without end, requests whose replies nobody reads. */
 static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
 {
     (void)state;
@@ -232,10 +232,10 @@ static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
                          0);
         if (round % 7 == 0) { /* two fds: dropped */
             cox_socket_send(odd.fd, bytes, 1, host_fds, 2, PATIENCE);
-            uint8_t answer;
+            uint8_t reply;
             int r;
             do
-                r = cox_socket_receive(odd.fd, &answer, 1, &fd, 1, &(uint32_t){0}, PATIENCE);
+                r = cox_socket_receive(odd.fd, &reply, 1, &fd, 1, &(uint32_t){0}, PATIENCE);
             while (r == 0);
             assert_int_equal(r, COX_CLOSED);
         }
@@ -326,8 +326,8 @@ static void l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_l
     }
 }
 
-/* A hundred answers that nobody asked for are there: who has no time left hears one. */
-static void b14_b21_answers_without_end_are_a_timeout(void **state)
+/* A hundred replies that nobody asked for are there: who has no time left hears one. */
+static void b14_b21_replies_without_end_are_a_timeout(void **state)
 {
     (void)state;
     int ends[2], fd = -1;
@@ -406,9 +406,9 @@ int main(void)
         SOCKET_TEST(l12_what_one_process_leaves_another_one_fetches),
         SOCKET_TEST(no_more_is_kept_than_was_said),
         SOCKET_TEST(l8_b29_what_a_dead_process_left_is_forgotten_though_its_connection_lives),
-        SOCKET_TEST(b14_b21_answers_without_end_are_a_timeout),
-        SOCKET_TEST(b14_answers_that_make_no_sense_are_corrupt),
-        SOCKET_TEST(b14_an_answer_with_the_wrong_fds_is_corrupt),
+        SOCKET_TEST(b14_b21_replies_without_end_are_a_timeout),
+        SOCKET_TEST(b14_replies_that_make_no_sense_are_corrupt),
+        SOCKET_TEST(b14_an_reply_with_the_wrong_fds_is_corrupt),
         SOCKET_TEST(b14_b21_an_odd_fd_owner_harms_itself_alone),
         SOCKET_TEST(b29_10000_fetches_leave_nothing),
         SOCKET_TEST(a_socket_that_closes_ends_its_fd_store),

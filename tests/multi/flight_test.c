@@ -50,7 +50,7 @@ static bool sem_await(sem_t *sem)
     return true;
 }
 
-/* ---- requests without answer ---- */
+/* ---- requests without reply ---- */
 
 struct link_request {
     Coxswain__ExecuteRequest request;
@@ -68,7 +68,7 @@ static void link_request_init(struct link_request *r)
 }
 
 /* Submits that many links, each again while the ranks still read the frame. Returns the first other
- * answer. */
+ * reply. */
 static int submit_links(struct cox_executor *executor, uint32_t count)
 {
     struct link_request own;
@@ -138,7 +138,7 @@ static void visit_and_link(void *context, const struct cox_completion *completio
     visit->called = cox_executor_call(visit->executor, &own.request, &options, NULL, NULL, NULL);
 }
 
-/* The request whose answers are looked at has ended, so its frame is taken again meanwhile. */
+/* The request whose replies are looked at has ended, so its frame is taken again meanwhile. */
 static void m7_links_from_inside_a_visit(void **state)
 {
     (void)state;
@@ -174,7 +174,7 @@ static void m7_links_from_inside_a_visit(void **state)
 }
 
 /* Ranks look at a number that somebody has written over, and see requests that do not exist yet. */
-static void p10_a_number_turned_up_answers_nothing(void **state)
+static void p10_a_number_turned_up_replies_nothing(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(2, NULL);
@@ -248,7 +248,7 @@ static void p10_a_rank_sleeps_on_a_number_turned_up(void **state)
 
 /* ---- beside a stuck request ---- */
 
-/* Rank 2 has answered when rank 0's answer ends it all; rank 1 never does. */
+/* Rank 2 has replied when rank 0's reply ends it all; rank 1 never does. */
 static void m4_what_was_answered_before_a_failure_is_told(void **state)
 {
     enum { ROUND_COUNT = 20 };
@@ -328,7 +328,7 @@ static void p1_an_end_behind_a_stuck_request_is_told_at_once(void **state)
     test_group_free(g);
 }
 
-/* It ended before the stuck one in front of it; its answer is owed all the same. */
+/* It ended before the stuck one in front of it; its reply is owed all the same. */
 static void p3_a_request_that_ended_out_of_order_is_late(void **state)
 {
     (void)state;
@@ -346,7 +346,7 @@ static void p3_a_request_that_ended_out_of_order_is_late(void **state)
     assert_int_equal(c->ranks[1].outcome, COX_OUTCOME_LATE);
     test_await_lines(g, 1, "blocked", 1); /* else the next refusal may only be for a slow start */
     assert_int_equal(test_submit(g, &third, "echo x"), COX_LATE);
-    assert_contains(test_error_text(g), "rank 1 still owes the answer to sequence 2");
+    assert_contains(test_error_text(g), "rank 1 still owes the reply to sequence 2");
     test_pipe_release(late_pipe, 1);
     assert_int_equal(test_submit_persist(g, &third, "echo x"), 0);
     c = test_await(g, 1);
@@ -391,8 +391,8 @@ static void await_clock(uint64_t time_ns)
         continue;
 }
 
-/* Everybody had answered in time; only the one who looks was held up, past the deadline. */
-static void p3_an_answer_of_every_rank_is_no_timeout(void **state)
+/* Everybody had replied in time; only the one who looks was held up, past the deadline. */
+static void p3_an_reply_of_every_rank_is_no_timeout(void **state)
 {
     (void)state;
     char name[64];
@@ -666,7 +666,7 @@ static void p2_also_when_the_request_has_ended(void **state)
     thief_deinit(&thief);
 }
 
-static void p2_also_when_nobody_waits_for_an_answer(void **state)
+static void p2_also_when_nobody_waits_for_an_reply(void **state)
 {
     (void)state;
     char name[64];
@@ -707,7 +707,7 @@ static uint64_t ring_time(struct cox_collector *collector)
     return time_ns;
 }
 
-/* Submits again each time the response thread has woken for what is in flight, while the answer is
+/* Submits again each time the response thread has woken for what is in flight, while the reply is
  * LATE. */
 static int submit_after_rings(struct test_group *g, const struct test_how *how)
 {
@@ -761,18 +761,18 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(m7_links_in_a_row),
         TEST(m7_links_from_inside_a_visit),
-        TEST(p10_a_number_turned_up_answers_nothing),
+        TEST(p10_a_number_turned_up_replies_nothing),
         TEST(p10_a_rank_sleeps_on_a_number_turned_up),
         TEST(m4_what_was_answered_before_a_failure_is_told),
         TEST(p1_an_end_behind_a_stuck_request_is_told_at_once),
         TEST(p3_a_request_that_ended_out_of_order_is_late),
-        TEST(p3_an_answer_of_every_rank_is_no_timeout),
+        TEST(p3_an_reply_of_every_rank_is_no_timeout),
         TEST(m5_replace_returns_although_the_new_handler_runs_on),
         TEST(m5_replace_with_nothing_is_refused),
         TEST(p3_a_deadline_that_has_passed_publishes_nothing),
         TEST(p2_a_lost_wake_up_is_sent_again),
         TEST(p2_also_when_the_request_has_ended),
-        TEST(p2_also_when_nobody_waits_for_an_answer),
+        TEST(p2_also_when_nobody_waits_for_an_reply),
         TEST(p2_also_beside_a_stuck_request),
     };
     return cmocka_run_group_tests_name("flight", tests, NULL, NULL);

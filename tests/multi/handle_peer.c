@@ -26,37 +26,36 @@ struct server {
     struct cox_handle batch[PEER_BATCH];
 };
 
-static void server_export(struct server *server, int fd, uint64_t offset,
-                          struct peer_answer *answer)
+static void server_export(struct server *server, int fd, uint64_t offset, struct peer_reply *reply)
 {
-    answer->result =
-        cox_exporter_export(server->exporter, fd, offset, 0, &answer->handles[0], &answer->err);
+    reply->result =
+        cox_exporter_export(server->exporter, fd, offset, 0, &reply->handles[0], &reply->err);
     cox_close_fd(&server->object);
     server->object = fd;
 }
 
 static void server_open(const struct server *server, const struct cox_handle *handle,
-                        struct peer_answer *answer)
+                        struct peer_reply *reply)
 {
     struct cox_handle_info info;
     uint8_t byte = 0;
     int fd = -1;
-    answer->result = cox_handle_open(handle, server->socket_path, cox_deadline_after_ms(10000), &fd,
-                                     &answer->err);
-    if (answer->result == 0)
+    reply->result = cox_handle_open(handle, server->socket_path, cox_deadline_after_ms(10000), &fd,
+                                    &reply->err);
+    if (reply->result == 0)
         CHECK(cox_handle_parse(handle, &info, NULL) == 0 &&
               pread(fd, &byte, 1, (off_t)info.offset) == 1);
-    answer->number = byte;
+    reply->number = byte;
     cox_close_fd(&fd);
 }
 
-static void server_batch(struct server *server, bool put, struct peer_answer *answer)
+static void server_batch(struct server *server, bool put, struct peer_reply *reply)
 {
-    for (size_t i = 0; i < PEER_BATCH && answer->result == 0; i++)
-        answer->result = put ? cox_exporter_put(server->exporter, &server->batch[i])
-                             : cox_exporter_export(server->exporter, server->object, 0, 0,
-                                                   &server->batch[i], &answer->err);
-    memcpy(answer->handles, server->batch, sizeof server->batch);
+    for (size_t i = 0; i < PEER_BATCH && reply->result == 0; i++)
+        reply->result = put ? cox_exporter_put(server->exporter, &server->batch[i])
+                            : cox_exporter_export(server->exporter, server->object, 0, 0,
+                                                  &server->batch[i], &reply->err);
+    memcpy(reply->handles, server->batch, sizeof server->batch);
 }
 
 static void server_replace(int number)
@@ -66,8 +65,7 @@ static void server_replace(int number)
     close(other);
 }
 
-static void server_serve(struct server *server, const struct order *order,
-                         struct peer_answer *answer)
+static void server_serve(struct server *server, const struct order *order, struct peer_reply *reply)
 {
     int pair[2];
     uint8_t byte = 0;
@@ -75,39 +73,39 @@ static void server_serve(struct server *server, const struct order *order,
     case PEER_EXPORT:
     case PEER_EXPORT_AT:
         server_export(server, object_new(PEER_OBJECT_SIZE, (unsigned)order->argument),
-                      order->order == PEER_EXPORT ? 0 : 5001, answer);
+                      order->order == PEER_EXPORT ? 0 : 5001, reply);
         break;
     case PEER_EXPORT_SOCKET:
         CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
         cox_close_fd(&server->other);
         server->other = pair[1];
-        server_export(server, pair[0], 0, answer);
+        server_export(server, pair[0], 0, reply);
         break;
     case PEER_EXPORT_BATCH:
     case PEER_PUT_BATCH:
-        server_batch(server, order->order == PEER_PUT_BATCH, answer);
+        server_batch(server, order->order == PEER_PUT_BATCH, reply);
         break;
     case PEER_PUT:
-        answer->result = cox_exporter_put(server->exporter, &order->handle);
+        reply->result = cox_exporter_put(server->exporter, &order->handle);
         break;
     case PEER_REPLACE:
         server_replace((int)order->argument);
         break;
     case PEER_SET_DUMPABLE:
-        answer->result = prctl(PR_SET_DUMPABLE, (unsigned long)order->argument, 0, 0, 0);
+        reply->result = prctl(PR_SET_DUMPABLE, (unsigned long)order->argument, 0, 0, 0);
         break;
     case PEER_TRUNCATE:
-        answer->result = ftruncate(server->object, order->argument);
+        reply->result = ftruncate(server->object, order->argument);
         break;
     case PEER_COUNT_FDS:
-        answer->number = fd_count();
+        reply->number = fd_count();
         break;
     case PEER_OPEN:
-        server_open(server, &order->handle, answer);
+        server_open(server, &order->handle, reply);
         break;
     case PEER_RECEIVE_EVENT:
-        answer->result = read(server->other, &byte, 1) == 1 ? 0 : -errno;
-        answer->number = byte;
+        reply->result = read(server->other, &byte, 1) == 1 ? 0 : -errno;
+        reply->number = byte;
         break;
     }
 }
@@ -132,9 +130,9 @@ static _Noreturn void server_main(const struct peer_options *options, int socket
     pid_t pid = getpid();
     CHECK(send(socket, &pid, sizeof pid, MSG_NOSIGNAL) == sizeof pid);
     while (recv(socket, &order, sizeof order, 0) == sizeof order) {
-        struct peer_answer answer = {.result = 0};
-        server_serve(&server, &order, &answer);
-        CHECK(send(socket, &answer, sizeof answer, MSG_NOSIGNAL) == sizeof answer);
+        struct peer_reply reply = {.result = 0};
+        server_serve(&server, &order, &reply);
+        CHECK(send(socket, &reply, sizeof reply, MSG_NOSIGNAL) == sizeof reply);
     }
     cox_exporter_free(server.exporter);
     _exit(0);
@@ -181,24 +179,24 @@ struct peer peer_start(const struct peer_options *options)
     return peer;
 }
 
-struct peer_answer peer_ask(const struct peer *peer, enum peer_order which, int64_t argument,
-                            const struct cox_handle *handle)
+struct peer_reply peer_ask(const struct peer *peer, enum peer_order which, int64_t argument,
+                           const struct cox_handle *handle)
 {
     struct order order = {.order = which, .argument = argument};
-    struct peer_answer answer;
+    struct peer_reply reply;
     if (handle)
         order.handle = *handle;
     assert_int_equal(send(peer->socket, &order, sizeof order, MSG_NOSIGNAL), sizeof order);
-    assert_int_equal(recv(peer->socket, &answer, sizeof answer, 0), sizeof answer);
-    return answer;
+    assert_int_equal(recv(peer->socket, &reply, sizeof reply, 0), sizeof reply);
+    return reply;
 }
 
 struct cox_handle peer_export(const struct peer *peer, enum peer_order order, unsigned seed)
 {
-    struct peer_answer answer = peer_ask(peer, order, seed, NULL);
-    if (answer.result)
-        fail_msg("export: %d %s", answer.result, answer.err.text);
-    return answer.handles[0];
+    struct peer_reply reply = peer_ask(peer, order, seed, NULL);
+    if (reply.result)
+        fail_msg("export: %d %s", reply.result, reply.err.text);
+    return reply.handles[0];
 }
 
 void peer_kill(const struct peer *peer)

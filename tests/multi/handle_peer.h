@@ -2,7 +2,7 @@
  * handle_peer: a process of its own that exports, and does what it is told: what the tests of
  * by-value handles between processes share.
  *
- * Threads: one. Ownership: a peer belongs to the test until ended. Blocks: until the peer answered.
+ * Threads: one. Ownership: a peer belongs to the test until ended. Blocks: until the peer replied.
  * If the test dies: the kernel kills the peer; one that left its parent ends with its socket.
  */
 #ifndef COX_TESTS_MULTI_HANDLE_PEER_H
@@ -45,7 +45,7 @@ enum peer_order {
     PEER_RECEIVE_EVENT, /* a byte from the other end of the socket exported last -> number */
 };
 
-struct peer_answer {
+struct peer_reply {
     int result;
     int number;
     struct cox_error err;
@@ -53,9 +53,9 @@ struct peer_answer {
 };
 
 struct peer peer_start(const struct peer_options *options);
-/* Fails the test unless it answers. */
-struct peer_answer peer_ask(const struct peer *peer, enum peer_order order, int64_t argument,
-                            const struct cox_handle *handle);
+/* Fails the test unless it replies. */
+struct peer_reply peer_ask(const struct peer *peer, enum peer_order order, int64_t argument,
+                           const struct cox_handle *handle);
 /* The order has to succeed; returns its first handle. */
 struct cox_handle peer_export(const struct peer *peer, enum peer_order order, unsigned seed);
 void peer_kill(const struct peer *peer); /* dead on return, not reaped */

@@ -323,9 +323,9 @@ static void l12_a_socket_that_is_gone_leaves_the_other_way(void **state)
     socket_stop();
     path = gone;
     child_run(open_without_its_socket, &handle);
-    struct peer_answer answer = peer_ask(&peer, PEER_EXPORT, 9, NULL);
-    assert_int_equal(answer.result, COX_CLOSED);
-    assert_true(answer.err.text[0]);
+    struct peer_reply reply = peer_ask(&peer, PEER_EXPORT, 9, NULL);
+    assert_int_equal(reply.result, COX_CLOSED);
+    assert_true(reply.err.text[0]);
     assert_int_equal(peer_ask(&peer, PEER_EXPORT, 9, NULL).result, COX_CLOSED);
     assert_int_equal(peer_ask(&peer, PEER_PUT, 0, &handle).result, 0);
     /* Less the connection and the duplicate. */
@@ -377,7 +377,7 @@ static void l15_b29_nothing_is_left_at_the_socket(void **state)
 
 /* ---- beside it ---- */
 
-static void l13_query_tells_whether_the_socket_answers(void **state)
+static void l13_query_tells_whether_the_socket_replies(void **state)
 {
     struct cox_handle_probe ways;
     (void)state;
@@ -434,7 +434,7 @@ int main(void)
         HANDLE_TEST(l12_a_socket_that_is_gone_leaves_the_other_way),
         HANDLE_TEST(l12_a_full_fd_store_refuses_an_export_whole),
         HANDLE_TEST(l15_b29_nothing_is_left_at_the_socket),
-        HANDLE_TEST(l13_query_tells_whether_the_socket_answers),
+        HANDLE_TEST(l13_query_tells_whether_the_socket_replies),
         HANDLE_TEST(l20_b30_fds_in_messages_and_handles_by_value_go_side_by_side),
     };
     fixture_begin();

@@ -84,10 +84,10 @@ static void l5_siblings_and_strangers_open_it(void **state)
         for (unsigned from = 0; from < 3; from++) {
             struct cox_handle handle = peer_export(&peers[from], PEER_EXPORT_AT, from);
             for (unsigned to = 0; to < 3; to++) {
-                struct peer_answer answer = peer_ask(&peers[to], PEER_OPEN, 0, &handle);
-                if (answer.result)
-                    fail_msg("%u of %u: %s", to, from, answer.err.text);
-                assert_int_equal(answer.number, object_byte(from, 5001));
+                struct peer_reply reply = peer_ask(&peers[to], PEER_OPEN, 0, &handle);
+                if (reply.result)
+                    fail_msg("%u of %u: %s", to, from, reply.err.text);
+                assert_int_equal(reply.number, object_byte(from, 5001));
             }
         }
         for (unsigned i = 0; i < 3; i++)
@@ -704,10 +704,10 @@ static void import_batches(const struct peer *peer, int rounds)
     int before = fd_count(), there = 0;
     peer_export(peer, PEER_EXPORT, 18);
     for (int round = 0; round < rounds; round++) {
-        struct peer_answer answer = peer_ask(peer, PEER_EXPORT_BATCH, 0, NULL);
-        CHECK(answer.result == 0);
+        struct peer_reply reply = peer_ask(peer, PEER_EXPORT_BATCH, 0, NULL);
+        CHECK(reply.result == 0);
         for (size_t i = 0; i < PEER_BATCH; i++) {
-            CHECK(cox_importer_open(importer, &answer.handles[i],
+            CHECK(cox_importer_open(importer, &reply.handles[i],
                                     i % 8 ? COX_IMPORT_FD : COX_IMPORT_READ, &import, NULL) == 0);
             cox_importer_close(importer, import);
         }

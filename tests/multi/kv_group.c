@@ -589,13 +589,13 @@ static void pack(struct packed *packed, const struct kv_pull *pull)
 
 static void on_pulled(void *context, const struct cox_completion *completion)
 {
-    struct kv_answers *answers = context;
+    struct kv_replies *replies = context;
     for (uint32_t rank = 0; rank < completion->rank_count; rank++) {
         const Coxswain__ExecuteResponse *response = completion->ranks[rank].response;
         const Coxswain__PullKVResponse *body = response ? response->pull_kv_response : NULL;
         for (size_t i = 0; body && i < body->n_pull_kv_results && i < KV_PULLS_MAX; i++) {
             const Coxswain__PullKVResponse__PullKVResult *from = body->pull_kv_results[i];
-            struct kv_answer *to = &answers->ranks[rank][i];
+            struct kv_reply *to = &replies->ranks[rank][i];
             to->code = (int32_t)from->pd_error_code;
             to->status = from->status;
             to->bytes = from->copied_bytes;
@@ -605,7 +605,7 @@ static void on_pulled(void *context, const struct cox_completion *completion)
 }
 
 void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, uint64_t timeout_ms,
-             struct kv_answers *ret_answers)
+             struct kv_replies *ret_replies)
 {
     ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
     Coxswain__PullKVRequest body = COXSWAIN__PULL_KVREQUEST__INIT;
@@ -615,10 +615,10 @@ void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, ui
         .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = cox_deadline_after_ms(timeout_ms ? timeout_ms : TEST_PATIENCE_MS)};
-    *ret_answers = (struct kv_answers){0};
+    *ret_replies = (struct kv_replies){0};
     for (uint32_t rank = 0; rank < KV_RANK_COUNT_MAX; rank++)
         for (uint32_t i = 0; i < KV_PULLS_MAX; i++)
-            ret_answers->ranks[rank][i].status = -1;
+            ret_replies->ranks[rank][i].status = -1;
     for (uint32_t i = 0; i < count; i++) {
         pack(&packed[i], &pulls[i]);
         infos[i] = &packed[i].info;
@@ -629,24 +629,24 @@ void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, ui
     request.execute_type = TYPE(KV_TRANSFER);
     request.request_case = REQUEST(PULL_KV_REQUEST);
     request.pull_kv_request = &body;
-    ret_answers->status = cox_executor_call(test_group_executor(g->group), &request, &options,
-                                            on_pulled, ret_answers, &ret_answers->err);
+    ret_replies->status = cox_executor_call(test_group_executor(g->group), &request, &options,
+                                            on_pulled, ret_replies, &ret_replies->err);
 }
 
 int kv_pull_one(struct kv_group *g, const struct kv_pull *pull, int32_t *ret_code,
                 const char **ret_text)
 {
-    static struct kv_answers answers;
-    kv_pull(g, pull, 1, 0, &answers);
-    if (answers.status)
-        fail_msg("pull: %s", answers.err.text);
+    static struct kv_replies replies;
+    kv_pull(g, pull, 1, 0, &replies);
+    if (replies.status)
+        fail_msg("pull: %s", replies.err.text);
     for (uint32_t rank = 1; rank < g->rank_count; rank++)
-        if (answers.ranks[rank][0].status != answers.ranks[0][0].status)
-            fail_msg("rank 0: %s; rank %u: %s", answers.ranks[0][0].text, rank,
-                     answers.ranks[rank][0].text);
-    *ret_code = answers.ranks[0][0].code;
-    *ret_text = answers.ranks[0][0].text;
-    return answers.ranks[0][0].status;
+        if (replies.ranks[rank][0].status != replies.ranks[0][0].status)
+            fail_msg("rank 0: %s; rank %u: %s", replies.ranks[0][0].text, rank,
+                     replies.ranks[rank][0].text);
+    *ret_code = replies.ranks[0][0].code;
+    *ret_text = replies.ranks[0][0].text;
+    return replies.ranks[0][0].status;
 }
 
 void kv_expect_pull(struct kv_group *g, const struct kv_pull *pull, int status, int32_t code,

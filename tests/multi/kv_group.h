@@ -118,7 +118,7 @@ struct kv_pull {
     uint64_t deadline_ns, lease_ns, life;
 };
 
-struct kv_answer {
+struct kv_reply {
     /* PDErrorCode */
     int32_t code;
     int32_t status;
@@ -126,14 +126,14 @@ struct kv_answer {
     uint64_t bytes;
 };
 
-struct kv_answers {
+struct kv_replies {
     /* of the call */
     int status;
     struct cox_error err;
-    struct kv_answer ranks[KV_RANK_COUNT_MAX][KV_PULLS_MAX];
+    struct kv_reply ranks[KV_RANK_COUNT_MAX][KV_PULLS_MAX];
 };
 void kv_pull(struct kv_group *g, const struct kv_pull *pulls, uint32_t count, uint64_t timeout_ms,
-             struct kv_answers *ret_answers);
+             struct kv_replies *ret_replies);
 /* One, with a result that all ranks agree on. Returns its status; text of rank 0 lent until the
  * next call. */
 int kv_pull_one(struct kv_group *g, const struct kv_pull *pull, int32_t *ret_code,

@@ -1,4 +1,4 @@
-/* Requests and answers that do not fit their frame or slot: whole on every rank, in one memory,
+/* Requests and replies that do not fit their frame or slot: whole on every rank, in one memory,
  * counted, and gone once nobody reads them, whoever dies when. */
 #include "large_payload_bytes.h"
 #include "testing.h"
@@ -168,7 +168,7 @@ static void bytes_free(struct bytes *bytes)
 
 #define BYTES _cox_cleanup_(bytes_free) struct bytes
 
-/* Looks at answers in place: they may be gigabytes. */
+/* Looks at replies in place: they may be gigabytes. */
 struct look {
     size_t sizes[8];
     uint64_t digests[8];
@@ -178,8 +178,8 @@ struct look {
     char texts[8][512];
     int status;
     /* of an init */
-    size_t answer_sizes[8];
-    bool answer_right[8];
+    size_t reply_sizes[8];
+    bool reply_right[8];
     char number[8][32];
 };
 
@@ -193,9 +193,9 @@ static void look_at_init(struct look *look, uint32_t rank,
             snprintf(look->number[rank], sizeof look->number[rank], "%s", value);
         if (strcmp(key, "earlyStoppingIds") != 0)
             continue;
-        look->answer_sizes[rank] = strlen(value);
-        look->answer_right[rank] =
-            strspn(value, (char[]){(char)('a' + rank), '\0'}) == look->answer_sizes[rank];
+        look->reply_sizes[rank] = strlen(value);
+        look->reply_right[rank] =
+            strspn(value, (char[]){(char)('a' + rank), '\0'}) == look->reply_sizes[rank];
     }
 }
 
@@ -254,7 +254,7 @@ static void expect_whole(struct test_group *g, uint32_t n, size_t size)
         assert_string_equal(look.words[rank], expected);
 }
 
-static uint64_t digest_of_answer(size_t size, uint32_t rank)
+static uint64_t digest_of_reply(size_t size, uint32_t rank)
 {
     uint8_t *bytes = malloc(size);
     assert_non_null(bytes);
@@ -264,16 +264,16 @@ static uint64_t digest_of_answer(size_t size, uint32_t rank)
     return digest;
 }
 
-static void expect_answers(struct test_group *g, uint32_t n, size_t size)
+static void expect_replies(struct test_group *g, uint32_t n, size_t size)
 {
     struct look look;
     char line[64];
     snprintf(line, sizeof line, "size %zu", size);
     if (ask_line(g, 100, 0, &look, line))
-        fail_msg("answers of %zu bytes: %s", size, last_error.text);
+        fail_msg("replies of %zu bytes: %s", size, last_error.text);
     for (uint32_t rank = 0; rank < n; rank++) {
         assert_int_equal(look.sizes[rank], size);
-        assert_int_equal(look.digests[rank], digest_of_answer(size, rank));
+        assert_int_equal(look.digests[rank], digest_of_reply(size, rank));
     }
 }
 
@@ -282,8 +282,8 @@ static void expect_answers(struct test_group *g, uint32_t n, size_t size)
 #define LARGE_SIZE ((size_t)1 << 28)
 #define LARGE_PATIENCE_MS (8 * TEST_PATIENCE_MS)
 
-/* A message: an init, whose configuration and answer are as large as one likes. */
-static int ask_init(struct test_group *g, size_t blob_size, size_t answer_size,
+/* A message: an init, whose configuration and reply are as large as one likes. */
+static int ask_init(struct test_group *g, size_t blob_size, size_t reply_size,
                     struct look *ret_look, uint64_t *ret_digest)
 {
     typedef Coxswain__ExecuteRequest__ConfigEntry entry;
@@ -292,7 +292,7 @@ static int ask_init(struct test_group *g, size_t blob_size, size_t answer_size,
     payload_fill((uint8_t *)blob, blob_size, 5);
     blob[blob_size] = '\0';
     *ret_digest = payload_digest(blob, blob_size);
-    snprintf(number, sizeof number, "%zu", answer_size);
+    snprintf(number, sizeof number, "%zu", reply_size);
     entry first = COXSWAIN__EXECUTE_REQUEST__CONFIG_ENTRY__INIT, second = first;
     first.key = (char[]){"blob"};
     first.value = blob;
@@ -308,7 +308,7 @@ static int ask_init(struct test_group *g, size_t blob_size, size_t answer_size,
         .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .deadline_ns = cox_deadline_after_ms(
-            blob_size + answer_size >= LARGE_SIZE ? LARGE_PATIENCE_MS : TEST_PATIENCE_MS)};
+            blob_size + reply_size >= LARGE_SIZE ? LARGE_PATIENCE_MS : TEST_PATIENCE_MS)};
     *ret_look = (struct look){0};
     last_error = (struct cox_error){0};
     int r =
@@ -317,18 +317,18 @@ static int ask_init(struct test_group *g, size_t blob_size, size_t answer_size,
     return r;
 }
 
-static void expect_init(struct test_group *g, uint32_t n, size_t blob_size, size_t answer_size)
+static void expect_init(struct test_group *g, uint32_t n, size_t blob_size, size_t reply_size)
 {
     struct look look;
     uint64_t digest;
     char expected[32];
-    if (ask_init(g, blob_size, answer_size, &look, &digest))
-        fail_msg("init of %zu, answered with %zu: %s", blob_size, answer_size, last_error.text);
+    if (ask_init(g, blob_size, reply_size, &look, &digest))
+        fail_msg("init of %zu, replied with %zu: %s", blob_size, reply_size, last_error.text);
     snprintf(expected, sizeof expected, "%" PRIu64, digest >> 1);
     for (uint32_t rank = 0; rank < n; rank++) {
         assert_string_equal(look.number[rank], expected);
-        assert_int_equal(look.answer_sizes[rank], answer_size);
-        assert_true(answer_size == 0 || look.answer_right[rank]);
+        assert_int_equal(look.reply_sizes[rank], reply_size);
+        assert_true(reply_size == 0 || look.reply_right[rank]);
     }
 }
 
@@ -361,7 +361,7 @@ static void m3_requests_around_a_frame_and_far_beyond_reach_every_rank(void **st
     }
 }
 
-static void m3_answers_around_a_slot_and_far_beyond_come_whole(void **state)
+static void m3_replies_around_a_slot_and_far_beyond_come_whole(void **state)
 {
     (void)state;
     FOR_EACH_N(n)
@@ -371,7 +371,7 @@ static void m3_answers_around_a_slot_and_far_beyond_come_whole(void **state)
                                        4 * MIB,  20000, 4 * MIB + 1, 64 * MIB};
         uint64_t count = 0, bytes = 0, all = 0;
         for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-            expect_answers(g, n, sizes[i]);
+            expect_replies(g, n, sizes[i]);
             count += sizes[i] > ROOM ? n : 0;
             bytes += sizes[i] > ROOM ? n * sizes[i] : 0;
             all += n * sizes[i];
@@ -436,9 +436,9 @@ static void m3_a_gigabyte_and_more_each_way(void **state)
     char line[64];
     snprintf(line, sizeof line, "only 1 size %zu", size);
     if (ask_line(g, 100, 0, &look, line))
-        fail_msg("an answer of %zu bytes: %s", size, last_error.text);
+        fail_msg("a reply of %zu bytes: %s", size, last_error.text);
     assert_int_equal(look.sizes[1], size);
-    assert_int_equal(look.digests[1], digest_of_answer(size, 1));
+    assert_int_equal(look.digests[1], digest_of_reply(size, 1));
     expect_nothing_held(g, 0);
     expect_init(g, 2, size, 0);
     expect_nothing_held(g, 0);
@@ -569,7 +569,7 @@ static void m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes(void
     assert_contains(last_error.text, " 100001 bytes");
     assert_contains(last_error.text, "holds 16380");
     assert_contains(last_error.text, "a block 100000 at most");
-    expect_answers(g, 2, 200000);
+    expect_replies(g, 2, 200000);
     assert_int_equal(ask_line(g, 100, 0, &look, "only 1 size 200001"), COX_REJECTED);
     assert_int_equal(look.outcomes[1], COX_OUTCOME_ERROR);
     assert_int_equal(look.codes[1], COX_TOO_LARGE);
@@ -592,7 +592,7 @@ static void m3_without_large_payloads_it_is_refused_as_ever(void **state)
     expect_whole(g, 2, ROOM);
     assert_int_equal(ask_line(g, ROOM + 1, 0, &look, "sum"), COX_TOO_LARGE);
     assert_contains(last_error.text, "use a larger request region");
-    expect_answers(g, 2, ROOM);
+    expect_replies(g, 2, ROOM);
     assert_int_equal(ask_line(g, 100, 0, &look, "only 0 size 16381"), COX_REJECTED);
     assert_int_equal(look.codes[0], COX_TOO_LARGE);
     assert_contains(look.texts[0], "16381 bytes, a slot holds 16380, and there are no blocks");
@@ -621,12 +621,12 @@ static void m3_no_memory_for_a_block_is_said_and_the_group_goes_on(void **state)
     snprintf(expected, sizeof expected, "%d", COX_NO_SPACE);
     assert_int_equal(ask_line(g, 100, 0, &look, "limit 8000000"), 0);
     assert_string_equal(look.words[0], expected);
-    expect_answers(g, 2, 8000000);
+    expect_replies(g, 2, 8000000);
     expect_nothing_held(g, 0);
     test_group_free(g);
 }
 
-static void m3_an_answer_may_grow_shrink_and_stay_small(void **state)
+static void m3_an_reply_may_grow_shrink_and_stay_small(void **state)
 {
     (void)state;
     struct test_group *g = small_group(2);
@@ -652,7 +652,7 @@ static void m3_an_answer_may_grow_shrink_and_stay_small(void **state)
             fail_msg("%s: %s", cases[i / 3].line, last_error.text);
         for (uint32_t rank = 0; rank < 2; rank++) {
             assert_int_equal(look.sizes[rank], size);
-            assert_int_equal(look.digests[rank], digest_of_answer(size, rank));
+            assert_int_equal(look.digests[rank], digest_of_reply(size, rank));
         }
     }
     expect_nothing_held(g, 0);
@@ -690,7 +690,7 @@ static void m3_a_late_rank_keeps_the_block_until_it_has_returned_it(void **state
     test_group_free(g);
 }
 
-static void m3_a_late_answer_in_a_block_is_dropped_and_freed(void **state)
+static void m3_a_late_reply_in_a_block_is_dropped_and_freed(void **state)
 {
     (void)state;
     struct test_group *g = small_group(2);
@@ -720,7 +720,7 @@ static void expect_death(struct test_group *g, size_t size, const char *line)
     if (cox_executor_restart(executor, 1, cox_deadline_after_ms(TEST_PATIENCE_MS), &err))
         fail_msg("%s: %s", line, err.text);
     expect_whole(g, 3, size > ROOM ? size : 8 * MIB);
-    expect_answers(g, 3, 5 * MIB);
+    expect_replies(g, 3, 5 * MIB);
     expect_nothing_held(g, 0);
 }
 
@@ -754,7 +754,7 @@ static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
         struct look look;
         BYTES bytes = bytes_make(8 * MIB, "size 8000000");
         int r = ask(g, &bytes, 0, &look);
-        /* Once it has answered, that may count, if its block is open before it is gone. */
+        /* Once it has replied, that may count, if its block is open before it is gone. */
         if (r != COX_PEER_DEAD && !(r == 0 && strstr(points[i], "done")))
             fail_msg("%s: %d: %s", points[i], r, last_error.text);
         unsetenv("COXSWAIN_FAULT");
@@ -766,7 +766,7 @@ static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
                                  &err))
             fail_msg("%s: %s", points[i], err.text);
         expect_whole(g, 3, 8 * MIB);
-        expect_answers(g, 3, 8000000);
+        expect_replies(g, 3, 8000000);
         expect_nothing_held(g, 0);
         test_group_free(g);
     }
@@ -820,7 +820,7 @@ static void m3_a_forged_reference_is_corrupt_for_that_rank_alone(void **state)
         else
             assert_int_equal(look.sizes[1], MIB);
         expect_whole(g, 3, 20000);
-        expect_answers(g, 3, 20000);
+        expect_replies(g, 3, 20000);
     }
     assert_int_equal(fds_of_blocks(getpid()) > 0, 1);
     test_group_free(g);
@@ -844,7 +844,7 @@ static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
     struct test_group *g = test_group_start(2, &options);
     expect_whole(g, 2, 20000);
     expect_whole(g, 2, 8 * MIB);
-    expect_answers(g, 2, 8000000);
+    expect_replies(g, 2, 8000000);
     expect_nothing_held(g, 0);
     test_group_free(g);
     if (test_attach() == COX_ATTACH_SEALED)
@@ -857,7 +857,7 @@ static void m3_a_block_that_cannot_be_opened_is_a_clear_error(void **state)
     assert_int_equal(look.codes[first], COX_DENIED);
     assert_contains(look.texts[first], "the block that the request is in");
     expect_whole(g, 2, ROOM);
-    expect_answers(g, 2, 20000); /* the coordinator may take what it likes */
+    expect_replies(g, 2, 20000); /* the coordinator may take what it likes */
     expect_nothing_held(g, 0);
     test_group_free(g);
 }
@@ -868,7 +868,7 @@ int main(int argc, char **argv)
         cmocka_set_test_filter(argv[1]);
     const struct CMUnitTest tests[] = {
         TEST(m3_requests_around_a_frame_and_far_beyond_reach_every_rank),
-        TEST(m3_answers_around_a_slot_and_far_beyond_come_whole),
+        TEST(m3_replies_around_a_slot_and_far_beyond_come_whole),
         TEST(m3_messages_travel_in_blocks_as_well),
         TEST(m3_a_gigabyte_and_more_each_way),
         TEST(m3_all_ranks_read_the_one_memory_of_the_coordinator_in_place),
@@ -877,9 +877,9 @@ int main(int argc, char **argv)
         TEST(m3_what_is_too_large_even_for_a_block_is_refused_with_all_sizes),
         TEST(m3_without_large_payloads_it_is_refused_as_ever),
         TEST(m3_no_memory_for_a_block_is_said_and_the_group_goes_on),
-        TEST(m3_an_answer_may_grow_shrink_and_stay_small),
+        TEST(m3_an_reply_may_grow_shrink_and_stay_small),
         TEST(m3_a_late_rank_keeps_the_block_until_it_has_returned_it),
-        TEST(m3_a_late_answer_in_a_block_is_dropped_and_freed),
+        TEST(m3_a_late_reply_in_a_block_is_dropped_and_freed),
         TEST(m3_a_rank_that_dies_reading_or_writing_a_block_leaves_nothing),
 #if COX_TESTING
         TEST(m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing),

@@ -8,8 +8,8 @@
  *   size N [DIGEST]     N bytes (large_payload_bytes.h), behind a digest of the request if there is
  *   a second
  *                       word
- *   grow N M            asks for room for N bytes, and answers M
- *   again N M           asks for N bytes, then for M, and answers M
+ *   grow N M            asks for room for N bytes, and replies M
+ *   again N M           asks for N bytes, then for M, and replies M
  *   hold PATH           a digest; reads a byte from a named pipe; tells whether the digest is still
  *                       the same
  *   late PATH N         the same, and then N bytes
@@ -17,10 +17,10 @@
  *   half N              is killed when half of N bytes are written
  *   limit N             asks for N bytes where no file may be as large, tells what it gets, and its
  *                       limit is as before
- *   forge HOW           answers behind the library's back
- *   only R LINE         rank R obeys, the others answer with a digest
+ *   forge HOW           replies behind the library's back
+ *   only R LINE         rank R obeys, the others reply with a digest
  *
- * An init has a value "blob" in its configuration, of which the answer has a digest, and "answer",
+ * An init has a value "blob" in its configuration, of which the reply has a digest, and "answer",
  * how many letters it is to have.
  */
 #include "large_payload_bytes.h"
@@ -54,23 +54,23 @@ struct call {
 static struct cox_worker *worker;
 static struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
 
-static int answer_text(const struct call *c, const char *text)
+static int reply_text(const struct call *c, const char *text)
 {
     *c->ret_size = strlen(text);
     memcpy(c->reply, text, *c->ret_size);
     return 0;
 }
 
-static int answer_digest(const struct call *c)
+static int reply_digest(const struct call *c)
 {
     char text[32];
     snprintf(text, sizeof text, "%016" PRIx64, payload_digest(c->request, c->size));
-    return answer_text(c, text);
+    return reply_text(c, text);
 }
 
-static int answer_where(const struct call *c)
+static int reply_where(const struct call *c)
 {
-    char line[512], answer[512] = "nowhere";
+    char line[512], reply[512] = "nowhere";
     FILE *maps = fopen("/proc/self/maps", "re");
     while (maps && fgets(line, sizeof line, maps)) {
         uintptr_t begin, end, at = (uintptr_t)c->request;
@@ -79,11 +79,11 @@ static int answer_where(const struct call *c)
         if (sscanf(line, "%" SCNxPTR "-%" SCNxPTR " %7s %*s %*s %" SCNu64 " %255[^\n]", &begin,
                    &end, permissions, &inode, name) >= 4 &&
             begin <= at && at < end)
-            snprintf(answer, sizeof answer, "%s %" PRIu64 " %s", permissions, inode, name);
+            snprintf(reply, sizeof reply, "%s %" PRIu64 " %s", permissions, inode, name);
     }
     if (maps)
         fclose(maps);
-    return answer_text(c, answer);
+    return reply_text(c, reply);
 }
 
 /* Room for so many bytes, wherever. */
@@ -93,7 +93,7 @@ static int room(const struct call *c, size_t size, uint8_t **ret_reply)
     return size > c->capacity ? cox_worker_reply_grow(worker, size, ret_reply, c->err) : 0;
 }
 
-static int answer_size(const struct call *c, const char *words)
+static int reply_size(const struct call *c, const char *words)
 {
     size_t size = 0;
     char second[16] = "";
@@ -110,7 +110,7 @@ static int answer_size(const struct call *c, const char *words)
     return 0;
 }
 
-static int answer_grow(const struct call *c, const char *words)
+static int reply_grow(const struct call *c, const char *words)
 {
     size_t first = 0, second = 0;
     uint8_t *reply;
@@ -136,7 +136,7 @@ static void await_pipe(const char *path)
     close(fd);
 }
 
-static int answer_late(const struct call *c, const char *words)
+static int reply_late(const struct call *c, const char *words)
 {
     char path[256] = "";
     size_t size = 0;
@@ -146,9 +146,9 @@ static int answer_late(const struct call *c, const char *words)
     fflush(stdout);
     await_pipe(path);
     if (payload_digest(c->request, c->size) != before)
-        return answer_text(c, "changed");
+        return reply_text(c, "changed");
     if (size == 0)
-        return answer_text(c, "same");
+        return reply_text(c, "same");
     uint8_t *reply;
     int r = room(c, size, &reply);
     if (r)
@@ -158,7 +158,7 @@ static int answer_late(const struct call *c, const char *words)
     return 0;
 }
 
-static int answer_half(const struct call *c, const char *words)
+static int reply_half(const struct call *c, const char *words)
 {
     size_t size = 0;
     uint8_t *reply;
@@ -171,7 +171,7 @@ static int answer_half(const struct call *c, const char *words)
     return 0;
 }
 
-static int answer_limit(const struct call *c, const char *words)
+static int reply_limit(const struct call *c, const char *words)
 {
     struct rlimit usual, low = {.rlim_cur = 1 << 20};
     size_t size = 0;
@@ -185,7 +185,7 @@ static int answer_limit(const struct call *c, const char *words)
     int r = cox_worker_reply_grow(worker, size, &reply, &why);
     setrlimit(RLIMIT_FSIZE, &usual);
     snprintf(text, sizeof text, "%d", r);
-    return answer_text(c, text);
+    return reply_text(c, text);
 }
 
 /* ---- lies ---- */
@@ -297,7 +297,7 @@ static size_t forge(const char *how, struct cox_large_payload_ref *ref)
 }
 
 /* Then waits until the coordinator has looked: what the library sends afterwards is not seen. */
-static int answer_forged(const struct call *c, const char *words)
+static int reply_forged(const struct call *c, const char *words)
 {
     char how[16] = "";
     sscanf(words, "forge %15s", how);
@@ -327,7 +327,7 @@ static int answer_forged(const struct call *c, const char *words)
     cox_gate_reply(&thread->channel.gate, options.rank, sequence, false);
     while (cox_state_ended(shared) < sequence && !cox_state_aborted(&worker->control))
         sched_yield();
-    return answer_text(c, "forged");
+    return reply_text(c, "forged");
 }
 
 /* ---- callbacks ---- */
@@ -337,24 +337,24 @@ static int obey(const struct call *c, const char *words)
     if (strncmp(words, "only ", 5) == 0) {
         char *next;
         unsigned long rank = strtoul(words + 5, &next, 10);
-        return rank == options.rank ? obey(c, next + 1) : answer_digest(c);
+        return rank == options.rank ? obey(c, next + 1) : reply_digest(c);
     }
     if (strncmp(words, "sum", 3) == 0)
-        return answer_digest(c);
+        return reply_digest(c);
     if (strncmp(words, "where", 5) == 0)
-        return answer_where(c);
+        return reply_where(c);
     if (strncmp(words, "size ", 5) == 0)
-        return answer_size(c, words);
+        return reply_size(c, words);
     if (strncmp(words, "grow ", 5) == 0 || strncmp(words, "again ", 6) == 0)
-        return answer_grow(c, words);
+        return reply_grow(c, words);
     if (strncmp(words, "hold ", 5) == 0 || strncmp(words, "late ", 5) == 0)
-        return answer_late(c, words);
+        return reply_late(c, words);
     if (strncmp(words, "half ", 5) == 0)
-        return answer_half(c, words);
+        return reply_half(c, words);
     if (strncmp(words, "limit ", 6) == 0)
-        return answer_limit(c, words);
+        return reply_limit(c, words);
     if (strncmp(words, "forge ", 6) == 0)
-        return answer_forged(c, words);
+        return reply_forged(c, words);
     if (strncmp(words, "die", 3) == 0)
         raise(SIGKILL);
     return cox_fail(c->err, COX_INVALID, "no command '%s'", words);
@@ -382,7 +382,7 @@ static int on_init(void *context, const struct cox_init_request *request,
     free(text);
     text = malloc(size + 1);
     if (!text)
-        return cox_fail(err, -ENOMEM, "no memory for an answer");
+        return cox_fail(err, -ENOMEM, "no memory for a reply");
     memset(text, 'a' + (int)options.rank, size);
     text[size] = '\0';
     result->early_stopping_ids = size ? text : NULL;

@@ -43,8 +43,8 @@ static void call_in_vain(struct test_group *g, struct test_completion *ret_compl
     while (ret_completion->rank_count == 0);
 }
 
-/* Every second request ends at its deadline while one rank holds it; the answers that come later
- * are answers to nothing. Each answer names its request, so that a swapped one is seen. */
+/* Every second request ends at its deadline while one rank holds it; the replies that come later
+ * are replies to nothing. Each reply names its request, so that a swapped one is seen. */
 static void p4_a_late_reply_is_never_taken_for_another(void **state)
 {
     (void)state;
@@ -56,7 +56,7 @@ static void p4_a_late_reply_is_never_taken_for_another(void **state)
         const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 2};
         struct test_completion c;
         char expected[32];
-        /* The call waits for room until the late rank of the round before has answered. */
+        /* The call waits for room until the late rank of the round before has replied. */
         snprintf(expected, sizeof expected, "%d", round);
         int r = test_call_how(g, &c, &normal, "echo %d", round);
         if (r)
@@ -123,7 +123,7 @@ static void p3_a_timeout_names_who_was_silent_and_how(void **state)
     (void)state;
     struct test_group *g = test_group_start(4, NULL);
     struct test_pipe *pipe = test_pipe_new();
-    /* Rank 3 does not even take it: it is stopped. Rank 1 took it and hangs. The others answer. */
+    /* Rank 3 does not even take it: it is stopped. Rank 1 took it and hangs. The others reply. */
     pid_t stopped = cox_executor_pid(test_group_executor(g), 3);
     test_stop_process(stopped);
     const struct test_how brief = {.gather = COX_GATHER_ALL, .timeout_ms = 300};
@@ -143,7 +143,7 @@ static void p3_a_timeout_names_who_was_silent_and_how(void **state)
     assert_true(c.ranks[1].silent_ns < 20 * COX_NSEC_PER_SEC);
     assert_contains(c.text, "sequence 1");
     assert_contains(c.text, "OPAQUE");
-    assert_contains(c.text, "2 of 4 ranks answered");
+    assert_contains(c.text, "2 of 4 ranks replied");
     assert_contains(c.text, "alive");
     char pid[32];
     snprintf(pid, sizeof pid, "rank 3 (pid %d)", stopped);
@@ -169,11 +169,11 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
         for (uint32_t rank = 0; rank < n; rank++)
             late_count += c.ranks[rank].outcome == COX_OUTCOME_LATE;
         test_completion_deinit(&c);
-        /* execute does not run ahead: submit says who and what. Ranks that were only slow answer.
+        /* execute does not run ahead: submit says who and what. Ranks that were only slow reply.
          */
         const struct test_how normal = {.gather = COX_GATHER_ALL};
         char named[64];
-        snprintf(named, sizeof named, "rank %" PRIu32 " still owes the answer to sequence 1", bad);
+        snprintf(named, sizeof named, "rank %" PRIu32 " still owes the reply to sequence 1", bad);
         uint64_t deadline_ns = cox_deadline_after_ms(TEST_PATIENCE_MS);
         do
             assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
@@ -204,7 +204,7 @@ static void s4_a_late_rank_blocks_its_channel_only(void **state)
                          0);
         cox_pull_results_free(pulled, count);
         assert_int_equal(test_submit(g, &normal, "echo x"), COX_LATE);
-        /* Usable as soon as the rank has answered. */
+        /* Usable as soon as the rank has replied. */
         test_pipe_release(pipe, 1);
         assert_int_equal(test_submit_persist(g, &normal, "echo back"), 0);
         assert_string_equal(test_await(g, 0)->ranks[bad].bytes, "back");
@@ -231,7 +231,7 @@ static void s4_a_late_rank_that_dies_is_late_no_more(void **state)
     test_group_free(g);
 }
 
-/* Rank 1 reads its frame in place, for as long as it blocks; rank 0 answers at once. */
+/* Rank 1 reads its frame in place, for as long as it blocks; rank 0 replies at once. */
 static void s3_a_frame_is_not_written_while_a_rank_reads_it(void **state)
 {
     (void)state;
@@ -303,9 +303,9 @@ static void s3_nor_after_the_request_has_ended(void **state)
     }
 }
 
-/* Requests without answer are over at once, but their frames are kept until every rank has read
+/* Requests without reply are over at once, but their frames are kept until every rank has read
  * them. */
-static void s3_a_frame_without_answer_is_kept_until_read(void **state)
+static void s3_a_frame_without_reply_is_kept_until_read(void **state)
 {
     (void)state;
     for (uint32_t depth = 1; depth <= 4; depth *= 2) {
@@ -435,7 +435,7 @@ int main(void)
         TEST(s4_a_late_rank_that_dies_is_late_no_more),
         TEST(s3_a_frame_is_not_written_while_a_rank_reads_it),
         TEST(s3_nor_after_the_request_has_ended),
-        TEST(s3_a_frame_without_answer_is_kept_until_read),
+        TEST(s3_a_frame_without_reply_is_kept_until_read),
         TEST(s3_a_rank_that_was_not_asked_skips_frames),
         TEST(s3_a_rank_that_was_not_asked_may_sleep),
         TEST(p11_both_directions_full_at_once),

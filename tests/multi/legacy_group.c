@@ -160,10 +160,10 @@ void step_fill(struct step *step, const struct row *rows, size_t count)
     }
 }
 
-void answer_visit(void *context, const struct cox_completion *completion)
+void reply_visit(void *context, const struct cox_completion *completion)
 {
-    struct answer *answer = context;
-    test_completion_copy(&answer->completion, completion);
+    struct reply *reply = context;
+    test_completion_copy(&reply->completion, completion);
     const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
     if (!response ||
@@ -173,58 +173,58 @@ void answer_visit(void *context, const struct cox_completion *completion)
     for (size_t i = 0; i < model->n_outputs && i < ROW_COUNT_MAX; i++) {
         if (model->outputs[i]->n_samples != 1 || model->outputs[i]->samples[0]->n_output_token != 1)
             return;
-        answer->ids[i] = model->outputs[i]->samples[0]->seq_id;
-        answer->tokens[i] = model->outputs[i]->samples[0]->output_token[0];
-        answer->count = i + 1;
+        reply->ids[i] = model->outputs[i]->samples[0]->seq_id;
+        reply->tokens[i] = model->outputs[i]->samples[0]->output_token[0];
+        reply->count = i + 1;
     }
 }
 
 int step_call(struct test_group *group, const struct row *rows, size_t count, uint64_t deadline_ns,
-              struct answer *ret_answer, struct cox_error *err)
+              struct reply *ret_reply, struct cox_error *err)
 {
     struct step step;
     step_fill(&step, rows, count);
-    *ret_answer = (struct answer){0};
+    *ret_reply = (struct reply){0};
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .deadline_ns = deadline_ns};
-    return cox_executor_call(test_group_executor(group), &step.request, &options, answer_visit,
-                             ret_answer, err);
+    return cox_executor_call(test_group_executor(group), &step.request, &options, reply_visit,
+                             ret_reply, err);
 }
 
 /* One step of one row, and the token that has to come of it. */
 void step_expect(struct test_group *group, int64_t id, int64_t prompt, int64_t token)
 {
     const struct row row = {id, prompt};
-    struct answer answer;
+    struct reply reply;
     struct cox_error err = {0};
-    int r = step_call(group, &row, 1, soon(), &answer, &err);
+    int r = step_call(group, &row, 1, soon(), &reply, &err);
     if (r)
         fail_msg("step: %d: %s", r, err.text);
-    assert_int_equal(answer.count, 1);
-    assert_int_equal(answer.ids[0], id);
-    assert_int_equal(answer.tokens[0], token % TOKEN_MODULUS);
-    test_completion_deinit(&answer.completion);
+    assert_int_equal(reply.count, 1);
+    assert_int_equal(reply.ids[0], id);
+    assert_int_equal(reply.tokens[0], token % TOKEN_MODULUS);
+    test_completion_deinit(&reply.completion);
 }
 
 void group_infer(struct test_group *group)
 {
     struct row rows[3] = {{7, 11}, {8, 200}, {9, 96}};
     for (int64_t count = 0; count < 5; count++) {
-        struct answer answer;
+        struct reply reply;
         struct cox_error err = {0};
-        int r = step_call(group, rows, 3, soon(), &answer, &err);
+        int r = step_call(group, rows, 3, soon(), &reply, &err);
         if (r)
             fail_msg("step %" PRId64 ": %d: %s", count, r, err.text);
-        assert_int_equal(answer.count, 3);
+        assert_int_equal(reply.count, 3);
         for (size_t i = 0; i < 3; i++) {
-            assert_int_equal(answer.ids[i], rows[i].id);
-            assert_int_equal(answer.tokens[i],
+            assert_int_equal(reply.ids[i], rows[i].id);
+            assert_int_equal(reply.tokens[i],
                              ((int64_t[]){11, 200, 96}[i] + count) % TOKEN_MODULUS);
             rows[i].prompt = 0;
         }
-        for (uint32_t rank = 0; rank < answer.completion.rank_count; rank++)
-            assert_int_equal(answer.completion.ranks[rank].outcome, COX_OUTCOME_OK);
-        test_completion_deinit(&answer.completion);
+        for (uint32_t rank = 0; rank < reply.completion.rank_count; rank++)
+            assert_int_equal(reply.completion.ranks[rank].outcome, COX_OUTCOME_OK);
+        test_completion_deinit(&reply.completion);
     }
 }
 

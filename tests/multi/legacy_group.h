@@ -1,9 +1,9 @@
 /*
  * legacy_group: groups of legacy workers and of both kinds, and every operation of the protocol
- * with the answers that tests/legacy/legacy_worker.py and tests/legacy/native_worker.c give. Fails
- * the test when an answer is another one.
+ * with the replies that tests/legacy/legacy_worker.py and tests/legacy/native_worker.c give. Fails
+ * the test when a reply is another one.
  *
- * Threads: step_call, step_fill and answer_visit from any; the rest on the test's. Ownership,
+ * Threads: step_call, step_fill and reply_visit from any; the rest on the test's. Ownership,
  *   blocking, death: as testing.h.
  */
 #ifndef COX_TESTS_MULTI_LEGACY_GROUP_H
@@ -62,17 +62,17 @@ struct step {
 /* The request lies in step, which must stay where it is. */
 void step_fill(struct step *step, const struct row *rows, size_t count);
 
-struct answer {
+struct reply {
     struct test_completion completion;
     size_t count;
     int64_t ids[ROW_COUNT_MAX], tokens[ROW_COUNT_MAX];
 };
 
-/* A cox_completion_fn; context is a struct answer. */
-void answer_visit(void *context, const struct cox_completion *completion);
-/* What call returns; ret_answer->completion is the caller's to deinit. */
+/* A cox_completion_fn; context is a struct reply. */
+void reply_visit(void *context, const struct cox_completion *completion);
+/* What call returns; ret_reply->completion is the caller's to deinit. */
 int step_call(struct test_group *group, const struct row *rows, size_t count, uint64_t deadline_ns,
-              struct answer *ret_answer, struct cox_error *err);
+              struct reply *ret_reply, struct cox_error *err);
 /* One step of one row, and the token that has to come of it. */
 void step_expect(struct test_group *group, int64_t id, int64_t prompt, int64_t token);
 

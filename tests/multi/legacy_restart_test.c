@@ -40,7 +40,7 @@ static void keep_status(void *context, const struct cox_completion *completion)
     atomic_store((atomic_int *)context, completion->status);
 }
 
-/* In flight, answered late, never answered, stopped, dead; and tokens that nobody has any more. */
+/* In flight, replied late, never replied, stopped, dead; and tokens that nobody has any more. */
 static void p8_a24_whatever_its_workers_were_in(void **state)
 {
     (void)state;
@@ -59,7 +59,7 @@ static void p8_a24_whatever_its_workers_were_in(void **state)
             rank_halt(group, 1);
             atomic_store(&status, -1);
             step_fill(&step, &row, 1);
-            /* The answer is late in the first round, in flight in the others. */
+            /* The reply is late in the first round, in flight in the others. */
             const struct cox_submit_options options = {
                 .size = sizeof(struct cox_submit_options),
                 .deadline_ns = round == 0 ? cox_deadline_after_ms(50) : soon()};

@@ -1,6 +1,6 @@
 /* The executor with legacy workers: tests/legacy/legacy_worker.py, which was written from the wire
  * contract alone, at 1 to 8 ranks, and groups in which some ranks are that worker and others one on
- * our library with the same answers (tests/legacy/native_worker.c). */
+ * our library with the same replies (tests/legacy/native_worker.c). */
 #include "legacy_group.h"
 
 #include <fcntl.h>
@@ -63,12 +63,12 @@ static void *stepper_main(void *context)
     struct stepper *stepper = context;
     for (int64_t count = 0; stepper->r == 0 && count < 100; count++) {
         const struct row row = {stepper->id, count ? 0 : 3};
-        struct answer answer;
-        stepper->r = step_call(stepper->group, &row, 1, soon(), &answer, &stepper->err);
-        if (stepper->r == 0 && (answer.count != 1 || answer.ids[0] != stepper->id ||
-                                answer.tokens[0] != (3 + count) % TOKEN_MODULUS))
-            stepper->r = cox_fail(&stepper->err, COX_CORRUPT, "the answer of another request");
-        test_completion_deinit(&answer.completion);
+        struct reply reply;
+        stepper->r = step_call(stepper->group, &row, 1, soon(), &reply, &stepper->err);
+        if (stepper->r == 0 && (reply.count != 1 || reply.ids[0] != stepper->id ||
+                                reply.tokens[0] != (3 + count) % TOKEN_MODULUS))
+            stepper->r = cox_fail(&stepper->err, COX_CORRUPT, "the reply of another request");
+        test_completion_deinit(&reply.completion);
     }
     return NULL;
 }
@@ -110,7 +110,7 @@ static void m1_channels_run_beside_each_other(void **state)
 struct inbox {
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    struct answer answer;
+    struct reply reply;
     uint32_t count;
 };
 
@@ -124,7 +124,7 @@ static void inbox_handler(void *context, const struct cox_completion *completion
     struct inbox *inbox = context;
     pthread_mutex_lock(&inbox->lock);
     if (inbox->count++ == 0)
-        answer_visit(&inbox->answer, completion);
+        reply_visit(&inbox->reply, completion);
     pthread_cond_signal(&inbox->changed);
     pthread_mutex_unlock(&inbox->lock);
 }
@@ -143,7 +143,7 @@ static struct test_completion *inbox_await(struct inbox *inbox)
     while (inbox->count == 0)
         pthread_cond_wait(&inbox->changed, &inbox->lock); /* the test's own limit ends it */
     pthread_mutex_unlock(&inbox->lock);
-    return &inbox->answer.completion;
+    return &inbox->reply.completion;
 }
 
 static int step_submit(struct test_group *group, const struct row *row, uint64_t deadline_ns,
@@ -172,10 +172,10 @@ static void m1_pause_passes_a_stuck_inference(void **state)
     assert_int_equal(cox_executor_recover(executor, COX_RECOVER_PAUSE, soon(), results, &err), 0);
     assert_int_equal(inbox_count(&inbox), 0);
     assert_int_equal(inbox_await(&inbox)->status, 0);
-    assert_int_equal(inbox.answer.tokens[0], 5);
+    assert_int_equal(inbox.reply.tokens[0], 5);
     group_end(group);
     assert_int_equal(inbox_count(&inbox), 1);
-    test_completion_deinit(&inbox.answer.completion);
+    test_completion_deinit(&inbox.reply.completion);
 }
 
 /* ---- faults ---- */
@@ -210,14 +210,14 @@ static void m9_failure_of_a_rank_without_payload_is_told_as_fault(void **state)
     struct test_group *group =
         group_start_with(2, odd_native, "COX_NATIVE_FAIL", "1:out of coffee");
     group_init(group);
-    step_expect(group, 1, 5, 5); /* legacy: the first rank's answer is the answer */
+    step_expect(group, 1, 5, 5); /* legacy: the first rank's reply is the reply */
     test_await_faults(group, 1);
     assert_string_equal(test_fault(group, 0), "1 out of coffee");
     group_end(group);
 }
 
-/* It must not be answered: the token of that answer would be taken for the next one's. */
-static void m9_refused_request_without_answer_is_told_as_fault(void **state)
+/* It must not be replied to: the token of that reply would be taken for the next one's. */
+static void m9_refused_request_without_reply_is_told_as_fault(void **state)
 {
     (void)state;
     static const char *const *const commands[] = {even_native, odd_native};
@@ -247,11 +247,11 @@ static void p1_failure_of_the_rank_with_the_payload(void **state)
     struct test_group *group =
         group_start_with(2, even_native, "COX_NATIVE_FAIL", "0:out of coffee");
     group_init(group);
-    struct answer answer;
+    struct reply reply;
     struct cox_error err = {0};
-    assert_int_equal(step_call(group, &(struct row){1, 5}, 1, soon(), &answer, &err), COX_REJECTED);
+    assert_int_equal(step_call(group, &(struct row){1, 5}, 1, soon(), &reply, &err), COX_REJECTED);
     assert_non_null(strstr(err.text, "rank 0 failed: out of coffee"));
-    test_completion_deinit(&answer.completion);
+    test_completion_deinit(&reply.completion);
     for (int64_t i = 0; i < 20; i++) /* its tokens still match */
         step_expect(group, 100 + i, 5 + i, 5 + i);
     group_end(group);
@@ -263,11 +263,11 @@ static void p1_failure_with_status_0_of_a_legacy_rank(void **state)
     (void)state;
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_FAIL", "0:no device");
     group_init(group);
-    struct answer answer;
+    struct reply reply;
     struct cox_error err = {0};
-    assert_int_equal(step_call(group, &(struct row){1, 5}, 1, soon(), &answer, &err), COX_REJECTED);
+    assert_int_equal(step_call(group, &(struct row){1, 5}, 1, soon(), &reply, &err), COX_REJECTED);
     assert_non_null(strstr(err.text, "rank 0 failed: no device"));
-    test_completion_deinit(&answer.completion);
+    test_completion_deinit(&reply.completion);
     test_await_faults(group, 1);
     assert_string_equal(test_fault(group, 0), "-1 no device");
     step_expect(group, 100, 5, 5);
@@ -285,7 +285,7 @@ static int init_of(struct test_group *group, struct cox_init_summary *ret_summar
 
 /* Before March 2026 the device blocks are in the map, since then in the KV cache's description;
  * and ranks of both in one group. */
-static void m3_init_answers_of_every_release_are_taken(void **state)
+static void m3_init_replies_of_every_release_are_taken(void **state)
 {
     (void)state;
     static const char *const forms[] = {"old", "new", "mixed"};
@@ -308,7 +308,7 @@ static void m3_init_answers_of_every_release_are_taken(void **state)
     }
 }
 
-static void m3_an_init_answer_without_blocks_is_told(void **state)
+static void m3_an_init_reply_without_blocks_is_told(void **state)
 {
     (void)state;
     struct test_group *group = group_start_with(2, all_legacy, "COX_LEGACY_INIT", "neither");
@@ -376,17 +376,17 @@ static void m3_strings_that_are_no_utf8_are_refused(void **state)
 static void expect_late(struct test_group *group, uint32_t late, const struct row *row,
                         uint64_t timeout_ms)
 {
-    struct answer answer;
+    struct reply reply;
     struct cox_error err = {0};
     char text[64];
-    assert_int_equal(step_call(group, row, 1, cox_deadline_after_ms(timeout_ms), &answer, &err),
+    assert_int_equal(step_call(group, row, 1, cox_deadline_after_ms(timeout_ms), &reply, &err),
                      COX_TIMEOUT);
     snprintf(text, sizeof text, "; rank %" PRIu32 " (pid ", late);
     assert_non_null(strstr(err.text, text));
-    for (uint32_t rank = 0; rank < answer.completion.rank_count; rank++)
-        assert_true(answer.completion.ranks[rank].outcome ==
+    for (uint32_t rank = 0; rank < reply.completion.rank_count; rank++)
+        assert_true(reply.completion.ranks[rank].outcome ==
                     (rank == late ? COX_OUTCOME_LATE : COX_OUTCOME_OK));
-    test_completion_deinit(&answer.completion);
+    test_completion_deinit(&reply.completion);
 }
 
 static void expect_refusal(struct test_group *group, uint32_t late)
@@ -404,8 +404,8 @@ static void ignore(void *context, const struct cox_completion *completion)
     (void)completion;
 }
 
-/* Whoever posted it: nobody owed an answer then. */
-static void p4_b50_a_stray_token_is_no_answer(void **state)
+/* Whoever posted it: nobody owed a reply then. */
+static void p4_b50_a_stray_token_is_no_reply(void **state)
 {
     (void)state;
     static const char *const *const commands[] = {all_native, all_legacy};
@@ -421,7 +421,7 @@ static void p4_b50_a_stray_token_is_no_answer(void **state)
     }
 }
 
-static void p4_late_answer_is_never_the_next_one(void **state)
+static void p4_late_reply_is_never_the_next_one(void **state)
 {
     (void)state;
     static const char *const *const commands[] = {all_legacy, even_native, odd_native};
@@ -504,7 +504,7 @@ static void p2_killed_rank_is_named(void **state)
             inbox_init(&inbox);
             assert_int_equal(
                 cox_executor_register(executor, COX_CHANNEL_EXECUTE, inbox_handler, &inbox), 0);
-            rank_halt(group, victim); /* so that it cannot have answered */
+            rank_halt(group, victim); /* so that it cannot have replied */
             struct cox_error err = {0};
             assert_int_equal(step_submit(group, &(struct row){1, 5}, soon(), &err), 0);
             assert_int_equal(kill(cox_executor_pid(executor, victim), SIGKILL), 0);
@@ -531,7 +531,7 @@ static void p2_killed_rank_is_named(void **state)
             assert_int_equal(how.exit_status, 0);
             test_group_free(group);
             assert_int_equal(inbox_count(&inbox), 1);
-            test_completion_deinit(&inbox.answer.completion);
+            test_completion_deinit(&inbox.reply.completion);
         }
     }
 }
@@ -553,9 +553,9 @@ static void p2_rank_that_ends_before_its_first_request(void **state)
     assert_int_equal(cox_executor_stop(test_group_executor(group)), 0);
 }
 
-/* A request that nobody answers, with a length that cannot be: an answer to it would be taken for
+/* A request that nobody replies, with a length that cannot be: a reply to it would be taken for
  * that of the next request, and so on for ever. */
-static void p4_p10_a_spoilt_request_without_answer_is_not_answered(void **state)
+static void p4_p10_a_spoilt_request_without_reply_is_not_replied(void **state)
 {
     (void)state;
     struct cox_executor_options options = small_options(2, all_native);
@@ -585,7 +585,7 @@ static void p4_p10_a_spoilt_request_without_answer_is_not_answered(void **state)
 
 /* ---- the end ---- */
 
-static void m15_goodbye_right_behind_a_request_without_answer(void **state)
+static void m15_goodbye_right_behind_a_request_without_reply(void **state)
 {
     (void)state;
     for (int i = 0; i < 5; i++) {
@@ -620,10 +620,10 @@ static void m15_end_is_bounded_whatever_a_rank_does(void **state)
     assert_in_range(cox_executor_stop(executor), 1, 2);
     assert_true(cox_now_ns() - begin < 10000 * COX_NSEC_PER_MSEC);
     assert_int_equal(inbox_await(&inbox)->status, COX_CLOSED);
-    assert_int_equal(inbox.answer.completion.ranks[1].outcome, COX_OUTCOME_LATE);
+    assert_int_equal(inbox.reply.completion.ranks[1].outcome, COX_OUTCOME_LATE);
     test_group_free(group);
     assert_int_equal(inbox_count(&inbox), 1);
-    test_completion_deinit(&inbox.answer.completion);
+    test_completion_deinit(&inbox.reply.completion);
 }
 
 static void p7_names_that_the_workers_removed_are_no_error(void **state)
@@ -717,20 +717,20 @@ int main(void)
         TEST(m1_pause_passes_a_stuck_inference),
         TEST(m9_fault_is_told_beside_the_reply),
         TEST(m9_failure_of_a_rank_without_payload_is_told_as_fault),
-        TEST(m9_refused_request_without_answer_is_told_as_fault),
+        TEST(m9_refused_request_without_reply_is_told_as_fault),
         TEST(p1_failure_of_the_rank_with_the_payload),
         TEST(p1_failure_with_status_0_of_a_legacy_rank),
-        TEST(m3_init_answers_of_every_release_are_taken),
-        TEST(m3_an_init_answer_without_blocks_is_told),
+        TEST(m3_init_replies_of_every_release_are_taken),
+        TEST(m3_an_init_reply_without_blocks_is_told),
         TEST(m3_strings_that_are_no_utf8_are_refused),
-        TEST(p4_late_answer_is_never_the_next_one),
-        TEST(p4_b50_a_stray_token_is_no_answer),
+        TEST(p4_late_reply_is_never_the_next_one),
+        TEST(p4_b50_a_stray_token_is_no_reply),
         TEST(p4_late_recovery_result_is_never_the_next_one),
         TEST(p4_slow_rank),
         TEST(p2_killed_rank_is_named),
         TEST(p2_rank_that_ends_before_its_first_request),
-        TEST(p4_p10_a_spoilt_request_without_answer_is_not_answered),
-        TEST(m15_goodbye_right_behind_a_request_without_answer),
+        TEST(p4_p10_a_spoilt_request_without_reply_is_not_replied),
+        TEST(m15_goodbye_right_behind_a_request_without_reply),
         TEST(m15_end_is_bounded_whatever_a_rank_does),
         TEST(p7_names_that_the_workers_removed_are_no_error),
         TEST(m3_p8_an_init_is_said_again_to_legacy_workers),

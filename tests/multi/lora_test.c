@@ -219,28 +219,28 @@ static struct stream stream_of(uint32_t slot, const char *lora)
     return stream;
 }
 
-struct answer {
+struct reply {
     uint64_t sequence;
     size_t count;
     int32_t tokens[STREAM_COUNT_MAX];
     float logprobs[STREAM_COUNT_MAX];
 };
 
-static void take_answer(void *context, const struct cox_completion *completion)
+static void take_reply(void *context, const struct cox_completion *completion)
 {
-    struct answer *answer = context;
+    struct reply *reply = context;
     const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
-    answer->sequence = completion->sequence;
+    reply->sequence = completion->sequence;
     if (!response || !response->execute_model_response || !response->execute_model_response->step)
         return;
     const Coxswain__StepResult *result = response->execute_model_response->step;
     if (result->n_tokens > STREAM_COUNT_MAX || result->n_tokens != result->n_logprobs)
         return;
-    answer->count = result->n_tokens;
-    for (size_t i = 0; i < answer->count; i++) {
-        answer->tokens[i] = result->tokens[i];
-        answer->logprobs[i] = result->logprobs[i];
+    reply->count = result->n_tokens;
+    for (size_t i = 0; i < reply->count; i++) {
+        reply->tokens[i] = result->tokens[i];
+        reply->logprobs[i] = result->logprobs[i];
     }
 }
 
@@ -303,18 +303,18 @@ static int step(struct test_group *group, uint64_t *base, int finished, struct s
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
-    struct answer answer = {0};
+    struct reply reply = {0};
     *err = (struct cox_error){0};
-    int r = cox_executor_call(test_group_executor(group), &request, &options, take_answer, &answer,
-                              err);
+    int r =
+        cox_executor_call(test_group_executor(group), &request, &options, take_reply, &reply, err);
     if (r)
         return r;
-    assert_int_equal(answer.count, count);
-    *base = answer.sequence;
+    assert_int_equal(reply.count, count);
+    *base = reply.sequence;
     for (uint32_t i = 0; i < count; i++) {
         streams[i]->known = true;
-        streams[i]->tokens[PROMPT_LENGTH + streams[i]->count] = answer.tokens[i];
-        streams[i]->logprobs[streams[i]->count++] = answer.logprobs[i];
+        streams[i]->tokens[PROMPT_LENGTH + streams[i]->count] = reply.tokens[i];
+        streams[i]->logprobs[streams[i]->count++] = reply.logprobs[i];
     }
     return 0;
 }
@@ -663,7 +663,7 @@ static void m13_what_one_rank_refuses_no_rank_keeps(void **state)
     }
 }
 
-/* A rank owes the answer to something else: an order finds no room until its deadline. */
+/* A rank owes the reply to something else: an order finds no room until its deadline. */
 static void m13_an_order_that_reached_no_rank_changes_nothing(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* The operations of the protocol with real workers: what every rank answers, merged, and what each
+/* The operations of the protocol with real workers: what every rank replies, merged, and what each
  * type means. */
 #include "testing.h"
 
@@ -197,7 +197,7 @@ static const struct {
     enum cox_channel_id channel;
     /* of a call, with a worker that has every callback */
     int status;
-    /* the code of each rank, with a worker that has none; 0: it answers by other means */
+    /* the code of each rank, with a worker that has none; 0: it replies by other means */
     int mute;
 } types[] = {
     [TYPE(MODEL_INIT)] = {ASYNC, COX_CHANNEL_EXECUTE, 0, 0}, /* it brings no configuration */
@@ -256,9 +256,9 @@ static void m7_every_type_is_called_as_it_is_meant(void **state)
         struct seen seen = {0};
         assert_int_equal(cox_executor_call(executor, request, &options, see, &seen, NULL),
                          types[type].status);
-        bool answered = types[type].meaning == SYNC || types[type].meaning == ASYNC;
-        assert_int_equal(seen.calls, answered);
-        if (answered) {
+        bool replied = types[type].meaning == SYNC || types[type].meaning == ASYNC;
+        assert_int_equal(seen.calls, replied);
+        if (replied) {
             assert_int_equal(seen.type, type);
             assert_int_equal(seen.channel, types[type].channel);
             options.gather = COX_GATHER_NONE;
@@ -285,7 +285,7 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
                                                    .deadline_ns = patience()};
         uint64_t sequence = 0;
         int r;
-        do /* a rank may still owe the answer to the type before, which another rank has refused */
+        do /* a rank may still owe the reply to the type before, which another rank has refused */
             r = cox_executor_submit(executor, request, &options, &sequence, &err);
         while (r == COX_LATE && cox_now_ns() < options.deadline_ns);
         bool accepted = types[type].meaning == ASYNC || types[type].meaning == NO_REPLY;
@@ -314,7 +314,7 @@ static void m7_every_type_is_submitted_as_it_is_meant(void **state)
     test_group_free(g);
 }
 
-static void m7_a_worker_without_callbacks_answers_unsupported(void **state)
+static void m7_a_worker_without_callbacks_replies_unsupported(void **state)
 {
     (void)state;
     const char *const command[] = {test_worker_program(), "mute", NULL};
@@ -396,7 +396,7 @@ static void m9_a_fault_of_any_rank_arrives_with_its_rank(void **state)
     (void)state;
     for (uint32_t n = 1; n <= 8; n *= 2) {
         struct test_group *g = test_group_start(n, NULL);
-        /* Alone, and inside a request that still answers. */
+        /* Alone, and inside a request that still replies. */
         for (uint32_t rank = 0; rank < n; rank++) {
             char expected[64];
             struct test_completion c;
@@ -679,19 +679,19 @@ static void m12_a_rank_that_fails_or_is_silent_is_a_failure(void **state)
     /* A result other than 0: told per rank, the others' kept, the state stays. */
     assert_int_equal(test_call(g, NULL, "only 2 recover pause 507 HCCL is stuck"), 0);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
-    assert_contains(err.text, "rank 2 answered 507: HCCL is stuck");
+    assert_contains(err.text, "rank 2 replied 507: HCCL is stuck");
     for (uint32_t rank = 0; rank < 4; rank++)
         assert_int_equal(results[rank].result, rank == 2 ? 507 : 0);
     assert_string_equal(results[2].text, "HCCL is stuck");
     assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
-    /* No answer in time. */
+    /* No reply in time. */
     assert_int_equal(test_call(g, NULL, "only 1 recover pause block %s", test_pipe_path(pipe)), 0);
     err.code = 0;
     assert_int_equal(cox_executor_recover(test_group_executor(g), COX_RECOVER_PAUSE,
                                           cox_deadline_after_ms(50), results, &err),
                      COX_TIMEOUT);
     assert_int_equal(results[1].result, -1);
-    assert_contains(results[1].text, "had not answered");
+    assert_contains(results[1].text, "had not replied");
     assert_int_equal(cox_executor_engine_state(test_group_executor(g)), COX_ENGINE_NORMAL);
     test_pipe_release(pipe, 1);
     assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), 0);
@@ -870,7 +870,7 @@ static void m13_every_rank_status_is_seen(void **state)
 }
 
 /* No status of a rank is left for success. */
-static void m13_without_an_answer_there_is_no_status(void **state)
+static void m13_without_an_reply_there_is_no_status(void **state)
 {
     (void)state;
     struct test_group *g = test_group_start(4, NULL);
@@ -903,7 +903,7 @@ int main(void)
         TEST(m6_init_that_cannot_be_merged_is_refused),
         TEST(m7_every_type_is_called_as_it_is_meant),
         TEST(m7_every_type_is_submitted_as_it_is_meant),
-        TEST(m7_a_worker_without_callbacks_answers_unsupported),
+        TEST(m7_a_worker_without_callbacks_replies_unsupported),
         TEST(m7_strings_that_are_no_utf8_are_refused_in_any_group),
         TEST(m9_a_fault_of_any_rank_arrives_with_its_rank),
         TEST(m9_a_long_fault_is_cut),
@@ -917,7 +917,7 @@ int main(void)
         TEST(b2_a_call_behind_another_ends_at_its_deadline),
         TEST(m1_recovery_and_faults_pass_a_blocked_execute_and_pull),
         TEST(m13_every_rank_status_is_seen),
-        TEST(m13_without_an_answer_there_is_no_status),
+        TEST(m13_without_an_reply_there_is_no_status),
     };
     return cmocka_run_group_tests_name("operations", tests, NULL, NULL);
 }

@@ -223,7 +223,7 @@ static int32_t next_token(const struct chat *chat)
 {
     if (chat->reference)
         return chat->reference[chat->count];
-    /* What scripted workers answer. */
+    /* What scripted workers reply. */
     return (int32_t)(cox_wire_token_digest(chat->tokens, chat->count) % 50000);
 }
 
@@ -255,7 +255,7 @@ static void expect_step(struct test_group *g, struct chat *chat)
         fail_msg("a step: %d: %s", r, err.text);
 }
 
-/* Every rank answers a step and a request. */
+/* Every rank replies a step and a request. */
 static void expect_all_serve(struct test_group *g)
 {
     struct chat chat;
@@ -311,7 +311,7 @@ static void expect_rank(const struct test_completion *c, uint32_t rank, int code
     assert_contains(c->ranks[rank].text, words);
 }
 
-/* The other ranks have done with what was published last: their answers are there before this
+/* The other ranks have done with what was published last: their replies are there before this
  * one's. */
 static void await_others(struct test_group *g, enum cox_channel_id channel, uint32_t but)
 {
@@ -494,7 +494,7 @@ static void m12_a_rank_that_stays_stuck_says_so(void **state)
     assert_int_equal(test_call(g, NULL, "grace 30"), 0);
     assert_int_equal(test_submit(g, &how, "only 1 spin"), 0);
     test_await_lines(g, 1, "spin", 1);
-    await_others(g, COX_CHANNEL_EXECUTE, 1); /* it does not end before rank 1 has answered */
+    await_others(g, COX_CHANNEL_EXECUTE, 1); /* it does not end before rank 1 has replied */
     for (int i = 0; i < 2; i++) {
         uint64_t ms = 0;
         assert_int_equal(recover(g, COX_RECOVER_PAUSE, results, &err), COX_REJECTED);
@@ -532,9 +532,9 @@ static void m12_what_comes_while_paused_is_refused_in_order(void **state)
         expect_told(g, i == 1 ? TYPE(PAUSE_COMMAND_EXEC_ROCE) : TYPE(PAUSE_COMMAND_EXEC));
     for (size_t i = 0; i < 8; i++) {
         assert_int_equal(test_submit_persist(g, &how, "echo anybody"), 0);
-        const struct test_completion *answer = test_await(g, i);
-        assert_true(i == 0 || answer->sequence > test_await(g, i - 1)->sequence);
-        expect_rank(answer, 0, COX_ABORTED, "paused");
+        const struct test_completion *reply = test_await(g, i);
+        assert_true(i == 0 || reply->sequence > test_await(g, i - 1)->sequence);
+        expect_rank(reply, 0, COX_ABORTED, "paused");
     }
     submit_pull(g);
     const struct test_completion *pulled = test_await(g, 8);
@@ -654,7 +654,7 @@ static void m12_an_init_is_never_left(void **state)
 
 /* ---- again and again ---- */
 
-/* A callback that ends just when it is left: either way there is one answer, and it is right. */
+/* A callback that ends just when it is left: either way there is one reply, and it is right. */
 static void m12_a_callback_that_ends_as_it_is_left(void **state)
 {
     (void)state;
@@ -689,7 +689,7 @@ static void m12_a_callback_that_ends_as_it_is_left(void **state)
         }
         expect_told(g, TYPE(START_COMMAND_EXEC));
     }
-    print_message("%zu answers, %zu left\n", done, left);
+    print_message("%zu replies, %zu left\n", done, left);
     assert_true(left > 0);
     expect_all_serve(g);
     test_group_free(g);
@@ -699,7 +699,7 @@ struct traffic {
     struct test_group *group;
     struct chat chat;
     _Atomic bool ends;
-    size_t answered, refused;
+    size_t replied, refused;
     /* empty: nothing */
     char wrong[512];
 };
@@ -721,7 +721,7 @@ static void *traffic_main(void *argument)
             snprintf(traffic->wrong, sizeof traffic->wrong, "a wrong token");
         else if (r && !is_refusal(r))
             snprintf(traffic->wrong, sizeof traffic->wrong, "a step: %d: %.300s", r, err.text);
-        *(r ? &traffic->refused : &traffic->answered) += 1;
+        *(r ? &traffic->refused : &traffic->replied) += 1;
     }
     return NULL;
 }
@@ -760,8 +760,8 @@ static void pause_at_random(struct test_group *g, const struct chat *chat, int c
         fail_msg("%d: %s", r, err.text);
     if (ended.wrong[0])
         fail_msg("%s", ended.wrong);
-    print_message("%zu steps, %zu refused\n", ended.answered, ended.refused);
-    assert_true(ended.answered > 0);
+    print_message("%zu steps, %zu refused\n", ended.replied, ended.refused);
+    assert_true(ended.replied > 0);
 }
 
 static void m12_pauses_at_random_against_running_steps(void **state)

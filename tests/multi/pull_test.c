@@ -137,7 +137,7 @@ static void m11_partial_success_is_kept(void **state)
 {
     (void)state;
     struct kv_sequence reference;
-    struct kv_answers answers;
+    struct kv_replies replies;
     struct pair pair;
     struct kv_pull pulls[3] = {pull_of("foreign"), pull_of("good"), pull_of("unknown")};
     reference_of(&reference, 2);
@@ -146,10 +146,10 @@ static void m11_partial_success_is_kept(void **state)
     pulls[0].to[0] = 12;
     pulls[0].to[1] = 13;
     pulls[2].cluster = "C";
-    kv_pull(&pair.b, pulls, 3, 0, &answers);
-    assert_int_equal(answers.status, 0);
+    kv_pull(&pair.b, pulls, 3, 0, &replies);
+    assert_int_equal(replies.status, 0);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        const struct kv_answer *a = answers.ranks[rank];
+        const struct kv_reply *a = replies.ranks[rank];
         assert_int_equal(a[0].code, CODE(PD_PULL_KV_ERROR));
         assert_int_equal(a[0].status, COX_STALE);
         assert_int_equal(a[1].code, CODE(SUCCESS));
@@ -166,15 +166,15 @@ static void m11_tables_of_several_managers_are_all_copied(void **state)
 {
     (void)state;
     struct kv_sequence reference;
-    struct kv_answers answers;
+    struct kv_replies replies;
     struct pair pair;
     struct kv_pull pull = pull_of("r1");
     reference_of(&reference, 2);
     pair_start(&pair, 2);
     pull.table_count = 2;
-    kv_pull(&pair.b, &pull, 1, 0, &answers);
-    assert_int_equal(answers.ranks[0][0].status, 0);
-    assert_int_equal(answers.ranks[1][0].bytes, 2 * pair.a.pools[1].layout.block_bytes);
+    kv_pull(&pair.b, &pull, 1, 0, &replies);
+    assert_int_equal(replies.ranks[0][0].status, 0);
+    assert_int_equal(replies.ranks[1][0].bytes, 2 * pair.a.pools[1].layout.block_bytes);
     expect_decodes(&pair, &reference, -1);
     /* Two tables of 1 and 1 there, of 1 and 2 here. */
     pull.to_count = 3;
@@ -267,7 +267,7 @@ static void p9_blocks_of_a_sequence_that_was_cleaned_up_are_stale(void **state)
     expect_pulled(&pair, "r1");
     assert_int_equal(
         cox_executor_cleanup(test_group_executor(pair.a.group), &id, 1, kv_patience(), &err), 0);
-    /* It has no answer: a call on the same channel is behind it. */
+    /* It has no reply: a call on the same channel is behind it. */
     kv_arm(&pair.a, 0, "");
     kv_arm(&pair.a, 1, "");
     expect_refused(&pair, &pull, COX_STALE, "belongs to another sequence, or to none");
@@ -366,14 +366,14 @@ struct waiting {
     struct pair *pair;
     struct kv_pull pull;
     uint64_t timeout_ms;
-    struct kv_answers answers;
+    struct kv_replies replies;
     pthread_t thread;
 };
 
 static void *waiting_main(void *argument)
 {
     struct waiting *w = argument;
-    kv_pull(&w->pair->b, &w->pull, 1, w->timeout_ms, &w->answers);
+    kv_pull(&w->pair->b, &w->pull, 1, w->timeout_ms, &w->replies);
     return NULL;
 }
 
@@ -410,10 +410,10 @@ static void waiting_end(struct waiting *w, int status, const char *text)
 {
     assert_int_equal(pthread_join(w->thread, NULL), 0);
     for (uint32_t rank = 0; rank < w->pair->b.rank_count; rank++) {
-        const struct kv_answer *a = &w->answers.ranks[rank][0];
-        if (w->answers.status || a->status != status || !strstr(a->text, text))
+        const struct kv_reply *a = &w->replies.ranks[rank][0];
+        if (w->replies.status || a->status != status || !strstr(a->text, text))
             fail_msg("rank %u: expected %s, '%s'; got %d, %s, '%s'", rank, cox_status_text(status),
-                     text, w->answers.status, cox_status_text(a->status), a->text);
+                     text, w->replies.status, cox_status_text(a->status), a->text);
     }
 }
 
@@ -545,7 +545,7 @@ static void p9_a_pull_that_nobody_waits_for_any_more_ends(void **state)
     give_blocks(&pair);
     waiting_start(&w, &pair, pull_of("r2"), 1000);
     assert_int_equal(pthread_join(w.thread, NULL), 0);
-    assert_int_equal(w.answers.status, COX_TIMEOUT);
+    assert_int_equal(w.replies.status, COX_TIMEOUT);
     waiting_let(&w);
     expect_pulled(&pair, "r3");
     /* The first one came out before, and has given nothing. */
@@ -802,7 +802,7 @@ static void expect_all_writable(struct kv_group *g)
 
 static void kill_reader(const char *point, uint32_t nth, uint32_t rank)
 {
-    struct kv_answers answers;
+    struct kv_replies replies;
     struct pair pair;
     char plan[64];
     const struct kv_pull pull = pull_of("r1");
@@ -814,8 +814,8 @@ static void kill_reader(const char *point, uint32_t nth, uint32_t rank)
     if (links) {
         kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
     } else {
-        kv_pull(&pair.b, &pull, 1, 0, &answers);
-        assert_int_equal(answers.status, COX_PEER_DEAD);
+        kv_pull(&pair.b, &pull, 1, 0, &replies);
+        assert_int_equal(replies.status, COX_PEER_DEAD);
     }
     test_await_death(pair.b.group, rank);
     expect_all_writable(&pair.a);
@@ -855,7 +855,7 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
     (void)state;
     struct pair pair;
     struct kv_pull pull = pull_of("r1");
-    struct kv_answers answers;
+    struct kv_replies replies;
     pair_start(&pair, 2);
     kv_arm(&pair.b, 1, "link.attached:stop:1");
     kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
@@ -866,10 +866,10 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
     assert_non_null(strstr(kv_link_state(&pair.b, 1, "A"), "failed the remote rank has died"));
     assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success");
     pull.life = 2;
-    kv_pull(&pair.b, &pull, 1, 0, &answers);
-    assert_int_equal(answers.status, 0);
-    assert_int_equal(answers.ranks[0][0].status, 0);
-    assert_int_equal(answers.ranks[1][0].status, COX_PEER_DEAD);
+    kv_pull(&pair.b, &pull, 1, 0, &replies);
+    assert_int_equal(replies.status, 0);
+    assert_int_equal(replies.ranks[0][0].status, 0);
+    assert_int_equal(replies.ranks[1][0].status, COX_PEER_DEAD);
     pair_stop(&pair);
 }
 
@@ -901,9 +901,9 @@ static void g1d_a_reader_stopped_in_a_copy_holds_up_nobody_and_gets_nothing(void
         kv_step(&pair.a, &pair.s, 0, true, -1);
         kill(cox_executor_pid(test_group_executor(pair.b.group), 0), SIGCONT);
         assert_int_equal(pthread_join(w.thread, NULL), 0);
-        assert_int_equal(w.answers.status, 0);
-        assert_int_equal(w.answers.ranks[0][0].status, COX_STALE);
-        assert_non_null(strstr(w.answers.ranks[0][0].text, "A: block 2 was taken while it was"));
+        assert_int_equal(w.replies.status, 0);
+        assert_int_equal(w.replies.ranks[0][0].status, COX_STALE);
+        assert_non_null(strstr(w.replies.ranks[0][0].text, "A: block 2 was taken while it was"));
         expect_pulled(&pair, "r2");
         pair_stop(&pair);
     }
@@ -928,9 +928,9 @@ static void p9_an_owner_killed_in_the_copy_ends_the_pull_once(void **state)
         test_await_death(pair.a.group, 0);
         kill(reader, SIGCONT);
         assert_int_equal(pthread_join(w.thread, NULL), 0);
-        assert_int_equal(w.answers.status, 0);
+        assert_int_equal(w.replies.status, 0);
         /* What was there is there: the memory stays. With less, it is the death. */
-        const struct kv_answer *a = &w.answers.ranks[0][0];
+        const struct kv_reply *a = &w.replies.ranks[0][0];
         assert_true(a->status == 0 || a->status == COX_PEER_DEAD);
         assert_int_equal(a->code, a->status ? CODE(PD_PULL_KV_ERROR) : CODE(SUCCESS));
         assert_non_null(strstr(kv_link_state(&pair.b, 0, "A"), "failed the remote rank has died"));
@@ -955,11 +955,11 @@ static void p9_an_owner_killed_in_its_step_fails_its_pulls_alone(void **state)
         kv_sequence(&other, 8, elsewhere);
         other.slot = 1;
         assert_int_equal(kv_try_step(&pair.a, &other, 0, true, -1, &err), COX_PEER_DEAD);
-        struct kv_answers answers;
-        kv_pull(&pair.b, &pull, 1, 0, &answers);
-        assert_int_equal(answers.status, 0);
-        assert_int_equal(answers.ranks[0][0].status, COX_PEER_DEAD);
-        assert_int_equal(answers.ranks[1][0].status, 0); /* the one that lives has its blocks */
+        struct kv_replies replies;
+        kv_pull(&pair.b, &pull, 1, 0, &replies);
+        assert_int_equal(replies.status, 0);
+        assert_int_equal(replies.ranks[0][0].status, COX_PEER_DEAD);
+        assert_int_equal(replies.ranks[1][0].status, 0); /* the one that lives has its blocks */
         pair_stop(&pair);
     }
 }

@@ -26,7 +26,7 @@
 #include "worker/group/group_private.h"
 #include "tests/lib/rights.h"
 
-/* How pidfd_getfd answers in a rank. */
+/* How pidfd_getfd replies in a rank. */
 struct way {
     /* 0: as it does */
     int error;
@@ -34,7 +34,7 @@ struct way {
     uint32_t ranks;
     /* 0: as it is; and a plain user */
     uint32_t file_limit;
-    /* pidfd_open answers so as well */
+    /* pidfd_open replies so as well */
     bool no_pidfds;
 };
 

@@ -205,7 +205,7 @@ static void expect_echo(void)
     int r =
         cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL, &err);
     if (r)
-        fail_msg("the group does not answer: %d: %s", r, err.text);
+        fail_msg("the group does not reply: %d: %s", r, err.text);
 }
 
 static int order_restart(uint32_t rank, bool kill, bool *ret_replaced, struct cox_error *err)
@@ -853,7 +853,7 @@ static void p8_an_order_that_fails_half_way_can_be_given_again(void **state)
 }
 
 /* One order waits for a rank which the next one kills: that is no death that the policy knows an
- * answer to. */
+ * reply to. */
 static void p8_a_rank_killed_before_its_orders_turn_is_not_the_end(void **state)
 {
     (void)state;

@@ -78,7 +78,7 @@ static void scribble(bool sealed)
     }
 }
 
-/* 's': leaves a process behind that scribbles from the death of this one on, and answers with its
+/* 's': leaves a process behind that scribbles from the death of this one on, and replies with its
  * pid. */
 static int on_opaque(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                      size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err)
@@ -276,26 +276,26 @@ static void stream_init(struct stream *stream)
     memcpy(stream->tokens, prompt, sizeof prompt);
 }
 
-struct answer {
+struct reply {
     uint64_t sequence;
     size_t count;
     int32_t token;
     float logprob;
 };
 
-static void take_answer(void *context, const struct cox_completion *completion)
+static void take_reply(void *context, const struct cox_completion *completion)
 {
-    struct answer *answer = context;
+    struct reply *reply = context;
     const Coxswain__ExecuteResponse *response =
         completion->payload ? completion->payload->response : NULL;
-    answer->sequence = completion->sequence;
+    reply->sequence = completion->sequence;
     if (!response || !response->execute_model_response || !response->execute_model_response->step)
         return;
     const Coxswain__StepResult *result = response->execute_model_response->step;
-    answer->count = result->n_tokens == 1 && result->n_logprobs == 1;
-    if (answer->count) {
-        answer->token = result->tokens[0];
-        answer->logprob = result->logprobs[0];
+    reply->count = result->n_tokens == 1 && result->n_logprobs == 1;
+    if (reply->count) {
+        reply->token = result->tokens[0];
+        reply->logprob = result->logprobs[0];
     }
 }
 
@@ -343,16 +343,16 @@ static int stream_step(struct lives *lives, struct stream *stream, struct cox_er
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_RANK0,
                                                .deadline_ns = patience()};
-    struct answer answer = {0};
+    struct reply reply = {0};
     *err = (struct cox_error){0};
-    int r = cox_executor_call(test_group_executor(lives->group), &request, &options, take_answer,
-                              &answer, err);
-    stream->base = r ? 0 : answer.sequence;
+    int r = cox_executor_call(test_group_executor(lives->group), &request, &options, take_reply,
+                              &reply, err);
+    stream->base = r ? 0 : reply.sequence;
     if (r)
         return r;
-    assert_int_equal(answer.count, 1);
-    stream->tokens[length] = answer.token;
-    stream->logprobs[stream->count++] = answer.logprob;
+    assert_int_equal(reply.count, 1);
+    stream->tokens[length] = reply.token;
+    stream->logprobs[stream->count++] = reply.logprob;
     return 0;
 }
 

@@ -360,7 +360,7 @@ static void p8_a_replaced_rank_gets_the_same_init(void **state)
     }
 }
 
-static void p8_another_answer_than_then_is_told(void **state)
+static void p8_another_reply_than_then_is_told(void **state)
 {
     (void)state;
     static const struct cox_config_entry odd[] = {{"odd_again", "0"}};
@@ -688,7 +688,7 @@ static void m12_steps_are_refused_while_the_engine_is_paused(void **state)
     test_group_free(g);
 }
 
-/* As the ranks see it: none is asked for a step behind its answer to a pause. */
+/* As the ranks see it: none is asked for a step behind its reply to a pause. */
 static void *stepper_main(void *argument)
 {
     struct other_command *other = argument;
@@ -737,7 +737,7 @@ int main(int argc, char **argv)
         TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so),
         TEST(p8_without_an_init_nothing_can_be_said_again),
         TEST(p8_a_replaced_rank_gets_the_same_init),
-        TEST(p8_another_answer_than_then_is_told),
+        TEST(p8_another_reply_than_then_is_told),
         TEST(b2_one_init_at_a_time),
         TEST(m15_a_stop_ends_inits_that_wait),
         TEST(k28_an_init_waits_for_the_steps_before_it),

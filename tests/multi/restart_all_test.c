@@ -280,7 +280,7 @@ static void *caller_main(void *argument)
     return NULL;
 }
 
-/* Whoever calls meanwhile gets an answer or hears of a death, at once and nothing else. */
+/* Whoever calls meanwhile gets a reply or hears of a death, at once and nothing else. */
 static void a24_p7_nothing_grows_under_load(void **state)
 {
     (void)state;

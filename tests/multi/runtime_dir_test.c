@@ -527,7 +527,7 @@ static void root_visits_as_root(void *context)
     uint8_t frame[COX_HELLO_SIZE];
     cox_hello_format(&hello, frame);
     CHECK(send(fd, frame, sizeof frame, 0) == sizeof frame);
-    CHECK(raw_answer(fd, NULL) == 0);
+    CHECK(raw_reply(fd, NULL) == 0);
     close(fd);
     become_nobody();
     CHECK(cox_control_socket_connect(path, &hello, PATIENCE, &session, NULL) == 0);

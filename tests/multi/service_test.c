@@ -59,7 +59,7 @@ static void sem_await(sem_t *sem)
         fail_msg("nothing came");
 }
 
-static void p3_status_answers_while_a_handler_is_stuck(void **state)
+static void p3_status_replies_while_a_handler_is_stuck(void **state)
 {
     (void)state;
     struct test_group *group = test_group_start(2, NULL);
@@ -678,7 +678,7 @@ static void b21_who_has_one_connection_keeps_it_where_another_one_hoards(void **
     for (size_t i = 0; i < sizeof hoard / sizeof *hoard; i++) {
         hoard[i] = (struct cox_client)COX_CLIENT_NONE;
         int r = cox_client_open_path(&hoard[i], control_socket, patience(), &err);
-        /* An answer says that its thread runs: one that has not begun is not known to be quiet. */
+        /* A reply says that its thread runs: one that has not begun is not known to be quiet. */
         r = r ? r : ask(&hoard[i], ASK_STATUS, &reply, &err);
         if (r)
             fail_msg("connection %zu: %d: %s", i, r, err.text);
@@ -762,7 +762,7 @@ static void b14_a_client_believes_no_group_either(void **state)
         const char *bytes;
         size_t size;
         int code;
-    } answers[] = {
+    } replies[] = {
         {"\0\0\0\0", 4, COX_CORRUPT},
         {"\xff\xff\xff\xff", 4, COX_CORRUPT},
         {"\2\0\0\0\xff\xff", 6, COX_CORRUPT},
@@ -771,16 +771,16 @@ static void b14_a_client_believes_no_group_either(void **state)
         {"\5\0\0\0\x0a\0", 6, COX_CLOSED},           /* and no more */
         {"", 0, COX_CLOSED},
     };
-    for (size_t i = 0; i < sizeof answers / sizeof *answers; i++) {
+    for (size_t i = 0; i < sizeof replies / sizeof *replies; i++) {
         int fds[2];
         struct cox_client client;
         CoxswainControl__ControlReply *reply;
         struct cox_error err;
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
         cox_client_init(&client, fds[0]);
-        bytes_send(fds[1], answers[i].bytes, answers[i].size);
+        bytes_send(fds[1], replies[i].bytes, replies[i].size);
         shutdown(fds[1], SHUT_WR);
-        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), answers[i].code);
+        assert_int_equal(ask(&client, ASK_STATUS, &reply, &err), replies[i].code);
         assert_true(err.text[0]);
         cox_client_close(&client);
         close(fds[1]);
@@ -810,7 +810,7 @@ static void text_of_another_process_is_made_fit_for_a_terminal(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(p3_status_answers_while_a_handler_is_stuck),
+        TEST(p3_status_replies_while_a_handler_is_stuck),
         TEST(p3_status_tells_what_a_rank_does_and_who_is_late),
         TEST(p3_status_tells_how_a_rank_died_and_its_last_lines),
         TEST(p10_status_believes_nothing_that_a_rank_writes),

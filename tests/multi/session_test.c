@@ -58,8 +58,8 @@ static uint64_t region_sum(const uint8_t *bytes)
     return sum;
 }
 
-/* A region of this rank's own, whose handle is the answer. */
-static int answer_handle(uint8_t *reply, size_t *ret_reply_size, struct cox_error *err)
+/* A region of this rank's own, whose handle is the reply. */
+static int reply_handle(uint8_t *reply, size_t *ret_reply_size, struct cox_error *err)
 {
     struct cox_handle handle;
     _cox_cleanup_(cox_close_fd) int fd = memfd_create("region", MFD_CLOEXEC);
@@ -76,10 +76,10 @@ static int answer_handle(uint8_t *reply, size_t *ret_reply_size, struct cox_erro
     return r;
 }
 
-/* The handles of all, one behind the other: the answer is the sum of each region as this rank sees
+/* The handles of all, one behind the other: the reply is the sum of each region as this rank sees
  * it, and the nanoseconds that copying all of them took. */
-static int answer_sums(const uint8_t *handles, size_t count, uint8_t *reply, size_t *ret_reply_size,
-                       struct cox_error *err)
+static int reply_sums(const uint8_t *handles, size_t count, uint8_t *reply, size_t *ret_reply_size,
+                      struct cox_error *err)
 {
     const struct cox_import *imports[COX_RANK_COUNT_MAX];
     uint64_t copying_ns = 0;
@@ -115,10 +115,10 @@ static int on_opaque(void *context, const uint8_t *request, size_t request_size,
     (void)context;
     switch (request_size ? request[0] : 0) {
     case 'e':
-        return answer_handle(reply, ret_reply_size, err);
+        return reply_handle(reply, ret_reply_size, err);
     case 'i':
-        return answer_sums(request + 1, (request_size - 1) / COX_HANDLE_SIZE, reply, ret_reply_size,
-                           err);
+        return reply_sums(request + 1, (request_size - 1) / COX_HANDLE_SIZE, reply, ret_reply_size,
+                          err);
     case 'm':
         *ret_reply_size = (size_t)snprintf((char *)reply, reply_capacity, "%d",
                                            count_fds("/memfd:") + count_fds("/dev/shm/"));
@@ -302,7 +302,7 @@ static void a30_slots_come_back_also_from_the_dead(void **state)
     for (int life = 0; life < 3; life++) {
         for (int i = 0; i < 20; i++)
             test_expect_echo(g, "slot");
-        /* With answers in its slots that nobody has taken. */
+        /* With replies in its slots that nobody has taken. */
         const struct test_how how = {.gather = COX_GATHER_ALL, .ranks = 2};
         assert_int_equal(test_call_how(g, NULL, &how, "kill 9"), COX_PEER_DEAD);
         struct cox_error err = {0};

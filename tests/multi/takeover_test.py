@@ -304,7 +304,7 @@ def test_a24_clients_are_told_what_they_have_is_right_and_they_come_again(name, 
         check(0 < len(lines) < len(right), "%d lines" % len(lines))
         rest = iter(right)
         check(all(line in rest for line in lines), "a line that is not right, or not in order")
-        told = re.search(r"(\d+) of %d prompts have replies" % len(prompts), client.err)
+        told = re.search(r"(\d+) of %d prompts were completed" % len(prompts), client.err)
         check(int(told[1]) >= len(lines), "%s answered, %d lines" % (told[1], len(lines)))
     old.left()
     group.ready()

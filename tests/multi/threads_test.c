@@ -30,7 +30,7 @@ struct client {
     int (*ask)(struct cox_executor *executor);
     /* until it is closed */
     bool again;
-    _Atomic uint32_t answers;
+    _Atomic uint32_t replies;
     int result;
 };
 
@@ -101,7 +101,7 @@ static void *client_main(void *argument)
     struct client *client = argument;
     do {
         client->result = client->ask(client->executor);
-        atomic_fetch_add(&client->answers, client->result == 0);
+        atomic_fetch_add(&client->replies, client->result == 0);
     } while (client->again && client->result == 0);
     return NULL;
 }
@@ -139,7 +139,7 @@ static void m9_a_stop_among_callers_closes_them_all(void **state)
         while (!served && cox_now_ns() < deadline_ns) {
             served = true;
             for (size_t i = 0; i < ASK_COUNT; i++)
-                served = served && atomic_load(&clients[i].answers) >= 5;
+                served = served && atomic_load(&clients[i].replies) >= 5;
             sched_yield();
         }
         uint64_t begin = cox_now_ns();
@@ -155,7 +155,7 @@ static void m9_a_stop_among_callers_closes_them_all(void **state)
     }
 }
 
-/* Every one of them waits for something else: the answer of a rank that sleeps, room behind it,
+/* Every one of them waits for something else: the reply of a rank that sleeps, room behind it,
  * whoever gathers, the command before. Freed under their feet, the executor lets them out first. */
 static void m9_a_free_lets_callers_out_first(void **state)
 {
@@ -252,7 +252,7 @@ static void m9_a_free_waits_for_a_visit(void **state)
     pthread_join(thread, NULL);
     assert_true(stay.stopped);
     assert_false(stay.left_alone);
-    assert_int_equal(stay.result, 0); /* every rank had answered */
+    assert_int_equal(stay.result, 0); /* every rank had replied */
     sem_destroy(&stay.inside);
     sem_destroy(&stay.freed);
 }
@@ -311,7 +311,7 @@ static void expect_deaf(pid_t pid, const pid_t *before, size_t before_count, siz
     pid_t tasks[TASK_COUNT_MAX];
     uint64_t deadline_ns = patience();
     size_t count = tasks_of(pid, tasks), seen = 0, urged = 0;
-    /* A worker that answers on one channel may still be starting the threads of the others. */
+    /* A worker that replies on one channel may still be starting the threads of the others. */
     while (count < before_count + count_min && cox_now_ns() < deadline_ns) {
         sched_yield();
         count = tasks_of(pid, tasks);

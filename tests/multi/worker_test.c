@@ -448,7 +448,7 @@ static void a_channel_thread_that_fails_is_what_run_returns(void **state)
                                                      command_of("worker_with_a_broken_semaphore")};
     struct test_group *g = test_group_start(1, &options);
     char text[160];
-    test_call(g, NULL, "break"); /* answered, or the process is faster than the answer */
+    test_call(g, NULL, "break"); /* replied, or the process is faster than the reply */
     snprintf(
         text, sizeof text,
         "run: %d rank 0, waiting for a request on the semaphore of the channel execute: Invalid argument",

@@ -156,7 +156,7 @@ static void m9_the_last_words_of_a_wrapper_are_heard(void **state)
     test_group_free(g);
 }
 
-/* The wrapper is alive and well, and not who should have answered. */
+/* The wrapper is alive and well, and not who should have replied. */
 static void p3_a_report_names_who_serves(void **state)
 {
     (void)state;

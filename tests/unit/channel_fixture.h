@@ -48,7 +48,7 @@ int shm_count(const char *part);
 int fd_count(void);
 struct cox_control_socket;
 /* The same, once the control socket has closed what it was sent: it has threads for that, whatever
- * it answered before. */
+ * it replied before. */
 int fd_count_at(const struct cox_control_socket *control_socket);
 
 /* "coxt<pid>_<time>_<what>", static storage of one slot per call, four slots. */
@@ -82,7 +82,7 @@ bool private_shm_possible(void);
 bool proc_hide(void);
 
 /* Puts one thing after the other under path that looks like the object but must not be taken for
- * it, and asserts that attach answers COX_DENIED with a text that tells. make creates a good one at
+ * it, and asserts that attach returns COX_DENIED with a text that tells. make creates a good one at
  * path; unlink(path) removes it. flags: O_RDONLY or O_RDWR, as attach opens it. */
 void refuses_impostors(const char *path, int flags, void (*make)(void),
                        int (*attach)(struct cox_error *err));

@@ -578,10 +578,10 @@ static void race(void *context)
         struct cox_control control = COX_CONTROL_NONE;
         struct cox_error err = {0};
         int r = cox_control_create(&control, GROUP, &geometry, &err);
-        char answer = r == 0 ? 'w' : r == COX_TAKEN ? 'l' : '?';
-        if (answer == '?')
+        char reply = r == 0 ? 'w' : r == COX_TAKEN ? 'l' : '?';
+        if (reply == '?')
             fprintf(stderr, "%d %s\n", r, err.text);
-        CHECK(write(racer->result[1], &answer, 1) == 1);
+        CHECK(write(racer->result[1], &reply, 1) == 1);
         CHECK(heard(racer->end[0]));
         if (r == 0) {
             struct cox_control again = COX_CONTROL_NONE;
@@ -591,7 +591,7 @@ static void race(void *context)
             CHECK(cox_control_unlink_names(GROUP, &geometry, 0) == 1);
             cox_control_close(&control);
         }
-        CHECK(write(racer->result[1], &answer, 1) == 1);
+        CHECK(write(racer->result[1], &reply, 1) == 1);
     }
 }
 
@@ -611,7 +611,7 @@ static void b54_of_two_that_create_at_once_one_wins(void **state)
         pids[i] = child_start(race, &racers[i]);
     for (int round = 0; round < ROUNDS; round++) {
         int winners = 0;
-        char answer;
+        char reply;
         if (round % 2) { /* every other time there is something to sweep first */
             struct cox_control dead = created(3);
             cox_control_close(&dead);
@@ -619,16 +619,16 @@ static void b54_of_two_that_create_at_once_one_wins(void **state)
         for (int i = 0; i < RACERS; i++)
             tell(racers[(i + round) % RACERS].go[1]);
         for (int i = 0; i < RACERS; i++) {
-            assert_int_equal(read(racers[i].result[0], &answer, 1), 1);
-            assert_true(answer == 'w' || answer == 'l');
-            winners += answer == 'w';
-            wins[i] += answer == 'w';
+            assert_int_equal(read(racers[i].result[0], &reply, 1), 1);
+            assert_true(reply == 'w' || reply == 'l');
+            winners += reply == 'w';
+            wins[i] += reply == 'w';
         }
         assert_int_equal(winners, 1);
         for (int i = 0; i < RACERS; i++)
             tell(racers[i].end[1]);
         for (int i = 0; i < RACERS; i++)
-            assert_int_equal(read(racers[i].result[0], &answer, 1), 1);
+            assert_int_equal(read(racers[i].result[0], &reply, 1), 1);
         assert_int_equal(shm_count(NULL), 0);
     }
     for (int i = 0; i < RACERS;

@@ -77,7 +77,7 @@ static void reply(struct cox_executor *executor, const struct cox_batch *batch,
     static Coxswain__CompletionSequenceGroupOutput groups[256];
     static Coxswain__CompletionSequenceGroupOutput *group_list[256];
     Coxswain__StepResult result = COXSWAIN__STEP_RESULT__INIT;
-    Coxswain__ExecuteModelResponse answer = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__ExecuteModelResponse reply = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     Coxswain__ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     for (uint32_t i = 0; i < batch->row_count; i++) {
         tokens[i] = outputs[i].token;
@@ -94,19 +94,19 @@ static void reply(struct cox_executor *executor, const struct cox_batch *batch,
         group_list[batch->row_count - 1 - i] = &groups[i];
     }
     if (nested) {
-        answer.n_outputs = batch->row_count - (executor->script.bad_reply ? 1 : 0);
-        answer.outputs = group_list;
+        reply.n_outputs = batch->row_count - (executor->script.bad_reply ? 1 : 0);
+        reply.outputs = group_list;
     } else {
         result.n_tokens = batch->row_count + (executor->script.bad_reply ? 1 : 0);
         result.tokens = tokens;
         result.has_base_sequence = true;
         result.base_sequence = executor->sequence;
-        answer.step = &result;
+        reply.step = &result;
     }
-    answer.has_model_execute_time = true;
-    answer.model_execute_time = 0.001f;
+    reply.has_model_execute_time = true;
+    reply.model_execute_time = 0.001f;
     response.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
-    response.execute_model_response = &answer;
+    response.execute_model_response = &reply;
     complete(executor, 0, NULL, &response);
 }
 

@@ -87,7 +87,7 @@ struct cox_executor {
     uint64_t pull_count;
     /* pulls that the rank was told to leave */
     uint32_t leave_count;
-    /* the rank owes an answer on the transfer channel */
+    /* the rank owes a reply on the transfer channel */
     bool late;
     bool stop;
     /* at their number modulo this */

@@ -47,7 +47,7 @@ void *realloc(void *memory, size_t size)
 }
 #endif
 
-/* ---- requests whose answers are known ---- */
+/* ---- requests whose replies are known ---- */
 
 #define REQUEST_COUNT 200
 #define PROMPT_MAX 60

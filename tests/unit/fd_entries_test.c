@@ -217,7 +217,7 @@ static void b15_what_an_fd_owner_stored_goes_with_it(void **state)
     end();
 }
 
-static void b14_an_answer_of_any_bytes(void **state)
+static void b14_an_reply_of_any_bytes(void **state)
 {
     (void)state;
     uint8_t good[COX_FD_STORE_REPLY_SIZE], bytes[COX_FD_STORE_REPLY_SIZE];
@@ -245,7 +245,7 @@ int main(void)
         LEAK_TEST(nonsense_is_invalid),
         LEAK_TEST(no_more_are_kept_than_was_said),
         LEAK_TEST(b15_what_an_fd_owner_stored_goes_with_it),
-        LEAK_TEST(b14_an_answer_of_any_bytes),
+        LEAK_TEST(b14_an_reply_of_any_bytes),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

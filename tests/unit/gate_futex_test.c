@@ -1,4 +1,4 @@
-/* The gate over futexes: one wake-up for everybody, the last answer wakes, hints count. */
+/* The gate over futexes: one wake-up for everybody, the last reply wakes, hints count. */
 #include "channel/shm/gate.h"
 
 #include <fcntl.h>
@@ -122,7 +122,7 @@ static void sleep_for_replies(void *context)
                         COX_DEADLINE_NEVER) == 0);
 }
 
-static void only_the_last_answer_wakes(void **state)
+static void only_the_last_reply_wakes(void **state)
 {
     (void)state;
     for (uint32_t count = 1; count <= RANK_COUNT; count++) {
@@ -142,7 +142,7 @@ static void only_the_last_answer_wakes(void **state)
         assert_int_equal(shared->wake.wakeup, wakeup + 1);
         assert_int_equal(wakes_made(), 1);
         child_join(pid);
-        /* And no answer beyond. */
+        /* And no reply beyond. */
         cox_gate_reply(&rank, 0, sequence, false);
         assert_int_equal(shared->wake.wakeup, wakeup + 1);
         assert_int_equal(wakes_made(), 0);
@@ -167,7 +167,7 @@ static void the_first_failure_wakes(void **state)
     }
 }
 
-static void a_late_answer_does_not_count_for_the_next_request_of_its_frame(void **state)
+static void a_late_reply_does_not_count_for_the_next_request_of_its_frame(void **state)
 {
     (void)state;
     uint32_t wakeup = shared->wake.wakeup;
@@ -481,7 +481,7 @@ static bool await_published(uint64_t round)
 
 static uint64_t rounds;
 
-static void answer_rounds(void *context)
+static void reply_rounds(void *context)
 {
     const uint32_t number = *(const uint32_t *)context;
     for (uint64_t round = 1; round <= rounds; round++) {
@@ -491,7 +491,7 @@ static void answer_rounds(void *context)
     }
 }
 
-static bool answered(uint32_t count, uint64_t round)
+static bool replied(uint32_t count, uint64_t round)
 {
     for (uint32_t i = 0; i < count; i++)
         if (atomic_load_explicit(&shared->events[i], memory_order_acquire) < round)
@@ -499,7 +499,7 @@ static bool answered(uint32_t count, uint64_t round)
     return true;
 }
 
-/* count ranks answer; the coordinator sleeps without an end between its looks, as good as. */
+/* count ranks reply; the coordinator sleeps without an end between its looks, as good as. */
 static void play(uint32_t count, uint64_t round_count)
 {
     pid_t pids[RANK_COUNT];
@@ -507,7 +507,7 @@ static void play(uint32_t count, uint64_t round_count)
     rounds = round_count;
     for (uint32_t i = 0; i < count; i++) {
         numbers[i] = i;
-        pids[i] = child_start(answer_rounds, &numbers[i]);
+        pids[i] = child_start(reply_rounds, &numbers[i]);
     }
     uint32_t wakeup = shared->wake.wakeup;
     for (uint64_t round = 1; round <= rounds; round++) {
@@ -517,7 +517,7 @@ static void play(uint32_t count, uint64_t round_count)
         for (;;) {
             uint32_t wake_sequence =
                 cox_gate_wake_sequence(&coordinator, COX_WAKEUP_RESPONSE_CONSUME);
-            /* That of the last answer, and no other, ends the round. */
+            /* That of the last reply, and no other, ends the round. */
             if (wake_sequence == wakeup + (uint32_t)round)
                 break;
             assert_int_equal(wake_sequence, wakeup + (uint32_t)round - 1);
@@ -525,7 +525,7 @@ static void play(uint32_t count, uint64_t round_count)
                                            wake_sequence, patience()),
                              0);
         }
-        assert_true(answered(count, round));
+        assert_true(replied(count, round));
     }
     for (uint32_t i = 0; i < count; i++)
         child_join(pids[i]);
@@ -537,7 +537,7 @@ static void no_wake_up_is_lost_between_state_and_sleep(void **state)
     play(1, ROUNDS);
 }
 
-static void answers_at_the_same_time_wake_once(void **state)
+static void replies_at_the_same_time_wake_once(void **state)
 {
     (void)state;
     play(4, ROUNDS / 10);
@@ -549,9 +549,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         GATE_TEST(one_wake_up_lets_everybody_through),
-        GATE_TEST(only_the_last_answer_wakes),
+        GATE_TEST(only_the_last_reply_wakes),
         GATE_TEST(the_first_failure_wakes),
-        GATE_TEST(a_late_answer_does_not_count_for_the_next_request_of_its_frame),
+        GATE_TEST(a_late_reply_does_not_count_for_the_next_request_of_its_frame),
         GATE_TEST(p10_a_hint_of_any_bits_is_gone_with_the_next_request),
         GATE_TEST(a_wake_up_after_the_wake_sequence_was_read_is_not_slept_through),
         GATE_TEST(b48_the_calendar_does_not_matter),
@@ -562,7 +562,7 @@ int main(void)
         GATE_TEST(p10_a_count_of_who_sleeps_that_was_lost_is_not_too_low_for_ever),
         GATE_TEST(p10_a_rank_sleeps_and_wakes_its_threads_on_memory_it_cannot_write),
         GATE_TEST(no_wake_up_is_lost_between_state_and_sleep),
-        GATE_TEST(answers_at_the_same_time_wake_once),
+        GATE_TEST(replies_at_the_same_time_wake_once),
     };
     fixture_begin();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,4 +1,4 @@
-/* Answers in blocks, as they are taken. */
+/* Replies in blocks, as they are taken. */
 #include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 /* A block without a page costs the rank that lays claim to it nothing; whoever copied it would take
  * all the memory there is. */
-static void m4_b33_an_answer_larger_than_what_is_free_is_refused(void **state)
+static void m4_b33_an_reply_larger_than_what_is_free_is_refused(void **state)
 {
     (void)state;
     struct sysinfo info;
@@ -46,7 +46,7 @@ static void m4_b33_an_answer_larger_than_what_is_free_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(m4_b33_an_answer_larger_than_what_is_free_is_refused),
+        cmocka_unit_test(m4_b33_an_reply_larger_than_what_is_free_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -960,7 +960,7 @@ static void l14_b26_nobody_consents_unless_asked(void **state)
     assert_int_equal(WTERMSIG(status), SIGSYS);
 }
 
-/* The kernel's answer is the filter's, which tells to whom: EDOM, to process 4711; ERANGE, to
+/* The kernel's reply is the filter's, which tells to whom: EDOM, to process 4711; ERANGE, to
  * everybody. */
 static void consents_as_asked(void *context)
 {

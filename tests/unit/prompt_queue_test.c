@@ -153,7 +153,7 @@ static bool is_all_done(const struct cox_prompts_status *status)
     return status->running == 0 && status->waiting == 0;
 }
 
-static void clients_get_their_own_answers(void **state)
+static void clients_get_their_own_replies(void **state)
 {
     (void)state;
     struct cox_executor *executor = executor_new();
@@ -848,7 +848,7 @@ static void m10_who_takes_no_part_in_transfers_says_so(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(clients_get_their_own_answers),
+        cmocka_unit_test(clients_get_their_own_replies),
         cmocka_unit_test(a_client_with_many_prompts_does_not_delay_another_by_all_of_them),
         cmocka_unit_test(tokens_have_a_bound_of_their_own),
         cmocka_unit_test(what_is_given_up_frees_its_blocks),

@@ -456,7 +456,7 @@ static void h13_b15_pools_that_are_over_do_not_pile_up(void **state)
 
 /* ---- which messages a subscriber gets ---- */
 
-static void h7_nothing_there_is_an_answer_of_its_own(void **state)
+static void h7_nothing_there_is_an_reply_of_its_own(void **state)
 {
     (void)state;
     struct cox_subscriber *taker = host_subscriber();
@@ -578,7 +578,7 @@ static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
     struct cox_pool *pool = fixture_pool(domains, COX_DOMAIN_HOST, 8);
     uint64_t start, slowest_ns = UINT64_MAX;
     pthread_t thread;
-    void *answer = NULL;
+    void *reply = NULL;
     int fds[2];
     cox_pool_fds(pool, fds);
     assert_int_equal(cox_peer_start_time(getppid(), &start), 0);
@@ -597,8 +597,8 @@ static void b33_b36_who_waits_to_join_a_pool_delays_nobody(void **state)
             assert_int_equal(cox_queue_sweep(queue), 0);
             const uint64_t took_ns = cox_now_ns() - begin_ns;
             slowest_ns = took_ns > slowest_ns ? took_ns : slowest_ns;
-        } while (pthread_tryjoin_np(thread, &answer) != 0);
-        assert_int_equal((intptr_t)answer, COX_BUSY);
+        } while (pthread_tryjoin_np(thread, &reply) != 0);
+        assert_int_equal((intptr_t)reply, COX_BUSY);
     }
     assert_true(slowest_ns < bound_ns);
     atomic_store(&header->queues_lock, 0);
@@ -1163,7 +1163,7 @@ int main(void)
         TEST(h6_h26_a_copy_that_fails_is_told_and_the_next_taker_makes_it),
         TEST(h5_what_cannot_be_reached_is_told_once),
         TEST(h13_b15_pools_that_are_over_do_not_pile_up),
-        TEST(h7_nothing_there_is_an_answer_of_its_own),
+        TEST(h7_nothing_there_is_an_reply_of_its_own),
         TEST(h8_b32_a_slow_subscriber_skips_to_what_is_kept),
         TEST(h9_the_last_taker_frees_all_copies_at_once),
         TEST(h9_leaving_counts_as_having_skipped_everything),

@@ -286,7 +286,7 @@ static void ranks_without_lines_are_taken_by_their_bytes_alone(void **state)
 
 enum { REPLIES = 3000 };
 
-static void answer_as_rank_1(void *context)
+static void reply_as_rank_1(void *context)
 {
     struct group group = {.control = COX_CONTROL_NONE};
     (void)context;
@@ -315,7 +315,7 @@ static void replies_of_another_process_arrive_until_it_dies(void **state)
     struct group group;
     (void)state;
     group_create(&group, 2);
-    pid_t pid = child_start(answer_as_rank_1, NULL);
+    pid_t pid = child_start(reply_as_rank_1, NULL);
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     for (uint64_t s = 1; s <= REPLIES; s++) {
         while (cox_state_done(line) < s)

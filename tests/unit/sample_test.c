@@ -52,8 +52,8 @@ static void assert_near(double a, double b, double error)
         fail_msg("%g is not within %g of %g", a, error, b);
 }
 
-/* The known answers that come with the authors' Random123 library. */
-static void philox_gives_the_known_answers(void **state)
+/* The known replies that come with the authors' Random123 library. */
+static void philox_gives_the_known_replies(void **state)
 {
     static const struct {
         uint32_t counter[4], key[2], words[4];
@@ -286,7 +286,7 @@ static void bad_input_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(philox_gives_the_known_answers),
+        cmocka_unit_test(philox_gives_the_known_replies),
         cmocka_unit_test(uniform_depends_on_seed_and_position),
         cmocka_unit_test(greedy_takes_the_highest_and_the_lowest_of_a_tie),
         cmocka_unit_test(draws_follow_the_softmax),

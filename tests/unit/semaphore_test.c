@@ -250,24 +250,24 @@ static void wait_for_tokens(void *context)
 
 static void two_processes_wake_each_other(void **state)
 {
-    struct cox_semaphore own = created(0), answer = {0};
+    struct cox_semaphore own = created(0), reply = {0};
     (void)state;
-    assert_int_equal(cox_semaphore_create(&answer, test_object("b"), 0, NULL), 0);
+    assert_int_equal(cox_semaphore_create(&reply, test_object("b"), 0, NULL), 0);
     pid_t pid = child_start(wait_for_tokens, NULL);
     for (int i = 0; i < 2000; i++) {
         cox_semaphore_post(&own);
-        assert_int_equal(await_semaphore(&answer), 0);
+        assert_int_equal(await_semaphore(&reply), 0);
     }
     child_join(pid);
-    assert_false(cox_semaphore_take(&own) || cox_semaphore_take(&answer));
-    cox_semaphore_detach(&answer);
+    assert_false(cox_semaphore_take(&own) || cox_semaphore_take(&reply));
+    cox_semaphore_detach(&reply);
     assert_int_equal(cox_semaphore_unlink(test_object("b")), 0);
     gone(&own);
 }
 
 /* ---- glibc's own functions on the other side ---- */
 
-static void answer_with_glibc(void *context)
+static void reply_with_glibc(void *context)
 {
     struct cox_semaphore here = {0}, there = {0};
     (void)context;
@@ -284,21 +284,21 @@ static void answer_with_glibc(void *context)
 /* Each side sleeps at times and is awake at times when the other one posts. */
 static void g2a_glibc_and_this_wake_each_other(void **state)
 {
-    struct cox_semaphore own = created(0), answer = {0};
+    struct cox_semaphore own = created(0), reply = {0};
     (void)state;
-    assert_int_equal(cox_semaphore_create(&answer, test_object("b"), 0, NULL), 0);
-    pid_t pid = child_start(answer_with_glibc, NULL);
+    assert_int_equal(cox_semaphore_create(&reply, test_object("b"), 0, NULL), 0);
+    pid_t pid = child_start(reply_with_glibc, NULL);
     for (int i = 0; i < 2000; i++) {
         if (i % 100 == 0)
             child_asleep(pid);
         cox_semaphore_post(&own);
-        assert_int_equal(await_semaphore(&answer), 0);
+        assert_int_equal(await_semaphore(&reply), 0);
     }
     child_join(pid);
     /* Nobody is left in the words. */
     assert_true(atomic_load(cox_semaphore_words(&own)) == 0);
-    assert_true(atomic_load(cox_semaphore_words(&answer)) == 0);
-    cox_semaphore_detach(&answer);
+    assert_true(atomic_load(cox_semaphore_words(&reply)) == 0);
+    cox_semaphore_detach(&reply);
     assert_int_equal(cox_semaphore_unlink(test_object("b")), 0);
     gone(&own);
 }

@@ -249,7 +249,7 @@ static void p9_what_a_rank_says_becomes_the_end(void **state)
     }
 }
 
-static void p9_late_answers_are_dropped_and_their_blocks_wait(void **state)
+static void p9_late_replies_are_dropped_and_their_blocks_wait(void **state)
 {
     (void)state;
     struct fixture f;
@@ -602,7 +602,7 @@ static void begin_anew(struct chance *chance)
 {
     cox_transfers_abandon(chance->f->transfers);
     for (uint32_t i = draw(&chance->seed, 50); i > 0; i--)
-        sched_yield(); /* ranks answer in between */
+        sched_yield(); /* ranks reply in between */
     for (int64_t i = 1; i <= chance->started; i++)
         chance->fates[i].awaited = false;
     cox_transfers_quarantine(chance->f->transfers, on_awaited, chance);
@@ -703,7 +703,7 @@ int main(void)
         cmocka_unit_test(m11_a_short_pull_does_not_wait_for_a_long_one),
         cmocka_unit_test(m11_the_median_of_what_ranks_copied_in_a_second),
         cmocka_unit_test(p9_what_a_rank_says_becomes_the_end),
-        cmocka_unit_test(p9_late_answers_are_dropped_and_their_blocks_wait),
+        cmocka_unit_test(p9_late_replies_are_dropped_and_their_blocks_wait),
         cmocka_unit_test(p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order),
         cmocka_unit_test(p9_a_cancelled_pull_is_told_to_nobody_and_quiet_when_it_is_over),
         cmocka_unit_test(m11_what_cannot_be_sent_waits_or_fails),

@@ -772,7 +772,7 @@ static int epoch_verify(struct cox_group *group, struct cox_error *err)
     return 0;
 }
 
-/* All have arrived: at the same? Every member looks at all, so all come to the same answer. */
+/* All have arrived: at the same? Every member looks at all, so all come to the same reply. */
 static int round_agree(struct cox_group *group, struct cox_error *err)
 {
     int r = 0;

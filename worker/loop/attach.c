@@ -14,7 +14,7 @@
 #include "worker_internal.h"
 
 #define ARENA_FIRST_SIZE (64u << 10)
-/* How long the control socket of a live coordinator may take to answer. */
+/* How long the control socket of a live coordinator may take to reply. */
 #define HELLO_MS 10000
 
 /* ---- the group's memory ---- */

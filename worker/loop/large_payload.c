@@ -1,4 +1,4 @@
-/* large_payload: what of a channel thread's requests and answers is in blocks
+/* large_payload: what of a channel thread's requests and replies is in blocks
  * (channel/memory/large_payload.h). */
 #include <inttypes.h>
 #include <string.h>
@@ -50,12 +50,12 @@ void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t 
     cox_large_payload_view_release(cox_channel_thread_view(thread, sequence));
 }
 
-/* ---- answers ---- */
+/* ---- replies ---- */
 
-static struct cox_channel_thread_answer *thread_answer_block(struct cox_channel_thread *thread,
-                                                             uint64_t sequence)
+static struct cox_channel_thread_reply *thread_reply_block(struct cox_channel_thread *thread,
+                                                           uint64_t sequence)
 {
-    return &thread->answers[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
+    return &thread->replies[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
 }
 
 /* On a taken channel several threads reply. */
@@ -71,43 +71,42 @@ static void thread_unlock_blocks(struct cox_channel_thread *thread)
         pthread_mutex_unlock(&thread->lending.blocks_lock);
 }
 
-static void answer_release(struct cox_channel_thread *thread,
-                           struct cox_channel_thread_answer *answer)
+static void reply_release(struct cox_channel_thread *thread, struct cox_channel_thread_reply *reply)
 {
-    thread->answer_count -= answer->sequence != 0;
-    answer->sequence = 0;
-    if (cox_large_payload_is_transient(&answer->block))
-        cox_large_payload_drop(&thread->worker->large_payloads, &answer->block);
+    thread->reply_count -= reply->sequence != 0;
+    reply->sequence = 0;
+    if (cox_large_payload_is_transient(&reply->block))
+        cox_large_payload_drop(&thread->worker->large_payloads, &reply->block);
 }
 
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint64_t size, uint8_t **ret_bytes, struct cox_error *err)
 {
-    struct cox_channel_thread_answer *answer = thread_answer_block(thread, sequence);
+    struct cox_channel_thread_reply *reply = thread_reply_block(thread, sequence);
     struct cox_error why = {0};
     thread_lock_blocks(thread);
     /* What it held belongs to a request that has ended: this one is in the same frame. */
-    thread->answer_count -= answer->sequence != 0;
-    answer->sequence = 0;
+    thread->reply_count -= reply->sequence != 0;
+    reply->sequence = 0;
     int r = cox_large_payload_reserve(&thread->worker->large_payloads,
-                                      worker_fd_store(thread->worker), size, &answer->block, &why);
+                                      worker_fd_store(thread->worker), size, &reply->block, &why);
     thread_unlock_blocks(thread);
     if (r)
-        return cox_fail(err, r, "an answer of %" PRIu64 " bytes: %s", size, why.text);
-    *ret_bytes = answer->block.region.base;
+        return cox_fail(err, r, "a reply of %" PRIu64 " bytes: %s", size, why.text);
+    *ret_bytes = reply->block.region.base;
     return 0;
 }
 
 struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
                                                             uint64_t sequence, uint64_t size)
 {
-    struct cox_channel_thread_answer *answer = thread_answer_block(thread, sequence);
+    struct cox_channel_thread_reply *reply = thread_reply_block(thread, sequence);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
-    const struct cox_large_payload_ref ref = cox_large_payload_refer(&answer->block, size);
+    const struct cox_large_payload_ref ref = cox_large_payload_refer(&reply->block, size);
     /* Not before: a block that is still being written is not released, though its request ends. */
     thread_lock_blocks(thread);
-    answer->sequence = sequence;
-    thread->answer_count++;
+    reply->sequence = sequence;
+    thread->reply_count++;
     thread_unlock_blocks(thread);
     return ref;
 }
@@ -115,7 +114,7 @@ struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_t
 void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence)
 {
     thread_lock_blocks(thread);
-    answer_release(thread, thread_answer_block(thread, sequence));
+    reply_release(thread, thread_reply_block(thread, sequence));
     thread_unlock_blocks(thread);
 }
 
@@ -124,8 +123,8 @@ __attribute__((noinline)) static void thread_release_ended(struct cox_channel_th
     const uint64_t ended =
         cox_state_ended(cox_state_channel(&thread->worker->control, thread->channel.id));
     for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++)
-        if (thread->answers[slot].sequence && thread->answers[slot].sequence <= ended)
-            answer_release(thread, &thread->answers[slot]);
+        if (thread->replies[slot].sequence && thread->replies[slot].sequence <= ended)
+            reply_release(thread, &thread->replies[slot]);
 }
 
 /* A reply that needs memory now makes nobody wait: what is free is released next time. */
@@ -134,7 +133,7 @@ __attribute__((cold, noinline)) static void lending_release_blocks(
 {
     if (pthread_mutex_trylock(&thread->lending.blocks_lock))
         return;
-    if (thread->answer_count > 0)
+    if (thread->reply_count > 0)
         thread_release_ended(thread);
     pthread_mutex_unlock(&thread->lending.blocks_lock);
 }
@@ -143,7 +142,7 @@ COX_HOT void cox_channel_thread_release_blocks(struct cox_channel_thread *thread
 {
     if (thread->lending.on)
         lending_release_blocks(thread);
-    else if (thread->answer_count > 0)
+    else if (thread->reply_count > 0)
         thread_release_ended(thread);
 }
 
@@ -151,34 +150,34 @@ void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread)
 {
     for (uint32_t slot = 0; slot < COX_DEPTH_MAX; slot++) {
         cox_large_payload_view_drop(&thread->views[slot]);
-        cox_large_payload_drop(&thread->worker->large_payloads, &thread->answers[slot].block);
-        thread->answers[slot].sequence = 0;
+        cox_large_payload_drop(&thread->worker->large_payloads, &thread->replies[slot].block);
+        thread->replies[slot].sequence = 0;
     }
-    thread->answer_count = 0;
+    thread->reply_count = 0;
 }
 
 int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
                           struct cox_error *err)
 {
     struct cox_channel_thread *thread = &worker->threads[COX_CHANNEL_EXECUTE];
-    struct cox_opaque_answer *answer = thread->opaque;
-    if (!answer || !pthread_equal(answer->thread, pthread_self()))
-        return cox_fail(err, COX_STATE, "no opaque request is being answered on this thread");
-    if (size <= answer->slot_capacity) {
-        answer->bytes = answer->slot;
-        answer->capacity = answer->slot_capacity;
-        *ret_reply = answer->slot;
+    struct cox_opaque_reply *reply = thread->opaque;
+    if (!reply || !pthread_equal(reply->thread, pthread_self()))
+        return cox_fail(err, COX_STATE, "no opaque request is being replied to on this thread");
+    if (size <= reply->slot_capacity) {
+        reply->bytes = reply->slot;
+        reply->capacity = reply->slot_capacity;
+        *ret_reply = reply->slot;
         return 0;
     }
     if (!cox_channel_thread_has_blocks(thread))
-        return cox_fail(err, COX_TOO_LARGE, "the answer has %zu bytes, a slot holds %zu", size,
-                        answer->slot_capacity);
+        return cox_fail(err, COX_TOO_LARGE, "the reply has %zu bytes, a slot holds %zu", size,
+                        reply->slot_capacity);
     cox_worker_disable_leave(); /* left in between, it would leave its locks behind */
-    int r = cox_channel_thread_reserve_block(thread, answer->sequence, size, ret_reply, err);
+    int r = cox_channel_thread_reserve_block(thread, reply->sequence, size, ret_reply, err);
     cox_worker_enable_leave();
     if (r)
         return r;
-    answer->bytes = *ret_reply;
-    answer->capacity = size;
+    reply->bytes = *ret_reply;
+    reply->capacity = size;
     return 0;
 }

@@ -6,8 +6,8 @@
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
 
-/* What is answered in place of a request that makes no sense. */
-static uint32_t answered_type(const struct cox_channel_thread *thread, uint32_t type)
+/* What is replied to in place of a request that makes no sense. */
+static uint32_t replied_type(const struct cox_channel_thread *thread, uint32_t type)
 {
     static const uint32_t usual[COX_TWO_WAY_COUNT] = {
         [COX_CHANNEL_EXECUTE] = TYPE(MODEL_INFER),
@@ -89,7 +89,7 @@ void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
     }
     cox_utf8_mend(thread->error.text);
     char *text = response->error_text = thread->error.text;
-    type = answered_type(thread, type);
+    type = replied_type(thread, type);
     response->status = 0;
     response->msg_type = (int32_t)type;
     switch (type) {

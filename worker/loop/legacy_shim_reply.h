@@ -1,9 +1,9 @@
 /*
  * legacy_shim_reply: how a worker tells a legacy coordinator that a request failed.
  *
- * That coordinator drops every answer whose status is not 0, and its engine waits for ever. So the
+ * That coordinator drops every reply whose status is not 0, and its engine waits for ever. So the
  * status is 0, and the failure stands where the protocol has a place for it. The fault report
- * beside the answer (cox_channel_thread_answer) has the words in any case.
+ * beside the reply (cox_channel_thread_reply) has the words in any case.
  *
  *   MODEL_INIT                init_result_map has nothing but `status`, which is the text
  *   MODEL_INFER, ..._SECOND   err_msg, and no outputs
@@ -19,8 +19,8 @@
  * Blocks: nothing.
  * If the process dies: private memory.
  */
-#ifndef COX_WORKER_LEGACY_SHIM_ANSWER_H
-#define COX_WORKER_LEGACY_SHIM_ANSWER_H
+#ifndef COX_WORKER_LEGACY_SHIM_REPLY_H
+#define COX_WORKER_LEGACY_SHIM_REPLY_H
 
 #include "serve_internal.h"
 

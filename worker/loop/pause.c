@@ -12,8 +12,8 @@
  * has stored last, and cannot change before it has jumped. It jumps only if `inside` is not 0. That
  * is stored after sigsetjmp and cleared before cox_channel_thread_call returns: so the frame it
  * jumps to is filled, and is still on the stack below the handler. Three moments are worth a look:
- *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: an answer
- *     is lost that was there, and the request is answered with COX_ABORTED, as if it had been a
+ *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: a reply
+ *     is lost that was there, and the request is replied to with COX_ABORTED, as if it had been a
  *     moment earlier. Nothing was committed: the channel thread does that after
  *     cox_channel_thread_call.
  *   - `inside` is cleared. A signal that was meant for it, however late, finds 0 and returns.
@@ -399,7 +399,8 @@ bool cox_worker_paused(const struct cox_worker *worker)
     return atomic_load_explicit(&worker->pause.paused, memory_order_seq_cst);
 }
 
-/* Requests are answered in the order of their numbers: nothing before this one is outstanding here.
+/* Requests are replied to in the order of their numbers: nothing before this one is outstanding
+ * here.
  */
 bool cox_worker_pull_aborted(const struct cox_worker *worker)
 {

@@ -1,4 +1,4 @@
-/* serve: one request of one channel thread: unpack, call back, answer. */
+/* serve: one request of one channel thread: unpack, call back, reply. */
 #include "serve_internal.h"
 
 #include <inttypes.h>
@@ -16,11 +16,11 @@
 #define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
 /* How long sequences of an adapter that goes are waited for, where the request does not say. */
 #define LORA_RETIRE_MS 5000
-#define LORA_ANSWER_MS 500
+#define LORA_REPLY_MS 500
 
 /* ---- steps ---- */
 
-/* The answer in the form the request had. false: no memory. */
+/* The reply in the form the request had. false: no memory. */
 static bool step_fill_nested(struct cox_channel_thread *thread, const struct cox_batch *batch,
                              const struct cox_batch_output *outputs,
                              Coxswain__ExecuteModelResponse *body)
@@ -148,14 +148,14 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread, const struct c
         body->group_ns = worker->group_ns;
         body->group_wait_ns = worker->group_wait_ns;
     }
-    /* The view is gone after commit: take what the answer needs first. */
+    /* The view is gone after commit: take what the reply needs first. */
     const size_t count = step->batch->row_count;
     int32_t *tokens = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *tokens);
     float *logprobs = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *logprobs);
     if (r == 0 &&
         (!tokens || !logprobs ||
          (!packed && lowest && !step_fill_nested(thread, step->batch, step->outputs, body))))
-        r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer of %zu rows", count);
+        r = cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply of %zu rows", count);
     for (size_t i = 0; r == 0 && i < count; i++) {
         tokens[i] = step->outputs[i].token;
         logprobs[i] = step->outputs[i].logprob;
@@ -194,7 +194,7 @@ COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread, stru
         response.result_case = RESULT(EXECUTE_MODEL_RESPONSE);
         response.execute_model_response = &body;
     }
-    cox_channel_thread_answer(thread, step->request->sequence, step->request->type, &response);
+    cox_channel_thread_reply(thread, step->request->sequence, step->request->type, &response);
 }
 
 /* False: it cannot be lent, and is to be ended with *ret_r. */
@@ -287,7 +287,7 @@ static int serve_link_status(struct cox_channel_thread *thread, const struct cox
         return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no link_status callback");
     Coxswain__PDLinkStatusResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__pdlink_status_response__init(body);
     response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
     response->pd_link_status_response = body;
@@ -304,7 +304,7 @@ static int serve_lora(struct cox_channel_thread *thread, const struct cox_reques
         return cox_fail(&thread->error, COX_CORRUPT, "a LoRA operation without its request");
     Coxswain__LoraOperationResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__lora_operation_response__init(body);
     body->lora_name = message->lora_operation_request->lora_name;
     body->has_lora_op_status = 1;
@@ -327,10 +327,10 @@ static bool lora_given_up(void *context)
                thread->taken;
 }
 
-/* A little before the coordinator gives up: the answer takes its time. */
+/* A little before the coordinator gives up: the reply takes its time. */
 static uint64_t lora_deadline(uint64_t deadline_ns)
 {
-    uint64_t now = cox_now_ns(), least = LORA_ANSWER_MS * COX_NSEC_PER_MSEC;
+    uint64_t now = cox_now_ns(), least = LORA_REPLY_MS * COX_NSEC_PER_MSEC;
     if (deadline_ns == 0)
         return cox_deadline_after_ms(LORA_RETIRE_MS);
     uint64_t left = deadline_ns > now ? deadline_ns - now : 0;
@@ -379,7 +379,7 @@ static int serve_pull(struct cox_channel_thread *thread, const struct cox_reques
         return cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no pull_kv callback");
     Coxswain__PullKVResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__pull_kvresponse__init(body);
     response->result_case = RESULT(PULL_KV_RESPONSE);
     response->pull_kv_response = body;
@@ -417,7 +417,7 @@ static int serve_recover(struct cox_channel_thread *thread, const struct cox_req
     }
     Coxswain__RecoverCommandResponse *body = cox_arena_alloc(&thread->arena, sizeof *body);
     if (!body)
-        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the answer");
+        return cox_fail(&thread->error, COX_TOO_LARGE, "no memory for the reply");
     coxswain__recover_command_response__init(body);
     body->has_npu_device_id = body->has_command_result = 1;
     body->npu_device_id = worker->options.device;
@@ -446,7 +446,7 @@ COX_HOT static void serve_with(struct cox_channel_thread *thread, const struct c
     if (r)
         cox_channel_thread_fail(thread, &response, r);
     thread->stamp_ns = cox_now_coarse_ns();
-    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
 }
 
 /* ---- opaque ---- */
@@ -454,7 +454,7 @@ COX_HOT static void serve_with(struct cox_channel_thread *thread, const struct c
 struct opaque_call {
     struct cox_channel_thread *thread;
     const struct cox_request *request;
-    struct cox_opaque_answer answer;
+    struct cox_opaque_reply reply;
     size_t length;
 };
 
@@ -463,7 +463,7 @@ COX_HOT static int call_opaque(void *argument)
     struct opaque_call *call = argument;
     const struct cox_worker *worker = call->thread->worker;
     return worker->callbacks->opaque(worker->context, call->request->bytes, call->request->size,
-                                     call->answer.slot, call->answer.slot_capacity, &call->length,
+                                     call->reply.slot, call->reply.slot_capacity, &call->length,
                                      &call->thread->error);
 }
 
@@ -472,7 +472,7 @@ static void opaque_refuse(struct cox_channel_thread *thread, const struct cox_re
 {
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_channel_thread_fail(thread, &response, status);
-    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
 }
 
 /* False: to nobody, the worker is paused, or nobody takes. */
@@ -507,38 +507,38 @@ __attribute__((always_inline)) static inline void opaque_call_back(
     call.length = 0;
     if (!taken)
         cox_state_set_rank(thread->line, COX_RANK_RUNNING, request->sequence, thread->stamp_ns);
-    struct cox_opaque_answer *answer = &call.answer;
-    answer->thread = thread->self;
-    answer->sequence = request->sequence;
-    answer->slot = answer->bytes = cox_reply_slot(&thread->channel, worker->options.rank,
-                                                  request->sequence, false, &answer->slot_capacity);
-    answer->capacity = answer->slot_capacity;
-    thread->opaque = answer;
+    struct cox_opaque_reply *reply = &call.reply;
+    reply->thread = thread->self;
+    reply->sequence = request->sequence;
+    reply->slot = reply->bytes = cox_reply_slot(&thread->channel, worker->options.rank,
+                                                request->sequence, false, &reply->slot_capacity);
+    reply->capacity = reply->slot_capacity;
+    thread->opaque = reply;
     cox_fault_point(COX_FAULT_EXECUTE);
     int r =
         taken ? cox_lending_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call)
               : cox_channel_thread_call(thread, request, COX_CALLBACK_PAUSABLE, call_opaque, &call);
     thread->opaque = NULL;
     cox_channel_thread_return(thread, request->sequence);
-    if (r == 0 && call.length > answer->capacity)
+    if (r == 0 && call.length > reply->capacity)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
-                     "the answer has %zu bytes, there is room for %zu", call.length,
-                     answer->capacity);
-    if (r == 0 && call.length > answer->slot_capacity) {
+                     "the reply has %zu bytes, there is room for %zu", call.length,
+                     reply->capacity);
+    if (r == 0 && call.length > reply->slot_capacity) {
         cox_channel_thread_send_block(thread, request->sequence, COX_TYPE_OPAQUE, call.length);
         return;
     }
     if (r == 0) {
         if (!cox_channel_thread_begin_reply(thread, request->sequence))
             return;
-        if (answer->bytes != answer->slot) { /* it was to be longer */
-            memcpy(answer->slot, answer->bytes, call.length);
+        if (reply->bytes != reply->slot) { /* it was to be longer */
+            memcpy(reply->slot, reply->bytes, call.length);
             cox_channel_thread_release_block(thread, request->sequence);
         }
         cox_channel_thread_send(thread, request->sequence, call.length, false, false);
         return;
     }
-    if (answer->bytes != answer->slot)
+    if (reply->bytes != reply->slot)
         cox_channel_thread_release_block(thread, request->sequence);
     opaque_refuse(thread, request, r);
 }
@@ -594,7 +594,7 @@ COX_HOT static void thread_dispatch(struct cox_channel_thread *thread,
     const struct cox_worker *worker = thread->worker;
     switch (message->execute_type) {
     case TYPE(MODEL_INIT):
-        cox_channel_thread_answer_init_request(thread, request, message);
+        cox_channel_thread_reply_init_request(thread, request, message);
         return;
     case TYPE(MODEL_INFER):
     case TYPE(MODEL_INFER_SECOND):
@@ -635,13 +635,13 @@ COX_HOT static void thread_dispatch(struct cox_channel_thread *thread,
         cox_fail(&thread->error, COX_UNSUPPORTED, "a worker has no operation %s",
                  cox_wire_type_name((uint32_t)message->execute_type));
         cox_channel_thread_fail(thread, &response, COX_UNSUPPORTED);
-        cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+        cox_channel_thread_reply(thread, request->sequence, request->type, &response);
     }
     }
 }
 
-/* The request is not served. What nobody waits for is not answered: a legacy coordinator would take
- * the token of such an answer for the one of its next request. */
+/* The request is not served. What nobody waits for is not replied to: a legacy coordinator would
+ * take the token of such a reply for the one of its next request. */
 static void thread_reject(struct cox_channel_thread *thread, const struct cox_request *request,
                           int status)
 {
@@ -654,7 +654,7 @@ static void thread_reject(struct cox_channel_thread *thread, const struct cox_re
     }
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
     cox_channel_thread_fail(thread, &response, status);
-    cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+    cox_channel_thread_reply(thread, request->sequence, request->type, &response);
 }
 
 void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,

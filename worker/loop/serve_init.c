@@ -99,7 +99,7 @@ static void sealed_read(struct cox_init_request *init)
     }
 }
 
-/* It is no step, and void_through says nothing of it; but it has ended without this rank's answer.
+/* It is no step, and void_through says nothing of it; but it has ended without this rank's reply.
  */
 bool cox_init_request_aborted(const struct cox_init_request *request)
 {
@@ -118,7 +118,7 @@ const char *cox_init_request_get(const struct cox_init_request *request, const c
     return NULL;
 }
 
-struct init_answer {
+struct init_reply {
     Coxswain__ExecuteResponse__InitResults results;
     Coxswain__ExecuteResponse__InitResults__InitResultMapEntry entries[8];
     Coxswain__ExecuteResponse__InitResults__InitResultMapEntry *entry_pointers[8];
@@ -128,41 +128,41 @@ struct init_answer {
     struct cox_kv_pool_message kv_pool;
 };
 
-static void init_put_text(struct init_answer *answer, const char *key, const char *value)
+static void init_put_text(struct init_reply *reply, const char *key, const char *value)
 {
-    size_t i = answer->results.n_init_result_map++;
-    coxswain__execute_response__init_results__init_result_map_entry__init(&answer->entries[i]);
-    answer->entries[i].key = (char *)(uintptr_t)key;
-    answer->entries[i].value = (char *)(uintptr_t)value;
-    answer->entry_pointers[i] = &answer->entries[i];
+    size_t i = reply->results.n_init_result_map++;
+    coxswain__execute_response__init_results__init_result_map_entry__init(&reply->entries[i]);
+    reply->entries[i].key = (char *)(uintptr_t)key;
+    reply->entries[i].value = (char *)(uintptr_t)value;
+    reply->entry_pointers[i] = &reply->entries[i];
 }
 
-static void init_put_number(struct init_answer *answer, const char *key, int64_t value)
+static void init_put_number(struct init_reply *reply, const char *key, int64_t value)
 {
-    char *text = answer->numbers[answer->results.n_init_result_map];
-    snprintf(text, sizeof answer->numbers[0], "%" PRId64, value);
-    init_put_text(answer, key, text);
+    char *text = reply->numbers[reply->results.n_init_result_map];
+    snprintf(text, sizeof reply->numbers[0], "%" PRId64, value);
+    init_put_text(reply, key, text);
 }
 
-static void init_fill(struct init_answer *answer, const struct cox_init_result *result)
+static void init_fill(struct init_reply *reply, const struct cox_init_result *result)
 {
-    coxswain__execute_response__init_results__init(&answer->results);
-    answer->results.init_result_map = answer->entry_pointers;
-    init_put_text(answer, "status", "ok");
-    init_put_number(answer, "cpuBlockNum", result->cpu_block_count);
-    init_put_number(answer, "npuBlockNum", result->npu_block_count);
-    init_put_number(answer, "maxPositionEmbeddings", result->max_position_embeddings);
-    init_put_number(answer, "memPoolId", result->mem_pool_id);
+    coxswain__execute_response__init_results__init(&reply->results);
+    reply->results.init_result_map = reply->entry_pointers;
+    init_put_text(reply, "status", "ok");
+    init_put_number(reply, "cpuBlockNum", result->cpu_block_count);
+    init_put_number(reply, "npuBlockNum", result->npu_block_count);
+    init_put_number(reply, "maxPositionEmbeddings", result->max_position_embeddings);
+    init_put_number(reply, "memPoolId", result->mem_pool_id);
     if (result->start_thinking_id >= 0)
-        init_put_number(answer, "startThinkingId", result->start_thinking_id);
+        init_put_number(reply, "startThinkingId", result->start_thinking_id);
     if (result->stop_thinking_id >= 0)
-        init_put_number(answer, "stopThinkingId", result->stop_thinking_id);
+        init_put_number(reply, "stopThinkingId", result->stop_thinking_id);
     if (result->early_stopping_ids)
-        init_put_text(answer, "earlyStoppingIds", result->early_stopping_ids);
-    answer->results.n_kv_cache_descs = result->kv_cache_count;
-    answer->results.kv_cache_descs = answer->desc_pointers;
+        init_put_text(reply, "earlyStoppingIds", result->early_stopping_ids);
+    reply->results.n_kv_cache_descs = result->kv_cache_count;
+    reply->results.kv_cache_descs = reply->desc_pointers;
     for (uint32_t i = 0; i < result->kv_cache_count; i++) {
-        Coxswain__KVCacheDesc *desc = &answer->descs[i];
+        Coxswain__KVCacheDesc *desc = &reply->descs[i];
         coxswain__kvcache_desc__init(desc);
         desc->has_npu_block_num = desc->has_block_size = 1;
         desc->has_compression_ratio = desc->has_cache_type = 1;
@@ -170,10 +170,10 @@ static void init_fill(struct init_answer *answer, const struct cox_init_result *
         desc->block_size = result->kv_caches[i].block_size;
         desc->compression_ratio = result->kv_caches[i].compression_ratio;
         desc->cache_type = result->kv_caches[i].cache_type;
-        answer->desc_pointers[i] = desc;
+        reply->desc_pointers[i] = desc;
     }
     if (result->kv_pool.block_count)
-        answer->results.kv_pool = cox_kv_pool_fill(&answer->kv_pool, &result->kv_pool);
+        reply->results.kv_pool = cox_kv_pool_fill(&reply->kv_pool, &result->kv_pool);
 }
 
 /* Coordinators of MindIE-LLM up to 3.0.0.beta.2 read the number of device blocks from the map,
@@ -226,9 +226,9 @@ static void init_lend(struct cox_channel_thread *thread, struct cox_init_request
     thread->lending.to->init = init;
 }
 
-void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
-                                            const struct cox_request *request,
-                                            const ExecuteRequest *message)
+void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
+                                           const struct cox_request *request,
+                                           const ExecuteRequest *message)
 {
     const struct cox_worker *worker = thread->worker;
     struct cox_init_result result;
@@ -238,7 +238,7 @@ void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
         ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
         cox_fail(&thread->error, COX_TOO_LARGE, "no memory for an init");
         cox_channel_thread_fail(thread, &response, COX_TOO_LARGE);
-        cox_channel_thread_answer(thread, request->sequence, request->type, &response);
+        cox_channel_thread_reply(thread, request->sequence, request->type, &response);
         return;
     }
     *init = (struct cox_init_request){
@@ -268,7 +268,7 @@ void cox_channel_thread_end_init(struct cox_channel_thread *thread,
                                  struct cox_init_result *result, int r)
 {
     ExecuteResponse response = COXSWAIN__EXECUTE_RESPONSE__INIT;
-    struct init_answer answer = {0};
+    struct init_reply reply = {0};
     if (r == 0 && result->kv_cache_count > COX_KV_CACHE_DESC_COUNT_MAX)
         r = cox_fail(&thread->error, COX_TOO_LARGE,
                      "init tells of %" PRIu32 " KV caches: at most %d", result->kv_cache_count,
@@ -276,12 +276,12 @@ void cox_channel_thread_end_init(struct cox_channel_thread *thread,
     if (r == 0) {
         if (thread->worker->is_legacy_shim)
             init_tell_legacy(result);
-        init_fill(&answer, result);
+        init_fill(&reply, result);
         response.result_case = RESULT(INIT_RESULTS);
-        response.init_results = &answer.results;
+        response.init_results = &reply.results;
         cox_table_clear(thread->worker->table);
     } else {
         cox_channel_thread_fail(thread, &response, r);
     }
-    cox_channel_thread_answer(thread, init->sequence, init->type, &response);
+    cox_channel_thread_reply(thread, init->sequence, init->type, &response);
 }

@@ -1,6 +1,6 @@
 /*
  * What the files that serve a channel thread's requests share: serve.c (which request it is, and
- * what is called), serve_init.c, answer.c (what goes back, and in what). For no one else.
+ * what is called), serve_init.c, reply.c (what goes back, and in what). For no one else.
  *
  * Threads: the channel thread's.
  */
@@ -13,7 +13,7 @@
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
 typedef Coxswain__ExecuteResponse ExecuteResponse;
-/* How long a failing answer may wait to be announced on the error channel; the collector looks by
+/* How long a failing reply may wait to be announced on the error channel; the collector looks by
  * itself anyway. */
 #define NOTICE_MS 100
 #define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
@@ -31,16 +31,16 @@ static inline int cox_channel_thread_call_any(struct cox_channel_thread *thread,
 
 /* The reply is about to be written. False: the worker leaves before the slot is free. */
 bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, uint64_t sequence);
-/* Where the answer goes. NULL: the worker leaves before the slot is free. */
+/* Where the reply goes. NULL: the worker leaves before the slot is free. */
 uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence, bool whole,
                                  size_t *ret_capacity);
-/* The bytes are in the slot. message: an ExecuteResponse, also where answers are opaque. */
+/* The bytes are in the slot. message: an ExecuteResponse, also where replies are opaque. */
 void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence, size_t length,
                              bool message, bool failed);
-/* The answer is in the block: says so in the slot. */
+/* The reply is in the block: says so in the slot. */
 void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
                                    uint32_t type, uint64_t size);
-/* Nothing to answer with: no-reply requests, and legacy ranks that only wait and post. */
+/* Nothing to reply with: no-reply requests, and legacy ranks that only wait and post. */
 void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post);
 /* What failed first stays what the reply says, in fewer words where they do not fit: text is the
  * caller's, and what response->error_text is. */
@@ -52,12 +52,12 @@ void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse 
                              int status);
 /* Sends the response, in a block if it does not fit the slot, and as an error if it fits neither.
  */
-void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
-                               ExecuteResponse *response);
+void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
+                              ExecuteResponse *response);
 
-void cox_channel_thread_answer_init_request(struct cox_channel_thread *thread,
-                                            const struct cox_request *request,
-                                            const ExecuteRequest *message);
+void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
+                                           const struct cox_request *request,
+                                           const ExecuteRequest *message);
 /* A lent init or step is done: r as from a callback, with the channel thread's error. */
 void cox_channel_thread_end_init(struct cox_channel_thread *thread,
                                  const struct cox_init_request *init,

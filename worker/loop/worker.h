@@ -1,5 +1,5 @@
 /*
- * worker: the worker side of a group: attach as one rank, answer requests with callbacks, end with
+ * worker: the worker side of a group: attach as one rank, reply requests with callbacks, end with
  * the coordinator.
  *
  * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
@@ -17,13 +17,13 @@
  * Ownership: requests and batches are lent to the callback; responses are filled by it, with memory
  *   from the arena it is given or memory that outlives the call.
  * Blocks: new waits for nothing; run blocks until the worker ends.
- * Failures: a callback returns 0, or anything else to answer with an error; its text reaches the
+ * Failures: a callback returns 0, or anything else to reply with an error; its text reaches the
  *   coordinator with the rank. An error of any rank ends the request for all. A legacy coordinator
- *   drops every answer and report whose status is not 0: it gets the failure with status 0, in the
+ *   drops every reply and report whose status is not 0: it gets the failure with status 0, in the
  *   words of its own protocol (err_msg of a step, the init status, the LoRA status UNSUPPORT_CMD, a
  *   code for each pull, command_result), and beside it the text as a fault report.
  * If the process dies: its slot and lines stay as they are; the coordinator sees the death and no
- *   half-written answer.
+ *   half-written reply.
  * If the coordinator dies: the process ends, also before run, and in or after finalize (on_orphan).
  *   One that the coordinator started itself gets SIGKILL from the kernel, from its first
  *   instruction on, also when stopped. One inside wrappers (sh -c, timeout) ends itself, which a
@@ -212,7 +212,7 @@ COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *reque
 COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *request);
 
 /* True when this init is said again, word for word, because a rank was replaced: a rank that has
- * answered it before may keep what it loaded and answer the same; its rank group is formed anew in
+ * replied to it before may keep what it loaded and reply the same; its rank group is formed anew in
  * any case. */
 COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
 
@@ -245,12 +245,12 @@ COX_PUBLIC bool cox_init_request_socket(const struct cox_init_request *request, 
  * Lock-free, from the callback's thread, until it returns. */
 COX_PUBLIC bool cox_init_request_aborted(const struct cox_init_request *request);
 
-/* True once nobody waits for the answer to the pull_kv that is being called (timeout, another
+/* True once nobody waits for the reply to the pull_kv that is being called (timeout, another
  * rank's failure), and once the worker is to pause: it should come out then. Lock-free, from that
  * callback's thread. */
 COX_PUBLIC bool cox_worker_pull_aborted(const struct cox_worker *worker);
 
-/* Any callback may be NULL: the request is then answered with COX_UNSUPPORTED (no-reply requests
+/* Any callback may be NULL: the request is then replied to with COX_UNSUPPORTED (no-reply requests
  * are dropped; a legacy coordinator gets a fault report for a link). Only an init that brings no
  * configuration succeeds without a callback, and tells of nothing: no blocks, no positions, no KV
  * cache. */
@@ -262,15 +262,15 @@ struct cox_worker_callbacks {
     /* outputs: batch->row_count of them. The sequence table moves only when this returns 0. */
     int (*execute)(void *context, const struct cox_batch *batch, struct cox_batch_output *outputs,
                    struct cox_error *err);
-    /* Sequences ended without a further step: forget what is kept for these slots. No answer. */
+    /* Sequences ended without a further step: forget what is kept for these slots. No reply. */
     void (*cleanup)(void *context, const uint32_t *slots, uint32_t count);
     /* Bytes only the two ends understand. Bytes are lent in place, in shared memory that other
      * ranks of a named group could write: read once, or copy. What did not fit its frame is in
-     * memory that the coordinator alone can write, the same for every rank. A longer answer than
+     * memory that the coordinator alone can write, the same for every rank. A longer reply than
      * reply_capacity: cox_worker_reply_grow. */
     int (*opaque)(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                   size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err);
-    /* Starts linking, unlinking or a switch of role; the state is told by link_status. No answer.
+    /* Starts linking, unlinking or a switch of role; the state is told by link_status. No reply.
      * It also tells of pulls to end (cancelled_pulls), while pull_kv runs. How coxswain-worker does
      * these four is in links.h, pulls.h and transfer.h; a worker of its own has its KV cache in KV
      * blocks (channel/memory/pool/kv_blocks.h: cox_kv_blocks_new; cox_exporter_export of their fd)
@@ -294,7 +294,7 @@ struct cox_worker_callbacks {
     /* The recovery commands. A result other than 0 is told as command_result with the text. They
      * may be repeated, and be called on a rank that an earlier one did not reach (one that was
      * replaced meanwhile). After a reinit that returned 0 the rank knows no sequence: a step that
-     * builds on an earlier one is answered COX_STALE. */
+     * builds on an earlier one is replied to with COX_STALE. */
     int (*pause)(void *context, struct cox_error *err);
     int (*pause_net)(void *context, struct cox_error *err);
     int (*clear)(void *context, struct cox_error *err);
@@ -347,7 +347,7 @@ COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 /* Asks run to return once running callbacks have. Async-signal-safe, idempotent. */
 COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 
-/* In an opaque callback, on its thread: memory for an answer of up to size bytes, instead of what
+/* In an opaque callback, on its thread: memory for a reply of up to size bytes, instead of what
  * the callback was given; it is to be there whole when the callback returns, and nothing is copied
  * to it from before. Again: another one instead. Lent until the callback returns.
  * Returns
@@ -361,7 +361,7 @@ COX_PUBLIC int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uin
                                      struct cox_error *err);
 
 /* In an execute callback, on its thread: of this step so many nanoseconds went into operations with
- * other ranks, wait_ns of them waiting for those; told with the answer. Again: instead. Not called:
+ * other ranks, wait_ns of them waiting for those; told with the reply. Again: instead. Not called:
  * there is no group. */
 COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns,
                                            uint64_t wait_ns);
@@ -375,18 +375,17 @@ COX_PUBLIC void cox_worker_enable_leave(void);
 
 /* ---- for the recovery callbacks ---- */
 
-/* No step, pull or opaque request is begun from now on until resume: they are answered with
+/* No step, pull or opaque request is begun from now on until resume: they are replied to with
  * COX_ABORTED at once; init and cleanup are begun as ever. The callback that runs on the execute
  * channel, and that on the transfer channel, is told to come out (cox_batch_aborted,
  * cox_init_request_aborted) and waited for. After grace_ms (0: 500; a day at most) its thread gets
  * SIGURG every 50 ms, by which a system call that blocks ends with EINTR; after as long again, with
- * options.leave_stuck, it is left by a jump, and the request is answered with COX_ABORTED. An init
- * or a cleanup is told and gets signals, but is never left: what it was allocating or letting go of
- * would be known to nobody. So it takes 2 grace_ms, and 3 at most: a second for a rank that is
- * stuck, with the default; longer if this process is held up. Idempotent: again, what is inside by
- * then is told, and waited for, anew. From a recovery callback, or any thread but those of the two
- * channels (asserted).
- * Returns
+ * options.leave_stuck, it is left by a jump, and the request is replied to with COX_ABORTED. An
+ * init or a cleanup is told and gets signals, but is never left: what it was allocating or letting
+ * go of would be known to nobody. So it takes 2 grace_ms, and 3 at most: a second for a rank that
+ * is stuck, with the default; longer if this process is held up. Idempotent: again, what is inside
+ * by then is told, and waited for, anew. From a recovery callback, or any thread but those of the
+ * two channels (asserted). Returns
  *   0: what was inside has come out
  *   COX_TIMEOUT: a callback still is, err says which, in what request and for how long; it
  *     stays paused
@@ -420,7 +419,7 @@ COX_PUBLIC int cox_worker_lora_retire(struct cox_worker *worker, const char *lor
                                       struct cox_error *err);
 COX_PUBLIC void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id);
 
-/* Tells the coordinator of a fault outside any answer, on the error channel; text is cut to what
+/* Tells the coordinator of a fault outside any reply, on the error channel; text is cut to what
  * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.
  * Returns
  *   0

@@ -22,15 +22,15 @@
 struct Coxswain__BulkRef;
 struct Coxswain__ExecuteRequest;
 
-/* The block of an answer that does not fit its slot. */
-struct cox_channel_thread_answer {
+/* The block of a reply that does not fit its slot. */
+struct cox_channel_thread_reply {
     struct cox_large_payload block;
-    /* whose answer is in it, and the coordinator may read it; 0: of none */
+    /* whose reply is in it, and the coordinator may read it; 0: of none */
     uint64_t sequence;
 };
 
 /* What an opaque callback writes to. */
-struct cox_opaque_answer {
+struct cox_opaque_reply {
     pthread_t thread;
     uint64_t sequence;
     uint8_t *slot;
@@ -62,7 +62,7 @@ struct cox_channel_thread {
     /* private copy of a request, grown to what was needed */
     uint8_t *copy;
     size_t copy_size;
-    /* the request at hand and the answer to it */
+    /* the request at hand and the reply to it */
     struct cox_arena arena;
     /* of the request at hand */
     struct cox_error error;
@@ -73,13 +73,13 @@ struct cox_channel_thread {
     /* of a LoRA request at hand; 0: not told */
     uint64_t deadline_ns;
     /* of the opaque callback under way; NULL: there is none */
-    struct cox_opaque_answer *opaque;
+    struct cox_opaque_reply *opaque;
     /* the blocks behind the frames */
     struct cox_large_payload_view views[COX_DEPTH_MAX];
     /* and those behind the slots */
-    struct cox_channel_thread_answer answers[COX_DEPTH_MAX];
+    struct cox_channel_thread_reply replies[COX_DEPTH_MAX];
     /* of these with a sequence; on a taken channel under the lock of the blocks */
-    uint32_t answer_count;
+    uint32_t reply_count;
     /* the next request to be looked at */
     uint64_t next;
     struct cox_lending lending;
@@ -227,13 +227,13 @@ void *cox_channel_thread_main(void *argument);
 /* A channel thread has heard the goodbye: it is the goodbye of all. */
 void cox_worker_finalized(struct cox_worker *worker);
 
-/* Serves one request: calls back, answers, and returns the frame. True: it was the goodbye. */
+/* Serves one request: calls back, replies, and returns the frame. True: it was the goodbye. */
 bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct cox_request *request);
-/* Answers a request whose bytes could not even be read, if it is one that is answered. */
+/* Replies to a request whose bytes could not even be read, if it is one that is replied to. */
 void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
                                int status, const char *text);
 
-/* ---- large_payload.c: requests and answers in blocks ---- */
+/* ---- large_payload.c: requests and replies in blocks ---- */
 
 bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread);
 /* What of the request in this frame is mapped. */
@@ -248,14 +248,14 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
                                   const struct Coxswain__BulkRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size);
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence);
-/* Where the answer to a request goes that does not fit its slot. Returns as
+/* Where the reply to a request goes that does not fit its slot. Returns as
  * cox_large_payload_reserve. */
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint64_t size, uint8_t **ret_bytes, struct cox_error *err);
 /* It is written. */
 struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
                                                             uint64_t sequence, uint64_t size);
-/* Of an answer that is not sent in it. */
+/* Of a reply that is not sent in it. */
 void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence);
 /* Of all requests that have ended. */
 void cox_channel_thread_release_blocks(struct cox_channel_thread *thread);

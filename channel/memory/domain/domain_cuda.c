@@ -380,7 +380,7 @@ static int find_devices(struct cuda *cuda, struct cox_error *err)
     for (uint32_t i = 0; r == 0 && i < cuda->device_count; i++) {
         result = cuda->driver.device_get(&cuda->devices[i], (int)i);
         if (result)
-            return cox_fail(err, COX_UNSUPPORTED, "CUDA device %" PRIu32 " does not answer (%d)", i,
+            return cox_fail(err, COX_UNSUPPORTED, "CUDA device %" PRIu32 " does not reply (%d)", i,
                             result);
         r = check_device(cuda, i, COX_CUDA_ATTRIBUTE_VIRTUAL_MEMORY, "virtual memory management",
                          err);

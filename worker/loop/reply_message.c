@@ -43,7 +43,7 @@ void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequenc
                       COX_WAKEUP_RESPONSE_CONSUME);
 }
 
-/* A legacy coordinator may send the next request before it has read the answer to the last one. */
+/* A legacy coordinator may send the next request before it has read the reply to the last one. */
 static bool thread_await_slot(struct cox_channel_thread *thread)
 {
     struct cox_worker *worker = thread->worker;
@@ -88,7 +88,7 @@ void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse 
     response->execute_model_response = NULL;
 }
 
-/* In a legacy group: is this answered by rank 0 alone, whose payload may fill the region? What is
+/* In a legacy group: is this replied by rank 0 alone, whose payload may fill the region? What is
  * of no type that belongs here gets slots where there is room for them, so that every rank can tell
  * of it. */
 static bool thread_whole(const struct cox_channel_thread *thread, uint32_t type)
@@ -120,8 +120,8 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
 }
 
 /* What does not fit the slot. Returns 0: it is sent; or why not, in the channel thread's error. */
-static int thread_answer_in_block(struct cox_channel_thread *thread, uint64_t sequence,
-                                  uint32_t type, const ExecuteResponse *response, size_t capacity)
+static int thread_reply_in_block(struct cox_channel_thread *thread, uint64_t sequence,
+                                 uint32_t type, const ExecuteResponse *response, size_t capacity)
 {
     const size_t size = cox_wire_response_size(response);
     uint8_t *block;
@@ -129,7 +129,7 @@ static int thread_answer_in_block(struct cox_channel_thread *thread, uint64_t se
     thread->error.code = 0;
     if (!cox_channel_thread_has_blocks(thread))
         return cox_fail(&thread->error, COX_TOO_LARGE,
-                        "the answer has %zu bytes, a slot holds %zu: use a larger response region",
+                        "the reply has %zu bytes, a slot holds %zu: use a larger response region",
                         size, capacity);
     int r = cox_channel_thread_reserve_block(thread, sequence, size, &block, &thread->error);
     if (r)
@@ -160,8 +160,8 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
     cox_channel_thread_send(thread, sequence, length, true, true);
 }
 
-COX_HOT void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64_t sequence,
-                                       uint32_t type, ExecuteResponse *response)
+COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_t sequence,
+                                      uint32_t type, ExecuteResponse *response)
 {
     struct cox_worker *worker = thread->worker;
     bool whole = thread_whole(thread, type);
@@ -181,7 +181,7 @@ COX_HOT void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64
         response->has_status = 1;
         int r = failed ? 0 : cox_wire_response_pack(response, slot, capacity, &length);
         if (r == COX_TOO_LARGE) {
-            r = thread_answer_in_block(thread, sequence, type, response, capacity);
+            r = thread_reply_in_block(thread, sequence, type, response, capacity);
             if (r == 0)
                 return;
             cox_channel_thread_fail(thread, response, r);
@@ -193,8 +193,8 @@ COX_HOT void cox_channel_thread_answer(struct cox_channel_thread *thread, uint64
         else
             cox_channel_thread_send(thread, sequence, length, false, false);
     }
-    /* Where the rank has no answer of its own, the report is all there is: then it is about no
-     * request. Where all ranks share a wakeup, the failed answer itself has posted it; and what was
+    /* Where the rank has no reply of its own, the report is all there is: then it is about no
+     * request. Where all ranks share a wakeup, the failed reply itself has posted it; and what was
      * lent is told of when it is published. */
     if (failed && (silent || !(thread->lending.on || cox_gate_shared(&thread->channel.gate))))
         cox_worker_tell(worker, silent ? -1 : (int)thread->channel.id, sequence,
