@@ -66,7 +66,7 @@ struct cox_engine_loop {
     bool nested;
     /* run has failed: only free may be called */
     bool broken;
-    /* of the last step; tells a late completion from an awaited one */
+    /* of the last step; distinguishes a late completion from an awaited one */
     uint64_t number;
     uint32_t retry_count;
     /* tokens of a step; token_count_max, or less after a late step */

@@ -227,7 +227,7 @@ static int prefill_send(struct split *split)
 
 /* Sends what the prefill group has computed to the decode group: the KV reference together with the
  * first token. A prompt without a lease is computed completely in the decode group. Its first token
- * may come from other weights, which only linking would have compared. */
+ * may result from other weights, which only linking would have compared. */
 static int decode_send(struct split *split, bool held)
 {
     struct chunk chunk;
