@@ -339,7 +339,7 @@ static int prepare(struct generate *g, const char **ret_model, struct cox_error 
     int r = cox_group_choice_check(&g->group, err);
     if (!r && g->group.steps_in_flight > 1 && g->complete.engine_loop.nested)
         r = cox_fail(err, COX_INVALID,
-                     "--async-scheduling on: not with --nested, where every token is told");
+                     "--async-scheduling on: not with --nested, which requires every token");
     if (!r)
         r = cox_model_find(&g->group, ret_model, err);
     if (!r && !g->tokens)
@@ -780,10 +780,11 @@ static const struct argp_option split_options[] = {
     {"prefill", OPTION_PREFILL, "A", 0, "the group that computes the prompts", 0},
     {"decode", OPTION_DECODE, "B", 0, "the group that pulls their keys and values, and generates",
      0},
-    {"lease", OPTION_LEASE, "SEC", 0, "A holds a prompt's keys and values so long (default 60)", 0},
+    {"lease", OPTION_LEASE, "SEC", 0,
+     "duration of A's lease on the KV blocks of a prompt (default 60)", 0},
     {"no-recompute", OPTION_NO_RECOMPUTE, NULL, 0,
-     "what B cannot pull is computed by A again, and then an error; otherwise B computes it, and "
-     "says so",
+     "what B cannot pull is computed by A again, and fails after that; by default B computes it, and "
+     "logs that",
      0},
     {0},
 };
@@ -801,7 +802,7 @@ const struct cox_command cox_command_generate = {
             "line each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the "
             "lines of standard input. With the --name of a group that `coxswain run` keeps, that "
             "group completes them, together with those of others; its model is used, and options "
-            "that would start another one are refused.",
+            "for starting a group are refused.",
     .choice_size = sizeof(struct generate),
     .init = init,
     .groups = {{&generate_options, 0},
