@@ -195,7 +195,7 @@ int cox_batcher_new(const struct cox_batcher_options *options, struct cox_batche
         return cox_fail(err, COX_INVALID,
                         "sequences, tokens per step, block size and positions must not be 0");
     if (!options->block_count)
-        return cox_fail(err, COX_INVALID, "the workers offer no block of KV cache");
+        return cox_fail(err, COX_INVALID, "the workers have no KV cache blocks");
     if (options->request_size_max &&
         options->request_size_max < empty_cost(options) + NESTED_ROW_COST)
         return cox_fail(err, COX_INVALID,
@@ -203,7 +203,7 @@ int cox_batcher_new(const struct cox_batcher_options *options, struct cox_batche
                         options->request_size_max, options->sequence_count_max);
     struct cox_batcher *batcher = calloc(1, sizeof *batcher);
     if (!batcher)
-        return cox_fail(err, -ENOMEM, "no memory for the schedule");
+        return cox_fail(err, -ENOMEM, "no memory for the batcher");
     batcher->options = *options;
     batcher->token_limit = options->token_count_max;
     if (!options->step_count_max)
@@ -221,8 +221,8 @@ int cox_batcher_new(const struct cox_batcher_options *options, struct cox_batche
         !batcher->unreported_ids || flights_init(batcher) ||
         cox_blocks_init(&batcher->blocks, options->block_count)) {
         cox_batcher_free(batcher);
-        return cox_fail(err, -ENOMEM, "no memory for a schedule of %u sequences and %u blocks",
-                        count, options->block_count);
+        return cox_fail(err, -ENOMEM, "no memory to batch %u sequences and %u blocks", count,
+                        options->block_count);
     }
     for (; batcher->slot_count < slot_count; batcher->slot_count++)
         batcher->slots[batcher->slot_count] = slot_count - 1 - batcher->slot_count;
@@ -274,7 +274,7 @@ static int request_fit(const struct cox_batcher *batcher, const struct cox_promp
 {
     const struct cox_batcher_options *options = &batcher->options;
     if (request->source && options->nested)
-        return cox_fail(err, COX_UNSUPPORTED, "legacy workers pull nothing");
+        return cox_fail(err, COX_UNSUPPORTED, "legacy workers cannot pull KV blocks");
     if (request->pull_only) {
         if (request->source && request->source->block_count <= options->block_count)
             return 0;
@@ -283,7 +283,7 @@ static int request_fit(const struct cox_batcher *batcher, const struct cox_promp
     }
     if (request->token_count == 0 || request->new_count_max == 0)
         return cox_fail(err, COX_INVALID, "%s",
-                        request->token_count ? "no token is to be generated"
+                        request->token_count ? "the request asks for no new tokens"
                                              : "the prompt is empty");
     /* The very last token is not computed, so it needs neither position nor block. */
     uint64_t pool = (uint64_t)options->block_count * options->block_size + 1;
@@ -731,8 +731,9 @@ int cox_batcher_commit(struct cox_batcher *batcher, const int32_t *tokens, const
     struct flight *flight = flight_at(batcher, 0);
     for (uint32_t i = 0; i < flight->step.row_count; i++)
         if (flight->rows[i].emit && tokens[i] < 0)
-            return cox_fail(err, COX_CORRUPT, "row %u of step %llu should give a token and gave %d",
-                            i, (unsigned long long)flight->sequence, tokens[i]);
+            return cox_fail(err, COX_CORRUPT,
+                            "row %u of step %llu should emit a token and emitted %d", i,
+                            (unsigned long long)flight->sequence, tokens[i]);
     batcher->flight_first = (batcher->flight_first + 1) % batcher->options.step_count_max;
     batcher->flight_count--;
     batcher->reported_count -= flight->reported_count;

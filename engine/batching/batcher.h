@@ -28,7 +28,7 @@
  *
  * After a revert the ranks' tables are void. The next step has base 0, and every running sequence
  * is announced again and recomputed from position 0. A sequence is announced in the first step that
- * has a row of it, so that such a step keeps within its limits too.
+ * has a row of it, so that this step keeps within its limits too.
  *
  * Threads: one at a time.
  * Blocks: nothing; allocates in new and add only.

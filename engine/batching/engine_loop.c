@@ -66,7 +66,7 @@ struct cox_engine_loop {
     bool nested;
     /* run has failed: only free may be called */
     bool broken;
-    /* of the last step; tells a late completion from an awaited one */
+    /* of the last step; distinguishes a late completion from an awaited one */
     uint64_t number;
     uint32_t retry_count;
     /* tokens of a step; token_count_max, or less after a late step */
@@ -105,11 +105,10 @@ int cox_engine_loop_fit(struct cox_engine_loop_options *options,
                         const struct cox_init_summary *summary, struct cox_error *err)
 {
     if (summary->kv_cache_count == 0)
-        return cox_fail(err, COX_CORRUPT, "the workers described no KV cache at init");
+        return cox_fail(err, COX_CORRUPT, "the workers reported no KV cache at init");
     if (summary->kv_cache_count > 1)
         return cox_fail(err, COX_UNSUPPORTED,
-                        "the workers keep %" PRIu32
-                        " KV caches; this engine loop fills tables of one",
+                        "the workers have %" PRIu32 " KV caches; the engine loop supports one",
                         summary->kv_cache_count);
     int32_t block_size = summary->kv_caches[0].block_size;
     if (block_size < 1 || summary->npu_block_count < 1 || summary->npu_block_count > INT32_MAX ||
@@ -249,7 +248,8 @@ static int engine_loop_init(struct cox_engine_loop *engine_loop, struct cox_erro
     r = cox_executor_replace(engine_loop->executor, COX_CHANNEL_EXECUTE, on_completion,
                              engine_loop);
     if (r)
-        return cox_fail(err, r, "the execute channel takes no handler: %s", cox_status_text(r));
+        return cox_fail(err, r, "cannot become the handler of the execute channel: %s",
+                        cox_status_text(r));
     if (options->transfer) {
         /* Ranks may still write to blocks of the previous engine loop's pulls. */
         cox_transfers_abandon(options->transfer);
@@ -404,7 +404,7 @@ static int step_submit(struct cox_engine_loop *engine_loop, struct flight *fligh
         };
         struct cox_error error = {0};
         if (is_void(engine_loop))
-            return cox_fail(err, COX_ABORTED, "the step before it has failed");
+            return cox_fail(err, COX_ABORTED, "the previous step has failed");
         flight->submitted_ns = cox_now_ns();
         flight->deadline_ns = options.deadline_ns;
         int r = cox_executor_submit(engine_loop->executor, request, &options, ret_sequence, &error);
@@ -544,7 +544,7 @@ static void pull_end(struct cox_engine_loop *engine_loop, struct cox_pull_outcom
                  sequence->pulls == 1 ? "y" : "ies",
                  said->text[0] ? said->text : "ranks were replaced meanwhile");
     if (end == COX_PULL_END_RECOMPUTE)
-        cox_log_write(&options->log, 4, "%s: it is computed here", error.text);
+        cox_log_write(&options->log, 4, "%s: computing it here", error.text);
     if (end != COX_PULL_END_RETRY && options->pulled)
         options->pulled(options->pulled_context, sequence,
                         end == COX_PULL_END_DONE ? NULL : &error);
@@ -841,8 +841,7 @@ static int step_failed(struct cox_engine_loop *engine_loop, int r, struct cox_er
     else
         engine_loop->retry_count++;
     engine_loop->retries++;
-    cox_log_write(&options->log, recovered ? 5 : 4, "a step failed and is run again: %s",
-                  err->text);
+    cox_log_write(&options->log, recovered ? 5 : 4, "a step failed and is retried: %s", err->text);
     engine_loop->life = cox_executor_life(engine_loop->executor);
     cox_batcher_revert(engine_loop->batcher);
     return 0;
@@ -875,7 +874,7 @@ static int steps_run(struct cox_engine_loop *engine_loop, struct cox_error *err)
 int cox_engine_loop_run(struct cox_engine_loop *engine_loop, struct cox_error *err)
 {
     if (engine_loop->broken)
-        return cox_fail(err, COX_CLOSED, "the engine loop has failed or was stopped before");
+        return cox_fail(err, COX_CLOSED, "the engine loop has failed or was stopped");
     uint64_t started_ns = cox_now_ns();
     struct cox_error error = {0};
     int r = steps_run(engine_loop, &error);

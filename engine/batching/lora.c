@@ -151,7 +151,7 @@ static int order_enter(struct cox_lora *lora, uint64_t deadline_ns, struct cox_e
     pthread_mutex_unlock(&lora->lock);
     if (r == COX_CLOSED)
         return cox_fail(err, r, "the group stops");
-    return r ? cox_fail(err, r, "another LoRA operation was under way until the deadline") : 0;
+    return r ? cox_fail(err, r, "another LoRA operation was running until the deadline") : 0;
 }
 
 static void order_leave(struct cox_lora *lora)
@@ -218,7 +218,7 @@ static int take_back(struct cox_lora *lora, struct entry *entry, bool wanted, st
         *err = (struct cox_error){0};
         cox_fail(
             err, first.code,
-            "%.600s; ranks may disagree on '%s' until the group was recovered or another order was given: %.200s",
+            "%.600s; ranks may disagree on '%s' until the group is recovered or the operation is repeated: %.200s",
             first.text, entry->name, error.text);
     } else if (wanted) {
         entry_set(lora, entry, LOADED, false);
@@ -255,7 +255,7 @@ static int settle_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_e
         if (r && cox_now_ns() >= deadline_ns)
             return cox_fail(
                 err, COX_TIMEOUT,
-                "ranks may disagree on the LoRA adapter '%s', which comes first, and were not heard in time: %.600s",
+                "ranks may disagree on the LoRA adapter '%s', which must be settled first, and did not reply in time: %.600s",
                 entry->name, error.text);
         if (r)
             continue;
@@ -328,7 +328,7 @@ static int load_new(struct cox_lora *lora, const char *name, const char *path, u
 static int fail_unsettled(const struct entry *entry, struct cox_error *err)
 {
     return cox_fail(err, COX_STATE,
-                    "ranks may disagree on the LoRA adapter '%s', and cannot be asked now",
+                    "ranks may disagree on the LoRA adapter '%s', and do not reply now",
                     entry->name);
 }
 
@@ -353,7 +353,7 @@ int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uin
     results_clear(lora, ret_results);
     int r = name_check(name, err);
     if (!r && (!path || path[0] != '/'))
-        r = cox_fail(err, COX_INVALID, "the folder of an adapter is named by an absolute path");
+        r = cox_fail(err, COX_INVALID, "the folder of an adapter must be an absolute path");
     if (!r)
         r = order_enter(lora, deadline_ns, err);
     if (r)

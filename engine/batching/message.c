@@ -338,7 +338,8 @@ static int nested_read(const struct cox_step *step, uint64_t sequence,
             uint32_t row = row_find(step, seen, sample->seq_id);
             if (row == step->row_count || ret_tokens[row] >= 0)
                 return cox_fail(err, COX_CORRUPT,
-                                "the reply to step %" PRIu64 " speaks of sequence %" PRId64 " %s",
+                                "the reply to step %" PRIu64 " has a token for sequence %" PRId64
+                                " %s",
                                 sequence, sample->seq_id,
                                 row == step->row_count ? "which is not in the step" : "twice");
             if (sample->n_output_token != 1)
@@ -405,7 +406,7 @@ int cox_message_read(const struct cox_message *message, const struct cox_step *s
 {
     if (!response ||
         response->result_case != COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE)
-        return cox_fail(err, COX_CORRUPT, "the reply to step %" PRIu64 " is of another kind",
+        return cox_fail(err, COX_CORRUPT, "the reply to step %" PRIu64 " has another type",
                         sequence);
     for (uint32_t i = 0; i < step->row_count; i++)
         ret_ended[i] = 0;

@@ -490,8 +490,8 @@ static void serve(struct cox_prompt_queue *queue)
     if (r)
         news_fail(queue, &error);
     if (r && !stopped)
-        cox_log_write(&queue->options.engine_loop.log, 4,
-                      "all prompts that were running have failed: %s", error.text);
+        cox_log_write(&queue->options.engine_loop.log, 4, "all running prompts have failed: %s",
+                      error.text);
 }
 
 static void *prompt_queue_main(void *context)
@@ -631,8 +631,8 @@ int cox_prompt_queue_find_hold(struct cox_prompt_queue *queue, int64_t sequence,
     if (!found)
         return cox_fail(
             err, COX_NOT_FOUND,
-            "the group '%s' holds no sequence %" PRId64
-            ": it never did, or it was released, its lease has ended, or ranks were replaced",
+            "the group '%s' has no KV lease of sequence %" PRId64
+            ": there was none, or it was released or has expired, or ranks were replaced",
             queue->options.name ? queue->options.name : "", sequence);
     if (!copy)
         return cox_fail(err, -ENOMEM, "no memory");

@@ -131,7 +131,7 @@ static void rank_read(const struct cox_rank_result *reply, const char *id,
     *rank = (struct cox_pull_rank){.code = CODE(PD_PULL_KV_UNKNOWN_ERROR)};
     if (!result) {
         snprintf(rank->text, sizeof rank->text, "%s",
-                 reply->text ? reply->text : "it does not mention the pull");
+                 reply->text ? reply->text : "the reply does not contain the pull");
         rank->status = reply->outcome == COX_OUTCOME_DEAD   ? COX_PEER_DEAD
                        : reply->outcome == COX_OUTCOME_LATE ? COX_TIMEOUT
                                                             : COX_REJECTED;

@@ -243,7 +243,7 @@ static int replace_enter(struct cox_shared_weights *weights, struct cox_error *e
         : weights->replacing || weights->next.number
             ? cox_fail(
                   err, COX_BUSY,
-                  "another version of the weights is on its way: try again when the ranks have switched to it")
+                  "a switch to another version of the weights is in progress: try again when it has ended")
             : 0;
     if (!r)
         weights->replacing = true;
@@ -300,15 +300,14 @@ static int replace_wait(struct cox_shared_weights *weights, uint64_t number, uin
     while ((weights->next.number || weights->retiring) && !weights->stopped && waited != ETIMEDOUT)
         waited = pthread_cond_timedwait(&weights->change, &weights->lock, &until);
     if (!weights->next.number && weights->withdrawn.code)
-        r = cox_fail(err, weights->withdrawn.code,
-                     "the ranks go on with the weights that they had: %.900s",
+        r = cox_fail(err, weights->withdrawn.code, "the ranks keep their current weights: %.900s",
                      weights->withdrawn.text);
     else if (weights->next.number && weights->stopped)
         r = cox_fail(err, COX_CLOSED, "the group ends");
     else if (weights->next.number)
         r = cox_fail(err, COX_TIMEOUT,
                      "no step has ended with version %" PRIu64
-                     " in time: the ranks switch to it in the next one",
+                     " in time: the ranks switch to it in the next step",
                      number);
     else
         *ret_version = weights->present.number;

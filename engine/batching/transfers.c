@@ -273,7 +273,8 @@ int cox_transfers_new(struct cox_executor *executor, const struct cox_transfers_
     if (r) {
         pthread_mutex_destroy(&transfer->lock);
         free(transfer);
-        return cox_fail(err, r, "the transfer channel takes no handler: %s", cox_status_text(r));
+        return cox_fail(err, r, "cannot become the handler of the transfer channel: %s",
+                        cox_status_text(r));
     }
     *ret_transfer = transfer;
     return 0;

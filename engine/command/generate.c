@@ -142,10 +142,10 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         return 0;
     case OPTION_STATS:
         g->stats = value;
-        return *value ? 0 : cox_fail(err, COX_INVALID, "--stats-json: no file was named");
+        return *value ? 0 : cox_fail(err, COX_INVALID, "--stats-json: expected a file name");
     case OPTION_LORA:
         g->complete.lora = value;
-        return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: no adapter was named");
+        return *value ? 0 : cox_fail(err, COX_INVALID, "--lora: expected an adapter name");
     case OPTION_ADAPTER:
         return cox_adapter_choice_take(&g->adapters, value, err);
     case OPTION_JOIN:
@@ -339,7 +339,7 @@ static int prepare(struct generate *g, const char **ret_model, struct cox_error 
     int r = cox_group_choice_check(&g->group, err);
     if (!r && g->group.steps_in_flight > 1 && g->complete.engine_loop.nested)
         r = cox_fail(err, COX_INVALID,
-                     "--async-scheduling on: not with --nested, where every token is told");
+                     "--async-scheduling on: not with --nested, which requires every token");
     if (!r)
         r = cox_model_find(&g->group, ret_model, err);
     if (!r && !g->tokens)
@@ -426,7 +426,7 @@ static int check_conflicts(struct generate *g, const CoxswainControl__StatusRepl
     const struct cox_group_choice *group = &g->group;
     const struct cox_engine_loop_options *engine_loop = &g->complete.engine_loop;
     if (!status->serving)
-        return cox_fail(err, COX_UNSUPPORTED, "the group '%s' takes no prompts: %s", group->name,
+        return cox_fail(err, COX_UNSUPPORTED, "the group '%s' accepts no prompts: %s", group->name,
                         status->refusal ? status->refusal : "it gives no reason");
     if (group->rank_count_given && group->rank_count != status->rank_count)
         return cox_fail(err, COX_INVALID,
@@ -473,8 +473,8 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
                         struct cox_error *err)
 {
     if (!g->group.model && !status->model)
-        return cox_fail(err, COX_INVALID, "the group '%s' tells no model: name it with --model DIR",
-                        g->group.name);
+        return cox_fail(err, COX_INVALID,
+                        "the group '%s' reports no model: give it with --model DIR", g->group.name);
     if (g->group.model && status->model) {
         _cox_cleanup_(cox_free_ptr) char *asked = realpath(g->group.model, NULL);
         if (asked && strcmp(asked, status->model))
@@ -570,7 +570,7 @@ static int split_side(struct generate *g, struct cox_client *client, const char 
     if (!r && status->transfer->role == refused_role)
         r = cox_fail(
             err, COX_UNSUPPORTED,
-            "the role of the group '%s' is %s: give it another one (coxswain role --name %s %s), or turn --prefill and --decode round",
+            "the role of the group '%s' is %s: give it another one (coxswain role --name %s %s), or swap --prefill and --decode",
             name, cox_role_name(refused_role), name,
             cox_role_name(refused_role == COX_ROLE_DECODE ? COX_ROLE_PREFILL : COX_ROLE_DECODE));
     if (!r && !g->group.model)
@@ -632,10 +632,9 @@ static int check(const void *choice, struct cox_error *err)
     if (!split->prefill || !split->decode)
         return cox_fail(err, COX_INVALID, "--prefill and --decode go together");
     if (strcmp(split->prefill, split->decode) == 0)
-        return cox_fail(
-            err, COX_INVALID,
-            "--prefill and --decode are the same group: leave them out, and say --name %s",
-            split->prefill);
+        return cox_fail(err, COX_INVALID,
+                        "--prefill and --decode are the same group: use --name %s instead",
+                        split->prefill);
     if (g->group.name || g->join)
         return cox_fail(err, COX_INVALID,
                         "--prefill and --decode name the groups: leave out --name and --join");
@@ -781,10 +780,11 @@ static const struct argp_option split_options[] = {
     {"prefill", OPTION_PREFILL, "A", 0, "the group that computes the prompts", 0},
     {"decode", OPTION_DECODE, "B", 0, "the group that pulls their keys and values, and generates",
      0},
-    {"lease", OPTION_LEASE, "SEC", 0, "A holds a prompt's keys and values so long (default 60)", 0},
+    {"lease", OPTION_LEASE, "SEC", 0,
+     "duration of A's lease on the KV blocks of a prompt (default 60)", 0},
     {"no-recompute", OPTION_NO_RECOMPUTE, NULL, 0,
-     "what B cannot pull is computed by A again, and then an error; otherwise B computes it, and "
-     "says so",
+     "what B cannot pull is computed by A again, and fails after that; by default B computes it, and "
+     "logs that",
      0},
     {0},
 };
@@ -802,7 +802,7 @@ const struct cox_command cox_command_generate = {
             "line each, in order. Without a PROMPT (or with the only PROMPT -) prompts are the "
             "lines of standard input. With the --name of a group that `coxswain run` keeps, that "
             "group completes them, together with those of others; its model is used, and options "
-            "that would start another one are refused.",
+            "for starting a group are refused.",
     .choice_size = sizeof(struct generate),
     .init = init,
     .groups = {{&generate_options, 0},

@@ -227,7 +227,7 @@ static int prefill_send(struct split *split)
 
 /* Sends what the prefill group has computed to the decode group: the KV reference together with the
  * first token. A prompt without a lease is computed completely in the decode group. Its first token
- * may come from other weights, which only linking would have compared. */
+ * may result from other weights, which only linking would have compared. */
 static int decode_send(struct split *split, bool held)
 {
     struct chunk chunk;
@@ -335,11 +335,11 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     struct cox_kv_reference source;
     if (!item->has_finish || item->n_tokens != 1 ||
         (item->hold && cox_kv_reference_read(item->hold, &source, &told)))
-        return cox_fail(err, COX_CORRUPT, "the reply to prompt %zu makes no sense%s%.300s",
-                        index + 1, told.text[0] ? ": " : "", told.text);
+        return cox_fail(err, COX_CORRUPT, "the reply to prompt %zu is invalid%s%.300s", index + 1,
+                        told.text[0] ? ": " : "", told.text);
     part->first = item->tokens[0];
     if (item->hold && !(part->source = cox_kv_reference_dup(&source)))
-        return cox_fail(err, -ENOMEM, "no memory for the answers");
+        return cox_fail(err, -ENOMEM, "no memory for the replies");
     if (stop || cox_complete_new_count(split->options) == 1) {
         const struct cox_prompt_result result = {
             .finish = stop ? COX_FINISH_STOP : COX_FINISH_LENGTH,
@@ -350,7 +350,7 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     }
     if (!part->source && split->how->no_recompute) {
         cox_fail(&told, COX_STALE,
-                 "it has no place to hold what it computed, or has other weights since");
+                 "it had no room for a KV lease, or its weights have changed since");
         return pull_failed(split, index, 0, &told, err);
     }
     part->place = PLACE_DECODE;
@@ -373,10 +373,10 @@ static int decode_item(struct split *split, size_t index, const item_message *it
     size_t count = item->n_tokens + part->pulls;
     if (!item->has_finish || (!stop && item->finish != COXSWAIN_CONTROL__FINISH__LENGTH) ||
         count > cox_complete_new_count(split->options))
-        return cox_fail(err, COX_CORRUPT, "the reply to prompt %zu makes no sense", index + 1);
+        return cox_fail(err, COX_CORRUPT, "the reply to prompt %zu is invalid", index + 1);
     _cox_cleanup_(cox_free_ptr) int32_t *tokens = calloc(count + 1, sizeof *tokens);
     if (!tokens)
-        return cox_fail(err, -ENOMEM, "no memory for the answers");
+        return cox_fail(err, -ENOMEM, "no memory for the replies");
     tokens[0] = part->first;
     if (item->n_tokens)
         memcpy(tokens + part->pulls, item->tokens, item->n_tokens * sizeof *tokens);
@@ -398,7 +398,7 @@ static int pulled_take(struct split *split, const CoxswainControl__PulledReply *
     struct cox_error told = {0};
     if (!pulled->has_index || pulled->index >= split->prompts->count ||
         split->parts[pulled->index].place != PLACE_DECODE)
-        return cox_fail(err, COX_CORRUPT, "a group tells of a pull that nobody asked for");
+        return cox_fail(err, COX_CORRUPT, "a group reported a pull that was not requested");
     struct part *part = &split->parts[pulled->index];
     uint64_t life = part->source ? part->source->life : 0;
     int r = release_put(split, part);
@@ -419,7 +419,7 @@ static int reply_take(struct split *split, int side, const control_reply *reply,
     if (side == 1 && reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_PULLED)
         return pulled_take(split, reply->pulled, err);
     if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM)
-        return cox_fail(err, COX_CORRUPT, "a group replied to what was not asked");
+        return cox_fail(err, COX_CORRUPT, "a group sent an unexpected reply");
     const item_message *item = reply->item;
     if (!item->has_index || item->index >= split->prompts->count ||
         split->parts[item->index].place != (side ? PLACE_DECODE : PLACE_PREFILL) ||

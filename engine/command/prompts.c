@@ -57,7 +57,7 @@ int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_e
     if (!file && (errno == ENOENT || errno == ENOTDIR))
         return cox_fail(err, COX_NOT_FOUND, "%s does not exist", name);
     if (!file && errno == EACCES)
-        return cox_fail(err, COX_INVALID, "%s may not be read by this user", name);
+        return cox_fail(err, COX_INVALID, "%s: permission denied", name);
     if (!file) {
         int r = -errno;
         return cox_fail(err, r, "cannot open %s: %s", name, cox_status_text(r));
@@ -71,7 +71,7 @@ int cox_prompts_load(struct cox_prompts *prompts, const char *path, struct cox_e
         number++;
         size_t length = (size_t)size;
         if (memchr(line, 0, length))
-            return cox_fail(err, COX_INVALID, "line %zu of %s has a byte 0 in it", number, name);
+            return cox_fail(err, COX_INVALID, "line %zu of %s contains a 0 byte", number, name);
         if (length && line[length - 1] == '\n')
             length--;
         if (length && line[length - 1] == '\r')
@@ -226,7 +226,7 @@ int cox_prompts_run_end(struct cox_prompts_run *run, int r, const struct cox_err
     if (r)
         rest_hand_out(run);
     if (run->status)
-        return cox_fail(err, run->status, "no memory for the answers");
+        return cox_fail(err, run->status, "no memory for the replies");
     return r ? cox_fail(err, r, "%s", error->text) : 0;
 }
 

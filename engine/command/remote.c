@@ -94,7 +94,8 @@ static int item_take(struct remote *remote, const CoxswainControl__CompletionIte
     uint64_t index = item->index;
     if (!item->has_index || index >= remote->sent_count || remote->prompts->items[index].done)
         return cox_fail(err, COX_CORRUPT,
-                        "the group replied to prompt %" PRIu64 ", which is not under way", index + 1);
+                        "the group replied to prompt %" PRIu64 ", which is not under way",
+                        index + 1);
     struct cox_error told = {0};
     struct cox_prompt_result result = {.tokens = item->tokens};
     if (item->has_finish && item->finish == COXSWAIN_CONTROL__FINISH__FAILED && item->error) {
@@ -109,8 +110,7 @@ static int item_take(struct remote *remote, const CoxswainControl__CompletionIte
             item->finish == COXSWAIN_CONTROL__FINISH__STOP ? COX_FINISH_STOP : COX_FINISH_LENGTH;
         result.token_count = (uint32_t)item->n_tokens;
     } else {
-        return cox_fail(err, COX_CORRUPT, "the reply to prompt %" PRIu64 " makes no sense",
-                        index + 1);
+        return cox_fail(err, COX_CORRUPT, "the reply to prompt %" PRIu64 " is invalid", index + 1);
     }
     remote->generated_tokens += result.token_count;
     cox_prompts_take(run, &remote->prompts->items[index], &result);
@@ -128,7 +128,7 @@ static int replies_take(struct remote *remote, struct cox_error *err)
         if (reply->reply_case == COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ERROR)
             return cox_client_error(reply->error, err);
         if (reply->reply_case != COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_ITEM)
-            return cox_fail(err, COX_CORRUPT, "the group replied to what was not asked");
+            return cox_fail(err, COX_CORRUPT, "the group sent an unexpected reply");
         r = item_take(remote, reply->item, err);
         if (r)
             return r;

@@ -25,7 +25,7 @@ enum {
 #define ROLE_MS 10000
 
 #define LEGACY "legacy workers hold and pull nothing"
-#define NOT_INITIALIZED "its workers were not told to initialize (--no-init)"
+#define NOT_INITIALIZED "its workers were not initialized (--no-init)"
 
 static int print_group(struct cox_executor *executor, struct cox_error *err)
 {
@@ -174,7 +174,7 @@ static int check(const void *choice, struct cox_error *err)
     const struct run *run = choice;
     const struct cox_foreground_options *options = &run->options.foreground;
     if (run->init.count && !options->init)
-        return cox_fail(err, COX_INVALID, "--no-init: no worker is told what --init says");
+        return cox_fail(err, COX_INVALID, "--no-init: --init would have no effect");
     if (options->model && cox_init_choice_get(&run->init, "model"))
         return cox_fail(err, COX_INVALID, "'model' in --init or --init-file: use --model DIR");
     if (run->role != COX_ROLE_STANDARD && (!run->options.serve || run->group.legacy_workers))
@@ -220,7 +220,7 @@ static const struct argp_option options[] = {
      "the same: a JSON object of strings, numbers, true and false; --init takes precedence", 0},
     {"no-init", OPTION_NO_INIT, NULL, 0, "start the workers only", 0},
     {"no-flags", OPTION_NO_FLAGS, NULL, 0,
-     "nothing is appended to COMMAND; the environment has it all", 0},
+     "append no flags to COMMAND; the environment has all values", 0},
     {"external", OPTION_EXTERNAL, NULL, 0,
      "start no worker: wait for workers that are started by hand, as long as that takes; standard "
      "error reports each (coxswain-worker --socket NAME)",
@@ -228,8 +228,8 @@ static const struct argp_option options[] = {
     {"adapter", OPTION_ADAPTER, "NAME=DIR", 0,
      "load this LoRA adapter at the start (see coxswain lora)", 0},
     {"role", OPTION_ROLE, "ROLE", 0,
-     "prefill: computes prompts, and holds their keys and values for a group that decodes; decode: "
-     "continues them; standard, the default: both (coxswain role changes it)",
+     "prefill: computes prompts, and keeps their KV blocks for a decode group; decode: continues "
+     "them; standard, the default: both (coxswain role changes it)",
      0},
     {"step-tokens", OPTION_STEP_TOKENS, "N", 0, "compute so many tokens in one step (default 512)",
      0},
@@ -241,11 +241,11 @@ static const struct cox_option_group run_options = {
 
 const struct cox_command cox_command_run = {
     .name = "run",
-    .summary = "start workers and keep them until told to end",
+    .summary = "start workers and keep them until stopped",
     .arguments = "[-- COMMAND [ARGUMENT]...]",
-    .text = "Starts a group of worker processes, COMMAND or the reference worker, tells them to "
-            "initialize, and keeps them until SIGINT, SIGTERM, SIGHUP or `coxswain stop` comes or "
-            "one of them dies (--on-death; before the group is complete, any death ends it). "
+    .text = "Starts a group of worker processes, COMMAND or the reference worker, initializes "
+            "them, and keeps them until SIGINT, SIGTERM, SIGHUP, `coxswain stop`, or the death of "
+            "one of them (--on-death; before the group is complete, any death ends it). "
             "COMMAND gets rank, world size and name of the group in its environment (COXSWAIN_*) "
             "and as flags (--local_rank, ...).\n"
             "When all is ready it prints `name NAME`, `socket PATH` and a line `rank R pid P` for "

@@ -66,7 +66,7 @@ static int read_modules(const json_t *root, const char *path, struct description
     size_t index;
 
     if (!json_is_array(modules) || json_array_size(modules) == 0)
-        return cox_fail(err, COX_INVALID, "%s: target_modules is no list of names", path);
+        return cox_fail(err, COX_INVALID, "%s: target_modules is not a list of names", path);
     json_array_foreach(modules, index, value)
     {
         const char *name = json_string_value(value);
@@ -159,13 +159,13 @@ static int read_rank(const json_t *root, const char *path, struct description *d
     double scale;
 
     if (!json_is_integer(rank))
-        return cox_fail(err, COX_DIVERGED, "%s: r is no whole number; allowed: 1 to %u", path,
+        return cox_fail(err, COX_DIVERGED, "%s: r is not an integer; allowed: 1 to %u", path,
                         COX_ADAPTER_RANK_MAX);
     if (json_integer_value(rank) < 1 || json_integer_value(rank) > COX_ADAPTER_RANK_MAX)
         return cox_fail(err, COX_DIVERGED, "%s: r is %lld; allowed: 1 to %u", path,
                         (long long)json_integer_value(rank), COX_ADAPTER_RANK_MAX);
     if (!json_is_number(alpha))
-        return cox_fail(err, COX_INVALID, "%s: lora_alpha is no number", path);
+        return cox_fail(err, COX_INVALID, "%s: lora_alpha is not a number", path);
     description->rank = (uint32_t)json_integer_value(rank);
     if (rslora && !json_is_null(rslora) && !json_is_boolean(rslora))
         return cox_fail(err, COX_INVALID, "%s: use_rslora is neither true nor false", path);

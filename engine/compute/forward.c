@@ -653,7 +653,7 @@ int cox_forward_run(struct cox_forward *forward, struct cox_cache *cache,
             return cox_fail(err, r, "embedding: %s", cox_status_text(r));
         for (uint32_t layer = 0; layer < forward->config.layer_count; layer++) {
             if (cox_batch_aborted(batch))
-                return cox_fail(err, COX_ABORTED, "the step was given up before layer %u", layer);
+                return cox_fail(err, COX_ABORTED, "the step was cancelled before layer %u", layer);
             r = run_attention(forward, cache, batch, layer, err);
             if (!r)
                 r = run_feed_forward(forward, layer, err);
@@ -807,7 +807,7 @@ int cox_forward_new(const struct cox_model_config *config, const struct cox_weig
         return cox_fail(err, COX_INVALID, "tile_count_max is %u; allowed: 1 to %u", tile_count_max,
                         COX_TILE_COUNT_MAX);
     if (share->rank_count > 1 && !share->gather)
-        return cox_fail(err, COX_INVALID, "rank %u of %u, and no way to the others", share->rank,
+        return cox_fail(err, COX_INVALID, "rank %u of %u, and no gather function", share->rank,
                         share->rank_count);
     forward->slice_count = cox_slice_count(config);
     forward->own = cox_share_slices(config, share);

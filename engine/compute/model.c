@@ -131,7 +131,7 @@ int cox_model_borrow(const void *block, uint64_t size, const struct cox_model_op
         options = &defaults;
     r = cox_model_block_read(block, size, &found, err);
     if (!r)
-        r = model_new(options, "a model out of its block", &model, err);
+        r = model_new(options, "a model in a block", &model, err);
     if (r)
         return r;
     model->config = found.config;
@@ -322,7 +322,7 @@ int cox_model_step(struct cox_model *model, struct cox_cache *cache, const struc
     if (r)
         return r;
     if (cox_batch_aborted(batch))
-        return cox_fail(err, COX_ABORTED, "the step was given up before it began");
+        return cox_fail(err, COX_ABORTED, "the step was cancelled before it began");
     r = cox_cache_begin(cache, batch, err);
     if (r)
         return r;

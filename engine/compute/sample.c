@@ -278,7 +278,7 @@ int cox_sampler_draw(struct cox_sampler *sampler, const struct cox_sampling *sam
         if (!isfinite(logits[i]))
             return cox_fail(
                 err, COX_INVALID,
-                "the logit of token %u is not finite; the weights or the KV cache do not belong to this model",
+                "the logit of token %u is not finite; the weights or the KV cache do not fit this model",
                 i);
     memcpy(sampler->scores, logits, vocab_size * sizeof(logits[0]));
     if (sampling->repetition_penalty < 1 || sampling->repetition_penalty > 1) {

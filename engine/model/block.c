@@ -159,18 +159,18 @@ int cox_model_block_read(const void *block, uint64_t size, struct cox_model_bloc
     struct cox_model_config config;
 
     if (size < sizeof head)
-        return cox_fail(err, COX_CORRUPT, "a block of %llu bytes holds no model",
+        return cox_fail(err, COX_CORRUPT, "a block of %llu bytes is too small for a model",
                         (unsigned long long)size);
     memcpy(&head, block, sizeof head);
     if (head.magic != COX_MODEL_BLOCK_MAGIC || head.check != head_check(&head))
-        return cox_fail(err, COX_CORRUPT, "the block has no head of a model");
+        return cox_fail(err, COX_CORRUPT, "the block does not start with the head of a model");
     if (head.version != COX_MODEL_BLOCK_VERSION || head.head_size != COX_MODEL_BLOCK_HEAD_SIZE)
         return cox_fail(err, COX_VERSION,
                         "the block's layout has version %u, this program reads %u", head.version,
                         COX_MODEL_BLOCK_VERSION);
     config = head_config(&head);
     if (!config_makes_sense(&config))
-        return cox_fail(err, COX_CORRUPT, "the block's configuration makes no sense");
+        return cox_fail(err, COX_CORRUPT, "the block's configuration is invalid");
     if (head.weights_offset != COX_MODEL_BLOCK_HEAD_SIZE ||
         cox_model_block_size(&config) != head.weights_offset + head.weights_size ||
         head.weights_offset + head.weights_size > size)

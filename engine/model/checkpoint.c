@@ -71,15 +71,14 @@ static int open_index(struct cox_checkpoint *checkpoint, const char *path, struc
         return r;
     checkpoint->weight_map = json_object_get(checkpoint->index, "weight_map");
     if (!json_is_object(checkpoint->weight_map))
-        return cox_fail(err, COX_INVALID, "%s has no object weight_map", path);
+        return cox_fail(err, COX_INVALID, "%s has no weight_map object", path);
     json_object_foreach(checkpoint->weight_map, tensor, value)
     {
         const char *name = json_string_value(value);
 
         if (!name || !name[0] || strchr(name, '/'))
-            return cox_fail(err, COX_INVALID,
-                            "%s: weight_map does not say a file of this folder for %s", path,
-                            tensor);
+            return cox_fail(err, COX_INVALID, "%s: weight_map names no file of this folder for %s",
+                            path, tensor);
         if (find_shard(checkpoint, name))
             continue;
         r = open_shard(checkpoint, name, err);
@@ -107,7 +106,7 @@ static int open_files(struct cox_checkpoint *checkpoint, struct cox_error *err)
     r = open_index(checkpoint, path, &why);
     if (r == COX_NOT_FOUND && !checkpoint->index)
         return cox_fail(err, r,
-                        "%s holds neither model.safetensors nor model.safetensors.index.json",
+                        "%s contains neither model.safetensors nor model.safetensors.index.json",
                         checkpoint->directory);
     return r ? cox_fail(err, r, "%s", why.text) : 0;
 }

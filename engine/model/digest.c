@@ -26,7 +26,7 @@ static int digest_config(const char *directory, uint64_t *digest, struct cox_err
     if (r)
         return r;
     if (size > CONFIG_SIZE_MAX)
-        return cox_fail(err, COX_TOO_LARGE, "%s has %llu bytes; at most %zu make sense here", path,
+        return cox_fail(err, COX_TOO_LARGE, "%s has %llu bytes; at most %zu are allowed", path,
                         (unsigned long long)size, CONFIG_SIZE_MAX);
     text = malloc((size_t)size + 1);
     if (!text)

@@ -45,7 +45,7 @@ int cox_file_read(int fd, const char *path, uint64_t offset, void *buffer, size_
         if (n == 0)
             return cox_fail(
                 err, COX_CORRUPT,
-                "%s ends at or before byte %llu and bytes up to %llu are needed; was it replaced or cut short meanwhile?",
+                "%s ends at or before byte %llu and bytes up to %llu are needed; was it replaced or truncated?",
                 path, (unsigned long long)(offset + done), (unsigned long long)(offset + size));
         done += (size_t)n;
     }
@@ -98,7 +98,7 @@ int cox_json_load(const char *path, size_t size_max, json_t **ret_root, struct c
     if (r)
         return r;
     if (size > size_max)
-        return cox_fail(err, COX_TOO_LARGE, "%s has %llu bytes; at most %zu make sense here", path,
+        return cox_fail(err, COX_TOO_LARGE, "%s has %llu bytes; at most %zu are allowed", path,
                         (unsigned long long)size, size_max);
     text = malloc((size_t)size + 1); /* + 1: never malloc(0) */
     if (!text)

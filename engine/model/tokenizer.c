@@ -69,7 +69,7 @@ static int json_read(const char *path, json_t **ret_root, struct cox_error *err)
     if (!S_ISREG(info.st_mode))
         return cox_fail(err, COX_CORRUPT, "%s is not a regular file", path);
     if ((uint64_t)info.st_size > JSON_SIZE_MAX)
-        return cox_fail(err, COX_TOO_LARGE, "%s has %lld bytes; at most %zu make sense here", path,
+        return cox_fail(err, COX_TOO_LARGE, "%s has %lld bytes; at most %zu are allowed", path,
                         (long long)info.st_size, JSON_SIZE_MAX);
 
     _cox_cleanup_(close_filep) FILE *file = fdopen(fd, "r");
@@ -155,7 +155,7 @@ static int entry_take(struct cox_tokenizer *tokenizer, const char *path, const j
     json_int_t token = json_integer_value(value);
     if (!json_is_integer(value) || token < 0 || token >= TOKEN_MAX)
         return cox_fail(err, COX_CORRUPT,
-                        "%s: the id of the token \"%.32s\" is no integer from 0 to %d", path,
+                        "%s: the id of the token \"%.32s\" is not an integer from 0 to %d", path,
                         content, TOKEN_MAX - 1);
     if (token >= tokenizer->code_count) {
         uint32_t count = (uint32_t)token + 1 + tokenizer->code_count;
@@ -372,7 +372,7 @@ int cox_vocab_size_load(const char *folder, uint32_t *ret_size, struct cox_error
     const json_t *value = json_object_get(root, "vocab_size");
     json_int_t size = json_integer_value(value);
     if (value && (!json_is_integer(value) || size < 1 || size > TOKEN_MAX))
-        return cox_fail(err, COX_CORRUPT, "%s: vocab_size is no number from 1 to %d", path,
+        return cox_fail(err, COX_CORRUPT, "%s: vocab_size is not a number from 1 to %d", path,
                         TOKEN_MAX);
     *ret_size = (uint32_t)size;
     return 0;

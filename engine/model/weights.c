@@ -268,7 +268,7 @@ static int check_tied(const struct cox_checkpoint *checkpoint, const char *name,
                    (size_t)(part.row_count * columns) * sizeof(float)) != 0)
             return cox_fail(
                 err, COX_INVALID,
-                "tensor %s is another one than model.embed_tokens.weight, and config.json says tie_word_embeddings true: say false",
+                "tensor %s differs from model.embed_tokens.weight, but config.json has tie_word_embeddings true: set it to false",
                 name);
     }
     return 0;
@@ -316,8 +316,8 @@ static int check_names(const struct cox_checkpoint *checkpoint,
     for (size_t i = 0; (name = cox_checkpoint_name(checkpoint, i)) != NULL; i++)
         if (!is_used(name, config))
             return cox_fail(err, COX_INVALID,
-                            "%s: the model that config.json describes has no use for tensor %s",
-                            directory, name);
+                            "%s: the model that config.json describes has no tensor %s", directory,
+                            name);
     return 0;
 }
 
@@ -346,7 +346,7 @@ static int fill(const struct cox_model_config *config, const struct cox_share *s
     /* Layers first, so that a configuration of another checkpoint fails before much was read. */
     for (uint32_t layer = 0; layer < config->layer_count; layer++) {
         if (cancelled && cancelled(context))
-            return cox_fail(err, COX_ABORTED, "%s: loading was given up", directory);
+            return cox_fail(err, COX_ABORTED, "%s: loading was cancelled", directory);
         r = read_layer(checkpoint, config, &layout, layer, memory, err);
         if (r)
             return r;

@@ -208,9 +208,10 @@ int cox_adapter_cache_load(struct cox_adapter_cache *adapters, const char *name,
     r = cox_adapter_load(directory, &config, &share, &entry->adapter, err);
     const uint64_t digest = r ? 0 : entry->adapter->digest;
     if (r == 0 && expected && digest != expected)
-        r = cox_fail(err, COX_INVALID,
-                     "the files in %s are not those that other ranks have loaded under that name",
-                     directory);
+        r = cox_fail(
+            err, COX_INVALID,
+            "the files in %s differ from those that other ranks have loaded under that name",
+            directory);
     if (r == 0) {
         cox_fault_point(COX_FAULT_LORA_READ);
         r = entry_publish(adapters, entry, model_count, err);

@@ -45,7 +45,7 @@ static int load(struct cox_adapter_cache *adapters,
     const char *path = request->lora_path;
     const uint64_t expected = request->has_digest ? request->digest : 0;
     if (!path || !*path) {
-        cox_fail(err, COX_INVALID, "no folder of an adapter was named");
+        cox_fail(err, COX_INVALID, "the request has no adapter folder");
         return STATUS(INVALID_LORA_PATH);
     }
     int r = cox_adapter_cache_load(adapters, request->lora_name, path, expected, &response->digest,

@@ -192,7 +192,7 @@ static struct cox_share engine_share(const struct cox_engine *engine,
         return (struct cox_share){.rank = options->rank, .rank_count = options->rank_count};
     cox_log_write(&engine->options.log, 7,
                   "rank %" PRIu32 " of %" PRIu32
-                  " computes the whole model: the coordinator has no memory for a group",
+                  " computes the whole model: the coordinator provides no group memory",
                   options->rank, options->rank_count);
     return (struct cox_share){0};
 }
@@ -277,8 +277,8 @@ static int engine_make_exporter(struct cox_engine *engine, struct cox_error *err
     if (options.socket_path[0] && cox_exporter_new(&options, &engine->exporter, &why) == 0)
         return 0;
     if (options.socket_path[0])
-        cox_log_write(&engine->options.log, 4, "the KV cache is not left at the control socket: %s",
-                      why.text);
+        cox_log_write(&engine->options.log, 4,
+                      "the control socket does not keep the KV cache's fd: %s", why.text);
     return cox_exporter_new(NULL, &engine->exporter, err);
 }
 
@@ -393,7 +393,7 @@ static void engine_renew_digest(struct cox_engine *engine)
     if (cox_transfer_close(engine->transfer, cox_deadline_after_ms(CLEAR_MS), &err) == 0)
         cox_transfer_open(engine->transfer, engine->cache, &engine->layout);
     else
-        cox_log_write(&engine->options.log, 4, "until the next init nothing is pulled: %s",
+        cox_log_write(&engine->options.log, 4, "pulls are disabled until the next init: %s",
                       err.text);
 }
 
@@ -409,7 +409,7 @@ static int engine_switch(struct cox_engine *engine, uint64_t version,
     if (!engine->weights)
         return cox_fail(err, COX_STATE,
                         "version %" PRIu64
-                        " of the model's weights is asked for, and init told of none",
+                        " of the model's weights is required, but init offered none",
                         version);
     if (version == cox_weights_subscriber_version(engine->weights))
         return 0;
@@ -547,7 +547,7 @@ static int engine_read(struct cox_engine *engine, const struct cox_init_request 
         directory = engine->options.model_dir;
     if (!*directory)
         return cox_fail(err, COX_INVALID,
-                        "init: no model was named: --model DIR, or 'model' in the init request");
+                        "init: no model given: use --model DIR, or 'model' in the init request");
     *ret_directory = directory;
     engine->options = engine->given;
     return engine_numbers(engine, request, err);
@@ -644,7 +644,7 @@ static int engine_begin(struct cox_engine *engine, const struct cox_batch *batch
         void_through >= engine->init_sequence ? void_through + 1 : engine->init_sequence;
 
     if (batch->void_word && void_through >= batch->sequence)
-        return cox_fail(err, COX_ABORTED, "the step was given up before it began");
+        return cox_fail(err, COX_ABORTED, "the step was cancelled before it began");
     return cox_tensor_gather_begin(engine->gather, epoch, cox_deadline_after_ms(WAIT_MS), err);
 }
 
@@ -655,7 +655,7 @@ static int engine_execute(void *context, const struct cox_batch *batch,
     int r = 0;
 
     if (!engine->ready || !engine->cache)
-        return cox_fail(err, COX_STATE, "a step before an init that succeeded");
+        return cox_fail(err, COX_STATE, "a step before a successful init");
     if (batch->forward_type == COX_FORWARD_DUMMY)
         return engine_step_weights(engine, batch, err);
     engine->batch = batch;
@@ -687,7 +687,7 @@ static int engine_enter(struct cox_engine *engine, struct cox_error *err)
     engine->init = NULL;
     engine->batch = NULL;
     if (atomic_load_explicit(&engine->rebuilding, memory_order_seq_cst))
-        return cox_fail(err, COX_ABORTED, "a reinit is under way");
+        return cox_fail(err, COX_ABORTED, "a reinit is running");
     return 0;
 }
 
@@ -741,7 +741,7 @@ static int on_pull_kv(void *context, const Coxswain__PullKVRequest *request,
     int r;
 
     if (atomic_load_explicit(&engine->rebuilding, memory_order_seq_cst))
-        return cox_fail(err, COX_ABORTED, "a reinit is under way");
+        return cox_fail(err, COX_ABORTED, "a reinit is running");
     cox_worker_disable_leave();
     r = cox_transfer_pull(engine->transfer, request, arena, response, err);
     cox_worker_enable_leave();
@@ -797,7 +797,7 @@ static int on_reinit(void *context, struct cox_error *err)
     atomic_store_explicit(&engine->rebuilding, true, memory_order_seq_cst);
     if (cox_worker_busy(engine->worker))
         r = cox_fail(err, COX_STATE,
-                     "a request is inside the worker: pause it before reinit, or let it come out");
+                     "a request is running: pause the worker before reinit, or wait for its end");
     else
         r = engine_rebuild(engine, err);
     atomic_store_explicit(&engine->rebuilding, false, memory_order_seq_cst);

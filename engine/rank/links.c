@@ -75,7 +75,7 @@ static void link_fail(struct cox_link *link, int code, const char *text)
 static void link_check(struct cox_link *link)
 {
     if (link->state == COX_LINK_SUCCESS && !cox_peer_alive(&link->owner))
-        link_fail(link, COX_PEER_DEAD, "the rank there has died: link its group anew");
+        link_fail(link, COX_PEER_DEAD, "the remote rank has died: link its group again");
 }
 
 /* ---- the list ---- */
@@ -132,7 +132,7 @@ static int link_check_view(const struct cox_link *link, const struct cox_kv_view
     if (cox_kv_view_count(view) != link->kv.block_count ||
         cox_kv_view_size(view) != link->kv.layout.block_bytes)
         return cox_fail(err, COX_CORRUPT,
-                        "there are %u blocks of %llu bytes, and not %u of %llu as told",
+                        "there are %u blocks of %llu bytes, but the link request has %u of %llu",
                         cox_kv_view_count(view), (unsigned long long)cox_kv_view_size(view),
                         link->kv.block_count, (unsigned long long)link->kv.layout.block_bytes);
     return 0;
@@ -163,7 +163,7 @@ static int link_attach(const struct cox_link *link, struct cox_kv_view **ret_vie
         return r;
     r = cox_peer_open((pid_t)info.pid, info.start, ret_owner);
     if (r)
-        return cox_fail(err, r, "process %u, whose blocks they are: %s", info.pid,
+        return cox_fail(err, r, "process %u, the owner of the blocks: %s", info.pid,
                         cox_status_text(r));
     *ret_view = cox_steal_ptr(&view);
     return 0;
@@ -363,9 +363,9 @@ int cox_links_set(struct cox_links *links, const struct cox_link_target *target,
         links_drop(links, i, COX_STALE);
     }
     if (link->state == COX_LINK_WAITING && links_count_live(links) == COX_LINK_COUNT_MAX)
-        link_fail(link, COX_FULL, "there are 64 links, which is all there can be: unlink one");
+        link_fail(link, COX_FULL, "there are 64 links, the maximum: unlink one");
     if (link->state == COX_LINK_WAITING && (r = links_start(links)) != 0)
-        link_fail(link, r, "no thread to attach with");
+        link_fail(link, r, "no thread to attach the link");
     links_make_room(links);
     links->records[links->count++] = link;
     if (link->state == COX_LINK_WAITING)
@@ -401,7 +401,7 @@ static int links_check(struct cox_links *links, uint32_t i, const char *cluster,
                         cox_link_state_name(link->state));
     if (life && life != link->life)
         return cox_fail(err, COX_STALE,
-                        "%s is linked in its life %llu, and the pull is of its life %llu", cluster,
+                        "%s is linked in epoch %llu, and the pull is for epoch %llu", cluster,
                         (unsigned long long)link->life, (unsigned long long)life);
     return 0;
 }

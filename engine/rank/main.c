@@ -37,7 +37,7 @@ enum exit_status {
 __attribute__((no_sanitize("address", "thread", "undefined"))) static void on_blas_spins(int number)
 {
     static const char text[] =
-        "coxswain-worker: OpenBLAS gets no memory for its buffers and would spin for ever: it maps some 32 MiB or more; raise the limit of address space (ulimit -v) or of overcommitted memory (vm.overcommit_memory)\n";
+        "coxswain-worker: OpenBLAS cannot allocate its buffers (32 MiB or more) and would spin for ever; raise the limit of address space (ulimit -v) or of overcommitted memory (vm.overcommit_memory)\n";
     (void)number;
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     (void)written;
@@ -133,13 +133,13 @@ static void print_help(FILE *to)
         "\n"
         "The reference inference worker: one rank of a group, running a Llama-architecture model\n"
         "(config.json and model.safetensors) on the CPU. A coordinator starts it, for example\n"
-        "`coxswain run -n 4 -- coxswain-worker --model DIR`, and tells it rank, world size and group in the\n"
+        "`coxswain run -n 4 -- coxswain-worker --model DIR`, and passes rank, world size and group in the\n"
         "environment (COXSWAIN_*) or by flags (--local_rank, --local_world_size, --shm_name_prefix, ...).\n"
-        "Started by hand it logs on at the control socket of a group that waits for it (coxswain run --external), and\n"
-        "SIGTERM or Ctrl-C ends it; the group takes that for its death.\n"
+        "Started by hand it registers at the control socket of a group that waits for it (coxswain run --external), and\n"
+        "SIGTERM or Ctrl-C ends it; the group treats that as its death.\n"
         "\n"
-        "  --socket NAME|PATH    log on at the control socket of this group; rank (--local_rank) and world size are told\n"
-        "                        there unless given\n"
+        "  --socket NAME|PATH    register at the control socket of this group, which assigns rank (--local_rank) and\n"
+        "                        world size unless given\n"
         "  --model DIR           model folder; the init request may name another\n"
         "  --block-count N       KV blocks (default %d)\n"
         "  --block-size N        positions per KV block (default %d)\n"
@@ -147,7 +147,7 @@ static void print_help(FILE *to)
         "  --lora-slots N        LoRA adapters at a time, 1 to %u (default %u)\n"
         "  -h, --help            this text\n"
         "\n"
-        "Exit status: 0 told to end, 1 failure, 2 usage, 70 the coordinator died.\n",
+        "Exit status: 0 stopped, 1 failure, 2 usage, 70 the coordinator died.\n",
         BLOCK_COUNT_DEFAULT, BLOCK_SIZE_DEFAULT, SWAP_BLOCK_COUNT_DEFAULT,
         COX_ADAPTER_SLOT_COUNT_MAX, COX_ADAPTER_SLOT_COUNT_DEFAULT);
 }
@@ -219,8 +219,7 @@ static int parse_arguments(struct cox_engine_options *engine, int argc, char **a
         }
     }
     if (r == 0 && optind < argc) {
-        fprintf(stderr, "coxswain-worker: unexpected argument '%s' (--help tells the options)\n",
-                argv[optind]);
+        fprintf(stderr, "coxswain-worker: unexpected argument '%s' (see --help)\n", argv[optind]);
         return EXIT_USAGE;
     }
     return r;
@@ -272,7 +271,7 @@ int main(int argc, char **argv)
     struct cox_error err = {0};
     struct cox_worker_options options = COX_WORKER_OPTIONS_INIT;
     if (cox_worker_options_parse(&options, &argc, argv, &err)) {
-        fprintf(stderr, "coxswain-worker: %s (--help tells the options)\n", err.text);
+        fprintf(stderr, "coxswain-worker: %s (see --help)\n", err.text);
         return EXIT_USAGE;
     }
     options.leave_stuck = true; /* see engine.h */

@@ -86,7 +86,7 @@ static int pulls_end(struct cox_pulls *pulls, uint64_t deadline_ns, struct cox_e
     while (pulls->present && pulls->run_count == number && r == 0)
         r = pthread_cond_timedwait(&pulls->out, &pulls->lock, &until);
     return pulls->present && pulls->run_count == number
-               ? cox_fail(err, COX_TIMEOUT, "the pull of request '%.100s' does not end",
+               ? cox_fail(err, COX_TIMEOUT, "the pull of request '%.100s' did not end in time",
                           present->request_id)
                : 0;
 }
@@ -147,7 +147,7 @@ static bool pulls_was_cancelled(struct cox_pulls *pulls, const char *request_id)
 static int over_text(int over, const struct cox_pull *pull, struct cox_error *err)
 {
     return over == COX_STALE
-               ? cox_fail(err, over, "%s was linked anew meanwhile", pull->link->cluster)
+               ? cox_fail(err, over, "%s was linked again meanwhile", pull->link->cluster)
                : cox_fail(err, over, "%s was unlinked meanwhile", pull->link->cluster);
 }
 
@@ -161,14 +161,13 @@ static int run_check(struct run *run, struct cox_error *err)
     if (atomic_load_explicit(&run->pulls->cancelled, memory_order_relaxed))
         return cox_fail(err, COX_ABORTED, "cancelled");
     if (atomic_load_explicit(&run->pulls->closing, memory_order_relaxed))
-        return cox_fail(err, COX_ABORTED, "all pulls of this rank were ended");
+        return cox_fail(err, COX_ABORTED, "all pulls of this rank were cleared");
     if (pull->aborted && pull->aborted(pull->context))
-        return cox_fail(err, COX_ABORTED,
-                        "nobody waits for this transfer any more, or the rank is to pause");
+        return cox_fail(err, COX_ABORTED, "the transfer was cancelled, or the rank is pausing");
     if (now >= pull->deadline_ns)
         return cox_fail(err, COX_TIMEOUT, "its deadline has passed");
     if (now >= pull->lease_ns)
-        return cox_fail(err, COX_STALE, "the time for which %s keeps the blocks is over",
+        return cox_fail(err, COX_STALE, "the lease of %s on the blocks has expired",
                         pull->link->cluster);
     if (now - run->looked_ns < LOOK_NS)
         return 0;

@@ -99,15 +99,14 @@ static int check_memory(const struct cox_tensor_gather *gather, const struct cox
 {
     const int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
-        return cox_fail(err, COX_DENIED, "region %s could become shorter: it is not sealed", name);
+        return cox_fail(err, COX_DENIED, "region %s could shrink: it is not sealed", name);
     if (memory->size != cox_tensor_gather_size(gather))
         return cox_fail(err, COX_CORRUPT, "region %s has %" PRIu64 " bytes, expected %" PRIu64,
                         name, memory->size, cox_tensor_gather_size(gather));
     if ((seals & SEALS) != SEALS)
-        return cox_fail(
-            err, COX_DENIED,
-            "region %s has the seals %#x, expected %#x: others than its rank could write it", name,
-            (unsigned)seals, (unsigned)SEALS);
+        return cox_fail(err, COX_DENIED,
+                        "region %s has the seals %#x, expected %#x: other processes could write it",
+                        name, (unsigned)seals, (unsigned)SEALS);
     return 0;
 }
 
@@ -264,7 +263,7 @@ int cox_tensor_gather_blame(const struct cox_tensor_gather *gather, const float 
                     return cox_fail(
                         err, COX_INVALID,
                         "rank %" PRIu32
-                        " gave a number that is not finite: the weights or its KV cache do not fit the model, or it made it up",
+                        " gave a number that is not finite: its weights or KV cache do not fit the model, or it is faulty",
                         rank);
                 }
                 if (number > largest) {
@@ -276,7 +275,7 @@ int cox_tensor_gather_blame(const struct cox_tensor_gather *gather, const float 
     if (!overflows(largest, number_count))
         return cox_fail(
             err, COX_INVALID,
-            "a sum is not finite, and none of the numbers that were given for it explains that: an earlier sum was as large, or one has changed since");
+            "a sum is not finite, and none of its inputs explains that: an earlier sum was as large, or an input has changed since");
     cox_group_blame(gather->group, largest_rank);
     return cox_fail(err, COX_INVALID,
                     "rank %" PRIu32 " gave the number %g, with which a sum is not finite",

@@ -118,7 +118,7 @@ static int remote_read(const struct cox_transfer *transfer, const Coxswain__Remo
     const uint64_t place = atomic_load_explicit(&transfer->place, memory_order_relaxed);
     const uint32_t rank = (uint32_t)place, rank_count = (uint32_t)(place >> 32);
     if (info->n_kv_pools == 0)
-        return cox_fail(err, COX_UNSUPPORTED, "nothing is told of its KV caches");
+        return cox_fail(err, COX_UNSUPPORTED, "the request does not describe its KV caches");
     if (!place)
         return cox_fail(err, COX_STATE, "this rank has no KV cache to pull into: init first");
     if (info->n_kv_pools != rank_count)
@@ -156,7 +156,7 @@ void cox_transfer_link(struct cox_transfer *transfer, const Coxswain__PDLinkRequ
 {
     for (size_t i = 0; i < request->n_cancelled_pulls; i++)
         if (!cox_pulls_cancel(transfer->pulls, request->cancelled_pulls[i]))
-            cox_log_write(&transfer->options.log, 4, "the cancel of pull '%.100s' is lost",
+            cox_log_write(&transfer->options.log, 4, "the cancel of pull '%.100s' was lost",
                           request->cancelled_pulls[i]);
     for (size_t i = 0; i < request->n_pd_link_info; i++) {
         const Coxswain__PDLinkRequest__PDLinkInfo *info = request->pd_link_info[i];
@@ -264,9 +264,10 @@ static int tables_count(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_
 {
     uint64_t count = 0;
     if (info->n_src_block_tables != info->n_dst_block_tables || info->n_src_block_tables == 0)
-        return cox_fail(err, COX_INVALID,
-                        "%zu block tables there and %zu here: one each is needed for every manager",
-                        info->n_src_block_tables, info->n_dst_block_tables);
+        return cox_fail(
+            err, COX_INVALID,
+            "%zu block tables there and %zu here: one for every manager is required on each side",
+            info->n_src_block_tables, info->n_dst_block_tables);
     if (info->n_src_block_tables > COX_BLOCK_TABLE_COUNT_MAX)
         return cox_fail(err, COX_TOO_LARGE, "%zu block tables: at most %d",
                         info->n_src_block_tables, COX_BLOCK_TABLE_COUNT_MAX);
@@ -274,7 +275,7 @@ static int tables_count(const Coxswain__PullKVRequest__PullKVInfo *info, uint32_
         const int64_t from = cox_wire_int64_count(info->src_block_tables[i].len);
         const int64_t to = cox_wire_int64_count(info->dst_block_tables[i].len);
         if (from < 0 || to < 0)
-            return cox_fail(err, COX_CORRUPT, "block table %zu is no int64 array", i);
+            return cox_fail(err, COX_CORRUPT, "block table %zu is not an int64 array", i);
         if (from != to)
             return cox_fail(err, COX_INVALID,
                             "block table %zu has %" PRId64 " blocks there and %" PRId64 " here", i,
@@ -317,7 +318,7 @@ static int pull_prepare(struct pulling *pulling, const Coxswain__PullKVRequest__
 {
     const int role = atomic_load_explicit(&pulling->transfer->role, memory_order_relaxed);
     if (role == ROLE(PREFILL))
-        return cox_fail(err, COX_STATE, "this rank's role is prefill: it pulls nothing");
+        return cox_fail(err, COX_STATE, "this rank's role is prefill: it does not pull");
     if (strlen(id_of(info)) > COX_REQUEST_ID_SIZE_MAX)
         return cox_fail(err, COX_TOO_LARGE, "a request id of %zu bytes: at most %d",
                         strlen(id_of(info)), COX_REQUEST_ID_SIZE_MAX);

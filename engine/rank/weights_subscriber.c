@@ -86,8 +86,8 @@ static int weights_open(struct cox_weights_subscriber *weights, uint64_t version
     if (!candidate || candidate->version != version)
         return cox_fail(err, COX_NOT_FOUND,
                         "version %" PRIu64
-                        " of the model's weights is asked for, this rank has version %" PRIu64
-                        ", and it was not told where the other is",
+                        " of the model's weights is required, this rank has version %" PRIu64
+                        ", and was not offered the other",
                         version, weights->present.version);
     if (weights->present.version &&
         memcmp(&candidate->handle, &weights->present.handle, sizeof candidate->handle) == 0) {
@@ -115,7 +115,7 @@ int cox_weights_subscriber_take(struct cox_weights_subscriber *weights, uint64_t
     if (version < weights->present.version)
         return cox_fail(err, COX_STALE,
                         "version %" PRIu64
-                        " of the model's weights was asked for after version %" PRIu64,
+                        " of the model's weights was requested after version %" PRIu64,
                         version, weights->present.version);
     if (version != weights->present.version && version != weights->next.version) {
         r = weights_open(weights, version, candidate, deadline_ns, err);

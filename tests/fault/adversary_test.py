@@ -55,7 +55,7 @@ PROMPT_COUNT = 60
 # Of a command that asks a group whose rank attacks; the commands' own bounds are shorter, 60 s the longest.
 BOUND = 90
 # Errors that are about no rank, whoever tells of them: a rank has taken back what it gave, nobody can tell which.
-ABOUT_NOBODY = ("none of the numbers that were given for it explains that",)
+ABOUT_NOBODY = ("none of its inputs explains that",)
 
 
 class Adversary:

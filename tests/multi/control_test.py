@@ -242,7 +242,7 @@ def test_p3_a_group_that_loads_its_model_answers_every_command():
         for _ in range(3):  # a thread of the coordinator finds on its stack what the one before it has left there
             status = json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
             check(status["engine_state"] == "INIT" and status["channels"][0]["in_flight"] == 1, "wrong: %s" % status)
-            expect(run(["generate", "--name", name, "1+1="]), 1, "takes no prompts")
+            expect(run(["generate", "--name", name, "1+1="]), 1, "accepts no prompts")
             for command in ("pause", "reinit", "start", "clear", "restart"):
                 expect(run(["recover", command, "--name", name]), 1, "still being initialized")
             for words in (["lora", "list"], ["lora", "load", "x", MODEL], ["lora", "unload", "x"]):
@@ -378,7 +378,7 @@ def test_a_generate_can_be_asked_and_stopped_and_takes_no_prompts():
     status = json.loads(expect(run(["status", "--name", name, "--json"]), 0).out)
     check(status["serving"] is None and "coxswain generate" in status["refusal"], "wrong: %s" % status)
     wait_until(lambda: json.loads(run(["status", "--name", name, "--json"]).out)["channels"][0]["completed"] > 5, "steps")
-    expect(run(["generate", "--name", name, "--model", MODEL, "1+1="]), 1, "takes no prompts", "coxswain generate")
+    expect(run(["generate", "--name", name, "--model", MODEL, "1+1="]), 1, "accepts no prompts", "coxswain generate")
     asked = start(["stop", "--name", name])
     result = finish(process)
     check(result.status == 143, "not as by SIGTERM", result)
@@ -435,7 +435,7 @@ def test_a_name_that_is_not_live_starts_a_group_and_conflicts_are_told():
             program("coxswain-worker"), MODEL)], "command of its own"),
                                      (["--no-init"], [], "--no-init")):
         with Group(1, arguments, command) as group:
-            expect(group.generate("1+1="), 1, "takes no prompts", part)
+            expect(group.generate("1+1="), 1, "accepts no prompts", part)
             check(part in expect(run(["status"]), 0).out, "status does not tell")
 
 
@@ -922,7 +922,7 @@ def test_a_socket_by_its_name_has_to_be_there():
     with External(1, "--no-init") as group:
         group.worker()
         group.process.stdout.readline()
-        expect(run(["generate", "--name", group.name, "1+1="]), 1, "takes no prompts", "--no-init")
+        expect(run(["generate", "--name", group.name, "1+1="]), 1, "accepts no prompts", "--no-init")
         expect(run(["stop", "--name", group.name]), 0)
 
 

@@ -375,8 +375,8 @@ static void m13_the_7_statuses_come_from_every_rank(void **state)
         expect_status(g, LOAD, "x", path_of("ranks"), STATUS(INVALID_LORA_RANK), "has rank 5");
         expect_status(g, LOAD, "x", path_of("nowhere"), STATUS(INVALID_LORA_PATH),
                       "does not exist");
-        expect_status(g, LOAD, "x", "", STATUS(INVALID_LORA_PATH), "no folder");
-        expect_status(g, LOAD, "x", NULL, STATUS(INVALID_LORA_PATH), "no folder");
+        expect_status(g, LOAD, "x", "", STATUS(INVALID_LORA_PATH), "no adapter folder");
+        expect_status(g, LOAD, "x", NULL, STATUS(INVALID_LORA_PATH), "no adapter folder");
         expect_status(g, LOAD, "", path_of("b"), STATUS(INVALID_LORA_ID), "1 to 128 bytes");
         expect_status(g, LOAD, "b\n", path_of("b"), STATUS(INVALID_LORA_ID), "control characters");
         expect_status(g, LOAD, long_name, path_of("b"), STATUS(INVALID_LORA_ID), "128 bytes");
@@ -986,7 +986,7 @@ static void m13_p8_files_that_were_changed_are_not_loaded_again(void **state)
             for (int i = 0; i < 2; i++) {
                 err = (struct cox_error){0};
                 assert_int_equal(cox_lora_replay(lora, patience(), &err), COX_REJECTED);
-                assert_non_null(strstr(err.text, "not those that other ranks have loaded"));
+                assert_non_null(strstr(err.text, "differ from those that other ranks have loaded"));
             }
             adapter_write("c");
             lora_replay(lora);

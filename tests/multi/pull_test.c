@@ -199,7 +199,7 @@ static void p9_pulls_that_name_what_is_not_there_are_refused(void **state)
     kv_expect_pull(&pair.b, &pull, COX_NOT_FOUND, CODE(PD_PULL_KV_UNKNOWN_ERROR), "nowhere");
     pull = pull_of("life");
     pull.life = 2;
-    expect_refused(&pair, &pull, COX_STALE, "linked in its life 1, and the pull is of its life 2");
+    expect_refused(&pair, &pull, COX_STALE, "linked in epoch 1, and the pull is for epoch 2");
     pull = pull_of("source");
     pull.from[1] = KV_BLOCK_COUNT;
     expect_refused(&pair, &pull, COX_INVALID, "block 16 of A does not exist; there are 16");
@@ -351,7 +351,7 @@ static void p9_a_deadline_or_lease_that_is_over_refuses(void **state)
     expect_refused(&pair, &pull, COX_TIMEOUT, "its deadline has passed");
     pull = pull_of("lease");
     pull.lease_ns = cox_now_ns();
-    expect_refused(&pair, &pull, COX_STALE, "the time for which A keeps the blocks is over");
+    expect_refused(&pair, &pull, COX_STALE, "the lease of A on the blocks has expired");
     pull = pull_of("both in time");
     pull.lease_ns = pull.deadline_ns = kv_patience();
     kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
@@ -481,7 +481,7 @@ static void p9_unlinking_and_linking_anew_end_a_pull_that_waits(void **state)
     give_blocks(&pair);
     waiting_start(&w, &pair, pull_of("r2"), 0);
     kv_link_all(&pair.b, &pair.a, "A", 2);
-    waiting_expect(&w, COX_STALE, "A was linked anew meanwhile");
+    waiting_expect(&w, COX_STALE, "A was linked again meanwhile");
 
     struct kv_pull pull = pull_of("r3");
     pull.life = 2;
@@ -521,7 +521,7 @@ static void p9_clear_ends_a_pull_and_so_does_pause(void **state)
     give_blocks(&pair);
     waiting_start(&w, &pair, pull_of("r2"), 0);
     assert_int_not_equal(try_recover(&pair, COX_RECOVER_CLEAR, &err), 0);
-    assert_non_null(strstr(err.text, "does not end"));
+    assert_non_null(strstr(err.text, "did not end in time"));
     waiting_expect(&w, COX_ABORTED, "");
     recover(&pair, COX_RECOVER_CLEAR);
     expect_pulled(&pair, "r3");
@@ -669,7 +669,7 @@ static void m10_a_group_that_is_gone_fails_on_every_rank(void **state)
     kv_stop(&pair.a);
     for (uint32_t rank = 0; rank < 2; rank++)
         assert_non_null(
-            strstr(kv_link_state(&pair.b, rank, "A"), "failed the rank there has died"));
+            strstr(kv_link_state(&pair.b, rank, "A"), "failed the remote rank has died"));
     expect_refused(&pair, &pull, COX_PEER_DEAD, "");
     /* Nor can it be linked again. */
     kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 1, .role = -1});
@@ -690,7 +690,7 @@ static void m10_a_group_that_was_restarted_is_linked_anew(void **state)
     kv_sequence(&pair.s, 7, prompt_blocks);
     kv_step(&pair.a, &pair.s, 0, true, -1);
     kv_link_all(&pair.b, &pair.a, "A", 2);
-    expect_refused(&pair, &pull, COX_STALE, "life 2, and the pull is of its life 1");
+    expect_refused(&pair, &pull, COX_STALE, "epoch 2, and the pull is for epoch 1");
     pull.life = 2;
     kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
     expect_decodes(&pair, &reference, -1);
@@ -863,7 +863,7 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
     kill(cox_executor_pid(test_group_executor(pair.a.group), 1), SIGKILL);
     test_await_death(pair.a.group, 1);
     kill(cox_executor_pid(test_group_executor(pair.b.group), 1), SIGCONT);
-    assert_non_null(strstr(kv_link_state(&pair.b, 1, "A"), "failed the rank there has died"));
+    assert_non_null(strstr(kv_link_state(&pair.b, 1, "A"), "failed the remote rank has died"));
     assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success");
     pull.life = 2;
     kv_pull(&pair.b, &pull, 1, 0, &replies);
@@ -933,7 +933,7 @@ static void p9_an_owner_killed_in_the_copy_ends_the_pull_once(void **state)
         const struct kv_reply *a = &w.replies.ranks[0][0];
         assert_true(a->status == 0 || a->status == COX_PEER_DEAD);
         assert_int_equal(a->code, a->status ? CODE(PD_PULL_KV_ERROR) : CODE(SUCCESS));
-        assert_non_null(strstr(kv_link_state(&pair.b, 0, "A"), "failed the rank there has died"));
+        assert_non_null(strstr(kv_link_state(&pair.b, 0, "A"), "failed the remote rank has died"));
         pair_stop(&pair);
     }
 }

@@ -465,7 +465,7 @@ static void p8_an_init_that_is_not_said_again_loads_the_model(void **state)
     assert_non_null(strstr(err.text, "model"));
     /* Nothing is left of the model, and half an engine serves nobody. */
     assert_int_equal(stream_step(&lives, &stream, &err), COX_REJECTED);
-    assert_non_null(strstr(err.text, "a step before an init that succeeded"));
+    assert_non_null(strstr(err.text, "a step before a successful init"));
     assert_int_equal(replay(&lives, &err), COX_REJECTED);
     life_make(&lives, 1);
     assert_int_equal(replay(&lives, &err), 0);

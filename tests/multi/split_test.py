@@ -206,7 +206,7 @@ def test_p9_a_prompt_that_found_no_place_is_not_told_of_as_pulled():
             check(int(pulled) == b.status()["transfer"]["succeeded"], "others than the group says", result)
             if places == "0":
                 check(int(pulled) == 0, "of no place", result)
-                result = expect(split(a, b, "--no-recompute", "1+1="), 3, a.name, "no place to hold")
+                result = expect(split(a, b, "--no-recompute", "1+1="), 3, a.name, "no room for a KV lease")
             all_is_given_back(a, b)
             stop(a, b)
 
@@ -479,7 +479,7 @@ def test_m10_groups_of_another_size_being_started_or_of_other_workers():
 def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
     with prefill() as a, decode() as b, Group() as c:
         expect(run(["link", "--name", b.name, a.name]), 0)
-        expect(pull_kv(b, a, 1), 2, "holds no sequence 1")
+        expect(pull_kv(b, a, 1), 2, "has no KV lease of sequence 1")
         with Holder(a.socket_path) as holder:
             told = holder.hold(list(range(3, 13)) * 4)
             hold = told[3]
@@ -493,7 +493,7 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
             check("rank 0: 2004: there is no link" in result.out, "no reason of each rank", result)
             answer = json.loads(expect(pull_kv(c, a, hold, "--json"), 2).out)
             check(not answer["ok"] and answer["state"] == "failed" and answer["error"], "%s" % answer)
-            expect(pull_kv(b, a, hold + 1), 2, "holds no sequence")
+            expect(pull_kv(b, a, hold + 1), 2, "has no KV lease of sequence")
             with Holder(a.socket_path) as other:
                 other.send(field(1, b""))
                 other.reply()
@@ -503,11 +503,11 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
                 expect(pull_kv(b, a, hold), 0)
             holder.release(hold, hold, 12345)
             wait_until(lambda: transfer(a)["holds"] == 0, "no hold")
-            expect(pull_kv(b, a, hold), 2, "holds no sequence %d" % hold)
+            expect(pull_kv(b, a, hold), 2, "has no KV lease of sequence %d" % hold)
             # It ends with its lease, and with its client.
             short = holder.hold([5, 6, 7], hold_ms=1)
             wait_until(lambda: transfer(a)["holds"] == 0, "an end of the lease")
-            expect(pull_kv(b, a, short[3]), 2, "holds no sequence")
+            expect(pull_kv(b, a, short[3]), 2, "has no KV lease of sequence")
             holder.hold([5, 6, 7])
             wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
         wait_until(lambda: transfer(a)["holds"] == 0, "no hold")
@@ -551,7 +551,7 @@ def test_p9_holds_end_when_a_rank_is_replaced():
             again = dict(parse(dict(fields)[20]))
             check(number == 2 and again[2] != told[2], "the same life: %s" % again)
             wait_until(lambda: transfer(a)["holds"] == 1, "the new hold alone")
-            expect(pull_kv(b, a, told[3]), 2, "holds no sequence")
+            expect(pull_kv(b, a, told[3]), 2, "has no KV lease of sequence")
             result = pull_kv(b, a, again[3])
             check(result.status == 3, "of another life than was linked, and pulled", result)
             expect(run(["link", "--name", b.name, a.name]), 0)

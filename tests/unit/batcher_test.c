@@ -272,7 +272,7 @@ static void what_can_never_run_is_refused_with_numbers(void **state)
         const char *part;
     } cases[] = {
         {0, 1, "empty"},
-        {1, 0, "no token"},
+        {1, 0, "no new tokens"},
         {60, 6, "65 positions; the model has 64"},
         {30, 4, "9 blocks of KV cache of 4 positions; the workers have 8"},
         {30, 3, NULL},

@@ -211,7 +211,7 @@ static void m10_links_that_cannot_be_say_why(void **state)
     kv.block_count++;
     set(links, "count", 1, &kv);
     expect_state(links, "count", COX_LINK_FAILED, COX_CORRUPT,
-                 "80 blocks of 128 bytes, and not 81");
+                 "80 blocks of 128 bytes, but the link request has 81");
     kv = remote.kv;
     kv.layout.head_dim = 5;
     kv.layout.model_digest = 17;

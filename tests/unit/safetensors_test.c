@@ -360,7 +360,7 @@ static void read_refuses_wrong_tensors(void **state)
     read_fails(file, "h", shape, 1, COX_INVALID, "number 1 of tensor h is not finite");
     /* Cut short after it was opened: an error, not a signal. */
     assert_int_equal(truncate(path, 100), 0);
-    read_fails(file, "a", shape, 2, COX_CORRUPT, "cut short meanwhile");
+    read_fails(file, "a", shape, 2, COX_CORRUPT, "truncated");
     cox_safetensors_free(file);
     assert_null(cox_safetensors_free(NULL));
 }
