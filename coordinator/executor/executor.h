@@ -289,6 +289,11 @@ struct cox_submit_options {
     /* set by COX_SUBMIT_OPTIONS_INIT (base.h) */
     size_t size;
     enum cox_gather gather;
+    /* Submit only. If the request ends while ranks owe replies (COX_TIMEOUT, an error of another
+     * rank), a second completion follows once each of these ranks has replied or is dead. Its
+     * status is COX_LATE. From then on the channel takes requests again: until then submit returns
+     * COX_LATE. After stop it does not follow. */
+    bool report_late;
     /* absolute, CLOCK_MONOTONIC; required, COX_DEADLINE_NEVER is allowed */
     uint64_t deadline_ns;
     /* NULL: every rank */
@@ -296,11 +301,6 @@ struct cox_submit_options {
     void *request_context;
     /* as cox_executor_life; what was planned in another one is COX_STALE; 0: in any */
     uint64_t life;
-    /* Submit only. If the request ends while ranks owe replies (COX_TIMEOUT, an error of another
-     * rank), a second completion follows once each of these ranks has replied or is dead. Its
-     * status is COX_LATE. From then on the channel takes requests again: until then submit returns
-     * COX_LATE. After stop it does not follow. */
-    bool report_late;
 };
 #define COX_SUBMIT_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_submit_options)
 
