@@ -1,18 +1,19 @@
 /*
- * executor: the coordinator side of a group: N worker processes, five channels, requests in,
- * completions out.
+ * executor: the coordinator side of a group: N worker processes, five channels, requests and their
+ * completions.
  *
- * Threads: any thread may submit and call, except that call is refused (COX_DEADLOCK) inside a
- *   handler. Handlers run on the response thread of their channel, one at a time; submit from
- *   inside a handler is fine and never blocks. start and free from one thread; stop from any other
- *   than those of handlers and hooks, before free.
- * Ownership: requests are packed before submit returns and stay the caller's. A completion and all
- *   it points to are lent until the handler returns.
- * Blocks: submit never (COX_FULL instead), call until its deadline, start until every rank attached
- *   or start_timeout_ms, stop until finalize_ms + term_ms have passed at most.
- * Exactly once: every submit that returned 0 gets one completion: at the end, at its deadline, at
- *   the first error or death of a rank it asked, or with COX_CLOSED when the group stops.
- * If the process dies: the kernel kills the workers; names exist only while ranks attach (or with
+ * Threads: any thread may submit and call; call inside a handler is refused (COX_DEADLOCK). Each
+ *   channel has a response thread, which runs the handlers of its channel one at a time. A handler
+ *   may submit; submit never blocks. start and free run on one thread. stop may run on any other
+ *   thread, except those of handlers and hooks, and before free.
+ * Ownership: submit packs the request before it returns; the request stays the caller's. A
+ *   completion and all it points to are lent until the handler returns.
+ * Blocks: submit never (it returns COX_FULL instead); call until its deadline; start until every
+ *   rank has attached, or for start_timeout_ms; stop for finalize_ms + term_ms at most.
+ * Exactly once: each submit that returned 0 gets one completion: with the last reply, at its
+ *   deadline, at the first error or death of a rank it asked, or with COX_CLOSED when the group
+ *   stops.
+ * If the process dies: the kernel kills the workers. Names exist only while ranks attach (or with
  *   keep_names, or legacy workers), and the next start under the same name removes them.
  */
 #ifndef COX_COORDINATOR_EXECUTOR_H
@@ -31,139 +32,140 @@ extern "C" {
 struct cox_executor;
 struct Coxswain__ExecuteRequest;
 
-/* 0 or NULL everywhere means default. */
+/* 0 or NULL means the default, except in required fields. */
 struct cox_executor_options {
     /* set by COX_EXECUTOR_OPTIONS_INIT (base.h) */
     size_t size;
-    /* of the group; NULL: "<pid>_<counter>" */
+    /* the group; NULL: "<pid>_<counter>" */
     const char *name;
     /* required */
     uint32_t rank_count;
     /* required: argv of every worker, NULL-terminated */
     const char *const *command;
-    /* do not append the rank flags to command; the environment has all of it */
+    /* does not append the rank's flags to command; the environment has the same values */
     bool no_flags;
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
     /* requests in flight per channel, 1 to 32; default 4 */
     uint32_t depth;
-    /* whether who waits looks before it sleeps; channel/base/spin.h; default auto */
+    /* whether waits spin before they block (channel/base/spin.h); default auto */
     enum cox_spin spin;
-    /* how workers come to the group's memory; default named */
+    /* how workers get the group's memory; default named */
     enum cox_attach attach;
-    /* sealed: on huge pages, if there are any */
+    /* sealed attach: uses huge pages, if any are free */
     bool huge_pages;
-    /* None is started: all log on at the control socket by themselves (coxswain-worker --socket
-     * PATH), and start waits for them, without a limit unless start_timeout_ms says one. command is
-     * not used.
-     */
+    /* Starts no worker: workers are started by other means and connect to the control socket
+     * (coxswain-worker --socket PATH). start waits for all of them, without a limit unless
+     * start_timeout_ms sets one. command is not used. */
     bool external_workers;
-    /* The host collects completions itself, on threads of its own (cox_executor_completions): there
-     * are no response threads and no handlers. Not with legacy workers. */
+    /* The host collects completions on threads of its own (cox_executor_completions). There are no
+     * response threads and no handlers. Not with legacy workers. */
     bool collect;
-    /* ranks that know nothing of the control region; depth 1 */
+    /* The workers are MindIE-LLM's, which know no shared state; depth is 1. */
     bool legacy_workers;
-    /* leave names in /dev/shm while the group lives */
+    /* keeps the names in /dev/shm while the group lives */
     bool keep_names;
-    /* bytes of a channel's request region, all frames together */
+    /* bytes of a channel's request region, for all frames together */
     uint64_t request_size[COX_CHANNEL_COUNT];
-    /* bytes of a channel's response region, all slots together */
+    /* bytes of a channel's response region, for all slots together */
     uint64_t response_size[COX_CHANNEL_COUNT];
-    /* What is larger than its frame or slot goes in memory of its own, made when it is needed and
-     * not before: requests up to large_payload_size_max bytes (default 2 GiB; a message has 2 GiB -
-     * 1 at most), replies of one rank up to reply_size_max (default 1 GiB + 64 MiB). The
-     * coordinator has a private copy of every such reply until its handler has returned. Legacy
-     * workers know nothing of it. no_large_payloads: it is refused as too large. */
+    /* Requests larger than their frame, and replies larger than their slot, go out of line, in
+     * memory that is made on demand: requests up to large_payload_size_max bytes (default 2 GiB; a
+     * message has at most 2 GiB - 1), replies of one rank up to reply_size_max (default 1 GiB + 64
+     * MiB). The coordinator keeps a private copy of each such reply until its handler has returned.
+     * Legacy workers do not support this. no_large_payloads: such requests and replies are refused
+     * as too large. */
     bool no_large_payloads;
     uint64_t large_payload_size_max;
     uint64_t reply_size_max;
-    /* NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; only during start */
+    /* runtime directory; NULL: $XDG_RUNTIME_DIR/coxswain or /tmp/coxswain-<uid>; read by start */
     const char *runtime_dir;
-    /* no socket; not with sealed attach or external workers */
+    /* opens no control socket; not with sealed attach or external workers */
     bool no_socket;
-    /* Without one start fails; otherwise, where this user has no place for it, that is logged, and
-     * the group goes without (not with sealed attach or external workers). */
+    /* start fails if the control socket cannot be opened. By default, a group whose user has no
+     * place for the socket logs that and runs without it (except with sealed attach or external
+     * workers). */
     bool need_socket;
     /* default 60,000 */
     uint64_t start_timeout_ms;
-    /* how long stop waits for workers to leave by themselves; default 3,000 */
+    /* time that stop waits for workers to exit by themselves; default 3,000 */
     uint64_t finalize_ms;
-    /* and then, after SIGTERM; default 2,000 */
+    /* time that stop then waits after SIGTERM; default 2,000 */
     uint64_t term_ms;
     struct cox_log log;
     void *hook_context;
-    /* A line that a worker wrote, without newline. NULL: dropped. On the supervisor thread. */
+    /* A line of a worker's output, without the newline. NULL: dropped. On the supervisor thread. */
     void (*line)(void *hook_context, uint32_t rank, bool is_stderr, const char *text);
-    /* A worker reported a fault outside any reply. rank is -1 where it is unknown: the workers of
-     * MindIE-LLM do not say which rank they are. NULL: logged. On the error thread. */
+    /* A worker reported a fault outside any reply. rank is -1 if unknown: workers of MindIE-LLM do
+     * not tell their rank. NULL: logged. On the error thread. */
     void (*fault)(void *hook_context, int32_t rank, const char *text);
-    /* External workers can log on from now on, at this control socket. Called once, inside start.
-     * NULL: nobody is told. */
+    /* External workers can connect to this control socket from now on. Called once, inside start.
+     * NULL: not called. */
     void (*waiting)(void *hook_context, const char *name, const char *control_socket);
-    /* The ranks that have not attached yet, while start waits for them: at first all, then whenever
-     * there are fewer. On the thread of start. NULL: nobody is told. */
+    /* The ranks that start still waits for: first all of them, then whenever there are fewer. On
+     * the thread of start. NULL: not called. */
     void (*attaching)(void *hook_context, const struct cox_rank_set *missing);
-    /* Asked every 50 ms while start waits for the ranks: true ends it with COX_CLOSED. NULL: never.
+    /* Called every 50 ms while start waits for ranks; true ends start with COX_CLOSED. NULL: never.
      */
     bool (*cancelled)(void *hook_context);
-    /* A command has come in at the control socket and was accepted: fd, a blocking stream socket,
-     * is given; not 0: it is refused with err's text, and fd is not taken. On the control socket's
-     * thread: must not block. NULL: commands are refused. */
+    /* A command has connected to the control socket and was accepted. fd, a blocking stream socket,
+     * becomes the hook's. If it returns another value than 0, the command is refused with the text
+     * of err and fd is not taken. On the control socket's thread: it must not block. NULL: commands
+     * are refused. */
     int (*control)(void *hook_context, int fd, struct cox_error *err);
-    /* A worker died. NULL: logged. On the supervisor thread, or inside start for who died
-     * meanwhile. */
+    /* A worker died. NULL: logged. On the supervisor thread, or inside start for deaths during
+     * start. */
     void (*death)(void *hook_context, uint32_t rank, const char *text);
 };
 #define COX_EXECUTOR_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_executor_options)
 
-/* Creates regions and semaphores, starts the workers, waits until all attached (legacy workers are
- * not waited for: their reply to init tells), removes the names. Nothing is left behind unless 0.
- * err tells which rank and why.
+/* Creates regions and semaphores, starts the workers, waits until all have attached, and removes
+ * the names. Legacy workers are not waited for: their reply to init tells that they run. On failure
+ * nothing is left, and err names the rank and the reason.
  * Returns
  *   0
  *   COX_INVALID: the options
- *   COX_TAKEN
- *   COX_DENIED
+ *   COX_TAKEN: a live group has the name
+ *   COX_DENIED: an object with another owner, mode or type is in the way
  *   COX_NO_SPACE
- *   COX_EXEC_FAILED
+ *   COX_EXEC_FAILED: the program of a worker cannot be executed
  *   COX_PEER_DEAD: a worker ended before it attached
- *   COX_TIMEOUT: one never attached
+ *   COX_TIMEOUT: a worker did not attach in time
  *   -errno
  */
 COX_PUBLIC int cox_executor_start(const struct cox_executor_options *options,
                                   struct cox_executor **ret_executor, struct cox_error *err);
-/* Finalizes: what is outstanding completes with COX_CLOSED, and whoever is inside a submit or a
- * call comes out; then a message on every channel, finalize_ms, SIGTERM, term_ms, SIGKILL.
- * Idempotent. Not inside a handler or hook (asserted), and not while holding what one waits for.
- * Bounded by the two times once running handlers have returned, a process that the kernel holds
- * (state D) excepted. Returns how many
- * workers had to be signalled. */
+/* Stops the group: requests in flight complete with COX_CLOSED, and pending submits and calls
+ * return. Then a goodbye on every channel, finalize_ms, SIGTERM, term_ms, SIGKILL. Idempotent. Not
+ * inside a handler or hook (asserted), and not while holding a lock that one of them waits for. It
+ * returns within the two times, plus the run time of handlers and of processes that the kernel
+ * holds (state D). Returns the number of workers that had to be signalled. */
 COX_PUBLIC uint32_t cox_executor_stop(struct cox_executor *executor);
-/* For a process that is about to end at once, as at a second SIGTERM: kills the workers, removes
- * the names and the socket, and waits for nothing. Any thread, also while another one is in stop;
- * not while start or free has not returned. What else may be called afterwards: stop and free. */
+/* For a process that is about to exit, as at a second SIGTERM: kills the workers, removes the names
+ * and the socket, and waits for nothing. Any thread, also while another one is in stop; not while
+ * start or free runs. Afterwards only stop and free may be called. */
 COX_PUBLIC void cox_executor_abandon(struct cox_executor *executor);
-/* Stops if needed, removes what is left, frees. NULL-safe, returns NULL. Not inside a handler. */
+/* Stops the group if needed, and frees. NULL-safe, returns NULL. Not inside a handler. */
 COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor);
 
-/* Starts a dead rank again, while the others live and keep what they have: with wakeups of its own,
- * its place in every channel as at the start, and a generation that no late reply of the dead one
- * has. Until it has attached, requests that ask it are refused with COX_PEER_DEAD. What its model
- * needs (init, the live sequences) is the caller's to send; a step on a base that it does not have
- * is replied to with COX_STALE. Blocks until it attached, or deadline_ns. Any thread; not inside a
- * handler or hook. Unless 0 the rank is dead as before, and can be tried again. Of workers that are
- * started by hand none is started: the rank is free for one that logs on, which is waited for, and
- * err says how one comes. Returns
- *   0, also when the rank is alive and nothing is to be done
- *   COX_BUSY: another thread is starting this rank, or start has not returned
- *   COX_UNSUPPORTED: legacy workers, a group of which starts again as a whole
- *     (cox_executor_restart_all)
+/* Replaces a dead rank while the others live and keep their state. The new process gets wakeups of
+ * its own, a fresh place in every channel, and a new incarnation, so that no late reply of the dead
+ * one counts. Requests that ask the rank are refused with COX_PEER_DEAD until it has attached. The
+ * caller then sends what the model needs (init, the live sequences): a step on a base that the rank
+ * lacks gets the reply COX_STALE. In groups of external workers no process is started: the rank is
+ * opened for attach, the call waits for a worker, and err says how to start one. Blocks until the
+ * rank has attached, or deadline_ns. Any thread; not inside a handler or hook. On failure the rank
+ * stays dead, and the call may be repeated.
+ * Returns
+ *   0: also when the rank is alive, and nothing was done
+ *   COX_BUSY: another thread replaces this rank, or start has not returned
+ *   COX_UNSUPPORTED: legacy workers; use cox_executor_restart_all
  *   COX_INVALID: no such rank
- *   COX_DEADLOCK
+ *   COX_DEADLOCK: inside a handler or hook
  *   COX_CLOSED: the group stops
- *   COX_EXEC_FAILED
+ *   COX_EXEC_FAILED: the program cannot be executed
  *   COX_PEER_DEAD: the new process ended before it attached
- *   COX_TIMEOUT
+ *   COX_TIMEOUT: it did not attach in time
  *   COX_CORRUPT: what attached is not what was started
  *   COX_DENIED: what attached is not what was started
  *   -errno
@@ -171,29 +173,29 @@ COX_PUBLIC struct cox_executor *cox_executor_free(struct cox_executor *executor)
 COX_PUBLIC int cox_executor_restart(struct cox_executor *executor, uint32_t rank,
                                     uint64_t deadline_ns, struct cox_error *err);
 
-/* Kills a rank's process, whatever it does, stopped ones included; everything else is as after any
- * death. Does not wait.
+/* Kills the process of a rank with SIGKILL, also a stopped one; the death is then handled like any
+ * other. Does not wait.
  * Returns
- *   0, also when it is dead
+ *   0: also when it is dead
  *   COX_INVALID: no such rank
- *   COX_UNSUPPORTED: nobody has logged on as it
+ *   COX_UNSUPPORTED: no process has attached as this rank
  *   -errno
  */
 COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
-/* Ends every worker and starts all of them again, under the same name, control socket and sequence
- * numbers: the way of legacy groups, and of models whose ranks cannot take a new one among them.
- * What is in flight ends with COX_PEER_DEAD. Blocks until all have attached (legacy: were started),
- * or deadline_ns. Unless 0 some ranks are dead. Hand-started workers are told to leave, and others
- * waited for. Returns as cox_executor_restart. */
+/* Ends every worker and starts all of them again, under the same name and control socket, with
+ * continued sequence numbers. For legacy groups, and for models whose ranks cannot take in a new
+ * one. Requests in flight end with COX_PEER_DEAD. External workers are told to exit, and others are
+ * waited for. Blocks until all have attached (legacy: were started), or deadline_ns. On failure
+ * some ranks are dead. Returns as cox_executor_restart. */
 COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
 COX_PUBLIC const char *cox_executor_name(const struct cox_executor *executor);
-/* Path of the socket that workers and commands come in by; NULL: it has none. Lent until free. */
+/* Path of the control socket; NULL: the group has none. Lent until free. */
 COX_PUBLIC const char *cox_executor_socket(const struct cox_executor *executor);
-/* What clients have caused to be kept at the control socket (control_socket.h). From any thread.
- * False: there is no control socket (any more). */
+/* What clients hold at the control socket (control_socket.h). Any thread. False: there is no
+ * control socket, or no more. */
 struct cox_control_socket_counts;
 #ifdef COX_INTERNAL
 bool cox_executor_socket_counts(struct cox_executor *executor,
@@ -204,7 +206,7 @@ COX_PUBLIC uint32_t cox_executor_rank_count(const struct cox_executor *executor)
 COX_PUBLIC uint32_t cox_executor_depth(const struct cox_executor *executor);
 /* options.legacy_workers of the group: its ranks know no epochs, links or shared weights. */
 COX_PUBLIC bool cox_executor_legacy(const struct cox_executor *executor);
-/* The process that was started for the rank; with a wrapper (sh -c, numactl) it is the wrapper. */
+/* The process that was started for the rank. With a wrapper (sh -c, numactl), the wrapper. */
 COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t rank);
 
 /* Registers the handler of an asynchronous channel (execute or transfer).
@@ -216,38 +218,37 @@ COX_PUBLIC pid_t cox_executor_pid(const struct cox_executor *executor, uint32_t 
  */
 COX_PUBLIC int cox_executor_register(struct cox_executor *executor, enum cox_channel_id channel,
                                      cox_completion_fn handler, void *context);
-/* Puts another handler in place of the present one (or the first one); NULL is COX_INVALID. On
- * return the old one is not running and will not be called again (inside the old handler itself:
- * once it returns).
+/* Replaces the handler, or registers the first one. On return the old handler is not running and
+ * will not be called again; inside the old handler, once that returns.
  * Returns
  *   0
  *   COX_INVALID: no handler, or another channel
  *   COX_STATE: the host collects (options.collect)
- *   COX_DEADLOCK: inside a handler or hook while a handler of another thread runs, which may be
- *     waiting for this one
+ *   COX_DEADLOCK: inside a handler or hook, while a handler of another thread runs that may wait
+ *     for this one
  */
 COX_PUBLIC int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id channel,
                                     cox_completion_fn handler, void *context);
 
-/* Collects completions of the execute or transfer channel on the calling thread, in place of
- * handlers, in a group that was started with options.collect: waits until there is at least one, or
- * until deadline_ns (absolute; 0: takes what is there), and hands out those that are there, oldest
- * request first, count_max at most (depth is enough for all).
+/* Collects completions of the execute or transfer channel on the calling thread, in a group that
+ * was started with options.collect. Blocks until there is at least one, or until deadline_ns
+ * (absolute; 0: does not block). Hands out those that are there, oldest request first, at most
+ * count_max of them; depth is enough for all.
  *
- * Ownership: ret_completions is the caller's; what they point to is lent until the next call for
- *   the same channel, or free.
+ * Ownership: ret_completions is the caller's. What the completions point to is lent until the next
+ *   call for the same channel, or free.
  * Threads: any, one at a time per channel; not inside the handler of a call, nor inside a hook.
- * Calls by other threads may run meanwhile: the thread that waits here gathers for them, and their
- * handlers run on it, or the other way round. Deadlines of requests expire, and deaths end them,
- * while some thread collects or calls. After stop, what was in flight can be collected, as
- * COX_CLOSED. A submit for which no completion was collected from `depth` requests before is
- * COX_FULL.
+ *
+ * Other threads may call meanwhile: the thread that waits gathers for all of them and runs their
+ * handlers. Deadlines expire, and deaths end requests, only while some thread collects or calls.
+ * After stop the requests that were in flight can be collected, with COX_CLOSED. A submit returns
+ * COX_FULL as long as the completion from `depth` requests before was not collected.
  *
  * Returns
  *   0: *ret_count is at least 1
  *   COX_TIMEOUT: none until the deadline
- *   COX_CLOSED: the group has been stopped, and everything is collected
- *   COX_BUSY: another thread is collecting this channel
+ *   COX_CLOSED: the group has stopped, and everything is collected
+ *   COX_BUSY: another thread collects this channel
  *   COX_STATE: the group was started without options.collect
  *   COX_DEADLOCK: inside a handler or hook
  *   COX_INVALID: another channel, or a count_max of 0
@@ -299,52 +300,54 @@ struct cox_submit_options {
     /* NULL: every rank */
     const struct cox_rank_set *asked;
     void *request_context;
-    /* as cox_executor_life; what was planned in another one is COX_STALE; 0: in any */
+    /* epoch of the group that the request was made for (cox_executor_life); in another one it is
+     * refused with COX_STALE; 0: any */
     uint64_t life;
 };
 #define COX_SUBMIT_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_submit_options)
 
-/* Another number, greater than 0, whenever ranks may have forgotten what they were told: after a
- * rank was started again, and with every init. Any thread. */
+/* The epoch of the group: greater than 0, and a new number after each restart of a rank and with
+ * every init, that is whenever ranks may have lost state. Any thread. */
 COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
 
-/* Packs and publishes a request on the channel of its type; the completion goes to the registered
- * handler (NONE: no completion, ret_sequence may be NULL).
+/* Packs and publishes a request on the channel of its type. The completion goes to the registered
+ * handler, or to the host that collects. Requests without a reply (gather NONE) have none;
+ * ret_sequence may be NULL then.
  * Returns
  *   0
  *   COX_FULL: depth requests are in flight, or a rank still reads the frame; an init: a step is in
  *     flight
- *   COX_LATE: a rank still owes a reply to a request that has ended (err names rank and sequence)
+ *   COX_LATE: a rank owes the reply to a request that has ended; err names rank and sequence
  *   COX_PEER_DEAD: a rank it asks is dead
  *   COX_STALE: options->life is over
- *   COX_TOO_LARGE: over the frame, and over what may go in a block (err has the sizes)
- *   COX_NO_SPACE: no memory for a block
- *   COX_STATE: no handler is registered, or a step while the engine is paused (a recovery command
+ *   COX_TOO_LARGE: larger than the frame and than the limit for large payloads; err has the sizes
+ *   COX_NO_SPACE: no memory for a large payload
+ *   COX_STATE: no handler is registered; or a step while the engine is paused (a recovery command
  *     runs, or the state is PAUSE or READY)
  *   COX_CLOSED: the group stops
- *   COX_INVALID: the options; no such type, or not for submit; or a string of the request is no
- *     UTF-8: err names field and byte, and nothing was sent
- *   -errno: a block cannot be told to others
+ *   COX_INVALID: the options; no such type, or not for submit; or a string of the request is not
+ *     UTF-8: err names field and byte
+ *   -errno: the handle of a large payload could not be made
  */
 COX_PUBLIC int cox_executor_submit(struct cox_executor *executor,
                                    const struct Coxswain__ExecuteRequest *request,
                                    const struct cox_submit_options *options, uint64_t *ret_sequence,
                                    struct cox_error *err);
-/* The same for bytes of the caller's own, on the execute channel; workers reply them in their
+/* The same for opaque bytes of the caller, on the execute channel; workers reply to them in their
  * opaque callback. Returns as cox_executor_submit. */
 COX_PUBLIC int cox_executor_submit_opaque(struct cox_executor *executor, const void *bytes,
                                           size_t size, const struct cox_submit_options *options,
                                           uint64_t *ret_sequence, struct cox_error *err);
 
-/* Submits on any two-way channel, waiting for room, and waits for the completion, which `handler`
- * (may be NULL) sees before call returns; handler runs on the calling or on a response thread. A
- * handler that holds the response thread up from the deadline on is waited for 50 ms: then the call
- * ends with COX_TIMEOUT although the request is under way, and handler is not called. err gets the
- * completion's text.
+/* Submits on any two-way channel, waits for room, and waits for the completion. handler (may be
+ * NULL) gets the completion before call returns, on the calling thread or on a response thread. err
+ * gets the completion's text. If another handler occupies the response thread beyond the deadline,
+ * the call waits 50 ms more and then returns COX_TIMEOUT: the request stays in flight, and handler
+ * is not called.
  * Returns
  *   the completion's status
  *   what cox_executor_submit returns, except COX_FULL and COX_LATE
- *   COX_TIMEOUT: the same, and COX_FULL or COX_LATE lasted until the deadline
+ *   COX_TIMEOUT: also when COX_FULL or COX_LATE lasted until the deadline
  *   COX_DEADLOCK: inside a handler or hook
  */
 COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
@@ -352,14 +355,13 @@ COX_PUBLIC int cox_executor_call(struct cox_executor *executor,
                                  const struct cox_submit_options *options,
                                  cox_completion_fn handler, void *handler_context,
                                  struct cox_error *err);
-/* The same for bytes of the caller's own. */
+/* The same for opaque bytes of the caller. */
 COX_PUBLIC int cox_executor_call_opaque(struct cox_executor *executor, const void *bytes,
                                         size_t size, const struct cox_submit_options *options,
                                         cox_completion_fn handler, void *handler_context,
                                         struct cox_error *err);
 
-/* The largest request, in bytes, that fits a frame of the channel. What is larger goes in a block.
- */
+/* Size of the largest request that fits a frame of the channel. A larger one goes out of line. */
 COX_PUBLIC size_t cox_executor_request_size_max(const struct cox_executor *executor,
                                                 enum cox_channel_id channel);
 
@@ -373,45 +375,45 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
 enum cox_rank_life {
     COX_LIFE_ALIVE = 0,
     COX_LIFE_DEAD,
-    COX_LIFE_LEFT, /* it serves no more, its process lives */
-    /* it is being started again, and has not attached; pid 0: it has not logged on */
+    COX_LIFE_LEFT, /* it has left the group, its process lives */
+    /* it is being replaced and has not attached; pid 0: no process has connected yet */
     COX_LIFE_ABSENT,
 };
 
-/* What a rank says of itself on one channel. */
+/* What a rank reports of itself on one channel. */
 struct cox_rank_channel_status {
-    /* false: a rank without lines */
+    /* false: a legacy rank, which reports nothing */
     bool known;
-    /* 0 idle, 1 taken, 2 running, 3 replying; above: it wrote nonsense */
+    /* 0 idle, 1 taken, 2 running, 3 replying; any other value is invalid */
     uint32_t state;
-    /* that the state is of */
+    /* of the request that the state is about */
     uint64_t sequence;
-    /* of the state; 0: it has had no other, or says nonsense */
+    /* of the state; 0: there was no other, or the rank's clock value is invalid */
     uint64_t age_ns;
 };
 
 struct cox_rank_status {
     /* of the process that was started */
     pid_t pid;
-    /* of the one that serves, where that is another */
+    /* the process that serves, if it is another one */
     pid_t serving_pid;
     uint32_t generation;
     enum cox_rank_life life;
-    /* by a signal or a debugger */
+    /* stopped by a signal or a debugger */
     bool stopped;
-    /* processor time of serving_pid so far; 0: DEAD, or it cannot be told */
+    /* processor time of serving_pid so far; 0: DEAD, or unknown */
     uint64_t cpu_ns;
-    /* of its processes, replacements included; not of those that stop ends */
+    /* of its processes, replacements included, except those ended by stop */
     uint32_t deaths;
-    /* of these that were followed by a process that attached */
+    /* deaths that were followed by a process that attached */
     uint32_t restarts;
-    /* DEAD, LEFT: how, in words */
+    /* DEAD, LEFT: how it ended, as text */
     char death[512];
-    /* DEAD: what it wrote last, newest last. Otherwise, if there were deaths, what its former
-     * process wrote last. */
+    /* DEAD: the last lines of its output, newest last. Otherwise, after a death, those of its
+     * previous process. */
     char last_lines[2048];
-    /* What went wrong last, in words: how a process of the rank ended, a reply of it that was an
-     * error or made no sense, or a fault it reported. Kept over restarts. Empty: nothing has. */
+    /* The last failure, as text: how a process of the rank ended, a reply that was an error or
+     * invalid, or a fault it reported. Kept over restarts. Empty: there was none. */
     char last_error[512];
     uint64_t last_error_age_ns;
     struct cox_rank_channel_status channels[COX_TWO_WAY_COUNT];
@@ -420,7 +422,7 @@ struct cox_rank_status {
 struct cox_executor_status {
     /* lent until free */
     const char *name;
-    /* how ranks get at the memory; static storage */
+    /* how ranks attach; static storage */
     const char *attach;
     /* static storage */
     const char *engine_state;
@@ -428,33 +430,33 @@ struct cox_executor_status {
     uint32_t depth;
     uint32_t epoch;
     uint64_t uptime_ns;
-    /* processor time of this process so far; 0: it cannot be told */
+    /* processor time of this process so far; 0: unknown */
     uint64_t cpu_ns;
-    /* who waits looks for so long before it sleeps; 0: it does not */
+    /* how long waits spin before they block; 0: they do not spin */
     uint32_t spin_ns;
     bool legacy;
     bool stopping;
     /* of all ranks together */
     uint64_t deaths, restarts;
-    /* The last fault that a rank reported without saying which rank it is (legacy workers).
-     * Empty: none. */
+    /* The last fault that was reported without a rank (legacy workers). Empty: there was none. */
     char unknown_error[512];
     uint64_t unknown_error_age_ns;
     struct {
-        /* last sequence in the ring */
+        /* last sequence that was published */
         uint64_t published;
         /* every request up to here has ended */
         uint64_t ended;
         uint32_t in_flight;
-        /* owe the reply of a request that has ended, and live */
+        /* live ranks that owe the reply to a request that has ended */
         struct cox_rank_set late;
         struct cox_channel_stats stats;
     } channels[COX_TWO_WAY_COUNT];
 };
 
-/* Asks no worker, and takes no lock that is held over anything that waits: it replies whatever the
- * group is in, from after start has returned until free. Any thread, also inside a handler or
- * hook. ret_ranks: rank_count of them. What ranks say of themselves is their own writing. */
+/* Reads the shared state and counters: it asks no worker and takes no lock that is held over a
+ * wait, so it returns at once whatever state the group is in. From the return of start until free.
+ * Any thread, also inside a handler or hook. ret_ranks: rank_count of them. Values that ranks
+ * report are their own writing. */
 COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
                                     struct cox_executor_status *ret_status,
                                     struct cox_rank_status *ret_ranks);
