@@ -1,28 +1,28 @@
 /*
- * spin: looks for a while before a sleep, where that pays: between two processes that each have a
- * processor a reply comes within a microsecond, and a sleep with its wake-up costs several, on a
- * virtual machine tens.
+ * spin: polls a condition for a short time before a wait blocks, where that pays. Between two
+ * processes that run on two processors a reply arrives within a microsecond; blocking and waking
+ * cost several, on a virtual machine tens.
  *
- * The rule is decided once for a group, by its coordinator, and told to the ranks (layout.h):
- * everybody looks for budget_ns before a sleep if the participants, coordinator and ranks, fit the
- * processors that this process may use (affinity, and the quota of its control groups), and not at
- * all if they do not, since who looks then keeps the one from running whom he waits for. Measured
- * at two processors and 4 ranks: 62 us a round with a blind spin, 23 without.
+ * The coordinator decides once for the group and tells the ranks (layout.h). If the participants
+ * (coordinator and ranks) fit the processors that this process may use (affinity, and the quota of
+ * its control groups), each wait spins for budget_ns before it blocks. If they do not fit, no wait
+ * spins: a spinning thread would keep the thread that it waits for from running. Measured on two
+ * processors with 4 ranks: 62 us per round with unconditional spinning, 23 us without.
  *
- * That they fit does not say where they are: two that share a processor, since somebody else has
- * the other one, find nothing by looking, each for its whole budget (measured: 105 us a round
- * instead of 4). So whoever has looked in vain sleeps at once for the next 1, 3, 7... waits, and
- * one that he finds something by begins anew. At the end of that row, ever more rarely, one look is
- * long enough for the kernel to part the two (COX_SPIN_MOVE_NS).
+ * That they fit does not mean that each has a processor. When an unrelated process occupies one,
+ * two participants share the other, and each spins in vain for its whole budget (measured: 105 us
+ * per round instead of 4). So after a spin in vain the next 1, 3, 7... waits block at once, and a
+ * successful spin resets this. At the end of that series, at growing intervals, one spin is long
+ * enough for the kernel to move one of the two to another processor (COX_SPIN_MOVE_NS).
  *
- * The budget is about what the sleep that it saves costs both sides: so whoever waits for longer
- * than that pays at most as much again. An idle group costs nothing: it looks for one budget, and
- * sleeps.
+ * The budget is about what the saved block and wake cost both sides, so a longer wait costs at most
+ * twice as much. An idle group costs nothing: it spins for one budget and blocks.
  *
- * Threads: a spinner is one thread's; the rest any.
+ * Threads: a spinner belongs to one thread; all else: any.
  * Ownership: nothing to free.
- * Blocks: cox_spin_until for the budget at most, now and then for COX_SPIN_MOVE_NS, and never past
- * its deadline. If the process dies: private memory.
+ * Blocks: cox_spin_until spins for the budget, rarely for COX_SPIN_MOVE_NS, and never beyond its
+ *   deadline.
+ * If the process dies: private memory.
  */
 #ifndef COX_CHANNEL_SPIN_H
 #define COX_CHANNEL_SPIN_H
@@ -30,9 +30,9 @@
 #include "base.h"
 
 enum cox_spin {
-    COX_SPIN_AUTO = 0, /* COX_SPIN_AUTO_NS where the participants fit */
-    COX_SPIN_OFF,      /* sleeps at once */
-    /* COX_SPIN_MAX_NS where they fit: for steps that follow one another after longer gaps */
+    COX_SPIN_AUTO = 0, /* COX_SPIN_AUTO_NS if the participants fit */
+    COX_SPIN_OFF,      /* never spins */
+    /* COX_SPIN_MAX_NS if they fit: for steps with longer gaps between them */
     COX_SPIN_MAX,
     COX_SPIN_COUNT,
 };
@@ -43,37 +43,36 @@ enum cox_spin {
 #ifdef COX_INTERNAL
 /* off, auto, max; NULL: no such setting */
 const char *cox_spin_name(uint32_t spin);
-/* Processors that the threads of this process may use at a time: those of its affinity, and no more
- * than the quota of its control groups, of which parts do not count. At least 1. Reads /sys and
- * /proc. */
+/* Processors that the threads of this process may use at a time: those of its affinity, limited by
+ * the quota of its control groups, rounded down. At least 1. Reads /sys and /proc. */
 uint32_t cox_cpu_count(void);
-/* For so many threads that wait for each other; 0: they do not fit. */
+/* The budget for this many threads that wait for each other; 0: they do not fit. */
 uint32_t cox_spin_budget_ns(enum cox_spin spin, uint32_t participant_count);
 #endif
 
-/* Off its processor for so long, somebody else needs it. */
+/* A gap this long between two readings of the clock: another thread needs the processor. */
 #define COX_SPIN_GAP_NS UINT64_C(200000)
-/* Waits that sleep at once after looking was in vain again and again. */
+/* Waits that block at once after repeated spins in vain, at most. */
 #define COX_SPIN_SKIP_MAX 31
-/* Then once a look of some ticks, in which the kernel moves one of two runners that share a
- * processor to a free one, which it does not do for two that wake each other up in turn: at first,
- * and again after 1 s, 2 s, 4 s... 64 s. Measured, of two that shared one of two processors: a
- * round of 3.5 us became one of 2.4. */
+/* Length of the rare long spin, some ticks of the kernel. In it the kernel moves one of two runners
+ * that share a processor to a free one, which it does not do for two that wake each other in turn.
+ * Repeated after 1 s, 2 s, 4 s... 64 s. Measured, of two that shared one of two processors: a round
+ * of 3.5 us became one of 2.4. */
 #define COX_SPIN_MOVE_NS (8 * COX_NSEC_PER_MSEC)
 #define COX_SPIN_MOVE_AGAIN_NS COX_NSEC_PER_SEC
 #define COX_SPIN_MOVE_DOUBLINGS 6
 
 struct cox_spinner {
     uint32_t budget_ns;
-    /* waits to be skipped after the next time in vain */
+    /* waits to skip after the next spin in vain */
     uint32_t vain;
-    /* waits that sleep at once from now on */
+    /* waits left that block at once */
     uint32_t skip;
-    /* looks of ticks so far */
+    /* long spins so far */
     uint32_t moves;
-    /* the next one is not before */
+    /* the next one is not before this time */
     uint64_t move_ns;
-    /* waits that ended without a sleep; for display */
+    /* waits that ended without blocking; for display */
     uint64_t found;
 };
 
@@ -94,7 +93,7 @@ static inline bool cox_spin_in_vain(struct cox_spinner *spinner, uint32_t vain)
     return false;
 }
 
-/* How long to look now. */
+/* How long to spin now. */
 static inline uint64_t cox_spin_span(struct cox_spinner *spinner, uint64_t now_ns)
 {
     if (spinner->vain < COX_SPIN_SKIP_MAX || now_ns < spinner->move_ns)
@@ -104,8 +103,8 @@ static inline uint64_t cox_spin_span(struct cox_spinner *spinner, uint64_t now_n
     return COX_SPIN_MOVE_NS;
 }
 
-/* Looks whether `there` until the budget is used up or the deadline has come, or not at all while
- * that is in vain. */
+/* Polls `there` until it is true, the budget is used up or the deadline has passed. Returns false
+ * at once where spinning is off or was in vain lately. */
 static inline bool cox_spin_until(struct cox_spinner *spinner, bool (*there)(const void *context),
                                   const void *context, uint64_t deadline_ns)
 {

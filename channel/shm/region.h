@@ -1,12 +1,11 @@
 /*
- * region: one named shared memory object, mapped.
+ * region: one shared memory object, named or not, mapped.
  *
- * Threads: one at a time per struct; the mapped bytes are anybody's, under the rules of whoever
- *   lays them out.
+ * Threads: one at a time per struct. Access to the mapped bytes follows the rules of their layout.
  * Ownership: the caller owns struct cox_region; detach unmaps and closes. unlink removes the name,
  *   mappings stay.
  * Blocks: nothing.
- * If the process dies: an object that was created keeps its name until somebody unlinks it.
+ * If the process dies: an object that was created keeps its name until it is unlinked.
  *
  * Usable alone: nothing here knows of groups.
  */
@@ -30,8 +29,8 @@ enum cox_region_access {
     COX_REGION_WRITE,
 };
 
-/* Creates exclusively, mode 0600 whatever the umask, every byte reserved (a full tmpfs is an error
- * now, not a SIGBUS later) and zero. Nothing is left behind unless 0.
+/* Creates the object exclusively, with mode 0600 whatever the umask, every byte reserved and zero:
+ * a full tmpfs is an error now instead of a SIGBUS later. On failure nothing is left.
  * Returns
  *   0
  *   COX_TAKEN: exists
@@ -41,11 +40,11 @@ enum cox_region_access {
  */
 COX_PUBLIC int cox_region_create(struct cox_region *region, const char *name, uint64_t size,
                                  struct cox_error *err);
-/* size_min: fewer bytes are refused; the whole object is mapped.
+/* Maps a whole existing object, which must have at least size_min bytes.
  * Returns
  *   0
  *   COX_NOT_FOUND
- *   COX_DENIED: another owner, mode or type, a symlink, or a second hard link, and err says which
+ *   COX_DENIED: another owner, mode or type, a symlink, or a second hard link; err says which
  *   COX_CORRUPT: too small
  *   -errno
  */
@@ -56,8 +55,8 @@ COX_PUBLIC int cox_region_attach(struct cox_region *region, const char *name, ui
 int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd,
                     struct cox_error *err);
 #endif
-/* The same for an fd that came another way and stays the caller's; name is for err, and the object
- * need not have one. Returns as cox_region_attach. */
+/* The same for an fd, which stays the caller's. name is for err; the object need not have one.
+ * Returns as cox_region_attach. */
 COX_PUBLIC int cox_region_attach_fd(struct cox_region *region, int fd, const char *name,
                                     uint64_t size_min, enum cox_region_access access,
                                     struct cox_error *err);
@@ -86,9 +85,10 @@ int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *
                             struct cox_error *err);
 #endif
 
-/* Without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing. seals:
- * F_SEAL_ bits that it gets once it is mapped. huge: on huge pages if there are any free; the size
- * is then rounded up. label is for err. *ret_fd is open for reading and writing, the caller's.
+/* An object without a name: a memfd, mode 0600, every byte reserved and zero, mapped for writing.
+ * seals: F_SEAL_ bits that are added once it is mapped. huge: on huge pages if any are free; the
+ * size is then rounded up. label is for err. *ret_fd is open for reading and writing, and the
+ * caller's.
  * Returns
  *   0
  *   COX_NO_SPACE
@@ -97,15 +97,16 @@ int cox_region_reserve_part(int fd, uint64_t offset, uint64_t size, const char *
 COX_PUBLIC int cox_region_create_unnamed(struct cox_region *region, const char *label,
                                          uint64_t size, unsigned seals, bool huge, int *ret_fd,
                                          struct cox_error *err);
-/* An image: memory without a name that its creator fills, and that nobody can change from then on,
- * the creator included. The kernel frees it with its last fd and mapping, whoever dies when.
- * create: as create_unnamed; the mapping is the only way to write it, and no child of a fork has
- * it. seal: the mapping is gone, also when it fails; *fd becomes one that is open for reading only.
- * attach: for reading, of an image of just this size.
+/* An image: memory without a name that its creator fills and that no process can change afterwards,
+ * the creator included. The kernel frees it with its last fd and mapping.
+ * create: as create_unnamed. The mapping is the only way to write it, and a fork's child does not
+ * have it.
+ * seal: unmaps, also on failure; *fd becomes one that is open for reading only.
+ * attach: maps for reading an image of exactly this size.
  * Returns
  *   0
- *   COX_BUSY: seal: somebody else had it mapped for writing before create returned
- *   COX_DENIED: attach: no memory, of another user, or not sealed
+ *   COX_BUSY: seal: another process mapped it for writing
+ *   COX_DENIED: attach: not memory, another user's, or not sealed
  *   COX_CORRUPT: attach: another size
  *   -errno
  */
@@ -145,11 +146,11 @@ int cox_region_replace(struct cox_region *region, int fd);
 int cox_region_renew(struct cox_region *region, const char *name, struct cox_error *err);
 #endif
 
-/* What is free where named regions live; UINT64_MAX: that has no limit. */
+/* Free space where named regions live; UINT64_MAX: no limit. */
 struct cox_region_space {
     uint64_t bytes;
     uint64_t files;
-    /* one region at most (ulimit -f); one byte more and SIGXFSZ ends the process */
+    /* largest region (ulimit -f); one byte more, and SIGXFSZ ends the process */
     uint64_t region;
 };
 #ifdef COX_INTERNAL

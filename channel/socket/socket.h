@@ -1,15 +1,16 @@
 /*
- * socket: bytes and file descriptors over a connected unix socket, each under a deadline; and names
- * by which processes that share nothing find each other.
+ * socket: sends and receives bytes and file descriptors over a connected unix socket, each under a
+ * deadline; and names by which unrelated processes find each other.
  *
  * Usable alone: nothing here knows of groups or control sockets.
  *
- * Threads: any; one at a time sends, one at a time receives on a socket.
- * Ownership: fds that are sent stay the caller's; fds that are received are the caller's, all of
- *   them close-on-exec and 3 or above. After a failure none was received.
- * Blocks: send, receive, accept and connect until their deadline, whether or not the socket blocks.
- * If the process dies: what was sent is the kernel's until it is received; the name of a socket
- *   that listened stays, nobody can connect to it any more, and cox_socket_unlink removes it.
+ * Threads: any; on one socket, one at a time sends and one at a time receives.
+ * Ownership: fds that are sent stay the caller's. Received fds are the caller's, all of them
+ *   close-on-exec and 3 or above. After a failure none was received.
+ * Blocks: send, receive, accept and connect until their deadline, whether or not the socket is in
+ *   blocking mode.
+ * If the process dies: the kernel keeps what was sent until it is received. The name of a listening
+ *   socket stays; connects to it fail, and cox_socket_unlink removes it.
  */
 #ifndef COX_CHANNEL_SOCKET_H
 #define COX_CHANNEL_SOCKET_H
@@ -22,7 +23,7 @@
 extern "C" {
 #endif
 
-/* File descriptors in one message, at most: the kernel's limit is 253. */
+/* File descriptors in one message, at most. The kernel's limit is 253. */
 #define COX_SOCKET_FD_COUNT_MAX 128
 
 #ifdef COX_INTERNAL
@@ -30,63 +31,65 @@ extern "C" {
 int cox_socket_pair(int ret_fds[2]);
 #endif
 
-/* A socket that listens at path, of mode 0600: nobody else but root can connect. What has that name
- * already is left alone. The path may be longer than an address; its last part has 1 to 82 bytes.
+/* Makes a socket that listens at path, with mode 0600: only this user and root can connect. An
+ * existing file at path is left alone. The path may be longer than a socket address; its last
+ * component has 1 to 82 bytes.
  * Returns
  *   0
  *   COX_INVALID: the path
- *   COX_TAKEN: something is there, perhaps a socket of the dead
+ *   COX_TAKEN: a file is there, possibly the socket of a dead process
  *   COX_NOT_FOUND: no such folder
  *   COX_DENIED
  *   -errno
  */
 COX_PUBLIC int cox_socket_listen(const char *path, int *ret_fd, struct cox_error *err);
-/* Takes the next process that has connected.
+/* Accepts the next connection.
  * Returns
  *   0
  *   COX_TIMEOUT
  *   -errno
  */
 COX_PUBLIC int cox_socket_accept(int listen_fd, uint64_t deadline_ns, int *ret_fd);
-/* Connects to whoever listens at path, if that is a process of this user or of root.
+/* Connects to the socket at path, if its process is of this user or of root.
  * Returns
  *   0
  *   COX_INVALID: the path
  *   COX_NOT_FOUND
- *   COX_CLOSED: nobody listens there any more
- *   COX_DENIED: another user's, or no socket
- *   COX_TIMEOUT: so many wait there already
+ *   COX_CLOSED: no process listens there any more
+ *   COX_DENIED: another user's process, or not a socket
+ *   COX_TIMEOUT: its queue of connections was full until the deadline
  *   -errno
  */
 COX_PUBLIC int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd,
                                   struct cox_error *err);
-/* Takes the name away, whoever listens; connections stay.
+/* Removes the name, even while a process listens; connections stay.
  * Returns
- *   0, also when there is none
+ *   0: also when there is none
  *   COX_INVALID: the path
- *   COX_DENIED: no socket
+ *   COX_DENIED: not a socket
  *   -errno
  */
 COX_PUBLIC int cox_socket_unlink(const char *path, struct cox_error *err);
 
-/* Sends all of bytes (size at least 1), and the fds with the first of them. SIGPIPE is never
- * raised. Tries once whatever the deadline, so that a deadline of 0 does not wait.
+/* Sends all of bytes (size at least 1), and the fds with the first of them. Never raises SIGPIPE.
+ * Tries once whatever the deadline, so that a deadline of 0 does not block.
  * Returns
  *   0
- *   COX_TIMEOUT: some bytes may be sent
+ *   COX_TIMEOUT: some bytes may have been sent
  *   COX_CLOSED: the other side is gone
- *   COX_FULL: the kernel holds too many fds of this user that nobody has received (ETOOMANYREFS)
+ *   COX_FULL: too many fds of this user are in flight in the kernel (ETOOMANYREFS)
  *   -errno
  */
 COX_PUBLIC int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds,
                                uint32_t fd_count, uint64_t deadline_ns);
-/* Receives exactly size bytes (at least 1), and the fds that came with them. Unless 0 every fd that
- * came is closed, and the bytes that came are lost.
+/* Receives exactly size bytes (at least 1), and the fds that came with them. On failure every fd
+ * that came is closed, and the bytes that came are lost.
  * Returns
  *   0
  *   COX_TIMEOUT
  *   COX_CLOSED: the other side closed before the first byte
- *   COX_CORRUPT: it closed half-way, or sent more than fd_count_max fds, or other control messages
+ *   COX_CORRUPT: it closed in between, or sent more than fd_count_max fds, or other control
+ *     messages
  *   -EMFILE: this process may not have as many fds as came
  *   -errno
  */
@@ -95,8 +98,8 @@ COX_PUBLIC int cox_socket_receive(int fd, void *bytes, size_t size, int *ret_fds
                                   uint64_t deadline_ns);
 
 #ifdef COX_INTERNAL
-/* Receives what there is, up to size bytes (at least 1), and the fds that came with it, without
- * waiting. *ret_size 0: the other side has closed.
+/* Receives what is there, up to size bytes (at least 1), and the fds that came with it, without
+ * blocking. *ret_size 0: the other side has closed.
  * Returns
  *   0
  *   COX_EMPTY: nothing is there yet
@@ -113,9 +116,9 @@ int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size, 
 int cox_socket_wait(int fd, short events, uint64_t deadline_ns);
 #endif
 
-/* Who is at the other end, as the kernel knows it. */
+/* The process at the other end, as the kernel reports it (SO_PEERCRED). */
 struct cox_socket_peer {
-    /* 0: in a pid namespace that cannot be seen from here */
+    /* 0: it is in a pid namespace that is not visible from here */
     pid_t pid;
     uid_t uid;
     gid_t gid;

@@ -1,6 +1,6 @@
 /*
  * operations: the calls of the executor protocol as functions: init, link status, LoRA, pull KV,
- * recovery, each with the reply of every rank merged as its meaning demands.
+ * recovery. Each merges the replies of all ranks.
  *
  * Threads: any, not inside a handler (COX_DEADLOCK).
  * Ownership: results are the caller's; deinit functions free what they own.
@@ -29,7 +29,7 @@ struct cox_config_entry {
 
 #define COX_KV_CACHE_COUNT_MAX 8
 
-/* Every rank's init reply, merged: the smallest of each capacity. */
+/* The init replies of all ranks, merged: the smallest of each capacity. */
 struct cox_init_summary {
     int64_t cpu_block_count;
     int64_t npu_block_count;
@@ -49,20 +49,20 @@ struct cox_init_summary {
     } kv_caches[COX_KV_CACHE_COUNT_MAX];
 };
 
-/* MODEL_INIT on every rank: in each the ranks form their group anew, in memory of its own. One init
- * at a time: another one, also one that is said again, waits its turn until deadline_ns; and an
- * init waits for the end of the steps in flight. The device blocks of a rank are its npuBlockNum,
- * or, as MindIE-LLM's workers reply since March 2026, npu_block_num of its first KV cache; ranks
- * of both kinds may be in one group. A legacy rank that describes no KV cache has those that the
- * others describe, the first of them with its npuBlockNum.
+/* MODEL_INIT on every rank. In each init the ranks form their group anew, in new memory. Inits run
+ * one at a time: another one, or a replay, waits until deadline_ns; and an init waits until no step
+ * is in flight. The device blocks of a rank are its npuBlockNum, or npu_block_num of its first KV
+ * cache, as MindIE-LLM's workers reply since March 2026; one group may have ranks of both kinds. A
+ * legacy rank that describes no KV cache is taken to have the caches that the others describe, the
+ * first with its npuBlockNum.
  * Returns as cox_executor_call, and
  *   COX_NO_SPACE: no memory for the ranks' group, err says how much; nothing was sent
- *   COX_DIVERGED: ranks disagree on something that cannot be merged (block size, number of caches,
+ *   COX_DIVERGED: ranks disagree on a value that cannot be merged (block size, number of caches,
  *     thinking ids, digest of the model)
- *   COX_CORRUPT: a reply without a required key or with a value that is no number
+ *   COX_CORRUPT: a reply lacks a required key, or has a value that is not a number
  *   COX_INVALID: a rank refuses a value of config
  *   COX_NOT_FOUND: a rank does not find what config names, its model
- *   COX_REJECTED: a rank replies with any other error
+ *   COX_REJECTED: a rank replied with another error
  */
 COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  const struct cox_config_entry *config, size_t config_count,
@@ -70,59 +70,59 @@ COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
                                  struct cox_error *err);
 
 /* Where a version of the model's weights is: memory with the seals F_SEAL_WRITE, F_SEAL_SHRINK,
- * F_SEAL_GROW and F_SEAL_SEAL, which a rank maps for reading. An init tells of it; whoever submits
- * steps says so again in those (fields weights_version and weights), until one of the version has
- * succeeded on all ranks that are there. */
+ * F_SEAL_GROW and F_SEAL_SEAL, which a rank maps for reading. An init names it. Steps name it again
+ * (fields weights_version and weights), until a step of that version has succeeded on all ranks. */
 struct cox_weights_told {
-    /* of the whole memory; can be opened until another version was used by all */
+    /* of the whole memory; can be opened until all ranks use another version */
     struct cox_handle handle;
-    /* bytes of it */
+    /* its bytes */
     uint64_t size;
     /* from 1 */
     uint64_t version;
 };
-/* tell is called in every init from now on, also in one that is said again, on its thread and
- * before it goes out. Before the first init; legacy workers are told nothing. */
+/* tell is called in every init from now on, replays included, on the thread of the init and before
+ * it is sent. To be set before the first init; legacy workers are not told. */
 COX_PUBLIC void cox_executor_tell_weights(struct cox_executor *executor,
                                           void (*tell)(void *context,
                                                        struct cox_weights_told *ret_told),
                                           void *context);
 
-/* The last init that succeeded once more, word for word and marked as such, on every rank: after a
- * rank was replaced. The ranks form their group anew; who has what it asks for keeps it. To legacy
- * workers it is the same init again. Steps in flight end first. The engine state becomes NORMAL,
- * except that PAUSE and READY stay.
+/* Sends the last init that succeeded again to every rank, byte for byte and marked as a replay:
+ * after a rank was replaced. The ranks form their group anew; ranks that already have what it asks
+ * for keep it. Legacy workers get it as a plain init. It waits until no step is in flight. The
+ * engine state becomes NORMAL, except that PAUSE and READY stay.
  * Returns
  *   as cox_executor_init
  *   COX_STATE: there was no init
- *   COX_DIVERGED: the reply is another one than then
+ *   COX_DIVERGED: the reply differs from that of the first init
  */
 COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
-/* What other groups need to pull from this one: RemoteInfo of executor.proto, packed: its name, its
- * control socket, and the KV cache of every rank, as the last init told them, with the life in
- * which they are so. *ret_bytes is the caller's (free). Any thread, asks no worker. Returns
+/* What other groups need to pull from this one, as a packed RemoteInfo (executor.proto): its name,
+ * its control socket, and the KV cache of every rank as of the last init, with their epoch.
+ * *ret_bytes is the caller's (free). Any thread; asks no worker.
+ * Returns
  *   0
- *   COX_UNSUPPORTED: ranks told of no KV cache that others could read
+ *   COX_UNSUPPORTED: no rank has a KV cache that others could read
  *   COX_STATE: there was no init
  *   -ENOMEM
  */
 COX_PUBLIC int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
                                         size_t *ret_size, struct cox_error *err);
-/* The life of the group as others know it: of this one, by cox_executor_life, and of the present
- * model. No other group of the same name has the same. */
+/* The epoch of the group for other groups: made of cox_executor_life and the present model. No
+ * other group of the same name has the same. */
 COX_PUBLIC uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life);
-/* All ranks compute with the model of this digest from now on, and with none of before: other
- * groups are told of it, and of another life, so that they have to link anew. Keys and values
- * computed since are told to nobody before this. Any thread. */
+/* From now on all ranks compute with the model of this digest, and with no earlier one. Other
+ * groups see another epoch and have to link again. Keys and values that were computed since are not
+ * offered before this call. Any thread. */
 COX_PUBLIC void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest);
 
-/* TEXT_GENERATOR_CLEANUP: sequences ended without a further step. No reply. */
+/* TEXT_GENERATOR_CLEANUP: these sequences have ended without a further step. No reply. */
 COX_PUBLIC int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids,
                                     size_t count, uint64_t deadline_ns, struct cox_error *err);
 
-/* PD_LINK: link, unlink, switch role. No reply; ask for the status. */
+/* PD_LINK: link, unlink, switch role. No reply; cox_executor_link_status tells the result. */
 COX_PUBLIC int cox_executor_link(struct cox_executor *executor,
                                  const struct Coxswain__PDLinkRequest *request,
                                  uint64_t deadline_ns, struct cox_error *err);
@@ -132,7 +132,7 @@ struct cox_link_status {
         char *cluster_id;
         /* PDErrorCode */
         int32_t code;
-        /* why, with the rank; NULL: it does not say */
+        /* the reason, with the rank; NULL: none given */
         char *text;
     } * failed;
     size_t failed_count;
@@ -146,8 +146,9 @@ struct cox_link_status {
     char **waiting;
     size_t waiting_count;
 };
-/* PD_LINK_STATUS_QUERY, the lists of every rank merged: a cluster that failed anywhere failed; it
- * succeeded only when every rank lists it as success. With legacy workers rank 0 speaks for all. */
+/* PD_LINK_STATUS_QUERY, with the lists of all ranks merged: a cluster has failed if it failed on
+ * any rank, and succeeded if every rank lists it as success. For legacy workers rank 0's list
+ * counts. */
 COX_PUBLIC int cox_executor_link_status(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_link_status *ret_status, struct cox_error *err);
 COX_PUBLIC void cox_link_status_deinit(struct cox_link_status *status); /* idempotent */
@@ -157,11 +158,11 @@ struct cox_pull_result {
     /* PDErrorCode: 0, or the first failure of any rank */
     int32_t code;
 };
-/* KV_TRANSFER. One result per request of the call, in its order; a request that some rank does not
+/* KV_TRANSFER. One result per request of the call, in its order. A request that some rank does not
  * mention has failed (PD_PULL_KV_UNKNOWN_ERROR). *ret_results is freed with cox_pull_results_free.
  * Returns as cox_executor_call, and
  *   0: also when single pulls failed
- *   COX_INVALID: a request without an id, or two with the same: nothing was sent
+ *   COX_INVALID: a request without an id, or two with the same id; nothing was sent
  */
 COX_PUBLIC int cox_executor_pull_kv(struct cox_executor *executor,
                                     const struct Coxswain__PullKVRequest *request,
@@ -181,28 +182,28 @@ int cox_executor_lora(struct cox_executor *executor,
                       int32_t *ret_statuses, struct cox_error *err);
 #endif
 
-/* What one rank says to a LoRA operation. */
+/* The result of a LoRA operation on one rank. */
 struct cox_lora_result {
-    /* LoraOperationStatus; -1: it gave no reply */
+    /* LoraOperationStatus; -1: no reply */
     int32_t status;
-    /* it may have done it, also without a reply; false: it was never sent */
+    /* it may have been done, also without a reply; false: it was never sent */
     bool asked;
-    /* of what a load has read; 0: it says none */
+    /* digest of the files that a load has read; 0: none given */
     uint64_t digest;
-    /* why, in its words; "": it says none */
+    /* the reason, as the rank gives it; "": none given */
     char text[256];
 };
-/* LORA_OPERATION on every rank, which is told until when it is waited for. ret_results: rank_count
- * of them, filled also on failure.
+/* LORA_OPERATION on every rank; the request carries its deadline. ret_results: rank_count of them,
+ * filled also on failure.
  * Returns as cox_executor_call, and
- *   0: every rank says LORA_CMD_SUCCESS
- *   COX_REJECTED: some do not, err names them
+ *   0: every rank replied LORA_CMD_SUCCESS
+ *   COX_REJECTED: some did not, err names them
  */
 COX_PUBLIC int cox_executor_lora_results(struct cox_executor *executor,
                                          const struct Coxswain__LoraOperationRequest *request,
                                          uint64_t deadline_ns, struct cox_lora_result *ret_results,
                                          struct cox_error *err);
-/* "SLOTS_FULL"; "no answer" for -1; "an unknown status". Static storage. */
+/* "SLOTS_FULL"; "no reply" for -1; "an unknown status". Static storage. */
 COX_PUBLIC const char *cox_lora_status_name(int32_t status);
 
 /* States of a group, for recovery. */
@@ -225,23 +226,22 @@ enum cox_recover_command {
 
 struct cox_recover_result {
     int32_t device;
-    /* 0: ok; -1 when the rank gave no reply: an absent result is a failure */
+    /* 0: ok; -1: no reply; an absent result is a failure */
     int32_t result;
     char text[256];
 };
 
-/* The state is NORMAL after an init and after start; a death makes ABNORMAL of it, and so do a rank
- * that was replaced and an init that reached the ranks and failed, until an init succeeds. BUSY is
- * what NORMAL is called while a step is in flight. In PAUSE and READY, and from when a command
- * other than clear passes the gate until it has ended, steps are refused (COX_STATE): what reached
- * a rank's queue did so before that command. A pause that failed may have stopped some ranks: pause
- * again and start, or replay the init, which starts them where the state is neither PAUSE nor
- * READY. */
+/* The state is NORMAL after an init and after start. A death makes it ABNORMAL, as do the
+ * replacement of a rank and an init that reached the ranks and failed, until an init succeeds. BUSY
+ * is NORMAL while a step is in flight. Steps are refused (COX_STATE) in PAUSE and READY, and while
+ * a command other than clear runs; steps that a rank had queued before are processed. A pause that
+ * failed may have stopped some ranks: pause again and start, or replay the init, which starts them
+ * unless the state is PAUSE or READY. */
 
-/* One recovery command on every rank, whatever the other channels do. ret_results: rank_count of
- * them, filled also on failure.
+/* Runs one recovery command on every rank, whatever the other channels do. ret_results: rank_count
+ * of them, filled also on failure.
  * Returns as cox_executor_call, and
- *   0: every rank says 0
+ *   0: every rank's result is 0
  *   COX_STATE: not legal now, err says which commands are
  *   COX_REJECTED: a rank's result is not 0
  */
@@ -249,8 +249,8 @@ COX_PUBLIC int cox_executor_recover(struct cox_executor *executor, enum cox_reco
                                     uint64_t deadline_ns, struct cox_recover_result *ret_results,
                                     struct cox_error *err);
 COX_PUBLIC enum cox_engine_state cox_executor_engine_state(const struct cox_executor *executor);
-/* A pause has failed, but came to some ranks, or may have: the state is as before, and yet they
- * refuse steps. Until a pause or start succeeds; start is legal, whatever the state. */
+/* A pause has failed, but reached some ranks, or may have: the state is unchanged, yet they refuse
+ * steps. Lasts until a pause or start succeeds; start is legal in any state then. */
 COX_PUBLIC bool cox_executor_partially_paused(const struct cox_executor *executor);
 COX_PUBLIC const char *cox_engine_state_name(enum cox_engine_state state);
 COX_PUBLIC const char *cox_recover_command_name(enum cox_recover_command command);
