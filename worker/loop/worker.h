@@ -1,37 +1,39 @@
 /*
- * worker: the worker side of a group: attach as one rank, reply requests with callbacks, end with
- * the coordinator.
+ * worker: the worker side of a group: attaches to it as one rank, serves its requests with
+ * callbacks, and ends with the coordinator.
  *
- * Processes and threads: one struct cox_worker per process. new, run and free on one thread; stop
- *   from anywhere, signal handlers included; report_fault from any thread. new starts a thread that
- *   ends the process with its coordinator (COX_ORPHAN_EXIT), until free. run starts one thread
- *   per two-way channel, with all signals blocked but those of faults (execute, transfer: and
- *   SIGURG, which is the library's while run runs), and calls each callback on the thread of its
- *   channel:
+ * Processes: one struct cox_worker per process.
+ * Threads: the caller calls new, run and free on one thread; stop on any thread or in a signal
+ *   handler; report_fault on any thread. new starts a thread that ends the process when the
+ *   coordinator dies (COX_ORPHAN_EXIT); it runs until free. run starts one thread per two-way
+ *   channel and calls each callback on its channel's thread:
  *     execute            init, execute, cleanup, opaque
  *     shared_sync_link   link, link_status, lora
  *     transfer           pull_kv
- *     recover_command    pause, pause_net, clear, reinit, start: so they overtake a stuck execute
- *   A callback blocks its own channel only, and callbacks of different channels run at the same
- *   time.
- * Ownership: requests and batches are lent to the callback; responses are filled by it, with memory
- *   from the arena it is given or memory that outlives the call.
- * Blocks: new waits for nothing; run blocks until the worker ends.
- * Failures: a callback returns 0, or anything else to reply with an error; its text reaches the
- *   coordinator with the rank. An error of any rank ends the request for all. A legacy coordinator
- *   drops every reply and report whose status is not 0: it gets the failure with status 0, in the
- *   words of its own protocol (err_msg of a step, the init status, the LoRA status UNSUPPORT_CMD, a
- *   code for each pull, command_result), and beside it the text as a fault report.
- * If the process dies: its slot and lines stay as they are; the coordinator sees the death and no
- *   half-written reply.
- * If the coordinator dies: the process ends, also before run, and in or after finalize (on_orphan).
- *   One that the coordinator started itself gets SIGKILL from the kernel, from its first
- *   instruction on, also when stopped. One inside wrappers (sh -c, timeout) ends itself, which a
- *   stopped process cannot do; so new asks the kernel for SIGKILL at the death of the wrapper, from
- *   then until free, where on_orphan is COX_ORPHAN_EXIT and the wrapper has one thread. What is
- *   left: stopped inside two wrappers that both stay, or inside one with threads, a worker ends
- *   when it is continued. Before new the library knows of nothing: a wrapped worker should attach
- *   first and load its weights in init.
+ *     recover_command    pause, pause_net, clear, reinit, start: they overtake a stuck execute
+ *   A callback blocks its own channel only. Callbacks of different channels run at the same time.
+ * Signals: channel threads block all signals but those of faults. The execute and transfer threads
+ *   also accept SIGURG, which the library owns while run runs.
+ * Ownership: requests and batches are lent to the callback. The callback fills the responses, from
+ *   the arena it is given or from memory that outlives the call.
+ * Blocks: new never blocks. run blocks until the worker ends.
+ * Failures: a callback returns 0, or another value to reply with an error. The error's text reaches
+ *   the coordinator with the rank, and ends the request for all ranks. A legacy coordinator drops
+ *   each reply and report whose status is not 0. It therefore gets the failure with status 0, in
+ *   the fields of its own protocol: err_msg of a step, the init status, the LoRA status
+ *   UNSUPPORT_CMD, a code per pull, or command_result. The text follows as a fault report.
+ * If the process dies: its slot and lines stay as they are. The coordinator sees the death and
+ *   never a half-written reply.
+ * If the coordinator dies: the process ends (on_orphan), also before run, and in or after finalize.
+ *   A child of the coordinator gets SIGKILL from the kernel, from its first instruction on, also
+ *     while stopped.
+ *   A process inside wrappers (sh -c, timeout) ends itself, which it cannot do while stopped. new
+ *     therefore asks the kernel for SIGKILL at the wrapper's death, until free. This needs
+ *     COX_ORPHAN_EXIT and a wrapper with one thread.
+ *   Not covered: a stopped worker inside two wrappers that survive, or inside one with threads. It
+ *     ends when it is continued.
+ *   Before new, the library cannot act: a wrapped worker should attach first and load its weights
+ *     in init.
  */
 #ifndef COX_WORKER_WORKER_H
 #define COX_WORKER_WORKER_H
@@ -52,78 +54,81 @@ struct Coxswain__PullKVResponse;
 struct Coxswain__LoraOperationRequest;
 struct Coxswain__LoraOperationResponse;
 
-/* What to do when the coordinator is gone. */
+/* What the worker does when the coordinator has died. */
 enum cox_orphan_action {
-    COX_ORPHAN_EXIT = 0, /* _exit(70) at once, whatever callbacks or the host do */
-    COX_ORPHAN_RETURN,   /* run returns COX_PEER_DEAD once running callbacks have returned; only a
-                            process that the coordinator did not start itself gets that far */
+    COX_ORPHAN_EXIT = 0, /* _exit(70) at once, whatever callbacks or the host are doing */
+    /* run returns COX_PEER_DEAD after running callbacks have returned. A child of the coordinator
+     * never gets that far: the kernel kills it. */
+    COX_ORPHAN_RETURN,
 };
 
-/* Whichever rank is free. */
+/* Any free rank. */
 #define COX_WORKER_RANK_ANY UINT32_MAX
 
 struct cox_worker_options {
     /* set by COX_WORKER_OPTIONS_INIT (base.h) */
     size_t size;
-    /* "/NAME": the group */
+    /* name of the group: "/NAME" */
     char prefix[160];
     /* 0 to rank_count - 1 */
     uint32_t rank;
-    /* checked against the group */
+    /* must match the group */
     uint32_t rank_count;
     /* passed on, not used by the library */
     int32_t device;
-    /* which life of this rank; 1 is the first */
+    /* incarnation of this rank; 1 is the first */
     uint32_t generation;
-    /* Path of the group's control socket, or, without a slash, the group's name: new logs on there,
-     * and is told the memory, and what of rank, rank_count and generation is left open: rank
-     * COX_WORKER_RANK_ANY, the others 0. prefix is then for messages only. Empty: by names, or by
-     * fds. */
+    /* Path of the group's control socket, or, without a slash, the group's name. new connects there
+     * and receives the memory, and also rank, rank_count and generation where these are left open:
+     * rank COX_WORKER_RANK_ANY, the others 0. prefix is then used in messages only. Empty: attach
+     * by names or fds. */
     char control_socket[4096];
-    /* Path of the group's control socket, where fds are left and fetched that the kernel does not
-     * let one process take out of another (Yama, seccomp): what is too large for its frame or slot.
-     * Empty: as control socket. */
+    /* Path of the control socket that serves as fd store. Processes exchange fds there when the
+     * kernel denies pidfd_getfd (Yama, seccomp), for payloads too large for a frame or slot. Empty:
+     * the same as control_socket. */
     char fd_store[4096];
-    /* with fd_count > 0: the group's memory as open fds (channel/shm/inherit.h), */
+    /* with fd_count > 0: first of the open fds of the group's memory (channel/shm/inherit.h) */
     int fd_first;
-    /* which new takes; a rank that is started again has no names to go by */
+    /* new takes ownership of the fds; a restarted rank has no names to attach by */
     uint32_t fd_count;
-    /* An eventfd to which the rank writes after its replies, when the host of the coordinator asks
-     * for that (cox_executor_fd); new takes it. 0: none, or it comes over the control socket. */
+    /* An eventfd that the rank writes after its replies, when the coordinator's host asks for it
+     * (cox_executor_fd). new takes ownership. 0: none, or the control socket delivers it. */
     int notify_fd;
-    /* coordinator; checked against the group; a legacy one is known by this alone */
+    /* pid of the coordinator; must match the group. A legacy coordinator is identified by it alone.
+     */
     int32_t parent_pid;
     enum cox_orphan_action on_orphan;
-    /* A callback (execute, opaque, pull_kv) that stays inside after a pause (cox_worker_pause) and
-     * a signal is left by a jump out of a signal handler, wherever it is: what it allocated leaks,
-     * what it had locked stays locked, also inside the C library (malloc, stdio; out of scanf glibc
-     * cannot be left at all, the process ends), no destructor runs, threads it has started go on.
-     * Only for callbacks that can stand it, which run on the stack they were called on, and which
-     * put cox_worker_disable_leave around what must not be abandoned. false: such a rank stays
-     * stuck until it is replaced. */
+    /* true: a callback (execute, opaque, pull_kv) that ignores a pause (cox_worker_pause) and its
+     * signals is left by siglongjmp out of a signal handler, wherever it is. What it allocated
+     * leaks. Locks it held stay locked, also inside the C library (malloc, stdio). No destructor
+     * runs, and threads it started continue. scanf of glibc cannot be left: the process ends.
+     * Only for callbacks that tolerate this and run on the stack they were called on. They put
+     * cox_worker_disable_leave around code that must not be abandoned.
+     * false: a stuck rank stays stuck until it is replaced. */
     bool leave_stuck;
-    /* cap on an unpacked request; 0: 256 MiB, and of one that did not fit its frame twice its size
-     * beside */
+    /* Upper limit of an unpacked request; 0: 256 MiB. A request that did not fit its frame may use
+     * twice its size in addition. */
     size_t request_size_max;
-    /* live sequences; 0: 4096 */
+    /* live sequences, at most; 0: 4096 */
     uint32_t sequence_count_max;
-    /* tokens of one sequence; 0: 131072 */
+    /* tokens of one sequence, at most; 0: 131072 */
     uint32_t token_count_max;
     struct cox_log log;
 };
 #define COX_WORKER_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_worker_options)
 
-/* Fills options from the environment that the coordinator sets (COXSWAIN_PREFIX, _RANK,
- * _WORLD_SIZE, _DEVICE, _PARENT_PID, _GENERATION, _FDS and _NOTIFY_FD, which are removed from it,
- * and _DOOR, the fd store, which is the control socket as well where _ATTACH is sealed) and then
- * from the flags --socket, --local_rank, --local_world_size, --npu_num_per_dp, --npu_device_id,
- * --parent_pid, --shm_name_prefix (value in the next argument or after '='). When --npu_num_per_dp
- * is smaller than the world size, the node has several groups: rank is taken modulo it.
- * --global_rank and --global_world_size are accepted and not used. Flags it knows are removed from
- * argv and *argc; all others stay, in order. Returns
+/* Fills options from the environment, then from flags; flags win.
+ * Environment, set by the coordinator: COXSWAIN_PREFIX, _RANK, _WORLD_SIZE, _DEVICE, _PARENT_PID,
+ * _GENERATION, _FDS, _NOTIFY_FD and _DOOR. _FDS and _NOTIFY_FD are removed from it. _DOOR is the fd
+ * store, and the control socket too when _ATTACH is sealed.
+ * Flags, with the value after '=' or in the next argument: --socket, --local_rank,
+ * --local_world_size, --npu_num_per_dp, --npu_device_id, --parent_pid, --shm_name_prefix. When
+ * --npu_num_per_dp is smaller than the world size, the node has several groups: rank is taken
+ * modulo it. --global_rank and --global_world_size are accepted and ignored. Known flags are
+ * removed from argv and *argc; all others stay, in order.
+ * Returns
  *   0
- *   COX_INVALID: err names what is missing or makes no sense; options and argv are as before
- */
+ *   COX_INVALID: a value is missing or invalid, err names it; options and argv are unchanged */
 COX_PUBLIC int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char **argv,
                                         struct cox_error *err);
 
@@ -137,14 +142,14 @@ struct cox_kv_cache_desc {
 
 #define COX_KV_CACHE_DESC_COUNT_MAX 8
 
-/* How the keys and values of a rank lie in the blocks of its KV cache. Ranks of two groups can take
- * blocks from each other where all of it is the same. model_digest is of the whole model, whatever
- * part of it is this rank's: ranks of one group that tell different ones cannot compute together,
- * and their init fails (COX_DIVERGED). */
+/* Layout of a rank's keys and values in the blocks of its KV cache. Ranks of two groups can copy
+ * blocks from each other when all fields are equal. model_digest covers the whole model, whatever
+ * part this rank has. Ranks of one group with different digests cannot compute together: their init
+ * fails (COX_DIVERGED). */
 struct cox_kv_layout {
     uint32_t rank, rank_count;
     uint32_t layer_count;
-    /* of this rank */
+    /* the KV heads of this rank */
     uint32_t kv_head_first, kv_head_count;
     uint32_t head_dim;
     /* positions per block */
@@ -152,39 +157,38 @@ struct cox_kv_layout {
     /* 4: F32 */
     uint32_t element_bytes;
     uint64_t block_bytes;
-    /* of configuration and weights; 0: it does not say */
+    /* of configuration and weights; 0: unknown */
     uint64_t model_digest;
 };
 
 /* What other groups need to read the KV cache of a rank. */
 struct cox_kv_pool {
-    /* 0: there is none for others */
+    /* 0: the rank exports no KV cache */
     uint32_t block_count;
-    /* struct cox_handle (channel/handle/handle.h) of KV blocks (channel/memory/pool/kv_blocks.h) */
+    /* struct cox_handle (channel/handle/handle.h) of the KV blocks
+     * (channel/memory/pool/kv_blocks.h) */
     uint8_t handle[64];
     struct cox_kv_layout layout;
 };
 
 struct Coxswain__KvPool;
-/* Reads what a link request carries of the other group's rank (executor.proto, KvPool).
+/* Reads the KV pool of another group's rank from a link request (executor.proto, KvPool).
  * Returns
  *   0
- *   COX_CORRUPT: a field is missing or impossible, err says which
- */
+ *   COX_CORRUPT: a field is missing or impossible, err names it */
 COX_PUBLIC int cox_kv_pool_read(const struct Coxswain__KvPool *message,
                                 struct cox_kv_pool *ret_pool, struct cox_error *err);
-/* Compares two layouts: blocks can be copied between ranks whose layouts are equal.
+/* Checks that two layouts are equal, so that blocks can be copied between their ranks.
  * Returns
  *   0
- *   COX_INVALID: err names every field that differs, with both values
- */
+ *   COX_INVALID: err names each field that differs, with both values */
 COX_PUBLIC int cox_kv_layout_check(const struct cox_kv_layout *theirs,
                                    const struct cox_kv_layout *ours, struct cox_error *err);
 
-/* What a rank says of itself at init. A legacy coordinator reads the device blocks from
- * npu_block_count or from kv_caches[0].block_count, by its release: of the two, one that is 0 is
- * sent as the other, and a rank without kv_caches describes one of npu_block_count blocks, of no
- * block size. */
+/* What a rank reports at init. A legacy coordinator reads the device blocks from npu_block_count or
+ * from kv_caches[0].block_count, depending on its release. If one of the two is 0, the library
+ * sends it as the other. A rank without kv_caches is described by one of npu_block_count blocks
+ * with block size 0. */
 struct cox_init_result {
     /* blocks of the swap space */
     int64_t cpu_block_count;
@@ -203,111 +207,116 @@ struct cox_init_result {
     struct cox_kv_pool kv_pool;
 };
 
-/* Looks a key up in the init configuration; NULL when absent. */
+/* Looks up a key of the init configuration; NULL when absent. */
 struct cox_init_request;
 COX_PUBLIC const char *cox_init_request_get(const struct cox_init_request *request,
                                             const char *key);
 
-/* Number of the init request on its channel, as batches have theirs. */
+/* The init's sequence number on its channel, as cox_batch.sequence is a step's. */
 COX_PUBLIC uint64_t cox_init_request_sequence(const struct cox_init_request *request);
 
-/* True when this init is said again, word for word, because a rank was replaced: a rank that has
- * replied to it before may keep what it loaded and reply the same; its rank group is formed anew in
- * any case. */
+/* True when the coordinator repeats an init unchanged because it replaced a rank. A rank that has
+ * completed this init before may keep what it loaded and reply the same. It must form its rank
+ * group anew in any case. */
 COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request);
 
-/* options starts as COX_GROUP_OPTIONS_INIT (asserted). Sets what the ranks are to form their group
- * with in this init: fd, fd_offset, rank, rank_count and life; the rest stays the caller's. Each
- * init has memory of its own, all zero, so that nobody who is still in the group before writes
- * into this one. fd is -1 where there is no memory for a group (legacy); it is lent until
- * cox_worker_free. In a sealed group it sets `sealed` in their place, lent until the callback
- * returns, and the group of the init before has to be left before one is joined in this one. */
+/* Fills in where the ranks form their rank group in this init. options starts as
+ * COX_GROUP_OPTIONS_INIT (asserted).
+ * Named group: sets fd, fd_offset, rank, rank_count and life. Each init has memory of its own, all
+ * zero, so that a rank still in the previous group cannot write to it. fd is lent until
+ * cox_worker_free; it is -1 where the coordinator has no such memory (legacy).
+ * Sealed group: sets `sealed` instead, lent until the callback returns. The rank leaves the
+ * previous init's group before it joins this one.
+ * All other options stay the caller's. */
 struct cox_group_options;
 COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
                                        struct cox_group_options *options);
 
-/* The weights that the coordinator shares, as the init names them.
+/* The coordinator's shared weights, as this init names them.
  * Returns
  *   0
- *   COX_EMPTY: none; ranks load their weights themselves
- *   COX_CORRUPT
- */
+ *   COX_EMPTY: none; each rank loads its weights itself
+ *   COX_CORRUPT */
 COX_PUBLIC int cox_init_request_weights(const struct cox_init_request *request,
                                         struct cox_weights_candidate *ret_candidate,
                                         struct cox_error *err);
-/* Path of the control socket, where cox_handle_open can fetch handles that cannot be opened
+/* Path of the control socket, from which cox_handle_open can fetch handles that it cannot open
  * otherwise. False: the group has none, or the path does not fit buffer. */
 COX_PUBLIC bool cox_init_request_socket(const struct cox_init_request *request, char *buffer,
                                         size_t size);
 
-/* True once nobody waits for this init any more (timeout, another rank's failure), and once the
- * worker is to pause (cox_worker_pause): a long callback may ask and return COX_ABORTED early.
- * Lock-free, from the callback's thread, until it returns. */
+/* True once the coordinator has cancelled this init (timeout, another rank's failure), or the
+ * worker is pausing (cox_worker_pause). A long callback may poll it and return COX_ABORTED early.
+ * Lock-free; on the callback's thread, until it returns. */
 COX_PUBLIC bool cox_init_request_aborted(const struct cox_init_request *request);
 
-/* True once nobody waits for the reply to the pull_kv that is being called (timeout, another
- * rank's failure), and once the worker is to pause: it should come out then. Lock-free, from that
- * callback's thread. */
+/* True once the coordinator has cancelled the pull_kv under way (timeout, another rank's failure),
+ * or the worker is pausing. The callback should then return. Lock-free; on the callback's thread.
+ */
 COX_PUBLIC bool cox_worker_pull_aborted(const struct cox_worker *worker);
 
-/* Any callback may be NULL: the request is then replied to with COX_UNSUPPORTED (no-reply requests
- * are dropped; a legacy coordinator gets a fault report for a link). Only an init that brings no
- * configuration succeeds without a callback, and tells of nothing: no blocks, no positions, no KV
- * cache. */
+/* Any callback may be NULL. Its requests then get the reply COX_UNSUPPORTED. Requests without a
+ * reply are dropped; for a link, a legacy coordinator gets a fault report. Without an init
+ * callback, only an init that carries no configuration succeeds, and reports nothing: no blocks, no
+ * positions, no KV cache. */
 struct cox_worker_callbacks {
     /* set by COX_WORKER_CALLBACKS_INIT (base.h) */
     size_t size;
     int (*init)(void *context, const struct cox_init_request *request,
                 struct cox_init_result *result, struct cox_error *err);
-    /* outputs: batch->row_count of them. The sequence table moves only when this returns 0. */
+    /* outputs: batch->row_count of them. The sequence table advances only when execute returns 0.
+     */
     int (*execute)(void *context, const struct cox_batch *batch, struct cox_batch_output *outputs,
                    struct cox_error *err);
-    /* Sequences ended without a further step: forget what is kept for these slots. No reply. */
+    /* Sequences ended without a further step: release the state kept for these slots. No reply. */
     void (*cleanup)(void *context, const uint32_t *slots, uint32_t count);
-    /* Bytes only the two ends understand. Bytes are lent in place, in shared memory that other
-     * ranks of a named group could write: read once, or copy. What did not fit its frame is in
-     * memory that the coordinator alone can write, the same for every rank. A longer reply than
-     * reply_capacity: cox_worker_reply_grow. */
+    /* An application-defined request. Its bytes are lent in place, in shared memory that other
+     * ranks of a named group could write: read each byte once, or copy. A request that did not fit
+     * its frame is in memory that only the coordinator can write, the same for all ranks. For a
+     * reply longer than reply_capacity: cox_worker_reply_grow. */
     int (*opaque)(void *context, const uint8_t *request, size_t request_size, uint8_t *reply,
                   size_t reply_capacity, size_t *ret_reply_size, struct cox_error *err);
-    /* Starts linking, unlinking or a switch of role; the state is told by link_status. No reply.
-     * It also tells of pulls to end (cancelled_pulls), while pull_kv runs. How coxswain-worker does
-     * these four is in links.h, pulls.h and transfer.h; a worker of its own has its KV cache in KV
-     * blocks (channel/memory/pool/kv_blocks.h: cox_kv_blocks_new; cox_exporter_export of their fd)
-     * and tells of them in kv_pool at init; link attaches to those of another group's ranks
-     * (cox_handle_open, cox_kv_view_attach); pull_kv copies a block under the generation that the
-     * request names (cox_kv_view_copy); before a step writes a block that belonged to another
-     * sequence it calls cox_kv_blocks_take, and after it cox_kv_blocks_give. */
+    /* Starts linking, unlinking or a role change; link_status reports the state. No reply. Also
+     * delivers cancelled pulls (cancelled_pulls), while pull_kv runs.
+     * For link, link_status and pull_kv, coxswain-worker is the example: links.h, pulls.h,
+     * transfer.h. Another worker does the same as follows:
+     *   - It keeps its KV cache in KV blocks (cox_kv_blocks_new), exports their fd
+     *     (cox_exporter_export), and reports them in kv_pool at init.
+     *   - link attaches to the KV blocks of another group's ranks (cox_handle_open,
+     *     cox_kv_view_attach).
+     *   - pull_kv copies a block under the generation that the request names (cox_kv_view_copy).
+     *   - Before a step writes a block that belonged to another sequence, it calls
+     *     cox_kv_blocks_take, and cox_kv_blocks_give after it. */
     void (*link)(void *context, const struct Coxswain__PDLinkRequest *request);
     int (*link_status)(void *context, struct cox_arena *arena,
                        struct Coxswain__PDLinkStatusResponse *response, struct cox_error *err);
-    /* lora_op_status is UNSUPPORT_CMD unless the callback sets another; text goes with a failure.
+    /* lora_op_status is UNSUPPORT_CMD unless the callback sets another; text accompanies a failure.
      */
     int (*lora)(void *context, const struct Coxswain__LoraOperationRequest *request,
                 struct cox_arena *arena, struct Coxswain__LoraOperationResponse *response,
                 struct cox_error *err);
-    /* A result per request, each with its code: one that fails is no failure of the others. A long
-     * one asks cox_worker_pull_aborted. */
+    /* One result per request, each with its own code: one failed pull does not fail the others. A
+     * long callback polls cox_worker_pull_aborted. */
     int (*pull_kv)(void *context, const struct Coxswain__PullKVRequest *request,
                    struct cox_arena *arena, struct Coxswain__PullKVResponse *response,
                    struct cox_error *err);
-    /* The recovery commands. A result other than 0 is told as command_result with the text. They
-     * may be repeated, and be called on a rank that an earlier one did not reach (one that was
-     * replaced meanwhile). After a reinit that returned 0 the rank knows no sequence: a step that
-     * builds on an earlier one is replied to with COX_STALE. */
+    /* The recovery commands. A result other than 0 is reported as command_result with the text. The
+     * coordinator may repeat them, and may call them on a rank that missed an earlier one because
+     * it was replaced. After a reinit that returned 0 the rank has no sequences: a step that builds
+     * on an earlier one fails with COX_STALE. */
     int (*pause)(void *context, struct cox_error *err);
     int (*pause_net)(void *context, struct cox_error *err);
     int (*clear)(void *context, struct cox_error *err);
     int (*reinit)(void *context, struct cox_error *err);
     int (*start)(void *context, struct cox_error *err);
-    /* The coordinator said goodbye; once, after it run returns. Called on the thread of run. */
+    /* The coordinator has finalized the group. Called once, after the execute channel is done, on
+     * the thread of run, before run returns. */
     void (*finalize)(void *context);
 };
 #define COX_WORKER_CALLBACKS_INIT COX_OPTIONS_INIT(struct cox_worker_callbacks)
 
-/* Attaches to the group as options->rank: one of ours, or, where parent_pid is given and there is
- * no control region, one of a legacy coordinator. options and callbacks are copied; context is
- * borrowed until free.
+/* Attaches to the group as options->rank. A legacy group is one that has no shared state; it needs
+ * parent_pid. options and callbacks are copied; context is borrowed until free.
  * Returns
  *   0
  *   COX_NOT_FOUND: no such group
@@ -315,118 +324,117 @@ struct cox_worker_callbacks {
  *   COX_VERSION
  *   COX_CORRUPT
  *   COX_INVALID: the options; rank or world size do not fit the group
- *   COX_PEER_DEAD: its coordinator or its wrapper is gone
- *   COX_TAKEN: another process is this rank, err says which, and it stays so until the coordinator
- *     starts the rank again (a legacy coordinator has no place to say so)
- *   -errno
- */
+ *   COX_PEER_DEAD: its coordinator or its wrapper is dead
+ *   COX_TAKEN: another process is this rank, err names it, until the coordinator restarts the rank
+ *     (never from a legacy coordinator, which cannot report this)
+ *   -errno */
 COX_PUBLIC int cox_worker_new(const struct cox_worker_options *options,
                               const struct cox_worker_callbacks *callbacks, void *context,
                               struct cox_worker **ret_worker, struct cox_error *err);
-/* NULL-safe, returns NULL. Threads inside report_fault come out first, with COX_CLOSED; none may
- * come later. */
-/* In the child of a fork it only lets go of memory: the rank is the parent's. */
+/* NULL-safe, returns NULL. Wakes threads blocked in report_fault, which return COX_CLOSED, and
+ * waits for them. No call may follow. */
+/* In the child of a fork it only unmaps memory: the rank is the parent's. */
 COX_PUBLIC struct cox_worker *cox_worker_free(struct cox_worker *worker);
 
-/* Which rank of how many this is; once new has returned. */
+/* The rank and the world size; valid once new has returned. */
 COX_PUBLIC uint32_t cox_worker_rank(const struct cox_worker *worker);
 #ifdef COX_INTERNAL
 uint32_t cox_worker_rank_count(const struct cox_worker *worker);
 #endif
 
 /* Serves until the coordinator finalizes, stop is called, or the coordinator dies. On return the
- * rank has left the group: requests to it fail, also while the process lives on.
+ * rank has left the group: its requests fail even while the process lives on.
  * Returns
  *   0: after finalize or stop
- *   COX_PEER_DEAD: the coordinator is gone (only with COX_ORPHAN_RETURN)
- *   COX_CORRUPT: shared memory makes no sense any more
- *   -errno
- */
+ *   COX_PEER_DEAD: the coordinator has died (only with COX_ORPHAN_RETURN)
+ *   COX_CORRUPT: the shared memory is invalid
+ *   -errno */
 COX_PUBLIC int cox_worker_run(struct cox_worker *worker, struct cox_error *err);
 
-/* Asks run to return once running callbacks have. Async-signal-safe, idempotent. */
+/* Makes run return after running callbacks have returned. Async-signal-safe, idempotent. */
 COX_PUBLIC void cox_worker_stop(struct cox_worker *worker);
 
-/* In an opaque callback, on its thread: memory for a reply of up to size bytes, instead of what
- * the callback was given; it is to be there whole when the callback returns, and nothing is copied
- * to it from before. Again: another one instead. Lent until the callback returns.
+/* Allocates memory for a reply of up to size bytes, which replaces the buffer that the callback was
+ * given. Nothing is copied from that buffer: the callback writes the whole reply here before it
+ * returns. Another call replaces the memory again. On the thread of an opaque callback; lent until
+ * it returns.
  * Returns
  *   0
- *   COX_STATE: no such callback
+ *   COX_STATE: no opaque callback runs on this thread
  *   COX_NO_SPACE
- *   COX_TOO_LARGE: legacy coordinators take no more than fits a slot
- *   -errno
- */
+ *   COX_TOO_LARGE: a legacy coordinator accepts no more than fits a slot
+ *   -errno */
 COX_PUBLIC int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_reply,
                                      struct cox_error *err);
 
-/* In an execute callback, on its thread: of this step so many nanoseconds went into operations with
- * other ranks, wait_ns of them waiting for those; told with the reply. Again: instead. Not called:
- * there is no group. */
+/* Reports with the reply how long this step spent in operations with other ranks, and how much of
+ * that waiting for them. A second call replaces the first. Without a call: the rank is in no group.
+ * On the thread of an execute callback. */
 COX_PUBLIC void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns,
                                            uint64_t wait_ns);
 
-/* Between the two calls options.leave_stuck does not make the calling thread leave its callback; a
- * leave that became due meanwhile happens at the next SIGURG. A callback puts them around what must
- * not be abandoned halfway: a lock that is held, memory that is allocated, a file that is written.
- * The callback's thread only; no effect on others. They do not nest. */
+/* Between the two calls, options.leave_stuck does not make this thread leave its callback. A leave
+ * that falls due meanwhile happens at the next SIGURG. A callback puts the calls around what must
+ * not be abandoned halfway: a held lock, an allocation, a file being written. No effect on other
+ * threads. The calls do not nest. */
 COX_PUBLIC void cox_worker_disable_leave(void);
 COX_PUBLIC void cox_worker_enable_leave(void);
 
 /* ---- for the recovery callbacks ---- */
 
-/* No step, pull or opaque request is begun from now on until resume: they are replied to with
- * COX_ABORTED at once; init and cleanup are begun as ever. The callback that runs on the execute
- * channel, and that on the transfer channel, is told to come out (cox_batch_aborted,
- * cox_init_request_aborted) and waited for. After grace_ms (0: 500; a day at most) its thread gets
- * SIGURG every 50 ms, by which a system call that blocks ends with EINTR; after as long again, with
- * options.leave_stuck, it is left by a jump, and the request is replied to with COX_ABORTED. An
- * init or a cleanup is told and gets signals, but is never left: what it was allocating or letting
- * go of would be known to nobody. So it takes 2 grace_ms, and 3 at most: a second for a rank that
- * is stuck, with the default; longer if this process is held up. Idempotent: again, what is inside
- * by then is told, and waited for, anew. From a recovery callback, or any thread but those of the
- * two channels (asserted). Returns
- *   0: what was inside has come out
- *   COX_TIMEOUT: a callback still is, err says which, in what request and for how long; it
- *     stays paused
- */
+/* Pauses the worker: until resume, steps, pulls and opaque requests are replied to with COX_ABORTED
+ * at once; init and cleanup still begin.
+ * Running callbacks of the execute and transfer channels are waited for, in stages:
+ *   1. They are asked to return (cox_batch_aborted, cox_init_request_aborted).
+ *   2. After grace_ms (0: 500; at most a day) their threads get SIGURG every 50 ms, which ends
+ *     blocking system calls with EINTR.
+ *   3. After grace_ms again, with options.leave_stuck, a callback is left by siglongjmp and its
+ *     request replied with COX_ABORTED. init and cleanup get signals but are never left: what they
+ *     were allocating or freeing would leak.
+ * So a pause takes 2 grace_ms, or 3 at most: one second for a stuck rank by default. It takes
+ * longer when this process is held up. Idempotent: a second pause asks and waits again for what is
+ * running then. On a recovery callback's thread, or any thread but those of the two channels
+ * (asserted).
+ * Returns
+ *   0: no callback is running
+ *   COX_TIMEOUT: a callback is still running, err names it, its request and its age; the worker
+ *     stays paused */
 COX_PUBLIC int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms,
                                 struct cox_error *err);
-/* Requests are begun again. Idempotent. An init that is not replayed makes the group NORMAL, where
- * no start is legal: its callback resumes. */
+/* Ends a pause. Idempotent. An init that is not a replay puts the group in state NORMAL, where
+ * start is illegal: the init callback resumes. */
 COX_PUBLIC void cox_worker_resume(struct cox_worker *worker);
 #ifdef COX_INTERNAL
 bool cox_worker_paused(const struct cox_worker *worker);
 #endif
-/* A callback of the execute or of the transfer channel is inside. A thread that has stored what
- * such a callback looks at first, and then finds none here, will not be missed by the next one
+/* True while a callback of the execute or transfer channel is running. A thread that first stores
+ * what such a callback reads at its start, and then gets false, is not missed by the next callback
  * (both seq_cst). */
 COX_PUBLIC bool cox_worker_busy(const struct cox_worker *worker);
 
 /* ---- for the lora callback ---- */
 
-/* Before an adapter is taken away: steps that announce a sequence with it are refused (COX_BUSY)
- * from now on, until admit, and those that live are waited for: until the request's deadline, or 5
- * s where it has none, until the coordinator has given it up, or the worker leaves. A step's rows
- * with this lora_id are rows of sequences that live, so on success none is looking at the adapter,
- * and none will. Inside the lora callback only.
+/* Retires an adapter before it is unloaded. From now on, steps that announce a sequence with it are
+ * refused (COX_BUSY), until admit. Blocks until no live sequence uses it, at most until the
+ * request's deadline (5 s if it has none), its cancellation, or the worker's end. Only live
+ * sequences have rows with this lora_id, so after success no callback reads the adapter. Inside the
+ * lora callback only.
  * Returns
  *   0
- *   COX_BUSY: some live still, err says how many, and they are admitted again
- *   -ENOMEM
- */
+ *   COX_BUSY: some sequences still use it, err has their number; the adapter is admitted again
+ *   -ENOMEM */
 COX_PUBLIC int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id,
                                       struct cox_error *err);
 COX_PUBLIC void cox_worker_lora_admit(struct cox_worker *worker, const char *lora_id);
 
-/* Tells the coordinator of a fault outside any reply, on the error channel; text is cut to what
- * fits. Waits for the slot until deadline_ns; when that has passed, it is taken if it is free.
+/* Reports a fault to the coordinator outside any reply, on the error channel. The text is cut to
+ * what fits. Waits for the slot until deadline_ns; a past deadline takes the slot only if it is
+ * free.
  * Returns
  *   0
  *   COX_TIMEOUT
- *   COX_CLOSED: the worker leaves
- *   -errno
- */
+ *   COX_CLOSED: the worker is leaving the group
+ *   -errno */
 COX_PUBLIC int cox_worker_report_fault(struct cox_worker *worker, const char *text,
                                        uint64_t deadline_ns);
 
