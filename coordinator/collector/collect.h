@@ -1,27 +1,28 @@
 /*
- * collect: the coordinator's private half of one two-way channel: what is in flight, who still owes
- * a reply, and the gathering of the replies.
+ * collect: the coordinator's private state of one two-way channel: the requests in flight, the
+ * ranks that owe replies, and the gathering of replies.
  *
- * A request is an entry in a ring of `depth`, at its frame's index. It goes
+ * A request is an entry in a ring of `depth` entries, at the index of its frame. Its states:
  *
  *     free -> claimed -> published -> ended -> free
  *
- *   claimed    under the submit lock only; its frame is being packed
- *   published  in the ring, gate opened; everything in flight is looked at, oldest first
- *   ended      its completion was or is being handed over, or nobody replies to it. Ranks that had
- *              not replied are late: the entry stays until each has replied (the reply is dropped
- *              and counted) or is dead, and every asked rank has returned the frame
+ *   claimed    only under the submit lock, while its frame is packed
+ *   published  in the ring, and the gate is open; entries are checked oldest first
+ *   ended      its completion was or is being handed over, or it has none. Ranks that had not
+ *   replied are late. The entry stays until each of them has replied (the reply is dropped and
+ *   counted) or is dead, and every asked rank has returned the frame.
  *
- * Ranks reply in order, so requests to the same ranks end in order; a deadline, an error or a
- * death ends a request also before its turn, but not before what that rank had replied until then.
+ * Ranks reply in order, so requests to the same ranks end in order. A deadline, an error or a death
+ * also ends a request before its turn, but only after the replies that a rank had given by then are
+ * taken.
  *
- * Threads: submit_lock serializes claim to publish. lock protects everything below it; gathering
- *   gives it up while it sleeps, and never holds it over a handler. Wakers (a death, a report on
+ * Threads: submit_lock serializes claim to publish. lock protects all fields below it. Gathering
+ *   releases it while it blocks, and does not hold it over a handler. Wakers (a death, a report on
  *   the error channel, stop) are threads of this process: they store their cause, count it in
- *   `causes`, and post the semaphore that the collector sleeps on.
+ *   `causes`, and post the semaphore that the collector blocks on.
  * Ownership: the collector owns its copies of replies; a completion lends them.
- * Blocks: gather until the request ends; the rest not.
- * If the process dies: private memory; the workers are killed by the kernel.
+ * Blocks: gather, until the request ends; the rest does not.
+ * If the process dies: private memory; the kernel kills the workers.
  */
 #ifndef COX_COORDINATOR_COLLECT_H
 #define COX_COORDINATOR_COLLECT_H
@@ -38,38 +39,38 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* Somebody who is owed something looks again this often. */
+/* A waiter that awaits something checks again at this interval. */
 #define COX_SLICE_NS (50 * COX_NSEC_PER_MSEC)
-/* How long a rank that has left may take to end its process, before it is given up without that. */
+/* Time that a rank which has left may take to end its process; then it counts as dead without that.
+ */
 #define COX_LEAVING_NS (2 * COX_SLICE_NS)
-/* And this often while a reply may come that wakes nobody: a collector sleeps on one rank, and
- * a later request is owed by others only. */
+/* The interval while a reply may come that wakes no waiter: a collector blocks on one rank, while a
+ * later request awaits only others. */
 #define COX_APART_NS COX_NSEC_PER_MSEC
-/* A request that failed waits this long for a death that has begun, so that the death is told and
- * not what it did to the others. */
+/* A request that failed waits this long for a death that has begun, so that the death is reported
+ * instead of its effect on other ranks. */
 #define COX_EXITING_NS (20 * COX_SLICE_NS)
 
 struct cox_operation;
 
-/* What a group's channels have in common where bytes go in blocks (channel/memory/large_payload.h).
- */
+/* Shared by a group's channels: payloads out of line (channel/memory/large_payload.h). */
 struct cox_blocks_choice {
     struct cox_large_payload_sender sender;
-    /* 0: requests do not */
+    /* 0: requests are never out of line */
     uint64_t request_size_max;
     struct cox_reply_limits reply_limits;
 };
 
-/* The block behind a frame. */
+/* The memory for a request that does not fit its frame. */
 struct cox_request_buffer {
     /* under submit_lock while not in use */
     struct cox_large_payload block;
-    /* by the request in the frame; under lock */
+    /* used by the request in the frame; under lock */
     bool used;
 };
 
 struct cox_waiter {
-    /* NULL: nobody looks */
+    /* NULL: none */
     cox_completion_fn handler;
     void *handler_context;
     bool done;
@@ -84,7 +85,7 @@ struct cox_entry {
     const struct cox_operation *operation;
     enum cox_gather gather;
     struct cox_rank_set asked;
-    /* replies taken out of their slots, or dropped */
+    /* ranks whose replies were taken, or dropped */
     struct cox_rank_set consumed;
     bool replies;
     /* a second completion follows where ranks are late (late.c) */
@@ -93,20 +94,20 @@ struct cox_entry {
     uint64_t deadline_ns;
     uint64_t submitted_ns;
     uint64_t published_ns;
-    /* of the group, in which it was planned; 0: in any */
+    /* epoch of the group that it was made for; 0: any */
     uint64_t life;
-    /* bytes of it that are in the frame's block; 0: it is in the frame itself */
+    /* its bytes in the frame's large payload; 0: it is in the frame itself */
     uint64_t block_size;
-    /* it has failed, and waits until then for a death; 0: not yet */
+    /* it has failed, and waits until then for a death; 0: it has not */
     uint64_t exiting_ns;
-    /* of the collector, before its ranks were looked at by claim */
+    /* `causes` of the collector, before claim checked its ranks */
     uint32_t causes;
     void *request_context;
-    /* a call; NULL: the registered handler */
+    /* the call that waits; NULL: the registered handler */
     struct cox_waiter *waiter;
 };
 
-/* What there was to be seen before a look: whatever comes after it ends the sleep. */
+/* State before a check: any change since then ends the wait that follows. */
 struct cox_wait_snapshot {
     uint32_t causes;
     uint32_t wake_sequence;
@@ -122,13 +123,13 @@ struct cox_late_request {
     struct cox_rank_set replied;
 };
 
-/* What this channel alone knows of a legacy rank. */
+/* State of a legacy rank on this channel. */
 struct cox_collector_rank {
-    /* ranks without lines: the shared state their tokens tell */
+    /* the state that its tokens stand for: it has replied to requests up to here */
     uint64_t legacy_done;
-    /* a request_produce token is in hand */
+    /* a request_produce token was taken */
     bool legacy_free;
-    /* tokens posted by wakers, to be told from a legacy rank's */
+    /* tokens posted by wakers, to tell them from the legacy rank's */
     _Atomic uint32_t foreign;
 };
 
@@ -137,7 +138,7 @@ struct cox_collector {
     struct cox_channel *channel;
     /* borrowed; set before the first request */
     struct cox_supervisor *supervisor;
-    /* of the group's ranks; the same */
+    /* records of the group's ranks; the same */
     struct cox_rank *records;
     /* the same */
     struct cox_last_errors *last_errors;
@@ -150,11 +151,11 @@ struct cox_collector {
     struct cox_blocks_choice *blocks;
 
     pthread_mutex_t submit_lock;
-    /* published or stopping: the response thread */
+    /* published or stopping; the response thread waits on it */
     pthread_cond_t work;
-    /* on another cache line than submit_lock, which callers compete for */
+    /* on another cache line than submit_lock, for which callers compete */
     pthread_mutex_t lock;
-    /* ended, or a handler returned */
+    /* a request ended, or a handler returned */
     pthread_cond_t ended_cond;
     struct cox_entry entries[COX_DEPTH_MAX];
     uint64_t published;
@@ -162,58 +163,59 @@ struct cox_collector {
     uint64_t ended;
     /* the gatherings of requests up to here have begun */
     uint64_t begun;
-    /* bit i: the request in frame i has ended without the replies of all ranks */
+    /* bit i: the request in frame i has ended without the replies of all its ranks */
     uint64_t cancelled;
-    /* of requests up to here no reply is to come, or counts */
+    /* up to here every reply was taken or dropped, or none is expected */
     uint64_t settled;
     /* by frame */
     struct cox_late_request late[COX_DEPTH_MAX];
     /* of these in use */
     uint32_t late_count;
-    /* When whoever has not taken its frame is woken again: those in flight by who gathers, those
-     * without whom there is no room by who is refused. One clock for both would ring for whoever
-     * comes first in each slice, and never for the other. */
+    /* Times at which ranks that have not taken their frame are woken again: rewake_ns for requests
+     * in flight, by the gathering thread; claim_rewake_ns for ranks without which there is no room,
+     * by a submit that is refused. With one time for both, one of the two would never be due. */
     uint64_t rewake_ns, claim_rewake_ns;
-    /* before the last pass over what is in flight; the gathering thread's */
+    /* of the last pass over the requests in flight; the gathering thread's */
     struct cox_wait_snapshot seen;
-    /* the next pass looks at every rank; the same */
+    /* the next pass checks every rank; the same */
     bool rescan;
-    /* the time as it was a moment before the next pass; 0: not known; the same */
+    /* a recent time; 0: not known; the same */
     uint64_t cached_now_ns;
     /* causes, as the last claim began; under submit_lock */
     uint32_t claim_causes;
-    /* Of who gathers; before the first request, of who waits for the ranks to attach. */
+    /* Of the gathering thread; before the first request, of the thread that waits for ranks to
+     * attach. */
     struct cox_spinner spinner;
-    /* the collector sleeps on its wakeup, -1: awake */
+    /* the rank on whose wakeup the collector blocks; -1: it does not block */
     int sleep_rank;
     /* until then */
     uint64_t sleep_ns;
-    /* in place of a caller that waits no longer */
+    /* stands in for a caller that has stopped waiting */
     struct cox_waiter nobody;
     struct cox_collector_rank *ranks;
     struct cox_stats stats;
     /* NULL: none is registered */
     cox_completion_fn handler;
     void *handler_context;
-    /* relaxed: one is, and will stay; spares who submits the lock */
+    /* relaxed: a handler is registered, and stays; saves submitters the lock */
     _Atomic bool handled;
     bool in_handler;
     /* handlers entered so far */
     uint64_t handler_runs;
     pthread_t handler_thread;
-    /* channels without a response thread: a caller gathers */
+    /* without a response thread: a caller gathers */
     bool gathering;
 
     _Atomic bool stopping;
-    /* published, for who looks without the lock */
+    /* published, for readers without the lock */
     _Atomic uint64_t news;
-    /* reasons to look that did not come through the gate */
+    /* counts reasons to check that do not come through the gate */
     _Atomic uint32_t causes;
-    /* rank + 1 whose response_consume the collector sleeps on, 0: awake */
+    /* 1 + the rank on whose response_consume the collector blocks; 0: it does not */
     _Atomic uint32_t sleeping;
 
     struct cox_request_buffer request_buffers[COX_DEPTH_MAX];
-    /* of these; relaxed: spares every request the lock */
+    /* of these in use; relaxed: saves each request the lock */
     _Atomic uint32_t blocks_used;
     /* The replies to the request in each frame; the gathering thread's alone. */
     struct cox_gathering gatherings[COX_DEPTH_MAX];
@@ -222,15 +224,15 @@ struct cox_collector {
     bool collected;
     /* a thread is inside cox_collector_collect */
     bool collecting;
-    /* Completions that nobody has collected yet, by frame; `gatherings` has what they point to. */
+    /* Completions that are not collected yet, by frame; what they point to is in `gatherings`. */
     struct cox_completion *kept;
     bool is_kept[COX_DEPTH_MAX];
     uint32_t kept_count;
-    /* the next deadline in flight, of the last pass; the gathering thread's */
+    /* the next deadline in flight, as of the last pass; the gathering thread's */
     uint64_t next_ns;
-    /* what cox_executor_fd hands out */
+    /* the fd of cox_executor_fd */
     struct cox_readiness readiness;
-    /* What the completions point to that were collected last; depth of them. */
+    /* What the completions that were collected last point to; depth of them. */
     struct cox_gathering *lent;
     uint32_t lent_count;
 
@@ -253,37 +255,42 @@ int cox_collector_start_collected(struct cox_collector *collector);
  * Idempotent. */
 void cox_collector_stop(struct cox_collector *collector);
 
-/* Under submit_lock: may a request to `asked` be published now? Returns 0, and *ret_sequence is its
- * number; COX_PEER_DEAD, COX_FULL, COX_LATE, with err saying who. The caller has looked at
- * `stopping`: only the goodbye is published after a stop. */
+/* Under submit_lock: reserves the frame for a request to `asked`. The caller has checked
+ * `stopping`: after a stop only the goodbye is published.
+ * Returns
+ *   0: *ret_sequence is the number of the request
+ *   COX_PEER_DEAD: err names the rank
+ *   COX_FULL: err names the reason
+ *   COX_LATE: err names the rank
+ */
 int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
                         uint64_t *ret_sequence, struct cox_error *err);
 /* Under submit_lock, after claim and with the frame filled: publishes and opens the gate. */
 void cox_collector_publish(struct cox_collector *collector, const struct cox_entry *entry,
                            size_t length);
-/* Under submit_lock, after claim: the block of the frame, with room for size bytes. Returns as
- * cox_large_payload_reserve. */
+/* Under submit_lock, after claim: the frame's memory for a large request, with room for size bytes.
+ * Returns as cox_large_payload_reserve. */
 int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequence, uint64_t size,
                                 struct cox_large_payload **ret_block, struct cox_error *err);
-/* Lets go of blocks that nobody reads any more: their requests have ended, and every asked rank has
- * returned the frame or is dead. Takes the lock. Idempotent; done after every claim, and where
- * there is a response thread every slice until they are all released. */
+/* Releases the memory of large requests that have ended, and whose frame every asked rank has
+ * returned, or is dead. Takes the lock. Idempotent. Called after every claim, and by a response
+ * thread in every slice until all are released. */
 void cox_collector_release_blocks(struct cox_collector *collector);
-/* Of blocks in use. The lock is held. */
+/* Bytes of large requests in use. The lock is held. */
 uint64_t cox_collector_held_bytes(const struct cox_collector *collector);
-/* Waits until the completion of `sequence`, published for `waiter`, was handed over. Returns its
- * status; COX_TIMEOUT when from deadline_ns on the response thread is held up in one handler for a
- * slice: the completion then goes to nobody. */
+/* Waits until the completion of `sequence`, published for `waiter`, was handed over, and returns
+ * its status. COX_TIMEOUT: from deadline_ns on, one handler held up the response thread for a
+ * slice; the completion then goes to no caller. */
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                         struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err);
-/* A step is in flight. Takes the lock. */
+/* True if a step is in flight. Takes the lock. */
 bool cox_collector_in_step(struct cox_collector *collector);
-/* Sleeps a little for room after COX_FULL or COX_LATE; returns when something ended or after a
- * slice at most. */
+/* Waits for room after COX_FULL or COX_LATE. Returns when a request has ended, and after a
+ * millisecond at the latest. */
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns);
 
 /* One caller at a time gathers on a channel without a response thread. Returns 0; COX_TIMEOUT:
- * others did until the deadline (a deadline of 0 asks only). Pairs with leave. */
+ * other callers gathered until the deadline (0: does not wait). Pairs with leave. */
 int cox_collector_gather_enter(struct cox_collector *collector, uint64_t deadline_ns);
 void cox_collector_gather_leave(struct cox_collector *collector);
 /* Gathers everything published up to `sequence` on the calling thread (channels without a response
@@ -292,11 +299,11 @@ void cox_collector_gather(struct cox_collector *collector, uint64_t sequence);
 
 /* ---- channels whose completions the host collects (collecting.c) ---- */
 
-/* Under submit_lock, after claim: the frame's last completion was not collected yet, and its
- * replies still lie where those of the next request go. Takes the lock. */
+/* Under submit_lock, after claim: true if the last completion of the frame was not collected yet,
+ * so that its replies occupy the memory for those of the next request. Takes the lock. */
 bool cox_collector_is_uncollected(struct cox_collector *collector, uint64_t sequence);
-/* Waits on the calling thread until the completion of `waiter` was handed over: gathers, or waits
- * for the thread that does. Returns its status. */
+/* Waits on the calling thread until the completion of `waiter` was handed over: it gathers, or
+ * waits for the thread that does. Returns the completion's status. */
 int cox_collector_collect_call(struct cox_collector *collector, const struct cox_waiter *waiter);
 /* Collects on the calling thread. As cox_executor_completions, without COX_INVALID and COX_STATE.
  */
@@ -305,36 +312,37 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
 /* The fd of cox_executor_fd, made at the first call: from then on ranks write to theirs after
  * replies. Returns 0 or -errno. */
 int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *ret_fd);
-/* For cox_collector_await_room: gathers, until something has ended or the deadline has passed. */
+/* For cox_collector_await_room: gathers until a request has ended, or the deadline. */
 void cox_collector_collect_room(struct cox_collector *collector, uint64_t deadline_ns);
 /* Ends what is in flight, once `stopping` is set. */
 void cox_collector_collect_rest(struct cox_collector *collector);
-/* With lock held, which it gives up meanwhile: until no request in flight asks the rank, or the
- * deadline. */
+/* With lock held, which is released meanwhile: waits until no request in flight asks the rank, or
+ * the deadline. */
 void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
                                 uint64_t deadline_ns);
 
-/* A dead rank is about to be started again. From now on requests that ask it are refused with
- * COX_PEER_DEAD; returns when all that did ask it have ended, and handlers that were told so have
+/* A dead rank is about to be replaced. From now on requests that ask it are refused with
+ * COX_PEER_DEAD. Returns when all requests that asked it have ended, and their handlers have
  * returned: 0; COX_TIMEOUT. Not inside a handler. */
 int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
-/* After detach: the next process of the rank owes nothing, and finds the channel as at the
- * start: its lines reset, its wakeups new (ret_fds: the caller's; untouched where ranks share one
- * wakeup, and for legacy ranks, whose wakeups stay and are put back to their starting values).
- * Replies count from `generation` on. Returns 0 or -errno. */
+/* After detach: gives the next process of the rank a clean state in the channel: no owed replies,
+ * its lines reset, new wakeups (ret_fds becomes the caller's; untouched where ranks share one
+ * wakeup, and for legacy ranks, whose wakeups stay and get their initial values). Returns 0 or
+ * -errno. */
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err);
-/* The lines again, which the rank itself may have written to since, or have in other memory now. */
+/* Resets the lines once more: the rank itself may have written to them since, or they are in other
+ * memory now. */
 void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank);
 /* After detach: requests may ask it again. */
 void cox_collector_attach(struct cox_collector *collector, uint32_t rank);
 
-/* A cause was stored elsewhere: makes the collector look. From any thread. */
+/* A cause was stored: makes the collector check. Any thread. */
 void cox_collector_wake(struct cox_collector *collector);
 struct cox_wait_snapshot cox_collector_snapshot(const struct cox_collector *collector);
-/* With lock held, which it gives up meanwhile: looks for a while, and then sleeps on the reply
- * wakeup of a rank (of all ranks, where they share one), which owes the reply to `sequence`, until
- * it is rung, a wake since `before`, or the deadline. */
+/* With lock held, which is released meanwhile: spins, and then blocks on the reply wakeup of a rank
+ * (of all ranks, where they share one) that owes the reply to `sequence`. Ends when it is posted,
+ * when a wake follows `before`, or at the deadline. */
 void cox_collector_sleep(struct cox_collector *collector, uint32_t rank, uint64_t sequence,
                          const struct cox_wait_snapshot *before, uint64_t deadline_ns);
 

@@ -1,17 +1,18 @@
 /*
- * gathering: the replies to one request, as they come in: copied out of shared memory, checked,
- * unpacked.
+ * gathering: the replies to one request: copies them out of shared memory, checks and unpacks them.
  *
- * There is one for every frame of a channel, so that a request whose deadline passes can end while
- * the one before it still waits.
+ * Each frame of a channel has one, so that a request whose deadline passes can end while an earlier
+ * one is still in flight.
  *
- * A reply in a block (channel/memory/large_payload.h) is taken in two steps: its reference out of
- * the slot, and then, which may take a while, the bytes out of the block.
+ * A reply that is out of line (channel/memory/large_payload.h) is taken in two steps: its reference
+ * from the slot, then its bytes, which may take a while.
  *
- * Threads: the collector's, one at a time.
- * Ownership: results point into the gathering and live until it begins again, or lets go.
- * Blocks: nothing but a connection to the control socket for a block; allocates when an arena
- * passes its high-water mark, and for blocks. If the process dies: private memory.
+ * Threads: one at a time, that of the collector.
+ * Ownership: results point into the gathering and live until it begins again or releases its
+ *   memory.
+ * Blocks: only on a connection to the control socket for a large payload. Allocates when an arena
+ *   passes its high-water mark, and for large payloads.
+ * If the process dies: private memory.
  */
 #ifndef COX_COORDINATOR_GATHERING_H
 #define COX_COORDINATOR_GATHERING_H
@@ -26,9 +27,9 @@
 
 #define COX_RANK_TEXT_SIZE 1024
 
-/* How replies in blocks are taken. */
+/* Limits for replies that are out of line. */
 struct cox_reply_limits {
-    /* 0: not at all */
+    /* 0: such replies are refused */
     uint64_t size_max;
     /* NULL: none */
     const char *socket_path;
@@ -38,28 +39,28 @@ struct cox_gathering {
     uint32_t rank_count;
     struct cox_rank_result *results;
     struct cox_gathering_rank {
-        /* of its reply, at most */
+        /* capacity of its slot */
         size_t slot_capacity;
-        /* of the block that the reply is in */
+        /* where the reply is, if it is out of line */
         struct cox_large_payload_ref ref;
-        /* private copy of it; NULL: none */
+        /* private copy of such a reply; NULL: none */
         uint8_t *block;
         bool in_block;
-        /* COX_RANK_TEXT_SIZE bytes of texts: apart, so that what every round touches lies together
-         */
+        /* COX_RANK_TEXT_SIZE bytes; kept apart, so that the fields that each round reads are
+         * adjacent */
         char *text;
     } * ranks;
     char *texts;
-    /* Private copies of the replies, one behind the other in the order in which they were taken:
-     * small ones are on one page, whose translation serves them all. With room for all slots;
-     * touched only as far as replies reach. */
+    /* Private copies of the replies, packed in the order in which they were taken: small ones share
+     * a page and its address translation. Has room for all slots, and is touched only as far as
+     * replies reach. */
     uint8_t *copies;
     size_t copied;
-    /* ranks from it on have replied, or were not asked */
+    /* ranks from this one on have replied, or were not asked */
     uint32_t left;
-    /* one of them has failed, or is dead */
+    /* a rank has failed, or is dead */
     bool failed;
-    /* a reply is, or was to be, in a block */
+    /* a reply is out of line, or was announced so */
     bool in_blocks;
     struct cox_arena arena;
     struct cox_stats_taken taken;
@@ -70,34 +71,36 @@ int cox_gathering_init(struct cox_gathering *gathering, const struct cox_geometr
                        enum cox_channel_id channel);
 void cox_gathering_deinit(struct cox_gathering *gathering); /* idempotent; a zeroed one is fine */
 
-/* Forgets what was there: every asked rank owes a reply (COX_OUTCOME_LATE). */
+/* Starts over: every asked rank owes a reply (COX_OUTCOME_LATE). */
 void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
                          const struct cox_rank *ranks);
-/* Takes the reply of a rank out of its slot; its result becomes OK or ERROR. generation 0: a rank
- * without lines. Returns true: it is in a block; the result stays LATE until take_block. */
+/* Takes the reply of a rank from its slot; its result becomes OK or ERROR. generation 0: a legacy
+ * rank. Returns true if the reply is out of line: the result stays LATE until take_block. */
 bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation);
-/* After take has returned true: copies and checks it; the result becomes OK or ERROR. Returns 0;
- * COX_PEER_DEAD: the rank died before its block could be opened, so there is no reply, and the
- * result stays LATE. */
+/* After take has returned true: copies and checks the reply; the result becomes OK or ERROR.
+ * Returns
+ *   0
+ *   COX_PEER_DEAD: the rank died before its memory could be opened: there is no reply, and the
+ *     result stays LATE
+ */
 int cox_gathering_take_block(struct cox_gathering *gathering,
                              const struct cox_reply_limits *reply_limits, uint32_t rank,
                              uint32_t type);
-/* True: there is something for let_go to give back. */
+/* True if let_go has memory to release. */
 bool cox_gathering_holds(const struct cox_gathering *gathering);
-/* Nobody looks at the results any more: gives back the memory that only large ones need. */
+/* Releases the memory that only large replies need. The results are invalid afterwards. */
 void cox_gathering_let_go(struct cox_gathering *gathering);
-/* A legacy rank that only waited and posted. */
+/* The reply of a legacy rank that posted its token and wrote nothing. */
 void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank);
-/* A rank that will not reply any more; its result becomes DEAD. */
+/* The rank will not reply any more; its result becomes DEAD. */
 void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,
                             struct cox_supervisor *supervisor);
 
-/* What became of the request: 0, or what the failed ranks make of it; ended_by when none has
- * failed. A death outranks a rank's own failure, and that what follows from one (STALE, ABORTED).
- */
+/* The status of the request: 0, or the status of the failed ranks; ended_by if none has failed. A
+ * death outranks a rank's own failure, which outranks what follows from one (STALE, ABORTED). */
 int cox_gathering_status(const struct cox_gathering *gathering, int ended_by);
-/* Leaves payload where the policy asks for it. Returns the one of RANK0, else NULL. */
+/* Keeps the payload that the policy asks for. Returns that of RANK0, else NULL. */
 const struct cox_rank_result *cox_gathering_choose(struct cox_gathering *gathering,
                                                    enum cox_gather policy);
 

@@ -42,8 +42,8 @@ COX_HOT static inline bool cox_readiness_is_open(const struct cox_readiness *rea
 
 /* Makes the fd readable. Nothing where it is not open. */
 void cox_readiness_signal(struct cox_readiness *readiness);
-/* The fd is not readable any more, until something else happens; an expired timer is not set any
- * more. Call it before the look at what there is. */
+/* Makes the fd unreadable until the next event; an expired timer counts as not set. To be called
+ * before the replies are read. */
 void cox_readiness_clear(struct cox_readiness *readiness);
 /* The fd becomes readable at at_ns (CLOCK_MONOTONIC) at the latest. A timer that expires earlier,
  * or has expired and was not cleared, stays as it is: setting it for each request and back would

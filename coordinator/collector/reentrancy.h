@@ -1,8 +1,8 @@
 /*
- * inside: is this thread inside a handler or hook of an executor? A call from there would wait for
- * itself.
+ * reentrancy: tells whether this thread runs a handler or hook of an executor. A call from there
+ * would wait for itself.
  *
- * Threads: each knows of itself only.
+ * Threads: each thread sees its own state.
  * Blocks: never.
  * If the process dies: nothing is left.
  */
@@ -11,14 +11,14 @@
 
 #include <stdbool.h>
 
-/* A stay of this thread inside a handler or hook; frames are nested on the stack. */
+/* One handler or hook that this thread runs; nested ones are linked on the stack. */
 struct cox_reentrancy {
     const void *owner;
     const struct cox_reentrancy *outer;
 };
 void cox_reentrancy_enter(struct cox_reentrancy *frame, const void *owner);
 void cox_reentrancy_exit(const struct cox_reentrancy *frame);
-/* True inside a handler or hook of this owner, on this thread. */
+/* True if this thread runs a handler or hook of this owner. */
 bool cox_reentrancy_inside(const void *owner);
 
 #endif

@@ -1,8 +1,8 @@
 /*
- * report: a finished request in words: who replied, who is silent since when, who is dead, who
- * disagrees.
+ * report: describes a finished request: which ranks replied, are silent since when, are dead, or
+ * disagree.
  *
- * Threads: the gathering thread of the collector; append_ranks any.
+ * Threads: the gathering thread of the collector; append_ranks: any.
  * Blocks: nothing.
  * If the process dies: nothing is left.
  */

@@ -1,4 +1,4 @@
-/* The executor's own memory, shared by the files that implement executor.h and operations.h. */
+/* The executor's private state, shared by the files that implement executor.h and operations.h. */
 #ifndef COX_COORDINATOR_EXECUTOR_INTERNAL_H
 #define COX_COORDINATOR_EXECUTOR_INTERNAL_H
 
@@ -22,24 +22,25 @@ struct cox_executor {
     uint64_t started_ns;
     struct cox_geometry geometry;
     struct cox_control control;
-    /* names are in /dev/shm */
+    /* the names are in /dev/shm */
     bool named;
-    /* of COX_CONTROL_PART_COUNT, that have names */
+    /* parts (of COX_CONTROL_PART_COUNT) that have names */
     int parts_made;
     struct cox_channel channels[COX_CHANNEL_COUNT];
-    /* where the group is */
+    /* the group's memory in the sealed form */
     struct cox_sealed sealed;
     /* NULL: none */
     struct cox_control_socket *control_socket;
-    /* All that is known of each rank; see rank.h. */
+    /* One record per rank (rank.h). */
     struct cox_rank ranks[COX_RANK_COUNT_MAX];
-    /* What the next process of each inherits: the group's fds are lent, the wakeups its own. */
+    /* The fds that the next process of each rank gets: those of the group are lent, the wakeups are
+     * its own. */
     struct cox_inherit replacements[COX_RANK_COUNT_MAX];
     /* protects the fds in `sealed`, replacements, open_for_attach of the ranks and named, and the
      * end of the control socket */
     pthread_mutex_t memory_lock;
     struct cox_collector collectors[COX_TWO_WAY_COUNT];
-    /* With options.collect, of each rank: its eventfd, for cox_executor_fd; -1: not made. */
+    /* With options.collect: each rank's eventfd for cox_executor_fd; -1: not made. */
     int notify_fds[COX_RANK_COUNT_MAX];
     struct cox_blocks_choice blocks;
     struct cox_last_errors last_errors;
@@ -52,7 +53,7 @@ struct cox_executor {
     struct cox_error_channel error_channel;
     /* start has returned */
     _Atomic bool complete;
-    /* what a rank that is started again is given */
+    /* the fds that a replaced rank gets */
     struct cox_inherit inherit;
     /* threads inside submit, call or recover; stop waits for them */
     _Atomic uint32_t callers;
@@ -62,38 +63,37 @@ struct cox_executor {
     pthread_mutex_t recover_lock;
     /* CLOCK_MONOTONIC; recovering or in_init became false */
     pthread_cond_t recover_cond;
-    /* one recovery command at a time */
+    /* a recovery command runs; one at a time */
     bool recovering;
-    /* the one that runs, if steps are refused meanwhile */
+    /* name of the command that runs, if steps are refused meanwhile */
     const char *gates_steps;
-    /* never BUSY, which is not kept */
+    /* never BUSY, which is derived */
     enum cox_engine_state engine_state;
-    /* a pause has failed, and no start was since: some ranks begin nothing, whatever the state is
-     */
+    /* a pause has failed, and no start followed: some ranks refuse steps, whatever the state is */
     bool partially_paused;
 
     /* one init at a time */
     bool in_init;
-    /* the one that is or was last has reached the ranks */
+    /* the present or last init has reached the ranks */
     bool init_sent;
-    /* Ranks may have nothing to run steps on: one was replaced, or an init that reached them has
+    /* Ranks may lack the state to run steps on: one was replaced, or an init that reached them has
      * failed, and none has succeeded since. */
     bool init_void;
-    /* of the last that succeeded; of who is in init */
+    /* the last init that succeeded; belongs to the thread in init */
     struct cox_init_record *init_record;
-    /* as the last init that succeeded told them; NULL: none */
+    /* as of the last init that succeeded; NULL: none */
     struct cox_kv_caches *kv_caches;
-    /* of the model since the last renewal; 0: as the caches tell */
+    /* digest of the model since the last renewal; 0: as the caches say */
     _Atomic uint64_t kv_digest;
     /* renewals; release after kv_digest, acquire before it is read */
     _Atomic uint64_t kv_changes;
-    /* NULL: ranks load them */
+    /* NULL: ranks load the weights themselves */
     void (*tell_weights)(void *context, struct cox_weights_told *ret_told);
     /* both are set before the first init */
     void *tell_context;
-    /* of the last init that was sent; 0: none was */
+    /* epoch of the last init that was sent; 0: none was */
     _Atomic uint64_t group_epoch;
-    /* of who is in init; see group_memory.h */
+    /* belongs to the thread in init; see group_memory.h */
     struct cox_group_handles *group_handles;
 };
 
@@ -102,62 +102,64 @@ struct cox_executor {
 struct cox_init_record *cox_init_record_free(struct cox_init_record *record); /* NULL-safe */
 /* ---- remote_info.c ---- */
 
-/* What the ranks say of their KV caches in one reply to init. NULL: no memory. */
+/* The KV caches that the ranks describe in one reply to init. NULL: no memory. */
 struct cox_kv_caches *cox_kv_caches_new(const struct cox_completion *completion);
 struct cox_kv_caches *cox_kv_caches_free(struct cox_kv_caches *caches); /* NULL-safe */
-/* From now on these are what is told, in this life. Takes them. */
+/* These caches are offered from now on, in the present epoch. Takes ownership. */
 void cox_executor_set_kv_caches(struct cox_executor *executor, struct cox_kv_caches *caches);
 
 /* An init has succeeded. unless_paused: PAUSE and READY stay. */
 void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused);
 /* An init was published. */
 void cox_executor_note_sent(struct cox_executor *executor);
-/* A rank is another process, which knows of no init. */
+/* A rank was replaced; its process knows no init. */
 void cox_executor_note_replaced(struct cox_executor *executor);
-/* A rank has died, which is in the shared state: NORMAL no more. */
+/* A rank has died, as the shared state says: NORMAL ends. */
 void cox_executor_note_death(struct cox_executor *executor);
-/* May a step be published now? Asked with submit_lock of the execute channel held. Returns 0;
- * COX_STATE. */
+/* Checks whether a step may be published now, with submit_lock of the execute channel held. Returns
+ * 0; COX_STATE. */
 int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err);
 
 /* ---- worker_hello.c: the group's control socket ---- */
 
-/* Returns 0, also where a named group has to do without one (logged); COX_TAKEN; what
+/* Returns 0, also if a named group runs without a socket (logged); COX_TAKEN; what
  * cox_control_socket_open returns. */
 int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *err);
 void cox_executor_close_socket(struct cox_executor *executor); /* idempotent */
 
-/* Rank has attached: is it who is expected? From now on its process is watched as well. Returns 0;
- * COX_CORRUPT; COX_DENIED: it is no descendant of the process that was started; COX_PEER_DEAD. */
+/* Checks the process that has attached as the rank, and watches it from now on. Returns 0;
+ * COX_CORRUPT; COX_DENIED: it is not a descendant of the process that was started; COX_PEER_DEAD.
+ */
 int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank,
                                 struct cox_error *err);
-/* Legacy ranks, which do not attach, run from when they were started. */
+/* Marks legacy ranks, which do not attach, as running from their start. */
 int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err);
-/* How the rank ended or that it lives, `what`, and its last lines, as a failure. */
+/* Describes a failure: how the rank ended or that it lives, `what`, and its last lines. */
 int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, int code,
                                   const char *what, struct cox_error *err);
 
-/* Its requests can be replied to to a registered handler. */
+/* True for channels whose completions go to a registered handler. */
 static inline bool cox_executor_is_async(enum cox_channel_id channel)
 {
     return channel == COX_CHANNEL_EXECUTE || channel == COX_CHANNEL_TRANSFER;
 }
 
-/* It has left the group, by its own word, and its process lives. */
+/* True if it has left the group, by its own word, and its process lives. */
 static inline bool cox_executor_sees_left(struct cox_executor *executor, uint32_t rank)
 {
     return cox_supervisor_see_left(executor->supervisor, rank,
                                    cox_state_left(&executor->control, rank)) > 0;
 }
 
-/* A dead rank has been started again, successfully. */
+/* Counts the successful restart of a dead rank. */
 static inline void cox_executor_count_restart(struct cox_executor *executor, uint32_t rank)
 {
     /* release: the incarnation was counted before; partner is cox_rank_invariant. */
     atomic_fetch_add_explicit(&executor->ranks[rank].restarts, 1, memory_order_release);
 }
 
-/* A thread is inside until exit, which is the clean-up of the variable that enter returns. */
+/* The calling thread is inside until exit, which is the cleanup of the variable that enter returns.
+ */
 static inline struct cox_executor *cox_executor_enter(struct cox_executor *executor)
 {
     /* acq_rel: partner is the acquire in stop. A thread that exited uses the executor no more. */

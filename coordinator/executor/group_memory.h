@@ -1,14 +1,16 @@
 /*
- * group_memory: what an init of a sealed group tells of the memory of the rank group: by-value
- * handles of what each rank has sealed, so that it alone can write it. Private to the library.
+ * group_memory: what an init of a sealed group says of the memory of the rank group: by-value
+ * handles of the objects that each rank has sealed, so that only that rank can write them. Private
+ * to the library.
  *
- * Memory without the seals is told to nobody: its rank has not come, or forms no rank group. Once
- * it is exported this process keeps no other fd of it.
+ * An object without the seals is not offered: its rank has not attached, or forms no rank group.
+ * Once an object is exported, this process keeps no other fd of it.
  *
- * Threads: one at a time; the fds in `sealed` are under memory_lock of the executor, which fill
- * takes. Ownership: fill lends what it puts into the request, until the next fill or free. Blocks:
- * fill may, for a second each, while the group's control socket takes the fds. If the process dies:
- * the ranks end with it.
+ * Threads: one at a time. The fds in `sealed` are under memory_lock of the executor, which fill
+ *   takes.
+ * Ownership: fill lends what it puts into the request, until the next fill or free.
+ * Blocks: fill, for at most a second per object, while the group's control socket takes the fds.
+ * If the process dies: the ranks end with it.
  */
 #ifndef COX_COORDINATOR_GROUP_MEMORY_H
 #define COX_COORDINATOR_GROUP_MEMORY_H
