@@ -1,10 +1,11 @@
 /*
- * channel: one logical channel: its request ring, its reply slots, its gate, and all their names.
+ * channel: one logical channel: its request ring, its reply slots, its gate, and the names of
+ * these.
  *
- * The coordinator creates, each worker attaches its own rank. request.h, reply.h and gate.h do the
- * work; this is where their memory comes from.
+ * The coordinator creates it, and each worker attaches its own rank. request.h, reply.h and gate.h
+ * work on the memory that is mapped here.
  *
- * Threads: create, attach and close from one thread.
+ * Threads: create, attach and close on one thread.
  * Ownership: the caller owns struct cox_channel; it borrows the control, which must outlive it.
  * Blocks: nothing.
  * If the process dies: names stay until the control region's sweep (control.h).
@@ -19,20 +20,20 @@ struct cox_channel {
     enum cox_channel_id id;
     /* borrowed */
     const struct cox_control *control;
-    /* none on the error channel */
+    /* not on the error channel */
     struct cox_region request;
     struct cox_region response;
     struct cox_gate gate;
 };
 
-/* For gate.rooms: only legacy ranks and reports of faults wait for the tokens of room. */
+/* For gate.rooms: only legacy ranks and fault reports wait for tokens that stand for free space. */
 static inline bool cox_channel_has_rooms(const struct cox_channel *channel)
 {
     return channel->control->geometry.legacy || channel->id == COX_CHANNEL_ERROR;
 }
 
-/* Creates regions and semaphores of `id`. Returns 0; COX_TAKEN, COX_NO_SPACE, -errno as region.h
- * and gate.h say. Nothing is left behind unless 0. */
+/* Creates the regions and semaphores of `id`. Returns 0; COX_TAKEN, COX_NO_SPACE, -errno as in
+ * region.h and gate.h. On failure nothing is left. */
 int cox_channel_create(struct cox_channel *channel, const char *name,
                        const struct cox_control *control, enum cox_channel_id id,
                        struct cox_error *err);
@@ -41,14 +42,14 @@ int cox_channel_create(struct cox_channel *channel, const char *name,
 int cox_channel_attach(struct cox_channel *channel, const char *name,
                        const struct cox_control *control, enum cox_channel_id id, uint32_t rank,
                        struct cox_error *err);
-/* The same in a sealed group: coordinator for all ranks, or worker for its own; nothing can fail.
+/* The same in a sealed group: as coordinator for all ranks, or as worker for its own. Cannot fail.
  */
 struct cox_sealed;
 void cox_channel_bind(struct cox_channel *channel, const struct cox_sealed *sealed,
                       const struct cox_control *control, enum cox_channel_id id, bool coordinator);
-/* Creator, with every rank dead and nobody writing: other regions in place of its own, under the
- * same names, which legacy workers may have taken along. Returns what cox_region_renew returns;
- * some may be new, so try again. */
+/* For the creator, while every rank is dead: replaces its regions by new ones under the same names,
+ * which legacy workers may have unlinked. Returns what cox_region_renew returns; on failure some
+ * may be new, so try again. */
 int cox_channel_renew_regions(struct cox_channel *channel, const char *name, struct cox_error *err);
 void cox_channel_close(struct cox_channel *channel); /* names stay; idempotent */
 

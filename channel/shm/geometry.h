@@ -1,9 +1,9 @@
 /*
- * geometry: how large every region of a group is, what everything is called, and whether that can
- * work.
+ * geometry: the size of every region of a group, the names of all its objects, and the checks that
+ * these are possible.
  *
- * Known before anything is created, so that a group can be printed, checked against free memory,
- * and refused with numbers.
+ * Everything is known before any object is created, so that a group can be printed, compared with
+ * free memory, and refused with numbers.
  *
  * Threads: any; nothing here has state.
  * Blocks: nothing.
@@ -22,18 +22,18 @@
 #define COX_DEPTH_DEFAULT 4
 #define COX_LEGACY_SLOT_STRIDE (UINT64_C(512) << 10)
 
-/* What a caller may choose; 0 everywhere means default. */
+/* The choices of a caller; 0 means the default. */
 struct cox_geometry_choice {
     uint32_t depth;
-    /* the sizes, slots and token rules of legacy workers; depth is 1 */
+    /* the sizes, slots and token rules of legacy workers; requires depth 1 */
     bool legacy;
-    /* nothing has a name, see sealed.h; not with legacy */
+    /* nothing has a name (sealed.h); not with legacy */
     bool sealed;
     /* bytes of the whole region */
     uint64_t request_size[COX_CHANNEL_COUNT];
     /* bytes of the whole region */
     uint64_t response_size[COX_CHANNEL_COUNT];
-    /* see spin.h; 0 with legacy, whose workers sleep at once */
+    /* spin budget (spin.h); 0 with legacy, whose workers never spin */
     uint32_t spin_ns;
 };
 
@@ -43,46 +43,49 @@ struct cox_geometry {
     bool legacy;
     bool sealed;
     uint32_t spin_ns;
-    /* another one for every start of a group with legacy workers; 0 for others */
+    /* differs for every start of a group with legacy workers; 0 for others */
     uint32_t serial;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
 };
 
-/* Resolves defaults and checks. Returns 0 or COX_INVALID with the numbers in err: ranks outside 1
- * to COX_RANK_COUNT_MAX, depth outside 1 to COX_DEPTH_MAX or other than 1 for legacy, a region with
- * too little room per frame or for that many slots. */
+/* Resolves defaults and checks.
+ * Returns
+ *   0
+ *   COX_INVALID: err has the numbers: ranks outside 1 to COX_RANK_COUNT_MAX, depth outside 1 to
+ *     COX_DEPTH_MAX or other than 1 for legacy, or a region too small for its frames or slots
+ */
 int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *choice,
                          struct cox_geometry *ret_geometry, struct cox_error *err);
 /* The same checks on numbers that came from another process. Returns 0 or COX_CORRUPT. */
 int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Bytes that all regions take, control included; of all semaphore files; and what both together
- * take of /dev/shm, where a file takes whole pages. */
+/* Sizes in bytes: of all regions, the control region included; of all semaphore files; and what
+ * both take of /dev/shm together, where a file takes whole pages. */
 uint64_t cox_geometry_region_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_semaphore_bytes(const struct cox_geometry *geometry);
 uint64_t cox_geometry_memory_bytes(const struct cox_geometry *geometry);
-/* Of the largest object, also where it takes less. */
+/* Size of the largest object, even where it takes less memory. */
 uint64_t cox_geometry_region_size_max(const struct cox_geometry *geometry);
 /* Names in /dev/shm, regions and semaphores together: each takes an inode. */
 uint64_t cox_geometry_name_count(const struct cox_geometry *geometry);
 
-/* Sealed groups: bytes of the request memory, and where in it the requests of a channel begin;
- * bytes of one rank's memory. */
+/* Sealed groups: size of the request memory, the offset in it at which the requests of a channel
+ * begin, and the size of one rank's memory. */
 uint64_t cox_geometry_request_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_request_offset(const struct cox_geometry *geometry,
                                      enum cox_channel_id channel);
 uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry);
-/* Of the rank group (worker/group/group.h), in a sealed group: bytes of the words that one rank
- * writes, and of its values; both are multiples of the page size. Bytes of the wake memory, and
- * where in it the hints of the rank group begin. */
+/* The rank group (worker/group/group.h) of a sealed group: size of the words that one rank writes,
+ * and of its values, both multiples of the page size; size of the wake memory, and the offset in it
+ * at which the hints of the rank group begin. */
 uint64_t cox_geometry_group_words_size(void);
 uint64_t cox_geometry_group_payload_size(void);
 uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_hints_offset(void);
 /* In a named group the memory of the rank group is a ring of windows, one for each time that the
- * ranks form their group (windows.h): bytes of one, of all of them, and where the one of a life
- * begins. A window is a multiple of the page size. The accounts below have the one that is in use.
- * 0: legacy workers and sealed groups have none. */
+ * ranks form their group (windows.h): size of one window, of all of them, and the offset of the
+ * window of a life. A window is a multiple of the page size. The accounts below include only the
+ * window in use. 0: legacy workers and sealed groups have none. */
 #define COX_GROUP_WINDOW_COUNT 16
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
@@ -96,8 +99,9 @@ static inline uint64_t cox_geometry_align_down(uint64_t size)
     return size / COX_GEOMETRY_ALIGNMENT * COX_GEOMETRY_ALIGNMENT;
 }
 
-/* Which of `depth` frames a sequence has, and what one of as many equal parts has of `size`:
- * several times in each request of each rank, and a depth is mostly a power of two. */
+/* The frame of a sequence among `depth`, and the size of one of `depth` equal parts of `size`. Both
+ * run several times per request and rank; a depth that is a power of two, as usual, needs no
+ * division. */
 static inline uint64_t cox_geometry_frame(uint64_t sequence, uint32_t depth)
 {
     return (depth & (depth - 1)) == 0 ? sequence & (depth - 1) : sequence % depth;
@@ -108,7 +112,7 @@ static inline uint64_t cox_geometry_part(uint64_t size, uint32_t depth)
     return (depth & (depth - 1)) == 0 ? size >> __builtin_ctz(depth) : size / depth;
 }
 
-/* Sealed groups: where in a rank's memory the slots of a channel begin. */
+/* Sealed groups: the offset in a rank's memory at which the slots of a channel begin. */
 static inline uint64_t cox_geometry_slots_begin(const struct cox_geometry *geometry,
                                                 enum cox_channel_id channel)
 {
@@ -118,9 +122,9 @@ static inline uint64_t cox_geometry_slots_begin(const struct cox_geometry *geome
     return offset;
 }
 
-/* Where a slot starts in the response region (sealed: in the memory of its rank), and how many
- * payload bytes it holds. With legacy ranks the payload of rank 0 may fill the region (whole is
- * true: execute and link replies). */
+/* The offset of a slot in the response region (sealed: in the memory of its rank), and the payload
+ * bytes it holds. With legacy ranks the payload of rank 0 may fill the region (whole: replies to
+ * execute and link). */
 static inline uint64_t cox_geometry_slot_offset(const struct cox_geometry *geometry,
                                                 enum cox_channel_id channel, uint32_t rank,
                                                 uint64_t sequence)
@@ -161,18 +165,18 @@ enum cox_wakeup {
     COX_WAKEUP_COUNT,
 };
 
-/* The error channel has one pair for all ranks, and only the replies' ends. */
+/* The error channel has one pair for all ranks, with the wakeups of replies only. */
 bool cox_wakeup_exists(enum cox_channel_id channel, enum cox_wakeup wakeup);
 
-/* What the names of a group's channels begin with, in place of `name` below: its name, and the
- * serial where it has one. The Python workers of MindIE-LLM have resource trackers that unlink
- * every region by name which a worker had opened, some time after its death, when the next group
- * may have the name. The control region is called by the group's name alone. Returns buffer. */
+/* The prefix of the names of a group's channels, used as `name` below: the group's name, and the
+ * serial if it has one. Python workers of MindIE-LLM have resource trackers that unlink, by name,
+ * every region a worker had opened, some time after its death; the next group may have the name by
+ * then. The control region has the group's name alone. Returns buffer. */
 #define COX_NAME_SERIAL_SIZE 9 /* "_1a2b3c4d" */
 const char *cox_name_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *name,
                              const struct cox_geometry *geometry);
-/* The reverse, where the serial is not known. Returns the group's name, in buffer, and its serial;
- * or NULL: these names have none. */
+/* The reverse, for an unknown serial. Returns the group's name, in buffer, and its serial; NULL:
+ * these names have none. */
 const char *cox_name_of_objects(char buffer[COX_NAME_SIZE_MAX + 1], const char *objects,
                                 uint32_t *ret_serial);
 
