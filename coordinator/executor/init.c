@@ -230,7 +230,7 @@ static void init_read_replies(void *context, const struct cox_completion *comple
         return;
     reader->kv_caches = cox_kv_caches_new(completion);
     if (!reader->kv_caches)
-        reader->status = cox_fail(reader->err, -ENOMEM, "no memory for the init answers");
+        reader->status = cox_fail(reader->err, -ENOMEM, "no memory for the init replies");
 }
 
 /* ---- what is said again ---- */

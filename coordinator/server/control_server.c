@@ -771,7 +771,7 @@ static int connection_wait(struct connection *c, bool reading)
     if (quiet_set(c, false, false)) {
         error_put(
             c, COX_FULL,
-            "another connection needed the place of this one, which asked for nothing or did not take its answers");
+            "another connection needed the place of this one, which asked for nothing or did not take its replies");
         return COX_CLOSED;
     }
     if (count < 0)

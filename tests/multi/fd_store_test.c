@@ -253,7 +253,7 @@ static void b14_b21_an_odd_fd_owner_harms_itself_alone(void **state)
     while (r == 0)
         r = cox_socket_send(deaf.fd, request, sizeof request, NULL, 0, PATIENCE);
     assert_int_equal(r, COX_CLOSED);
-    await_log("does not read its answers");
+    await_log("does not read its replies");
     cox_fd_store_close(&deaf);
     assert_int_equal(cox_fd_store_get(&good, &handle, PATIENCE, &fd, NULL), 0);
     close(fd);

@@ -303,7 +303,7 @@ static void collect(struct test_group *g)
 static void expect_rank(const struct test_completion *c, uint32_t rank, int code, const char *words)
 {
     if (!c->ranks)
-        fail_msg("no answers");
+        fail_msg("no replies");
     if (c->ranks[rank].outcome != COX_OUTCOME_ERROR)
         fail_msg("rank %" PRIu32 " has outcome %d: %s", rank, (int)c->ranks[rank].outcome, c->text);
     if (c->ranks[rank].code != code)
