@@ -1,15 +1,15 @@
 /*
- * control: the control region of a group, which has the shared state.
+ * control: the control region of a group, which contains the shared state.
  *
- * The coordinator creates it first and removes it last. Until it has its name it is an unnamed file
- * that is already complete and locked, so nobody ever sees it half made; the lock (flock) lives as
- * long as the coordinator and tells a live group from what a dead one left behind.
+ * The coordinator creates it first and removes it last. Until it is named it is an unnamed file
+ * that is already complete and locked, so no process sees it half made. The lock (flock) lives as
+ * long as the coordinator, and distinguishes a live group from the leftovers of a dead one.
  *
- * Threads: create, attach, unlink and close from one thread; the words inside under the rules of
+ * Threads: create, attach, unlink and close on one thread; the words inside follow the rules of
  *   layout.h.
  * Ownership: the caller owns struct cox_control.
  * Blocks: nothing.
- * If the process dies: the name stays, unlocked; the next start under it, or a sweep, removes it
+ * If the process dies: the name stays, unlocked. The next start under it, or a sweep, removes it
  *   and all names of its group.
  */
 #ifndef COX_CHANNEL_CONTROL_H
@@ -22,7 +22,7 @@ struct cox_control {
     struct cox_region region;
     /* in region */
     struct cox_layout_control *layout;
-    /* In region, or (sealed) in a memory of its own; NULL: not for this process. */
+    /* In region, or (sealed) in separate memory; NULL: not mapped in this process. */
     struct cox_layout_rank *ranks[COX_RANK_COUNT_MAX];
     /* private copy, verified */
     struct cox_geometry geometry;
@@ -37,27 +37,39 @@ struct cox_control {
         .lock_fd = -1                                                                              \
     }
 
-/* Another number, other than 0, for every group that had this name: an epoch, a serial. */
+/* A new number, never 0, for every group of this name: an epoch, a serial. */
 uint32_t cox_control_fresh(void);
-/* Writes the header of a new group over zeroes, the magic last. Returns 0 or -errno. */
+/* Writes the header of a new group over zeroed memory, the magic last. Returns 0 or -errno. */
 int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometry *geometry);
-/* Finds the ranks' blocks where they are in the region itself. */
+/* Sets `ranks` to the parts of the region, where it contains them. */
 void cox_control_point(struct cox_control *control);
 
-/* Whether all that a group of this geometry has could be created now. Returns 0; COX_NO_SPACE: err
- * says what is needed, what is there and what to do; -errno. */
+/* Checks whether all objects of a group of this geometry could be created now. Returns 0;
+ * COX_NO_SPACE: err says what is needed, what is free and what to do; -errno. */
 int cox_control_check_space(const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Creates. Leftovers of a dead group under this name (their lock is free) are removed first.
- * Returns 0; COX_TAKEN: a live group has the name, err says which process; COX_DENIED: the name
- * belongs to something else; COX_NO_SPACE; -errno. */
+/* Creates the region. Leftovers of a dead group under this name (their lock is free) are removed
+ * first.
+ * Returns
+ *   0
+ *   COX_TAKEN: a live group has the name, err says which process
+ *   COX_DENIED: another kind of object has the name
+ *   COX_NO_SPACE
+ *   -errno
+ */
 int cox_control_create(struct cox_control *control, const char *name,
                        const struct cox_geometry *geometry, struct cox_error *err);
-/* Removes what a dead group left under this name, after winning the lock of its control region: a
- * live group is never touched, and of two sweepers one wins. *ret_count: names removed; 0: there
- * was nothing. What belongs to another user stays. Returns 0; COX_TAKEN: the group lives, err says
- * in which process; COX_BUSY: it is dead, but another process holds its lock, most likely to do the
- * same, or its process is just ending; COX_DENIED: something else has the name; -errno. */
+/* Removes the leftovers of a dead group under this name, once it holds the lock of their control
+ * region: a live group is never touched, and of two sweepers one wins. *ret_count: names removed.
+ * Objects of another user stay.
+ * Returns
+ *   0
+ *   COX_TAKEN: the group lives, err says in which process
+ *   COX_BUSY: it is dead, but another process holds its lock, most likely to sweep as well, or its
+ *     process is just ending
+ *   COX_DENIED: another kind of object has the name
+ *   -errno
+ */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err);
 /* Attaches and verifies size, magic, version and geometry before any offset is trusted. Returns 0;
  * COX_NOT_FOUND; COX_DENIED; COX_VERSION; COX_CORRUPT; -errno. */
@@ -67,15 +79,15 @@ int cox_control_attach_fd(struct cox_control *control, int fd, enum cox_region_a
                           struct cox_error *err);
 void cox_control_close(struct cox_control *control); /* unmaps, drops the lock; idempotent */
 
-/* Creator: whether the name still means this control region. Not so when somebody removed the names
- * of a live group (RemoveIPC at logout); another group may have them by now. */
+/* For the creator: whether the name still refers to this control region. It does not if the names
+ * of a live group were removed (RemoveIPC at logout); another group may have the name then. */
 bool cox_control_is_named(const struct cox_control *control, const char *name);
 
-/* What a group has names for beside the control region: its channels in their order, then the
+/* The named parts of a group beside the control region: its channels in their order, then the
  * memory of the rank group. */
 #define COX_CONTROL_PART_COUNT (COX_CHANNEL_COUNT + 1)
-/* For the creator. Removes every name that the first part_count parts of a group of this geometry
- * have, then the control region's. Returns how many there were. */
+/* For the creator: removes every name of the first part_count parts of a group of this geometry,
+ * then that of the control region. Returns how many there were. */
 uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *geometry,
                                   int part_count);
 
