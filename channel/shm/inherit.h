@@ -1,21 +1,20 @@
 /*
- * inherit: the memory of a group as open fds, for a rank that is started again when the names are
- * gone.
+ * inherit: the memory of a group as open fds, for a rank that is replaced when the names are gone.
  *
- * The order is fixed, and told to the new process by COXSWAIN_FDS as `FIRST:COUNT`:
+ * The order is fixed, and passed to the new process in COXSWAIN_FDS as `FIRST:COUNT`:
  *
  *   0              control region
  *   1 + 6 c        request region of channel c, for reading (c: 0 to 3, enum cox_channel_id)
  *   2 + 6 c        response region
- *   3 + 6 c + b    wakeup b of the rank (enum cox_wakeup): semaphores of its own, made anew
+ *   3 + 6 c + b    wakeup b of the rank (enum cox_wakeup): semaphores of its own, newly made
  *   25             response region of the error channel
  *   26, 27         its two wakeups, which all ranks share
  *   28             memory of the rank group (worker/group/group.h)
  *
- * A rank of a sealed group has fewer, those of sealed.h, in its order; the count tells which it is.
- * What a rank gets over the control socket may have one more, the last: its eventfd, by which it
- * notifies the coordinator of replies. A rank that the coordinator starts inherits that one by
- * itself: COXSWAIN_NOTIFY_FD is its number.
+ * A rank of a sealed group gets fewer fds, those of sealed.h in its order; the count tells which it
+ * is. Over the control socket one more may follow: the eventfd by which the rank notifies the
+ * coordinator of replies. A rank that the coordinator starts inherits that one separately, as
+ * number COXSWAIN_NOTIFY_FD.
  *
  * Threads: one at a time per struct.
  * Ownership: the struct owns its fds.
@@ -57,17 +56,16 @@ static inline int cox_inherit_wakeup(enum cox_channel_id channel, enum cox_wakeu
 
 void cox_inherit_init(struct cox_inherit *inherit);  /* all -1 */
 void cox_inherit_close(struct cox_inherit *inherit); /* idempotent */
-/* Coordinator, while the names exist: opens what is there for every rank; the wakeups of ranks stay
- * -1. Returns 0 or -errno. */
+/* Coordinator, while the names exist: opens the objects that all ranks share; the wakeups of ranks
+ * stay -1. Returns 0 or -errno. */
 int cox_inherit_open(struct cox_inherit *inherit, const char *name,
                      const struct cox_geometry *geometry, struct cox_error *err);
 
-/* Worker: the fds first to first + count - 1 are taken over, unless it returns something else than
- * 0. Returns 0; COX_INVALID: another count, or one of them is not open; COX_DENIED: one is no file
- * of this user with something in it; -errno. */
+/* Worker: takes ownership of the fds first to first + count - 1 if it returns 0. Returns 0;
+ * COX_INVALID: another count, or one of them is not open; COX_DENIED: one is not a non-empty file
+ * of this user; -errno. */
 int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err);
-/* Worker: the same for fds that came by the control socket, which are closed unless it returns 0.
- */
+/* Worker: the same for fds from the control socket; on failure they are closed. */
 int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err);
 /* Worker: takes over COXSWAIN_NOTIFY_FD. Returns 0; COX_INVALID: it is not open; COX_DENIED: it is
  * a file, not an eventfd; -errno. */

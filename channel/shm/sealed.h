@@ -32,7 +32,7 @@
 
 #include "control.h"
 
-/* What a rank is given, in this order. */
+/* The fds that a rank gets, in this order. */
 enum cox_sealed_fd {
     COX_SEALED_REQUEST = 0,
     COX_SEALED_RANK,
@@ -46,12 +46,12 @@ enum cox_sealed_fd {
 
 struct cox_sealed {
     struct cox_region wake;
-    /* worker: its own alone */
+    /* worker: only its own */
     struct cox_region ranks[COX_RANK_COUNT_MAX];
-    /* Worker: what it writes as a member of the rank group, and the hints of that, a second mapping
-     * of these. Whoever takes one leaves {NULL, 0}. */
+    /* Worker: its memory as a member of the rank group, and the hints of that group, a second
+     * mapping of these. A user that takes one leaves {NULL, 0}. */
     struct cox_region group[COX_SEALED_GROUP_FD_COUNT], group_hints;
-    /* The coordinator's, to be handed out; -1: none. */
+    /* The coordinator's, for hand_out; -1: none. */
     int request_fd, wake_fd;
     int rank_fds[COX_RANK_COUNT_MAX];
     int group_fds[COX_RANK_COUNT_MAX][COX_SEALED_GROUP_FD_COUNT];
@@ -59,37 +59,42 @@ struct cox_sealed {
 
 void cox_sealed_init(struct cox_sealed *sealed);
 
-/* Coordinator. control gets the request memory, with its header filled. huge_pages: the request
- * memory is on huge pages if there are any; what ranks can punch holes in never is. Returns 0;
- * COX_NO_SPACE; -errno. Nothing is left unless 0. */
+/* Coordinator: creates the memory; control gets the request memory, with its header filled.
+ * huge_pages: the request memory is on huge pages if there are any; memory in which ranks can punch
+ * holes never is. Returns 0; COX_NO_SPACE; -errno. On failure nothing is left. */
 int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
                       const struct cox_geometry *geometry, bool huge_pages, struct cox_error *err);
-/* Coordinator: other memory for the next life of a dead rank, its own at the same address and that
+/* Coordinator: new memory for the next process of a dead rank, its own at the same address and that
  * of the rank group, all zero. Returns 0; COX_NO_SPACE, -errno: nothing has changed. */
 int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
                           uint32_t rank, struct cox_error *err);
-/* Coordinator: nothing more is to be written into the memory of this rank from here, since its
- * process is about to have it: from then on it has one writer. The next renew makes it writable
- * again. Returns 0 or -errno. */
+/* Coordinator: gives up writing to the memory of this rank, whose process is about to get it; from
+ * then on it has one writer. The next renew makes it writable again. Returns 0 or -errno. */
 int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank);
-/* What a rank is given; all are lent. */
+/* The fds for a rank; all are lent. */
 void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
                          int ret_fds[COX_SEALED_FD_COUNT]);
 
-/* Worker: attaches as rank what it was given; the fds stay the caller's. Looks at seals and sizes
- * before it trusts any of it, and at the header as control.h says. Once its memory of the rank
- * group is mapped it is sealed, so that this can be done once. Returns 0; COX_DENIED: memory that
- * could shrink, or is another user's; COX_VERSION; COX_CORRUPT; COX_INVALID: no such rank; -errno.
+/* Worker: attaches the memory of its rank; the fds stay the caller's. Checks seals and sizes before
+ * anything is read, and the header as control.h says. Its memory of the rank group is sealed once
+ * it is mapped, so this works only once.
+ * Returns
+ *   0
+ *   COX_DENIED: memory that could shrink, or another user's
+ *   COX_VERSION
+ *   COX_CORRUPT
+ *   COX_INVALID: no such rank
+ *   -errno
  */
 int cox_sealed_attach(struct cox_sealed *sealed, struct cox_control *control, uint32_t rank,
                       const int fds[COX_SEALED_FD_COUNT], struct cox_error *err);
 
-/* Is this memory of the rank group that its rank alone can write, for ever? Returns 0; COX_DENIED:
- * a seal is missing, or it is no such memory, and err says which; COX_CORRUPT: another size than
- * said; -errno. label is for err. */
+/* Checks that this is memory of the rank group that only its rank can write, now and later. label
+ * is for err. Returns 0; COX_DENIED: a seal is missing, or it is other memory, err says which;
+ * COX_CORRUPT: another size than given; -errno. */
 int cox_sealed_check_group(int fd, uint64_t size, const char *label, struct cox_error *err);
 
-/* All but what control has. Idempotent. */
+/* Closes all but the memory that control has. Idempotent. */
 void cox_sealed_close(struct cox_sealed *sealed);
 
 /* ---- words ---- */
@@ -109,7 +114,7 @@ static inline struct cox_layout_wake_channel *cox_sealed_wake(const struct cox_s
  * Rank: waits until its slot is free for report `number`. Returns 0; COX_TIMEOUT; -errno. */
 int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uint64_t number,
                            uint64_t deadline_ns);
-/* Coordinator: the slot of the rank is free again. */
+/* Coordinator: frees the slot of the rank. */
 void cox_sealed_set_heard(const struct cox_control *control, uint32_t rank, uint64_t number);
 
 #endif
