@@ -33,9 +33,9 @@
  *   28  fd_count u32
  *   32  reserved, zero
  *
- * fds of a worker, attach named: the 28 of inherit.h, in its order (and the rank group's); sealed:
- * request memory (read-only), memory of the rank, wake words, its words and its values in the rank
- * group (sealed.h).
+ * fds of a worker, attach named: the 28 of fd_bundle.h, in its order (and the rank group's);
+ * sealed: request memory (read-only), memory of the rank, wake words, its words and its values in
+ * the rank group (sealed.h).
  *
  * Files: `<runtime directory>/<name>.sock` (a long name is shortened, with a hash), and for one
  *   release `<name>.door`, a hard link to it, in

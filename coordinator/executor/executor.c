@@ -331,7 +331,7 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
     if (r == 0 && !executor->geometry.legacy)
         r = executor_create_group(executor, err);
     if (r == 0 && !executor->geometry.legacy)
-        r = cox_inherit_open(&executor->inherit, executor->name, &executor->geometry, err);
+        r = cox_fd_bundle_open(&executor->bundle, executor->name, &executor->geometry, err);
     return r;
 }
 
@@ -529,13 +529,13 @@ int cox_executor_start(const struct cox_executor_options *options,
     executor->geometry = geometry;
     executor->control.lock_fd = -1;
     executor->engine_state = COX_ENGINE_INIT;
-    cox_inherit_init(&executor->inherit);
+    cox_fd_bundle_init(&executor->bundle);
     cox_sealed_init(&executor->sealed);
     pthread_mutex_init(&executor->memory_lock, NULL);
     cox_last_errors_init(&executor->last_errors);
     cox_ranks_init(executor->ranks, geometry.rank_count);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++) {
-        cox_inherit_init(&executor->replacements[rank]);
+        cox_fd_bundle_init(&executor->replacements[rank]);
         executor->notify_fds[rank] = -1;
     }
     pthread_mutex_init(&executor->recover_lock, NULL);
@@ -701,7 +701,7 @@ struct cox_executor *cox_executor_free(struct cox_executor *executor)
         cox_channel_close(&executor->channels[c]);
     cox_sealed_close(&executor->sealed);
     cox_control_close(&executor->control);
-    cox_inherit_close(&executor->inherit);
+    cox_fd_bundle_close(&executor->bundle);
     cox_init_record_free(executor->init_record);
     cox_large_payload_sender_deinit(&executor->blocks.sender);
     cox_kv_caches_free(executor->kv_caches);

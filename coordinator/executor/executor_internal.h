@@ -4,7 +4,7 @@
 
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
-#include "channel/shm/inherit.h"
+#include "channel/shm/fd_bundle.h"
 #include "channel/shm/state.h"
 #include "coordinator/collector/collect.h"
 #include "coordinator/process/last_errors.h"
@@ -35,7 +35,7 @@ struct cox_executor {
     struct cox_rank ranks[COX_RANK_COUNT_MAX];
     /* The fds that the next process of each rank gets: those of the group are lent, the wakeups are
      * its own. */
-    struct cox_inherit replacements[COX_RANK_COUNT_MAX];
+    struct cox_fd_bundle replacements[COX_RANK_COUNT_MAX];
     /* protects the fds in `sealed`, replacements, open_for_attach of the ranks and named, and the
      * end of the control socket */
     pthread_mutex_t memory_lock;
@@ -54,7 +54,7 @@ struct cox_executor {
     /* start has returned */
     _Atomic bool complete;
     /* the fds that a replaced rank gets */
-    struct cox_inherit inherit;
+    struct cox_fd_bundle bundle;
     /* threads inside submit, call or recover; stop waits for them */
     _Atomic uint32_t callers;
 

@@ -334,7 +334,7 @@ static int init_group_fd(const struct cox_executor *executor)
 {
     return executor->geometry.legacy || executor->geometry.sealed
                ? -1
-               : executor->inherit.fds[COX_INHERIT_GROUP];
+               : executor->bundle.fds[COX_FD_BUNDLE_GROUP];
 }
 
 /* Another life of the rank group begins, in memory of its own. */

@@ -50,17 +50,17 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
 {
     /* relaxed: one thread at a time starts this rank; the control socket only compares. */
     atomic_fetch_add_explicit(&executor->ranks[rank].incarnation, 1, memory_order_relaxed);
-    struct cox_inherit *inherit = &executor->replacements[rank];
+    struct cox_fd_bundle *bundle = &executor->replacements[rank];
     int r = 0;
     if (executor->geometry.sealed) {
         pthread_mutex_lock(&executor->memory_lock);
         r = cox_sealed_renew_rank(&executor->sealed, &executor->geometry, rank, err);
         pthread_mutex_unlock(&executor->memory_lock);
     }
-    *inherit = executor->inherit;
+    *bundle = executor->bundle;
     for (int c = 0; r == 0 && c < COX_TWO_WAY_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
-        int *wakeups = &inherit->fds[cox_inherit_wakeup(channel, (enum cox_wakeup)0)];
+        int *wakeups = &bundle->fds[cox_fd_bundle_wakeup(channel, (enum cox_wakeup)0)];
         r = cox_collector_reset_rank(&executor->collectors[c], rank, wakeups, err);
     }
     /* Then its memory is the old one still, which is for reading only. */
@@ -76,13 +76,13 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
 /* What only the next process was to be given: it has it, or there is none. */
 static void restart_put_away(struct cox_executor *executor, uint32_t rank)
 {
-    struct cox_inherit *inherit = &executor->replacements[rank];
+    struct cox_fd_bundle *bundle = &executor->replacements[rank];
     pthread_mutex_lock(&executor->memory_lock);
     executor->ranks[rank].open_for_attach = false;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
         for (int b = 0; b < COX_WAKEUP_COUNT; b++)
             cox_close_fd(
-                &inherit->fds[cox_inherit_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b)]);
+                &bundle->fds[cox_fd_bundle_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b)]);
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
@@ -107,11 +107,11 @@ static int restart_launch(struct cox_executor *executor, uint32_t rank, uint64_t
         restart_open_slot(executor, rank);
         return 0;
     }
-    const struct cox_inherit *inherit = &executor->replacements[rank];
+    const struct cox_fd_bundle *bundle = &executor->replacements[rank];
     const struct cox_launch_incarnation incarnation = {
         .number = cox_rank_incarnation(&executor->ranks[rank]),
-        .fds = inherit->fds,
-        .fd_count = inherit->count,
+        .fds = bundle->fds,
+        .fd_count = bundle->count,
     };
     int r = cox_supervisor_relaunch(executor->supervisor, rank, &incarnation, deadline_ns, err);
     restart_put_away(executor, rank);

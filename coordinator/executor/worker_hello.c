@@ -219,10 +219,10 @@ static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_ch
     cox_name_wakeup(object, executor->name, channel, wakeup, rank);
     snprintf(path, sizeof path, "/dev/shm/sem.%s", object + 1);
     pthread_mutex_lock(&executor->memory_lock);
-    const struct cox_inherit *inherit = &executor->replacements[rank];
+    const struct cox_fd_bundle *bundle = &executor->replacements[rank];
     _cox_cleanup_(cox_close_fd) int fd =
         executor->ranks[rank].open_for_attach
-            ? fcntl(inherit->fds[cox_inherit_wakeup(channel, wakeup)], F_DUPFD_CLOEXEC, 3)
+            ? fcntl(bundle->fds[cox_fd_bundle_wakeup(channel, wakeup)], F_DUPFD_CLOEXEC, 3)
             : open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     int r = fd < 0 ? -errno : 0;
     pthread_mutex_unlock(&executor->memory_lock);
@@ -239,11 +239,11 @@ static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_ch
 static int hand_out_named(struct cox_executor *executor, uint32_t rank,
                           struct cox_control_socket_reply *reply, struct cox_error *err)
 {
-    memcpy(reply->fds, executor->inherit.fds, sizeof executor->inherit.fds);
-    reply->fd_count = COX_INHERIT_COUNT;
+    memcpy(reply->fds, executor->bundle.fds, sizeof executor->bundle.fds);
+    reply->fd_count = COX_FD_BUNDLE_COUNT;
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
-            int place = cox_inherit_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b);
+            int place = cox_fd_bundle_wakeup((enum cox_channel_id)c, (enum cox_wakeup)b);
             int r = open_wakeup(executor, rank, (enum cox_channel_id)c, (enum cox_wakeup)b,
                                 &reply->fds[place], err);
             if (r)

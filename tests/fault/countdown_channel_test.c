@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "channel/shm/channel.h"
-#include "channel/shm/inherit.h"
+#include "channel/shm/fd_bundle.h"
 #include "channel/base/peer.h"
 #include "channel/base/semaphore.h"
 #include "channel/base/thread.h"
@@ -406,17 +406,17 @@ static const struct countdown_subject group_gate_attach = {
 
 /* ---- what a rank that is started again gets ---- */
 
-static struct cox_inherit own_inherit;
+static struct cox_fd_bundle own_inherit;
 static struct cox_gate *own_gate; /* that of the group's channel */
 
-static int inherit_open(void *object, struct cox_error *err)
+static int bundle_open(void *object, struct cox_error *err)
 {
-    return cox_inherit_open(object, group_name(), &geometry, err);
+    return cox_fd_bundle_open(object, group_name(), &geometry, err);
 }
 
-static void inherit_close(void *object)
+static void bundle_close(void *object)
 {
-    cox_inherit_close(object);
+    cox_fd_bundle_close(object);
 }
 
 static int gate_renew(void *object, struct cox_error *err)
@@ -448,35 +448,35 @@ static void renew_restore(void)
     group_restore();
 }
 
-static void inherit_prepare(void)
+static void bundle_prepare(void)
 {
     struct cox_error err = {0};
     renew_prepare();
-    if (cox_inherit_open(&own_inherit, group_name(), &geometry, &err) ||
+    if (cox_fd_bundle_open(&own_inherit, group_name(), &geometry, &err) ||
         (channel_id != COX_CHANNEL_ERROR &&
          cox_gate_renew(own_gate, channel_id, 1, geometry.depth,
-                        &own_inherit.fds[cox_inherit_wakeup(channel_id, (enum cox_wakeup)0)],
+                        &own_inherit.fds[cox_fd_bundle_wakeup(channel_id, (enum cox_wakeup)0)],
                         &err)))
         fail_msg("%s", err.text);
 }
 
-static void inherit_restore(void)
+static void bundle_restore(void)
 {
-    cox_inherit_close(&own_inherit);
+    cox_fd_bundle_close(&own_inherit);
     renew_restore();
 }
 
-static int inherit_attach(void *object, struct cox_error *err)
+static int bundle_attach(void *object, struct cox_error *err)
 {
-    return cox_inherit_attach(&own_inherit, object, &own_control, channel_id, 1, err);
+    return cox_fd_bundle_attach(&own_inherit, object, &own_control, channel_id, 1, err);
 }
 
 static const struct countdown_subject group_inherit_open = {
     .name = "inherit_open",
-    .size = sizeof(struct cox_inherit),
+    .size = sizeof(struct cox_fd_bundle),
     .in_place = true,
-    .construct = inherit_open,
-    .destroy = inherit_close,
+    .construct = bundle_open,
+    .destroy = bundle_close,
     .prepare = group_prepare,
     .restore = group_restore,
 };
@@ -491,10 +491,10 @@ static const struct countdown_subject group_gate_renew = {
 static const struct countdown_subject group_inherit_attach = {
     .name = "inherit_attach",
     .size = sizeof(struct cox_channel),
-    .construct = inherit_attach,
+    .construct = bundle_attach,
     .destroy = channel_close,
-    .prepare = inherit_prepare,
-    .restore = inherit_restore,
+    .prepare = bundle_prepare,
+    .restore = bundle_restore,
 };
 
 /* ---- processes and threads ---- */

@@ -10,7 +10,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "channel/shm/inherit.h"
+#include "channel/shm/fd_bundle.h"
 #include "channel/shm/sealed.h"
 #include "coordinator/executor/executor_internal.h"
 #include "coordinator/process/supervise.h"
@@ -156,22 +156,22 @@ static int sealed_renew(void *object, struct cox_error *err)
     return r;
 }
 
-static int inherit_adopt(void *object, struct cox_error *err)
+static int bundle_adopt(void *object, struct cox_error *err)
 {
     int fds[COX_SEALED_FD_COUNT], own[COX_SEALED_FD_COUNT];
-    struct cox_inherit *inherit = object;
+    struct cox_fd_bundle *bundle = object;
     cox_sealed_hand_out(&there.sealed, 1, fds);
     for (int i = 0; i < COX_SEALED_FD_COUNT; i++)
         own[i] = dup(fds[i]);
-    int r = cox_inherit_adopt(inherit, own, COX_SEALED_FD_COUNT, err);
+    int r = cox_fd_bundle_adopt(bundle, own, COX_SEALED_FD_COUNT, err);
     for (int i = 0; i < COX_SEALED_FD_COUNT; i++)
         assert_int_equal(own[i], -1); /* taken or closed */
     return r;
 }
 
-static void inherit_close(void *object)
+static void bundle_close(void *object)
 {
-    cox_inherit_close(object);
+    cox_fd_bundle_close(object);
 }
 
 static const struct countdown_subject memories[] = {
@@ -195,9 +195,9 @@ static const struct countdown_subject memories[] = {
      .restore = memory_restore},
     {.name = "inherit_adopt",
      .in_place = true,
-     .size = sizeof(struct cox_inherit),
-     .construct = inherit_adopt,
-     .destroy = inherit_close,
+     .size = sizeof(struct cox_fd_bundle),
+     .construct = bundle_adopt,
+     .destroy = bundle_close,
      .prepare = memory_prepare,
      .restore = memory_restore},
 };

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #include "channel/socket/control_socket.h"
-#include "channel/shm/inherit.h"
+#include "channel/shm/fd_bundle.h"
 #include "channel/base/peer.h"
 #include "channel/shm/sealed.h"
 #include "channel/socket/socket.h"

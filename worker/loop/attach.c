@@ -78,7 +78,7 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
     cox_fault_point(COX_FAULT_ATTACH_ACCEPTED);
     r = worker_check_hello_reply(options, &session.hello_reply, err);
     if (r == 0)
-        r = cox_inherit_adopt(&worker->inherit, session.fds, session.fd_count, err);
+        r = cox_fd_bundle_adopt(&worker->bundle, session.fds, session.fd_count, err);
     for (uint32_t i = 0; r && i < session.fd_count; i++)
         cox_close_fd(&session.fds[i]);
     options->rank = session.hello_reply.rank;
@@ -109,12 +109,12 @@ static int worker_attach_control_named(struct cox_worker *worker, struct cox_err
 static int worker_attach_control(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
-    const struct cox_inherit *inherit = &worker->inherit;
-    if (inherit->count == COX_SEALED_FD_COUNT)
-        return cox_sealed_attach(&worker->sealed, &worker->control, options->rank, inherit->fds,
+    const struct cox_fd_bundle *bundle = &worker->bundle;
+    if (bundle->count == COX_SEALED_FD_COUNT)
+        return cox_sealed_attach(&worker->sealed, &worker->control, options->rank, bundle->fds,
                                  err);
-    if (inherit->count)
-        return cox_control_attach_fd(&worker->control, inherit->fds[COX_INHERIT_CONTROL],
+    if (bundle->count)
+        return cox_control_attach_fd(&worker->control, bundle->fds[COX_FD_BUNDLE_CONTROL],
                                      COX_REGION_WRITE, err);
     struct cox_error why = {0}, why_legacy = {0};
     int r = worker_attach_control_named(worker, &why);
@@ -172,13 +172,13 @@ static int worker_attach_channel(struct cox_worker *worker, struct cox_channel *
                                  enum cox_channel_id id, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
-    const struct cox_inherit *inherit = &worker->inherit;
+    const struct cox_fd_bundle *bundle = &worker->bundle;
     if (worker->control.geometry.sealed) {
         cox_channel_bind(channel, &worker->sealed, &worker->control, id, false);
         return 0;
     }
-    return inherit->count
-               ? cox_inherit_attach(inherit, channel, &worker->control, id, options->rank, err)
+    return bundle->count
+               ? cox_fd_bundle_attach(bundle, channel, &worker->control, id, options->rank, err)
                : cox_channel_attach(channel, options->prefix + 1, &worker->control, id,
                                     options->rank, err);
 }
@@ -186,7 +186,7 @@ static int worker_attach_channel(struct cox_worker *worker, struct cox_channel *
 /* The memory of the rank group; not a group's with legacy workers. */
 static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
 {
-    struct cox_inherit *inherit = &worker->inherit;
+    struct cox_fd_bundle *bundle = &worker->bundle;
     if (worker->control.geometry.legacy)
         return 0;
     if (worker->control.geometry.sealed) {
@@ -194,8 +194,8 @@ static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
             cox_group_memory_new(&worker->sealed, worker->options.rank, worker->options.rank_count);
         return worker->group_memory ? 0 : cox_fail(err, -ENOMEM, "no memory for the rank group");
     }
-    if (inherit->count) {
-        worker->group_fd = cox_steal_fd(&inherit->fds[COX_INHERIT_GROUP]);
+    if (bundle->count) {
+        worker->group_fd = cox_steal_fd(&bundle->fds[COX_FD_BUNDLE_GROUP]);
         return 0;
     }
     char object[COX_OBJECT_NAME_SIZE];
@@ -231,11 +231,11 @@ int cox_worker_enter(struct cox_worker *worker, const struct cox_worker_identity
     const struct cox_worker_options *options = &worker->options;
     int r = 0;
     if (options->fd_count)
-        r = cox_inherit_take(&worker->inherit, options->fd_first, options->fd_count, err);
+        r = cox_fd_bundle_take(&worker->bundle, options->fd_first, options->fd_count, err);
     else if (options->control_socket[0])
         r = worker_log_on(worker, self, err);
     if (r == 0 && options->notify_fd)
-        r = cox_inherit_take_notify(&worker->inherit, options->notify_fd, err);
+        r = cox_fd_bundle_take_notify(&worker->bundle, options->notify_fd, err);
     if (r == 0)
         r = worker_attach_control(worker, err);
     cox_fault_point(COX_FAULT_ATTACH_CONTROL);
@@ -292,7 +292,7 @@ static int worker_attach_line(struct cox_channel_thread *thread, struct cox_erro
 int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
-    worker->notify_fd = cox_steal_fd(&worker->inherit.notify_fd);
+    worker->notify_fd = cox_steal_fd(&worker->bundle.notify_fd);
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++) {
         struct cox_channel_thread *thread = &worker->threads[c];
         thread->worker = worker;

@@ -275,7 +275,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     worker->control.lock_fd = -1;
     worker->coordinator.pidfd = -1;
     worker->socket_fd = worker->group_fd = worker->notify_fd = -1;
-    cox_inherit_init(&worker->inherit);
+    cox_fd_bundle_init(&worker->bundle);
     cox_sealed_init(&worker->sealed);
     pthread_mutex_init(&worker->error_lock, NULL);
     cox_condition_init(&worker->error_cond);
@@ -303,7 +303,7 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
         r = cox_worker_claim(worker, self, err);
     if (r == 0)
         r = cox_worker_attach_channels(worker, err);
-    cox_inherit_close(&worker->inherit);
+    cox_fd_bundle_close(&worker->bundle);
     if (r == 0) {
         r = cox_table_new(worker->options.sequence_count_max, worker->options.token_count_max,
                           &worker->table);

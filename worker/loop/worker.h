@@ -87,7 +87,7 @@ struct cox_worker_options {
      * kernel denies pidfd_getfd (Yama, seccomp), for payloads too large for a frame or slot. Empty:
      * the same as control_socket. */
     char fd_store[4096];
-    /* with fd_count > 0: first of the open fds of the group's memory (channel/shm/inherit.h) */
+    /* with fd_count > 0: first of the open fds of the group's memory (channel/shm/fd_bundle.h) */
     int fd_first;
     /* new takes ownership of the fds; a restarted rank has no names to attach by */
     uint32_t fd_count;

@@ -6,7 +6,7 @@
 #include "channel/memory/large_payload.h"
 #include "channel/shm/channel.h"
 #include "channel/socket/control_socket.h"
-#include "channel/shm/inherit.h"
+#include "channel/shm/fd_bundle.h"
 #include "channel/base/peer.h"
 #include "channel/shm/request.h"
 #include "channel/base/spin.h"
@@ -92,7 +92,7 @@ struct cox_worker {
     struct cox_worker_callbacks callbacks_copy;
     void *context;
     /* while new runs */
-    struct cox_inherit inherit;
+    struct cox_fd_bundle bundle;
     /* of a sealed group */
     struct cox_sealed sealed;
     /* the connection, where it came by the control socket; -1 */

@@ -1,4 +1,4 @@
-#include "channel/shm/inherit.h"
+#include "channel/shm/fd_bundle.h"
 
 #include <fcntl.h>
 #include <limits.h>
@@ -12,7 +12,7 @@
 /* Files of one page from fd FIRST on, but for one that is odd. */
 static void fds_make(int odd, int odd_fd)
 {
-    for (int i = 0; i < COX_INHERIT_COUNT; i++) {
+    for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++) {
         int fd = memfd_create("test", 0);
         assert_true(fd >= 0);
         assert_int_equal(ftruncate(fd, 4096), 0);
@@ -27,36 +27,36 @@ static void fds_make(int odd, int odd_fd)
 
 static void fds_close(void)
 {
-    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+    for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++)
         close(FIRST + i);
 }
 
 static void what_is_handed_down_is_taken(void **state)
 {
-    struct cox_inherit inherit;
+    struct cox_fd_bundle bundle;
     struct cox_error err = {0};
     (void)state;
     fds_make(-1, -1);
-    assert_int_equal(cox_inherit_take(&inherit, FIRST, COX_INHERIT_COUNT, &err), 0);
-    for (int i = 0; i < COX_INHERIT_COUNT; i++) {
-        assert_int_equal(inherit.fds[i], FIRST + i);
+    assert_int_equal(cox_fd_bundle_take(&bundle, FIRST, COX_FD_BUNDLE_COUNT, &err), 0);
+    for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++) {
+        assert_int_equal(bundle.fds[i], FIRST + i);
         assert_int_equal(fcntl(FIRST + i, F_GETFD), FD_CLOEXEC);
     }
-    cox_inherit_close(&inherit);
-    for (int i = 0; i < COX_INHERIT_COUNT; i++)
+    cox_fd_bundle_close(&bundle);
+    for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++)
         assert_int_equal(fcntl(FIRST + i, F_GETFD), -1);
 }
 
 static void refused(int first, uint32_t count, int expected, const char *text)
 {
-    struct cox_inherit inherit;
+    struct cox_fd_bundle bundle;
     struct cox_error err = {0};
-    assert_int_equal(cox_inherit_take(&inherit, first, count, &err), expected);
+    assert_int_equal(cox_fd_bundle_take(&bundle, first, count, &err), expected);
     if (!strstr(err.text, text))
         fail_msg("'%s' is not in: %s", text, err.text);
-    for (int i = 0; i < COX_INHERIT_COUNT; i++)
-        assert_int_equal(inherit.fds[i], -1);
-    cox_inherit_close(&inherit);
+    for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++)
+        assert_int_equal(bundle.fds[i], -1);
+    cox_fd_bundle_close(&bundle);
 }
 
 /* Whichever is wrong: none is closed, none is changed. */
@@ -75,13 +75,13 @@ static void b8_what_is_none_of_ours_stays_open(void **state)
         {empty, COX_DENIED, "is no memory of a group"},
     };
     for (size_t o = 0; o < sizeof odds / sizeof odds[0]; o++)
-        for (int odd = 0; odd < COX_INHERIT_COUNT; odd += 9) {
+        for (int odd = 0; odd < COX_FD_BUNDLE_COUNT; odd += 9) {
             char named[32];
             fds_make(odd, odds[o].fd);
-            refused(FIRST, COX_INHERIT_COUNT, odds[o].expected, odds[o].text);
+            refused(FIRST, COX_FD_BUNDLE_COUNT, odds[o].expected, odds[o].text);
             snprintf(named, sizeof named, "fd %d, ", FIRST + odd);
-            refused(FIRST, COX_INHERIT_COUNT, odds[o].expected, named);
-            for (int i = 0; i < COX_INHERIT_COUNT; i++)
+            refused(FIRST, COX_FD_BUNDLE_COUNT, odds[o].expected, named);
+            for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++)
                 assert_int_equal(fcntl(FIRST + i, F_GETFD), i == odd && odds[o].fd < 0 ? -1 : 0);
             fds_close();
         }
@@ -93,31 +93,31 @@ static void b8_what_is_none_of_ours_stays_open(void **state)
 static void numbers_that_cannot_be_are_refused(void **state)
 {
     (void)state;
-    refused(FIRST, COX_INHERIT_COUNT - 1, COX_INVALID, "28 fds are handed down, expected 29");
+    refused(FIRST, COX_FD_BUNDLE_COUNT - 1, COX_INVALID, "28 fds are handed down, expected 29");
     refused(FIRST, UINT32_MAX, COX_INVALID, "different versions");
-    refused(-1, COX_INHERIT_COUNT, COX_INVALID, "from -1 on");
-    refused(INT_MAX, COX_INHERIT_COUNT, COX_INVALID, "from 2147483647 on");
-    refused(INT_MAX - COX_INHERIT_COUNT, COX_INHERIT_COUNT, COX_INVALID, "is not open");
+    refused(-1, COX_FD_BUNDLE_COUNT, COX_INVALID, "from -1 on");
+    refused(INT_MAX, COX_FD_BUNDLE_COUNT, COX_INVALID, "from 2147483647 on");
+    refused(INT_MAX - COX_FD_BUNDLE_COUNT, COX_FD_BUNDLE_COUNT, COX_INVALID, "is not open");
 }
 
 static void p4_an_eventfd_is_taken_and_nothing_else(void **state)
 {
     (void)state;
-    struct cox_inherit inherit;
+    struct cox_fd_bundle bundle;
     struct cox_error err = {0};
     const int number = eventfd(0, 0), file = memfd_create("file", MFD_CLOEXEC);
-    cox_inherit_init(&inherit);
-    assert_int_equal(cox_inherit_take_notify(&inherit, file, &err), COX_DENIED);
+    cox_fd_bundle_init(&bundle);
+    assert_int_equal(cox_fd_bundle_take_notify(&bundle, file, &err), COX_DENIED);
     assert_non_null(strstr(err.text, "expected an eventfd"));
     close(file);
     cox_error_clear(&err);
-    assert_int_equal(cox_inherit_take_notify(&inherit, file, &err), COX_INVALID);
+    assert_int_equal(cox_fd_bundle_take_notify(&bundle, file, &err), COX_INVALID);
     assert_non_null(strstr(err.text, "is not open"));
-    assert_int_equal(inherit.notify_fd, -1);
-    assert_int_equal(cox_inherit_take_notify(&inherit, number, &err), 0);
-    assert_int_equal(inherit.notify_fd, number);
+    assert_int_equal(bundle.notify_fd, -1);
+    assert_int_equal(cox_fd_bundle_take_notify(&bundle, number, &err), 0);
+    assert_int_equal(bundle.notify_fd, number);
     assert_int_equal(fcntl(number, F_GETFD), FD_CLOEXEC);
-    cox_inherit_close(&inherit);
+    cox_fd_bundle_close(&bundle);
     assert_int_equal(fcntl(number, F_GETFD), -1);
 }
 
@@ -130,5 +130,5 @@ int main(void)
         LEAK_TEST(numbers_that_cannot_be_are_refused),
         LEAK_TEST(p4_an_eventfd_is_taken_and_nothing_else),
     };
-    return cmocka_run_group_tests_name("inherit", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("fd_bundle", tests, NULL, NULL);
 }

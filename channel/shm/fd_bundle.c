@@ -1,4 +1,4 @@
-#include "inherit.h"
+#include "fd_bundle.h"
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -8,24 +8,24 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-void cox_inherit_init(struct cox_inherit *inherit)
+void cox_fd_bundle_init(struct cox_fd_bundle *bundle)
 {
-    for (int i = 0; i < COX_INHERIT_COUNT; i++)
-        inherit->fds[i] = -1;
-    inherit->count = 0;
-    inherit->notify_fd = -1;
+    for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++)
+        bundle->fds[i] = -1;
+    bundle->count = 0;
+    bundle->notify_fd = -1;
 }
 
-void cox_inherit_close(struct cox_inherit *inherit)
+void cox_fd_bundle_close(struct cox_fd_bundle *bundle)
 {
-    for (int i = 0; i < COX_INHERIT_COUNT; i++)
-        cox_close_fd(&inherit->fds[i]);
-    cox_close_fd(&inherit->notify_fd);
+    for (int i = 0; i < COX_FD_BUNDLE_COUNT; i++)
+        cox_close_fd(&bundle->fds[i]);
+    cox_close_fd(&bundle->notify_fd);
 }
 
 /* file: what stands in /dev/shm for the name, "" or "sem." before it. */
-static int inherit_open_one(int *fd, const char *file, const char *object, int flags,
-                            struct cox_error *err)
+static int bundle_open_one(int *fd, const char *file, const char *object, int flags,
+                           struct cox_error *err)
 {
     char path[COX_OBJECT_NAME_SIZE + 32];
     snprintf(path, sizeof path, "/dev/shm/%s%s", file, object + 1);
@@ -34,41 +34,41 @@ static int inherit_open_one(int *fd, const char *file, const char *object, int f
     return r ? cox_fail(err, r, "%s: %s", path, cox_status_text(r)) : 0;
 }
 
-int cox_inherit_open(struct cox_inherit *inherit, const char *name,
-                     const struct cox_geometry *geometry, struct cox_error *err)
+int cox_fd_bundle_open(struct cox_fd_bundle *bundle, const char *name,
+                       const struct cox_geometry *geometry, struct cox_error *err)
 {
     char object[COX_OBJECT_NAME_SIZE];
-    cox_inherit_init(inherit);
-    int r = inherit_open_one(&inherit->fds[COX_INHERIT_CONTROL], "", cox_name_control(object, name),
-                             O_RDWR, err);
+    cox_fd_bundle_init(bundle);
+    int r = bundle_open_one(&bundle->fds[COX_FD_BUNDLE_CONTROL], "", cox_name_control(object, name),
+                            O_RDWR, err);
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
         enum cox_channel_id channel = (enum cox_channel_id)c;
         if (geometry->channels[c].request_size)
-            r = inherit_open_one(&inherit->fds[cox_inherit_request(channel)], "",
-                                 cox_name_request(object, name, channel), O_RDONLY, err);
+            r = bundle_open_one(&bundle->fds[cox_fd_bundle_request(channel)], "",
+                                cox_name_request(object, name, channel), O_RDONLY, err);
         if (r == 0)
-            r = inherit_open_one(&inherit->fds[cox_inherit_response(channel)], "",
-                                 cox_name_response(object, name, channel), O_RDWR, err);
+            r = bundle_open_one(&bundle->fds[cox_fd_bundle_response(channel)], "",
+                                cox_name_response(object, name, channel), O_RDWR, err);
     }
     for (int b = 0; r == 0 && b < COX_WAKEUP_COUNT; b++) {
         enum cox_wakeup wakeup = (enum cox_wakeup)b;
         if (cox_wakeup_exists(COX_CHANNEL_ERROR, wakeup))
-            r = inherit_open_one(
-                &inherit->fds[cox_inherit_wakeup(COX_CHANNEL_ERROR, wakeup)], "sem.",
-                cox_name_wakeup(object, name, COX_CHANNEL_ERROR, wakeup, 0), O_RDWR, err);
+            r = bundle_open_one(&bundle->fds[cox_fd_bundle_wakeup(COX_CHANNEL_ERROR, wakeup)],
+                                "sem.", cox_name_wakeup(object, name, COX_CHANNEL_ERROR, wakeup, 0),
+                                O_RDWR, err);
     }
     if (r == 0)
-        r = inherit_open_one(&inherit->fds[COX_INHERIT_GROUP], "", cox_name_group(object, name),
-                             O_RDWR, err);
-    inherit->count = COX_INHERIT_COUNT;
+        r = bundle_open_one(&bundle->fds[COX_FD_BUNDLE_GROUP], "", cox_name_group(object, name),
+                            O_RDWR, err);
+    bundle->count = COX_FD_BUNDLE_COUNT;
     if (r)
-        cox_inherit_close(inherit);
+        cox_fd_bundle_close(bundle);
     return r;
 }
 
 /* By a mistake in the numbers they may be the host's own: what is no memory of a group is left
  * alone. What is inside is looked at where it is attached. */
-static int inherit_check_one(int fd, struct cox_error *err)
+static int bundle_check_one(int fd, struct cox_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
@@ -87,7 +87,7 @@ static int inherit_check_one(int fd, struct cox_error *err)
     return 0;
 }
 
-static int inherit_check_notify(int fd, struct cox_error *err)
+static int bundle_check_notify(int fd, struct cox_error *err)
 {
     struct stat st;
     if (fstat(fd, &st) < 0)
@@ -105,38 +105,39 @@ static int inherit_check_notify(int fd, struct cox_error *err)
                : 0;
 }
 
-int cox_inherit_take_notify(struct cox_inherit *inherit, int fd, struct cox_error *err)
+int cox_fd_bundle_take_notify(struct cox_fd_bundle *bundle, int fd, struct cox_error *err)
 {
-    int r = inherit_check_notify(fd, err);
+    int r = bundle_check_notify(fd, err);
     if (r)
         return r;
     if (fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)
         return cox_fail(err, -errno, "fd %d: %s", fd, cox_status_text(-errno));
-    inherit->notify_fd = fd;
+    bundle->notify_fd = fd;
     return 0;
 }
 
-static int inherit_check_count(uint32_t count, struct cox_error *err)
+static int bundle_check_count(uint32_t count, struct cox_error *err)
 {
-    return count == COX_INHERIT_COUNT || count == COX_SEALED_FD_COUNT
+    return count == COX_FD_BUNDLE_COUNT || count == COX_SEALED_FD_COUNT
                ? 0
                : cox_fail(
                      err, COX_INVALID,
                      "%" PRIu32
                      " fds are handed down, expected %d, or %d in a sealed group: coordinator and worker are of different versions",
-                     count, COX_INHERIT_COUNT, COX_SEALED_FD_COUNT);
+                     count, COX_FD_BUNDLE_COUNT, COX_SEALED_FD_COUNT);
 }
 
-int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, struct cox_error *err)
+int cox_fd_bundle_take(struct cox_fd_bundle *bundle, int first, uint32_t count,
+                       struct cox_error *err)
 {
-    cox_inherit_init(inherit);
-    int r = inherit_check_count(count, err);
+    cox_fd_bundle_init(bundle);
+    int r = bundle_check_count(count, err);
     if (r)
         return r;
-    if (first < 0 || first > INT_MAX - COX_INHERIT_COUNT)
+    if (first < 0 || first > INT_MAX - COX_FD_BUNDLE_COUNT)
         return cox_fail(err, COX_INVALID, "fds from %d on cannot be handed down", first);
     for (int i = 0; i < (int)count; i++) {
-        r = inherit_check_one(first + i, err);
+        r = bundle_check_one(first + i, err);
         if (r)
             return r;
     }
@@ -144,51 +145,52 @@ int cox_inherit_take(struct cox_inherit *inherit, int first, uint32_t count, str
         if (fcntl(first + i, F_SETFD, FD_CLOEXEC) < 0)
             return cox_fail(err, -errno, "fd %d: %s", first + i, cox_status_text(-errno));
     for (int i = 0; i < (int)count; i++)
-        inherit->fds[i] = first + i;
-    inherit->count = count;
+        bundle->fds[i] = first + i;
+    bundle->count = count;
     return 0;
 }
 
-int cox_inherit_adopt(struct cox_inherit *inherit, int *fds, uint32_t count, struct cox_error *err)
+int cox_fd_bundle_adopt(struct cox_fd_bundle *bundle, int *fds, uint32_t count,
+                        struct cox_error *err)
 {
-    cox_inherit_init(inherit);
-    const bool notifies = count == COX_INHERIT_COUNT + 1 || count == COX_SEALED_FD_COUNT + 1;
+    cox_fd_bundle_init(bundle);
+    const bool notifies = count == COX_FD_BUNDLE_COUNT + 1 || count == COX_SEALED_FD_COUNT + 1;
     count -= notifies;
-    int r = inherit_check_count(count, err);
+    int r = bundle_check_count(count, err);
     for (uint32_t i = 0; r == 0 && i < count; i++)
-        r = inherit_check_one(fds[i], err);
+        r = bundle_check_one(fds[i], err);
     if (r == 0 && notifies)
-        r = inherit_check_notify(fds[count], err);
+        r = bundle_check_notify(fds[count], err);
     if (notifies && r)
         cox_close_fd(&fds[count]);
     else if (notifies)
-        inherit->notify_fd = cox_steal_fd(&fds[count]);
+        bundle->notify_fd = cox_steal_fd(&fds[count]);
     for (uint32_t i = 0; i < count; i++) {
         if (r)
             cox_close_fd(&fds[i]);
         else
-            inherit->fds[i] = cox_steal_fd(&fds[i]);
+            bundle->fds[i] = cox_steal_fd(&fds[i]);
     }
-    inherit->count = r ? 0 : count;
+    bundle->count = r ? 0 : count;
     return r;
 }
 
-int cox_inherit_attach(const struct cox_inherit *inherit, struct cox_channel *channel,
-                       const struct cox_control *control, enum cox_channel_id id, uint32_t rank,
-                       struct cox_error *err)
+int cox_fd_bundle_attach(const struct cox_fd_bundle *bundle, struct cox_channel *channel,
+                         const struct cox_control *control, enum cox_channel_id id, uint32_t rank,
+                         struct cox_error *err)
 {
     const struct cox_layout_channel *sizes = &control->geometry.channels[id];
     struct cox_channel made = {.id = id, .control = control};
     int wakeups[COX_WAKEUP_COUNT], r = 0;
     for (int b = 0; b < COX_WAKEUP_COUNT; b++)
         wakeups[b] = cox_wakeup_exists(id, (enum cox_wakeup)b)
-                         ? inherit->fds[cox_inherit_wakeup(id, (enum cox_wakeup)b)]
+                         ? bundle->fds[cox_fd_bundle_wakeup(id, (enum cox_wakeup)b)]
                          : -1;
     if (sizes->request_size)
-        r = cox_region_attach_fd(&made.request, inherit->fds[cox_inherit_request(id)],
+        r = cox_region_attach_fd(&made.request, bundle->fds[cox_fd_bundle_request(id)],
                                  cox_channel_name(id), sizes->request_size, COX_REGION_READ, err);
     if (r == 0)
-        r = cox_region_attach_fd(&made.response, inherit->fds[cox_inherit_response(id)],
+        r = cox_region_attach_fd(&made.response, bundle->fds[cox_fd_bundle_response(id)],
                                  cox_channel_name(id), sizes->response_size, COX_REGION_WRITE, err);
     if (r == 0)
         r = cox_gate_attach_fds(&made.gate, wakeups, id, rank, err);
