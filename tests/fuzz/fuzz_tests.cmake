@@ -41,7 +41,7 @@ cox_fuzz_target(tokenizer LIBS coxswain_commands)
 cox_fuzz_target(sizes LIBS coxswain_commands coxswain_worker_lib)
 
 # Writes tests/fuzz/corpus anew: make_corpus tests/fuzz/corpus
-add_executable(make_corpus EXCLUDE_FROM_ALL ${fuzz_folder}/make_corpus.c ${fuzz_folder}/memory.c
+add_executable(make_corpus ${fuzz_folder}/make_corpus.c ${fuzz_folder}/memory.c
     ${fuzz_folder}/../unit/table_request.c)
 target_include_directories(make_corpus PRIVATE ${PROJECT_SOURCE_DIR})
 target_link_libraries(make_corpus PRIVATE coxswain_commands coxswain_proto coxswain_channel coxswain_warnings)

@@ -253,8 +253,8 @@ static void put_recovered(struct bytes *bytes)
     error.has_code = true;
     error.code = COX_REJECTED;
     error.text = "pause: rank 0 replied 507";
-    recover.results = list;
-    recover.n_results = 2;
+    recover.ranks = list;
+    recover.n_ranks = 2;
     recover.error = &error;
     recover.engine_state = "ABNORMAL";
     reply.reply_case = COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_RECOVER;
