@@ -1,9 +1,9 @@
 /*
- * last_errors: what each rank said last that went wrong: a reply that was an error or made no
- * sense, or a fault it reported. Kept until the next one, also over a restart of the rank.
+ * last_errors: the last failure of each rank: a reply that was an error or invalid, or a fault it
+ * reported. Kept until the next one, also over a restart of the rank.
  *
- * Threads: any; the lock is held for the copy of one text.
- * Ownership: all of it is inside, the texts of fixed size.
+ * Threads: any; the lock is held while one text is copied.
+ * Ownership: all memory is inside; texts have a fixed size.
  * Blocks: nothing, and allocates nothing.
  * If the process dies: private memory.
  */
@@ -15,7 +15,7 @@
 #include <pthread.h>
 
 #define COX_LAST_ERROR_SIZE 512
-/* In place of a rank: some rank said it, and did not say which it is. */
+/* In place of a rank: the report did not name one. */
 #define COX_LAST_ERROR_UNKNOWN COX_RANK_COUNT_MAX
 
 struct cox_last_errors {
@@ -30,11 +30,11 @@ struct cox_last_errors {
 void cox_last_errors_init(struct cox_last_errors *last_errors);
 void cox_last_errors_deinit(struct cox_last_errors *last_errors);
 
-/* What does not fit is cut off, at a character. */
+/* Records a failure. A text that does not fit is cut off between characters. */
 void cox_last_errors_add(struct cox_last_errors *last_errors, uint32_t rank, const char *format,
                          ...) __attribute__((format(printf, 3, 4)));
-/* The last one of a rank, into buffer (may be cut off). Returns when it came; 0: there is none, and
- * buffer is empty. */
+/* Copies the last failure of a rank to buffer (possibly cut off). Returns its time; 0: there is
+ * none, and buffer is empty. */
 uint64_t cox_last_errors_get(struct cox_last_errors *last_errors, uint32_t rank, char *buffer,
                              size_t buffer_size);
 

@@ -1,9 +1,9 @@
 /*
- * What the files of recovery share: recovery.c (its thread, and what others ask), recovery_policy.c
- * (what a death does), recovery_orders.c (what somebody has ordered). For no one else.
+ * Shared by the files of recovery: recovery.c (its thread, and the public calls), recovery_policy.c
+ * (what a death does), recovery_orders.c (requested restarts and commands). Private to them.
  *
- * Threads: everything here is called with the lock held, by recovery's thread unless it says
- *   otherwise. What goes into the executor gives the lock up meanwhile.
+ * Threads: every function is called with the lock held, on recovery's thread unless it says
+ *   otherwise. Calls of the executor release the lock meanwhile.
  */
 #ifndef COX_COORDINATOR_RECOVERY_INTERNAL_H
 #define COX_COORDINATOR_RECOVERY_INTERNAL_H
@@ -12,34 +12,34 @@
 
 #include <pthread.h>
 
-/* Tries of one thing, and when the next one is due. */
+/* Attempts at one thing, and when the next one is due. */
 struct cox_backoff {
-    /* since it last went well for a window */
+    /* attempts since it last stayed well for a window */
     uint32_t tries;
     uint64_t tried_ns;
     uint64_t due_ns;
 };
 
 struct cox_recovery_rank {
-    /* by its hook; during a try of a new one, too */
+    /* as reported by the death hook; also while a new process is tried */
     bool dead;
-    /* it was killed by order, or for being late, which counts by itself */
+    /* it was killed on request, or for being late, and does not count as a death */
     bool expected;
-    /* whoever ordered it replaced is still there, and sees to its death */
+    /* the order to replace it is still in progress, and handles its death */
     bool ordered;
-    /* and that is to be said once it is initialized */
+    /* its replacement is to be logged once it is initialized */
     bool replaced;
     uint64_t died_ns;
     struct cox_backoff backoff;
-    /* as the hook told it, with its last lines */
+    /* as the hook reported it, with the last lines */
     char death[1024];
-    /* without */
+    /* without the last lines */
     char how[512];
-    /* replaced: by what */
+    /* replaced: by which process */
     char news[768];
 };
 
-/* On its caller's stack. */
+/* An order, on the stack of its caller. */
 struct cox_recovery_order {
     struct cox_recovery_order *next;
     bool is_restart;
@@ -47,7 +47,7 @@ struct cox_recovery_order {
     struct cox_recover_result *results;
     uint32_t rank;
     bool kill;
-    /* before its turn; 0: not */
+    /* the process that was killed before the order's turn; 0: none */
     pid_t killed;
     bool replaced;
     uint64_t deadline_ns;
@@ -60,16 +60,16 @@ struct cox_recovery {
     struct cox_executor *executor;
     struct cox_recovery_options options;
     uint32_t rank_count;
-    /* a rank is not replaced alone */
+    /* all ranks are replaced together */
     bool whole;
     pthread_t thread;
     bool joined;
     /* the thread's */
     struct cox_rank_status *statuses;
 
-    /* everything below; not held over anything that waits */
+    /* protects all fields below; not held over anything that blocks */
     pthread_mutex_t lock;
-    /* anything below has changed */
+    /* a field below has changed */
     pthread_cond_t wake;
     bool stopped;
     bool cancelled;
@@ -77,39 +77,39 @@ struct cox_recovery {
     bool closing;
     bool failed;
     struct cox_error failure;
-    /* of the tries that came to nothing */
+    /* of the attempts that failed */
     struct cox_error last;
-    /* somebody knows of a death that was not told */
+    /* a death is known that the hook has not reported */
     bool look;
     /* the thread is inside the executor */
     bool busy;
-    /* the engine is, by a command; or some ranks are */
+    /* a command has paused the engine, or some ranks */
     bool paused;
-    /* and only some */
+    /* only some ranks */
     bool partially_paused;
     /* a rank was replaced, and init not replayed since */
     bool unready;
-    /* times that the group was not as before, and of those await has told */
+    /* changes of the group, and how many of them await has returned */
     uint64_t changes, changes_seen;
     char doing[160];
     struct cox_recovery_order *orders;
     struct cox_recovery_rank *ranks;
     struct cox_backoff all, replay;
-    /* since when tries fail for want of space, memory or fds; 0: they do not */
+    /* since when attempts fail for lack of space, memory or fds; 0: they do not */
     uint64_t want_ns;
-    /* tries of the policy in a row that ended at their deadline */
+    /* attempts of the policy in a row that ended at their deadline */
     uint32_t hangs;
-    /* when: the last restart_max + 1 of them, a ring */
+    /* times of the last restart_max + 1 deaths, a ring */
     uint64_t *deaths;
     uint64_t death_count;
 };
 
-/* Around a call of the executor: enter gives the lock up, leave takes it again, and knows the ranks
- * as they are then. Returns r. */
+/* Around a call of the executor: enter releases the lock; leave takes it again and reads the ranks'
+ * present state. Returns r. */
 void cox_recovery_enter(struct cox_recovery *recovery);
 int cox_recovery_leave(struct cox_recovery *recovery, int r);
 
-/* A new process for one rank, or for all; and the init said again. Return as the executor's. */
+/* Replaces one rank, or all; replays the init. Return as the executor's functions. */
 int cox_recovery_replace(struct cox_recovery *recovery, uint32_t number, uint64_t deadline_ns,
                          struct cox_error *err);
 int cox_recovery_replace_all(struct cox_recovery *recovery, uint64_t deadline_ns,
@@ -119,20 +119,20 @@ int cox_recovery_replay(struct cox_recovery *recovery, uint64_t deadline_ns, str
 /* From any thread. */
 void cox_recovery_died(struct cox_recovery *recovery, struct cox_recovery_rank *rank,
                        const char *text);
-/* NULL: none is dead. From any thread. */
+/* The first dead rank; NULL: none. Any thread. */
 struct cox_recovery_rank *cox_recovery_first_dead(struct cox_recovery *recovery);
-/* Within the window; more than restart_max are one more. From any thread. */
+/* Deaths within the window; counts up to restart_max + 1. Any thread. */
 uint32_t cox_recovery_recent_deaths(const struct cox_recovery *recovery);
-/* It has failed, or what it made is dead: when may it be tried again? From any thread. */
+/* An attempt has failed, or its process is dead: computes when the next one is due. Any thread. */
 void cox_recovery_back_off(const struct cox_recovery *recovery, struct cox_backoff *backoff);
 
-/* When the policy has something to do: 0: now; COX_DEADLINE_NEVER: nothing. From any thread. */
+/* When the policy has work: 0: now; COX_DEADLINE_NEVER: none. Any thread. */
 uint64_t cox_recovery_turn_due(struct cox_recovery *recovery);
-/* Does it. */
+/* Does the policy's work. */
 void cox_recovery_turn(struct cox_recovery *recovery);
-/* Looks for ranks that have left the group, of which nobody tells. */
+/* Checks for ranks that have left the group, which no hook reports. */
 void cox_recovery_look(struct cox_recovery *recovery);
-/* Carries out the first order, and tells its caller. */
+/* Runs the first order, and wakes its caller. */
 void cox_recovery_order_run(struct cox_recovery *recovery, struct cox_recovery_order *order);
 
 #endif

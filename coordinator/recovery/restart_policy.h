@@ -15,10 +15,10 @@ extern "C" {
 
 enum cox_on_death {
     COX_ON_DEATH_FAIL = 0, /* the group has failed */
-    COX_ON_DEATH_WAIT,     /* the group waits until somebody orders a restart */
+    COX_ON_DEATH_WAIT,     /* the group waits until a restart is requested */
     /* the dead rank is replaced; legacy groups: as RESTART_ALL, which is logged */
     COX_ON_DEATH_RESTART,
-    COX_ON_DEATH_RESTART_ALL, /* every rank is */
+    COX_ON_DEATH_RESTART_ALL, /* every rank is replaced */
     COX_ON_DEATH_COUNT,
 };
 /* "fail", "wait", "restart", "restart-all"; "unknown" outside. Static storage. */
