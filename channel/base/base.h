@@ -1,14 +1,13 @@
 /*
- * base: status codes, error texts, assertions, cleanup and time.
+ * base: status codes, error texts, cleanup and time. All of Coxswain builds on this file; it
+ * includes nothing of the project.
  *
- * Everything else in Coxswain stands on this file; it includes nothing of the project.
+ * Any process and any thread may call everything here. Nothing blocks, allocates or uses globals.
+ * If the process dies, nothing is left.
  *
- * Any process, any thread may call everything here; nothing blocks, nothing allocates, nothing is
- * kept in globals. If the process dies at any instruction nothing is left behind.
- *
- * Result convention of the whole library:
+ * Results, in the whole library:
  *   0          success
- *   negative   an unexpected failure of the system, a negative errno, forwarded unchanged
+ *   negative   an unexpected failure of the system: a negative errno, forwarded unchanged
  *   positive   an enum cox_status: a documented condition that the direct caller handles
  * Out-parameters are named ret_x, come last, and are untouched unless 0 is returned.
  */
@@ -30,15 +29,15 @@
 extern "C" {
 #endif
 
-/* What the shared library exports; include/libcoxswain.map lists it. What is declared under
- * COX_INTERNAL is for the library's own tree, which defines that. */
+/* Marks functions that the shared library exports; include/libcoxswain.map lists them. Declarations
+ * under COX_INTERNAL are for the library's own tree, which defines it. */
 #define COX_PUBLIC __attribute__((visibility("default")))
 
 /* Ranks in one group, at most. */
 #define COX_RANK_COUNT_MAX 128
 
-/* The logical channels of a group. The two-way ones come first; the last is reply-only. Each has
- * its own flow control, so that a pause or an error passes a blocked inference or pull. */
+/* The logical channels of a group: first the two-way ones, last the one for reports. Each has its
+ * own flow control, so that a pause or an error passes a blocked inference or pull. */
 enum cox_channel_id {
     COX_CHANNEL_EXECUTE = 0,
     COX_CHANNEL_LINK = 1,
@@ -49,14 +48,14 @@ enum cox_channel_id {
 #define COX_CHANNEL_COUNT 5
 #define COX_TWO_WAY_COUNT 4
 
-/* Type of a request whose bytes only the two ends understand; every other type is an ExecuteType of
+/* Type of a request whose bytes only its two ends interpret. Every other type is an ExecuteType of
  * executor.proto. */
 #define COX_TYPE_OPAQUE 0xffffffffu
-/* In the record of a frame alone: opaque bytes that are in a block; the frame has an ExecuteRequest
+/* Only in the record of a frame: opaque bytes that are out of line; the frame has an ExecuteRequest
  * that says where. */
 #define COX_TYPE_OPAQUE_BLOCK 0xfffffffeu
 
-/* How workers come to the memory of their group. */
+/* How workers attach the memory of their group. */
 enum cox_attach {
     COX_ATTACH_NAMED = 0,  /* by names in /dev/shm */
     COX_ATTACH_SEALED = 1, /* by fds, at the group's control socket; nothing has a name */
@@ -69,14 +68,14 @@ enum cox_status {
     COX_STALE,       /* built on a state that the other side does not have */
     COX_CLOSED,      /* stopped, or being stopped */
     COX_FULL,        /* every frame or block is in use: try again after the next completion */
-    COX_LATE,        /* a rank still owes the reply of a request that has ended */
+    COX_LATE,        /* a rank still owes the reply to a request that has ended */
     COX_VERSION,     /* the other side speaks another version or geometry */
-    COX_CORRUPT,     /* bytes from another process that make no sense */
+    COX_CORRUPT,     /* invalid bytes from another process */
     COX_DENIED,      /* an object with another owner, mode, size or type */
-    COX_TOO_LARGE,   /* does not fit where it has to go */
-    COX_NO_SPACE,    /* memory to reserve is not there */
+    COX_TOO_LARGE,   /* does not fit its destination */
+    COX_NO_SPACE,    /* no memory to reserve */
     COX_TAKEN,       /* the name belongs to a live group, the rank to a process */
-    COX_ABORTED,     /* void: given up by the coordinator before it ran */
+    COX_ABORTED,     /* cancelled by the coordinator before it ran */
     COX_REJECTED,    /* a rank replied with an error of its own */
     COX_DEADLOCK,    /* a blocking call from inside a handler, refused */
     COX_BUSY,        /* already started, already registered */

@@ -1,10 +1,10 @@
 /*
- * peer: the identity of a process (pid and start time) and whether it lives.
+ * peer: the identity of a process (pid and start time), and whether it lives.
  *
- * A pid alone is reused; with the start time it is unique for this boot. A pidfd never means
- * another process.
+ * A pid alone is reused; together with the start time it is unique for this boot. A pidfd never
+ * refers to another process.
  *
- * Threads: reading from any thread; open and close from one.
+ * Threads: reads on any thread; open and close on one.
  * Ownership: the caller owns struct cox_peer and its pidfd.
  * Blocks: nothing.
  * If the process dies: nothing is left.
@@ -56,11 +56,11 @@ COX_PUBLIC bool cox_peer_alive(const struct cox_peer *peer);
  */
 int cox_peer_start_time(pid_t pid, uint64_t *ret_start);
 
-/* True when /proc says that the process is stopped by a signal or a debugger; false also when it
- * cannot be told. */
+/* True if /proc shows that a signal or a debugger has stopped the process; false also if it is
+ * unknown. */
 bool cox_peer_stopped(pid_t pid);
 
-/* Whether the process is on its way out, as below.
+/* Tells whether the process is exiting, see cox_peer_exiting.
  * Returns
  *   0
  *   COX_PEER_DEAD: there is none
@@ -68,9 +68,9 @@ bool cox_peer_stopped(pid_t pid);
  *   -errno
  */
 int cox_peer_check_exiting(pid_t pid, bool *ret_exiting);
-/* True when /proc says that the process is on its way out, or was killed and will be, before its
- * pidfd says so: its files are closed by then or about to be, so that others may have noticed.
- * False also when it cannot be told. */
+/* True if /proc shows that the process is exiting, or was killed and will exit, before its pidfd
+ * says so. Its files are closed by then or about to be, so that other processes may have noticed.
+ * False also if it is unknown. */
 bool cox_peer_exiting(pid_t pid);
 /* Threads of a process, its first one included.
  * Returns

@@ -1,9 +1,9 @@
 /*
- * output: what a worker writes: a pipe, its bytes cut into lines, and a ring of the last lines of a
- * rank.
+ * output: the output of a worker: a pipe, its bytes split into lines, and a ring of the last lines
+ * of a rank.
  *
  * Threads: no locks of its own; one thread at a time per object.
- * Ownership: the objects are the caller's memory; an output owns its fd; strings handed to the line
+ * Ownership: the objects are the caller's memory; an output owns its fd. Strings for the line
  *   function are lent for the call.
  * Blocks: nothing.
  * If the process dies: nothing is left.
@@ -13,47 +13,46 @@
 
 #include "channel/base/base.h"
 
-/* A line longer than this comes in pieces of exactly this many bytes and a rest. */
+/* A longer line is passed on in pieces of exactly this many bytes, and a rest. */
 #define COX_OUTPUT_LINE_MAX 4000
 
-/* What a ring keeps: enough for the end of a stack trace. */
+/* The size of a ring: enough for the end of a stack trace. */
 #define COX_LAST_LINES 16
 #define COX_LAST_LINE_MAX 400
 
 /* One line without its newline, terminated by a NUL. */
 typedef void (*cox_output_line_fn)(void *context, const char *text, size_t size);
 
-/* Bytes taken from a pipe before others get their turn: with 8 ranks that write as fast as they
- * can, a death is still seen within 128 KiB of lines. */
+/* Bytes taken from one pipe per turn: with 8 ranks that write at full speed, a death is still seen
+ * within 128 KiB of lines. */
 #define COX_OUTPUT_READ_MAX 8192
 
 /* One stream. */
 struct cox_output {
-    /* read end, O_NONBLOCK; -1: ended, or not read by this */
+    /* read end, O_NONBLOCK; -1: ended, or read elsewhere */
     int fd;
-    /* bytes of a line whose end has not been seen */
+    /* bytes of an incomplete line */
     size_t size;
     char text[COX_OUTPUT_LINE_MAX + 1];
 };
 
-/* Takes size bytes as read and calls line for every line that they complete. The bytes may be
- * anything: they are handed on unchanged, except that a NUL becomes '?', because a line is a C
- * string. */
+/* Takes size bytes, and calls line for each line that they complete. The bytes are passed on
+ * unchanged, except that a NUL becomes '?', because a line is a C string. */
 void cox_output_feed(struct cox_output *output, const char *bytes, size_t size,
                      cox_output_line_fn line, void *context);
-/* The stream has ended: what came after the last newline is a line, too. */
+/* The stream has ended: bytes after the last newline are a line as well. */
 void cox_output_finish(struct cox_output *output, cox_output_line_fn line, void *context);
 
-/* Reads the fd at most once, and feeds. At end of file or an error the fd is closed, and the line
- * finished. Returns the number of bytes; 0: there is nothing now, or never again. */
+/* Reads the fd at most once, and feeds. At end of file or an error it closes the fd and finishes
+ * the line. Returns the number of bytes; 0: nothing now, or nothing any more. */
 size_t cox_output_read(struct cox_output *output, cox_output_line_fn line, void *context);
-/* Reads all that a dead writer left behind, and finishes the line. Does not wait for the end of
- * file, since a child of the dead one may hold the pipe open, and takes no more than a pipe holds,
- * since that child may write for ever: what the dead one wrote comes first. */
+/* Reads what a dead writer left in the pipe, and finishes the line. It does not wait for end of
+ * file, since a child of the dead process may hold the pipe open, and takes at most one pipe's
+ * capacity, since that child may go on writing; the bytes of the dead process come first. */
 void cox_output_drain(struct cox_output *output, cox_output_line_fn line, void *context);
 
-/* All that is in the pipe now, as bytes of the caller's, for cox_output_feed. Returns 0, also when
- * there is nothing; -ENOMEM. */
+/* Takes all bytes that are in the pipe now, for cox_output_feed; they become the caller's. Returns
+ * 0, also when there are none; -ENOMEM. */
 int cox_output_take(const struct cox_output *output, char **ret_bytes, size_t *ret_size);
 /* What feed with these bytes and finish would come to, as far as a ring of last lines keeps it: no
  * more work than that, however much there is. The output stays as it is. */

@@ -72,65 +72,67 @@ struct cox_supervise_options {
     const int32_t *devices;
     /* COXSWAIN_DOOR: path of the group's control socket; NULL: none */
     const char *control_socket;
-    /* COXSWAIN_ATTACH: workers log on there */
+    /* COXSWAIN_ATTACH: workers attach over the control socket */
     bool sealed;
-    /* none is started: see cox_supervisor_register; command is not used */
+    /* starts no worker, see cox_supervisor_register; command is not used */
     bool external;
     /* rank_count eventfds, which the workers inherit (COXSWAIN_NOTIFY_FD); borrowed until free;
      * NULL: none */
     const int *notify_fds;
-    /* by when every worker is executed; 0: never */
+    /* deadline for the execution of every worker; 0: none */
     uint64_t deadline_ns;
     struct cox_supervise_hooks hooks;
     struct cox_log log;
 };
 
-/* Starts the thread and all workers. In the environment of each: COXSWAIN_PREFIX, COXSWAIN_RANK,
+/* Starts the thread and all workers. The environment of each has COXSWAIN_PREFIX, COXSWAIN_RANK,
  * COXSWAIN_WORLD_SIZE, COXSWAIN_DEVICE, COXSWAIN_PARENT_PID, COXSWAIN_GENERATION (1). stdin is
- * /dev/null; stdout and stderr are pipes of the supervisor; signal mask and dispositions are the
- * defaults; no other fd is inherited; PDEATHSIG is SIGKILL. Returns 0; COX_EXEC_FAILED: err names
- * command, rank and reason; COX_TIMEOUT: a process did not get as far as executing the command by
- * the deadline, err names its rank; COX_INVALID: no command, no prefix, or a number of ranks
- * outside 1 to 128; -errno. Unless 0, every worker that did start is already killed and reaped, and
- * nothing is left. */
+ * /dev/null, stdout and stderr are pipes of the supervisor; signal mask and dispositions are the
+ * defaults; no other fd is inherited; PDEATHSIG is SIGKILL. On failure every worker that was
+ * started is killed and reaped, and nothing is left.
+ * Returns
+ *   0
+ *   COX_EXEC_FAILED: err names command, rank and reason
+ *   COX_TIMEOUT: a process had not executed the command by the deadline; err names its rank
+ *   COX_INVALID: no command, no prefix, or a number of ranks outside 1 to 128
+ *   -errno
+ */
 int cox_supervisor_start(const struct cox_supervise_options *options,
                          struct cox_supervisor **ret_supervisor, struct cox_error *err);
 
 /* The process that was started. */
 pid_t cox_supervisor_pid(struct cox_supervisor *supervisor, uint32_t rank);
-/* left: the word in which the rank says that it has left. The record follows it, to LEAVING and
- * back. Returns since how many nanoseconds it is seen to have left; 0: it has not, or is dead.
- * Takes the supervisor's lock; may be called with the lock of a collector. */
+/* Updates the record of a rank from `left`, its word that it has left: to LEAVING and back. Returns
+ * for how many nanoseconds it has been seen to have left; 0: it has not, or is dead. Takes the
+ * supervisor's lock; may be called with the lock of a collector. */
 uint64_t cox_supervisor_see_left(struct cox_supervisor *supervisor, uint32_t rank, bool left);
 /* A pidfd that stays valid until free or a relaunch; readable once dead. */
 int cox_supervisor_pidfd(struct cox_supervisor *supervisor, uint32_t rank);
-/* True once the worker is dead; how (may be NULL) then tells. Lock-free for the caller's fast path
- * when alive. */
+/* True once the worker is dead; ret_how (may be NULL) then says how. Takes no lock while it lives.
+ */
 bool cox_supervisor_dead(struct cox_supervisor *supervisor, uint32_t rank,
                          struct cox_exit *ret_how);
-/* True when a rank is dead, or its process has ended and the supervisor thread will know it in a
- * moment. */
+/* True if a rank is dead, or its process has ended and the supervisor thread is about to notice. */
 bool cox_supervisor_ended(struct cox_supervisor *supervisor, uint32_t rank);
-/* True when a rank is dead, or its death has begun and the supervisor thread will know it in a
- * moment. */
+/* True if a rank is dead, or its death has begun and the supervisor thread is about to notice. */
 bool cox_supervisor_exiting(struct cox_supervisor *supervisor, uint32_t rank);
-/* The last lines a worker wrote (16 of at most 400 bytes), newest last, joined by newlines; of
- * those, the newest that fit buffer_size. Returns the length; 0: it wrote nothing. */
+/* The last lines of a worker's output (16 of at most 400 bytes), newest last, joined by newlines;
+ * as many of the newest as fit buffer_size. Returns the length; 0: there are none. */
 size_t cox_supervisor_last_lines(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                                  size_t buffer_size);
 /* The last death of a rank, kept over its next incarnations. */
 struct cox_last_death {
-    /* of its deaths; 0: there was none, and the rest is empty */
+    /* number of its deaths; 0: there was none, and all other fields are empty */
     uint32_t count;
     /* CLOCK_MONOTONIC */
     uint64_t when_ns;
-    /* as describe said it */
+    /* the text of describe */
     char text[512];
-    /* that it wrote until then; as above */
+    /* its last lines at that time, as above */
     char last_lines[2048];
 };
-/* Deaths after cox_supervisor_expect_end are not counted, nor kept. Has the death by the time that
- * cox_supervisor_dead says so. */
+/* Deaths after cox_supervisor_expect_end are neither counted nor kept. A death is there no later
+ * than cox_supervisor_dead reports it. */
 void cox_supervisor_last_death(struct cox_supervisor *supervisor, uint32_t rank,
                                struct cox_last_death *ret_death);
 /* "rank 2 (pid 123) was killed by signal 9 (Killed)", with " (core dumped)"; "... exited with
@@ -139,73 +141,89 @@ void cox_supervisor_last_death(struct cox_supervisor *supervisor, uint32_t rank,
 void cox_supervisor_describe(struct cox_supervisor *supervisor, uint32_t rank, char *buffer,
                              size_t buffer_size);
 
-/* The process that serves a rank may be another than the one that was started: a wrapper (sh -c,
- * numactl, valgrind) has it as a child. From now on both are watched: when either dies the other
- * one is killed, and when both are gone the rank is dead: until then its memory may be written to.
- * The same process is fine. Unless its end has begun, the rank runs from now on. Returns 0;
- * COX_DENIED: the process does not descend from the one that was started; COX_PEER_DEAD: there is
- * no such process, or the rank is dead, and the process is killed if it is the rank's; -errno. */
+/* The process that serves a rank may not be the one that was started, if a wrapper (sh -c, numactl,
+ * valgrind) has it as a child. From now on both are watched. When either dies the other one is
+ * killed, and the rank is dead when both are gone: until then its memory may be written to. pid may
+ * be the process that was started. Unless its end has begun, the rank is RUNNING from now on.
+ * Returns
+ *   0
+ *   COX_DENIED: the process does not descend from the one that was started
+ *   COX_PEER_DEAD: there is no such process, or the rank is dead; a process of the rank is killed
+ *   -errno
+ */
 int cox_supervisor_adopt(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                          uint64_t start);
-/* A process that somebody else started is a rank from now on, of a supervisor with `external`:
- * watched through its pidfd, and signalled like the others, but not with its process group, and
- * nobody knows how it ends. Never waits. Returns 0; COX_TAKEN: another process is this rank;
- * COX_STATE: one was, and its slot was not released; COX_PEER_DEAD: there is no such process;
- * -errno. */
+/* Registers a process that another process started as a rank, with `external`. It is watched
+ * through its pidfd and signalled like the others, but without its process group; how it ends is
+ * not known. Never waits.
+ * Returns
+ *   0
+ *   COX_TAKEN: another process is this rank
+ *   COX_STATE: another process was, and its slot was not released
+ *   COX_PEER_DEAD: there is no such process
+ *   -errno
+ */
 int cox_supervisor_register(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid,
                             uint64_t start);
-/* A process that was registered is done with the group and lives on: it is not waited for any more,
- * and gets no signal. has_served: it was the rank, and when it dies that is told; otherwise it
- * never became the rank, which another one may be. Nothing happens where its end has begun. */
+/* A registered process has left the group and lives on: it is no longer awaited or signalled.
+ * has_served: it was the rank, and its death will be reported; otherwise it never became the rank,
+ * which another process may become. Does nothing if its end has begun. */
 void cox_supervisor_set_left(struct cox_supervisor *supervisor, uint32_t rank, bool has_served);
-/* With `external`: the next process that is registered may be this rank. One that is dead and told
- * of makes room; one that has left and lives on is no child any more, and not looked at any more.
- * From then on the rank is neither dead nor has it a pid. Returns 0, also when it is vacant;
- * COX_TIMEOUT: a hook about its death did not return in time. Not inside a hook. */
+/* With `external`: releases the slot, so that the next process that registers may be this rank. A
+ * dead process whose death was reported makes room; one that has left and lives on is no longer
+ * watched. The rank is then neither dead nor does it have a pid. Not inside a hook. Returns 0, also
+ * when it is vacant; COX_TIMEOUT: a hook about its death did not return in time. */
 int cox_supervisor_release_slot(struct cox_supervisor *supervisor, uint32_t rank,
                                 uint64_t deadline_ns, struct cox_error *err);
-/* The end of that: true when nobody is the rank, which is then as dead as before; false: somebody
- * was registered. */
+/* Ends that: true if no process has registered, and the rank counts as dead as before; false: one
+ * has. */
 bool cox_supervisor_cancel_slot(struct cox_supervisor *supervisor, uint32_t rank);
-/* Kills the process that serves the rank, if it is still this one (0: whichever it is), and with it
- * its wrapper. One that has left is no rank any more, and spared. Returns 0, also when there is
- * none; -errno. */
+/* Kills the process that serves the rank, and its wrapper, if it is still this one (0: any). A
+ * process that has left is no rank any more, and is spared. Returns 0, also when there is none;
+ * -errno. */
 int cox_supervisor_kill(struct cox_supervisor *supervisor, uint32_t rank, pid_t pid);
-/* Workers are about to be told to end: from now on neither the end of an adopted process kills its
- * wrapper, which may have something left to do, nor the other way round; both get what
- * cox_supervisor_end sends. */
+/* Workers are about to be asked to end. From now on the end of an adopted process does not kill its
+ * wrapper, which may have work left, nor the reverse; both get the signals of cox_supervisor_end.
+ */
 void cox_supervisor_expect_end(struct cox_supervisor *supervisor);
 
-/* Starts the process of a dead rank again, on the supervisor thread, as the next incarnation of the
- * rank; it is alive from then on, with another pid and pidfd and no last lines. Before that, its
- * death hook has returned, and all that was started for the rank is gone. Returns 0; COX_STATE: it
- * is alive; COX_TIMEOUT: the dead one's wrapper or program would not go, or hooks did not return in
- * time; COX_EXEC_FAILED; COX_CLOSED: cancelled; -errno. Unless 0 it is as dead as before. Not
- * inside a hook. */
+/* Starts a new process for a dead rank, on the supervisor thread, as its next incarnation. It then
+ * has a new pid and pidfd and no last lines. First it waits for the death hook, and until all
+ * processes that were started for the rank are gone. On failure the rank stays dead. Not inside a
+ * hook.
+ * Returns
+ *   0
+ *   COX_STATE: it is alive
+ *   COX_TIMEOUT: the wrapper or program of the dead one did not end, or hooks did not return in
+ *     time
+ *   COX_EXEC_FAILED
+ *   COX_CLOSED: cancelled
+ *   -errno
+ */
 int cox_supervisor_relaunch(struct cox_supervisor *supervisor, uint32_t rank,
                             const struct cox_launch_incarnation *incarnation, uint64_t deadline_ns,
                             struct cox_error *err);
-/* Relaunches end soon, with COX_CLOSED, and none begins. */
+/* Ends running relaunches soon, with COX_CLOSED, and refuses new ones. */
 void cox_supervisor_cancel(struct cox_supervisor *supervisor);
-/* Waits until a rank is dead and its death is told: the hook has returned, and nothing that was
- * started for it runs any more. Returns 0 or COX_TIMEOUT. Not inside a hook. */
+/* Waits until a rank is dead, its death hook has returned, and no process that was started for it
+ * runs. Returns 0 or COX_TIMEOUT. Not inside a hook. */
 int cox_supervisor_await_end(struct cox_supervisor *supervisor, uint32_t rank, uint64_t deadline_ns,
                              struct cox_error *err);
 
 /* Signals one rank through its pidfd. Returns 0; COX_PEER_DEAD; -errno. */
 int cox_supervisor_signal(struct cox_supervisor *supervisor, uint32_t rank, int signal_number);
-/* Signals every process that lives and has not left; of a rank in a wrapper both, but for
- * SIGTERM, which is for the one that serves. Returns how many got it. */
+/* Signals every process that lives and has not left. With a wrapper both processes get it, except
+ * SIGTERM, which only the serving one gets. Returns the number of processes. */
 uint32_t cox_supervisor_signal_all(struct cox_supervisor *supervisor, int signal_number);
 /* Waits until every worker is dead and its death hook has returned. Returns 0 or COX_TIMEOUT. */
 int cox_supervisor_wait(struct cox_supervisor *supervisor, uint64_t deadline_ns);
-/* Ends every worker: waits exit_ms for them to leave by themselves, sends SIGTERM (and SIGCONT, a
- * stopped one would not hear it), waits term_ms, sends SIGKILL, waits until all are reaped. Bounded
- * by the two times, since SIGKILL cannot be ignored; only a process held inside the kernel (a
+/* Ends every worker: waits exit_ms for them to exit by themselves, sends SIGTERM (and SIGCONT, so
+ * that stopped ones get it), waits term_ms, sends SIGKILL, and waits until all are reaped. The two
+ * times bound it, since SIGKILL cannot be ignored; only a process that is held inside the kernel (a
  * driver) takes longer, and is named in the log after 10 s. Returns how many needed SIGTERM or
  * SIGKILL. */
 uint32_t cox_supervisor_end(struct cox_supervisor *supervisor, uint64_t exit_ms, uint64_t term_ms);
-/* end(0, 0) for whoever still lives, then joins the thread. NULL-safe, returns NULL. */
+/* end(0, 0) for all that still live, then joins the thread. NULL-safe, returns NULL. */
 struct cox_supervisor *cox_supervisor_free(struct cox_supervisor *supervisor);
 
 #endif
