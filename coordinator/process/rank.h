@@ -38,19 +38,19 @@
 #include <stdatomic.h>
 #include <sys/types.h>
 
-/* In this order: from DEAD on the process of before is dead and there is no other. */
+/* The order matters: from DEAD on the previous process is dead, and there is no other. */
 enum cox_rank_stage {
-    /* no process is the rank, and nobody waits for the end of one */
+    /* there is no process, and the end of none is awaited */
     COX_STAGE_VACANT,
-    /* its process runs, and has not attached */
+    /* its process runs and has not attached */
     COX_STAGE_STARTING,
     /* it has attached, and its identity was checked */
     COX_STAGE_RUNNING,
     /* it has left the group, its process lives */
     COX_STAGE_LEAVING,
-    /* the end of one of its processes was seen; they are not reaped */
+    /* one of its processes was seen to end; they are not reaped */
     COX_STAGE_EXITING,
-    /* it is reaped; its last lines and its hook are under way */
+    /* it is reaped; its last lines and its death hook are being handled */
     COX_STAGE_DEAD,
     /* the death hook has returned */
     COX_STAGE_REPORTED,
@@ -59,37 +59,37 @@ enum cox_rank_stage {
     COX_STAGE_COUNT
 };
 
-/* Which client is the rank, as the control socket knows it. Written by that socket's thread alone;
+/* The client that is the rank, as the control socket sees it. Written by that socket's thread only;
  * relaxed. */
 struct cox_slot_holder {
     /* cox_control_client.id; 0: none */
     _Atomic uint64_t connection;
-    /* by the kernel's word; 0: not known */
+    /* as the kernel reports it; 0: unknown */
     _Atomic pid_t pid;
-    /* of the rank when it logged on; if the rank has another by now, nobody holds the slot */
+    /* that of the rank at the hello; if the rank has another by now, the slot is free */
     _Atomic uint32_t incarnation;
 };
 
 struct cox_rank {
     /* enum cox_rank_stage. Written by cox_rank_move, with release. */
     _Atomic uint32_t stage;
-    /* The process that was started, 0: none; and the one that serves in its place, 0: it is the
-     * same. Written under the supervisor's lock; relaxed. */
+    /* The process that was started, 0: none; and the process that serves in its place, 0: the same
+     * one. Written under the supervisor's lock; relaxed. */
     _Atomic pid_t pid;
     _Atomic pid_t adopted_pid;
     /* Counts its processes, from 1. Written by the thread that has `restarting`; relaxed. */
     _Atomic uint32_t incarnation;
     /* Replacements that succeeded. Written by the thread that has `restarting`, with release. */
     _Atomic uint32_t restarts;
-    /* The incarnation whose death was told to the host, 0: none. Exchanged by whichever of the
-     * supervisor thread and start is first. */
+    /* The incarnation whose death was reported to the host, 0: none. Exchanged by the supervisor
+     * thread or by start, whichever comes first. */
     _Atomic uint32_t announced;
     /* No channel may ask it. Written by the thread that has `restarting`: true under the locks of
      * a collector, which its claim holds when it reads this. */
     _Atomic bool detached;
     /* A thread replaces its process. Taken by an exchange with acquire, given back with release. */
     _Atomic bool restarting;
-    /* external: a client that logs on may become it now. Under the executor's memory_lock. */
+    /* external: a client may become this rank now. Under the executor's memory_lock. */
     bool open_for_attach;
     /* Its process counts in the supervisor's `alive`: it was started or registered, has not left
      * for good, and its death hook has not returned. Under the supervisor's lock. */
@@ -97,8 +97,8 @@ struct cox_rank {
     /* When it was seen to have left, CLOCK_MONOTONIC. Under the supervisor's lock. */
     uint64_t left_ns;
     struct cox_slot_holder holder;
-    /* The last process that was the rank, for the log; pid 0: the first one is it. Written by the
-     * thread that has `restarting`. */
+    /* The previous process of the rank, for the log; pid 0: there was none. Written by the thread
+     * that has `restarting`. */
     struct {
         pid_t pid;
         uint32_t incarnation;
@@ -112,7 +112,7 @@ void cox_ranks_init(struct cox_rank *ranks, uint32_t rank_count);
  * testing build asserts that the table has this move, and the invariant. */
 void cox_rank_move(struct cox_rank *rank, enum cox_rank_stage to);
 bool cox_rank_may_move(enum cox_rank_stage from, enum cox_rank_stage to);
-/* What is wrong with the record, in words; NULL: nothing. With the supervisor's lock held. */
+/* A violated invariant as text; NULL: none. With the supervisor's lock held. */
 const char *cox_rank_invariant(const struct cox_rank *rank);
 const char *cox_rank_stage_name(uint32_t stage);
 
@@ -122,21 +122,21 @@ static inline enum cox_rank_stage cox_rank_stage_of(const struct cox_rank *rank)
     return (enum cox_rank_stage)atomic_load_explicit(&rank->stage, memory_order_acquire);
 }
 
-/* Its process is reaped and no other was executed. The one reply to the question who is dead; that
- * a dead one is about to be known as such, cox_supervisor_ended and cox_supervisor_exiting ask the
- * kernel. */
+/* True if its process is reaped and no other was executed. The only test for a dead rank;
+ * cox_supervisor_ended and cox_supervisor_exiting ask the kernel whether a death is about to be
+ * noticed. */
 static inline bool cox_rank_is_dead(const struct cox_rank *rank)
 {
     return cox_rank_stage_of(rank) >= COX_STAGE_DEAD;
 }
 
-/* There is a process, which is not reaped. */
+/* True if there is a process that is not reaped. */
 static inline bool cox_rank_stage_lives(enum cox_rank_stage stage)
 {
     return stage >= COX_STAGE_STARTING && stage <= COX_STAGE_EXITING;
 }
 
-/* There is one, and no end of it was seen. */
+/* True if there is a process, and no end of it was seen. */
 static inline bool cox_rank_stage_serves(enum cox_rank_stage stage)
 {
     return stage >= COX_STAGE_STARTING && stage <= COX_STAGE_LEAVING;

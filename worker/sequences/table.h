@@ -26,19 +26,19 @@ struct Coxswain__TGCleanupRequest;
 #define COX_TABLE_SEQUENCE_COUNT_LIMIT (UINT32_C(1) << 24)
 #define COX_TABLE_TOKEN_COUNT_LIMIT ((uint32_t)INT32_MAX)
 
-/* Limits: live sequences and tokens per sequence; beyond them a step is refused with COX_TOO_LARGE.
- * Returns 0; COX_INVALID: one of them is 0 or over its limit above; -ENOMEM. */
+/* Limits: live sequences, and tokens per sequence; a step beyond them is refused with
+ * COX_TOO_LARGE. Returns 0; COX_INVALID: a limit is 0 or too large; -ENOMEM. */
 int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
                   struct cox_table **ret_table);
 struct cox_table *cox_table_free(struct cox_table *table);
 
-/* The word (an _Atomic uint64_t in shared memory) that cox_batch_aborted compares with the sequence
- * of a batch: steps up to it are given up. NULL, the start value: never. cox_batch_aborted is
- * implemented here. */
+/* Sets the word (an _Atomic uint64_t in shared memory) that cox_batch_aborted compares with the
+ * sequence of a batch: steps up to it are cancelled. NULL, the initial value: none ever is.
+ * cox_batch_aborted is implemented here. */
 void cox_table_watch(struct cox_table *table, const void *void_word);
 
-/* The word (an _Atomic uint64_t) that says the same of a pause (pause.h): a callback that computes
- * a step up to it is to return. */
+/* Sets the corresponding word (an _Atomic uint64_t) for a pause (pause.h): a callback for a step up
+ * to it should return. */
 void cox_table_watch_pause(struct cox_table *table, const void *told_word);
 
 /* Prepares the step `sequence`. The request must stay until commit or revert. Nothing is changed
@@ -52,17 +52,17 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
                     const struct Coxswain__ExecuteModelRequest *request,
                     const struct cox_batch **ret_batch, struct cox_batch_output **ret_outputs,
                     struct cox_error *err);
-/* What cox_batch.weights_version and .weights of the step just prepared say; 0 and NULL, unless
- * this is called. candidate is lent until commit or revert. */
+/* Sets cox_batch.weights_version and .weights of the step just prepared; without this call they are
+ * 0 and NULL. candidate is lent until commit or revert. */
 void cox_table_weights(struct cox_table *table, uint64_t version,
                        const struct cox_weights_candidate *candidate);
-/* The step succeeded: sampled tokens are appended, finished sequences go, and base becomes its
+/* The step succeeded: appends sampled tokens, removes finished sequences, and sets base to its
  * sequence. */
 void cox_table_commit(struct cox_table *table);
-/* The step failed: the table is as it was. */
+/* The step failed: restores the table. */
 void cox_table_revert(struct cox_table *table);
 
-/* The step the table stands at: 0 before the first. */
+/* The last step that was committed; 0: none. */
 uint64_t cox_table_base(const struct cox_table *table);
 
 /* Drops sequences by id, unknown ids are ignored. *ret_slots (count of them) is lent until the next
