@@ -47,7 +47,10 @@ void cox_collector_note_late_reply(struct cox_collector *collector, uint64_t seq
 
 bool cox_collector_watches_late(const struct cox_collector *collector, uint64_t sequence)
 {
-    return late_of(collector, sequence)->sequence != 0;
+    /* acquire: partner is cox_collector_stop. After it the goodbye takes any frame, and no second
+     * completion follows. */
+    return late_of(collector, sequence)->sequence != 0 &&
+           !atomic_load_explicit(&collector->stopping, memory_order_acquire);
 }
 
 /* All of its late ranks have replied, or are dead. */
