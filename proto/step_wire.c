@@ -86,9 +86,10 @@ static bool request_is_plain(const ExecuteRequest *request)
         model->n_blocks_to_swap_in | model->n_blocks_to_swap_out | model->n_blocks_to_copy |
         model->n_finished_requests_ids | model->n_last_sampled_token_ids |
         model->n_all_dp_batches_seq_lens | step->n_announced | request->n_group_memory;
-    const int flags = request->has_group_life | request->has_replayed | model->has_virtual_engine |
-                      model->has_num_lookahead_slots | model->has_running_queue_size |
-                      model->has_num_steps | model->has_spec_step_idx | model->has_wait_queue_len;
+    const int flags = request->has_group_generation | request->has_replayed |
+                      model->has_virtual_engine | model->has_num_lookahead_slots |
+                      model->has_running_queue_size | model->has_num_steps |
+                      model->has_spec_step_idx | model->has_wait_queue_len;
     return counts == 0 && flags == 0 && !request->bulk && !request->weights;
 }
 

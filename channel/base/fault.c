@@ -90,8 +90,9 @@ static void counts_map(const char *path)
 static void plan_read(void)
 {
     const char *text = getenv("COXSWAIN_FAULT"), *path = getenv("COXSWAIN_FAULT_COUNTS");
-    const char *life = getenv("COXSWAIN_FAULT_LIFE"), *generation = getenv("COXSWAIN_GENERATION");
-    if (life && (!generation || strcmp(life, generation) != 0))
+    const char *only = getenv("COXSWAIN_FAULT_INCARNATION"),
+               *incarnation = getenv("COXSWAIN_INCARNATION");
+    if (only && (!incarnation || strcmp(only, incarnation) != 0))
         return;
     if (text)
         plan_parse(text);

@@ -13,8 +13,8 @@
  * has a handler), hold (the thread alone, until the next cox_fault_arm), RANK the rank it is for
  * (or 'coordinator', the default), COUNT the passage at which it strikes (1 is the first). A plan
  * that makes no sense ends the process, so that no test passes for want of a fault. With
- * COXSWAIN_FAULT_LIFE it is for processes alone whose COXSWAIN_GENERATION is that: for one life of
- * a rank, and so are counts.
+ * COXSWAIN_FAULT_INCARNATION it is for processes alone whose COXSWAIN_INCARNATION is that: for one
+ * incarnation of a rank, and so are counts.
  *
  * Threads: any.
  * Blocks: nothing, unless stopped, or told to.
@@ -78,7 +78,7 @@
     X(WAIT_TOOK, "wait.took")       /* a token in its hand */                                      \
     X(TOKEN_TAKEN, "token.taken")   /* the same, without sleep */                                  \
     /* A rank serves it. */                                                                        \
-    X(RANK_LIFE, "rank.life") /* whose replies these are */                                        \
+    X(RANK_INCARNATION, "rank.incarnation") /* whose replies these are */                          \
     X(RANK_TAKEN, "rank.taken")                                                                    \
     X(RANK_STATE, "rank.state")                                                                    \
     X(RANK_RETURNED, "rank.returned")                                                              \
@@ -118,7 +118,7 @@
     X(MEMORY_RENEWED, "memory.renewed")                                                            \
     X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
     X(RANK_ADMITTED, "rank.admitted")                                                              \
-    X(WINDOW_RENEWED, "window.renewed") /* for the next life of the rank group */                  \
+    X(WINDOW_RENEWED, "window.renewed") /* for the next generation of the rank group */            \
     X(WINDOWS_KEPT, "windows.kept")     /* those of former lives take nothing */                   \
     X(RANK_OFFERED, "rank.offered")     /* to whoever logs on */                                   \
     X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
@@ -131,7 +131,7 @@
     X(CONTROL_SOCKET_BOUND, "control_socket.bound") /* under a temporary name */                   \
     X(CONTROL_SOCKET_LISTENS, "control_socket.listens")                                            \
     X(CONTROL_SOCKET_NAMED, "control_socket.named")                                                \
-    X(CONTROL_SOCKET_LINKED, "control_socket.linked") /* also under its old name */                \
+    X(CONTROL_SOCKET_LINKED, "control_socket.linked")       /* also under its old name */          \
     X(CONTROL_SOCKET_CONNECTED, "control_socket.connected") /* the client */                       \
     X(CONTROL_SOCKET_ASKED, "control_socket.asked")         /* the hello is sent */                \
     X(CONTROL_SOCKET_ACCEPTED, "control_socket.accepted")                                          \

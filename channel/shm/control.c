@@ -65,7 +65,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
                         region->size, geometry.rank_count, size);
     control->layout = layout;
     control->geometry = geometry;
-    control->epoch = layout->header.epoch;
+    control->instance = layout->header.instance;
     cox_control_point(control);
     return 0;
 }
@@ -96,7 +96,7 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     int r = cox_peer_start_time(getpid(), &header->coordinator_start);
     if (r)
         return r;
-    header->epoch = cox_control_fresh();
+    header->instance = cox_control_fresh();
     memcpy(header->channels, geometry->channels, sizeof header->channels);
     /* release: partner is control_verify. */
     atomic_store_explicit(&header->magic, COX_LAYOUT_MAGIC, memory_order_release);
@@ -378,7 +378,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         .region = region,
         .layout = region.base,
         .geometry = *geometry,
-        .epoch = ((struct cox_layout_control *)region.base)->header.epoch,
+        .instance = ((struct cox_layout_control *)region.base)->header.instance,
         .lock_fd = cox_steal_fd(&fd),
     };
     cox_control_point(control);

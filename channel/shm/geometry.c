@@ -247,9 +247,9 @@ uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry)
     return cox_geometry_group_size(geometry) * COX_GROUP_WINDOW_COUNT;
 }
 
-uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t life)
+uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t generation)
 {
-    return cox_geometry_group_size(geometry) * (life % COX_GROUP_WINDOW_COUNT);
+    return cox_geometry_group_size(geometry) * (generation % COX_GROUP_WINDOW_COUNT);
 }
 
 /* ---- accounts ---- */

@@ -84,12 +84,12 @@ uint64_t cox_geometry_wake_memory_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_hints_offset(void);
 /* In a named group the memory of the rank group is a ring of windows, one for each time that the
  * ranks form their group (windows.h): size of one window, of all of them, and the offset of the
- * window of a life. A window is a multiple of the page size. The accounts below include only the
- * window in use. 0: legacy workers and sealed groups have none. */
+ * window of a generation. A window is a multiple of the page size. The accounts below include only
+ * the window in use. 0: legacy workers and sealed groups have none. */
 #define COX_GROUP_WINDOW_COUNT 16
 uint64_t cox_geometry_group_size(const struct cox_geometry *geometry);
 uint64_t cox_geometry_group_object_size(const struct cox_geometry *geometry);
-uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t life);
+uint64_t cox_geometry_group_offset(const struct cox_geometry *geometry, uint64_t generation);
 
 /* Frames and slots begin at multiples of this. */
 #define COX_GEOMETRY_ALIGNMENT UINT64_C(64)

@@ -85,7 +85,7 @@ struct cox_layout_header {
     /* /proc/<pid>/stat field 22, clock ticks since boot */
     uint64_t coordinator_start;
     /* another one for every group that ever had this name */
-    uint32_t epoch;
+    uint32_t instance;
     /* who waits looks for so long before it sleeps; see spin.h */
     uint32_t spin_ns;
     /* in its objects' names; see cox_name_objects */
@@ -147,8 +147,8 @@ struct cox_layout_rank_line {
     _Atomic uint64_t returned;
     /* last sequence replied to; release, after slot and tag */
     _Atomic uint64_t done;
-    _Atomic uint32_t epoch;
-    _Atomic uint32_t generation;
+    _Atomic uint32_t instance;
+    _Atomic uint32_t incarnation;
     /* The sequence whose reply a slot holds, of the first frames; bit 63: it is an ExecuteResponse
      * in any case. */
     _Atomic uint64_t tags[COX_DEPTH_NEAR];
@@ -179,8 +179,8 @@ struct cox_layout_identity {
     _Atomic uint32_t state;
     _Atomic uint32_t pid;
     _Atomic uint64_t start;
-    _Atomic uint32_t generation;
-    _Atomic uint32_t epoch;
+    _Atomic uint32_t incarnation;
+    _Atomic uint32_t instance;
     uint8_t padding[COX_LINE_SIZE - 24];
 };
 
@@ -257,7 +257,7 @@ COX_LAYOUT_AT(cox_layout_header, depth, 28);
 COX_LAYOUT_AT(cox_layout_header, coordinator_pid, 32);
 COX_LAYOUT_AT(cox_layout_header, flags, 36);
 COX_LAYOUT_AT(cox_layout_header, coordinator_start, 40);
-COX_LAYOUT_AT(cox_layout_header, epoch, 48);
+COX_LAYOUT_AT(cox_layout_header, instance, 48);
 COX_LAYOUT_AT(cox_layout_header, spin_ns, 52);
 COX_LAYOUT_AT(cox_layout_header, serial, 56);
 COX_LAYOUT_AT(cox_layout_header, channels, 64);
@@ -279,8 +279,8 @@ _Static_assert(sizeof(struct cox_layout_channel_state) == 1152, "channel state s
 COX_LAYOUT_AT(cox_layout_rank_line, taken, 0);
 COX_LAYOUT_AT(cox_layout_rank_line, returned, 8);
 COX_LAYOUT_AT(cox_layout_rank_line, done, 16);
-COX_LAYOUT_AT(cox_layout_rank_line, epoch, 24);
-COX_LAYOUT_AT(cox_layout_rank_line, generation, 28);
+COX_LAYOUT_AT(cox_layout_rank_line, instance, 24);
+COX_LAYOUT_AT(cox_layout_rank_line, incarnation, 28);
 COX_LAYOUT_AT(cox_layout_rank_line, tags, 32);
 COX_LAYOUT_AT(cox_layout_rank_line, word, 96);
 COX_LAYOUT_AT(cox_layout_rank_line, stamp_ns, 104);
@@ -289,7 +289,7 @@ COX_LAYOUT_AT(cox_layout_rank_line, far_tags, COX_LINE_SIZE);
 _Static_assert(sizeof(struct cox_layout_rank_line) == 3 * COX_LINE_SIZE, "rank line size");
 COX_LAYOUT_AT(cox_layout_identity, pid, 4);
 COX_LAYOUT_AT(cox_layout_identity, start, 8);
-COX_LAYOUT_AT(cox_layout_identity, generation, 16);
+COX_LAYOUT_AT(cox_layout_identity, incarnation, 16);
 _Static_assert(sizeof(struct cox_layout_identity) == COX_LINE_SIZE, "identity line size");
 _Static_assert(sizeof(struct cox_layout_rank) == 16 * COX_LINE_SIZE, "rank block size");
 COX_LAYOUT_AT(cox_layout_control, abort, 512);

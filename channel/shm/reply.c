@@ -43,7 +43,7 @@ COX_HOT void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, 
 /* Apart, so that who finds all in order saves nothing for it. */
 __attribute__((cold, noinline)) static int reply_refuse(const struct cox_channel *channel,
                                                         uint32_t rank, uint64_t sequence,
-                                                        uint32_t generation, struct cox_error *err)
+                                                        uint32_t incarnation, struct cox_error *err)
 {
     const struct cox_control *control = channel->control;
     const struct cox_layout_rank_line *line = cox_state_line(control, rank, channel->id);
@@ -53,10 +53,10 @@ __attribute__((cold, noinline)) static int reply_refuse(const struct cox_channel
                         "rank %" PRIu32 " replied with sequence %" PRIu64 ", expected %" PRIu64,
                         rank, tag, sequence);
     return cox_fail(err, COX_CORRUPT,
-                    "rank %" PRIu32 " replied as generation %" PRIu32 " of group %" PRIx32
+                    "rank %" PRIu32 " replied as incarnation %" PRIu32 " of group %" PRIx32
                     ", expected %" PRIu32 " of %" PRIx32,
-                    rank, cox_state_line_generation(line), cox_state_line_epoch(line), generation,
-                    control->epoch);
+                    rank, cox_state_line_incarnation(line), cox_state_line_instance(line),
+                    incarnation, control->instance);
 }
 
 __attribute__((cold, noinline)) static int reply_refuse_length(uint32_t rank, size_t length,
@@ -73,17 +73,18 @@ __attribute__((cold, noinline)) static int reply_refuse_length(uint32_t rank, si
 }
 
 COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
-                            bool whole, uint32_t generation, void *buffer, size_t buffer_size,
+                            bool whole, uint32_t incarnation, void *buffer, size_t buffer_size,
                             size_t *ret_length, bool *ret_failed, struct cox_error *err)
 {
     const struct cox_control *control = channel->control;
     uint64_t tag = 0;
-    if (generation) {
+    if (incarnation) {
         const struct cox_layout_rank_line *line = cox_state_line(control, rank, channel->id);
         tag = cox_state_tag(line, control->geometry.depth, sequence);
-        if ((tag & ~COX_TAG_FAILED) != sequence || cox_state_line_epoch(line) != control->epoch ||
-            cox_state_line_generation(line) != generation)
-            return reply_refuse(channel, rank, sequence, generation, err);
+        if ((tag & ~COX_TAG_FAILED) != sequence ||
+            cox_state_line_instance(line) != control->instance ||
+            cox_state_line_incarnation(line) != incarnation)
+            return reply_refuse(channel, rank, sequence, incarnation, err);
     }
     const uint8_t *base = reply_base(channel, rank, sequence);
     uint32_t prefix;

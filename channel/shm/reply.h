@@ -26,16 +26,16 @@ uint8_t *cox_reply_report(const struct cox_channel *channel, uint32_t rank, size
  * and wakes the coordinator. */
 void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                       size_t length, bool failed);
-/* Copies a committed reply to buffer. generation: that of the rank's process; 0: a legacy rank,
+/* Copies a committed reply to buffer. incarnation: that of the rank's process; 0: a legacy rank,
  * whose identity is not checked. *ret_failed: the bytes are an ExecuteResponse whatever was asked:
  * it reports a failure, or a reply out of line.
  * Returns
  *   0
- *   COX_CORRUPT: an impossible length, or another sequence, epoch or generation; err says which
+ *   COX_CORRUPT: an impossible length, or another sequence, instance or incarnation; err says which
  *   COX_TOO_LARGE: it does not fit buffer
  */
 int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, uint64_t sequence, bool whole,
-                    uint32_t generation, void *buffer, size_t buffer_size, size_t *ret_length,
+                    uint32_t incarnation, void *buffer, size_t buffer_size, size_t *ret_length,
                     bool *ret_failed, struct cox_error *err);
 
 #endif

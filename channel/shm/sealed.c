@@ -75,7 +75,7 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
     if (r)
         return cox_fail(err, r, "own start time: %s", cox_status_text(r));
     cox_fault_point(COX_FAULT_CONTROL_FILLED);
-    control->epoch = control->layout->header.epoch;
+    control->instance = control->layout->header.instance;
     return cox_region_open_reader(fd, "cox_request", &sealed->request_fd, err);
 }
 

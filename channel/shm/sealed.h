@@ -8,8 +8,8 @@
  *                   further writing (F_SEAL_FUTURE_WRITE); ranks get it as an fd that is open for
  *                   reading only
  *   rank memory     one per rank, sealed against shrinking and growing; only that rank gets it.
- *                   Another one is made for every life of the rank, so that what a dead process may
- *                   still write lands nowhere
+ *                   Another one is made for every incarnation of the rank, so that what a dead
+ *                   process may still write lands nowhere
  *   wake memory     words that everybody may write, and that are only hints: when to look, never
  *                   what is so
  *   group memory    two per rank, of the rank group (worker/group/group.h): its words, and its
@@ -17,7 +17,7 @@
  *                   may). The coordinator maps neither. The rank is the first to have them: it maps
  *                   them and then seals them against any further writing, by whomever and whatever
  *                   fd. Then they are given to the other ranks, which can only read. Made anew for
- *                   every life of the rank, as rank memory is
+ *                   every incarnation of the rank, as rank memory is
  *
  * So a process has a writable mapping of its own memory, which nobody else writes once the rank has
  * it, and of hints.

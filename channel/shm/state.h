@@ -195,8 +195,9 @@ static inline bool cox_state_notifies(const struct cox_layout_channel_state *sha
  * it of the 0 that stands there. */
 static inline uint32_t cox_state_abort_value(const struct cox_control *control)
 {
-    uint64_t mixed = (control->layout->header.coordinator_start ^ (uint64_t)control->epoch << 32) *
-                     UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t mixed =
+        (control->layout->header.coordinator_start ^ (uint64_t)control->instance << 32) *
+        UINT64_C(0x9e3779b97f4a7c15);
     return (uint32_t)(mixed >> 32) | 0x80000001u;
 }
 
@@ -225,8 +226,8 @@ static inline void cox_state_reset_line(struct cox_layout_rank_line *line, uint6
     for (size_t i = 0; i < COX_DEPTH_MAX - COX_DEPTH_NEAR; i++)
         atomic_store_explicit(&line->far_tags[i], 0, memory_order_relaxed);
     atomic_store_explicit(&line->base, 0, memory_order_relaxed);
-    atomic_store_explicit(&line->epoch, 0, memory_order_relaxed);
-    atomic_store_explicit(&line->generation, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->instance, 0, memory_order_relaxed);
+    atomic_store_explicit(&line->incarnation, 0, memory_order_relaxed);
     atomic_store_explicit(&line->stamp_ns, 0, memory_order_relaxed);
     atomic_store_explicit(&line->word, cox_state_word(COX_RANK_IDLE, published),
                           memory_order_relaxed);
@@ -241,8 +242,8 @@ static inline void cox_state_reset_identity(struct cox_layout_identity *identity
     /* relaxed: ordered by the release of `state`, with which the rank may be claimed again. */
     atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
-    atomic_store_explicit(&identity->generation, 0, memory_order_relaxed);
-    atomic_store_explicit(&identity->epoch, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->incarnation, 0, memory_order_relaxed);
+    atomic_store_explicit(&identity->instance, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
     cox_fault_point(COX_FAULT_RANK_RESET);
 }
@@ -303,24 +304,24 @@ static inline struct cox_rank_word cox_state_of_rank(const struct cox_layout_ran
 }
 
 /* relaxed: seen by the coordinator after the release of `done` or of the identity. */
-static inline void cox_state_set_life(struct cox_layout_rank_line *line, uint32_t epoch,
-                                      uint32_t generation)
+static inline void cox_state_set_incarnation(struct cox_layout_rank_line *line, uint32_t instance,
+                                             uint32_t incarnation)
 {
-    atomic_store_explicit(&line->epoch, epoch, memory_order_relaxed);
-    atomic_store_explicit(&line->generation, generation, memory_order_relaxed);
-    cox_fault_point(COX_FAULT_RANK_LIFE);
+    atomic_store_explicit(&line->instance, instance, memory_order_relaxed);
+    atomic_store_explicit(&line->incarnation, incarnation, memory_order_relaxed);
+    cox_fault_point(COX_FAULT_RANK_INCARNATION);
 }
 
 /* Which process wrote the line, by its own account. relaxed: written once at attach, ordered by the
  * acquire of `done`. */
-static inline uint32_t cox_state_line_epoch(const struct cox_layout_rank_line *line)
+static inline uint32_t cox_state_line_instance(const struct cox_layout_rank_line *line)
 {
-    return atomic_load_explicit(&line->epoch, memory_order_relaxed);
+    return atomic_load_explicit(&line->instance, memory_order_relaxed);
 }
 
-static inline uint32_t cox_state_line_generation(const struct cox_layout_rank_line *line)
+static inline uint32_t cox_state_line_incarnation(const struct cox_layout_rank_line *line)
 {
-    return atomic_load_explicit(&line->generation, memory_order_relaxed);
+    return atomic_load_explicit(&line->incarnation, memory_order_relaxed);
 }
 
 /* relaxed: for display and diagnosis; the reply itself carries the base. */
@@ -332,12 +333,12 @@ static inline void cox_state_set_base(struct cox_layout_rank_line *line, uint64_
 
 /* The process that claimed the identity has attached: the coordinator counts on the rank from here
  * on. */
-static inline void cox_state_announce_identity(struct cox_layout_identity *identity, uint32_t epoch,
-                                               uint32_t generation)
+static inline void cox_state_announce_identity(struct cox_layout_identity *identity,
+                                               uint32_t instance, uint32_t incarnation)
 {
     /* relaxed: ordered by the release of `state` below. pid and start are there since the claim. */
-    atomic_store_explicit(&identity->generation, generation, memory_order_relaxed);
-    atomic_store_explicit(&identity->epoch, epoch, memory_order_relaxed);
+    atomic_store_explicit(&identity->incarnation, incarnation, memory_order_relaxed);
+    atomic_store_explicit(&identity->instance, instance, memory_order_relaxed);
     cox_fault_point(COX_FAULT_ATTACH_IDENTITY);
     /* release: partner is the coordinator's acquire while it waits for the group. */
     atomic_store_explicit(&identity->state, COX_IDENTITY_ATTACHED, memory_order_release);
@@ -349,8 +350,8 @@ struct cox_identity {
     uint32_t state;
     uint32_t pid;
     uint64_t start;
-    uint32_t generation;
-    uint32_t epoch;
+    uint32_t incarnation;
+    uint32_t instance;
 };
 
 /* relaxed: for display, or ordered by the acquire of cox_state_attached before. */
@@ -360,8 +361,8 @@ static inline struct cox_identity cox_state_identity(const struct cox_layout_ide
         .state = atomic_load_explicit(&identity->state, memory_order_relaxed),
         .pid = atomic_load_explicit(&identity->pid, memory_order_relaxed),
         .start = atomic_load_explicit(&identity->start, memory_order_relaxed),
-        .generation = atomic_load_explicit(&identity->generation, memory_order_relaxed),
-        .epoch = atomic_load_explicit(&identity->epoch, memory_order_relaxed),
+        .incarnation = atomic_load_explicit(&identity->incarnation, memory_order_relaxed),
+        .instance = atomic_load_explicit(&identity->instance, memory_order_relaxed),
     };
 }
 

@@ -15,7 +15,7 @@
  *   16  flags u64               none is defined: all zero
  *   24  rank_count u32          of a worker, its world size; 0: that of the group
  *   28  fd_count_max u32        fds it can take at once, 1 to 128
- *   32  generation u32          of a worker; 0: as the coordinator decides
+ *   32  incarnation u32          of a worker; 0: as the coordinator decides
  *   36  reserved u32
  *   40  request_size_min u64    bytes a request frame must hold; 0: any
  *   48  response_size_min u64   bytes a reply slot must hold; 0: any
@@ -28,8 +28,8 @@
  *   8   attach u32              enum cox_attach
  *   12  rank u32
  *   16  rank_count u32
- *   20  generation u32
- *   24  epoch u32
+ *   20  incarnation u32
+ *   24  instance u32
  *   28  fd_count u32
  *   32  reserved, zero
  *
@@ -80,7 +80,7 @@ struct cox_hello {
     uint32_t rank_count;
     /* 0: COX_HELLO_FD_COUNT_MAX */
     uint32_t fd_count_max;
-    uint32_t generation;
+    uint32_t incarnation;
     uint64_t request_size_min;
     uint64_t response_size_min;
     uint64_t start;
@@ -91,8 +91,8 @@ struct cox_hello_reply {
     enum cox_attach attach;
     uint32_t rank;
     uint32_t rank_count;
-    uint32_t generation;
-    uint32_t epoch;
+    uint32_t incarnation;
+    uint32_t instance;
 };
 
 /* Write and read the frame; a worker's fields are written for workers only. parse: the bytes are

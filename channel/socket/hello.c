@@ -16,7 +16,7 @@ enum {
     FLAGS = 16,
     RANK_COUNT = 24,
     FD_COUNT = 28,
-    GENERATION = 32,
+    INCARNATION = 32,
     RESERVED_32 = 36,
     REQUEST_SIZE = 40,
     RESPONSE_SIZE = 48,
@@ -30,8 +30,8 @@ enum {
     W_ATTACH = 8,
     W_RANK = 12,
     W_RANK_COUNT = 16,
-    W_GENERATION = 20,
-    W_EPOCH = 24,
+    W_INCARNATION = 20,
+    W_INSTANCE = 24,
     W_FD_COUNT = 28,
     W_RESERVED = 32,
     W_SIZE = COX_HELLO_REPLY_SIZE - 1,
@@ -82,7 +82,7 @@ void cox_hello_format(const struct cox_hello *hello, uint8_t frame[COX_HELLO_SIZ
         return;
     put(frame + RANK, 4, hello->rank);
     put(frame + RANK_COUNT, 4, hello->rank_count);
-    put(frame + GENERATION, 4, hello->generation);
+    put(frame + INCARNATION, 4, hello->incarnation);
     put(frame + REQUEST_SIZE, 8, hello->request_size_min);
     put(frame + RESPONSE_SIZE, 8, hello->response_size_min);
 }
@@ -133,9 +133,9 @@ static int hello_check_reserved(const uint8_t *frame, uint64_t flags, uint32_t r
                         ", this was sent by a later version",
                         at, frame[at], COX_HELLO_VERSION);
     if (role != COX_HELLO_WORKER && (get_32(frame + RANK) || get_32(frame + RANK_COUNT) ||
-                                     first_set(frame, GENERATION, START) < START))
+                                     first_set(frame, INCARNATION, START) < START))
         return cox_fail(err, COX_INVALID,
-                        "rank, world size, generation and sizes are a worker's: expected 0");
+                        "rank, world size, incarnation and sizes are a worker's: expected 0");
     return 0;
 }
 
@@ -148,7 +148,7 @@ int cox_hello_parse(const uint8_t frame[COX_HELLO_SIZE], struct cox_hello *ret_h
         .flags = get_64(frame + FLAGS),
         .rank_count = get_32(frame + RANK_COUNT),
         .fd_count_max = get_32(frame + FD_COUNT),
-        .generation = get_32(frame + GENERATION),
+        .incarnation = get_32(frame + INCARNATION),
         .request_size_min = get_64(frame + REQUEST_SIZE),
         .response_size_min = get_64(frame + RESPONSE_SIZE),
         .start = get_64(frame + START),
@@ -184,8 +184,8 @@ void cox_hello_reply_format(const struct cox_hello_reply *hello_reply, uint32_t 
     put(fields + W_ATTACH, 4, (uint64_t)hello_reply->attach);
     put(fields + W_RANK, 4, hello_reply->rank);
     put(fields + W_RANK_COUNT, 4, hello_reply->rank_count);
-    put(fields + W_GENERATION, 4, hello_reply->generation);
-    put(fields + W_EPOCH, 4, hello_reply->epoch);
+    put(fields + W_INCARNATION, 4, hello_reply->incarnation);
+    put(fields + W_INSTANCE, 4, hello_reply->instance);
     put(fields + W_FD_COUNT, 4, fd_count);
 }
 
@@ -201,11 +201,11 @@ static int hello_reply_check_worker(const struct cox_hello_reply *hello_reply,
                         hello_reply->rank, hello_reply->rank_count, COX_RANK_COUNT_MAX);
     if ((hello->rank != COX_HELLO_RANK_ANY && hello_reply->rank != hello->rank) ||
         (hello->rank_count && hello_reply->rank_count != hello->rank_count) ||
-        (hello->generation && hello_reply->generation != hello->generation))
+        (hello->incarnation && hello_reply->incarnation != hello->incarnation))
         return cox_fail(err, COX_CORRUPT,
                         "the coordinator replies with rank %" PRIu32 " of %" PRIu32
-                        ", generation %" PRIu32 ": that is not what was asked for",
-                        hello_reply->rank, hello_reply->rank_count, hello_reply->generation);
+                        ", incarnation %" PRIu32 ": that is not what was asked for",
+                        hello_reply->rank, hello_reply->rank_count, hello_reply->incarnation);
     return 0;
 }
 
@@ -219,8 +219,8 @@ int cox_hello_reply_parse(const uint8_t bytes[COX_HELLO_REPLY_SIZE], const struc
         .version = get_64(fields + W_VERSION),
         .rank = get_32(fields + W_RANK),
         .rank_count = get_32(fields + W_RANK_COUNT),
-        .generation = get_32(fields + W_GENERATION),
-        .epoch = get_32(fields + W_EPOCH),
+        .incarnation = get_32(fields + W_INCARNATION),
+        .instance = get_32(fields + W_INSTANCE),
     };
     if (hello_reply.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_CORRUPT,

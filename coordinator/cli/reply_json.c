@@ -17,7 +17,7 @@ static const struct {
     const char *field;
     const char *(*name)(uint32_t number);
 } words[] = {
-    {&coxswain_control__rank_status__descriptor, "life", cox_rank_life_name},
+    {&coxswain_control__rank_status__descriptor, "liveness", cox_rank_liveness_name},
     {&coxswain_control__rank_channel_status__descriptor, "state", cox_rank_state_name},
     {&coxswain_control__recovery_status__descriptor, "on_death", cox_on_death_name},
     {&coxswain_control__transfer_status__descriptor, "role", cox_role_name},

@@ -39,7 +39,7 @@ int cox_client_kv_info(struct cox_client *client, int64_t hold, uint64_t deadlin
     request.kv_info = &info;
     int r = cox_client_expect(client, &request, COXSWAIN_CONTROL__CONTROL_REPLY__REPLY_KV_INFO,
                               deadline_ns, &reply, err);
-    if (!r && (!reply->kv_info->has_remote_info || !reply->kv_info->has_life ||
+    if (!r && (!reply->kv_info->has_remote_info || !reply->kv_info->has_epoch ||
                (hold && !reply->kv_info->hold)))
         r = cox_fail(err, COX_CORRUPT, "what the group says of its KV caches is not complete");
     if (!r)
@@ -103,7 +103,7 @@ static int link_await(struct cox_client *reader, const char *owner_name, uint64_
 }
 
 int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const char *owner_name,
-                    bool wait, uint64_t deadline_ns, uint64_t *ret_life, struct cox_error *err)
+                    bool wait, uint64_t deadline_ns, uint64_t *ret_epoch, struct cox_error *err)
 {
     CoxswainControl__KvInfoReply *info;
     CoxswainControl__LinkRequest link = COXSWAIN_CONTROL__LINK_REQUEST__INIT;
@@ -112,7 +112,7 @@ int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const c
     int r = cox_client_kv_info(owner, 0, deadline_ns, &info, err);
     if (r)
         return r;
-    uint64_t life = info->life;
+    uint64_t epoch = info->epoch;
     link.has_remote_info = true;
     link.remote_info = info->remote_info;
     link.has_timeout_ms = true;
@@ -124,6 +124,6 @@ int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const c
     if (!r && wait)
         r = link_await(reader, owner_name, deadline_ns, err);
     if (!r)
-        *ret_life = life;
+        *ret_epoch = epoch;
     return r;
 }

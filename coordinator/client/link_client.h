@@ -22,11 +22,11 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
                            struct CoxswainControl__LinkStatusReply **ret_status,
                            struct cox_error *err);
 
-/* The ranks of `reader` link the KV caches of `owner`. *ret_life: of the owner, that was linked.
+/* The ranks of `reader` link the KV caches of `owner`. *ret_epoch: of the owner, that was linked.
  * wait: until every rank of the reader has linked. Returns 0; what either group says; COX_REJECTED:
  * a rank could not, err tells; COX_TIMEOUT: one has not yet; COX_STALE: somebody has unlinked it
  * meanwhile. */
 int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const char *owner_name,
-                    bool wait, uint64_t deadline_ns, uint64_t *ret_life, struct cox_error *err);
+                    bool wait, uint64_t deadline_ns, uint64_t *ret_epoch, struct cox_error *err);
 
 #endif

@@ -95,7 +95,7 @@ struct cox_entry {
     uint64_t submitted_ns;
     uint64_t published_ns;
     /* epoch of the group that it was made for; 0: any */
-    uint64_t life;
+    uint64_t epoch;
     /* its bytes in the frame's large payload; 0: it is in the frame itself */
     uint64_t block_size;
     /* it has failed, and waits until then for a death; 0: it has not */

@@ -158,7 +158,7 @@ static size_t error_channel_copy(struct cox_error_channel *errors, uint32_t rank
 
 static void error_channel_take_rank(struct cox_error_channel *errors, uint32_t rank)
 {
-    /* Its line and its count are of one life. */
+    /* Its line and its count are of one incarnation. */
     pthread_mutex_lock(&errors->heard_lock);
     size_t length = error_channel_copy(errors, rank);
     pthread_mutex_unlock(&errors->heard_lock);

@@ -195,7 +195,7 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
 
 COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                                 uint32_t rank, uint64_t sequence, uint32_t type,
-                                uint32_t generation)
+                                uint32_t incarnation)
 {
     struct cox_rank_result *result = &gathering->results[rank];
     bool legacy = channel->control->geometry.legacy;
@@ -206,7 +206,7 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
     struct cox_error why;
     cox_error_clear(&why);
     result->taken = true;
-    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, copy,
+    int r = cox_reply_fetch(channel, rank, sequence, whole, incarnation, copy,
                             gathering->ranks[rank].slot_capacity, &length, &failed, &why);
     if (r) {
         gathering_error(gathering, rank, r, why.text);

@@ -74,10 +74,10 @@ void cox_gathering_deinit(struct cox_gathering *gathering); /* idempotent; a zer
 /* Starts over: every asked rank owes a reply (COX_OUTCOME_LATE). */
 void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
                          const struct cox_rank *ranks);
-/* Takes the reply of a rank from its slot; its result becomes OK or ERROR. generation 0: a legacy
+/* Takes the reply of a rank from its slot; its result becomes OK or ERROR. incarnation 0: a legacy
  * rank. Returns true if the reply is out of line: the result stays LATE until take_block. */
 bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
-                        uint32_t rank, uint64_t sequence, uint32_t type, uint32_t generation);
+                        uint32_t rank, uint64_t sequence, uint32_t type, uint32_t incarnation);
 /* After take has returned true: copies and checks the reply; the result becomes OK or ERROR.
  * Returns
  *   0

@@ -69,11 +69,11 @@ static int ask_link(const void *context, struct cox_client *client, uint64_t tim
 {
     const struct choice *choice = context;
     _cox_cleanup_(cox_client_close) struct cox_client owner = COX_CLIENT_NONE;
-    uint64_t life;
+    uint64_t epoch;
     (void)timeout_ms, (void)ret_reply;
     int r = cox_client_open(&owner, choice->word, deadline_ns, err);
     return r ? r
-             : cox_link_groups(client, &owner, choice->word, !choice->no_wait, deadline_ns, &life,
+             : cox_link_groups(client, &owner, choice->word, !choice->no_wait, deadline_ns, &epoch,
                                err);
 }
 

@@ -136,8 +136,8 @@ static void print_group(const status_reply *status)
     snprintf(text, sizeof text, "  %" PRIu32 " ranks%s, depth %" PRIu32, status->rank_count,
              status->legacy ? " (legacy workers)" : "", status->depth);
     print_part(&lines, "", text);
-    snprintf(text, sizeof text, "attach %.32s, epoch %" PRIu32 ", engine %.32s",
-             text_or(status->attach, "?"), status->epoch, text_or(status->engine_state, "?"));
+    snprintf(text, sizeof text, "attach %.32s, instance %" PRIu32 ", engine %.32s",
+             text_or(status->attach, "?"), status->instance, text_or(status->engine_state, "?"));
     print_part(&lines, ", ", text);
     if (status->has_spin_ns) {
         snprintf(text, sizeof text, "looks for %s before it sleeps",
@@ -269,7 +269,8 @@ static void print_troubles(const CoxswainControl__RankStatus *rank)
         printf("  last error, %s ago: %s\n", format_seconds(text, rank->last_error_age_ns),
                rank->last_error);
     if (rank->last_lines && *rank->last_lines)
-        printf("  %s wrote last:\n", rank->life == COX_LIFE_DEAD ? "it" : "the process before it");
+        printf("  %s wrote last:\n",
+               rank->liveness == COX_LIVENESS_DEAD ? "it" : "the process before it");
     for (const char *line = rank->last_lines; line && *line;) {
         int length = (int)strcspn(line, "\n");
         printf("  | %.*s\n", length, line);
@@ -283,8 +284,9 @@ static void print_rank(const status_reply *status, const CoxswainControl__RankSt
     struct lines lines = {0};
     if (rank->serving_pid != rank->pid)
         snprintf(serving, sizeof serving, " (serving %" PRId64 ")", rank->serving_pid);
-    snprintf(text, sizeof text, "rank %" PRIu32 " pid %" PRId64 "%.40s generation %" PRIu32 " %s%s",
-             rank->rank, rank->pid, serving, rank->generation, cox_rank_life_name(rank->life),
+    snprintf(text, sizeof text,
+             "rank %" PRIu32 " pid %" PRId64 "%.40s incarnation %" PRIu32 " %s%s", rank->rank,
+             rank->pid, serving, rank->incarnation, cox_rank_liveness_name(rank->liveness),
              rank->stopped ? ", stopped by a signal" : "");
     print_part(&lines, "", text);
     for (size_t c = 0; c < rank->n_channels && c < status->n_channels; c++) {
@@ -399,32 +401,35 @@ static json_t *link_names_json(json_t *links)
     return names;
 }
 
-/* The keys that these limits had before have the same values for one release. */
-static void alias_limits(json_t *limits)
+/* The key of the last release has the same value as the present one, for one release. */
+static void alias(json_t *object, const char *name, const char *old_name)
 {
-    static const struct {
-        const char *name, *alias;
-    } aliases[] = {
-        {"fd store owners", "depositors"},
-        {"fd store entries", "deposits"},
-    };
-    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++)
-        if (json_object_get(limits, aliases[i].name))
-            json_object_set(limits, aliases[i].alias, json_object_get(limits, aliases[i].name));
+    json_t *value = json_object_get(object, name);
+    if (value)
+        json_object_set(object, old_name, value);
 }
 
 static void json(const void *choice, json_t *root)
 {
-    json_t *rank, *transfer = json_object_get(root, "transfer");
+    json_t *rank, *transfer = json_object_get(root, "transfer"),
+                  *limits = json_object_get(root, "limits");
     size_t i;
     (void)choice;
-    json_array_foreach(json_object_get(root, "ranks"), i, rank) json_object_set_new(
-        rank, "channels",
-        rank_channels_json(json_object_get(root, "channels"), json_object_get(rank, "channels")));
+    json_array_foreach(json_object_get(root, "ranks"), i, rank)
+    {
+        json_t *channels = json_object_get(rank, "channels");
+        json_object_set_new(rank, "channels",
+                            rank_channels_json(json_object_get(root, "channels"), channels));
+        alias(rank, "incarnation", "generation");
+        alias(rank, "liveness", "life");
+    }
     json_object_set_new(root, "unknown_rank", unknown_rank_json(root));
     json_object_del(root, "unknown_error");
     json_object_del(root, "unknown_error_age_s");
-    alias_limits(json_object_get(root, "limits"));
+    alias(root, "instance", "epoch");
+    alias(limits, "fd store owners", "depositors");
+    alias(limits, "fd store entries", "deposits");
+    alias(limits, "socket connections", "door connections");
     if (json_is_object(transfer))
         json_object_set_new(transfer, "links", link_names_json(json_object_get(transfer, "links")));
 }

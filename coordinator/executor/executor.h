@@ -300,15 +300,15 @@ struct cox_submit_options {
     /* NULL: every rank */
     const struct cox_rank_set *asked;
     void *request_context;
-    /* epoch of the group that the request was made for (cox_executor_life); in another one it is
+    /* epoch of the group that the request was made for (cox_executor_epoch); in another one it is
      * refused with COX_STALE; 0: any */
-    uint64_t life;
+    uint64_t epoch;
 };
 #define COX_SUBMIT_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_submit_options)
 
 /* The epoch of the group: greater than 0, and a new number after each restart of a rank and with
  * every init, that is whenever ranks may have lost state. Any thread. */
-COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
+COX_PUBLIC uint64_t cox_executor_epoch(const struct cox_executor *executor);
 
 /* Packs and publishes a request on the channel of its type. The completion goes to the registered
  * handler, or to the host that collects. Requests without a reply (gather NONE) have none;
@@ -319,7 +319,7 @@ COX_PUBLIC uint64_t cox_executor_life(const struct cox_executor *executor);
  *     flight
  *   COX_LATE: a rank owes the reply to a request that has ended; err names rank and sequence
  *   COX_PEER_DEAD: a rank it asks is dead
- *   COX_STALE: options->life is over
+ *   COX_STALE: options->epoch is over
  *   COX_TOO_LARGE: larger than the frame and than the limit for large payloads; err has the sizes
  *   COX_NO_SPACE: no memory for a large payload
  *   COX_STATE: no handler is registered; or a step while the engine is paused (a recovery command
@@ -372,12 +372,12 @@ void cox_executor_stats(struct cox_executor *executor, enum cox_channel_id chann
 
 /* ---- how it is now, for people ---- */
 
-enum cox_rank_life {
-    COX_LIFE_ALIVE = 0,
-    COX_LIFE_DEAD,
-    COX_LIFE_LEFT, /* it has left the group, its process lives */
+enum cox_rank_liveness {
+    COX_LIVENESS_ALIVE = 0,
+    COX_LIVENESS_DEAD,
+    COX_LIVENESS_LEFT, /* it has left the group, its process lives */
     /* it is being replaced and has not attached; pid 0: no process has connected yet */
-    COX_LIFE_ABSENT,
+    COX_LIVENESS_ABSENT,
 };
 
 /* What a rank reports of itself on one channel. */
@@ -397,8 +397,8 @@ struct cox_rank_status {
     pid_t pid;
     /* the process that serves, if it is another one */
     pid_t serving_pid;
-    uint32_t generation;
-    enum cox_rank_life life;
+    uint32_t incarnation;
+    enum cox_rank_liveness liveness;
     /* stopped by a signal or a debugger */
     bool stopped;
     /* processor time of serving_pid so far; 0: DEAD, or unknown */
@@ -428,7 +428,8 @@ struct cox_executor_status {
     const char *engine_state;
     uint32_t rank_count;
     uint32_t depth;
-    uint32_t epoch;
+    /* another number in each group that is started, also under the same name */
+    uint32_t instance;
     uint64_t uptime_ns;
     /* processor time of this process so far; 0: unknown */
     uint64_t cpu_ns;
@@ -463,7 +464,7 @@ COX_PUBLIC void cox_executor_status(struct cox_executor *executor,
 #ifdef COX_INTERNAL
 /* "idle", "taken", ...; "alive", "dead", ...; "unknown" outside. Static storage. */
 const char *cox_rank_state_name(uint32_t state);
-const char *cox_rank_life_name(uint32_t life);
+const char *cox_rank_liveness_name(uint32_t liveness);
 #endif
 
 #ifdef __cplusplus

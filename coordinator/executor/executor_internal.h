@@ -91,8 +91,8 @@ struct cox_executor {
     void (*tell_weights)(void *context, struct cox_weights_told *ret_told);
     /* both are set before the first init */
     void *tell_context;
-    /* epoch of the last init that was sent; 0: none was */
-    _Atomic uint64_t group_epoch;
+    /* generation of the rank group of the last init that was sent; 0: none was */
+    _Atomic uint64_t group_generation;
     /* belongs to the thread in init; see group_memory.h */
     struct cox_group_handles *group_handles;
 };

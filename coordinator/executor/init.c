@@ -1,8 +1,8 @@
 /* init: the ranks load their model and form their group; and the same said again, after one of them
  * was replaced.
  *
- * One init at a time: the life of the rank group, the record of the last init that succeeded, and
- * the state that an init leaves are those of one.
+ * One init at a time: the generation of the rank group, the record of the last init that succeeded,
+ * and the state that an init leaves are those of one.
  */
 #include "operations.h"
 
@@ -315,14 +315,14 @@ static int init_enter(struct cox_executor *executor, uint64_t deadline_ns, struc
     return r ? cox_fail(err, r, "another init was under way until the deadline") : 0;
 }
 
-/* r: what came of it. One that reached no rank takes no life of the rank group: after a ring of
- * those the window of which the ranks are in would be made anew under them. */
+/* r: what came of it. One that reached no rank takes no generation of the rank group: after a ring
+ * of those the window of which the ranks are in would be made anew under them. */
 static void init_leave(struct cox_executor *executor, int r)
 {
     pthread_mutex_lock(&executor->recover_lock);
     if (executor->init_sent)
         /* relaxed: as in init_renew_group. */
-        atomic_fetch_add_explicit(&executor->group_epoch, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&executor->group_generation, 1, memory_order_relaxed);
     executor->init_void = executor->init_void || (r && executor->init_sent);
     executor->in_init = false;
     pthread_cond_broadcast(&executor->recover_cond);
@@ -337,25 +337,27 @@ static int init_group_fd(const struct cox_executor *executor)
                : executor->bundle.fds[COX_FD_BUNDLE_GROUP];
 }
 
-/* Another life of the rank group begins, in memory of its own. */
-static int init_renew_group(struct cox_executor *executor, uint64_t *ret_life,
+/* Another generation of the rank group begins, in memory of its own. */
+static int init_renew_group(struct cox_executor *executor, uint64_t *ret_generation,
                             struct cox_error *err)
 {
     /* relaxed: a count, and one init at a time; who else reads it wants no more than the number. */
-    *ret_life = atomic_load_explicit(&executor->group_epoch, memory_order_relaxed) + UINT64_C(1);
+    *ret_generation =
+        atomic_load_explicit(&executor->group_generation, memory_order_relaxed) + UINT64_C(1);
     int fd = init_group_fd(executor);
-    return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_life, err);
+    return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_generation, err);
 }
 
-/* Every rank has replied, so all are in this life or have none. */
-static void init_keep_group(struct cox_executor *executor, uint64_t life)
+/* Every rank has replied, so all are in this generation or have none. */
+static void init_keep_group(struct cox_executor *executor, uint64_t generation)
 {
     int fd = init_group_fd(executor);
-    int r = fd < 0 ? 0 : cox_windows_keep(fd, &executor->geometry, life);
+    int r = fd < 0 ? 0 : cox_windows_keep(fd, &executor->geometry, generation);
     if (r)
-        cox_log_write(&executor->options.log, 4,
-                      "the memory of the rank group's former life could not be given back: %s",
-                      cox_status_text(r));
+        cox_log_write(
+            &executor->options.log, 4,
+            "the memory of the rank group's former generation could not be given back: %s",
+            cox_status_text(r));
 }
 
 /* What init tells of the weights; all of it is lent to the request. */
@@ -411,13 +413,13 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     request.execute_type = COXSWAIN__EXECUTE_TYPE__MODEL_INIT;
     request.config = pointers;
     request.n_config = record->count;
-    int r = init_renew_group(executor, &request.group_life, err);
+    int r = init_renew_group(executor, &request.group_generation, err);
     if (r == 0)
         r = cox_group_handles_fill(executor, &request, err);
     if (r)
         return r;
     /* Legacy workers have no group, and an init said again is the same to them. */
-    request.has_group_life = !executor->geometry.legacy;
+    request.has_group_generation = !executor->geometry.legacy;
     request.has_replayed = request.replayed = replayed && !executor->geometry.legacy;
     struct weights_words words;
     weights_fill(executor, &words, &request);
@@ -435,7 +437,7 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     if (!replayed)
         r = init_blame(&reader, r, err);
     if (r == 0)
-        init_keep_group(executor, request.group_life);
+        init_keep_group(executor, request.group_generation);
     if (r == 0)
         r = reader.status;
     for (uint32_t i = reader.summary.kv_cache_count; i < COX_KV_CACHE_COUNT_MAX; i++)
@@ -448,14 +450,14 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
     return r;
 }
 
-uint64_t cox_executor_life(const struct cox_executor *executor)
+uint64_t cox_executor_epoch(const struct cox_executor *executor)
 {
     /* relaxed: each grows before the lock is given up under which a step can be published after it.
      */
-    uint64_t life = 1 + atomic_load_explicit(&executor->group_epoch, memory_order_relaxed);
+    uint64_t epoch = 1 + atomic_load_explicit(&executor->group_generation, memory_order_relaxed);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
-        life += atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);
-    return life;
+        epoch += atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);
+    return epoch;
 }
 
 void cox_executor_tell_weights(struct cox_executor *executor,

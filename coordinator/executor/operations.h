@@ -110,9 +110,9 @@ COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t 
  */
 COX_PUBLIC int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
                                         size_t *ret_size, struct cox_error *err);
-/* The epoch of the group for other groups: made of cox_executor_life and the present model. No
+/* The epoch of the group for other groups: made of cox_executor_epoch and the present model. No
  * other group of the same name has the same. */
-COX_PUBLIC uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life);
+COX_PUBLIC uint64_t cox_executor_kv_epoch(const struct cox_executor *executor, uint64_t epoch);
 /* From now on all ranks compute with the model of this digest, and with no earlier one. Other
  * groups see another epoch and have to link again. Keys and values that were computed since are not
  * offered before this call. Any thread. */

@@ -67,7 +67,7 @@ void cox_executor_set_kv_caches(struct cox_executor *executor, struct cox_kv_cac
     cox_kv_caches_free(before);
 }
 
-uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life)
+uint64_t cox_executor_kv_epoch(const struct cox_executor *executor, uint64_t epoch)
 {
     /* Lives of one coordinator are small numbers; where they begin is mixed from who it is
      * (splitmix64). */
@@ -75,14 +75,14 @@ uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life
     mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
     /* acquire: partner is the release in renew; who reads the digest after this has that of this
-     * life, or a later one. */
+     * epoch, or a later one. */
     const uint64_t changes = atomic_load_explicit(&executor->kv_changes, memory_order_acquire);
-    return (mixed ^ (mixed >> 31)) + life + (changes << 32);
+    return (mixed ^ (mixed >> 31)) + epoch + (changes << 32);
 }
 
 void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest)
 {
-    /* In this order: a life told with a later digest is one in which nothing can be pulled; the
+    /* In this order: a epoch told with a later digest is one in which nothing can be pulled; the
      * other way round, new keys and values would be taken for old ones. relaxed: the release below
      * is the one that counts. */
     atomic_store_explicit(&executor->kv_digest, model_digest, memory_order_relaxed);
@@ -110,7 +110,7 @@ static int caches_check(const struct cox_executor *executor, struct cox_error *e
 static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
 {
     const struct cox_kv_caches *caches = executor->kv_caches;
-    /* relaxed: the life was read before, which has acquired it. */
+    /* relaxed: the epoch was read before, which has acquired it. */
     const uint64_t digest = atomic_load_explicit(&executor->kv_digest, memory_order_relaxed);
     for (uint32_t rank = 0; rank < caches->rank_count; rank++) {
         pools[rank] =
@@ -134,11 +134,11 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
     host.cluster_id = executor->name;
     info.host_info = &hosts;
     info.n_host_info = 1;
-    info.door = (char *)(uintptr_t)cox_executor_socket(executor);
-    info.has_life = true;
-    /* Before the caches and their model: those that are newer than the life say so by not being
+    info.control_socket = (char *)(uintptr_t)cox_executor_socket(executor);
+    info.has_epoch = true;
+    /* Before the caches and their model: those that are newer than the epoch say so by not being
      * found. */
-    info.life = cox_executor_kv_life(executor, cox_executor_life(executor));
+    info.epoch = cox_executor_kv_epoch(executor, cox_executor_epoch(executor));
     info.kv_pools = pools;
     pthread_mutex_lock(&executor->recover_lock);
     int r = caches_check(executor, err);

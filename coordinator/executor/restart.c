@@ -45,7 +45,7 @@ static int restart_release_slot(struct cox_executor *executor, uint32_t rank, ui
                : 0;
 }
 
-/* Lines, identity and wakeups as at the start, and a generation of its own. */
+/* Lines, identity and wakeups as at the start, and an incarnation of its own. */
 static int restart_reset(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
     /* relaxed: one thread at a time starts this rank; the control socket only compares. */
@@ -180,8 +180,8 @@ static void restart_conclude(struct cox_executor *executor, uint32_t rank)
     const uint32_t incarnation = cox_rank_incarnation(record);
     restart_put_away(executor, rank);
     cox_log_write(&executor->options.log, 6,
-                  "rank %" PRIu32 ": process %jd (generation %" PRIu32
-                  ") is replaced by process %jd (generation %" PRIu32 ")",
+                  "rank %" PRIu32 ": process %jd (incarnation %" PRIu32
+                  ") is replaced by process %jd (incarnation %" PRIu32 ")",
                   rank, (intmax_t)record->previous.pid, record->previous.incarnation, (intmax_t)pid,
                   incarnation);
     record->previous.pid = pid;
@@ -279,7 +279,7 @@ static int restart_refuse(struct cox_executor *executor, struct cox_error *err)
     return 0;
 }
 
-/* acq_rel: partner is the release in give; one thread at a time has the rank's generation. */
+/* acq_rel: partner is the release in give; one thread at a time has the rank's incarnation. */
 static bool restart_take(struct cox_executor *executor, uint32_t rank)
 {
     return !atomic_exchange_explicit(&executor->ranks[rank].restarting, true, memory_order_acq_rel);

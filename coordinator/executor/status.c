@@ -17,10 +17,10 @@ const char *cox_rank_state_name(uint32_t state)
     return state < sizeof names / sizeof *names ? names[state] : "unknown";
 }
 
-const char *cox_rank_life_name(uint32_t life)
+const char *cox_rank_liveness_name(uint32_t liveness)
 {
     static const char *const names[] = {"alive", "dead", "left", "absent"};
-    return life < sizeof names / sizeof *names ? names[life] : "unknown";
+    return liveness < sizeof names / sizeof *names ? names[liveness] : "unknown";
 }
 
 /* The rank's own writing: each word is read once, and nothing is concluded from it. */
@@ -39,16 +39,16 @@ static void channel_status(struct cox_executor *executor, uint32_t rank,
     ret_status->age_ns = stamp && stamp <= now ? now - stamp : 0;
 }
 
-static enum cox_rank_life rank_life(struct cox_executor *executor, uint32_t rank)
+static enum cox_rank_liveness rank_liveness(struct cox_executor *executor, uint32_t rank)
 {
     const struct cox_rank *record = &executor->ranks[rank];
     if (cox_rank_is_dead(record))
-        return COX_LIFE_DEAD;
+        return COX_LIVENESS_DEAD;
     if (cox_executor_sees_left(executor, rank))
-        return COX_LIFE_LEFT;
+        return COX_LIVENESS_LEFT;
     const enum cox_rank_stage stage = cox_rank_stage_of(record);
-    return stage == COX_STAGE_VACANT || stage == COX_STAGE_STARTING ? COX_LIFE_ABSENT
-                                                                    : COX_LIFE_ALIVE;
+    return stage == COX_STAGE_VACANT || stage == COX_STAGE_STARTING ? COX_LIVENESS_ABSENT
+                                                                    : COX_LIVENESS_ALIVE;
 }
 
 /* What went wrong with it so far. */
@@ -64,7 +64,7 @@ static void rank_troubles(struct cox_executor *executor, uint32_t rank, uint64_t
     /* A dead one's own come first: what is left of it may still write, and stop counts no death.
      * But the process in its place that could not be started has written nothing. */
     size_t size = 0;
-    if (ret_status->life == COX_LIFE_DEAD)
+    if (ret_status->liveness == COX_LIVENESS_DEAD)
         size = cox_supervisor_last_lines(executor->supervisor, rank, ret_status->last_lines,
                                          sizeof ret_status->last_lines);
     if (size == 0)
@@ -85,16 +85,16 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
     memset(ret_status, 0, sizeof *ret_status);
     ret_status->pid = cox_rank_pid(&executor->ranks[rank]);
     ret_status->serving_pid = cox_rank_serving_pid(&executor->ranks[rank]);
-    ret_status->generation = cox_rank_incarnation(&executor->ranks[rank]);
-    ret_status->life = rank_life(executor, rank);
-    if (ret_status->life == COX_LIFE_DEAD)
+    ret_status->incarnation = cox_rank_incarnation(&executor->ranks[rank]);
+    ret_status->liveness = rank_liveness(executor, rank);
+    if (ret_status->liveness == COX_LIVENESS_DEAD)
         cox_supervisor_describe(supervisor, rank, ret_status->death, sizeof ret_status->death);
     else {
         ret_status->stopped = cox_peer_stopped(ret_status->serving_pid);
         cox_peer_cpu_time(ret_status->serving_pid, &ret_status->cpu_ns);
     }
     rank_troubles(executor, rank, now, ret_status);
-    if (ret_status->life == COX_LIFE_LEFT)
+    if (ret_status->liveness == COX_LIVENESS_LEFT)
         snprintf(ret_status->death, sizeof ret_status->death,
                  "rank %" PRIu32 " (pid %jd) left the group, its process lives", rank,
                  (intmax_t)ret_status->pid);
@@ -108,7 +108,7 @@ static bool rank_late(struct cox_executor *executor, const struct cox_collector 
                       const struct cox_entry *entry, uint32_t rank)
 {
     if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank) ||
-        rank_life(executor, rank) == COX_LIFE_DEAD)
+        rank_liveness(executor, rank) == COX_LIVENESS_DEAD)
         return false;
     return collector->legacy ||
            cox_state_done(cox_state_line(&executor->control, rank, collector->channel->id)) <
@@ -146,7 +146,7 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
         .engine_state = cox_engine_state_name(cox_executor_engine_state(executor)),
         .rank_count = executor->geometry.rank_count,
         .depth = executor->geometry.depth,
-        .epoch = executor->control.epoch,
+        .instance = executor->control.instance,
         .uptime_ns = now - executor->started_ns,
         .spin_ns = executor->geometry.spin_ns,
         .legacy = executor->geometry.legacy,

@@ -123,7 +123,7 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
     if (r == 0)
         cox_collector_release_blocks(collector); /* the one behind this frame among them */
     /* After claim, which a rank that was started again passes only when it has been counted. */
-    if (r == 0 && entry->life && entry->life != cox_executor_life(executor))
+    if (r == 0 && entry->epoch && entry->epoch != cox_executor_epoch(executor))
         r = cox_fail(err, COX_STALE,
                      "%s: ranks were started or initialized again since this request was planned",
                      cox_channel_name(collector->channel->id));
@@ -161,7 +161,7 @@ COX_HOT static int entry_prepare(struct cox_executor *executor, uint32_t type,
         .deadline_ns = options->deadline_ns,
         .submitted_ns = cox_now_ns(),
         .request_context = options->request_context,
-        .life = options->life,
+        .epoch = options->epoch,
         .asked = cox_rank_set_first(executor->geometry.rank_count),
     };
     if (operation->replies && options->deadline_ns <= entry.submitted_ns)

@@ -63,8 +63,8 @@ static bool rank_is_open_for_attach(struct cox_executor *executor, uint32_t rank
     return is_open;
 }
 
-/* No process has been it in this life of the rank: what it wrote there, and what is still owed,
- * would be taken for the next one's. */
+/* No process has been it in this incarnation of the rank: what it wrote there, and what is still
+ * owed, would be taken for the next one's. */
 static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
 {
     if (cox_state_attached(&executor->control.ranks[rank]->identity))
@@ -82,12 +82,13 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
 static int check_generation(const struct cox_executor *executor, const struct cox_hello *hello,
                             uint32_t rank, struct cox_error *err)
 {
-    uint32_t generation = cox_rank_incarnation(&executor->ranks[rank]);
-    return hello->generation == 0 || hello->generation == generation
+    uint32_t incarnation = cox_rank_incarnation(&executor->ranks[rank]);
+    return hello->incarnation == 0 || hello->incarnation == incarnation
                ? 0
                : cox_fail(err, COX_STALE,
-                          "rank %" PRIu32 " as generation %" PRIu32 ": it is at %" PRIu32 " by now",
-                          rank, hello->generation, generation);
+                          "rank %" PRIu32 " as incarnation %" PRIu32 ": it is at %" PRIu32
+                          " by now",
+                          rank, hello->incarnation, incarnation);
 }
 
 static int fail_not_new(const struct cox_executor *executor, uint32_t rank, struct cox_error *err)
@@ -209,9 +210,9 @@ static int register_process(struct cox_executor *executor, const struct cox_cont
 
 /* ---- what it is given ---- */
 
-/* A semaphore of the rank. Those of its first life still have their names, while ranks attach;
- * later ones never had any, and are kept until somebody has come for them, who may not be the first
- * to try. */
+/* A semaphore of the rank. Those of its first incarnation still have their names, while ranks
+ * attach; later ones never had any, and are kept until somebody has come for them, who may not be
+ * the first to try. */
 static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_channel_id channel,
                        enum cox_wakeup wakeup, int *ret_fd, struct cox_error *err)
 {
@@ -353,8 +354,8 @@ static int on_worker(void *context, const struct cox_control_client *client,
         .attach = executor->geometry.sealed ? COX_ATTACH_SEALED : COX_ATTACH_NAMED,
         .rank = rank,
         .rank_count = executor->geometry.rank_count,
-        .generation = incarnation,
-        .epoch = executor->control.epoch,
+        .incarnation = incarnation,
+        .instance = executor->control.instance,
     };
     /* A rank that is a thread of this process (in tests) says itself whose death is its own. */
     atomic_store_explicit(&record->holder.pid, client->pid == getpid() ? 0 : client->pid,

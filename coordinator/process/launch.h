@@ -64,7 +64,7 @@ struct cox_launched {
 
 /* Which incarnation of its rank a process is. */
 struct cox_launch_incarnation {
-    /* COXSWAIN_GENERATION */
+    /* COXSWAIN_INCARNATION */
     uint32_t number;
     /* fd_count of them, lent; the new process has them from 4 on, and COXSWAIN_FDS names them */
     const int *fds;

@@ -70,7 +70,7 @@ struct cox_supervise_options {
     const char *prefix;
     /* rank_count of them; NULL: device = rank */
     const int32_t *devices;
-    /* COXSWAIN_DOOR: path of the group's control socket; NULL: none */
+    /* COXSWAIN_SOCKET: path of the group's control socket; NULL: none */
     const char *control_socket;
     /* COXSWAIN_ATTACH: workers attach over the control socket */
     bool sealed;
@@ -86,7 +86,7 @@ struct cox_supervise_options {
 };
 
 /* Starts the thread and all workers. The environment of each has COXSWAIN_PREFIX, COXSWAIN_RANK,
- * COXSWAIN_WORLD_SIZE, COXSWAIN_DEVICE, COXSWAIN_PARENT_PID, COXSWAIN_GENERATION (1). stdin is
+ * COXSWAIN_WORLD_SIZE, COXSWAIN_DEVICE, COXSWAIN_PARENT_PID, COXSWAIN_INCARNATION (1). stdin is
  * /dev/null, stdout and stderr are pipes of the supervisor; signal mask and dispositions are the
  * defaults; no other fd is inherited; PDEATHSIG is SIGKILL. On failure every worker that was
  * started is killed and reaped, and nothing is left.

@@ -46,7 +46,7 @@ struct cox_child {
     /* once dead */
     struct cox_exit how;
     bool core_dumped;
-    /* of a incarnation before, too */
+    /* of an incarnation before, too */
     struct cox_last_death last_death;
     /* external: who was the rank before its slot was released */
     pid_t former_pid;

@@ -70,18 +70,18 @@ static int rank_end(struct cox_recovery *recovery, const struct cox_recovery_ord
     struct cox_recovery_rank *rank = &recovery->ranks[order->rank];
     cox_recovery_enter(recovery);
     cox_recovery_leave(recovery, 0);
-    enum cox_rank_life life = recovery->statuses[order->rank].life;
+    enum cox_rank_liveness liveness = recovery->statuses[order->rank].liveness;
     *ret_lives = false;
     if (rank->dead)
         return 0;
-    if (life == COX_LIFE_DEAD ||
+    if (liveness == COX_LIVENESS_DEAD ||
         (order->killed && recovery->statuses[order->rank].pid == order->killed))
         return await_death(recovery, order, err);
     if (order->killed) { /* and the policy has made that good meanwhile */
         *ret_lives = true;
         return 0;
     }
-    if (!order->kill && life != COX_LIFE_LEFT) {
+    if (!order->kill && liveness != COX_LIVENESS_LEFT) {
         *ret_lives = true;
         return 0;
     }

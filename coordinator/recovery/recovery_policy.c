@@ -116,16 +116,16 @@ static void rank_settle(struct cox_recovery *recovery, uint32_t number, int r)
     if (r)
         return;
     recovery->unready = true;
-    if (status->life == COX_LIFE_DEAD) {
+    if (status->liveness == COX_LIVENESS_DEAD) {
         cox_recovery_died(recovery, rank, status->death);
         return;
     }
     rank->replaced = true;
-    snprintf(rank->news, sizeof rank->news, "%s: replaced by process %jd (generation %" PRIu32 ")",
-             rank->how, (intmax_t)status->pid, status->generation);
+    snprintf(rank->news, sizeof rank->news, "%s: replaced by process %jd (incarnation %" PRIu32 ")",
+             rank->how, (intmax_t)status->pid, status->incarnation);
 }
 
-/* How it died, before the next life makes that unknown. */
+/* How it died, before the next incarnation makes that unknown. */
 static void rank_remember(struct cox_recovery *recovery, uint32_t number)
 {
     struct cox_executor_status status;
@@ -372,8 +372,7 @@ static void kill_late(struct cox_recovery *recovery)
         if (!cox_rank_set_has(late, i) || rank->dead || (new_ones && !rank->replaced))
             continue;
         cox_log_write(&recovery->options.log, 4,
-                      "rank %" PRIu32
-                      " (pid %jd) lives, but has not replied in time: it is killed",
+                      "rank %" PRIu32 " (pid %jd) lives, but has not replied in time: it is killed",
                       i, (intmax_t)recovery->statuses[i].pid);
         rank->expected = cox_executor_kill(recovery->executor, i, NULL) == 0;
     }
@@ -441,7 +440,7 @@ void cox_recovery_look(struct cox_recovery *recovery)
     cox_recovery_enter(recovery);
     cox_recovery_leave(recovery, 0);
     for (uint32_t i = 0; i < recovery->rank_count; i++) {
-        if (recovery->statuses[i].life != COX_LIFE_LEFT || recovery->ranks[i].dead)
+        if (recovery->statuses[i].liveness != COX_LIVENESS_LEFT || recovery->ranks[i].dead)
             continue;
         if (acts(recovery)) /* and then its death is told */
             cox_executor_kill(recovery->executor, i, NULL);

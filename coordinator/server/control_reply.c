@@ -26,8 +26,8 @@ static int rank_fill(rank_message *message, uint32_t rank, const struct cox_rank
     SET(message, rank, rank);
     SET(message, pid, status->pid);
     SET(message, serving_pid, status->serving_pid);
-    SET(message, generation, status->generation);
-    SET(message, life, (uint32_t)status->life);
+    SET(message, incarnation, status->incarnation);
+    SET(message, liveness, (uint32_t)status->liveness);
     SET(message, stopped, status->stopped);
     if (status->cpu_ns)
         SET(message, cpu_ns, status->cpu_ns);
@@ -175,7 +175,7 @@ static int limits_fill(status_reply *reply, const struct cox_control_source *sou
         const char *name;
         uint64_t count, max;
     } limits[] = {
-        {"door connections", control_socket.clients, control_socket.client_max},
+        {"socket connections", control_socket.clients, control_socket.client_max},
         {"fd store owners", control_socket.fd_owners, control_socket.fd_owner_max},
         {"fd store entries", control_socket.fd_entries, control_socket.fd_entry_max},
         {"fds to close", control_socket.closing, control_socket.closing_max},
@@ -217,7 +217,7 @@ int cox_control_reply_status(const struct cox_control_source *source, struct cox
     reply->refusal = (char *)(uintptr_t)(source->prompts ? NULL : source->phase.refusal);
     SET(reply, rank_count, rank_count);
     SET(reply, depth, status.depth);
-    SET(reply, epoch, status.epoch);
+    SET(reply, instance, status.instance);
     SET(reply, uptime_ns, status.uptime_ns);
     if (status.cpu_ns)
         SET(reply, cpu_ns, status.cpu_ns);

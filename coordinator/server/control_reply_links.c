@@ -31,8 +31,8 @@ static int link_fill(link_message *message, const struct cox_group_link *link,
     message->cluster_id = cox_arena_strdup(arena, link->cluster_id);
     message->text = link->text ? cox_arena_strdup(arena, link->text) : NULL;
     SET(message, state, (uint32_t)link->state);
-    if (link->life)
-        SET(message, life, link->life);
+    if (link->epoch)
+        SET(message, epoch, link->epoch);
     if (link->state == COX_GROUP_LINK_FAILED)
         SET(message, code, link->code);
     return message->cluster_id && (message->text || !link->text) ? 0 : -ENOMEM;
@@ -127,8 +127,8 @@ static int kv_info_reply(const struct cox_control_source *source,
     if (!message)
         return -ENOMEM;
     coxswain_control__kv_info_reply__init(message);
-    SET(message, life,
-        cox_executor_kv_life(source->phase.executor, cox_executor_life(source->phase.executor)));
+    SET(message, epoch,
+        cox_executor_kv_epoch(source->phase.executor, cox_executor_epoch(source->phase.executor)));
     SET(message, role, (uint32_t)cox_group_links_role(source->phase.links));
     int r = cox_executor_remote_info(source->phase.executor, &bytes, &size, err);
     if (!r && request->has_hold)

@@ -110,8 +110,8 @@ static int restart_result(const struct cox_control_source *source, uint32_t rank
     *ret_result = (struct cox_recover_result){.device = -1, .result = r};
     if (replaced)
         snprintf(ret_result->text, sizeof ret_result->text,
-                 "replaced by process %jd (generation %" PRIu32 ")", (intmax_t)ranks[rank].pid,
-                 ranks[rank].generation);
+                 "replaced by process %jd (incarnation %" PRIu32 ")", (intmax_t)ranks[rank].pid,
+                 ranks[rank].incarnation);
     else if (r == 0)
         snprintf(ret_result->text, sizeof ret_result->text,
                  "it lives (pid %jd), nothing was to be done", (intmax_t)ranks[rank].pid);
@@ -148,7 +148,7 @@ static int restart_dead(const struct cox_control_source *source, uint64_t deadli
     int r = 0;
     for (uint32_t rank = 0; !r && rank < rank_count; rank++)
         /* One that is being replaced is waited for. */
-        if (ranks[rank].life != COX_LIFE_ALIVE)
+        if (ranks[rank].liveness != COX_LIVENESS_ALIVE)
             r = restart_one(source, rank, false, deadline_ns, arena, reply);
     /* All live, but the last order's init did not come to its end. */
     struct cox_recovery_status recovery;

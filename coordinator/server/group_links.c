@@ -180,8 +180,8 @@ static int info_check(const struct cox_group_links *links, const RemoteInfo *inf
 {
     const char *cluster = cluster_of(info);
     struct cox_error error = {0};
-    if (!cluster || !info->has_life || cox_name_check(cluster, &error))
-        return cox_fail(err, COX_CORRUPT, "what is to be linked has no name or no life");
+    if (!cluster || !info->has_epoch || cox_name_check(cluster, &error))
+        return cox_fail(err, COX_CORRUPT, "what is to be linked has no name or no epoch");
     if (strcmp(cluster, cox_executor_name(links->executor)) == 0)
         return cox_fail(err, COX_INVALID, "the group '%s' cannot be linked with itself", cluster);
     if (info->n_kv_pools != own->n_kv_pools)
@@ -408,7 +408,7 @@ int cox_group_links_list(struct cox_group_links *links, struct cox_group_link **
     struct cox_group_link *list = calloc(links->count + 1, sizeof *list);
     for (const struct known *known = links->known; list && !r && known; known = known->next) {
         list[count].cluster_id = strdup(cluster_of(known->info));
-        list[count].life = known->info->life;
+        list[count].epoch = known->info->epoch;
         r = list[count++].cluster_id ? 0 : -ENOMEM;
     }
     pthread_mutex_unlock(&links->lock);
@@ -493,7 +493,7 @@ static int links_await(struct cox_group_links *links, uint64_t deadline_ns, stru
         if (r)
             return r;
         for (size_t i = 0; i < count; i++)
-            pending = pending || (list[i].life && list[i].state <= COX_GROUP_LINK_RUNNING);
+            pending = pending || (list[i].epoch && list[i].state <= COX_GROUP_LINK_RUNNING);
         cox_group_link_list_free(list, count);
         if (!pending)
             return 0;

@@ -2,7 +2,7 @@
  * group_links: the other groups whose KV caches the ranks of this one read, and the role of this
  * group.
  *
- * What was linked is remembered, and told again to ranks that were replaced. A link names one life
+ * What was linked is remembered, and told again to ranks that were replaced. A link names one epoch
  * of the other group; when that has replaced a rank it has another one, pulls say so, and it is
  * linked again.
  *
@@ -66,7 +66,7 @@ struct cox_group_link {
     char *cluster_id;
     enum cox_group_link_state state;
     /* that was linked; 0: only ranks know of it */
-    uint64_t life;
+    uint64_t epoch;
     /* FAILED: PDErrorCode */
     int32_t code;
     /* FAILED: why; NULL: nobody says */

@@ -36,10 +36,10 @@ struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_reference *referenc
 int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
                           struct cox_kv_reference *ret_reference, struct cox_error *err)
 {
-    if (!message->cluster_id || !message->has_life || !message->has_sequence ||
+    if (!message->cluster_id || !message->has_epoch || !message->has_sequence ||
         !message->has_lease_ns || message->n_blocks == 0)
         return cox_fail(err, COX_INVALID,
-                        "a source needs a group, its life, a sequence, a lease and blocks");
+                        "a source needs a group, its epoch, a sequence, a lease and blocks");
     /* It is said in logs. */
     if (cox_name_check(message->cluster_id, NULL))
         return cox_fail(err, COX_INVALID, "a source's group has a name of %zu bytes that is none",
@@ -54,7 +54,7 @@ int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
                             message->blocks[i]);
     *ret_reference = (struct cox_kv_reference){
         .cluster_id = message->cluster_id,
-        .life = message->life,
+        .epoch = message->epoch,
         .sequence = message->sequence,
         .lease_ns = message->lease_ns,
         .blocks = message->blocks,
@@ -68,8 +68,8 @@ void cox_kv_reference_write(const struct cox_kv_reference *reference,
 {
     coxswain_control__kv_source__init(message);
     message->cluster_id = (char *)(uintptr_t)reference->cluster_id;
-    message->has_life = message->has_sequence = message->has_lease_ns = true;
-    message->life = reference->life;
+    message->has_epoch = message->has_sequence = message->has_lease_ns = true;
+    message->epoch = reference->epoch;
     message->sequence = reference->sequence;
     message->lease_ns = reference->lease_ns;
     message->blocks = (int32_t *)(uintptr_t)reference->blocks;

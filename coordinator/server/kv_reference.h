@@ -20,7 +20,7 @@ struct cox_kv_reference {
     /* the group's name */
     const char *cluster_id;
     /* of that group, in which it was told */
-    uint64_t life;
+    uint64_t epoch;
     /* there: the generation of its blocks, and the name of the hold */
     int64_t sequence;
     /* CLOCK_MONOTONIC: held until then */

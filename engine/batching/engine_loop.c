@@ -78,7 +78,7 @@ struct cox_engine_loop {
     /* of the batcher's statistics, after the last step */
     uint64_t positions;
     /* group epoch of the ranks' tables that the batcher builds on */
-    uint64_t life;
+    uint64_t epoch;
     /* weights version of the last step; 0: no step, or none */
     uint64_t version;
 
@@ -312,7 +312,7 @@ int cox_engine_loop_new(struct cox_executor *executor,
             flight_max < STEPS_IN_FLIGHT_DEFAULT ? flight_max : STEPS_IN_FLIGHT_DEFAULT;
     COX_ASSERT(!options->transfer || options->feed);
     engine_loop->nested = nested;
-    engine_loop->life = cox_executor_life(executor);
+    engine_loop->epoch = cox_executor_epoch(executor);
 
     cox_condition_init(&engine_loop->wake);
     pthread_mutex_init(&engine_loop->lock, NULL);
@@ -400,7 +400,7 @@ static int step_submit(struct cox_engine_loop *engine_loop, struct flight *fligh
             .gather = COX_GATHER_RANK0,
             .deadline_ns = cox_deadline_after_ms(patience_ms),
             .request_context = (void *)(uintptr_t)flight->number,
-            .life = engine_loop->life,
+            .epoch = engine_loop->epoch,
         };
         struct cox_error error = {0};
         if (is_void(engine_loop))
@@ -502,7 +502,7 @@ static int pulls_start(struct cox_engine_loop *engine_loop, struct cox_error *er
                 cox_deadline_after_ms(sequence->request.pull_ms ? sequence->request.pull_ms
                                                                 : engine_loop->options.pull_ms),
                 sequence->source->lease_ns),
-            .life = engine_loop->life,
+            .epoch = engine_loop->epoch,
         };
         r = cox_transfers_start(engine_loop->options.transfer, &request);
         any = true;
@@ -517,7 +517,7 @@ static enum cox_pull_end pull_judge(const struct cox_engine_loop *engine_loop,
                                     const struct cox_pull_outcome *result)
 {
     const struct cox_pull_report *report = result->report;
-    if (report->state == COX_PULL_SUCCESS && result->life == engine_loop->life)
+    if (report->state == COX_PULL_SUCCESS && result->epoch == engine_loop->epoch)
         return COX_PULL_END_DONE;
     if (sequence->request.pull_only)
         return COX_PULL_END_FAIL;
@@ -564,7 +564,7 @@ static int transfers_look(struct cox_engine_loop *engine_loop, struct cox_error 
     uint32_t count;
     int r = 0;
     /* Ranks may have lost the leased blocks. */
-    bool lost = cox_executor_life(engine_loop->executor) != engine_loop->life;
+    bool lost = cox_executor_epoch(engine_loop->executor) != engine_loop->epoch;
     if (cox_batcher_kv_leases(engine_loop->batcher)->count)
         cox_batcher_expire(engine_loop->batcher, lost ? COX_DEADLINE_NEVER : cox_now_ns());
     if (!transfer)
@@ -576,7 +576,7 @@ static int transfers_look(struct cox_engine_loop *engine_loop, struct cox_error 
     }
     while (cox_transfers_take(transfer, &result) == 0) {
         /* Deaths in an earlier epoch were handled before. */
-        if (result.own_death && result.life == engine_loop->life)
+        if (result.own_death && result.epoch == engine_loop->epoch)
             r = cox_fail(err, result.report->error.code, "%s", result.report->error.text);
         pull_end(engine_loop, &result);
     }
@@ -603,7 +603,7 @@ static void step_weights(struct cox_engine_loop *engine_loop, struct flight *fli
     flight->switches = false;
     if (!weights)
         return;
-    const bool offered = cox_shared_weights_step(weights, engine_loop->life, &told);
+    const bool offered = cox_shared_weights_step(weights, engine_loop->epoch, &told);
     flight->version = told.version;
     /* Correct also when the step turns out void: a failure reverts the batcher, and no earlier
      * computation is left. */
@@ -623,7 +623,7 @@ static void step_weights_end(struct cox_engine_loop *engine_loop, const struct f
     if (weights && r)
         cox_shared_weights_failed(weights, flight->version, r, err->text);
     else if (weights)
-        cox_shared_weights_used(weights, flight->version, engine_loop->life);
+        cox_shared_weights_used(weights, flight->version, engine_loop->epoch);
 }
 
 /* There is nothing to compute, but something to report to the ranks. */
@@ -842,7 +842,7 @@ static int step_failed(struct cox_engine_loop *engine_loop, int r, struct cox_er
         engine_loop->retry_count++;
     engine_loop->retries++;
     cox_log_write(&options->log, recovered ? 5 : 4, "a step failed and is retried: %s", err->text);
-    engine_loop->life = cox_executor_life(engine_loop->executor);
+    engine_loop->epoch = cox_executor_epoch(engine_loop->executor);
     cox_batcher_revert(engine_loop->batcher);
     return 0;
 }
@@ -911,9 +911,9 @@ const struct cox_kv_leases *cox_engine_loop_kv_leases(const struct cox_engine_lo
     return cox_batcher_kv_leases(engine_loop->batcher);
 }
 
-uint64_t cox_engine_loop_life(const struct cox_engine_loop *engine_loop)
+uint64_t cox_engine_loop_epoch(const struct cox_engine_loop *engine_loop)
 {
-    return engine_loop->life;
+    return engine_loop->epoch;
 }
 
 int64_t cox_engine_loop_last_id(const struct cox_engine_loop *engine_loop)

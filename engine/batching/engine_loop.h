@@ -162,8 +162,8 @@ void cox_engine_loop_cancel(struct cox_engine_loop *engine_loop, const void *con
 void cox_engine_loop_release(struct cox_engine_loop *engine_loop, uint64_t owner, int64_t id);
 /* On the thread of run: the current leases, lent until the next call of any function. */
 const struct cox_kv_leases *cox_engine_loop_kv_leases(const struct cox_engine_loop *engine_loop);
-/* The group epoch (cox_executor_life) of the leases. */
-uint64_t cox_engine_loop_life(const struct cox_engine_loop *engine_loop);
+/* The group epoch (cox_executor_epoch) of the leases. */
+uint64_t cox_engine_loop_epoch(const struct cox_engine_loop *engine_loop);
 /* The highest sequence id used. */
 int64_t cox_engine_loop_last_id(const struct cox_engine_loop *engine_loop);
 

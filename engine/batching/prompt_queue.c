@@ -165,7 +165,7 @@ static struct cox_kv_reference *hold_source(const struct cox_prompt_queue *queue
 {
     const struct cox_kv_reference source = {
         .cluster_id = queue->options.name,
-        .life = cox_executor_kv_life(queue->executor, cox_engine_loop_life(queue->engine_loop)),
+        .epoch = cox_executor_kv_epoch(queue->executor, cox_engine_loop_epoch(queue->engine_loop)),
         .sequence = hold->id,
         .lease_ns = hold->lease_ns,
         .blocks = hold->blocks,

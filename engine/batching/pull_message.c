@@ -51,7 +51,7 @@ static int info_fill(struct cox_arena *arena, const struct cox_pull_item *item, 
     SET(info, dst_sequence, item->sequence);
     SET(info, deadline_ns, item->deadline_ns);
     SET(info, lease_ns, item->source->lease_ns);
-    SET(info, life, item->source->life);
+    SET(info, epoch, item->source->epoch);
     return 0;
 }
 

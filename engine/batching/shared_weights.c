@@ -20,7 +20,7 @@ struct version {
     uint64_t number;
     uint64_t digest;
     /* group epoch in which a step with it has succeeded; 0: none */
-    uint64_t life;
+    uint64_t epoch;
     /* image, until it is exported; -1 afterwards */
     int fd;
     /* exports only this image; NULL: not exported */
@@ -368,12 +368,12 @@ void cox_shared_weights_stop(struct cox_shared_weights *weights)
 
 /* ---- steps ---- */
 
-bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
+bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t epoch,
                              struct cox_weights_told *ret_told)
 {
     pthread_mutex_lock(&weights->lock);
     const struct version *newest = version_newest(weights);
-    const bool offered = newest->life != life;
+    const bool offered = newest->epoch != epoch;
     *ret_told = version_tell(weights, newest);
     pthread_mutex_unlock(&weights->lock);
     return offered;
@@ -393,13 +393,13 @@ static void retire_and_unlock(struct cox_shared_weights *weights, struct version
     pthread_mutex_unlock(&weights->lock);
 }
 
-void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t version, uint64_t life)
+void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t version, uint64_t epoch)
 {
     pthread_mutex_lock(&weights->lock);
     struct version *newest = version_newest(weights);
     if (version == newest->number)
-        newest->life = life;
-    if (!weights->next.life) {
+        newest->epoch = epoch;
+    if (!weights->next.epoch) {
         pthread_mutex_unlock(&weights->lock);
         return;
     }
@@ -420,7 +420,7 @@ static void next_withdraw_and_unlock(struct cox_shared_weights *weights, int sta
     cox_fail(&weights->withdrawn, status, "%s", text);
     weights->next = (struct version)VERSION_NONE;
     weights->present.number = ++weights->newest;
-    weights->present.life = 0; /* ranks that have switched do not have it any more */
+    weights->present.epoch = 0; /* ranks that have switched do not have it any more */
     /* Ranks that had switched have lost the blocks that other groups could pull. */
     cox_executor_renew_kv(weights->executor, weights->present.digest);
     retire_and_unlock(weights, &former);

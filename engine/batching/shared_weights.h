@@ -80,11 +80,11 @@ void cox_shared_weights_stop(struct cox_shared_weights *weights);
 /* The version for a step that is about to be submitted in this group epoch. Returns true when the
  * step must offer it, since a rank may not have it. Otherwise only the version of ret_told is
  * valid. */
-bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t life,
+bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t epoch,
                              struct cox_weights_told *ret_told);
 /* Reports the end of a step of this version, submitted in this epoch: success on every rank, or the
  * error of a rank. */
-void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t version, uint64_t life);
+void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t version, uint64_t epoch);
 void cox_shared_weights_failed(struct cox_shared_weights *weights, uint64_t version, int status,
                                const char *text);
 /* Withdraws the NEXT, because no step will be run for it. */

@@ -27,7 +27,7 @@ struct pull {
     char id[COX_PULL_ID_SIZE];
     struct cox_kv_reference *source;
     int32_t *blocks;
-    uint64_t not_before_ns, deadline_ns, life;
+    uint64_t not_before_ns, deadline_ns, epoch;
     enum cox_pull_state state;
     /* number of its request; 0: not sent */
     uint64_t flight;
@@ -308,7 +308,7 @@ int cox_transfers_start(struct cox_transfers *transfer, const struct cox_pull_re
         .blocks = calloc(count, sizeof *pull->blocks),
         .not_before_ns = request->not_before_ns,
         .deadline_ns = request->deadline_ns,
-        .life = request->life,
+        .epoch = request->epoch,
         .report =
             calloc(1, sizeof *pull->report + transfer->rank_count * sizeof pull->report->ranks[0]),
     };
@@ -386,7 +386,7 @@ static size_t batch_take(struct cox_transfers *transfer, size_t count_max, uint6
     size_t count = 0;
     for (struct pull *pull = transfer->pulls; pull && count < count_max; pull = pull->next) {
         if (pull->state != COX_PULL_QUEUED || pull->not_before_ns > now ||
-            (count && (pull->life != batch[0]->life ||
+            (count && (pull->epoch != batch[0]->epoch ||
                        !deadlines_near(pull->deadline_ns, batch[0]->deadline_ns))))
             continue;
         pull->flight = transfer->flight;
@@ -406,7 +406,7 @@ static int batch_submit(struct cox_transfers *transfer, struct pull *const *batc
         .size = sizeof(struct cox_submit_options),
         .gather = COX_GATHER_ALL,
         .request_context = (void *)(uintptr_t)flight,
-        .life = batch[0]->life,
+        .epoch = batch[0]->epoch,
     };
     for (size_t i = 0; i < count; i++) {
         items[i] = (struct cox_pull_item){
@@ -607,7 +607,7 @@ int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *
         *ret_result = (struct cox_pull_outcome){
             .sequence = pull->sequence,
             .quiet = pull->quiet,
-            .life = pull->life,
+            .epoch = pull->epoch,
             .own_death = pull->own_death,
             .report = cox_steal_ptr(&pull->report),
         };

@@ -69,8 +69,8 @@ struct cox_pull_request {
     /* earliest start; 0: now */
     uint64_t not_before_ns;
     uint64_t deadline_ns;
-    /* cox_executor_life; in another group epoch the pull fails with COX_STALE */
-    uint64_t life;
+    /* cox_executor_epoch; in another group epoch the pull fails with COX_STALE */
+    uint64_t epoch;
 };
 /* Queues a pull. Returns 0 or -ENOMEM. */
 int cox_transfers_start(struct cox_transfers *transfer, const struct cox_pull_request *request);
@@ -89,7 +89,7 @@ struct cox_pull_outcome {
     int64_t sequence;
     bool quiet;
     /* as requested */
-    uint64_t life;
+    uint64_t epoch;
     /* a rank of this group died, cannot be asked, or is of another epoch */
     bool own_death;
     /* the caller's */

@@ -58,7 +58,7 @@ struct split {
     struct part *parts;
     size_t unsent_count, flight_count;
     /* epoch of the prefill group that is linked; 0: none */
-    uint64_t life;
+    uint64_t epoch;
     /* when to send the next keepalive */
     uint64_t stay_ns;
     /* last time of progress, or of a status request */
@@ -104,7 +104,7 @@ static int link_try(struct split *split, uint64_t deadline_ns, struct cox_error 
     if (!r)
         r = cox_client_open(&reader, split->how->decode, deadline_ns, err);
     if (!r)
-        r = cox_link_groups(&reader, &owner, split->how->prefill, true, deadline_ns, &split->life,
+        r = cox_link_groups(&reader, &owner, split->how->prefill, true, deadline_ns, &split->epoch,
                             err);
     split->stats.links += r == 0;
     return r;
@@ -357,7 +357,7 @@ static int prefill_item(struct split *split, size_t index, const item_message *i
     part->ready = true;
     /* Ranks of the prefill group were replaced since, and the decode group still reads from the old
      * ones. */
-    return part->source && part->source->life != split->life ? groups_link(split, err) : 0;
+    return part->source && part->source->epoch != split->epoch ? groups_link(split, err) : 0;
 }
 
 static int decode_item(struct split *split, size_t index, const item_message *item,
@@ -400,7 +400,7 @@ static int pulled_take(struct split *split, const CoxswainControl__PulledReply *
         split->parts[pulled->index].place != PLACE_DECODE)
         return cox_fail(err, COX_CORRUPT, "a group reported a pull that was not requested");
     struct part *part = &split->parts[pulled->index];
-    uint64_t life = part->source ? part->source->life : 0;
+    uint64_t epoch = part->source ? part->source->epoch : 0;
     int r = release_put(split, part);
     if (r || !pulled->error)
         return r;
@@ -408,7 +408,7 @@ static int pulled_take(struct split *split, const CoxswainControl__PulledReply *
     /* The groups were unlinked, or linked in another epoch, or have different models, which linking
      * reports. Links once for all prompts that failed with it. */
     bool links = told.code == COX_NOT_FOUND || told.code == COX_STALE || told.code == COX_INVALID;
-    return links && life == split->life ? groups_link(split, err) : 0;
+    return links && epoch == split->epoch ? groups_link(split, err) : 0;
 }
 
 static int reply_take(struct split *split, int side, const control_reply *reply,

@@ -55,7 +55,7 @@ struct cox_engine {
     struct engine_source source;
     /* NULL: this rank computes everything */
     struct cox_group *group;
-    uint64_t group_life;
+    uint64_t group_generation;
     struct cox_tensor_gather *gather;
     /* the last init succeeded, so a step can run */
     bool ready;
@@ -211,7 +211,8 @@ static int engine_check_share(const char *directory, const struct cox_share *sha
 }
 
 /* Joins the group of all ranks, which are in the same init. If
- * cox_group_options.life has not changed, it aligns this rank in the group it has joined before. */
+ * cox_group_options.generation has not changed, it aligns this rank in the group it has joined
+ * before. */
 static int engine_join(struct cox_engine *engine, const struct cox_group_options *options,
                        struct cox_error *err)
 {
@@ -221,7 +222,7 @@ static int engine_join(struct cox_engine *engine, const struct cox_group_options
         r = cox_group_join(options, &engine->group, err);
         if (r)
             return cox_fail(err, r, "the group of ranks: %s", cox_status_text(r));
-        engine->group_life = options->life;
+        engine->group_generation = options->generation;
     }
     r = cox_group_align(engine->group, engine->init_sequence);
     return r ? cox_fail(err, r, "the group of ranks: %s", cox_status_text(r)) : 0;
@@ -608,7 +609,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
     if (engine->cache)
         cox_cache_forget_all(engine->cache);
     engine->gather = cox_tensor_gather_free(engine->gather);
-    if (engine->group && engine->group_life != options.life)
+    if (engine->group && engine->group_generation != options.generation)
         engine->group = cox_group_leave(engine->group);
     engine->init_sequence = cox_init_request_sequence(request);
     /* After an init the group is NORMAL without a start command. This comes first, so that a pause

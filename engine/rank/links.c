@@ -310,7 +310,7 @@ static struct cox_link *link_make(const struct cox_link_target *target)
     if (!link)
         return NULL;
     strcpy(link->cluster, target->cluster);
-    link->life = target->life;
+    link->epoch = target->epoch;
     link->owner.pidfd = -1;
     link->references = 1;
     if (!target->kv) {
@@ -325,7 +325,7 @@ static struct cox_link *link_make(const struct cox_link_target *target)
 
 static bool link_is_same(const struct cox_link *link, const struct cox_link_target *target)
 {
-    return target->kv && link->state != COX_LINK_FAILED && link->life == target->life &&
+    return target->kv && link->state != COX_LINK_FAILED && link->epoch == target->epoch &&
            memcmp(link->kv.handle, target->kv->handle, sizeof link->kv.handle) == 0;
 }
 
@@ -385,7 +385,7 @@ int cox_links_remove(struct cox_links *links, const char *cluster)
     return found ? 0 : COX_NOT_FOUND;
 }
 
-static int links_check(struct cox_links *links, uint32_t i, const char *cluster, uint64_t life,
+static int links_check(struct cox_links *links, uint32_t i, const char *cluster, uint64_t epoch,
                        struct cox_error *err)
 {
     if (i == links->count)
@@ -399,19 +399,19 @@ static int links_check(struct cox_links *links, uint32_t i, const char *cluster,
     if (link->state != COX_LINK_SUCCESS)
         return cox_fail(err, COX_STATE, "the link to %s is %s", cluster,
                         cox_link_state_name(link->state));
-    if (life && life != link->life)
+    if (epoch && epoch != link->epoch)
         return cox_fail(err, COX_STALE,
                         "%s is linked in epoch %llu, and the pull is for epoch %llu", cluster,
-                        (unsigned long long)link->life, (unsigned long long)life);
+                        (unsigned long long)link->epoch, (unsigned long long)epoch);
     return 0;
 }
 
-int cox_links_take(struct cox_links *links, const char *cluster, uint64_t life,
+int cox_links_take(struct cox_links *links, const char *cluster, uint64_t epoch,
                    struct cox_link **ret_link, struct cox_error *err)
 {
     pthread_mutex_lock(&links->lock);
     const uint32_t i = links_find(links, cluster);
-    int r = links_check(links, i, cluster, life, err);
+    int r = links_check(links, i, cluster, epoch, err);
     if (r == 0) {
         links->taken++;
         links->records[i]->references++;

@@ -42,7 +42,7 @@ enum cox_link_state {
 
 struct cox_link {
     char cluster[COX_CLUSTER_ID_SIZE_MAX + 1];
-    uint64_t life;
+    uint64_t epoch;
     struct cox_kv_pool kv;
     /* serves its handles; empty: none */
     char control_socket[4096];
@@ -73,7 +73,7 @@ void cox_links_use_layout(struct cox_links *links, const struct cox_kv_layout *l
 
 struct cox_link_target {
     const char *cluster;
-    uint64_t life;
+    uint64_t epoch;
     /* NULL: the request was invalid: the link fails with error */
     const struct cox_kv_pool *kv;
     /* may be NULL */
@@ -90,7 +90,7 @@ int cox_links_set(struct cox_links *links, const struct cox_link_target *target,
 /* Ends running pulls from it. Returns 0 or COX_NOT_FOUND. */
 int cox_links_remove(struct cox_links *links, const char *cluster);
 
-/* Takes a reference, until release. life 0: any epoch.
+/* Takes a reference, until release. epoch 0: any epoch.
  * Returns
  *   0
  *   COX_NOT_FOUND: no such link
@@ -99,7 +99,7 @@ int cox_links_remove(struct cox_links *links, const char *cluster);
  *   COX_PEER_DEAD: the remote process is dead
  *   the error it failed with, COX_NOT_FOUND mapped to COX_STALE
  */
-int cox_links_take(struct cox_links *links, const char *cluster, uint64_t life,
+int cox_links_take(struct cox_links *links, const char *cluster, uint64_t epoch,
                    struct cox_link **ret_link, struct cox_error *err);
 void cox_links_release(struct cox_links *links, struct cox_link *link);
 

@@ -284,7 +284,7 @@ int main(int argc, char **argv)
     /* A worker that registered by hello knows the control socket by its path or its name. One
      * started by the coordinator knows it from its environment. */
     const char *control_socket =
-        strchr(options.control_socket, '/') ? options.control_socket : getenv("COXSWAIN_DOOR");
+        strchr(options.control_socket, '/') ? options.control_socket : getenv("COXSWAIN_SOCKET");
     snprintf(engine_options.control_socket, sizeof engine_options.control_socket, "%s",
              control_socket ? control_socket : "");
     r = cox_engine_new(&engine_options, &engine);

@@ -136,9 +136,9 @@ static void transfer_link_one(struct cox_transfer *transfer, const Coxswain__Rem
     const int r = remote_read(transfer, info, &pool, &why);
     const struct cox_link_target target = {
         .cluster = cluster_of(info),
-        .life = info->life,
+        .epoch = info->epoch,
         .kv = r ? NULL : &pool,
-        .control_socket = info->door,
+        .control_socket = info->control_socket,
         .error = &why,
     };
     if (cox_links_set(transfer->links, &target, &err))
@@ -346,7 +346,7 @@ static int pull_one(struct pulling *pulling, const Coxswain__PullKVRequest__Pull
 {
     struct cox_links *links = pulling->transfer->links;
     const char *cluster = info->cluster_id ? info->cluster_id : "";
-    int r = cox_links_take(links, cluster, info->life, &pull->link, err);
+    int r = cox_links_take(links, cluster, info->epoch, &pull->link, err);
     *ret_code = r == COX_NOT_FOUND ? CODE(PD_PULL_KV_UNKNOWN_ERROR) : CODE(PD_PULL_KV_ERROR);
     if (r)
         return r;

@@ -7,7 +7,7 @@
  *
  * In the figure ("channel"): from the victim's pidfd readable to the entry of the handler of the
  * first step that succeeded, that is: noticing the death and ending the step on the other ranks,
- * the recovery thread, new wakeups, lines and generation (named and sealed), the new process's
+ * the recovery thread, new wakeups, lines and incarnation (named and sealed), the new process's
  * options and attaching, the init that is said again to all ranks, the rank group formed anew in
  * memory of its own, the step. Not in it: fork and exec, from the call of clone to the entry of the
  * worker's main (printed beside it); loading a model, since there is none: an init of this worker
@@ -81,7 +81,7 @@ struct shared {
 struct worker_context {
     struct shared *shared;
     struct cox_group *group;
-    uint64_t group_life;
+    uint64_t group_generation;
     const struct cox_batch *batch;
     const struct cox_init_request *init;
     uint32_t rank, rank_count;

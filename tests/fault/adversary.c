@@ -400,13 +400,13 @@ static void *attack(void *folder)
 __attribute__((constructor)) static void begin(void)
 {
     const char *folder = getenv("ADVERSARY_FOLDER"), *rank = getenv("ADVERSARY_RANK");
-    const char *own = getenv("COXSWAIN_RANK"), *generation = getenv("COXSWAIN_GENERATION");
+    const char *own = getenv("COXSWAIN_RANK"), *incarnation = getenv("COXSWAIN_INCARNATION");
     char path[4096];
     pthread_t thread;
     sigset_t all, before;
     /* A replacement is honest. */
-    if (!folder || !rank || !own || !generation || strcmp(rank, own) != 0 ||
-        strcmp(generation, "1") != 0)
+    if (!folder || !rank || !own || !incarnation || strcmp(rank, own) != 0 ||
+        strcmp(incarnation, "1") != 0)
         return;
     snprintf(path, sizeof path, "%s/report", folder);
     report = fopen(path, "ae");

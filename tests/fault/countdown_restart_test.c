@@ -146,7 +146,7 @@ static void rank_await_death(uint32_t rank)
         cox_executor_status(live, &status, ranks);
         assert_true(cox_now_ns() < deadline_ns);
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
-    } while (ranks[rank].life != COX_LIFE_DEAD);
+    } while (ranks[rank].liveness != COX_LIVENESS_DEAD);
 }
 
 /* The control socket hears of deaths in its own time; behind a visit it has heard of those before.

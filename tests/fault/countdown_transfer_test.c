@@ -62,7 +62,7 @@ static int pull_start(void *object, struct cox_error *err)
     static const int32_t theirs[] = {7, 8, 9}, ours[] = {1, 2, 3};
     static const struct cox_kv_reference source = {
         .cluster_id = "other",
-        .life = 3,
+        .epoch = 3,
         .sequence = 70,
         .lease_ns = COX_DEADLINE_NEVER,
         .blocks = theirs,

@@ -167,11 +167,11 @@ static void fill(uint8_t *bytes, uint64_t size, enum temper temper, uint64_t *st
     }
 }
 
-static void arrive(struct cox_group_layout_part *part, uint64_t life, uint64_t epoch,
+static void arrive(struct cox_group_layout_part *part, uint64_t generation, uint64_t epoch,
                    uint32_t index)
 {
     uint64_t word = cox_group_arrived(epoch, index);
-    atomic_store(&part->mirror, cox_group_mirror(life, word));
+    atomic_store(&part->mirror, cox_group_mirror(generation, word));
     atomic_store(&part->arrived, word);
 }
 
@@ -180,7 +180,7 @@ static void meddle_once(const struct hostile *hostile, struct cox_group_layout_r
 {
     struct cox_group_layout_identity *identity = &own->identity;
     struct cox_group_layout_part *part = &own->parts[0];
-    const uint64_t life = atomic_load(&identity->life), random = next(state);
+    const uint64_t generation = atomic_load(&identity->generation), random = next(state);
     static const uint8_t states[] = {
         0,   COX_GROUP_CLAIMED, COX_GROUP_JOINED, COX_GROUP_WHOLE, COX_GROUP_LEFT, COX_GROUP_FAILED,
         0x77};
@@ -216,16 +216,17 @@ static void meddle_once(const struct hostile *hostile, struct cox_group_layout_r
                      cox_group_given_up(atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS));
         break;
     case JUMPS:
-        arrive(part, life, random % 4 ? random % 1000 : COX_GROUP_EPOCH_MAX, (uint32_t)random % 8);
+        arrive(part, generation, random % 4 ? random % 1000 : COX_GROUP_EPOCH_MAX,
+               (uint32_t)random % 8);
         break;
     case WRONG_ROUND:
         atomic_store(&part->what[0], random);
         atomic_store(&part->what[1], random);
-        arrive(part, life, atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS,
+        arrive(part, generation, atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS,
                (uint32_t)(random >> 8) % 64);
         break;
     case OTHER_LIFE:
-        atomic_store(&identity->life, life + random % 3 - 1);
+        atomic_store(&identity->generation, generation + random % 3 - 1);
         break;
     case HINTS_ZEROES:
         memset(hints.base, 0, hints.size);
@@ -485,7 +486,7 @@ static void p10_b14_whoever_spoils_its_own_words_is_named(void **state)
 {
     static const char *const names[WORDS_COUNT] = {
         "zeroes", "ones",      "random",   "random identity", "random parts", "another's pid",
-        "leaves", "says dead", "gives up", "jumps",           "wrong round",  "another life",
+        "leaves", "says dead", "gives up", "jumps",           "wrong round",  "another generation",
     };
     (void)state;
     struct test_group *group = group_start();

@@ -1,7 +1,7 @@
 /*
  * rank_group_sealed_test: a rank of a sealed group is killed while it sets its words to zero for
- * its next life in the rank group. It is in no life then, and nothing it has written names it;
- * ranks that nobody stops are told all the same.
+ * its next generation in the rank group. It is in no generation then, and nothing it has written
+ * names it; ranks that nobody stops are told all the same.
  */
 #include "testing.h"
 

@@ -1,7 +1,8 @@
 /*
  * rank_group_stop_test: one rank of a group is stopped at each of its steps, in each operation. The
  * others, who cannot tell that from slowness, have their deadline, and name it; when it goes on,
- * all align, and all works as before. And who is stopped while it joins is no rank of another life.
+ * all align, and all works as before. And who is stopped while it joins is no rank of another
+ * generation.
  */
 #include "rank_group.h"
 
@@ -194,35 +195,35 @@ static void b2_b18_stopped_with_fds_on_their_way(void **state)
     stop_all(steps, sizeof steps / sizeof steps[0]);
 }
 
-/* ---- lives ---- */
+/* ---- generations ---- */
 
-struct life {
+struct generation {
     uint32_t rank;
-    uint64_t life, deadline_ms;
+    uint64_t generation, deadline_ms;
     bool stops;
     int expected;
 };
 
-static void life_main(const struct forks_self *self)
+static void generation_main(const struct forks_self *self)
 {
-    const struct life *life = (const struct life *)self->context + self->rank;
+    const struct generation *own = (const struct generation *)self->context + self->rank;
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     const struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                               .name = self->name,
-                                              .rank = life->rank,
+                                              .rank = own->rank,
                                               .rank_count = 2,
-                                              .life = life->life,
+                                              .generation = own->generation,
                                               .deadline_ns =
-                                                  cox_deadline_after_ms(life->deadline_ms)};
-    if (life->stops) {
+                                                  cox_deadline_after_ms(own->deadline_ms)};
+    if (own->stops) {
         char text[64];
         snprintf(text, sizeof text, "group.claimed:stop:%" PRIu32 ":1", self->rank);
         cox_fault_arm(text);
     }
     int r = cox_group_join(&options, &group, &err);
-    FORK_CHECK(r == life->expected, "rank %" PRIu32 " of life %" PRIu64 ": %d %s", life->rank,
-               life->life, r, err.text);
+    FORK_CHECK(r == own->expected, "rank %" PRIu32 " of generation %" PRIu64 ": %d %s", own->rank,
+               own->generation, r, err.text);
     if (r == 0) {
         rank_group_barrier(self, group);
         rank_group_barrier(self, group);
@@ -230,26 +231,26 @@ static void life_main(const struct forks_self *self)
     cox_group_leave(group);
 }
 
-/* Rank 0 has made the file and said nothing yet. Ranks of the next life are none of its, and keep
- * it no longer than their deadline; its own other rank comes later. */
-static void b1_k3_a_life_that_has_said_nothing_yet(void **state)
+/* Rank 0 has made the file and said nothing yet. Ranks of the next generation are none of its, and
+ * keep it no longer than their deadline; its own other rank comes later. */
+static void b1_k3_a_generation_that_has_said_nothing_yet(void **state)
 {
     (void)state;
-    static struct life lives[] = {{0, 1, TEST_PATIENCE_MS, true, 0},
-                                  {0, 2, 100, false, COX_TIMEOUT},
-                                  {1, 2, 100, false, COX_TIMEOUT},
-                                  {1, 1, TEST_PATIENCE_MS, false, 0}};
+    static struct generation generations[] = {{0, 1, TEST_PATIENCE_MS, true, 0},
+                                              {0, 2, 100, false, COX_TIMEOUT},
+                                              {1, 2, 100, false, COX_TIMEOUT},
+                                              {1, 1, TEST_PATIENCE_MS, false, 0}};
     struct forks forks = {.count = 0};
     test_unique_name(forks.name);
-    forks_add(&forks, 0, 2, life_main, lives);
+    forks_add(&forks, 0, 2, generation_main, generations);
     while (!cox_peer_stopped(forks.pids[0]))
         sched_yield();
     for (uint32_t i = 1; i < 3; i++)
-        forks_add(&forks, i, 2, life_main, lives);
+        forks_add(&forks, i, 2, generation_main, generations);
     for (uint32_t i = 1; i < 3; i++)
         assert_int_equal(forks_end(&forks, i), 0);
     kill(forks.pids[0], SIGCONT);
-    forks_add(&forks, 3, 2, life_main, lives);
+    forks_add(&forks, 3, 2, generation_main, generations);
     forks_wait(&forks);
 }
 
@@ -258,7 +259,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(b2_b18_k26_stopped_in_an_operation),
         TEST(b2_b18_stopped_with_fds_on_their_way),
-        TEST(b1_k3_a_life_that_has_said_nothing_yet),
+        TEST(b1_k3_a_generation_that_has_said_nothing_yet),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -166,13 +166,13 @@ class Group:
 
     def pids(self):
         """By rank, as far as they live."""
-        return {rank["rank"]: rank["pid"] for rank in self.status()["ranks"] if rank["life"] == "alive"}
+        return {rank["rank"]: rank["pid"] for rank in self.status()["ranks"] if rank["liveness"] == "alive"}
 
     def well(self):
         """Every rank is there and can take steps."""
         status = self.status()
         return (status["engine_state"] in ("NORMAL", "BUSY") and not status["recovery"]["doing"] and
-                all(rank["life"] == "alive" and not rank["stopped"] for rank in status["ranks"]))
+                all(rank["liveness"] == "alive" and not rank["stopped"] for rank in status["ranks"]))
 
 
 group = None

@@ -203,7 +203,7 @@ static void end_one(struct cox_executor *executor)
     cox_executor_kill(executor, 1, NULL);
     do
         cox_executor_status(executor, &status, ranks);
-    while (ranks[1].life != COX_LIFE_DEAD);
+    while (ranks[1].liveness != COX_LIVENESS_DEAD);
 }
 
 /* This program again: a coordinator that starts all ranks of its group once more, and is struck

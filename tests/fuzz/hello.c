@@ -14,7 +14,7 @@ static void hello_trusted(const struct cox_hello *hello, const uint8_t *frame)
     FUZZ_CHECK(hello->rank == COX_HELLO_RANK_ANY || hello->rank < COX_RANK_COUNT_MAX);
     FUZZ_CHECK(hello->fd_count_max >= 1 && hello->fd_count_max <= 128);
     FUZZ_CHECK(hello->request_size_min <= SIZE_MAX / 2 && hello->response_size_min <= SIZE_MAX / 2);
-    FUZZ_CHECK(worker || (hello->rank == 0 && hello->rank_count == 0 && hello->generation == 0));
+    FUZZ_CHECK(worker || (hello->rank == 0 && hello->rank_count == 0 && hello->incarnation == 0));
     cox_hello_format(hello, again);
     /* Where 0 stands for a number, that number is what is written. */
     if (frame[28] == 0 && frame[29] == 0 && frame[30] == 0 && frame[31] == 0)

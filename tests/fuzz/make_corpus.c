@@ -70,7 +70,7 @@ static void control_attach(const char *name, uint32_t rank_count,
     /* The same bytes at every run. */
     control.layout->header.coordinator_pid = 4242;
     control.layout->header.coordinator_start = 424242;
-    control.layout->header.epoch = MEMORY_EPOCH;
+    control.layout->header.instance = MEMORY_INSTANCE;
     struct bytes bytes = {0};
     uint32_t size = (uint32_t)control.region.size;
     put(&bytes, &size, sizeof size);
@@ -108,12 +108,12 @@ static void reply_slot(const char *name, unsigned ranks, unsigned depth, uint32_
     const struct cox_channel *channel =
         memory_channel((uint8_t)ranks, (uint8_t)depth, flags & 1, COX_CHANNEL_EXECUTE);
     struct cox_layout_rank_line *line = cox_state_line(channel->control, rank, COX_CHANNEL_EXECUTE);
-    uint32_t generation = 1, buffer_size = UINT32_MAX;
+    uint32_t incarnation = 1, buffer_size = UINT32_MAX;
     size_t capacity;
     uint8_t *slot = cox_reply_slot(channel, rank, sequence, flags & 2, &capacity);
     memset(line, 0, sizeof *line);
-    atomic_store(&line->epoch, MEMORY_EPOCH);
-    atomic_store(&line->generation, generation);
+    atomic_store(&line->instance, MEMORY_INSTANCE);
+    atomic_store(&line->incarnation, incarnation);
     memcpy(slot, text, strlen(text));
     cox_reply_commit(channel, rank, sequence, strlen(text), failed);
     cox_state_set_done(line, sequence);
@@ -124,7 +124,7 @@ static void reply_slot(const char *name, unsigned ranks, unsigned depth, uint32_
     put_byte(&bytes, rank);
     put_byte(&bytes, flags);
     put(&bytes, &sequence, sizeof sequence);
-    put(&bytes, &generation, sizeof generation);
+    put(&bytes, &incarnation, sizeof incarnation);
     put(&bytes, &buffer_size, sizeof buffer_size);
     put(&bytes, line, sizeof *line);
     put(&bytes, slot - COX_PREFIX_SIZE, COX_PREFIX_SIZE + strlen(text));
@@ -540,7 +540,7 @@ static void hellos(void)
     struct cox_hello worker = {.role = COX_HELLO_WORKER,
                                .rank = 3,
                                .rank_count = 8,
-                               .generation = 2,
+                               .incarnation = 2,
                                .request_size_min = 1 << 20,
                                .response_size_min = 1 << 16,
                                .start = 424242};
@@ -561,8 +561,8 @@ static void sockets(void)
                                           .attach = COX_ATTACH_SEALED,
                                           .rank = 3,
                                           .rank_count = 8,
-                                          .generation = 2,
-                                          .epoch = MEMORY_EPOCH};
+                                          .incarnation = 2,
+                                          .instance = MEMORY_INSTANCE};
     static const uint8_t head[] = {0, 4, 0, 31, 3},
                          requests[] = {2, 8, 4, 1, 2, 1, 20, 2, 22, 2, 1, 1, 12, 3, 70, 1, 246, 2};
     struct bytes bytes = {0};

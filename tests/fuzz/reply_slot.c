@@ -4,9 +4,9 @@
 #include "channel/shm/reply.h"
 #include "memory.h"
 
-enum { LEGACY = 1, WHOLE = 2, NO_LINES = 4, OWN_EPOCH = 8 };
+enum { LEGACY = 1, WHOLE = 2, NO_LINES = 4, OWN_INSTANCE = 8 };
 
-/* Bytes: ranks, depth, channel, rank, flags, sequence (8), generation (4), size of the buffer (4),
+/* Bytes: ranks, depth, channel, rank, flags, sequence (8), incarnation (4), size of the buffer (4),
  * the line (128), then the slot with its length. */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
@@ -20,16 +20,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint32_t rank = rank_byte % geometry->rank_count;
     bool whole = legacy && rank == 0 && (flags & WHOLE);
     uint64_t sequence;
-    uint32_t generation, buffer_size;
+    uint32_t incarnation, buffer_size;
     fuzz_eat(&input, &sequence, sizeof sequence);
-    fuzz_eat(&input, &generation, sizeof generation);
+    fuzz_eat(&input, &incarnation, sizeof incarnation);
     fuzz_eat(&input, &buffer_size, sizeof buffer_size);
     struct cox_layout_rank_line *line = &channel->control->layout->ranks[rank].lines[id];
     fuzz_eat(&input, line, sizeof *line);
-    if (flags & OWN_EPOCH)
-        atomic_store(&line->epoch, MEMORY_EPOCH);
+    if (flags & OWN_INSTANCE)
+        atomic_store(&line->instance, MEMORY_INSTANCE);
     if (flags & NO_LINES)
-        generation = 0;
+        incarnation = 0;
     size_t capacity;
     uint8_t *slot = cox_reply_slot(channel, rank, sequence, whole, &capacity);
     uint64_t offset = (uint64_t)(slot - (uint8_t *)channel->response.base);
@@ -43,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t length = SIZE_MAX;
     bool failed = false;
     struct cox_error err = {0};
-    int r = cox_reply_fetch(channel, rank, sequence, whole, generation, buffer, buffer_size,
+    int r = cox_reply_fetch(channel, rank, sequence, whole, incarnation, buffer, buffer_size,
                             &length, &failed, &err);
     if (r) {
         fuzz_check_error(r, &err);
@@ -52,11 +52,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else {
         FUZZ_CHECK(length <= buffer_size && length <= capacity);
         FUZZ_CHECK(memcmp(buffer, slot, length) == 0);
-        FUZZ_CHECK(generation || !failed);
+        FUZZ_CHECK(incarnation || !failed);
         uint64_t tag = atomic_load(&line->tags[sequence % geometry->depth]);
-        FUZZ_CHECK(!generation || (tag | UINT64_C(1) << 63) == (sequence | UINT64_C(1) << 63));
-        FUZZ_CHECK(!generation || atomic_load(&line->epoch) == MEMORY_EPOCH);
-        FUZZ_CHECK(!generation || atomic_load(&line->generation) == generation);
+        FUZZ_CHECK(!incarnation || (tag | UINT64_C(1) << 63) == (sequence | UINT64_C(1) << 63));
+        FUZZ_CHECK(!incarnation || atomic_load(&line->instance) == MEMORY_INSTANCE);
+        FUZZ_CHECK(!incarnation || atomic_load(&line->incarnation) == incarnation);
     }
     free(buffer);
     return 0;

@@ -97,7 +97,7 @@ static void worker_options(char **arguments, int count)
     FUZZ_CHECK(options.prefix[0] == '/' && cox_name_check(options.prefix + 1, NULL) == 0);
     FUZZ_CHECK(options.rank < COX_RANK_COUNT_MAX);
     FUZZ_CHECK(options.rank_count >= 1 && options.rank_count <= COX_RANK_COUNT_MAX);
-    FUZZ_CHECK(options.generation >= 1 && options.parent_pid >= 0);
+    FUZZ_CHECK(options.incarnation >= 1 && options.parent_pid >= 0);
 }
 
 /* Text; its lines are arguments. */

@@ -5,8 +5,8 @@
  * Without a command of its own, an argument: `quit N` leaves before it attaches, `never` never
  * attaches, `world` attaches with a world that is too large, `group` attaches to no such group,
  * `mute` has no callbacks, `dies G...` and `sleeps G...` do so before they attach in the lives
- * (generations) listed, `returns` outlives its coordinator, `pauses` and `leaves` really pause, the
- * latter also out of callbacks that are stuck, `takes` takes its requests.
+ * (incarnations) listed, `returns` outlives its coordinator, `pauses` and `leaves` really pause,
+ * the latter also out of callbacks that are stuck, `takes` takes its requests.
  */
 #include "ranks.h"
 #include "script.h"
@@ -69,12 +69,12 @@ static int relay(const struct cox_worker_options *options, const char *mode, str
     }
 }
 
-/* Is the mode the one meant, and this generation among its arguments? */
-static bool is_listed(uint32_t generation, const char *mode, const char *meant, char **arguments)
+/* Is the mode the one meant, and this incarnation among its arguments? */
+static bool is_listed(uint32_t incarnation, const char *mode, const char *meant, char **arguments)
 {
     bool listed = false;
     for (char **argument = arguments; strcmp(mode, meant) == 0 && *argument; argument++)
-        listed = listed || (uint32_t)atoi(*argument) == generation;
+        listed = listed || (uint32_t)atoi(*argument) == incarnation;
     return listed;
 }
 
@@ -88,9 +88,9 @@ int main(int argc, char **argv)
         fprintf(stderr, "quits as told\n");
         return atoi(argv[2]);
     }
-    if (is_listed(options.generation, mode, "dies", argv + 2))
+    if (is_listed(options.incarnation, mode, "dies", argv + 2))
         raise(SIGKILL);
-    bool sleeps = is_listed(options.generation, mode, "sleeps", argv + 2);
+    bool sleeps = is_listed(options.incarnation, mode, "sleeps", argv + 2);
     if (sleeps)
         fprintf(stderr, "sleeps as told\n");
     if (strcmp(mode, "never") == 0 || sleeps)

@@ -160,8 +160,8 @@ bool at_wake[2]; /* has changed the hint, and has not woken the collector yet */
 
 /* ---- rank 1's lives ---- */
 #if RESTARTS > 0
-byte generation = 1;      /* what the collector takes replies of */
-byte line_generation = 1; /* as the process says it, in its lines */
+byte incarnation = 1;      /* what the collector takes replies of */
+byte line_incarnation = 1; /* as the process says it, in its lines */
 bool left_out;            /* requests may not ask it */
 bool gone;                /* its process has made its last step */
 bool told;                /* the wake-ups because of its death are over */
@@ -262,7 +262,7 @@ proctype submitter()
                 entry_failed[i] = false;
                 entry_ended[i] = false;
 #if RESTARTS > 0
-                record_life[i] = generation;
+                record_life[i] = incarnation;
 #endif
                 published = sequence;
                 sent = n == REQUESTS;
@@ -327,7 +327,7 @@ inline take(r)
         :: OWES(i, r) && ANSWERED(i, r) ->
 #if RESTARTS > 0
             if
-            :: r == 1 && line_generation != generation ->
+            :: r == 1 && line_incarnation != incarnation ->
                 assert(lates < LATES); /* COX_CORRUPT only where somebody is late */
                 entry_failed[i] = true;
             :: else ->
@@ -511,8 +511,8 @@ begin:
         /* cox_worker_claim and after it, but for the first, which is there from the beginning. */
         if
         :: atomic { !born }
-        :: atomic { born -> born = false; life = generation; }
-            line_generation = life;
+        :: atomic { born -> born = false; life = incarnation; }
+            line_incarnation = life;
             next = taken[r] + 1;
             attached = true; /* cox_worker_announce */
             BELL_MOVE;
@@ -565,7 +565,7 @@ awake:          atomic { COUNT_LESS(ring_counts, ring_sleepers); }
                 :: else ->
 #if RESTARTS > 0
                     assert(record_life[i] == life); /* nobody begins what his predecessor was asked */
-                    line_generation = life;
+                    line_incarnation = life;
 #endif
                     taken[r] = next;
                 fi
@@ -702,7 +702,7 @@ end_idle:
 #define ANY_ASKS (ASKS(0) || ASKS(1))
 #endif
 /* The lines as in memory that is all zero; what is in its slots nobody asks for. */
-#define ZERO taken[1] = 0; returned[1] = 0; done[1] = 0; line_generation = 0
+#define ZERO taken[1] = 0; returned[1] = 0; done[1] = 0; line_incarnation = 0
 
 proctype restarter()
 {
@@ -723,7 +723,7 @@ end_watch:
         /* cox_sealed_renew_rank, cox_collector_reset_rank */
         d_step { ZERO; }
         d_step {
-            generation++;
+            incarnation++;
 #ifndef NO_LINE_RESET
             taken[1] = published;
             returned[1] = published;
@@ -783,7 +783,7 @@ end_idle:
             lates--;
             late_next++;
 #ifdef NO_MEMORY_RENEWED
-            line_generation = 1;
+            line_incarnation = 1;
             slot[DEPTH + i] = next;
             slot_life[i] = 1;
            }

@@ -102,20 +102,20 @@ byte notices;   /* reports on the error channel */
 
 /* ---- rank 1's lives ---- */
 #if RESTARTS > 0
-byte generation = 1;  /* what the collector takes replies of */
-byte line_generation = 1; /* as the process says it, in its lines */
+byte incarnation = 1;  /* what the collector takes replies of */
+byte line_incarnation = 1; /* as the process says it, in its lines */
 bool left_out;        /* requests may not ask it */
 bool told;            /* the wake-ups because of its death are over */
 bool gone;            /* its process has made its last step */
 bool born;            /* a process was forked that has not looked at anything yet */
-byte identity;        /* the generation of who has attached; 0: nobody */
+byte identity;        /* the incarnation of who has attached; 0: nobody */
 byte restarts = RESTARTS, strays = STRAYS;
 byte record_life[DEPTH], slot_life[DEPTH]; /* which life was asked, and which replied */
 #define LEFT_OUT(r) ((r) == 1 && left_out)
-#ifdef NO_GENERATION
+#ifdef NO_INCARNATION
 #define OF_THIS_LIFE(r) true
 #else
-#define OF_THIS_LIFE(r) ((r) == 0 || line_generation == generation)
+#define OF_THIS_LIFE(r) ((r) == 0 || line_incarnation == incarnation)
 #endif
 #else
 #define LEFT_OUT(r) false
@@ -360,7 +360,7 @@ proctype submitter()
                 record_asked[i] = asked;
                 record_sequence[i] = sequence;
 #if RESTARTS > 0
-                record_life[i] = generation;
+                record_life[i] = incarnation;
 #endif
                 published = sequence;
                 if
@@ -717,12 +717,12 @@ begin:
             born ->
             born = false;
             if
-            :: strays > 0 -> strays--; life = generation - 1;
-            :: life = generation;
+            :: strays > 0 -> strays--; life = incarnation - 1;
+            :: life = incarnation;
             fi;
             request_debt[r] = 1;
            }
-            line_generation = life;
+            line_incarnation = life;
             next = taken[r] + 1;
             identity = life; /* cox_worker_announce */
             POST(response_bell[r]);
@@ -786,7 +786,7 @@ top:    do
                 SETTLE(request_bell, request_debt, r);
 #if RESTARTS > 0
                 assert(record_life[i] >= life); /* nobody begins what his predecessor was asked */
-                line_generation = life;
+                line_incarnation = life;
 #endif
                 taken[r] = next;
                }
@@ -938,7 +938,7 @@ end_watch:
         atomic {
             !lock ->
 #endif
-            generation++;
+            incarnation++;
 #ifndef NO_BELLS_RENEWED
             request_bell[1] = 0;
             response_bell[1] = 0;
@@ -946,7 +946,7 @@ end_watch:
 #endif
 #ifndef NO_LINE_RESET
             TAGS_RESET;
-            line_generation = 0;
+            line_incarnation = 0;
             taken[1] = published;
             returned[1] = published;
             done[1] = published;
@@ -983,9 +983,9 @@ look:   if
         atomic {
             !lock ->
             SETTLE(response_bell, response_debt, 1);
-#if STRAYS > 0 && !defined(NO_GENERATION) && !defined(NO_IDENTITY_CHECK)
+#if STRAYS > 0 && !defined(NO_INCARNATION) && !defined(NO_IDENTITY_CHECK)
             if
-            :: identity != generation -> killed[1] = true;
+            :: identity != incarnation -> killed[1] = true;
             :: else -> goto admit;
             fi
 #else

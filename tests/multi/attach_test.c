@@ -58,7 +58,7 @@ static void m16_a_group_with_a_name_is_whole(void **state)
         assert_int_equal(r, 0);
         assert_int_equal(attacher.result, 0);
         assert_memory_equal(&attacher.control.geometry, &geometry, sizeof geometry);
-        assert_int_equal(attacher.control.epoch, own.epoch);
+        assert_int_equal(attacher.control.instance, own.instance);
 #if COX_TESTING
         assert_ptr_equal(attacher.control.layout, own.layout);
 #endif

@@ -101,11 +101,11 @@ static int worker_end(pid_t pid)
 }
 
 /* Logs on as this process, and is gone again unless that is refused. */
-static int log_on_as(const char *control_socket, uint32_t rank, uint32_t generation,
+static int log_on_as(const char *control_socket, uint32_t rank, uint32_t incarnation,
                      uint64_t start_offset, struct cox_error *err)
 {
     struct cox_control_connection session = {.fd = -1};
-    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = rank, .generation = generation};
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = rank, .incarnation = incarnation};
     int r = cox_peer_start_time(getpid(), &hello.start);
     hello.start += start_offset;
     if (r == 0)

@@ -216,7 +216,8 @@ static void p10_a11_any_bit_of_an_reply_may_be_another(void **state)
     }
     pthread_join(thread, NULL);
     assert_int_equal(fd_count(), before);
-    /* Of attach one bit, of a rank among four two, of how many ranks some, generation, and epoch.
+    /* Of attach one bit, of a rank among four two, of how many ranks some, incarnation, and
+     * instance.
      */
     assert_in_range(accepted, 1 + 2 + 64, 1 + 2 + 64 + 8);
     free(scripts);

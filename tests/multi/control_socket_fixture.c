@@ -60,8 +60,8 @@ static int host_worker(void *context, const struct cox_control_client *client,
         reply->hello_reply = (struct cox_hello_reply){.attach = COX_ATTACH_SEALED,
                                                       .rank = rank,
                                                       .rank_count = host.rank_count,
-                                                      .generation = 1,
-                                                      .epoch = 77};
+                                                      .incarnation = 1,
+                                                      .instance = 77};
         memcpy(reply->fds, host_fds, sizeof host_fds);
         reply->fd_count = host.fd_count;
     }

@@ -40,15 +40,15 @@ def test_p3_status_tells_how_every_rank_is():
             check(result.out.startswith("group %s (pid %d)" % (group.name, group.process.pid)), "no head", result)
             check(MODEL in result.out, "no model", result)
             for rank, pid in enumerate(group.pids):
-                line = re.search(r"^rank %d pid %d generation 1 alive; execute idle \d+ for" % (rank, pid), result.out, re.M)
+                line = re.search(r"^rank %d pid %d incarnation 1 alive; execute idle \d+ for" % (rank, pid), result.out, re.M)
                 check(line, "no line of rank %d" % rank, result)
         status = group.status()
         check(status["rank_count"] == 4 and status["depth"] == 4 and
               status["attach"] == ("sealed" if SEALED else "named"), "wrong: %s" % status)
         check([rank["pid"] for rank in status["ranks"]] == group.pids, "wrong pids: %s" % status)
-        check(all(rank["life"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
+        check(all(rank["liveness"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
         check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
-        for name in ("door connections", "fd store owners", "fd store entries", "depositors", "deposits", "fds to close", "control connections", "clients with prompts"):
+        for name in ("socket connections", "door connections", "fd store owners", "fd store entries", "depositors", "deposits", "fds to close", "control connections", "clients with prompts"):
             check(0 <= status["limits"][name]["count"] <= status["limits"][name]["max"] > 0, "wrong: %s" % status["limits"])
         check(re.search(r"control connections \d+ of 32\b", result.out), "no limits", result)
         check([c["name"] for c in status["channels"]] == ["execute", "shared_sync_link", "transfer", "recover_command"],
@@ -169,7 +169,7 @@ def test_p3_status_answers_while_every_worker_is_stuck_and_names_who_is_late():
         client = start(["generate", "--name", group.name, "27+58="])
         wait_until(lambda: group.status()["channels"][0]["timeouts"] > 0, "a timeout")
         status = group.status()
-        check(all(rank["stopped"] and rank["life"] == "alive" for rank in status["ranks"]), "not stopped: %s" % status)
+        check(all(rank["stopped"] and rank["liveness"] == "alive" for rank in status["ranks"]), "not stopped: %s" % status)
         check(status["channels"][0]["late_ranks"] == [0, 1], "nobody is late: %s" % status)
         result = expect(run(["status"]), 0)
         check(result.out.count("alive, stopped by a signal") == 2, "not told", result)
@@ -194,7 +194,7 @@ def test_p2_status_tells_a_dead_worker_while_the_others_keep_the_group_up():
             result = run(["status", "--name", group.name, "--json"])
             if result.status == 0:
                 status = json.loads(result.out)
-                if status["ranks"][1]["life"] == "dead":
+                if status["ranks"][1]["liveness"] == "dead":
                     told.append(status)
             return told or group.process.poll() is not None
         wait_until(dead, "a death")
@@ -203,7 +203,7 @@ def test_p2_status_tells_a_dead_worker_while_the_others_keep_the_group_up():
         check(told[0]["ranks"][1]["deaths"] == told[0]["deaths"] == 1, "not counted: %s" % told[0])
         check(told[0]["ranks"][1]["last_error"] == told[0]["ranks"][1]["death"], "another error: %s" % told[0])
         check(told[0]["ranks"][0]["deaths"] == told[0]["restarts"] == 0, "odd counts: %s" % told[0])
-        check(told[0]["ranks"][0]["life"] == "alive" and told[0]["ranks"][0]["stopped"], "wrong: %s" % told[0])
+        check(told[0]["ranks"][0]["liveness"] == "alive" and told[0]["ranks"][0]["stopped"], "wrong: %s" % told[0])
         expect(finish(group.process), 3, "rank 1", "Killed")
         group.left_nothing()
 

@@ -90,7 +90,7 @@ static void p3_status_counts_deaths_and_restarts_and_keeps_the_last_words(void *
     uint64_t before_ns = cox_now_ns();
     kill_rank(g, 1);
     look(g);
-    assert_int_equal(seen.ranks[1].life, COX_LIFE_DEAD);
+    assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_DEAD);
     assert_int_equal(seen.ranks[1].deaths, 1);
     assert_int_equal(seen.ranks[1].restarts, 0);
     assert_string_equal(seen.ranks[1].last_error, seen.ranks[1].death);
@@ -98,8 +98,8 @@ static void p3_status_counts_deaths_and_restarts_and_keeps_the_last_words(void *
     restart(g, 1);
     test_expect_echo(g, "replaced");
     look(g);
-    assert_int_equal(seen.ranks[1].life, COX_LIFE_ALIVE);
-    assert_int_equal(seen.ranks[1].generation, 2);
+    assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_ALIVE);
+    assert_int_equal(seen.ranks[1].incarnation, 2);
     assert_int_equal(seen.ranks[1].deaths, 1);
     assert_int_equal(seen.ranks[1].restarts, 1);
     assert_string_equal(seen.ranks[1].death, "");
@@ -138,13 +138,13 @@ static void p3_status_counts_a_restart_that_fails_as_a_death(void **state)
         look(g);
         assert_int_equal(seen.ranks[1].deaths, 2 + k);
         assert_int_equal(seen.ranks[1].restarts, 0);
-        assert_int_equal(seen.ranks[1].generation, 2 + k);
+        assert_int_equal(seen.ranks[1].incarnation, 2 + k);
     }
     restart(g, 1);
     look(g);
     assert_int_equal(seen.ranks[1].deaths, 3);
     assert_int_equal(seen.ranks[1].restarts, 1);
-    assert_int_equal(seen.ranks[1].generation, 4);
+    assert_int_equal(seen.ranks[1].incarnation, 4);
     test_group_free(g);
 }
 
@@ -169,7 +169,7 @@ static void p3_status_keeps_the_last_words_when_no_process_can_be_started(void *
     assert_int_equal(cox_executor_restart(test_group_executor(g), 1, patience(), NULL),
                      COX_EXEC_FAILED);
     look(g);
-    assert_int_equal(seen.ranks[1].life, COX_LIFE_DEAD);
+    assert_int_equal(seen.ranks[1].liveness, COX_LIVENESS_DEAD);
     assert_int_equal(seen.ranks[1].deaths, 1);
     assert_string_equal(seen.ranks[1].last_lines, "blocked");
     test_group_free(g);

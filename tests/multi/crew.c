@@ -101,7 +101,7 @@ struct cox_group *crew_join(struct crew *crew, uint32_t rank)
         .fd = crew->group_fd,
         .rank = rank,
         .rank_count = crew->rank_count,
-        .life = 7,
+        .generation = 7,
         .deadline_ns = COX_DEADLINE_NEVER,
         .aborted = is_void,
         .context = crew,

@@ -29,7 +29,7 @@
 struct cox_worker {
     uint32_t rank, rank_count;
     int group_fd;
-    uint64_t group_life, group_window;
+    uint64_t group_generation, group_window;
     bool paused, busy;
 };
 
@@ -66,7 +66,7 @@ void cox_init_request_group(const struct cox_init_request *request,
     options->fd = request->worker->group_fd;
     options->rank = request->worker->rank;
     options->rank_count = request->worker->rank_count;
-    options->life = request->worker->group_life;
+    options->generation = request->worker->group_generation;
     options->fd_offset = window_size(options->rank_count) * request->worker->group_window;
 }
 
@@ -191,7 +191,7 @@ static int seat_open(struct seat *seat, struct crew *crew, uint32_t rank, struct
         .worker = {.rank = rank,
                    .rank_count = plan->rank_count ? plan->rank_count : crew->rank_count,
                    .group_fd = plan->grouped ? crew->group_fd : -1,
-                   .group_life = 3},
+                   .group_generation = 3},
         .crew = crew,
         .self = self,
     };

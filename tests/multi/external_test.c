@@ -546,8 +546,8 @@ static int connect_main(const char *control_socket)
     struct cox_layout_identity *identity = &control.ranks[session.hello_reply.rank]->identity;
     if (!cox_state_claim_identity(identity, (uint32_t)getpid(), hello.start))
         return 2;
-    atomic_store(&identity->generation, session.hello_reply.generation);
-    atomic_store(&identity->epoch, control.epoch);
+    atomic_store(&identity->incarnation, session.hello_reply.incarnation);
+    atomic_store(&identity->instance, control.instance);
     atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
     cox_gate_bind(&gate, &cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE)->ring,
                   cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false,

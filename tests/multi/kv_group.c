@@ -234,7 +234,7 @@ int kv_worker_main(int argc, char **argv)
     int r = cox_worker_options_parse(&options, &argc, argv, &err);
     options.leave_stuck = true;
     snprintf(engine_options.control_socket, sizeof engine_options.control_socket, "%s",
-             getenv("COXSWAIN_DOOR") ? getenv("COXSWAIN_DOOR") : "");
+             getenv("COXSWAIN_SOCKET") ? getenv("COXSWAIN_SOCKET") : "");
     if (r == 0)
         r = cox_engine_new(&engine_options, &engine);
     if (r == 0)
@@ -439,15 +439,15 @@ void kv_link(struct kv_group *g, const struct kv_group *other, const struct kv_l
     host.cluster_id = (char *)(uintptr_t)how->cluster;
     remote.n_host_info = 1;
     remote.host_info = &hosts;
-    remote.has_life = how->life != 0;
-    remote.life = how->life;
+    remote.has_epoch = how->epoch != 0;
+    remote.epoch = how->epoch;
     if (other) {
         remote.n_kv_pools = how->pool_count ? how->pool_count : other->rank_count;
         remote.kv_pools = pools;
         for (size_t rank = 0; rank < remote.n_kv_pools; rank++)
             pools[rank] = cox_kv_pool_fill(&messages[rank],
                                            how->pools ? &how->pools[rank] : &other->pools[rank]);
-        remote.door =
+        remote.control_socket =
             (char *)(uintptr_t)(other->group
                                     ? cox_executor_socket(test_group_executor(other->group))
                                     : NULL);
@@ -532,9 +532,9 @@ const char *kv_link_state(struct kv_group *g, uint32_t rank, const char *cluster
 }
 
 void kv_link_all(struct kv_group *g, const struct kv_group *other, const char *cluster,
-                 uint64_t life)
+                 uint64_t epoch)
 {
-    kv_link(g, other, &(struct kv_link){.cluster = cluster, .life = life, .role = -1});
+    kv_link(g, other, &(struct kv_link){.cluster = cluster, .epoch = epoch, .role = -1});
     for (uint32_t rank = 0; rank < g->rank_count; rank++)
         assert_string_equal(kv_link_state(g, rank, cluster), "success");
 }
@@ -583,8 +583,8 @@ static void pack(struct packed *packed, const struct kv_pull *pull)
     packed->info.deadline_ns = pull->deadline_ns;
     packed->info.has_lease_ns = pull->lease_ns != 0;
     packed->info.lease_ns = pull->lease_ns;
-    packed->info.has_life = pull->life != 0;
-    packed->info.life = pull->life;
+    packed->info.has_epoch = pull->epoch != 0;
+    packed->info.epoch = pull->epoch;
 }
 
 static void on_pulled(void *context, const struct cox_completion *completion)

@@ -81,7 +81,7 @@ void kv_decode(struct kv_group *g, struct kv_sequence *s, uint32_t count); /* to
 
 struct kv_link {
     const char *cluster;
-    uint64_t life;
+    uint64_t epoch;
     bool unlink;
     /* enum PDRole; -1: not told */
     int role;
@@ -100,7 +100,7 @@ void kv_link(struct kv_group *g, const struct kv_group *other, const struct kv_l
 const char *kv_link_state(struct kv_group *g, uint32_t rank, const char *cluster);
 /* Link, and success on every rank. */
 void kv_link_all(struct kv_group *g, const struct kv_group *other, const char *cluster,
-                 uint64_t life);
+                 uint64_t epoch);
 
 /* ---- pulls ---- */
 
@@ -115,7 +115,7 @@ struct kv_pull {
     uint32_t table_count;
     /* 0: absent */
     int64_t from_sequence, to_sequence;
-    uint64_t deadline_ns, lease_ns, life;
+    uint64_t deadline_ns, lease_ns, epoch;
 };
 
 struct kv_reply {

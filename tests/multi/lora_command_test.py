@@ -328,7 +328,7 @@ def test_m13_p8_replaced_ranks_have_the_adapters_again():
             for process, name in running:
                 expect_text(finish(process), name)
             wait_until(lambda r=rank, p=pid: group.status()["ranks"][r]["pid"] != p and
-                       group.status()["ranks"][r]["life"] == "alive", "a new rank")
+                       group.status()["ranks"][r]["liveness"] == "alive", "a new rank")
             expect_text(finish(generate_start(group, "a")), "a")
             check(adapters(group) == {"a": ("loaded", 0), "b": ("loaded", 0)}, "another list: %s" % adapters(group))
         expect(group.stop(), 0)
@@ -337,7 +337,7 @@ def test_m13_p8_replaced_ranks_have_the_adapters_again():
 @test
 def test_m13_p8_a_rank_that_dies_in_a_load_is_replaced_and_ranks_agree():
     for point in ("lora.read", "lora.loaded"):
-        worker = temporary("#!/bin/sh\nCOXSWAIN_FAULT=%s:kill:1:2 COXSWAIN_FAULT_LIFE=1 exec %s \"$@\"\n" % (
+        worker = temporary("#!/bin/sh\nCOXSWAIN_FAULT=%s:kill:1:2 COXSWAIN_FAULT_INCARNATION=1 exec %s \"$@\"\n" % (
             point, program("coxswain-worker")), 0o700)
         with Group(2, ["--worker", worker, *RESTART]) as group:
             load(group, "a")
@@ -439,10 +439,10 @@ def test_m13_prefill_and_decode_whose_ranks_are_replaced_keep_the_adapter():
         for group in (a, b, a):
             client = split_start(a, b, "strong")
             head = client.stdout.readline()
-            generation = group.status()["ranks"][1]["generation"]
+            incarnation = group.status()["ranks"][1]["incarnation"]
             os.kill(group.status()["ranks"][1]["pid"], signal.SIGKILL)
             expect_text(rest(client, head), "strong")
-            wait_until(lambda g=group, n=generation: g.status()["ranks"][1]["generation"] > n and
+            wait_until(lambda g=group, n=incarnation: g.status()["ranks"][1]["incarnation"] > n and
                        not g.status()["recovery"]["doing"], "a replacement")
             expect_text(split(a, b, "strong"), "strong")
         groups.all_is_given_back(a, b)

@@ -102,7 +102,7 @@ static _Noreturn void owner_main(void)
 
 static struct cox_link *attach(struct cox_links **ret_links)
 {
-    const struct cox_link_target target = {.cluster = "A", .life = 1, .kv = &board->kv};
+    const struct cox_link_target target = {.cluster = "A", .epoch = 1, .kv = &board->kv};
     struct cox_link *link = NULL;
     int r;
     CHECK(cox_links_new(NULL, ret_links) == 0);

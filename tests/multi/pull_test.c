@@ -22,7 +22,7 @@
 static const int32_t prompt_blocks[] = {2, 4, -1};
 static const int32_t decode_blocks[] = {1, 8, 3, 5, -1};
 
-/* The prompt is in blocks 2 and 4 of A, as sequence 7, and B is linked to it as "A", life 1. */
+/* The prompt is in blocks 2 and 4 of A, as sequence 7, and B is linked to it as "A", epoch 1. */
 struct pair {
     struct kv_group a, b;
     struct kv_sequence s;
@@ -55,7 +55,7 @@ static struct kv_pull pull_of(const char *id)
                             .to_count = 2,
                             .from_sequence = 7,
                             .to_sequence = 9,
-                            .life = 1};
+                            .epoch = 1};
 }
 
 static void expect_pulled(struct pair *pair, const char *id)
@@ -125,7 +125,7 @@ static void m11_a_pull_without_sequences_takes_the_blocks_as_they_are(void **sta
     reference_of(&reference, 2);
     pair_start(&pair, 2);
     pull.from_sequence = pull.to_sequence = 0;
-    pull.life = 0;
+    pull.epoch = 0;
     kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
     expect_decodes(&pair, &reference, -1);
     pull.from[0] = 11;
@@ -197,8 +197,8 @@ static void p9_pulls_that_name_what_is_not_there_are_refused(void **state)
     pull = pull_of("unknown");
     pull.cluster = "nowhere";
     kv_expect_pull(&pair.b, &pull, COX_NOT_FOUND, CODE(PD_PULL_KV_UNKNOWN_ERROR), "nowhere");
-    pull = pull_of("life");
-    pull.life = 2;
+    pull = pull_of("epoch");
+    pull.epoch = 2;
     expect_refused(&pair, &pull, COX_STALE, "linked in epoch 1, and the pull is for epoch 2");
     pull = pull_of("source");
     pull.from[1] = KV_BLOCK_COUNT;
@@ -484,7 +484,7 @@ static void p9_unlinking_and_linking_anew_end_a_pull_that_waits(void **state)
     waiting_expect(&w, COX_STALE, "A was linked again meanwhile");
 
     struct kv_pull pull = pull_of("r3");
-    pull.life = 2;
+    pull.epoch = 2;
     kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
     waiting_start(&w, &pair, pull, 0);
     kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
@@ -615,7 +615,7 @@ static void m10_groups_of_another_shape_are_refused_with_what_differs(void **sta
     pair_start(&pair, 2);
 
     kv_start(&c, &(struct kv_options){.rank_count = 2, .block_size = 8});
-    kv_link(&pair.b, &c, &(struct kv_link){.cluster = "C", .life = 1, .role = -1});
+    kv_link(&pair.b, &c, &(struct kv_link){.cluster = "C", .epoch = 1, .role = -1});
     for (uint32_t rank = 0; rank < 2; rank++) {
         const char *text = kv_link_state(&pair.b, rank, "C");
         assert_non_null(strstr(text, "failed"));
@@ -627,7 +627,7 @@ static void m10_groups_of_another_shape_are_refused_with_what_differs(void **sta
     expect_refused(&pair, &pull, COX_INVALID, "the link to C has failed: its KV blocks");
 
     kv_start(&c, &(struct kv_options){.rank_count = 1});
-    kv_link(&pair.b, &c, &(struct kv_link){.cluster = "D", .life = 1, .role = -1});
+    kv_link(&pair.b, &c, &(struct kv_link){.cluster = "D", .epoch = 1, .role = -1});
     assert_non_null(strstr(kv_link_state(&pair.b, 1, "D"), "rank_count 1 there, 2 here"));
     kv_stop(&c);
 
@@ -648,7 +648,7 @@ static void m10_groups_of_another_shape_are_refused_with_what_differs(void **sta
         }
         kv_link(&pair.b, &pair.a,
                 &(struct kv_link){
-                    .cluster = "E", .life = (uint64_t)field + 1, .role = -1, .pools = pools});
+                    .cluster = "E", .epoch = (uint64_t)field + 1, .role = -1, .pools = pools});
         for (uint32_t rank = 0; rank < 2; rank++) {
             const char *text = kv_link_state(&pair.b, rank, "E");
             if (!strstr(text, names[field]))
@@ -672,7 +672,7 @@ static void m10_a_group_that_is_gone_fails_on_every_rank(void **state)
             strstr(kv_link_state(&pair.b, rank, "A"), "failed the remote rank has died"));
     expect_refused(&pair, &pull, COX_PEER_DEAD, "");
     /* Nor can it be linked again. */
-    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 1, .role = -1});
+    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .epoch = 1, .role = -1});
     assert_non_null(strstr(kv_link_state(&pair.b, 0, "A"), "failed"));
     pair_stop(&pair);
 }
@@ -691,7 +691,7 @@ static void m10_a_group_that_was_restarted_is_linked_anew(void **state)
     kv_step(&pair.a, &pair.s, 0, true, -1);
     kv_link_all(&pair.b, &pair.a, "A", 2);
     expect_refused(&pair, &pull, COX_STALE, "epoch 2, and the pull is for epoch 1");
-    pull.life = 2;
+    pull.epoch = 2;
     kv_expect_pull(&pair.b, &pull, 0, CODE(SUCCESS), "");
     expect_decodes(&pair, &reference, -1);
     pair_stop(&pair);
@@ -743,7 +743,7 @@ static void m10_a_rank_that_may_not_take_fds_fetches_them_at_the_socket(void **s
     /* Without a control socket there is no way. */
     struct kv_group without_socket = {.rank_count = 2};
     memcpy(without_socket.pools, pair.a.pools, sizeof without_socket.pools);
-    kv_link(&pair.b, &without_socket, &(struct kv_link){.cluster = "D", .life = 1, .role = -1});
+    kv_link(&pair.b, &without_socket, &(struct kv_link){.cluster = "D", .epoch = 1, .role = -1});
     assert_non_null(strstr(kv_link_state(&pair.b, 0, "D"), "failed"));
     pair_stop(&pair);
 }
@@ -769,8 +769,8 @@ static void m10_unlinking_lets_go_of_the_memory(void **state)
     pair_start(&pair, 2);
     const pid_t reader = cox_executor_pid(test_group_executor(pair.b.group), 0);
     assert_int_equal(mapping_count(reader), 2);
-    for (uint64_t life = 2; life < 50; life++)
-        kv_link_all(&pair.b, &pair.a, "A", life);
+    for (uint64_t epoch = 2; epoch < 50; epoch++)
+        kv_link_all(&pair.b, &pair.a, "A", epoch);
     assert_int_equal(mapping_count(reader), 2);
     kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .unlink = true, .role = -1});
     assert_string_equal(kv_link_state(&pair.b, 0, "A"), "");
@@ -812,7 +812,7 @@ static void kill_reader(const char *point, uint32_t nth, uint32_t rank)
     snprintf(plan, sizeof plan, "%s:kill:%" PRIu32 ":%" PRIu32, point, rank, nth);
     kv_arm(&pair.b, rank, plan);
     if (links) {
-        kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
+        kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .epoch = 2, .role = -1});
     } else {
         kv_pull(&pair.b, &pull, 1, 0, &replies);
         assert_int_equal(replies.status, COX_PEER_DEAD);
@@ -858,14 +858,14 @@ static void m10_an_owner_killed_while_it_is_linked_fails_the_link(void **state)
     struct kv_replies replies;
     pair_start(&pair, 2);
     kv_arm(&pair.b, 1, "link.attached:stop:1");
-    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .life = 2, .role = -1});
+    kv_link(&pair.b, &pair.a, &(struct kv_link){.cluster = "A", .epoch = 2, .role = -1});
     await_stopped(&pair.b, 1);
     kill(cox_executor_pid(test_group_executor(pair.a.group), 1), SIGKILL);
     test_await_death(pair.a.group, 1);
     kill(cox_executor_pid(test_group_executor(pair.b.group), 1), SIGCONT);
     assert_non_null(strstr(kv_link_state(&pair.b, 1, "A"), "failed the remote rank has died"));
     assert_string_equal(kv_link_state(&pair.b, 0, "A"), "success");
-    pull.life = 2;
+    pull.epoch = 2;
     kv_pull(&pair.b, &pull, 1, 0, &replies);
     assert_int_equal(replies.status, 0);
     assert_int_equal(replies.ranks[0][0].status, 0);

@@ -219,7 +219,7 @@ static void k2_b4_a_name_of_the_dead_is_no_obstacle(void **state)
 
 struct told {
     uint32_t rank, rank_count, value_size;
-    uint64_t life;
+    uint64_t generation;
 };
 
 static void told_main(const struct forks_self *self)
@@ -232,7 +232,7 @@ static void told_main(const struct forks_self *self)
                                             .rank = told->rank,
                                             .rank_count = told->rank_count,
                                             .value_size = told->value_size,
-                                            .life = told->life},
+                                            .generation = told->generation},
                  &group, &err);
     FORK_CHECK(r == COX_INVALID && !group, "%d %s", r, err.text);
     char who[32], own[32];
@@ -333,7 +333,7 @@ static void p10_b14_b23_any_bit_of_what_a_file_is_for(void **state)
         .size = sizeof(struct cox_group_options), .name = name, .rank = 1, .rank_count = 2};
     for (size_t bit = 0; bit < 8 * offsetof(struct cox_group_layout_made, rank); bit++) {
         size_t byte = bit / 8;
-        int expected = byte < offsetof(struct cox_group_layout_made, life)         ? COX_DENIED
+        int expected = byte < offsetof(struct cox_group_layout_made, generation)   ? COX_DENIED
                        : byte < offsetof(struct cox_group_layout_made, rank_count) ? COX_TIMEOUT
                                                                                    : COX_CORRUPT;
         made[byte] ^= (uint8_t)(1u << bit % 8);
@@ -424,8 +424,9 @@ static void k26_a_rank_is_one_process(void **state)
 
 static void life_main(const struct forks_self *self)
 {
-    const uint32_t *sizes = self->context; /* of values, in each life */
-    /* Rank 0 of the first life waits for one that never comes; those of the second come meanwhile.
+    const uint32_t *sizes = self->context; /* of values, in each generation */
+    /* Rank 0 of the first generation waits for one that never comes; those of the second come
+     * meanwhile.
      */
     struct cox_group *group = NULL;
     struct cox_error err = {0};
@@ -436,7 +437,7 @@ static void life_main(const struct forks_self *self)
         .rank = first ? 0 : self->rank - 1,
         .rank_count = 2,
         .value_size = sizes[first ? 0 : 1],
-        .life = first ? 1 : 2,
+        .generation = first ? 1 : 2,
         .deadline_ns = first ? cox_deadline_after_ms(300) : 0,
     };
     int r = join(options, &group, &err);
@@ -456,27 +457,27 @@ static void k3_b1_lives_do_not_mix(void **state)
     }
 }
 
-/* Ranks 0 to 3 are of one life, 4 to 7 of the next one, all at once, under one name. */
+/* Ranks 0 to 3 are of one generation, 4 to 7 of the next one, all at once, under one name. */
 static void jobs_main(const struct forks_self *self)
 {
     const uint32_t rank = self->rank % 4;
-    const uint64_t life = 1 + self->rank / 4;
+    const uint64_t generation = 1 + self->rank / 4;
     struct cox_group *group = NULL;
     struct cox_error err = {0};
     int r = join((struct cox_group_options){.size = sizeof(struct cox_group_options),
                                             .name = self->name,
                                             .rank = rank,
                                             .rank_count = 4,
-                                            .life = life},
+                                            .generation = generation},
                  &group, &err);
-    FORK_CHECK(r == 0, "life %" PRIu64 ": %d %s", life, r, err.text);
-    const uint64_t own[2] = {life, rank};
+    FORK_CHECK(r == 0, "generation %" PRIu64 ": %d %s", generation, r, err.text);
+    const uint64_t own[2] = {generation, rank};
     uint64_t all[4][2];
     r = cox_group_gather(group, own, sizeof own, all, rank_group_patience(), &err);
     FORK_CHECK(r == 0, "%d %s", r, err.text);
     for (uint32_t i = 0; i < 4; i++)
-        FORK_CHECK(all[i][0] == life && all[i][1] == i, "rank %" PRIu64 " of life %" PRIu64,
-                   all[i][1], all[i][0]);
+        FORK_CHECK(all[i][0] == generation && all[i][1] == i,
+                   "rank %" PRIu64 " of generation %" PRIu64, all[i][1], all[i][0]);
     rank_group_barrier(self, group);
     cox_group_leave(group);
 }

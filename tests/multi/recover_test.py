@@ -84,10 +84,10 @@ def over_killed_ranks(arguments, name, ranks):
     reader = Reader(process)
     reader.await_full()
     for rank in (ranks - 1, 0, ranks // 2):
-        generation = status_of(name)["ranks"][rank]["generation"]
+        incarnation = status_of(name)["ranks"][rank]["incarnation"]
         kill(name, rank)
-        ends_as(name, lambda now, r=rank, g=generation: now["ranks"][r]["generation"] > g and not now["recovery"]["doing"]
-                and now["ranks"][r]["life"] == "alive")
+        ends_as(name, lambda now, r=rank, g=incarnation: now["ranks"][r]["incarnation"] > g and not now["recovery"]["doing"]
+                and now["ranks"][r]["liveness"] == "alive")
         for _ in range(3):
             reader.take()
     return reader.rest()
@@ -102,7 +102,7 @@ def test_p8_prompts_of_a_generate_go_on_over_killed_ranks():
         name = harness.fresh_name("over")
         arguments = ["-n", str(ranks), "--model", MODEL, *RESTART]
         result = expect(over_killed_ranks(arguments, name, ranks), 0, "killed by signal 9", "replaced by process",
-                        "generation 2")
+                        "incarnation 2")
         check(result.out == expected(), "another text on %d ranks" % ranks, result)
 
 
@@ -156,7 +156,7 @@ def test_p8_a_death_without_a_policy_ends_all_as_before():
 
 @test
 def test_a_crash_loop_ends_and_says_how_often_it_was_tried():
-    worker = temporary("#!/bin/sh\nif [ \"$COXSWAIN_GENERATION\" != 1 ]; then echo no device for me >&2; exit 7; fi\n"
+    worker = temporary("#!/bin/sh\nif [ \"$COXSWAIN_INCARNATION\" != 1 ]; then echo no device for me >&2; exit 7; fi\n"
                        "exec %s \"$@\"\n" % program("coxswain-worker"), 0o700)
     name = harness.fresh_name("loop")
     process = start(["generate", "--name", name, "-n", "2", "--model", MODEL, "--file", PROMPTS,
@@ -188,7 +188,7 @@ def test_a_group_waits_for_the_order_to_replace_a_rank():
         result = expect(recover(group.name, "restart"), 0)
         check("rank 2: ok: replaced by process" in result.out and result.out.count("\n") == 1, "other lines", result)
         now = group.status()
-        check(now["recovery"]["doing"] is None and now["ranks"][2]["generation"] == 2, "not replaced: %s" % now)
+        check(now["recovery"]["doing"] is None and now["ranks"][2]["incarnation"] == 2, "not replaced: %s" % now)
         check([rank["pid"] for rank in now["ranks"] if rank["rank"] != 2] == group.pids[:2] + group.pids[3:],
               "others are new")
         result = expect(reader.rest(), 0)
@@ -252,7 +252,7 @@ def test_p8_a_hand_started_rank_is_waited_for():
         os.kill(workers[2].pid, signal.SIGKILL)
         ends_as(name, lambda now: now["recovery"]["doing"] == hint)
         expect(run(["stop", "--name", name]), 0)
-        expect(finish(group), 0, hint, "replaced by process %d (generation 2)" % workers[2].pid)
+        expect(finish(group), 0, hint, "replaced by process %d (incarnation 2)" % workers[2].pid)
     finally:
         for process in [group, *workers]:
             if process.poll() is None:
@@ -273,7 +273,7 @@ def test_p8_legacy_groups_are_started_again_as_a_whole_and_say_so():
         kill(group.name, 1)
         result = expect(group.generate(*prompt), 0)
         check(result.out == "1 5 6 7\n", "wrong tokens", result)  # by workers that have not answered before
-        check([rank["generation"] for rank in group.status()["ranks"]] == [2, 2], "not all: %s" % group.status())
+        check([rank["incarnation"] for rank in group.status()["ranks"]] == [2, 2], "not all: %s" % group.status())
         check(expect(recover(group.name, "restart", "--rank", "0", "--kill"), 0).out.startswith("rank 0: ok: replaced"),
               "another line")
         expect(group.stop(), 0)
@@ -344,7 +344,7 @@ def test_p8_a_paused_group_whose_rank_dies_stays_paused():
         expect(recover(group.name, "pause"), 0)
         client = start(["generate", "--name", group.name, "27+58="])
         kill(group.name, 1)
-        ends_as(group.name, lambda now: now["ranks"][1]["generation"] == 2 and now["ranks"][1]["life"] == "alive" and
+        ends_as(group.name, lambda now: now["ranks"][1]["incarnation"] == 2 and now["ranks"][1]["liveness"] == "alive" and
                 not now["recovery"]["doing"])
         check(group.status()["engine_state"] == "PAUSE", "another state: %s" % group.status()["engine_state"])
         expect(recover(group.name, "start"), 0)
@@ -418,9 +418,9 @@ def test_p8_a_living_rank_is_replaced_by_order_whatever_the_policy():
             reader = Reader(client)
             reader.await_full()
             answer = json.loads(expect(recover(group.name, "restart", "--rank", "0", "--kill", "--json"), 0).out)
-            check(answer["ok"] and "generation 2" in answer["ranks"][0]["text"], "another answer: %s" % answer)
+            check(answer["ok"] and "incarnation 2" in answer["ranks"][0]["text"], "another answer: %s" % answer)
             now = group.status()
-            check(now["ranks"][0]["generation"] == 2 and now["ranks"][1]["pid"] == group.pids[1], "not so: %s" % now)
+            check(now["ranks"][0]["incarnation"] == 2 and now["ranks"][1]["pid"] == group.pids[1], "not so: %s" % now)
             check(now["recovery"]["recent_deaths"] == 0, "an ordered death counts: %s" % now["recovery"])
             result = expect(reader.rest(), 0)
             check(result.out == expected(), "another text", result)
@@ -439,7 +439,7 @@ def test_m12_p8_a_rank_that_a_replacement_waits_for_is_killed_at_once_by_order()
         check(expect(group.generate("27+58="), 0).out == "27+58=85\n", "the group does not go on")
         # The new process itself stands still, before or after it is in the group.
         kill(group.name, 1)
-        ends_as(group.name, lambda now: now["ranks"][1]["generation"] > 2 and now["ranks"][1]["pid"])
+        ends_as(group.name, lambda now: now["ranks"][1]["incarnation"] > 2 and now["ranks"][1]["pid"])
         try:
             kill(group.name, 1, signal.SIGSTOP)
         except ProcessLookupError:

@@ -182,12 +182,12 @@ static int await_recovery(int code)
     return cox_recovery_await(group.recovery, &err);
 }
 
-static uint32_t generation(uint32_t rank)
+static uint32_t incarnation(uint32_t rank)
 {
     struct cox_executor_status status;
     struct cox_rank_status ranks[RANK_COUNT_MAX];
     cox_executor_status(group.executor, &status, ranks);
-    return ranks[rank].generation;
+    return ranks[rank].incarnation;
 }
 
 static void visit_nothing(void *context, const struct cox_completion *completion)
@@ -286,12 +286,12 @@ static void p8_a_dead_rank_is_replaced_and_initialized(void **state)
             kill_rank(rank);
             assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
             assert_int_equal(await_recovery(0), 0);
-            assert_int_equal(generation(rank), 2);
+            assert_int_equal(incarnation(rank), 2);
             expect_echo();
         }
         assert_contains(group.log[0], "5 rank 0 (pid ");
         assert_contains(group.log[0], "was killed by signal 9 (Killed): replaced by process ");
-        assert_contains(group.log[0], "(generation 2) in ");
+        assert_contains(group.log[0], "(incarnation 2) in ");
         assert_int_equal(group.failed_count, 0);
         group_end();
     }
@@ -306,7 +306,7 @@ static void p8_what_was_made_good_meanwhile_is_told_once(void **state)
     group_start(2, NULL, no_config, &options);
     kill_rank(1);
     await_deaths(1);
-    while (generation(1) < 2)
+    while (incarnation(1) < 2)
         sched_yield();
     await_doing("", &status);
     assert_int_equal(await_recovery(COX_STALE), 1);
@@ -330,15 +330,15 @@ static void p8_a_death_that_is_not_told_yet_is_waited_for(void **state)
     pthread_mutex_unlock(&group.lock);
     cox_recovery_death(group.recovery, group.held[0], "rank 1 is dead");
     assert_int_equal(task_join(&task), 1);
-    assert_int_equal(generation(1), 2);
+    assert_int_equal(incarnation(1), 2);
 }
 
-static int echo_in(uint64_t life)
+static int echo_in(uint64_t epoch)
 {
     const struct cox_submit_options options = {.size = sizeof(struct cox_submit_options),
                                                .gather = COX_GATHER_ALL,
                                                .deadline_ns = patience(),
-                                               .life = life};
+                                               .epoch = epoch};
     struct cox_error err = {0};
     return cox_executor_call_opaque(group.executor, "echo x", 6, &options, visit_nothing, NULL,
                                     &err);
@@ -353,20 +353,20 @@ static void p8_what_builds_on_ranks_that_are_no_more_is_refused(void **state)
     struct cox_error err;
     bool replaced;
     group_start(2, NULL, no_config, &options);
-    uint64_t life = cox_executor_life(group.executor);
-    assert_int_equal(echo_in(life), 0);
+    uint64_t epoch = cox_executor_epoch(group.executor);
+    assert_int_equal(echo_in(epoch), 0);
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
-    assert_int_equal(echo_in(life), COX_STALE);
-    life = cox_executor_life(group.executor);
-    assert_int_equal(echo_in(life), 0);
+    assert_int_equal(echo_in(epoch), COX_STALE);
+    epoch = cox_executor_epoch(group.executor);
+    assert_int_equal(echo_in(epoch), 0);
     assert_int_equal(echo_in(0), 0);
     group_end();
     /* A rank that is there again, before it is initialized, knows nothing either. */
     group_start(2, NULL, NULL, &by_order);
-    life = cox_executor_life(group.executor);
+    epoch = cox_executor_epoch(group.executor);
     assert_int_equal(order_restart(1, true, &replaced, &err), 0);
-    assert_int_equal(echo_in(life), COX_STALE);
+    assert_int_equal(echo_in(epoch), COX_STALE);
 }
 
 static void p8_two_ranks_at_once(void **state)
@@ -379,7 +379,7 @@ static void p8_two_ranks_at_once(void **state)
     kill_rank(3);
     do
         assert_in_range(await_recovery(COX_PEER_DEAD), 0, 1);
-    while (generation(1) < 2 || generation(3) < 2);
+    while (incarnation(1) < 2 || incarnation(3) < 2);
     assert_int_equal(await_recovery(0), 0);
     expect_echo();
     assert_int_equal(cox_executor_pid(group.executor, 0), others[0]);
@@ -396,7 +396,7 @@ static void p8_a_new_one_that_dies_half_way_is_replaced_again(void **state)
     group_start(2, fragile, no_config, &options);
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
-    assert_int_equal(generation(1), 4);
+    assert_int_equal(incarnation(1), 4);
     assert_contains(group.log[0], "4 the group is not recovered yet: rank 1");
     expect_echo();
 }
@@ -417,7 +417,7 @@ static void p8_more_deaths_than_the_limit_are_a_crash_loop(void **state)
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), COX_PEER_DEAD);
     await_failed();
-    assert_int_equal(generation(1), 4);
+    assert_int_equal(incarnation(1), 4);
     assert_int_equal(group.failure.code, COX_PEER_DEAD);
     assert_contains(group.failure.text, "4 deaths within 60 s");
     assert_contains(group.failure.text, "more than the 3");
@@ -446,7 +446,7 @@ static void p8_deaths_far_apart_are_no_crash_loop(void **state)
     group_start(2, fragile, no_config, &options);
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
-    assert_int_equal(generation(1), 6);
+    assert_int_equal(incarnation(1), 6);
     expect_echo();
 }
 
@@ -477,7 +477,7 @@ static void p8_the_pause_between_tries_doubles(void **state)
     for (uint32_t k = 0; k < 3; k++) {
         await_doing("pausing", &status);
         assert_in_range(pause_of(status.doing), pauses[k] - 900000, pauses[k]);
-        assert_int_equal(generation(1), k + 2);
+        assert_int_equal(incarnation(1), k + 2);
         int r = order_restart(1, false, &replaced, &err);
         assert_int_equal(r, k < 2 ? COX_PEER_DEAD : 0);
         assert_int_equal(replaced, k == 2);
@@ -508,7 +508,7 @@ static void p8_without_a_policy_a_death_is_the_end(void **state)
     struct cox_error known = {.code = COX_PEER_DEAD, .text = "in the midst of step 7"};
     assert_int_equal(cox_recovery_await(group.recovery, &known), COX_PEER_DEAD);
     assert_string_equal(known.text, "in the midst of step 7");
-    assert_int_equal(generation(0), 1);
+    assert_int_equal(incarnation(0), 1);
     assert_int_equal(group.failed_count, 1);
 }
 
@@ -547,7 +547,7 @@ static void p8_all_are_started_again(void **state)
     kill_rank(1);
     assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
     for (uint32_t rank = 0; rank < 3; rank++)
-        assert_int_equal(generation(rank), 2);
+        assert_int_equal(incarnation(rank), 2);
     expect_echo();
     cox_recovery_status(group.recovery, &status);
     assert_int_equal(status.recent_deaths, 1); /* the others were ended */
@@ -572,7 +572,7 @@ static void p8_a_living_rank_is_killed_only_by_order(void **state)
         assert_int_equal(order_restart(1, true, &replaced, &err), 0);
         assert_true(replaced);
         assert_int_not_equal(cox_executor_pid(group.executor, 1), pid);
-        assert_int_equal(generation(0), policy == COX_ON_DEATH_RESTART_ALL ? 2 : 1);
+        assert_int_equal(incarnation(0), policy == COX_ON_DEATH_RESTART_ALL ? 2 : 1);
         assert_int_equal(await_recovery(0), 1);
         expect_echo();
         cox_recovery_status(group.recovery, &status);
@@ -660,7 +660,7 @@ static void p8_a_rank_that_dies_in_a_pause_leaves_the_group_paused(void **state)
     kill_rank(1);
     await_deaths(1);
     task_start(&task);
-    while (generation(1) < 2)
+    while (incarnation(1) < 2)
         sched_yield();
     await_doing("", &status);
     assert_int_equal(cox_executor_engine_state(group.executor), COX_ENGINE_PAUSE);
@@ -709,7 +709,7 @@ static void a23_an_order_that_does_not_get_its_turn_ends_at_its_deadline(void **
     test_pipe_release(pipe, 2);
     assert_int_equal(task_join(&task), 0);
     assert_int_equal(await_recovery(0), 1);
-    assert_int_equal(generation(0), 1);
+    assert_int_equal(incarnation(0), 1);
     expect_echo();
 }
 
@@ -723,7 +723,7 @@ static void m12_p8_an_order_to_kill_does_not_wait_for_its_turn(void **state)
     struct test_pipe *pipe = start_blocked(&options);
     struct task task = {.run = task_restart, .deadline_ns = patience()};
     task_start(&task);
-    for (uint64_t end_ns = patience(); generation(0) < 2;) {
+    for (uint64_t end_ns = patience(); incarnation(0) < 2;) {
         if (cox_now_ns() >= end_ns)
             fail_msg("rank 0 is not killed");
         sched_yield();
@@ -732,7 +732,7 @@ static void m12_p8_an_order_to_kill_does_not_wait_for_its_turn(void **state)
     if (task_join(&task))
         fail_msg("restart: %d: %s", task.result, task.error.text);
     await_recovery(0);
-    assert_int_equal(generation(0), 2);
+    assert_int_equal(incarnation(0), 2);
     expect_echo();
 }
 
@@ -744,8 +744,8 @@ static void p8_a_rank_that_dies_while_init_is_replayed_is_replaced_too(void **st
     kill_rank(0);
     test_pipe_release(pipe, 4);
     assert_int_equal(await_recovery(COX_PEER_DEAD), 1);
-    assert_int_equal(generation(0), 2);
-    assert_int_equal(generation(1), 2);
+    assert_int_equal(incarnation(0), 2);
+    assert_int_equal(incarnation(1), 2);
     expect_echo();
 }
 
@@ -776,7 +776,7 @@ static void p8_a_rank_that_hangs_in_the_init_is_killed_and_replaced(void **state
     struct test_pipe *pipe = start_blocked(&options);
     uint64_t deadline_ns = patience();
     test_pipe_release(pipe, 1); /* either of them */
-    while (generation(0) + generation(1) < 4)
+    while (incarnation(0) + incarnation(1) < 4)
         if (cox_now_ns() < deadline_ns)
             sched_yield();
         else

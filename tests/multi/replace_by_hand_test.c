@@ -68,11 +68,11 @@ static struct cox_rank_status status_of(struct hand *hand, uint32_t rank)
 }
 
 /* Logs on as this process, and is refused. */
-static int log_on(const struct hand *hand, uint32_t rank, uint32_t generation,
+static int log_on(const struct hand *hand, uint32_t rank, uint32_t incarnation,
                   struct cox_error *err)
 {
     struct cox_control_connection session = {.fd = -1};
-    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = rank, .generation = generation};
+    struct cox_hello hello = {.role = COX_HELLO_WORKER, .rank = rank, .incarnation = incarnation};
     *err = (struct cox_error){0};
     int r = cox_control_socket_connect(hand->control_socket, &hello, patience(), &session, err);
     if (r == 0)
@@ -89,7 +89,7 @@ static void one_by_hand(enum cox_attach attach)
     pid_t pids[N];
     char line[160];
     group_by_hand(&hand, N, attach, pids);
-    for (uint32_t generation = 2; generation < 4; generation++) {
+    for (uint32_t incarnation = 2; incarnation < 4; incarnation++) {
         pid_t old = pids[1];
         hand_kill(&hand, 1);
         /* Until somebody orders it, nobody takes its place. */
@@ -97,14 +97,14 @@ static void one_by_hand(enum cox_attach attach)
         assert_contains(err.text, "waits for an order");
         assert_contains(err.text, "coxswain recover restart --rank 1");
         assert_int_equal(log_on(&hand, COX_HELLO_RANK_ANY, 0, &err), COX_TAKEN);
-        order_give(&order, &hand, 1, COX_DEADLINE_NEVER, generation - 1);
-        assert_int_equal(status_of(&hand, 1).life, COX_LIFE_ABSENT);
+        order_give(&order, &hand, 1, COX_DEADLINE_NEVER, incarnation - 1);
+        assert_int_equal(status_of(&hand, 1).liveness, COX_LIVENESS_ABSENT);
         assert_int_equal(status_of(&hand, 1).pid, 0);
         assert_int_equal(cox_executor_kill(order.executor, 1, &err), COX_UNSUPPORTED);
         /* A living one is not to be had meanwhile, and an old life is over. */
         assert_int_equal(log_on(&hand, 2, 0, &err), COX_TAKEN);
         assert_contains(err.text, "already");
-        assert_int_equal(log_on(&hand, 1, generation - 1, &err), COX_STALE);
+        assert_int_equal(log_on(&hand, 1, incarnation - 1, &err), COX_STALE);
         err = (struct cox_error){0};
         assert_int_equal(cox_executor_restart(order.executor, 1, patience(), &err), COX_BUSY);
         err = (struct cox_error){0};
@@ -113,18 +113,18 @@ static void one_by_hand(enum cox_attach attach)
         const struct test_how living = {.gather = COX_GATHER_ALL, .ranks = 5};
         assert_int_equal(test_call_how(hand.group, NULL, &living, "echo two"), 0);
         assert_int_equal(test_call(hand.group, NULL, "echo three"), COX_PEER_DEAD);
-        pids[1] = hand_worker(&hand, generation == 2 ? NULL : "1");
+        pids[1] = hand_worker(&hand, incarnation == 2 ? NULL : "1");
         if (order_end(&order))
             fail_msg("%d: %s", order.result, order.err.text);
         for (uint32_t rank = 0; rank < N; rank++)
             assert_int_equal(pid_of(&hand, rank), pids[rank]);
-        assert_int_equal(status_of(&hand, 1).generation, generation);
-        assert_int_equal(status_of(&hand, 1).life, COX_LIFE_ALIVE);
+        assert_int_equal(status_of(&hand, 1).incarnation, incarnation);
+        assert_int_equal(status_of(&hand, 1).liveness, COX_LIVENESS_ALIVE);
         test_expect_echo(hand.group, "after");
         snprintf(line, sizeof line,
-                 "6 rank 1: process %d (generation %" PRIu32
-                 ") is replaced by process %d (generation %" PRIu32 ")\n",
-                 old, generation - 1, pids[1], generation);
+                 "6 rank 1: process %d (incarnation %" PRIu32
+                 ") is replaced by process %d (incarnation %" PRIu32 ")\n",
+                 old, incarnation - 1, pids[1], incarnation);
         assert_int_equal(hand_log_count(&hand, line), 1);
         /* It is there, and nothing is to be done. */
         assert_int_equal(cox_executor_restart(order.executor, 1, patience(), NULL), 0);
@@ -220,7 +220,7 @@ static void nobody_comes(enum cox_attach attach)
     /* It is as dead as before, and its place not to be had. */
     assert_int_equal(test_call(hand.group, NULL, "echo both"), COX_PEER_DEAD);
     assert_int_equal(log_on(&hand, 0, 0, &err), COX_STATE);
-    assert_int_equal(status_of(&hand, 0).life, COX_LIFE_DEAD);
+    assert_int_equal(status_of(&hand, 0).liveness, COX_LIVENESS_DEAD);
     assert_int_equal(status_of(&hand, 0).pid, pids[0]);
     order_give(&order, &hand, 0, COX_DEADLINE_NEVER, 2);
     pids[0] = hand_worker(&hand, NULL);
@@ -389,8 +389,8 @@ static int late_main(const char *control_socket)
     struct cox_layout_identity *identity = &control.ranks[1]->identity;
     if (!cox_state_claim_identity(identity, (uint32_t)getpid(), hello.start))
         return 2;
-    atomic_store(&identity->generation, session.hello_reply.generation);
-    atomic_store(&identity->epoch, control.epoch);
+    atomic_store(&identity->incarnation, session.hello_reply.incarnation);
+    atomic_store(&identity->instance, control.instance);
     atomic_store(&identity->state, COX_IDENTITY_ATTACHED);
     cox_gate_bind(&gate, &cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE)->ring,
                   cox_sealed_wake(&sealed, COX_CHANNEL_EXECUTE), control.geometry.depth, false,
@@ -401,7 +401,7 @@ static int late_main(const char *control_socket)
     cox_state_set_left(identity);
     if (read(STDIN_FILENO, &byte, 1) != 1)
         return 3;
-    hello.generation = session.hello_reply.generation;
+    hello.incarnation = session.hello_reply.incarnation;
     r = cox_control_socket_connect(control_socket, &hello, patience(), &again, &err);
     for (unsigned k = 0; k < 256; k++)
         memset(sealed.ranks[1].base, (int)k, sealed.ranks[1].size);
@@ -431,7 +431,7 @@ static void a24_p8_what_a_late_old_process_does_is_nobody_s(void **state)
     assert_int_equal(pid_of(&hand, 1), late.pid);
     tell(&late);
     uint64_t deadline_ns = patience();
-    while (status_of(&hand, 1).life != COX_LIFE_LEFT && cox_now_ns() < deadline_ns)
+    while (status_of(&hand, 1).liveness != COX_LIVENESS_LEFT && cox_now_ns() < deadline_ns)
         sched_yield();
     /* It has its connection still, and lives on. */
     order_give(&order, &hand, 1, COX_DEADLINE_NEVER, 1);

@@ -144,7 +144,7 @@ static char program[4096];
 struct lives {
     struct test_group *group;
     uint32_t rank_count;
-    uint32_t generations[RANK_COUNT_MAX];
+    uint32_t incarnations[RANK_COUNT_MAX];
     char folder[64];
 };
 
@@ -153,26 +153,26 @@ static uint64_t patience(void)
     return cox_deadline_after_ms(TEST_PATIENCE_MS);
 }
 
-static void life_path(const struct lives *lives, uint32_t generation, const char *what, char *path,
+static void life_path(const struct lives *lives, uint32_t incarnation, const char *what, char *path,
                       size_t size)
 {
-    snprintf(path, size, "%s/%" PRIu32 "%s", lives->folder, generation, what);
+    snprintf(path, size, "%s/%" PRIu32 "%s", lives->folder, incarnation, what);
 }
 
-/* Where the ranks of this generation start, with the model or without. */
-static void life_make(const struct lives *lives, uint32_t generation)
+/* Where the ranks of this incarnation start, with the model or without. */
+static void life_make(const struct lives *lives, uint32_t incarnation)
 {
     char path[128];
-    life_path(lives, generation, "", path, sizeof path);
+    life_path(lives, incarnation, "", path, sizeof path);
     assert_true(mkdir(path, 0700) == 0 || errno == EEXIST);
-    life_path(lives, generation, "/model", path, sizeof path);
+    life_path(lives, incarnation, "/model", path, sizeof path);
     assert_true(symlink(SHIPPED, path) == 0 || errno == EEXIST);
 }
 
-static void life_forget(const struct lives *lives, uint32_t generation)
+static void life_forget(const struct lives *lives, uint32_t incarnation)
 {
     char path[128];
-    life_path(lives, generation, "/model", path, sizeof path);
+    life_path(lives, incarnation, "/model", path, sizeof path);
     assert_int_equal(unlink(path), 0);
 }
 
@@ -194,10 +194,10 @@ static void lives_start(struct lives *lives, uint32_t rank_count)
                                                  .command = command};
     *lives = (struct lives){.rank_count = rank_count, .folder = "/tmp/cox_lives_XXXXXX"};
     assert_non_null(mkdtemp(lives->folder));
-    snprintf(line, sizeof line, "cd %s/$COXSWAIN_GENERATION && exec %s worker \"$@\"",
+    snprintf(line, sizeof line, "cd %s/$COXSWAIN_INCARNATION && exec %s worker \"$@\"",
              lives->folder, program);
     for (uint32_t rank = 0; rank < rank_count; rank++)
-        lives->generations[rank] = 1;
+        lives->incarnations[rank] = 1;
     life_make(lives, 1);
     lives->group = test_group_start(rank_count, &options);
     init(lives);
@@ -208,10 +208,10 @@ static void lives_end(struct lives *lives)
 {
     char path[128];
     test_group_free(lives->group);
-    for (uint32_t generation = 1; generation < 100; generation++) {
-        life_path(lives, generation, "/model", path, sizeof path);
+    for (uint32_t incarnation = 1; incarnation < 100; incarnation++) {
+        life_path(lives, incarnation, "/model", path, sizeof path);
         unlink(path);
-        life_path(lives, generation, "", path, sizeof path);
+        life_path(lives, incarnation, "", path, sizeof path);
         rmdir(path);
     }
     assert_int_equal(rmdir(lives->folder), 0);
@@ -225,7 +225,7 @@ static pid_t pid_of(const struct lives *lives, uint32_t rank)
 static void restart(struct lives *lives, uint32_t rank)
 {
     struct cox_error err = {0};
-    life_make(lives, ++lives->generations[rank]);
+    life_make(lives, ++lives->incarnations[rank]);
     int r = cox_executor_restart(test_group_executor(lives->group), rank, patience(), &err);
     if (r)
         fail_msg("restart of rank %" PRIu32 ": %d: %s", rank, r, err.text);
@@ -246,13 +246,13 @@ static void replace(struct lives *lives, uint64_t ranks)
         if (!(ranks >> rank & 1))
             continue;
         restart(lives, rank);
-        newest = lives->generations[rank] > newest ? lives->generations[rank] : newest;
+        newest = lives->incarnations[rank] > newest ? lives->incarnations[rank] : newest;
     }
     int r = replay(lives, &err);
     if (r)
         fail_msg("replay: %d: %s", r, err.text);
     for (uint32_t rank = 0; rank < lives->rank_count; rank++)
-        if (ranks >> rank & 1 && lives->generations[rank] == newest) {
+        if (ranks >> rank & 1 && lives->incarnations[rank] == newest) {
             life_forget(lives, newest);
             break;
         }
@@ -493,7 +493,7 @@ static void p8_a_new_rank_that_dies_half_way_is_replaced_again(void **state)
         struct stream stream;
         struct cox_error err;
         setenv("COXSWAIN_FAULT", plans[i], 1);
-        setenv("COXSWAIN_FAULT_LIFE", "2", 1);
+        setenv("COXSWAIN_FAULT_INCARNATION", "2", 1);
         lives_start(&lives, 4);
         stream_init(&stream);
         stream_until(&lives, &stream, 3);
@@ -513,7 +513,7 @@ static void p8_a_new_rank_that_dies_half_way_is_replaced_again(void **state)
         assert_int_equal(pid_of(&lives, 0), pid);
         lives_end(&lives);
         unsetenv("COXSWAIN_FAULT");
-        unsetenv("COXSWAIN_FAULT_LIFE");
+        unsetenv("COXSWAIN_FAULT_INCARNATION");
     }
 }
 

@@ -176,8 +176,8 @@ static uint64_t window_of(uint32_t rank_count)
     return cox_geometry_group_size(&geometry);
 }
 
-/* Another life and another window each time, of which only the last takes memory; the ring goes
- * round. A sealed group has no windows: a rank has the same memory in every life. */
+/* Another generation and another window each time, of which only the last takes memory; the ring
+ * goes round. A sealed group has no windows: a rank has the same memory in every generation. */
 static void k25_every_init_has_memory_of_its_own(void **state)
 {
     (void)state;
@@ -186,20 +186,21 @@ static void k25_every_init_has_memory_of_its_own(void **state)
     struct cox_error err;
     assert_int_equal(group_bytes(), window);
     size_t fds = 0;
-    for (uint64_t life = 1; life <= 40; life++) {
+    for (uint64_t generation = 1; generation <= 40; generation++) {
         char line[64];
-        const bool again = life % 3 == 0;
+        const bool again = generation % 3 == 0;
         if (!again)
             init_group(g);
         else if (replay(g, &err))
             fail_msg("%s", err.text);
-        snprintf(line, sizeof line, "init life %" PRIu64 " at %" PRIu64 "%s", life,
-                 test_attach() == COX_ATTACH_SEALED ? 0 : life % COX_GROUP_WINDOW_COUNT * window,
+        snprintf(line, sizeof line, "init generation %" PRIu64 " at %" PRIu64 "%s", generation,
+                 test_attach() == COX_ATTACH_SEALED ? 0
+                                                    : generation % COX_GROUP_WINDOW_COUNT * window,
                  again ? " again" : "");
         test_await_lines(g, 0, line, 1);
         test_await_lines(g, 1, line, 1);
         assert_int_equal(group_bytes(), window);
-        if (life == 1) {
+        if (generation == 1) {
             test_await_socket(g);
             fds = test_count_fds();
         }
@@ -209,8 +210,9 @@ static void k25_every_init_has_memory_of_its_own(void **state)
     test_group_free(g);
 }
 
-/* An init that fails is a life as well; its window and the one before stay until one succeeds. */
-static void k25_a_failed_init_takes_a_life(void **state)
+/* An init that fails is a generation as well; its window and the one before stay until one
+ * succeeds. */
+static void k25_a_failed_init_takes_a_generation(void **state)
 {
     (void)state;
     static const struct cox_config_entry failing[] = {{"tell", ""}, {"fail", "1"}};
@@ -222,14 +224,14 @@ static void k25_a_failed_init_takes_a_life(void **state)
                                         window_of(RANK_COUNT));
     /* What is said again is the one that succeeded. */
     assert_int_equal(replay(g, &err), 0);
-    test_await_lines(g, 0, "init life 3", 1);
-    test_await_lines(g, 1, "init life 3", 1);
+    test_await_lines(g, 0, "init generation 3", 1);
+    test_await_lines(g, 1, "init generation 3", 1);
     assert_int_equal(group_bytes(), window_of(RANK_COUNT));
     test_group_free(g);
 }
 
 /* A ring of those would be one window after the other, at last that in which the ranks are. */
-static void k25_an_init_that_reaches_no_rank_takes_no_life(void **state)
+static void k25_an_init_that_reaches_no_rank_takes_no_generation(void **state)
 {
     (void)state;
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
@@ -259,8 +261,8 @@ static void k25_an_init_that_reaches_no_rank_takes_no_life(void **state)
     assert_int_equal(test_await(g, 0)->status, 0);
     assert_int_equal(state_of(g), COX_ENGINE_NORMAL);
     init_group(g);
-    test_await_lines(g, 0, "init life 2 ", 1);
-    test_await_lines(g, 1, "init life 2 ", 1);
+    test_await_lines(g, 0, "init generation 2 ", 1);
+    test_await_lines(g, 1, "init generation 2 ", 1);
     test_group_free(g);
 }
 
@@ -355,7 +357,7 @@ static void p8_a_replaced_rank_gets_the_same_init(void **state)
         expect_step(g);
         /* "tell" was in it. */
         for (uint32_t rank = 0; rank < n; rank++)
-            test_await_lines(g, (int)rank, "init life 2", 1);
+            test_await_lines(g, (int)rank, "init generation 2", 1);
         test_group_free(g);
     }
 }
@@ -421,7 +423,7 @@ static void b2_one_init_at_a_time(void **state)
     for (int i = 0; i < 2; i++)
         if (others[i].result)
             fail_msg("%d: %s", others[i].result, others[i].err.text);
-    test_await_lines(g, 0, "init life 3", 1);
+    test_await_lines(g, 0, "init generation 3", 1);
     test_group_free(g);
 }
 
@@ -732,8 +734,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         TEST(k25_every_init_has_memory_of_its_own),
-        TEST(k25_a_failed_init_takes_a_life),
-        TEST(k25_an_init_that_reaches_no_rank_takes_no_life),
+        TEST(k25_a_failed_init_takes_a_generation),
+        TEST(k25_an_init_that_reaches_no_rank_takes_no_generation),
         TEST(b51_k26_an_init_without_memory_for_the_rank_group_says_so),
         TEST(p8_without_an_init_nothing_can_be_said_again),
         TEST(p8_a_replaced_rank_gets_the_same_init),

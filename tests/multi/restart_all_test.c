@@ -205,7 +205,7 @@ static void p8_b2_those_that_never_attach(void **state)
     struct cox_executor_status status;
     struct cox_rank_status ranks[2] = {{0}};
     /* On a machine that is busy enough they are not even started by then. */
-    for (uint64_t ms = 500; ranks[1].generation != 2; ms *= 4) {
+    for (uint64_t ms = 500; ranks[1].incarnation != 2; ms *= 4) {
         struct cox_error err = {0};
         assert_int_equal(cox_executor_restart_all(executor, cox_deadline_after_ms(ms), &err),
                          COX_TIMEOUT);
@@ -335,7 +335,7 @@ static void drain_handler(void *context, const struct cox_completion *completion
     atomic_store(&drain->entered, true);
     do {
         cox_executor_status(drain->executor, &status, ranks);
-        if (ranks[1].generation > 1)
+        if (ranks[1].incarnation > 1)
             atomic_store(&drain->early, true);
     } while (cox_now_ns() < until_ns);
 }
@@ -405,15 +405,15 @@ static void a23_the_log_says_who_replaces_whom(void **state)
         pids[life][1] = pid_of(g, 1);
     }
     snprintf(line, sizeof line,
-             "6 rank 1: process %d (generation 1) is replaced by process %d (generation 2)\n",
+             "6 rank 1: process %d (incarnation 1) is replaced by process %d (incarnation 2)\n",
              pids[0][1], pids[1][1]);
     assert_contains(log.text, line);
     snprintf(line, sizeof line,
-             "6 rank 1: process %d (generation 2) is replaced by process %d (generation 3)\n",
+             "6 rank 1: process %d (incarnation 2) is replaced by process %d (incarnation 3)\n",
              pids[1][1], pids[2][1]);
     assert_contains(log.text, line);
     snprintf(line, sizeof line,
-             "6 rank 0: process %d (generation 1) is replaced by process %d (generation 2)\n",
+             "6 rank 0: process %d (incarnation 1) is replaced by process %d (incarnation 2)\n",
              pids[0][0], pids[2][0]);
     assert_contains(log.text, line);
     test_group_free(g);

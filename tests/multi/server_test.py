@@ -50,7 +50,7 @@ def test_m13_commands_work_on_a_coordinator_of_ones_own():
         server.await_line(TOGETHER)
         status = status_of(server.name)
         check(status["rank_count"] == 4 and status["pid"] == server.process.pid, "wrong: %s" % status)
-        check([rank["life"] for rank in status["ranks"]] == ["alive"] * 4, "wrong: %s" % status)
+        check([rank["liveness"] for rank in status["ranks"]] == ["alive"] * 4, "wrong: %s" % status)
         check(server.name in expect(run(["status", "--name", server.name]), 0).out, "no text")
         expect(run(["generate", "--name", server.name, "--join", "--model", MODEL, "1+1="]), 1,
                "the program that serves it takes none")

@@ -85,9 +85,9 @@ static void p3_status_replies_while_a_handler_is_stuck(void **state)
     assert_int_equal(status.channels[COX_CHANNEL_EXECUTE].stats.submitted, 3);
     assert_true(stuck.inside.rank_count == 2 && stuck.inside.depth == status.depth);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        assert_int_equal(ranks[rank].life, COX_LIFE_ALIVE);
+        assert_int_equal(ranks[rank].liveness, COX_LIVENESS_ALIVE);
         assert_int_equal(ranks[rank].pid, cox_executor_pid(stuck.executor, rank));
-        assert_int_equal(ranks[rank].generation, 1);
+        assert_int_equal(ranks[rank].incarnation, 1);
         assert_true(ranks[rank].channels[COX_CHANNEL_EXECUTE].known);
         assert_string_equal(ranks[rank].death, "");
     }
@@ -141,10 +141,10 @@ static void p3_status_tells_how_a_rank_died_and_its_last_lines(void **state)
     test_await_death(group, 1);
     test_stop_process(cox_executor_pid(executor, 0));
     cox_executor_status(executor, &status, ranks);
-    assert_int_equal(ranks[1].life, COX_LIFE_DEAD);
+    assert_int_equal(ranks[1].liveness, COX_LIVENESS_DEAD);
     assert_non_null(strstr(ranks[1].death, "exited with status 7"));
     assert_false(ranks[1].stopped);
-    assert_int_equal(ranks[0].life, COX_LIFE_ALIVE);
+    assert_int_equal(ranks[0].liveness, COX_LIVENESS_ALIVE);
     assert_true(ranks[0].stopped);
     assert_string_equal(ranks[0].death, "");
     kill(cox_executor_pid(executor, 0), SIGCONT);
@@ -179,7 +179,7 @@ static void p10_status_believes_nothing_that_a_rank_writes(void **state)
     cox_executor_status(executor, &status, &rank);
     assert_string_equal(cox_rank_state_name(rank.channels[COX_CHANNEL_LINK].state), "unknown");
     assert_int_equal(rank.channels[COX_CHANNEL_LINK].age_ns, 0);
-    assert_string_equal(cox_rank_life_name(99), "unknown");
+    assert_string_equal(cox_rank_liveness_name(99), "unknown");
     test_group_free(group);
 }
 
@@ -380,7 +380,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_int_equal(kill(cox_executor_pid(test_group_executor(g), 1), SIGKILL), 0);
     assert_int_equal(test_await(g, 0)->status, COX_PEER_DEAD);
     text = status_command(control_socket, "");
-    assert_contains(text, "generation 1 dead; execute ");
+    assert_contains(text, "incarnation 1 dead; execute ");
     const char *ranks[] = {strstr(text, "\nrank 0 "), strstr(text, "\nrank 1 ")};
     assert_true(ranks[0] && ranks[1] && ranks[0] < ranks[1]);
     const char *time = strstr(ranks[0], "cpu ");
@@ -393,7 +393,7 @@ static void p3_the_status_command_shows_what_became_of_a_rank(void **state)
     assert_int_equal(test_call(g, NULL, "only 0 fail 7 colours \033[31m"), COX_REJECTED);
     text = status_command(control_socket, "");
     assert_contains(text, "deaths 1, restarts 1\n");
-    assert_contains(text, "generation 2 alive; execute ");
+    assert_contains(text, "incarnation 2 alive; execute ");
     assert_contains(text, " ago: rank 1 (pid ");
     assert_contains(text, "killed by signal 9 (Killed)\n  the process before it wrote last:\n"
                           "  | blocked\n");

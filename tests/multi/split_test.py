@@ -162,7 +162,7 @@ def over_killed_rank(victims, no_recompute=False):
             before = group.status()["ranks"][rank]
             os.kill(before["pid"], signal.SIGKILL)
             wait_until(lambda group=group, rank=rank, before=before:
-                       group.status()["ranks"][rank]["generation"] > before["generation"] and
+                       group.status()["ranks"][rank]["incarnation"] > before["incarnation"] and
                        not group.status()["recovery"]["doing"], "a replacement")
         result = rest(process, "".join(lines))
         expect(result, 0)
@@ -544,7 +544,7 @@ def test_p9_holds_end_when_a_rank_is_replaced():
             told = holder.hold([5, 6, 7, 8, 9])
             wait_until(lambda: transfer(a)["holds"] == 1, "a hold")
             os.kill(a.pids[1], signal.SIGKILL)
-            wait_until(lambda: a.status()["ranks"][1]["generation"] == 2 and not a.status()["recovery"]["doing"],
+            wait_until(lambda: a.status()["ranks"][1]["incarnation"] == 2 and not a.status()["recovery"]["doing"],
                        "a replacement")
             holder.send(field(3, field(1, field(1, 2) + field(2, packed([5, 6]))) + field(2, 1) + field(20, 60000)))
             number, fields = holder.reply()

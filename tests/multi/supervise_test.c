@@ -249,7 +249,7 @@ static void m14_every_rank_gets_environment_and_flags(void **state)
         /* sh is found in PATH; what follows "name" are its arguments. */
         const char *const command[] = {
             "sh", "-c",
-            "echo \"$COXSWAIN_PREFIX $COXSWAIN_RANK $COXSWAIN_WORLD_SIZE $COXSWAIN_DEVICE $COXSWAIN_PARENT_PID $COXSWAIN_GENERATION $SUPERVISE_TEST $PPID\"; echo \"$0 $*\"; env | grep -c ^COXSWAIN_",
+            "echo \"$COXSWAIN_PREFIX $COXSWAIN_RANK $COXSWAIN_WORLD_SIZE $COXSWAIN_DEVICE $COXSWAIN_PARENT_PID $COXSWAIN_INCARNATION $SUPERVISE_TEST $PPID\"; echo \"$0 $*\"; env | grep -c ^COXSWAIN_",
             "name", NULL};
         const int32_t devices[8] = {7, 6, 5, 4, 3, 2, 1, 0};
         struct group g;

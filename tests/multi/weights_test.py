@@ -627,7 +627,7 @@ def weights_of_a_group_that_has_a_rank_replaced_are_told_with_the_switch():
         replace(a, OTHER, 2)
         for group in (a, b):
             os.kill(group.pids[1], signal.SIGKILL)
-            wait_until(lambda g=group: g.status()["ranks"][1]["generation"] == 2 and not g.status()["recovery"]["doing"],
+            wait_until(lambda g=group: g.status()["ranks"][1]["incarnation"] == 2 and not g.status()["recovery"]["doing"],
                        "a replacement")
         refused_split(a, b)
         expect(weights(b, OTHER), 0)
@@ -642,7 +642,7 @@ def weights_of_a_group_that_has_a_rank_replaced_are_told_with_the_switch():
 
 def faulty_group(ranks, plan, arguments=(), life="1"):
     """A group of which a process meets a fault; in the life given."""
-    more = {"COXSWAIN_FAULT_LIFE": life} if life else {}
+    more = {"COXSWAIN_FAULT_INCARNATION": life} if life else {}
     return Group(ranks, arguments, COXSWAIN_FAULT=plan, **more)
 
 
@@ -662,7 +662,7 @@ def weights_a_rank_killed_in_the_switch_is_replaced_and_all_switch():
                 result = expect(weights(group, OTHER), 0)
                 check(result.out.startswith("version "), "no version", result)
                 now = group.status()
-                check(now["ranks"][rank]["generation"] == 2, "rank %d was not killed: %s" % (rank, now["ranks"]))
+                check(now["ranks"][rank]["incarnation"] == 2, "rank %d was not killed: %s" % (rank, now["ranks"]))
                 check_one_version(group, "what the dead one had is still in memory")
                 check_group(group, OTHER)
                 check_group(group, OTHER, *SAMPLED)
@@ -705,7 +705,7 @@ def weights_of_a_rank_that_is_replaced_are_the_present_ones():
             replace(group, OTHER, 2)
             os.kill(group.pids[-1], signal.SIGKILL)
             check_group(group, OTHER)
-            wait_until(lambda g=group: g.status()["ranks"][-1]["generation"] == 2, "a replacement")
+            wait_until(lambda g=group: g.status()["ranks"][-1]["incarnation"] == 2, "a replacement")
             check_group(group, OTHER)
             version = in_use(group)["version"]
             replace(group, MODEL, version + 1)
@@ -720,7 +720,7 @@ def weights_published_while_a_rank_is_dead_reach_its_replacement():
         with Group(ranks, ("--on-death", "wait")) as group:
             check_group(group, MODEL)
             os.kill(group.pids[1], signal.SIGKILL)
-            wait_until(lambda g=group: g.status()["ranks"][1]["life"] == "dead", "the death")
+            wait_until(lambda g=group: g.status()["ranks"][1]["liveness"] == "dead", "the death")
             command = start(["weights", "--name", group.name, OTHER])
             wait_until(lambda g=group: in_use(g)["next"] == 2, "the next version")
             expect(run(["recover", "restart", "--rank", "1", "--name", group.name]), 0)
@@ -739,12 +739,12 @@ def weights_published_while_a_replacement_is_in_init_reach_it():
         with faulty_group(ranks, "rank.taken:stop:1:1", ("--on-death", "wait"), life="2") as group:
             check_group(group, MODEL)
             os.kill(group.pids[1], signal.SIGKILL)
-            wait_until(lambda g=group: g.status()["ranks"][1]["life"] == "dead", "the death")
+            wait_until(lambda g=group: g.status()["ranks"][1]["liveness"] == "dead", "the death")
             restart = start(["recover", "restart", "--rank", "1", "--name", group.name])
 
             def stopped(g=group):
                 rank = g.status()["ranks"][1]
-                return rank["generation"] == 2 and rank["stopped"]
+                return rank["incarnation"] == 2 and rank["stopped"]
             wait_until(stopped, "the stop")
             command = start(["weights", "--name", group.name, OTHER])
             wait_until(lambda g=group: in_use(g)["next"] >= 2, "the next version")
@@ -775,7 +775,7 @@ def weights_of_all_ranks_started_again_are_the_present_ones():
     with Group(2, ("--on-death", "restart-all", "--restart-backoff", "0.001")) as group:
         replace(group, OTHER, 2)
         os.kill(group.pids[0], signal.SIGKILL)
-        wait_until(lambda: all(rank["generation"] == 2 for rank in group.status()["ranks"]), "all of them again")
+        wait_until(lambda: all(rank["incarnation"] == 2 for rank in group.status()["ranks"]), "all of them again")
         check_group(group, OTHER)
         ends(group)
 

@@ -593,7 +593,7 @@ static void add_pulled(struct cox_batcher *batcher, uint32_t token_count, uint32
     for (int i = 0; i < 64; i++)
         tokens[i] = i;
     const struct cox_kv_reference source = {.cluster_id = "other",
-                                            .life = 5,
+                                            .epoch = 5,
                                             .sequence = 77,
                                             .lease_ns = COX_DEADLINE_NEVER,
                                             .blocks = remote_blocks,

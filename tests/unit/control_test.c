@@ -69,8 +69,8 @@ static void what_was_created_is_what_is_attached(void **state)
         assert_true(st.st_blocks * 512 >= st.st_size);
         assert_int_equal(cox_control_attach(&other, GROUP, NULL), 0);
         assert_memory_equal(&other.geometry, &own.geometry, sizeof own.geometry);
-        assert_int_equal(other.epoch, own.epoch);
-        assert_int_not_equal(own.epoch, 0);
+        assert_int_equal(other.instance, own.instance);
+        assert_int_not_equal(own.instance, 0);
         assert_int_equal(other.lock_fd, -1);
         assert_int_equal(other.layout->header.coordinator_pid, getpid());
         /* Nothing but the header is set. */
@@ -84,15 +84,15 @@ static void what_was_created_is_what_is_attached(void **state)
     }
 }
 
-static void every_group_of_a_name_has_another_epoch(void **state)
+static void every_group_of_a_name_has_another_instance(void **state)
 {
-    uint32_t epochs[50];
+    uint32_t instances[50];
     (void)state;
     for (int i = 0; i < 50; i++) {
         struct cox_control own = created(1);
-        epochs[i] = own.epoch;
+        instances[i] = own.instance;
         for (int before = 0; before < i; before++)
-            assert_int_not_equal(epochs[before], own.epoch);
+            assert_int_not_equal(instances[before], own.instance);
         gone(&own);
     }
 }
@@ -183,9 +183,9 @@ static void check_flipped(const struct cox_control *own, size_t offset)
         }
         assert_true(changed);
     }
-    /* The epoch is the one thing given out that attach cannot check. */
-    assert_true(offset / 8 == offsetof(struct cox_layout_header, epoch) / 8 ||
-                other.epoch == own->epoch);
+    /* The instance is the one thing given out that attach cannot check. */
+    assert_true(offset / 8 == offsetof(struct cox_layout_header, instance) / 8 ||
+                other.instance == own->instance);
     cox_control_close(&other);
 }
 
@@ -586,7 +586,7 @@ static void race(void *context)
         if (r == 0) {
             struct cox_control again = COX_CONTROL_NONE;
             CHECK(cox_control_attach(&again, GROUP, NULL) == 0); /* the name is the winner's */
-            CHECK(again.epoch == control.epoch);
+            CHECK(again.instance == control.instance);
             cox_control_close(&again);
             CHECK(cox_control_unlink_names(GROUP, &geometry, 0) == 1);
             cox_control_close(&control);
@@ -961,7 +961,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         LEAK_TEST(what_was_created_is_what_is_attached),
-        LEAK_TEST(every_group_of_a_name_has_another_epoch),
+        LEAK_TEST(every_group_of_a_name_has_another_instance),
         LEAK_TEST(b45_the_mode_is_0600_under_any_umask),
         LEAK_TEST(attaching_to_nothing_is_not_found),
         LEAK_TEST(b44_impostors_are_denied),

@@ -311,9 +311,9 @@ void cox_executor_status(struct cox_executor *executor, struct cox_executor_stat
     pthread_mutex_unlock(&executor->lock);
 }
 
-uint64_t cox_executor_kv_life(const struct cox_executor *executor, uint64_t life)
+uint64_t cox_executor_kv_epoch(const struct cox_executor *executor, uint64_t epoch)
 {
-    return 1000 + life + atomic_load(&executor->kv_changes) * 1000000;
+    return 1000 + epoch + atomic_load(&executor->kv_changes) * 1000000;
 }
 
 void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest)
@@ -402,9 +402,9 @@ int cox_executor_cleanup(struct cox_executor *executor, const int64_t *seq_ids, 
 }
 
 /* No rank of it ever forgets, unless a test says so. */
-uint64_t cox_executor_life(const struct cox_executor *executor)
+uint64_t cox_executor_epoch(const struct cox_executor *executor)
 {
-    return atomic_load(&executor->life);
+    return atomic_load(&executor->epoch);
 }
 
 void cox_executor_tell_weights(struct cox_executor *executor,
@@ -444,7 +444,7 @@ struct cox_executor *executor_new(void)
     struct cox_executor *executor = calloc(1, sizeof *executor);
     COX_ASSERT(executor);
     executor->request_size_max = FRAME_SIZE;
-    executor->life = 1;
+    executor->epoch = 1;
     pthread_mutex_init(&executor->lock, NULL);
     pthread_cond_init(&executor->wake, NULL);
     COX_ASSERT(cox_table_new(4096, 4096, &executor->table) == 0);

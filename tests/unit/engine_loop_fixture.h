@@ -116,8 +116,8 @@ struct cox_executor {
     /* requests that were published and not taken */
     uint64_t waiting_max;
 
-    /* what cox_executor_life says; starts at 1 */
-    _Atomic uint64_t life;
+    /* what cox_executor_epoch says; starts at 1 */
+    _Atomic uint64_t epoch;
     /* of cox_executor_renew_kv: the last one, and how many */
     _Atomic uint64_t kv_digest, kv_changes;
     /* of the last step */

@@ -7,7 +7,7 @@ static const struct cox_hello worker = {
     .rank = 2,
     .rank_count = 4,
     .fd_count_max = 33,
-    .generation = 6,
+    .incarnation = 6,
     .request_size_min = 0x1122334455,
     .response_size_min = 0x66778899aa,
     .start = 0xf1e2d3c4b5a69788,
@@ -54,7 +54,7 @@ static void a3_what_is_a_workers_is_not_sent_for_others(void **state)
         cox_hello_format(&hello, frame);
         assert_int_equal(parse(frame, &read, ""), 0);
         assert_int_equal(read.role, role);
-        assert_int_equal(read.rank | read.rank_count | read.generation, 0);
+        assert_int_equal(read.rank | read.rank_count | read.incarnation, 0);
         assert_int_equal(read.request_size_min | read.response_size_min, 0);
         for (size_t at = 12; at < 56; at++) {
             if ((at >= 16 && at < 24) || (at >= 28 && at < 32) || (at >= 36 && at < 40))
@@ -163,7 +163,7 @@ static void p10_b14_any_bit_of_the_frame_may_be_another(void **state)
         assert_memory_equal(again, frame, sizeof frame);
         accepted++;
     }
-    assert_in_range(accepted, 64 + 32, 64 + 32 + 2 * 63 + 32); /* start and generation at least */
+    assert_in_range(accepted, 64 + 32, 64 + 32 + 2 * 63 + 32); /* start and incarnation at least */
 }
 
 static void p10_a11_any_bit_of_the_hello_reply_may_be_another(void **state)
@@ -173,8 +173,8 @@ static void p10_a11_any_bit_of_the_hello_reply_may_be_another(void **state)
                                           .attach = COX_ATTACH_SEALED,
                                           .rank = 2,
                                           .rank_count = 4,
-                                          .generation = 6,
-                                          .epoch = 0x12345678},
+                                          .incarnation = 6,
+                                          .instance = 0x12345678},
                            read;
     uint8_t good[COX_HELLO_REPLY_SIZE], bytes[COX_HELLO_REPLY_SIZE], again[COX_HELLO_REPLY_SIZE];
     cox_hello_reply_format(&hello_reply, 4, good);
@@ -191,7 +191,7 @@ static void p10_a11_any_bit_of_the_hello_reply_may_be_another(void **state)
         if (r == 0) {
             cox_hello_reply_format(&read, 4, again);
             assert_memory_equal(again, bytes, sizeof bytes);
-            /* attach and epoch alone may be another. */
+            /* attach and instance alone may be another. */
             assert_true(bit / 8 == 9 || (bit / 8 >= 25 && bit / 8 < 29));
         } else {
             assert_int_equal(r, COX_CORRUPT);
@@ -203,7 +203,8 @@ static void p10_a11_any_bit_of_the_hello_reply_may_be_another(void **state)
 static void a11_a_hello_reply_has_to_be_what_was_asked_for(void **state)
 {
     (void)state;
-    struct cox_hello_reply good = {.version = 1, .rank = 2, .rank_count = 4, .generation = 6}, read;
+    struct cox_hello_reply good = {.version = 1, .rank = 2, .rank_count = 4, .incarnation = 6},
+                           read;
     struct cox_hello any = {
         .role = COX_HELLO_WORKER, .rank = COX_HELLO_RANK_ANY, .fd_count_max = 4};
     struct cox_hello command = {.role = COX_HELLO_COMMAND, .fd_count_max = 4};

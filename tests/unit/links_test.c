@@ -75,12 +75,12 @@ static struct cox_links *links_open(const struct remote *remote)
     return links;
 }
 
-static void set(struct cox_links *links, const char *cluster, uint64_t life,
+static void set(struct cox_links *links, const char *cluster, uint64_t epoch,
                 const struct cox_kv_pool *kv)
 {
     const struct cox_error bad = {.code = COX_CORRUPT, .text = "made no sense"};
     const struct cox_link_target target = {
-        .cluster = cluster, .life = life, .kv = kv, .error = &bad};
+        .cluster = cluster, .epoch = epoch, .kv = kv, .error = &bad};
 
     assert_int_equal(cox_links_set(links, &target, NULL), 0);
 }
@@ -160,7 +160,7 @@ static void m10_a_link_is_attached_taken_and_let_go_of(void **state)
     assert_int_equal(mapping_count(), 2);
     assert_int_equal(cox_links_take(links, "A", 2, &link, NULL), COX_STALE);
     assert_int_equal(cox_links_take(links, "A", 1, &link, NULL), 0);
-    /* The same again is nothing; another life is another link. What is taken stays. */
+    /* The same again is nothing; another epoch is another link. What is taken stays. */
     set(links, "A", 1, &remote.kv);
     assert_int_equal(atomic_load(&link->over), 0);
     set(links, "A", 2, &remote.kv);

@@ -3,8 +3,9 @@
 #include "channel_fixture.h"
 
 static const char *const variables[] = {
-    "COXSWAIN_PREFIX",     "COXSWAIN_RANK",       "COXSWAIN_WORLD_SIZE", "COXSWAIN_DEVICE",
-    "COXSWAIN_PARENT_PID", "COXSWAIN_GENERATION", "COXSWAIN_FDS",
+    "COXSWAIN_PREFIX",     "COXSWAIN_RANK",        "COXSWAIN_WORLD_SIZE", "COXSWAIN_DEVICE",
+    "COXSWAIN_PARENT_PID", "COXSWAIN_INCARNATION", "COXSWAIN_FDS",        "COXSWAIN_SOCKET",
+    "COXSWAIN_GENERATION", "COXSWAIN_DOOR",
 };
 
 static int environment_setup(void **state)
@@ -77,16 +78,35 @@ static void the_environment_alone_is_enough(void **state)
     set_environment();
     setenv("COXSWAIN_DEVICE", "-1", 1);
     setenv("COXSWAIN_PARENT_PID", "4242", 1);
-    setenv("COXSWAIN_GENERATION", "4294967295", 1);
+    setenv("COXSWAIN_INCARNATION", "4294967295", 1);
     struct cox_worker_options options = parsed(&arguments);
     assert_string_equal(options.prefix, "/4242_7");
     assert_int_equal(options.rank, 3);
     assert_int_equal(options.rank_count, 8);
     assert_int_equal(options.device, -1);
     assert_int_equal(options.parent_pid, 4242);
-    assert_int_equal(options.generation, UINT32_MAX);
+    assert_int_equal(options.incarnation, UINT32_MAX);
     assert_int_equal(arguments.argc, 2);
     assert_string_equal(arguments.argv[1], "--verbose");
+}
+
+/* A coordinator of the last release sets the old names only; where both are set the new ones win.
+ */
+static void variables_of_the_last_release_are_read(void **state)
+{
+    struct arguments arguments = ARGUMENTS("--verbose");
+    (void)state;
+    set_environment();
+    setenv("COXSWAIN_GENERATION", "7", 1);
+    setenv("COXSWAIN_DOOR", "/run/old.door", 1);
+    struct cox_worker_options options = parsed(&arguments);
+    assert_int_equal(options.incarnation, 7);
+    assert_string_equal(options.fd_store, "/run/old.door");
+    setenv("COXSWAIN_INCARNATION", "8", 1);
+    setenv("COXSWAIN_SOCKET", "/run/new.sock", 1);
+    options = parsed(&arguments);
+    assert_int_equal(options.incarnation, 8);
+    assert_string_equal(options.fd_store, "/run/new.sock");
 }
 
 /* A child of the worker has its own fds, of which some have these numbers. */
@@ -118,7 +138,7 @@ static void m14_the_legacy_command_line_alone_is_enough(void **state)
     assert_int_equal(options.rank_count, 4);
     assert_int_equal(options.device, 6);
     assert_int_equal(options.parent_pid, 77);
-    assert_int_equal(options.generation, 1); /* the first life */
+    assert_int_equal(options.incarnation, 1); /* the first life */
     assert_int_equal(arguments.argc, 1);
     assert_null(arguments.argv[1]);
 }
@@ -190,7 +210,7 @@ static void a_program_named_like_a_flag_is_no_flag(void **state)
 static void what_the_caller_set_stays(void **state)
 {
     struct cox_worker_options options = {.size = sizeof(struct cox_worker_options),
-                                         .generation = 7,
+                                         .incarnation = 7,
                                          .device = 3,
                                          .on_orphan = COX_ORPHAN_RETURN,
                                          .token_count_max = 5};
@@ -198,7 +218,7 @@ static void what_the_caller_set_stays(void **state)
     (void)state;
     set_environment();
     assert_int_equal(cox_worker_options_parse(&options, &arguments.argc, arguments.argv, NULL), 0);
-    assert_int_equal(options.generation, 7);
+    assert_int_equal(options.incarnation, 7);
     assert_int_equal(options.device, 3);
     assert_int_equal(options.on_orphan, COX_ORPHAN_RETURN);
     assert_int_equal(options.token_count_max, 5);
@@ -260,11 +280,11 @@ static void numbers_out_of_range_are_named_with_their_range(void **state)
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         refused(ARGUMENTS("kept", "--npu_device_id=1", "kept too", bad[i].argument), bad[i].a,
                 bad[i].b);
-    setenv("COXSWAIN_GENERATION", "0", 1);
-    refused(ARGUMENTS("x"), "COXSWAIN_GENERATION is '0'", "1 to 4294967295");
-    setenv("COXSWAIN_GENERATION", "4294967296", 1);
-    refused(ARGUMENTS("x"), "COXSWAIN_GENERATION", "1 to 4294967295");
-    unsetenv("COXSWAIN_GENERATION");
+    setenv("COXSWAIN_INCARNATION", "0", 1);
+    refused(ARGUMENTS("x"), "COXSWAIN_INCARNATION is '0'", "1 to 4294967295");
+    setenv("COXSWAIN_INCARNATION", "4294967296", 1);
+    refused(ARGUMENTS("x"), "COXSWAIN_INCARNATION", "1 to 4294967295");
+    unsetenv("COXSWAIN_INCARNATION");
     setenv("COXSWAIN_RANK", "", 1);
     refused(ARGUMENTS("x"), "COXSWAIN_RANK is ''", "0 to 127");
 }
@@ -288,6 +308,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         OPTIONS_TEST(the_environment_alone_is_enough),
+        OPTIONS_TEST(variables_of_the_last_release_are_read),
         OPTIONS_TEST(b8_fds_are_told_to_one_process),
         OPTIONS_TEST(m14_the_legacy_command_line_alone_is_enough),
         OPTIONS_TEST(the_flags_of_several_groups_on_a_node_give_the_rank_in_its_own),

@@ -549,7 +549,7 @@ static void submit_pulled(struct client *client, uint64_t index, uint32_t new_co
     uint32_t count = prompt_of(index, tokens);
     tokens[count] = model(tokens, count);
     const struct cox_kv_reference source = {.cluster_id = "other",
-                                            .life = 1,
+                                            .epoch = 1,
                                             .sequence = (int64_t)index,
                                             .lease_ns = cox_deadline_after_ms(60000),
                                             .blocks = blocks,
@@ -710,7 +710,7 @@ static void m10_a_hold_is_its_clients(void **state)
     assert_non_null(result.hold);
     assert_string_equal(result.hold->cluster_id, "this");
     assert_int_equal(result.hold->block_count, 3);
-    assert_int_equal(result.hold->life, 1001);
+    assert_int_equal(result.hold->epoch, 1001);
     int64_t id = result.hold->sequence;
     assert_int_equal(cox_prompt_queue_release(other.client, id), 0);
     assert_int_equal(cox_prompt_queue_find_hold(queue, id + 1, &found, &error), COX_NOT_FOUND);
@@ -808,7 +808,7 @@ static void m11_a_source_of_more_blocks_than_there_are_is_refused_before_it_is_c
     int32_t token = 1;
     /* Of so many, none is there to be copied. */
     const struct cox_kv_reference source = {.cluster_id = "other",
-                                            .life = 1,
+                                            .epoch = 1,
                                             .sequence = 1,
                                             .lease_ns = COX_DEADLINE_NEVER,
                                             .blocks = &token,

@@ -16,7 +16,7 @@ struct group {
     struct cox_channel channel;
 };
 
-/* 4 ranks; as after every rank attached as generation 1. */
+/* 4 ranks; as after every rank attached as incarnation 1. */
 static void group_create(struct group *group, uint32_t depth)
 {
     struct cox_geometry_choice choice = {.depth = depth};
@@ -33,8 +33,8 @@ static void group_create(struct group *group, uint32_t depth)
     for (uint32_t rank = 0; rank < 4; rank++) {
         struct cox_layout_rank_line *line =
             cox_state_line(&group->control, rank, COX_CHANNEL_EXECUTE);
-        atomic_store(&line->epoch, group->control.epoch);
-        atomic_store(&line->generation, 1);
+        atomic_store(&line->instance, group->control.instance);
+        atomic_store(&line->incarnation, 1);
     }
 }
 
@@ -59,12 +59,12 @@ static void reply_with(const struct group *group, uint32_t rank, uint64_t s, siz
     cox_reply_commit(&group->channel, rank, s, length, failed);
 }
 
-static int fetch(const struct group *group, uint32_t rank, uint64_t s, uint32_t generation,
+static int fetch(const struct group *group, uint32_t rank, uint64_t s, uint32_t incarnation,
                  uint8_t *buffer, size_t buffer_size, size_t *length, bool *failed,
                  struct cox_error *err)
 {
-    return cox_reply_fetch(&group->channel, rank, s, false, generation, buffer, buffer_size, length,
-                           failed, err);
+    return cox_reply_fetch(&group->channel, rank, s, false, incarnation, buffer, buffer_size,
+                           length, failed, err);
 }
 
 static void must_hold(const struct group *group, uint32_t rank, uint64_t s, size_t expected,
@@ -85,7 +85,7 @@ static void must_hold(const struct group *group, uint32_t rank, uint64_t s, size
 }
 
 /* Refused with `code` and a text that holds a, b and the rank; nothing was given out. */
-static void must_refuse(const struct group *group, uint32_t rank, uint64_t s, uint32_t generation,
+static void must_refuse(const struct group *group, uint32_t rank, uint64_t s, uint32_t incarnation,
                         size_t buffer_size, int code, const char *a, const char *b)
 {
     uint8_t buffer[CAPACITY];
@@ -94,7 +94,7 @@ static void must_refuse(const struct group *group, uint32_t rank, uint64_t s, ui
     char who[32];
     struct cox_error err = {0};
     memset(buffer, 0xee, sizeof buffer);
-    int r = fetch(group, rank, s, generation, buffer, buffer_size, &length, &failed, &err);
+    int r = fetch(group, rank, s, incarnation, buffer, buffer_size, &length, &failed, &err);
     snprintf(who, sizeof who, "rank %u ", rank);
     if (r != code || err.code != code || !strstr(err.text, a) || !strstr(err.text, b) ||
         !strstr(err.text, who))
@@ -221,17 +221,17 @@ static void another_generation_or_group_is_corrupt(void **state)
     group_create(&group, 1);
     struct cox_layout_rank_line *line = cox_state_line(&group.control, 1, COX_CHANNEL_EXECUTE);
     reply_with(&group, 1, 1, 10, false);
-    must_refuse(&group, 1, 1, 2, CAPACITY, COX_CORRUPT, "generation 1",
+    must_refuse(&group, 1, 1, 2, CAPACITY, COX_CORRUPT, "incarnation 1",
                 "expected 2"); /* it was replaced since */
-    atomic_store(&line->generation, 2);
-    must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "generation 2", "expected 1");
-    atomic_store(&line->generation, 1);
+    atomic_store(&line->incarnation, 2);
+    must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "incarnation 2", "expected 1");
+    atomic_store(&line->incarnation, 1);
     must_hold(&group, 1, 1, 10, false);
     for (int bit = 0; bit < 32; bit++) {
-        atomic_store(&line->epoch, group.control.epoch ^ (1u << bit));
+        atomic_store(&line->instance, group.control.instance ^ (1u << bit));
         must_refuse(&group, 1, 1, 1, CAPACITY, COX_CORRUPT, "of group", "expected 1");
     }
-    atomic_store(&line->epoch, group.control.epoch);
+    atomic_store(&line->instance, group.control.instance);
     must_hold(&group, 1, 1, 10, false);
     group_gone(&group);
 }

@@ -123,19 +123,19 @@ static void expect_told(uint64_t changes, const char *folder)
 }
 
 /* The version of a step that offers nothing. */
-static uint64_t step_version(uint64_t life)
+static uint64_t step_version(uint64_t epoch)
 {
     struct cox_weights_told told;
-    assert_false(cox_shared_weights_step(f.weights, life, &told));
+    assert_false(cox_shared_weights_step(f.weights, epoch, &told));
     return told.version;
 }
 
 /* The step offers this version. */
-static struct cox_weights_told expect_step_offer(uint64_t life, uint64_t version,
+static struct cox_weights_told expect_step_offer(uint64_t epoch, uint64_t version,
                                                  const char *folder)
 {
     struct cox_weights_told told;
-    assert_true(cox_shared_weights_step(f.weights, life, &told));
+    assert_true(cox_shared_weights_step(f.weights, epoch, &told));
     expect_offer(&told, version, folder);
     return told;
 }
@@ -197,7 +197,7 @@ static void weights_an_init_tells_the_newest_version(void **state)
     assert_true(status_now().digest == digest_of(f.folders[1]));
 }
 
-/* Until a step with it has succeeded, in every life of the ranks: one of them may be new. */
+/* Until a step with it has succeeded, in every epoch of the ranks: one of them may be new. */
 static void weights_are_offered_by_steps_until_one_has_succeeded(void **state)
 {
     struct replacement replacement;
@@ -208,7 +208,7 @@ static void weights_are_offered_by_steps_until_one_has_succeeded(void **state)
     cox_shared_weights_used(f.weights, 1, 1);
     assert_int_equal(step_version(1), 1);
     expect_step_offer(2, 1, f.folders[0]);
-    cox_shared_weights_used(f.weights, 1, 1); /* a step of the life before */
+    cox_shared_weights_used(f.weights, 1, 1); /* a step of the epoch before */
     expect_step_offer(2, 1, f.folders[0]);
     cox_shared_weights_used(f.weights, 1, 2);
     assert_int_equal(step_version(2), 1);

@@ -218,7 +218,7 @@ static size_t subjects_make(struct subject *subjects)
                               .command = command,
                               .attach = COX_ATTACH_SEALED,
                               .no_socket = true}},
-        {SUBJECT(cox_submit_options, life, deadline_ns), .use = use_submit,
+        {SUBJECT(cox_submit_options, epoch, deadline_ns), .use = use_submit,
          .options.submit = {.gather = COX_GATHER_NONE, .deadline_ns = COX_DEADLINE_NEVER}},
         {SUBJECT(cox_worker_options, log, prefix), .use = use_worker,
          .options.worker = {.prefix = "no_slash"}},

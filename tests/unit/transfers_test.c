@@ -58,7 +58,7 @@ static void begin_with(struct fixture *f, int64_t sequence, uint64_t deadline_ns
                        uint64_t not_before_ns)
 {
     const struct cox_kv_reference source = {.cluster_id = "other",
-                                            .life = 3,
+                                            .epoch = 3,
                                             .sequence = 70 + sequence,
                                             .lease_ns = COX_DEADLINE_NEVER,
                                             .blocks = theirs,
@@ -71,7 +71,7 @@ static void begin_with(struct fixture *f, int64_t sequence, uint64_t deadline_ns
                                              .blocks = ours,
                                              .deadline_ns = deadline_ns,
                                              .not_before_ns = not_before_ns,
-                                             .life = 1};
+                                             .epoch = 1};
     assert_int_equal(cox_transfers_start(f->transfers, &request), 0);
 }
 

@@ -624,9 +624,9 @@ static void golden_link_request(void **state)
     remote.n_host_info = 0;
     remote.n_kv_pools = 2;
     remote.kv_pools = pools;
-    remote.door = (char *)"d";
-    remote.has_life = 1;
-    remote.life = 7;
+    remote.control_socket = (char *)"d";
+    remote.has_epoch = 1;
+    remote.epoch = 7;
     info = (Coxswain__PDLinkRequest__PDLinkInfo)COXSWAIN__PDLINK_REQUEST__PDLINK_INFO__INIT;
     info.n_link_info = 1;
     info.link_info = remotes;

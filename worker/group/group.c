@@ -79,7 +79,7 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     whole->base.rank = options->rank;
     whole->base.rank_count = options->rank_count;
     whole->base.value_size = options->value_size ? options->value_size : COX_GROUP_VALUE_SIZE_MIN;
-    whole->base.life = options->life;
+    whole->base.generation = options->generation;
     whole->base.pid = getpid();
     whole->group.spinner.budget_ns = options->spin_ns;
     whole->base.aborted = options->aborted;
@@ -201,7 +201,7 @@ static void part_align(struct cox_group *group, uint64_t epoch)
     /* relaxed: this thread operates. */
     atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
     /* relaxed: until both are there the word counts as not arrived. */
-    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->generation, word),
                           memory_order_relaxed);
     /* Whatever this rank writes in the new epoch comes after it: the load stays behind the store,
      * as both are seq_cst, and acquire keeps what follows behind the load. Partner is the second
@@ -294,7 +294,8 @@ static int subgroup_compare(const struct cox_group *subgroup, struct cox_error *
                     subgroup->name_hash &&
                 atomic_load_explicit(&part->members_hash, memory_order_relaxed) !=
                     subgroup->members_hash &&
-                !cox_group_has_left(base, subgroup->ranks[place])) /* or it is in another life */
+                !cox_group_has_left(base,
+                                    subgroup->ranks[place])) /* or it is in another generation */
                 return cox_fail(err, COX_TAKEN,
                                 "rank %d has formed subgroup '%s' with other members",
                                 subgroup->ranks[place], subgroup->name);
@@ -308,7 +309,7 @@ static void subgroup_say(struct cox_group *subgroup)
     struct cox_group_layout_part *part = cox_group_own_part(subgroup);
     uint64_t word = cox_group_arrived(cox_group_present(subgroup->base), 0);
     /* relaxed, all: before the release below; partners are its acquire loads. */
-    atomic_store_explicit(&part->mirror, cox_group_mirror(subgroup->base->life, word),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(subgroup->base->generation, word),
                           memory_order_relaxed);
     atomic_store_explicit(&part->arrived, word, memory_order_relaxed);
     atomic_store_explicit(&part->members_hash, subgroup->members_hash, memory_order_relaxed);

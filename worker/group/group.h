@@ -78,7 +78,7 @@ struct cox_group_options {
     /* largest value of one rank in bytes; 0: 4096. The same on every rank. */
     uint32_t value_size;
     /* The same on every rank: distinguishes groups of one name; 0 is allowed. */
-    uint64_t life;
+    uint64_t generation;
     uint64_t deadline_ns;
     /* Time that a wait in an operation spins before it blocks (channel/base/spin.h). 0: it does not
      * spin. May differ between ranks. */
@@ -95,8 +95,8 @@ struct cox_group_options {
 COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_size);
 
 /* Joins, and waits until every rank has joined. On failure nothing is left, except the name, for
- * ranks that still wait. If a previous group, or one of another life, still has the name, join
- * waits for its end. A deadline that has passed does not prevent the last rank from joining.
+ * ranks that still wait. If a previous group, or one of another generation, still has the name,
+ * join waits for its end. A deadline that has passed does not prevent the last rank from joining.
  * Returns
  *   0
  *   COX_INVALID: rank, rank count or value size out of range, or different on another rank (err

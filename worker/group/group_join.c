@@ -11,9 +11,9 @@
  *
  * A file that can be locked may be one of before: the name removed, or every rank joined and the
  * name about to be removed, or given up by some and the others about to notice. Or it is of another
- * life, which its maker has said in it before it had a name, so that nobody becomes a rank of a
- * life that is not its own. Then who comes waits, a millisecond at a time, until the name is free
- * or means another file.
+ * generation, which its maker has said in it before it had a name, so that nobody becomes a rank of
+ * a generation that is not its own. Then who comes waits, a millisecond at a time, until the name
+ * is free or means another file.
  */
 #include "group_private.h"
 
@@ -86,7 +86,7 @@ static int name_fill(const struct cox_group_base *base, struct cox_group_name *n
     if (r)
         return r;
     const struct cox_group_layout_wakeup wakeup = {.made = {.magic = COX_GROUP_MAGIC,
-                                                            .life = base->life,
+                                                            .generation = base->generation,
                                                             .rank_count = base->rank_count,
                                                             .value_size = base->value_size,
                                                             .rank = base->rank}};
@@ -196,7 +196,7 @@ static void identity_say(struct cox_group_base *base, enum cox_group_state state
     struct cox_group_layout_identity *identity = identity_of(base, base->rank);
     /* relaxed, all: before the release below; dead, of one number: see say_dead. */
     uint32_t dead = atomic_load_explicit(&base->dead, memory_order_relaxed);
-    atomic_store_explicit(&identity->life, base->life, memory_order_relaxed);
+    atomic_store_explicit(&identity->generation, base->generation, memory_order_relaxed);
     atomic_store_explicit(&identity->said_count, base->rank_count, memory_order_relaxed);
     atomic_store_explicit(&identity->said_size, base->value_size, memory_order_relaxed);
     atomic_store_explicit(&identity->said_dead, dead ? cox_group_said_dead(dead - 1) : 0,
@@ -223,14 +223,14 @@ static bool holder_is_dead(uint64_t holder)
 }
 
 static int fail_told(const struct cox_group_base *base, uint32_t rank, uint32_t rank_count,
-                     uint32_t value_size, uint64_t life, struct cox_error *err)
+                     uint32_t value_size, uint64_t generation, struct cox_error *err)
 {
     return cox_fail(err, COX_INVALID,
                     "rank %" PRIu32 " was told %" PRIu32 " ranks, values of %" PRIu32
-                    " bytes, life %" PRIu64 "; this one, rank %" PRIu32 ": %" PRIu32 ", %" PRIu32
-                    ", %" PRIu64 ": tell all the same",
-                    rank, rank_count, value_size, life, base->rank, base->rank_count,
-                    base->value_size, base->life);
+                    " bytes, generation %" PRIu64 "; this one, rank %" PRIu32 ": %" PRIu32
+                    ", %" PRIu32 ", %" PRIu64 ": tell all the same",
+                    rank, rank_count, value_size, generation, base->rank, base->rank_count,
+                    base->value_size, base->generation);
 }
 
 /* Has it been told what this rank was told? */
@@ -240,7 +240,7 @@ static bool identity_agrees(const struct cox_group_base *base, uint32_t rank)
     /* relaxed, all: behind the acquire of cox_group_holder_of. */
     return atomic_load_explicit(&identity->said_count, memory_order_relaxed) == base->rank_count &&
            atomic_load_explicit(&identity->said_size, memory_order_relaxed) == base->value_size &&
-           atomic_load_explicit(&identity->life, memory_order_relaxed) == base->life;
+           atomic_load_explicit(&identity->generation, memory_order_relaxed) == base->generation;
 }
 
 /* Is this, under a name, a group that is about to be gone? For who was told another one than `made`
@@ -285,7 +285,7 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
 {
     if (identity_agrees(base, rank))
         return 0;
-    /* Unless it has gone on to another life, what it was told is what all were told. */
+    /* Unless it has gone on to another generation, what it was told is what all were told. */
     if (base->memory)
         return cox_group_holder_of(base, rank)
                    ? cox_fail(err, COX_CORRUPT,
@@ -297,7 +297,7 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
     /* relaxed, all: behind the acquire of cox_group_holder_of. */
     return fail_told(base, rank, atomic_load_explicit(&identity->said_count, memory_order_relaxed),
                      atomic_load_explicit(&identity->said_size, memory_order_relaxed),
-                     atomic_load_explicit(&identity->life, memory_order_relaxed), err);
+                     atomic_load_explicit(&identity->generation, memory_order_relaxed), err);
 }
 
 /* ---- the memory ---- */
@@ -317,7 +317,7 @@ static int told_otherwise(struct cox_group_base *base, const struct cox_group_la
         cox_fault_point(COX_FAULT_GROUP_CLAIMED);
         cox_group_say(base, COX_GROUP_FAILED);
     }
-    return fail_told(base, made->rank, made->rank_count, made->value_size, made->life, err);
+    return fail_told(base, made->rank, made->rank_count, made->value_size, made->generation, err);
 }
 
 static void memory_drop(struct cox_group_base *base)
@@ -421,8 +421,9 @@ static int memory_enter(struct cox_group_base *base, const struct cox_group_name
     int r = memory_read_made(base, name, &made, err);
     if (r)
         return r;
-    if (made.life != base->life || group_is_over(base, &made))
-        return cox_fail(err, COX_BUSY, "another group, or another life of it, is not gone yet");
+    if (made.generation != base->generation || group_is_over(base, &made))
+        return cox_fail(err, COX_BUSY,
+                        "another group, or another generation of it, is not gone yet");
     if (made.rank_count != base->rank_count || made.value_size != base->value_size)
         return told_otherwise(base, &made, err);
     r = identity_claim(base, err);
@@ -588,8 +589,8 @@ static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
     return 0;
 }
 
-/* Who dies in the memory of a sealed group before it is in this life of it has left no word of who
- * it is. */
+/* Who dies in the memory of a sealed group before it is in this generation of it has left no word
+ * of who it is. */
 static int missing_deaths(struct cox_group_base *base, const struct meeting *meeting,
                           struct cox_error *err)
 {

@@ -22,10 +22,11 @@
  * The wakeups, that of the group first, are in the wake memory (channel/shm/layout.h), where
  * everybody writes: several processes must sleep on one futex. The worst that anybody does there is
  * a wait that takes a slice of 50 ms more, or wake-ups for nothing, which cost processor time. A
- * rank has the same memory in every life of the group, and sets its words back to zero before it
- * joins the next one (group_round.c says why nobody takes a word of one life for one of another).
- * Whatever is read in memory of another rank is read once, and checked; what makes no sense is that
- * rank's fault, and so is what it says of a third one that this rank does not see itself.
+ * rank has the same memory in every generation of the group, and sets its words back to zero before
+ * it joins the next one (group_round.c says why nobody takes a word of one generation for one of
+ * another). Whatever is read in memory of another rank is read once, and checked; what makes no
+ * sense is that rank's fault, and so is what it says of a third one that this rank does not see
+ * itself.
  *
  * Which slot of its own a subgroup has, each member chooses by itself; others find it by what it
  * says there of name and members.
@@ -50,7 +51,7 @@
 struct cox_group_layout_made {
     /* tells a leftover from a stranger's file */
     uint64_t magic;
-    uint64_t life;
+    uint64_t generation;
     uint32_t rank_count;
     uint32_t value_size;
     /* who made it */
@@ -64,7 +65,7 @@ struct cox_group_layout_wakeup {
     _Atomic uint32_t ring;
     /* rings that are about something else than that all have arrived */
     _Atomic uint32_t news;
-    /* {life:8, epoch:24, index:24, how many have arrived:8} */
+    /* {generation:8, epoch:24, index:24, how many have arrived:8} */
     _Atomic uint64_t counted;
     /* of the group alone, and only under a name */
     struct cox_group_layout_made made;
@@ -92,7 +93,7 @@ enum cox_group_state {
 struct cox_group_layout_identity {
     /* {state:8, pid:24, start:32}; JOINED: release, after the fields */
     _Atomic uint64_t holder;
-    _Atomic uint64_t life;
+    _Atomic uint64_t generation;
     /* rank_count, as this rank was told */
     _Atomic uint32_t said_count;
     /* value_size */
@@ -107,7 +108,7 @@ struct cox_group_layout_identity {
 struct cox_group_layout_part {
     /* {epoch:40, index:24}; release, after value, `what` and mirror */
     _Atomic uint64_t arrived;
-    /* cox_group_mirror of it: a flipped bit of either is no arrival, nor is another life's */
+    /* cox_group_mirror of it: a flipped bit of either is no arrival, nor is another generation's */
     _Atomic uint64_t mirror;
     /* cox_group_given_up of the epoch that is over for this rank */
     _Atomic uint64_t given_up;
@@ -141,13 +142,13 @@ COX_GROUP_AT(cox_group_layout_wakeup, news, 4);
 COX_GROUP_AT(cox_group_layout_wakeup, counted, 8);
 COX_GROUP_AT(cox_group_layout_wakeup, made, 16);
 COX_GROUP_AT(cox_group_layout_made, magic, 0);
-COX_GROUP_AT(cox_group_layout_made, life, 8);
+COX_GROUP_AT(cox_group_layout_made, generation, 8);
 COX_GROUP_AT(cox_group_layout_made, rank_count, 16);
 COX_GROUP_AT(cox_group_layout_made, value_size, 20);
 COX_GROUP_AT(cox_group_layout_made, rank, 24);
 _Static_assert(sizeof(struct cox_group_layout_wakeup) == COX_GROUP_LINE_SIZE, "wakeup line size");
 COX_GROUP_AT(cox_group_layout_identity, holder, 0);
-COX_GROUP_AT(cox_group_layout_identity, life, 8);
+COX_GROUP_AT(cox_group_layout_identity, generation, 8);
 COX_GROUP_AT(cox_group_layout_identity, said_count, 16);
 COX_GROUP_AT(cox_group_layout_identity, said_size, 20);
 COX_GROUP_AT(cox_group_layout_identity, said_dead, 24);
@@ -179,10 +180,10 @@ static inline uint64_t cox_group_arrived(uint64_t epoch, uint32_t index)
     return epoch << COX_GROUP_INDEX_BITS | (index & COX_GROUP_INDEX_MASK);
 }
 
-/* No two lives have the same one. */
-static inline uint64_t cox_group_mirror(uint64_t life, uint64_t arrived)
+/* No two generations have the same one. */
+static inline uint64_t cox_group_mirror(uint64_t generation, uint64_t arrived)
 {
-    return ~arrived ^ life * UINT64_C(0x9e3779b97f4a7c15);
+    return ~arrived ^ generation * UINT64_C(0x9e3779b97f4a7c15);
 }
 
 /* The low bits are such that no flipped bit of a zero, or of another epoch's word, makes one. */

@@ -27,7 +27,7 @@ struct cox_group_memory {
     /* who writes; NULL: nobody */
     const struct cox_group_base *holder;
     /* of the last group that did; 0: there was none */
-    uint64_t life;
+    uint64_t generation;
     struct other others[COX_RANK_COUNT_MAX];
 };
 
@@ -135,11 +135,11 @@ static int take_check(const struct cox_group_memory *memory, const struct cox_gr
 {
     if (memory->holder)
         return cox_fail(err, COX_STATE, "the group of before is to be left first");
-    if (base->life <= memory->life)
+    if (base->generation <= memory->generation)
         return cox_fail(err, COX_TAKEN,
-                        "rank %" PRIu32 " was in life %" PRIu64
-                        " of the group already: life %" PRIu64 " cannot begin",
-                        memory->rank, memory->life, base->life);
+                        "rank %" PRIu32 " was in generation %" PRIu64
+                        " of the group already: generation %" PRIu64 " cannot begin",
+                        memory->rank, memory->generation, base->generation);
     if (base->rank != memory->rank || base->rank_count != memory->rank_count)
         return cox_fail(err, COX_INVALID,
                         "rank %" PRIu32 " of %" PRIu32 " in the memory of rank %" PRIu32
@@ -154,12 +154,13 @@ static int take_check(const struct cox_group_memory *memory, const struct cox_gr
     return 0;
 }
 
-/* For the others this rank is in no life from here on, before its first word is another one. */
+/* For the others this rank is in no generation from here on, before its first word is another one.
+ */
 static void words_reset(struct cox_group_base *base)
 {
     struct cox_group_layout_rank *own = base->ranks[base->rank];
-    /* Whatever this rank writes in the new life, values too, comes after it: as in part_align of
-     * group.c. Partner is the second look in epoch_verify. */
+    /* Whatever this rank writes in the new generation, values too, comes after it: as in part_align
+     * of group.c. Partner is the second look in epoch_verify. */
     atomic_store_explicit(&own->identity.holder,
                           cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start),
                           memory_order_seq_cst);
@@ -205,7 +206,7 @@ int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_grou
     atomic_fetch_add_explicit(&memory->users, 1, memory_order_relaxed);
     base->memory = memory;
     memory->holder = base;
-    memory->life = base->life;
+    memory->generation = base->generation;
     words_reset(base);
     return 0;
 }

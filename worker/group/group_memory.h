@@ -3,7 +3,7 @@
  * values, which nobody else can write, the hints, and those of the other ranks, which it can only
  * read. Private to the library.
  *
- * It outlives the groups that a rank forms one after the other, each in another life, and the
+ * It outlives the groups that a rank forms one after the other, each in another generation, and the
  * worker: who uses it has a reference. What another rank has is opened once, and again when that
  * rank is another process.
  *
@@ -45,10 +45,10 @@ struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_
 struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory); /* NULL-safe */
 
 /* Fills in memory, ranks, values, wakeup and wakeups of base, with a reference, and sets the words
- * of this rank to zero, for the life of base. Returns 0; COX_STATE: the group of before is to be
- * left first; COX_TAKEN: this process was in that life, or in a later one, already; COX_INVALID:
- * the options do not fit this memory; COX_DENIED, COX_CORRUPT: a rank's memory is not as it should
- * be, err says whose; what cox_handle_open returns. */
+ * of this rank to zero, for the generation of base. Returns 0; COX_STATE: the group of before is to
+ * be left first; COX_TAKEN: this process was in that generation, or in a later one, already;
+ * COX_INVALID: the options do not fit this memory; COX_DENIED, COX_CORRUPT: a rank's memory is not
+ * as it should be, err says whose; what cox_handle_open returns. */
 int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_group_base *base,
                           struct cox_error *err);
 /* This group writes no more. Idempotent. */

@@ -22,15 +22,15 @@ uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank)
     uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire), again;
     if (!base->memory)
         return holder;
-    /* A rank is in one life after the other with the same words. Who goes on says so in `holder`
-     * before it changes the life, so that the two belong together where `holder` is the same before
-     * and after: acquire keeps the second load behind that of the life. One that changes it all the
-     * time is in none. */
+    /* A rank is in one generation after the other with the same words. Who goes on says so in
+     * `holder` before it changes the generation, so that the two belong together where `holder` is
+     * the same before and after: acquire keeps the second load behind that of the generation. One
+     * that changes it all the time is in none. */
     for (int tries = 0; tries < 8; tries++, holder = again) {
-        uint64_t life = atomic_load_explicit(&identity->life, memory_order_acquire);
+        uint64_t generation = atomic_load_explicit(&identity->generation, memory_order_acquire);
         again = atomic_load_explicit(&identity->holder, memory_order_acquire);
         if (again == holder)
-            return life == base->life ? holder : 0;
+            return generation == base->generation ? holder : 0;
     }
     return 0;
 }

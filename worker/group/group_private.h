@@ -50,7 +50,7 @@ struct cox_group_base {
     uint32_t rank;
     uint32_t rank_count;
     uint32_t value_size;
-    uint64_t life;
+    uint64_t generation;
     /* of this process */
     uint64_t start;
     /* who joined; a child of a fork is somebody else */
@@ -150,7 +150,8 @@ int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t hol
 bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
 /* False once its process is dead, and when it never was seen alive. */
 bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
-/* {state, pid, start} of the rank in this life; 0: it is not in this life, or no longer. */
+/* {state, pid, start} of the rank in this generation; 0: it is not in this generation, or no
+ * longer. */
 uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank);
 /* The process of which the init tells that it is this rank is gone, and reaped. False where the
  * init does not tell, or in another pid namespace. */

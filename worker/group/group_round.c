@@ -19,19 +19,20 @@
  * never completed by anybody: align is monotone, so A cannot arrive at e + 1 before it has left e.
  * Should C never align, B ends at its deadline, and gives up e + 1.
  *
- * Why lives do not mix where a rank has the same words in each (the sealed form). Let B join life L
- * + 1 while A still waits or reads in L. Before B changes any word it says in `holder` that it is
- * in no life, and turns the mirror of each part over, so that the word beside it is no arrival;
- * then it sets its words to zero, says L + 1, and arrives there with mirrors that are those of L +
- * 1. So what A sees of B is an arrival of L, from before, or none. If A had seen B arrive in L and
- * copies its value when B gives a new one in L + 1, A's second look finds a mirror that is not of
+ * Why generations do not mix where a rank has the same words in each (the sealed form). Let B join
+ * generation L + 1 while A still waits or reads in L. Before B changes any word it says in `holder`
+ * that it is in no generation, and turns the mirror of each part over, so that the word beside it
+ * is no arrival; then it sets its words to zero, says L + 1, and arrives there with mirrors that
+ * are those of L + 1. So what A sees of B is an arrival of L, from before, or none. If A had seen B
+ * arrive in L and copies its value when B gives a new one in L + 1, A's second look finds a mirror
+ * that is not of
  * L: the turned mirror is ordered before the new value as the word of an align is. B waits in L + 1
  * for A before its first round can be complete, since each rank has to say that it is in L + 1
  * first. How B's subgroups are made, and where in a round it is, A does not hold against B once
- * `holder` and the life beside it say that B has gone on, for those are changed first; what B has
- * given up in whatever life is over for A as well. And A does not hold what B left there in L
- * against it in L + 1: B had set it to zero when it said that it is there. A rank that has died has
- * nothing to do with this: its successor has other memory.
+ * `holder` and the generation beside it say that B has gone on, for those are changed first; what B
+ * has given up in whatever generation is over for A as well. And A does not hold what B left there
+ * in L against it in L + 1: B had set it to zero when it said that it is there. A rank that has
+ * died has nothing to do with this: its successor has other memory.
  *
  * Why a failure reaches all. Whoever fails gives up the epoch: it stores that in its own line, and
  * rings. A member that is not complete looks, at every ring and every 50 ms, at the lines of all,
@@ -163,11 +164,11 @@ static bool count_is_later(uint64_t seen, uint64_t tag)
 /* True: ring. Everybody has been counted, this rank as the last; or others are counted in a later
  * round already, having seen this rank arrive before it was counted: their count stays, and who
  * sleeps in this round, which is complete, is woken. */
-static bool wakeup_count(struct cox_group_layout_wakeup *wakeup, uint64_t life, uint64_t word,
+static bool wakeup_count(struct cox_group_layout_wakeup *wakeup, uint64_t generation, uint64_t word,
                          uint32_t count)
 {
-    /* The upper bits of life and epoch do not matter for a hint. */
-    uint64_t tag = life << 56 | (word << 8 & (UINT64_MAX >> 8));
+    /* The upper bits of generation and epoch do not matter for a hint. */
+    uint64_t tag = generation << 56 | (word << 8 & (UINT64_MAX >> 8));
     /* relaxed: the exchange below is what counts. */
     uint64_t seen = atomic_load_explicit(&wakeup->counted, memory_order_relaxed), next;
     do {
@@ -199,7 +200,7 @@ static void part_arrive(struct cox_group *group, enum cox_group_operation operat
     uint64_t word = own_word(group);
     /* relaxed, both: ordered by the release below. */
     atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
-    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->generation, word),
                           memory_order_relaxed);
     /* release: what this rank wrote before, here and anywhere; partner is the acquire in
      * member_look. */
@@ -233,7 +234,7 @@ void cox_group_say_again(struct cox_group *group)
     atomic_store_explicit(&part->members_hash, group->members_hash, memory_order_relaxed);
     atomic_store_explicit(&part->name_hash, group->name_hash, memory_order_relaxed);
     atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
-    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->life, word),
+    atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->generation, word),
                           memory_order_relaxed);
     atomic_store_explicit(&part->arrived, word, memory_order_release);
     part_say_gone(group);
@@ -320,14 +321,14 @@ static enum look member_look(struct cox_group *group, uint32_t place)
         &group->base->ranks[group->ranks[place]]->parts[slot];
     /* acquire: partner is the release in part_arrive. */
     uint64_t word = atomic_load_explicit(&part->arrived, memory_order_acquire);
-    const uint64_t life = group->base->life;
+    const uint64_t generation = group->base->generation;
     uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
     enum look look = word_read(group, word);
     /* It may have been here, and be about to arrive at the next one. Anything else that differs is
      * about to become something else, or was written over. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
-    return mirror == cox_group_mirror(life, word) ||
-                   (mirror == cox_group_mirror(life, next) && look == LOOK_HERE)
+    return mirror == cox_group_mirror(generation, word) ||
+                   (mirror == cox_group_mirror(generation, next) && look == LOOK_HERE)
                ? look
                : LOOK_MISSING;
 }
@@ -344,7 +345,7 @@ bool cox_group_went_on(struct cox_group *group, uint32_t place)
     /* acquire: as in member_look. */
     return atomic_load_explicit(&part->arrived, memory_order_acquire) == next &&
            atomic_load_explicit(&part->mirror, memory_order_relaxed) ==
-               cox_group_mirror(group->base->life, next);
+               cox_group_mirror(group->base->generation, next);
 }
 
 /* Returns whether somebody is missing. */
@@ -544,8 +545,8 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
         enum look look = member_look(group, place);
         if (look == LOOK_MISSING || look == LOOK_HERE)
             continue;
-        /* Of one that is in another life by now, which it says before anything of that, these words
-         * say nothing here. */
+        /* Of one that is in another generation by now, which it says before anything of that, these
+         * words say nothing here. */
         if (base->memory && cox_group_has_left(base, rank))
             continue;
         cox_group_blame(group, rank);
@@ -675,7 +676,7 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
         uint32_t seen = cox_group_listen(awaited);
         if (!counted && wakeup) {
             counted = true;
-            if (wakeup_count(wakeup, group->base->life, word, group->count))
+            if (wakeup_count(wakeup, group->base->generation, word, group->count))
                 wakeup_post(wakeup);
             else
                 early = true;
@@ -754,14 +755,15 @@ static int epoch_verify(struct cox_group *group, struct cox_error *err)
         /* Partner is part_align. */
         uint64_t word = atomic_load_explicit(&part->arrived, memory_order_seq_cst);
         bool stayed = word >> COX_GROUP_INDEX_BITS == present;
-        /* In another life a word may be the same, but not with this mirror. Partner is words_reset.
+        /* In another generation a word may be the same, but not with this mirror. Partner is
+         * words_reset.
          */
         if (stayed && group->base->memory && place != group->self) {
-            const uint64_t life = group->base->life;
+            const uint64_t generation = group->base->generation;
             uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_seq_cst);
-            stayed =
-                mirror == cox_group_mirror(life, word) ||
-                mirror == cox_group_mirror(life, cox_group_arrived(present, (uint32_t)word + 1));
+            stayed = mirror == cox_group_mirror(generation, word) ||
+                     mirror == cox_group_mirror(generation,
+                                                cox_group_arrived(present, (uint32_t)word + 1));
         }
         if (!stayed) {
             cox_group_blame(group, group->ranks[place]);

@@ -20,7 +20,8 @@
 
 /* ---- the group's memory ---- */
 
-/* Accepted as another rank than was asked for, or in another life, is accepted by mistake. */
+/* Accepted as another rank than was asked for, or as another incarnation, is accepted by mistake.
+ */
 static int worker_check_hello_reply(const struct cox_worker_options *options,
                                     const struct cox_hello_reply *hello_reply,
                                     struct cox_error *err)
@@ -29,12 +30,12 @@ static int worker_check_hello_reply(const struct cox_worker_options *options,
     if (hello_reply->rank >= hello_reply->rank_count ||
         (!any && hello_reply->rank != options->rank) ||
         (options->rank_count && hello_reply->rank_count != options->rank_count) ||
-        (options->generation && hello_reply->generation != options->generation))
+        (options->incarnation && hello_reply->incarnation != options->incarnation))
         return cox_fail(err, COX_CORRUPT,
                         "the control socket %s accepts rank %" PRIu32 " of %" PRIu32
-                        ", generation %" PRIu32 ", which is not what was asked for",
+                        ", incarnation %" PRIu32 ", which is not what was asked for",
                         options->control_socket, hello_reply->rank, hello_reply->rank_count,
-                        hello_reply->generation);
+                        hello_reply->incarnation);
     return 0;
 }
 
@@ -59,7 +60,7 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
         .role = COX_HELLO_WORKER,
         .rank = options->rank,
         .rank_count = options->rank_count,
-        .generation = options->generation,
+        .incarnation = options->incarnation,
         .start = self->start,
     };
     struct cox_control_connection session = {.fd = -1};
@@ -83,7 +84,7 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
         cox_close_fd(&session.fds[i]);
     options->rank = session.hello_reply.rank;
     options->rank_count = session.hello_reply.rank_count;
-    options->generation = session.hello_reply.generation;
+    options->incarnation = session.hello_reply.incarnation;
     if (!options->prefix[0])
         worker_name_group(options);
     return r;
@@ -304,7 +305,7 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
                                 cox_state_channel(&worker->control, (enum cox_channel_id)c),
                                 worker->notify_fd);
         thread->line = cox_state_line(&worker->control, options->rank, (enum cox_channel_id)c);
-        cox_state_set_life(thread->line, worker->control.epoch, options->generation);
+        cox_state_set_incarnation(thread->line, worker->control.instance, options->incarnation);
         r = worker_attach_line(thread, err);
         if (r)
             return r;
@@ -320,8 +321,8 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
 /* From here on the coordinator counts on this rank. */
 void cox_worker_announce(struct cox_worker *worker)
 {
-    cox_state_announce_identity(cox_worker_identity(worker), worker->control.epoch,
-                                worker->options.generation);
+    cox_state_announce_identity(cox_worker_identity(worker), worker->control.instance,
+                                worker->options.incarnation);
     if (!worker->control.geometry.legacy)
         cox_gate_post(&worker->threads[COX_CHANNEL_EXECUTE].channel.gate, worker->options.rank,
                       COX_WAKEUP_RESPONSE_CONSUME);

@@ -87,9 +87,9 @@ static bool lending_begin(struct cox_channel_thread *thread, uint64_t sequence,
         *lending_entry(thread, gap) = (struct cox_lent){.sequence = gap, .state = COX_LENT_READY};
     *entry =
         (struct cox_lent){.sequence = sequence, .state = state, .taken_ns = cox_now_coarse_ns()};
-    /* Again for every request: a reply from another life is refused. */
-    cox_state_set_life(thread->line, thread->worker->control.epoch,
-                       thread->worker->options.generation);
+    /* Again for every request: a reply of another incarnation is refused. */
+    cox_state_set_incarnation(thread->line, thread->worker->control.instance,
+                              thread->worker->options.incarnation);
     cox_channel_thread_set_taken(thread, sequence);
     return true;
 }

@@ -86,9 +86,9 @@ static int set_option(struct cox_worker_options *options, const char *what, cons
         if (strcmp(text, "sealed") != 0 && strcmp(text, "named") != 0)
             r = cox_fail(err, COX_INVALID, "%s is '%.60s': expected named or sealed", what, text);
         *found |= text[0] == 's' ? FIELD_SEALED : 0u;
-    } else if (strcmp(name, "generation") == 0) {
+    } else if (strcmp(name, "incarnation") == 0) {
         r = parse_number(what, text, 1, UINT32_MAX, &value, err);
-        options->generation = (uint32_t)value;
+        options->incarnation = (uint32_t)value;
     }
     return r;
 }
@@ -106,7 +106,8 @@ static const struct {
     {"--parent_pid", "COXSWAIN_PARENT_PID", "parent_pid"},
     {"--global_rank", NULL, "ignored"}, /* of a group that spans machines; this one does not */
     {"--global_world_size", NULL, "ignored"},
-    {NULL, "COXSWAIN_GENERATION", "generation"},
+    {NULL, "COXSWAIN_GENERATION", "incarnation"}, /* of the release before */
+    {NULL, "COXSWAIN_INCARNATION", "incarnation"},
     {NULL, "COXSWAIN_FDS", "fds"},
     {NULL, "COXSWAIN_NOTIFY_FD", "notify_fd"},
     {"--socket", NULL, "socket"},
@@ -163,9 +164,11 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
             return r;
     }
     /* The path that the environment names is for those who are told to log on. */
-    const char *control_socket = getenv("COXSWAIN_DOOR");
+    const char *control_socket = getenv("COXSWAIN_SOCKET");
+    if (!control_socket)
+        control_socket = getenv("COXSWAIN_DOOR"); /* of the release before */
     if ((found & FIELD_SEALED) && !parsed.control_socket[0])
-        r = set_option(&parsed, "COXSWAIN_DOOR", "socket", control_socket ? control_socket : "",
+        r = set_option(&parsed, "COXSWAIN_SOCKET", "socket", control_socket ? control_socket : "",
                        &found, &group_size, err);
     if (r)
         return r;
@@ -188,8 +191,8 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
             count = 1;
         }
     /* With several groups on one node, the flags count ranks over all of them. */
-    if (!parsed.generation && !parsed.control_socket[0])
-        parsed.generation = 1;
+    if (!parsed.incarnation && !parsed.control_socket[0])
+        parsed.incarnation = 1;
     if (group_size && group_size < parsed.rank_count) {
         parsed.rank %= group_size;
         parsed.rank_count = group_size;

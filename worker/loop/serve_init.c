@@ -40,15 +40,15 @@ void cox_init_request_group(const struct cox_init_request *request,
                             struct cox_group_options *options)
 {
     const struct cox_worker *worker = request->worker;
-    const uint64_t life = request->request->group_life;
+    const uint64_t generation = request->request->group_generation;
     COX_ASSERT(options->size >= offsetof(struct cox_group_options, aborted));
     options->name = NULL;
     options->sealed = worker->group_memory ? &request->sealed : NULL;
     options->fd = worker->group_fd;
-    options->fd_offset = cox_geometry_group_offset(&worker->control.geometry, life);
+    options->fd_offset = cox_geometry_group_offset(&worker->control.geometry, generation);
     options->rank = worker->options.rank;
     options->rank_count = worker->options.rank_count;
-    options->life = life;
+    options->generation = generation;
     options->spin_ns = worker->control.geometry.spin_ns;
 }
 

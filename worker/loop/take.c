@@ -159,8 +159,8 @@ COX_HOT_INLINE static int thread_take(struct cox_channel_thread *thread, uint64_
         thread->stamp_ns = cox_now_coarse_ns();
     if (thread->lending.on)
         return cox_lending_take(thread, thread->next) ? 0 : COX_CORRUPT;
-    /* Again for every request: a reply from another life is refused. */
-    cox_state_set_life(thread->line, worker->control.epoch, worker->options.generation);
+    /* Again for every request: a reply of another incarnation is refused. */
+    cox_state_set_incarnation(thread->line, worker->control.instance, worker->options.incarnation);
     cox_channel_thread_set_taken(thread, thread->next);
     cox_state_set_rank(thread->line, COX_RANK_TAKEN, thread->next, thread->stamp_ns);
     return 0;

@@ -181,7 +181,7 @@ int cox_worker_report_fault(struct cox_worker *worker, const char *text, uint64_
     return cox_worker_tell(worker, -1, 0, text, deadline_ns);
 }
 
-/* ---- life ---- */
+/* ---- start and end ---- */
 
 /* ---- the guard: the end of an orphan, from new to free, whatever the host's own threads do ----
  */
@@ -266,8 +266,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
         worker->options.sequence_count_max = SEQUENCE_COUNT_MAX;
     if (!worker->options.token_count_max)
         worker->options.token_count_max = TOKEN_COUNT_MAX;
-    if (!worker->options.generation && !worker->options.control_socket[0])
-        worker->options.generation = 1;
+    if (!worker->options.incarnation && !worker->options.control_socket[0])
+        worker->options.incarnation = 1;
     worker->callbacks_copy = known_callbacks;
     worker->callbacks = &worker->callbacks_copy;
     worker->context = context;

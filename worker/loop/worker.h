@@ -77,9 +77,9 @@ struct cox_worker_options {
     /* passed on, not used by the library */
     int32_t device;
     /* incarnation of this rank; 1 is the first */
-    uint32_t generation;
+    uint32_t incarnation;
     /* Path of the group's control socket, or, without a slash, the group's name. new connects there
-     * and receives the memory, and also rank, rank_count and generation where these are left open:
+     * and receives the memory, and also rank, rank_count and incarnation where these are left open:
      * rank COX_WORKER_RANK_ANY, the others 0. prefix is then used in messages only. Empty: attach
      * by names or fds. */
     char control_socket[4096];
@@ -119,13 +119,12 @@ struct cox_worker_options {
 
 /* Fills options from the environment, then from flags; flags win.
  * Environment, set by the coordinator: COXSWAIN_PREFIX, _RANK, _WORLD_SIZE, _DEVICE, _PARENT_PID,
- * _GENERATION, _FDS, _NOTIFY_FD and _DOOR. _FDS and _NOTIFY_FD are removed from it. _DOOR is the fd
- * store, and the control socket too when _ATTACH is sealed.
- * Flags, with the value after '=' or in the next argument: --socket, --local_rank,
- * --local_world_size, --npu_num_per_dp, --npu_device_id, --parent_pid, --shm_name_prefix. When
- * --npu_num_per_dp is smaller than the world size, the node has several groups: rank is taken
- * modulo it. --global_rank and --global_world_size are accepted and ignored. Known flags are
- * removed from argv and *argc; all others stay, in order.
+ * _INCARNATION, _FDS, _NOTIFY_FD and _SOCKET. _FDS and _NOTIFY_FD are removed from it. _SOCKET is
+ * the fd store, and the control socket too when _ATTACH is sealed. Flags, with the value after '='
+ * or in the next argument: --socket, --local_rank, --local_world_size, --npu_num_per_dp,
+ * --npu_device_id, --parent_pid, --shm_name_prefix. When --npu_num_per_dp is smaller than the world
+ * size, the node has several groups: rank is taken modulo it. --global_rank and --global_world_size
+ * are accepted and ignored. Known flags are removed from argv and *argc; all others stay, in order.
  * Returns
  *   0
  *   COX_INVALID: a value is missing or invalid, err names it; options and argv are unchanged */
@@ -222,12 +221,11 @@ COX_PUBLIC bool cox_init_request_replayed(const struct cox_init_request *request
 
 /* Fills in where the ranks form their rank group in this init. options starts as
  * COX_GROUP_OPTIONS_INIT (asserted).
- * Named group: sets fd, fd_offset, rank, rank_count and life. Each init has memory of its own, all
- * zero, so that a rank still in the previous group cannot write to it. fd is lent until
- * cox_worker_free; it is -1 where the coordinator has no such memory (legacy).
- * Sealed group: sets `sealed` instead, lent until the callback returns. The rank leaves the
- * previous init's group before it joins this one.
- * All other options stay the caller's. */
+ * Named group: sets fd, fd_offset, rank, rank_count and generation. Each init has memory of its
+ * own, all zero, so that a rank still in the previous group cannot write to it. fd is lent until
+ * cox_worker_free; it is -1 where the coordinator has no such memory (legacy). Sealed group: sets
+ * `sealed` instead, lent until the callback returns. The rank leaves the previous init's group
+ * before it joins this one. All other options stay the caller's. */
 struct cox_group_options;
 COX_PUBLIC void cox_init_request_group(const struct cox_init_request *request,
                                        struct cox_group_options *options);

@@ -1,5 +1,5 @@
-/* The worker's own memory, shared by worker.c (life), attach.c, pause.c, large_payload.c (blocks),
- * and by serve.c and its files (one request: serve_internal.h). */
+/* The worker's own memory, shared by worker.c (start and end), attach.c, pause.c, large_payload.c
+ * (blocks), and by serve.c and its files (one request: serve_internal.h). */
 #ifndef COX_WORKER_WORKER_INTERNAL_H
 #define COX_WORKER_WORKER_INTERNAL_H
 

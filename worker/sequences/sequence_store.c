@@ -123,7 +123,7 @@ static void spare_put(struct cox_sequence_store *store, struct cox_sequence *seq
     store->spares = sequence;
 }
 
-/* An empty sequence; arrays of an earlier life stay with it. */
+/* An empty sequence; arrays of an earlier use stay with it. */
 static struct cox_sequence *spare_take(struct cox_sequence_store *store)
 {
     struct cox_sequence *sequence = store->spares;
