@@ -219,7 +219,7 @@
     X(GROUP_WOKEN, "group.woken")                                                                  \
     X(GROUP_SLEEPS, "group.sleeps")                                                                \
     X(GROUP_DONE, "group.done") /* with one round of an operation */                               \
-    X(GROUP_GIVEN_UP, "group.given_up")                                                            \
+    X(GROUP_ABORTED, "group.aborted")                                                              \
     X(GROUP_ALIGNED, "group.aligned")                                                              \
     X(GROUP_BOUND, "group.bound")       /* a socket for fds */                                     \
     X(GROUP_OFFERED, "group.offered")   /* an fd, to one member */                                 \

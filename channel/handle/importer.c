@@ -330,17 +330,17 @@ static const struct cox_import *import_use(struct cox_importer *importer,
 }
 
 /* Into the table; or, where another thread was faster, out of the world. */
-static const struct cox_import *import_settle(struct cox_importer *importer, struct import *import)
+static const struct cox_import *import_share(struct cox_importer *importer, struct import *import)
 {
     pthread_mutex_lock(&importer->lock);
-    struct import **slot = import_slot(importer, &import->handle, import->flags), *settled = *slot;
-    if (!settled)
-        *slot = settled = import;
-    settled->users++;
+    struct import **slot = import_slot(importer, &import->handle, import->flags), *shared = *slot;
+    if (!shared)
+        *slot = shared = import;
+    shared->users++;
     pthread_mutex_unlock(&importer->lock);
-    if (settled != import)
+    if (shared != import)
         import_free(import);
-    return &settled->view;
+    return &shared->view;
 }
 
 static int import_new(struct cox_importer *importer, const struct cox_handle *handle,
@@ -392,7 +392,7 @@ int cox_importer_open(struct cox_importer *importer, const struct cox_handle *ha
     }
     r = import_new(importer, &copy, &info, flags, own, &import, err);
     if (r == 0)
-        *ret_import = import_settle(importer, import);
+        *ret_import = import_share(importer, import);
     return r;
 }
 

@@ -18,7 +18,7 @@ struct cox_gate_wakeup {
     /* tokens taken by wait; only who waits writes it */
     _Atomic uint32_t taken;
     /* of those, by settle: what `taken` was then */
-    uint32_t settled;
+    uint32_t drained_at;
     /* events settled whose tokens were not taken yet */
     uint32_t due;
 };
@@ -50,7 +50,7 @@ static unsigned wakeup_start(enum cox_wakeup wakeup, unsigned depth)
 /* What was taken by now was for nothing that is still to come. */
 static void wakeup_forget(struct cox_gate_wakeup *wakeup)
 {
-    wakeup->settled = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
+    wakeup->drained_at = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
     wakeup->due = 0;
 }
 
@@ -383,8 +383,8 @@ COX_HOT void cox_gate_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wake
      * forgotten. */
     uint32_t owed = wakeup->due + 1;
     const uint32_t now = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
-    const uint32_t taken = now - wakeup->settled;
-    wakeup->settled = now;
+    const uint32_t taken = now - wakeup->drained_at;
+    wakeup->drained_at = now;
     wakeup->due = taken < owed ? owed - taken : 0;
     while (wakeup->due > 0 && cox_semaphore_take(&wakeup->semaphore)) {
         cox_fault_point(COX_FAULT_TOKEN_TAKEN);

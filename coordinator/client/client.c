@@ -231,12 +231,13 @@ static void field_clean(const ProtobufCFieldDescriptor *field, uint8_t *message)
 
 /* ---- requests ---- */
 
-int cox_client_error(const struct CoxswainControl__Error *told, struct cox_error *err)
+int cox_client_error(const struct CoxswainControl__Error *reply_error, struct cox_error *err)
 {
     /* A code that is none of ours is a failure all the same. */
-    int code = told->code < COX_STATUS_COUNT && told->code != 0 ? told->code : COX_REJECTED;
+    int code = reply_error->code < COX_STATUS_COUNT && reply_error->code != 0 ? reply_error->code
+                                                                              : COX_REJECTED;
     char text[sizeof err->text];
-    snprintf(text, sizeof text, "%s", told->text ? told->text : "");
+    snprintf(text, sizeof text, "%s", reply_error->text ? reply_error->text : "");
     cox_text_trim(text);
     cox_client_clean_text(text);
     return cox_fail(err, code, "%s", text[0] ? text : cox_status_text(code));

@@ -78,7 +78,7 @@ int cox_client_watch(struct cox_watch *watch, struct cox_error *err);
 
 /* The error that another process told, as one of ours. Never 0. */
 struct CoxswainControl__Error;
-int cox_client_error(const struct CoxswainControl__Error *told, struct cox_error *err);
+int cox_client_error(const struct CoxswainControl__Error *reply_error, struct cox_error *err);
 
 /* Text of another process, for people: what is no printable UTF-8 becomes '?'; newlines stay. */
 void cox_client_clean_text(char *text);

@@ -26,16 +26,16 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
     /* Oldest first: a rank replies in order, and its tokens are matched in order. */
     uint64_t first =
         collector->published > geometry->depth ? collector->published - geometry->depth + 1 : 1;
-    first = collector->settled < first ? first : collector->settled + 1;
+    first = collector->finished < first ? first : collector->finished + 1;
     bool before = true; /* all until here are settled */
     for (uint64_t sequence = first; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
-        const bool settled = entry->sequence != sequence ||
-                             (entry->ended && (!entry->replies || entry_is_consumed(entry)));
-        before &= settled;
+        const bool finished = entry->sequence != sequence ||
+                              (entry->ended && (!entry->replies || entry_is_consumed(entry)));
+        before &= finished;
         if (before)
-            collector->settled = sequence;
-        if (settled || !entry->replies || !entry->ended)
+            collector->finished = sequence;
+        if (finished || !entry->replies || !entry->ended)
             continue;
         for (uint32_t rank = 0; rank < collector->rank_count; rank++) {
             if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank))

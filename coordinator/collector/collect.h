@@ -166,7 +166,7 @@ struct cox_collector {
     /* bit i: the request in frame i has ended without the replies of all its ranks */
     uint64_t cancelled;
     /* up to here every reply was taken or dropped, or none is expected */
-    uint64_t settled;
+    uint64_t finished;
     /* by frame */
     struct cox_late_request late[COX_DEPTH_MAX];
     /* of these in use */

@@ -82,8 +82,8 @@ static void error_channel_tell(struct cox_error_channel *errors, int rank, size_
     uint32_t rank_count = errors->channel->control->geometry.rank_count;
     /* MindIE-LLM's workers never say which rank they are: no rank is not rank 0. */
     bool known = report->has_rank && report->rank >= 0 && (uint32_t)report->rank < rank_count;
-    int told = known ? report->rank : -1;
-    errors->report(errors->context, rank >= 0 ? rank : told, report_text(report));
+    int named_rank = known ? report->rank : -1;
+    errors->report(errors->context, rank >= 0 ? rank : named_rank, report_text(report));
 }
 
 static void error_channel_take(struct cox_error_channel *errors)

@@ -35,8 +35,8 @@ int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_
     uint64_t run = collector->handler_runs;
     while (collector->in_handler && collector->handler_runs == run && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
-    bool told = !collector->in_handler || collector->handler_runs != run;
-    int r = cox_collector_asks(collector, rank) || !told ? COX_TIMEOUT : 0;
+    bool reported = !collector->in_handler || collector->handler_runs != run;
+    int r = cox_collector_asks(collector, rank) || !reported ? COX_TIMEOUT : 0;
     pthread_mutex_unlock(&collector->lock);
     cox_fault_point(COX_FAULT_RANK_LEFT_OUT);
     return r;

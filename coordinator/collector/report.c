@@ -11,7 +11,7 @@
 #include "proto/executor.pb-c.h"
 
 /* Of each kind of failure so many ranks are told in their own words, in so many bytes together. */
-#define TOLD_COUNT 4
+#define REPORTED_COUNT 4
 #define TOLD_SIZE 600
 
 /* Appends to a text that never overflows. */
@@ -140,14 +140,14 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
     char *buffer = gathering->text;
     size_t buffer_size = sizeof gathering->text;
     struct cox_rank_set others = {{0}};
-    uint32_t count = 0, told = 0;
+    uint32_t count = 0, reported = 0;
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++)
         count += gathering->results[rank].outcome == outcome;
-    int share = (int)(TOLD_SIZE / (count < TOLD_COUNT ? count + !count : TOLD_COUNT));
+    int share = (int)(TOLD_SIZE / (count < REPORTED_COUNT ? count + !count : REPORTED_COUNT));
     for (uint32_t rank = 0; rank < gathering->rank_count; rank++) {
         if (gathering->results[rank].outcome != outcome)
             continue;
-        if (told == TOLD_COUNT) {
+        if (reported == REPORTED_COUNT) {
             cox_rank_set_add(&others, rank);
             continue;
         }
@@ -156,9 +156,9 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
                    gathering->results[rank].text);
         else
             append(buffer, buffer_size, "; %.*s", share, gathering->results[rank].text);
-        told++;
+        reported++;
     }
-    if (count > told) {
+    if (count > reported) {
         append(buffer, buffer_size, "; %s too: ranks ",
                outcome == COX_OUTCOME_DEAD ? "dead" : "failed");
         cox_report_append_ranks(buffer, buffer_size, &others);
@@ -207,7 +207,7 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
     report_outcome(gathering, COX_OUTCOME_ERROR);
     if (status != COX_TIMEOUT && status != COX_CLOSED)
         return;
-    if (late <= TOLD_COUNT) {
+    if (late <= REPORTED_COUNT) {
         report_outcome(gathering, COX_OUTCOME_LATE);
         return;
     }

@@ -14,8 +14,8 @@
  *   can a name be left, /dev/shm/<pid>_doctor, and of cox_doctor_runtime_dir, <pid>.doctor in
  *   that folder.
  */
-#ifndef COX_COORDINATOR_PROBE_H
-#define COX_COORDINATOR_PROBE_H
+#ifndef COX_COORDINATOR_DOCTOR_CHECKS_H
+#define COX_COORDINATOR_DOCTOR_CHECKS_H
 
 #include "channel/base/base.h"
 

@@ -198,16 +198,16 @@ static const char *executor_why_late(struct cox_executor *executor, uint32_t ran
 /* What the host says and is told while the ranks attach. told: the ranks that it knows to be
  * missing; all zero at first. Returns whether it wants no more of it. */
 static bool executor_ask_host(struct cox_executor *executor, const struct cox_rank_set *checked,
-                              struct cox_rank_set *told)
+                              struct cox_rank_set *reported)
 {
     const struct cox_executor_options *options = &executor->options;
     struct cox_rank_set missing = {{0}};
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         if (!cox_rank_set_has(checked, rank))
             cox_rank_set_add(&missing, rank);
-    if (options->attaching && memcmp(&missing, told, sizeof missing) != 0)
+    if (options->attaching && memcmp(&missing, reported, sizeof missing) != 0)
         options->attaching(options->hook_context, &missing);
-    *told = missing;
+    *reported = missing;
     return options->cancelled && options->cancelled(options->hook_context);
 }
 
@@ -229,7 +229,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
                                  struct cox_error *err)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
-    struct cox_rank_set checked = {{0}}, told = {{0}};
+    struct cox_rank_set checked = {{0}}, reported = {{0}};
     uint32_t rank = 0; /* the first that has not attached */
     int r = 0;
     pthread_mutex_lock(&collector->lock);
@@ -246,7 +246,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
                 r = cox_executor_describe_failure(executor, other, COX_PEER_DEAD,
                                                   "before the group was complete", err);
         pthread_mutex_unlock(&collector->lock);
-        bool cancelled = executor_ask_host(executor, &checked, &told);
+        bool cancelled = executor_ask_host(executor, &checked, &reported);
         pthread_mutex_lock(&collector->lock);
         if (r == 0 && cancelled)
             r = cox_fail(err, COX_CLOSED, "cancelled while the workers were starting");

@@ -88,9 +88,9 @@ struct cox_executor {
     /* renewals; release after kv_digest, acquire before it is read */
     _Atomic uint64_t kv_changes;
     /* NULL: ranks load the weights themselves */
-    void (*tell_weights)(void *context, struct cox_weights_told *ret_told);
+    void (*announce_weights)(void *context, struct cox_weights_announcement *ret_announcement);
     /* both are set before the first init */
-    void *tell_context;
+    void *announce_context;
     /* generation of the rank group of the last init that was sent; 0: none was */
     _Atomic uint64_t group_generation;
     /* belongs to the thread in init; see group_memory.h */

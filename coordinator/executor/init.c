@@ -362,24 +362,24 @@ static void init_keep_group(struct cox_executor *executor, uint64_t generation)
 
 /* What init tells of the weights; all of it is lent to the request. */
 struct weights_words {
-    struct cox_weights_told told;
+    struct cox_weights_announcement announcement;
     Coxswain__WeightsCandidate offer;
 };
 
 static void weights_fill(const struct cox_executor *executor, struct weights_words *words,
                          ExecuteRequest *request)
 {
-    struct cox_weights_told *told = &words->told;
-    if (!executor->tell_weights || executor->geometry.legacy)
+    struct cox_weights_announcement *announcement = &words->announcement;
+    if (!executor->announce_weights || executor->geometry.legacy)
         return;
-    executor->tell_weights(executor->tell_context, told);
+    executor->announce_weights(executor->announce_context, announcement);
     coxswain__weights_candidate__init(&words->offer);
     words->offer.has_handle = words->offer.has_size = 1;
-    words->offer.handle =
-        (ProtobufCBinaryData){.data = told->handle.bytes, .len = sizeof told->handle.bytes};
-    words->offer.size = told->size;
+    words->offer.handle = (ProtobufCBinaryData){.data = announcement->handle.bytes,
+                                                .len = sizeof announcement->handle.bytes};
+    words->offer.size = announcement->size;
     request->has_weights_version = 1;
-    request->weights_version = told->version;
+    request->weights_version = announcement->version;
     request->weights = &words->offer;
 }
 
@@ -460,12 +460,13 @@ uint64_t cox_executor_epoch(const struct cox_executor *executor)
     return epoch;
 }
 
-void cox_executor_tell_weights(struct cox_executor *executor,
-                               void (*tell)(void *context, struct cox_weights_told *ret_told),
-                               void *context)
+void cox_executor_announce_weights(
+    struct cox_executor *executor,
+    void (*announce)(void *context, struct cox_weights_announcement *ret_announcement),
+    void *context)
 {
-    executor->tell_weights = tell;
-    executor->tell_context = context;
+    executor->announce_weights = announce;
+    executor->announce_context = context;
 }
 
 int cox_executor_init(struct cox_executor *executor, const struct cox_config_entry *config,

@@ -72,7 +72,7 @@ COX_PUBLIC int cox_executor_init(struct cox_executor *executor,
 /* Where a version of the model's weights is: memory with the seals F_SEAL_WRITE, F_SEAL_SHRINK,
  * F_SEAL_GROW and F_SEAL_SEAL, which a rank maps for reading. An init names it. Steps name it again
  * (fields weights_version and weights), until a step of that version has succeeded on all ranks. */
-struct cox_weights_told {
+struct cox_weights_announcement {
     /* of the whole memory; can be opened until all ranks use another version */
     struct cox_handle handle;
     /* its bytes */
@@ -82,10 +82,10 @@ struct cox_weights_told {
 };
 /* tell is called in every init from now on, replays included, on the thread of the init and before
  * it is sent. To be set before the first init; legacy workers are not told. */
-COX_PUBLIC void cox_executor_tell_weights(struct cox_executor *executor,
-                                          void (*tell)(void *context,
-                                                       struct cox_weights_told *ret_told),
-                                          void *context);
+COX_PUBLIC void cox_executor_announce_weights(
+    struct cox_executor *executor,
+    void (*announce)(void *context, struct cox_weights_announcement *ret_announcement),
+    void *context);
 
 /* Sends the last init that succeeded again to every rank, byte for byte and marked as a replay:
  * after a rank was replaced. The ranks form their group anew; ranks that already have what it asks

@@ -107,7 +107,7 @@ int cox_recovery_leave(struct cox_recovery *recovery, int r)
 
 /* The try of a new process has ended: what is known of the rank is what the executor knows now,
  * since the hook was not listened to. */
-static void rank_settle(struct cox_recovery *recovery, uint32_t number, int r)
+static void rank_restarted(struct cox_recovery *recovery, uint32_t number, int r)
 {
     struct cox_recovery_rank *rank = &recovery->ranks[number];
     const struct cox_rank_status *status = &recovery->statuses[number];
@@ -153,7 +153,7 @@ int cox_recovery_replace(struct cox_recovery *recovery, uint32_t number, uint64_
     cox_recovery_enter(recovery);
     int r = cox_executor_restart(recovery->executor, number, deadline_ns, err);
     cox_recovery_leave(recovery, r);
-    rank_settle(recovery, number, r);
+    rank_restarted(recovery, number, r);
     return r;
 }
 
@@ -175,7 +175,7 @@ int cox_recovery_replace_all(struct cox_recovery *recovery, uint64_t deadline_ns
     for (uint32_t rank = 0; rank < recovery->rank_count; rank++)
         recovery->ranks[rank].dead = false;
     for (uint32_t rank = 0; rank < recovery->rank_count; rank++)
-        rank_settle(recovery, rank, r);
+        rank_restarted(recovery, rank, r);
     return r;
 }
 

@@ -50,13 +50,13 @@ struct connection {
     /* it brought some */
     bool prompts;
     /* it waits for its other side alone: another one may have its place */
-    bool quiet;
+    bool idle;
     /* and wakes up for what that says */
     bool reading;
     /* another one has it */
     bool outbid;
     /* when its other side last asked for something, or took some of a reply */
-    uint64_t quiet_ns;
+    uint64_t idle_ns;
     /* of the other side; 0: not known */
     pid_t pid;
 
@@ -432,9 +432,9 @@ static uint32_t places_of(const struct cox_control_server *service, pid_t pid)
  * changes nothing that is looked at here. */
 static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now_ns)
 {
-    return c->used && !c->outbid && c->quiet && (c->prompts || !prompts) &&
+    return c->used && !c->outbid && c->idle && (c->prompts || !prompts) &&
            (!c->prompts ||
-            (now_ns - c->quiet_ns >= IDLE_MS * COX_NSEC_PER_MSEC && now_ns >= c->held_until_ns));
+            (now_ns - c->idle_ns >= IDLE_MS * COX_NSEC_PER_MSEC && now_ns >= c->held_until_ns));
 }
 
 /* Takes a place from a quiet one (prompts: that brought some): of the process that has most of
@@ -451,7 +451,7 @@ static bool places_make_room(struct cox_control_server *service, bool prompts)
             continue;
         uint32_t count = places_of(service, c->pid);
         if (found &&
-            (count < found_count || (count == found_count && c->quiet_ns >= found->quiet_ns)))
+            (count < found_count || (count == found_count && c->idle_ns >= found->idle_ns)))
             continue;
         found = c;
         found_count = count;
@@ -501,7 +501,7 @@ static void orders_leave(struct cox_control_server *service)
 static void progress_note(struct connection *c)
 {
     pthread_mutex_lock(&c->service->lock);
-    c->quiet_ns = cox_now_ns();
+    c->idle_ns = cox_now_ns();
     pthread_mutex_unlock(&c->service->lock);
 }
 
@@ -514,11 +514,11 @@ static bool waits_for_its_other_side(const struct connection *c)
 }
 
 /* True: another connection has its place. */
-static bool quiet_set(struct connection *c, bool quiet, bool reading)
+static bool idle_set(struct connection *c, bool idle, bool reading)
 {
     pthread_mutex_lock(&c->service->lock);
     bool outbid = c->outbid;
-    c->quiet = quiet;
+    c->idle = idle;
     c->reading = reading;
     pthread_mutex_unlock(&c->service->lock);
     return outbid;
@@ -765,10 +765,10 @@ static int connection_wait(struct connection *c, bool reading)
         {.fd = c->service->end_fd, .events = POLLIN},
         {.fd = pending < PENDING_MAX ? c->wake_fd : -1, .events = POLLIN},
     };
-    quiet_set(c, waits_for_its_other_side(c), reading);
+    idle_set(c, waits_for_its_other_side(c), reading);
     int count = poll(fds, 3, poll_timeout(c));
     int e = errno;
-    if (quiet_set(c, false, false)) {
+    if (idle_set(c, false, false)) {
         error_put(
             c, COX_FULL,
             "another connection needed the place of this one, which asked for nothing or did not take its replies");
@@ -932,7 +932,7 @@ int cox_control_server_take(struct cox_control_server *service, int fd, struct c
     } else {
         *c = (struct connection){.service = service, .used = true, .wake_fd = -1};
         c->deadline_ns = cox_deadline_after_ms(IDLE_MS);
-        c->quiet_ns = cox_now_ns();
+        c->idle_ns = cox_now_ns();
         c->pid = cox_socket_peer(fd, &peer) == 0 ? peer.pid : 0;
         cox_stream_init(&c->stream, fd);
         r = cox_thread_start(&c->thread, connection_main, c);

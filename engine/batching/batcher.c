@@ -23,7 +23,7 @@ struct list {
 };
 
 /* Resources of an ended sequence, kept until the last step with a row of it is over. */
-struct parting {
+struct retiring {
     /* block table */
     int32_t *blocks;
     uint32_t block_count;
@@ -37,8 +37,8 @@ struct flight {
     struct cox_step step;
     struct cox_step_row *rows;
     /* at most one per row */
-    struct parting *partings;
-    uint32_t parting_count;
+    struct retiring *retirings;
+    uint32_t retiring_count;
     /* ended sequences that the step reports */
     uint32_t reported_count;
     /* step number */
@@ -145,13 +145,13 @@ static size_t row_cost(const struct cox_batcher *batcher, const struct cox_promp
 /* Running sequences, leased ones, and ended ones with a row in flight. */
 static uint32_t slot_count_max(const struct cox_batcher_options *options)
 {
-    return options->sequence_count_max + options->hold_count_max + options->parting_count_max;
+    return options->sequence_count_max + options->hold_count_max + options->retiring_count_max;
 }
 
 static size_t empty_cost(const struct cox_batcher_options *options)
 {
     return STEP_COST + FINISHED_COST * (size_t)options->sequence_count_max +
-           NUMBER_COST * ((size_t)options->hold_count_max + options->parting_count_max);
+           NUMBER_COST * ((size_t)options->hold_count_max + options->retiring_count_max);
 }
 
 /* ---- constructor and destructor ---- */
@@ -165,8 +165,8 @@ static int flights_init(struct cox_batcher *batcher)
     for (uint32_t i = 0; i < batcher->options.step_count_max; i++) {
         struct flight *flight = &batcher->flights[i];
         flight->rows = calloc(row_count, sizeof *flight->rows);
-        flight->partings = calloc(row_count, sizeof *flight->partings);
-        if (!flight->rows || !flight->partings)
+        flight->retirings = calloc(row_count, sizeof *flight->retirings);
+        if (!flight->rows || !flight->retirings)
             return -ENOMEM;
     }
     return 0;
@@ -176,11 +176,11 @@ static void flights_deinit(struct cox_batcher *batcher)
 {
     for (uint32_t i = 0; batcher->flights && i < batcher->options.step_count_max; i++) {
         struct flight *flight = &batcher->flights[i];
-        for (uint32_t p = 0; p < flight->parting_count; p++) {
-            free(flight->partings[p].blocks);
-            cox_sequence_free(flight->partings[p].sequence);
+        for (uint32_t p = 0; p < flight->retiring_count; p++) {
+            free(flight->retirings[p].blocks);
+            cox_sequence_free(flight->retirings[p].sequence);
         }
-        free(flight->partings);
+        free(flight->retirings);
         free(flight->rows);
     }
     free(batcher->flights);
@@ -414,7 +414,7 @@ static void sequence_part(struct cox_batcher *batcher, struct cox_sequence *sequ
                 last = flight;
             }
     }
-    last->partings[last->parting_count++] = (struct parting){
+    last->retirings[last->retiring_count++] = (struct retiring){
         .blocks = sequence->blocks,
         .block_count = sequence->block_count,
         .slot = sequence->slot,
@@ -693,15 +693,15 @@ static bool is_stop(const struct cox_sequence *sequence, int32_t token)
 /* Frees what ended sequences kept for rows of this step, if it is the last with any. */
 static void flight_part(struct cox_batcher *batcher, struct flight *flight)
 {
-    for (uint32_t i = 0; i < flight->parting_count; i++) {
-        struct parting *parting = &flight->partings[i];
-        cox_blocks_give(&batcher->blocks, parting->blocks, parting->block_count);
-        slot_leave(batcher, parting->slot, parting->id);
-        free(parting->blocks);
-        if (parting->sequence)
-            list_append(&batcher->done, parting->sequence);
+    for (uint32_t i = 0; i < flight->retiring_count; i++) {
+        struct retiring *retiring = &flight->retirings[i];
+        cox_blocks_give(&batcher->blocks, retiring->blocks, retiring->block_count);
+        slot_leave(batcher, retiring->slot, retiring->id);
+        free(retiring->blocks);
+        if (retiring->sequence)
+            list_append(&batcher->done, retiring->sequence);
     }
-    flight->parting_count = 0;
+    flight->retiring_count = 0;
 }
 
 /* The token of a row is known; it may end the sequence. */
@@ -849,21 +849,21 @@ static struct cox_sequence *list_take(struct list *list, const void *context)
 
 /* The sequence does not run, so it keeps neither slot nor blocks. Blocks that are not drained stay
  * out of use. */
-static void pulling_leave(struct cox_batcher *batcher, struct cox_sequence *sequence, bool quiet)
+static void pulling_leave(struct cox_batcher *batcher, struct cox_sequence *sequence, bool drained)
 {
     batcher->slots[batcher->slot_count++] = sequence->slot;
-    if (quiet)
+    if (drained)
         cox_blocks_give(&batcher->blocks, sequence->blocks, sequence->block_count);
     sequence->block_count = 0;
 }
 
 /* What an ended sequence still keeps. NULL: no step in flight has a row of it. */
-static struct parting *parting_find(const struct cox_batcher *batcher, int64_t id)
+static struct retiring *retiring_find(const struct cox_batcher *batcher, int64_t id)
 {
     for (uint32_t i = 0; i < batcher->flight_count; i++)
-        for (uint32_t p = 0; p < flight_at(batcher, i)->parting_count; p++)
-            if (flight_at(batcher, i)->partings[p].id == id)
-                return &flight_at(batcher, i)->partings[p];
+        for (uint32_t p = 0; p < flight_at(batcher, i)->retiring_count; p++)
+            if (flight_at(batcher, i)->retirings[p].id == id)
+                return &flight_at(batcher, i)->retirings[p];
     return NULL;
 }
 
@@ -885,9 +885,10 @@ void cox_batcher_cancel(struct cox_batcher *batcher, const void *context)
     cox_fail(&sequence->error, COX_CLOSED, "cancelled");
     /* When it is reported as done, its adapter may be unloaded. So it is not done before the ranks
      * have learned that it ended. */
-    struct parting *parting = sequence->request.lora ? parting_find(batcher, sequence->id) : NULL;
-    if (parting)
-        parting->sequence = sequence;
+    struct retiring *retiring =
+        sequence->request.lora ? retiring_find(batcher, sequence->id) : NULL;
+    if (retiring)
+        retiring->sequence = sequence;
     else
         list_append(&batcher->done, sequence);
 }
@@ -920,7 +921,7 @@ static struct cox_sequence *pulling_take(struct cox_batcher *batcher, int64_t id
     return sequence;
 }
 
-int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_end end, bool quiet,
+int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_end end, bool drained,
                        void *report, const struct cox_error *err)
 {
     COX_ASSERT(!batcher->given);
@@ -930,9 +931,9 @@ int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_en
     free(sequence->report);
     sequence->report = report;
     bool runs = end == COX_PULL_END_DONE && !sequence->request.pull_only;
-    COX_ASSERT(quiet || end != COX_PULL_END_DONE);
+    COX_ASSERT(drained || end != COX_PULL_END_DONE);
     if (!runs)
-        pulling_leave(batcher, sequence, quiet);
+        pulling_leave(batcher, sequence, drained);
     if (end == COX_PULL_END_RECOMPUTE) {
         sequence->recomputed = true;
         batcher->stats.recomputed++;

@@ -62,7 +62,7 @@ struct cox_batcher_options {
     uint32_t hold_count_max;
     /* Slots, in addition to those, for sequences that ended while a row of them was in flight. When
      * these are used up, admission waits. */
-    uint32_t parting_count_max;
+    uint32_t retiring_count_max;
     /* ids start after this one */
     int64_t last_id;
     /* steps in flight at a time; 0: 1 */
@@ -249,7 +249,7 @@ const struct cox_sequence *cox_batcher_pull(struct cox_batcher *batcher);
  *   0
  *   COX_NOT_FOUND: no sequence of this id is being pulled; report is not taken
  */
-int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_end end, bool quiet,
+int cox_batcher_pulled(struct cox_batcher *batcher, int64_t id, enum cox_pull_end end, bool drained,
                        void *report, const struct cox_error *err);
 /* The sequence of this id (0: of this context) that cox_batcher_pull has returned and whose pull
  * has not ended. Returns NULL when there is none. */

@@ -205,7 +205,7 @@ static int flights_init(struct cox_engine_loop *engine_loop)
 }
 
 /* run may end with every step in flight. */
-static uint32_t parting_count(const struct cox_engine_loop_options *options)
+static uint32_t retiring_count(const struct cox_engine_loop_options *options)
 {
     uint32_t wanted = options->sequence_count_max * (options->steps_in_flight - 1);
     uint32_t taken = options->sequence_count_max + options->hold_count_max;
@@ -227,7 +227,7 @@ static int engine_loop_init(struct cox_engine_loop *engine_loop, struct cox_erro
         .last_id = options->last_id,
         .hold_count_max = options->hold_count_max,
         .step_count_max = options->steps_in_flight,
-        .parting_count_max = parting_count(options),
+        .retiring_count_max = retiring_count(options),
         .nested = engine_loop->nested,
     };
     int r = cox_batcher_new(&batcher_options, &engine_loop->batcher, err);
@@ -549,7 +549,7 @@ static void pull_end(struct cox_engine_loop *engine_loop, struct cox_pull_outcom
         options->pulled(options->pulled_context, sequence,
                         end == COX_PULL_END_DONE ? NULL : &error);
     bool wanted = sequence->request.pull_only;
-    cox_batcher_pulled(engine_loop->batcher, result->sequence, end, result->quiet,
+    cox_batcher_pulled(engine_loop->batcher, result->sequence, end, result->drained,
                        wanted ? result->report : NULL, &error);
     if (!wanted)
         free(result->report);
@@ -570,7 +570,7 @@ static int transfers_look(struct cox_engine_loop *engine_loop, struct cox_error 
     if (!transfer)
         return 0;
     cox_transfers_turn(transfer);
-    while (cox_transfers_take_quiet(transfer, &blocks, &count) == 0) {
+    while (cox_transfers_take_drained(transfer, &blocks, &count) == 0) {
         cox_batcher_give(engine_loop->batcher, blocks, count);
         free(blocks);
     }
@@ -598,18 +598,18 @@ static uint64_t transfers_due_ns(const struct cox_engine_loop *engine_loop)
 static void step_weights(struct cox_engine_loop *engine_loop, struct flight *flight)
 {
     struct cox_shared_weights *weights = engine_loop->options.weights;
-    struct cox_weights_told told;
+    struct cox_weights_announcement announcement;
     flight->version = 0;
     flight->switches = false;
     if (!weights)
         return;
-    const bool offered = cox_shared_weights_step(weights, engine_loop->epoch, &told);
-    flight->version = told.version;
+    const bool offered = cox_shared_weights_step(weights, engine_loop->epoch, &announcement);
+    flight->version = announcement.version;
     /* Correct also when the step turns out void: a failure reverts the batcher, and no earlier
      * computation is left. */
     flight->switches = engine_loop->version && flight->version != engine_loop->version;
     engine_loop->version = flight->version;
-    cox_message_weights(engine_loop->message, &told, offered);
+    cox_message_weights(engine_loop->message, &announcement, offered);
 }
 
 /* Reports status r of the step to the weights, when those before it succeeded. A step that is void
@@ -758,7 +758,7 @@ static void done_report(struct cox_engine_loop *engine_loop)
 }
 
 /* Reports ended sequences to the ranks that no step reports. */
-static int tell(struct cox_engine_loop *engine_loop, struct cox_error *err)
+static int announce(struct cox_engine_loop *engine_loop, struct cox_error *err)
 {
     const int64_t *ids;
     uint32_t count = cox_batcher_unreported(engine_loop->batcher, &ids);
@@ -800,7 +800,7 @@ static bool is_stopped(struct cox_engine_loop *engine_loop)
 static int idle(struct cox_engine_loop *engine_loop, struct cox_error *err)
 {
     const struct cox_engine_loop_options *options = &engine_loop->options;
-    int r = tell(engine_loop, err);
+    int r = announce(engine_loop, err);
     if (r)
         return r;
     return options->feed &&
@@ -858,7 +858,7 @@ static int steps_run(struct cox_engine_loop *engine_loop, struct cox_error *err)
                                         : transfers_look(engine_loop, &error);
         done_report(engine_loop);
         if (!r && engine_loop->nested)
-            r = tell(engine_loop, &error);
+            r = announce(engine_loop, &error);
         if (!r)
             r = step_and_pulls_begin(engine_loop, &error);
         r = steps_wait(engine_loop, r, &error);
@@ -897,8 +897,8 @@ void cox_engine_loop_cancel(struct cox_engine_loop *engine_loop, const void *con
         return;
     }
     int64_t id = sequence->id;
-    bool quiet = cox_transfers_cancel(engine_loop->options.transfer, id);
-    cox_batcher_pulled(engine_loop->batcher, id, COX_PULL_END_FAIL, quiet, NULL, &error);
+    bool drained = cox_transfers_cancel(engine_loop->options.transfer, id);
+    cox_batcher_pulled(engine_loop->batcher, id, COX_PULL_END_FAIL, drained, NULL, &error);
 }
 
 void cox_engine_loop_release(struct cox_engine_loop *engine_loop, uint64_t owner, int64_t id)

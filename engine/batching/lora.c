@@ -14,7 +14,7 @@
 #define OPERATION(name) COXSWAIN__LORA_OPERATION_TYPE__##name
 /* Time to revert a command on the ranks, granted even when the command's own deadline has passed.
  */
-#define SETTLE_MS 10000
+#define RECONCILE_MS 10000
 
 enum state { LOADING, LOADED, UNLOADING, UNSETTLED };
 
@@ -188,8 +188,8 @@ static bool any_did(const struct cox_lora *lora, const struct cox_lora_result *r
 }
 
 /* Makes all ranks have the adapter, or none. Returns 0, or what kept a rank from it. */
-static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint64_t deadline_ns,
-                  struct cox_error *err)
+static int reconcile(struct cox_lora *lora, struct entry *entry, bool wanted, uint64_t deadline_ns,
+                     struct cox_error *err)
 {
     const int32_t already = wanted ? STATUS(DUPLICATED_LORA_ID) : STATUS(INVALID_LORA_ID);
     _cox_cleanup_(cox_free_ptr) struct cox_lora_result *results =
@@ -199,11 +199,11 @@ static int settle(struct cox_lora *lora, struct entry *entry, bool wanted, uint6
     struct cox_error error = {0};
     int r = ask(lora, wanted ? OPERATION(LOAD) : OPERATION(UNLOAD), entry->name, entry->path,
                 wanted ? entry->digest : 0, deadline_ns, results, &error);
-    bool settled = r == 0 || r == COX_REJECTED;
-    for (uint32_t rank = 0; settled && rank < lora->rank_count; rank++)
-        settled =
+    bool agreed = r == 0 || r == COX_REJECTED;
+    for (uint32_t rank = 0; agreed && rank < lora->rank_count; rank++)
+        agreed =
             results[rank].status == STATUS(LORA_CMD_SUCCESS) || results[rank].status == already;
-    return settled ? 0 : cox_fail(err, r, "%s", error.text);
+    return agreed ? 0 : cox_fail(err, r, "%s", error.text);
 }
 
 /* Reverts a command that succeeded on some ranks only. wanted: it was an unload. err has what went
@@ -212,7 +212,7 @@ static int take_back(struct cox_lora *lora, struct entry *entry, bool wanted, st
 {
     struct cox_error error = {0};
     entry_set(lora, entry, UNSETTLED, wanted);
-    int r = settle(lora, entry, wanted, cox_deadline_after_ms(SETTLE_MS), &error);
+    int r = reconcile(lora, entry, wanted, cox_deadline_after_ms(RECONCILE_MS), &error);
     if (r) {
         struct cox_error first = *err;
         *err = (struct cox_error){0};
@@ -243,7 +243,7 @@ static int load_blame(const struct cox_lora *lora, const struct cox_lora_result 
 
 /* Settles what earlier commands left open. A rank that does not reply now leaves it open for the
  * next command. Returns 0, or COX_TIMEOUT when that took all of the command's time. */
-static int settle_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
+static int reconcile_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_error *err)
 {
     struct entry *next;
     for (struct entry *entry = lora->entries; entry; entry = next) {
@@ -251,7 +251,7 @@ static int settle_open(struct cox_lora *lora, uint64_t deadline_ns, struct cox_e
         next = entry->next;
         if (entry->state != UNSETTLED)
             continue;
-        int r = settle(lora, entry, entry->wanted, deadline_ns, &error);
+        int r = reconcile(lora, entry, entry->wanted, deadline_ns, &error);
         if (r && cox_now_ns() >= deadline_ns)
             return cox_fail(
                 err, COX_TIMEOUT,
@@ -358,7 +358,7 @@ int cox_lora_load(struct cox_lora *lora, const char *name, const char *path, uin
         r = order_enter(lora, deadline_ns, err);
     if (r)
         return r;
-    r = settle_open(lora, deadline_ns, err);
+    r = reconcile_open(lora, deadline_ns, err);
     const struct entry *entry = r ? NULL : entry_find(lora, name);
     if (r == 0)
         r = entry ? load_known(lora, entry, deadline_ns, ret_results, err)
@@ -420,7 +420,7 @@ int cox_lora_unload(struct cox_lora *lora, const char *name, uint64_t deadline_n
         r = order_enter(lora, deadline_ns, err);
     if (r)
         return r;
-    r = settle_open(lora, deadline_ns, err);
+    r = reconcile_open(lora, deadline_ns, err);
     struct entry *entry = r ? NULL : entry_find(lora, name);
     if (entry && entry->state != LOADED)
         r = fail_unsettled(entry, err);
@@ -439,7 +439,7 @@ static int replay_entry(struct cox_lora *lora, struct entry *entry, uint64_t dea
 {
     struct cox_error error = {0};
     const bool wanted = entry->state == UNSETTLED ? entry->wanted : true;
-    int r = settle(lora, entry, wanted, deadline_ns, &error);
+    int r = reconcile(lora, entry, wanted, deadline_ns, &error);
     if (r == 0 && wanted) {
         entry_set(lora, entry, LOADED, false);
         return 0;
@@ -462,7 +462,7 @@ static int replay_entry(struct cox_lora *lora, struct entry *entry, uint64_t dea
     cox_log_write(&lora->log, 4,
                   "the LoRA adapter '%s' cannot be loaded again and is unloaded: %.800s",
                   entry->name, error.text);
-    if (settle(lora, entry, false, deadline_ns, NULL) == 0)
+    if (reconcile(lora, entry, false, deadline_ns, NULL) == 0)
         entry_remove(lora, entry);
     return 0;
 }

@@ -383,21 +383,21 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
     return 0;
 }
 
-void cox_message_weights(struct cox_message *message, const struct cox_weights_told *told,
-                         bool offered)
+void cox_message_weights(struct cox_message *message,
+                         const struct cox_weights_announcement *announcement, bool offered)
 {
     Coxswain__ExecuteRequest *request = &message->request;
-    request->has_weights_version = told != NULL;
-    request->weights_version = told ? told->version : 0;
+    request->has_weights_version = announcement != NULL;
+    request->weights_version = announcement ? announcement->version : 0;
     request->weights = offered ? &message->weights : NULL;
     if (!offered)
         return;
-    memcpy(message->weights_handle, told->handle.bytes, sizeof message->weights_handle);
+    memcpy(message->weights_handle, announcement->handle.bytes, sizeof message->weights_handle);
     coxswain__weights_candidate__init(&message->weights);
     message->weights.has_handle = message->weights.has_size = 1;
     message->weights.handle = (ProtobufCBinaryData){.data = message->weights_handle,
                                                     .len = sizeof message->weights_handle};
-    message->weights.size = told->size;
+    message->weights.size = announcement->size;
 }
 
 int cox_message_read(const struct cox_message *message, const struct cox_step *step,

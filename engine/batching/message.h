@@ -17,7 +17,7 @@
 #include "batcher.h"
 
 struct cox_message;
-struct cox_weights_told;
+struct cox_weights_announcement;
 struct Coxswain__ExecuteRequest;
 struct Coxswain__ExecuteResponse;
 
@@ -34,8 +34,8 @@ int cox_message_fill(struct cox_message *message, const struct cox_step *step,
 
 /* Sets the weights version of every request from now on; with offered, also where ranks find it.
  * told NULL: no version, as initially. Copied. */
-void cox_message_weights(struct cox_message *message, const struct cox_weights_told *told,
-                         bool offered);
+void cox_message_weights(struct cox_message *message,
+                         const struct cox_weights_announcement *announcement, bool offered);
 
 /* Decodes the reply of a step that ran under the number `sequence`: one token per row, -1 where the
  * row emits none, and whether the worker ended the sequence.

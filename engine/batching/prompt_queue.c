@@ -184,8 +184,8 @@ static void item_fill(const struct cox_prompt_queue *queue, struct item *item,
             NULL; /* the engine loop only frees it */
     }
     if (sequence->finish == COX_FINISH_ERROR) {
-        bool told = sequence->error.code == COX_CLOSED && queue->cause.code;
-        const struct cox_error *error = told ? &queue->cause : &sequence->error;
+        bool has_cause = sequence->error.code == COX_CLOSED && queue->cause.code;
+        const struct cox_error *error = has_cause ? &queue->cause : &sequence->error;
         item_fail(item, error->code, error->text);
         return;
     }

@@ -154,10 +154,10 @@ static struct version *version_newest(struct cox_shared_weights *weights)
     return weights->next.number ? &weights->next : &weights->present;
 }
 
-static struct cox_weights_told version_tell(const struct cox_shared_weights *weights,
-                                            const struct version *version)
+static struct cox_weights_announcement version_tell(const struct cox_shared_weights *weights,
+                                                    const struct version *version)
 {
-    return (struct cox_weights_told){
+    return (struct cox_weights_announcement){
         .handle = version->handle, .size = weights->size, .version = version->number};
 }
 
@@ -205,11 +205,11 @@ void cox_shared_weights_freep(struct cox_shared_weights **weights)
     cox_shared_weights_free(*weights);
 }
 
-static void on_init(void *context, struct cox_weights_told *ret_told)
+static void on_init(void *context, struct cox_weights_announcement *ret_announcement)
 {
     struct cox_shared_weights *weights = context;
     pthread_mutex_lock(&weights->lock);
-    *ret_told = version_tell(weights, version_newest(weights));
+    *ret_announcement = version_tell(weights, version_newest(weights));
     pthread_mutex_unlock(&weights->lock);
 }
 
@@ -220,7 +220,7 @@ int cox_shared_weights_publish(struct cox_shared_weights *weights, struct cox_ex
     int r = version_export(weights, &weights->present, err);
     if (r)
         return r;
-    cox_executor_tell_weights(executor, on_init, weights);
+    cox_executor_announce_weights(executor, on_init, weights);
     return 0;
 }
 
@@ -369,12 +369,12 @@ void cox_shared_weights_stop(struct cox_shared_weights *weights)
 /* ---- steps ---- */
 
 bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t epoch,
-                             struct cox_weights_told *ret_told)
+                             struct cox_weights_announcement *ret_announcement)
 {
     pthread_mutex_lock(&weights->lock);
     const struct version *newest = version_newest(weights);
     const bool offered = newest->epoch != epoch;
-    *ret_told = version_tell(weights, newest);
+    *ret_announcement = version_tell(weights, newest);
     pthread_mutex_unlock(&weights->lock);
     return offered;
 }

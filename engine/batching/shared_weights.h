@@ -81,7 +81,7 @@ void cox_shared_weights_stop(struct cox_shared_weights *weights);
  * step must offer it, since a rank may not have it. Otherwise only the version of ret_told is
  * valid. */
 bool cox_shared_weights_step(struct cox_shared_weights *weights, uint64_t epoch,
-                             struct cox_weights_told *ret_told);
+                             struct cox_weights_announcement *ret_announcement);
 /* Reports the end of a step of this version, submitted in this epoch: success on every rank, or the
  * error of a rank. */
 void cox_shared_weights_used(struct cox_shared_weights *weights, uint64_t version, uint64_t epoch);

@@ -36,7 +36,7 @@ struct pull {
     /* and had completed before the current check */
     bool looked;
     /* no rank writes to the blocks */
-    bool quiet;
+    bool drained;
     /* its outcome was taken, or was cancelled */
     bool reported;
     /* ranks were asked to cancel it */
@@ -45,8 +45,8 @@ struct pull {
     struct cox_pull_report *report;
 };
 
-struct quiet {
-    struct quiet *next;
+struct drained {
+    struct drained *next;
     int32_t *blocks;
     uint32_t count;
 };
@@ -62,7 +62,7 @@ struct cox_transfers {
     pthread_mutex_t lock;
     /* oldest first */
     struct pull *pulls;
-    struct quiet *quiets;
+    struct drained *quiets;
     /* when to retry what could not be sent */
     uint64_t retry_ns;
     struct cox_transfers_status status;
@@ -90,8 +90,8 @@ bool cox_pull_may_move(enum cox_pull_state from, enum cox_pull_state to)
 static void pull_check(const struct pull *pull)
 {
     COX_ASSERT(pull->state != COX_PULL_QUEUED || pull->flight == 0);
-    COX_ASSERT(pull->state != COX_PULL_SENT || (pull->flight && !pull->quiet));
-    COX_ASSERT(pull->state != COX_PULL_SUCCESS || pull->quiet);
+    COX_ASSERT(pull->state != COX_PULL_SENT || (pull->flight && !pull->drained));
+    COX_ASSERT(pull->state != COX_PULL_SUCCESS || pull->drained);
     COX_ASSERT(!pull->reported || cox_pull_has_ended(pull->state));
 }
 
@@ -112,8 +112,8 @@ static void pull_move(struct cox_transfers *transfer, struct pull *pull, enum co
         transfer->status.failed++;
     pull->report->state = to;
     /* While its request is under way, a rank may write. */
-    pull->quiet = pull->quiet || !pull->flight;
-    if (!pull->quiet)
+    pull->drained = pull->drained || !pull->flight;
+    if (!pull->drained)
         transfer->status.quarantined_blocks += pull->source->block_count;
     pull_check(pull);
 }
@@ -144,25 +144,25 @@ static void pull_remove(struct cox_transfers *transfer, struct pull *pull)
 
 /* No rank writes to the blocks any more. If the caller left them in quarantine, take_quiet returns
  * them. */
-static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull)
+static void pull_drained(struct cox_transfers *transfer, struct pull *pull)
 {
-    if (pull->quiet)
+    if (pull->drained)
         return;
-    pull->quiet = true;
+    pull->drained = true;
     if (cox_pull_has_ended(pull->state))
         transfer->status.quarantined_blocks -= pull->source->block_count;
     if (!pull->reported)
         return;
-    struct quiet *quiet = malloc(sizeof *quiet);
-    if (!quiet) { /* later, when it is drained */
-        pull->quiet = false;
+    struct drained *drained = malloc(sizeof *drained);
+    if (!drained) { /* later, when it is drained */
+        pull->drained = false;
         transfer->status.quarantined_blocks += pull->source->block_count;
         return;
     }
-    *quiet = (struct quiet){.next = transfer->quiets,
-                            .blocks = cox_steal_ptr(&pull->blocks),
-                            .count = pull->source->block_count};
-    transfer->quiets = quiet;
+    *drained = (struct drained){.next = transfer->quiets,
+                                .blocks = cox_steal_ptr(&pull->blocks),
+                                .count = pull->source->block_count};
+    transfer->quiets = drained;
     pull_remove(transfer, pull);
 }
 
@@ -170,21 +170,21 @@ static void pull_becomes_quiet(struct cox_transfers *transfer, struct pull *pull
 static void quiets_forget(struct cox_transfers *transfer)
 {
     while (transfer->quiets) {
-        struct quiet *quiet = transfer->quiets;
-        transfer->quiets = quiet->next;
-        free(quiet->blocks);
-        free(quiet);
+        struct drained *drained = transfer->quiets;
+        transfer->quiets = drained->next;
+        free(drained->blocks);
+        free(drained);
     }
 }
 
 /* ---- the handler, on the response thread ---- */
 
-static bool is_quiet(const struct cox_completion *completion)
+static bool is_drained(const struct cox_completion *completion)
 {
-    bool quiet = true;
+    bool drained = true;
     for (uint32_t rank = 0; rank < completion->rank_count; rank++)
-        quiet = quiet && completion->ranks[rank].outcome != COX_OUTCOME_LATE;
-    return quiet;
+        drained = drained && completion->ranks[rank].outcome != COX_OUTCOME_LATE;
+    return drained;
 }
 
 /* Numbers reported by a rank are input: they are checked. */
@@ -219,19 +219,19 @@ static uint64_t speed_median(const struct cox_transfers *transfer)
 static void pull_complete(struct cox_transfers *transfer, struct pull *pull,
                           const struct cox_completion *completion)
 {
-    bool quiet = is_quiet(completion);
+    bool drained = is_drained(completion);
     pull->flown = true;
     if (pull->state == COX_PULL_SENT) {
         cox_pull_read(completion, pull->id, pull->report);
         for (uint32_t rank = 0; rank < pull->report->rank_count; rank++)
             speed_add(transfer, &pull->report->ranks[rank]);
         pull->own_death = completion->status == COX_PEER_DEAD;
-        pull->quiet = quiet;
+        pull->drained = drained;
         pull_move(transfer, pull, pull->report->state);
     } else {
         transfer->status.late_results++;
-        if (quiet)
-            pull_becomes_quiet(transfer, pull);
+        if (drained)
+            pull_drained(transfer, pull);
     }
 }
 
@@ -337,24 +337,24 @@ static bool pull_cancel(struct cox_transfers *transfer, struct pull *pull)
 {
     if (!cox_pull_has_ended(pull->state))
         pull_fail(transfer, pull, COX_PULL_CANCELLED, COX_CLOSED, "cancelled");
-    bool quiet = pull->quiet;
+    bool drained = pull->drained;
     pull->reported = true;
-    if (quiet)
+    if (drained)
         pull_remove(transfer, pull);
-    return quiet;
+    return drained;
 }
 
 bool cox_transfers_cancel(struct cox_transfers *transfer, int64_t sequence)
 {
-    bool quiet = true;
+    bool drained = true;
     pthread_mutex_lock(&transfer->lock);
     struct pull *pull = transfer->pulls;
     while (pull && (pull->sequence != sequence || pull->reported))
         pull = pull->next;
     if (pull)
-        quiet = pull_cancel(transfer, pull);
+        drained = pull_cancel(transfer, pull);
     pthread_mutex_unlock(&transfer->lock);
-    return quiet;
+    return drained;
 }
 
 void cox_transfers_abandon(struct cox_transfers *transfer)
@@ -492,7 +492,7 @@ static void leave_send(struct cox_transfers *transfer)
         return;
     pthread_mutex_lock(&transfer->lock);
     for (struct pull *pull = transfer->pulls; pull && count < BATCH_COUNT_MAX; pull = pull->next)
-        if (cox_pull_has_ended(pull->state) && !pull->quiet && !pull->leave_asked &&
+        if (cox_pull_has_ended(pull->state) && !pull->drained && !pull->leave_asked &&
             (ids[count] = cox_arena_strdup(&arena, pull->id))) {
             pull->leave_asked = true;
             pulls[count++] = pull;
@@ -531,7 +531,7 @@ static void deadlines_check(struct cox_transfers *transfer)
 /* A pull whose request has completed while a rank was late. */
 static bool is_owed(const struct pull *pull)
 {
-    return pull->flown && !pull->quiet;
+    return pull->flown && !pull->drained;
 }
 
 /* The channel is in order: a rank that owes no reply works on no earlier pull. */
@@ -560,7 +560,7 @@ static void late_check(struct cox_transfers *transfer)
     for (struct pull *pull = transfer->pulls, *next; pull; pull = next) {
         next = pull->next;
         if (pull->looked)
-            pull_becomes_quiet(transfer, pull);
+            pull_drained(transfer, pull);
     }
     pthread_mutex_unlock(&transfer->lock);
 }
@@ -606,31 +606,31 @@ int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *
         pull->reported = true;
         *ret_result = (struct cox_pull_outcome){
             .sequence = pull->sequence,
-            .quiet = pull->quiet,
+            .drained = pull->drained,
             .epoch = pull->epoch,
             .own_death = pull->own_death,
             .report = cox_steal_ptr(&pull->report),
         };
-        if (pull->quiet)
+        if (pull->drained)
             pull_remove(transfer, pull);
     }
     pthread_mutex_unlock(&transfer->lock);
     return pull ? 0 : COX_EMPTY;
 }
 
-int cox_transfers_take_quiet(struct cox_transfers *transfer, int32_t **ret_blocks,
-                             uint32_t *ret_count)
+int cox_transfers_take_drained(struct cox_transfers *transfer, int32_t **ret_blocks,
+                               uint32_t *ret_count)
 {
     pthread_mutex_lock(&transfer->lock);
-    struct quiet *quiet = transfer->quiets;
-    if (quiet) {
-        transfer->quiets = quiet->next;
-        *ret_blocks = quiet->blocks;
-        *ret_count = quiet->count;
-        free(quiet);
+    struct drained *drained = transfer->quiets;
+    if (drained) {
+        transfer->quiets = drained->next;
+        *ret_blocks = drained->blocks;
+        *ret_count = drained->count;
+        free(drained);
     }
     pthread_mutex_unlock(&transfer->lock);
-    return quiet ? 0 : COX_EMPTY;
+    return drained ? 0 : COX_EMPTY;
 }
 
 void cox_transfers_quarantine(struct cox_transfers *transfer,

@@ -87,7 +87,7 @@ uint64_t cox_transfers_due_ns(struct cox_transfers *transfer);
 
 struct cox_pull_outcome {
     int64_t sequence;
-    bool quiet;
+    bool drained;
     /* as requested */
     uint64_t epoch;
     /* a rank of this group died, cannot be asked, or is of another epoch */
@@ -101,8 +101,8 @@ int cox_transfers_take(struct cox_transfers *transfer, struct cox_pull_outcome *
  *   0: *ret_blocks is the caller's, freed with free
  *   COX_EMPTY
  */
-int cox_transfers_take_quiet(struct cox_transfers *transfer, int32_t **ret_blocks,
-                             uint32_t *ret_count);
+int cox_transfers_take_drained(struct cox_transfers *transfer, int32_t **ret_blocks,
+                               uint32_t *ret_count);
 /* Calls fn for the blocks of every pull in quarantine. A caller that starts a new block allocator
  * reserves these. From then on take_quiet returns only these. */
 void cox_transfers_quarantine(struct cox_transfers *transfer,

@@ -27,7 +27,7 @@ struct eval {
 };
 
 /* Splits every line after its first '='. */
-static int split(struct eval *e, const char *file, struct cox_error *err)
+static int split_file(struct eval *e, const char *file, struct cox_error *err)
 {
     int r = cox_prompts_load(&e->lines, file, err);
     if (r)
@@ -136,7 +136,7 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
 
 static int take_file(void *choice, int count, char *const *words, struct cox_error *err)
 {
-    return count == 1 ? split(choice, words[0], err)
+    return count == 1 ? split_file(choice, words[0], err)
                       : cox_fail(err, COX_INVALID, "expected one FILE");
 }
 

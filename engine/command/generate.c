@@ -60,7 +60,7 @@ struct generate {
     bool quiet;
     bool join;
     struct cox_adapter_choice adapters;
-    struct cox_prefill_decode_options split;
+    struct cox_prefill_decode_options prefill_decode;
     struct cox_prompts prompts;
     struct cox_tokenizer *tokenizer;
     /* as reported by a running group */
@@ -152,19 +152,19 @@ static int take_option(void *choice, int option, const char *value, struct cox_e
         g->join = true;
         return 0;
     case OPTION_PREFILL:
-        g->split.prefill = value;
+        g->prefill_decode.prefill = value;
         return cox_name_check(value, err);
     case OPTION_DECODE:
-        g->split.decode = value;
+        g->prefill_decode.decode = value;
         return cox_name_check(value, err);
     case OPTION_LEASE: {
-        int r = cox_parse_seconds("--lease", value, &g->split.lease_ms, err);
-        return !r && g->split.lease_ms > LEASE_MS_MAX
+        int r = cox_parse_seconds("--lease", value, &g->prefill_decode.lease_ms, err);
+        return !r && g->prefill_decode.lease_ms > LEASE_MS_MAX
                    ? cox_fail(err, COX_INVALID, "--lease is '%.32s': at most an hour", value)
                    : r;
     }
     default: /* OPTION_NO_RECOMPUTE */
-        g->split.no_recompute = true;
+        g->prefill_decode.no_recompute = true;
         return 0;
     }
 }
@@ -495,18 +495,18 @@ static int choose_model(struct generate *g, const CoxswainControl__StatusReply *
 /* prefill: the prefill group; NULL: there is only one group. */
 static int remote_run(struct generate *g, struct cox_client *client, struct cox_client *prefill,
                       uint32_t window, struct interrupt *interrupt,
-                      struct cox_engine_loop_stats *stats, struct cox_prefill_decode_stats *split,
-                      struct cox_error *err)
+                      struct cox_engine_loop_stats *stats,
+                      struct cox_prefill_decode_stats *prefill_decode, struct cox_error *err)
 {
     struct cox_signals signals = COX_SIGNALS_NONE;
     interrupt->fd = eventfd(0, EFD_CLOEXEC);
     int r = interrupt->fd < 0 ? cox_fail(err, -errno, "eventfd: %s", cox_status_text(-errno)) : 0;
     if (!r)
         r = cox_signals_start(&signals, on_signal, interrupt, err);
-    g->split.window = window;
+    g->prefill_decode.window = window;
     if (!r && prefill)
-        r = cox_prefill_decode_complete(&g->prompts, prefill, client, &g->split, interrupt->fd,
-                                        &g->complete, stats, split, err);
+        r = cox_prefill_decode_complete(&g->prompts, prefill, client, &g->prefill_decode,
+                                        interrupt->fd, &g->complete, stats, prefill_decode, err);
     else if (!r)
         r = cox_remote_complete(&g->prompts, client, g->group.name, window, interrupt->fd,
                                 &g->complete, stats, err);
@@ -550,9 +550,9 @@ static int generate_remote(struct generate *g, struct cox_client *client)
 
 /* Reads the status of one of the groups, and frees it. *ret_window is lowered to the prompts that
  * the group accepts at a time. */
-static int split_side(struct generate *g, struct cox_client *client, const char *name,
-                      uint64_t deadline_ns, uint32_t refused_role, uint32_t *window,
-                      struct cox_error *err)
+static int prefill_decode_side(struct generate *g, struct cox_client *client, const char *name,
+                               uint64_t deadline_ns, uint32_t refused_role, uint32_t *window,
+                               struct cox_error *err)
 {
     CoxswainControl__StatusReply *status;
     g->group.name = name; /* for messages */
@@ -580,15 +580,16 @@ static int split_side(struct generate *g, struct cox_client *client, const char 
     return r;
 }
 
-static void split_summarize(const struct generate *g, const struct cox_prefill_decode_stats *stats)
+static void prefill_decode_summarize(const struct generate *g,
+                                     const struct cox_prefill_decode_stats *stats)
 {
     cox_console_say("'%s' pulled %" PRIu64 " prompts from '%s' and computed %" PRIu64
                     " itself; linked %" PRIu64 " time%s",
-                    g->split.decode, stats->pulled, g->split.prefill, stats->recomputed,
-                    stats->links, stats->links == 1 ? "" : "s");
+                    g->prefill_decode.decode, stats->pulled, g->prefill_decode.prefill,
+                    stats->recomputed, stats->links, stats->links == 1 ? "" : "s");
 }
 
-static int generate_split(struct generate *g)
+static int generate_prefill_decode(struct generate *g)
 {
     _cox_cleanup_(cox_client_close) struct cox_client prefill = COX_CLIENT_NONE;
     _cox_cleanup_(cox_client_close) struct cox_client decode = COX_CLIENT_NONE;
@@ -596,45 +597,47 @@ static int generate_split(struct generate *g)
     const char *model = NULL;
     uint64_t deadline_ns = cox_deadline_after_ms(CONNECT_MS);
     uint32_t window = g->complete.engine_loop.sequence_count_max;
-    int r =
-        split_side(g, &prefill, g->split.prefill, deadline_ns, COX_ROLE_DECODE, &window, &error);
+    int r = prefill_decode_side(g, &prefill, g->prefill_decode.prefill, deadline_ns,
+                                COX_ROLE_DECODE, &window, &error);
     if (!r)
-        r = split_side(g, &decode, g->split.decode, deadline_ns, COX_ROLE_PREFILL, &window, &error);
+        r = prefill_decode_side(g, &decode, g->prefill_decode.decode, deadline_ns, COX_ROLE_PREFILL,
+                                &window, &error);
     if (!r)
         r = prepare(g, &model, &error);
     if (r)
         return r == COX_INVALID || r == COX_NOT_FOUND ? cox_exit_usage("generate", &error)
                                                       : cox_exit_with(&error);
     struct cox_engine_loop_stats stats = {0};
-    struct cox_prefill_decode_stats split = {0};
+    struct cox_prefill_decode_stats prefill_decode = {0};
     struct interrupt interrupt = {.fd = -1};
-    g->split.connect_ms = CONNECT_MS;
-    if (!g->split.lease_ms)
-        g->split.lease_ms = LEASE_MS_DEFAULT;
+    g->prefill_decode.connect_ms = CONNECT_MS;
+    if (!g->prefill_decode.lease_ms)
+        g->prefill_decode.lease_ms = LEASE_MS_DEFAULT;
     complete_prepare(g);
-    r = remote_run(g, &decode, &prefill, window ? window : 1, &interrupt, &stats, &split, &error);
+    r = remote_run(g, &decode, &prefill, window ? window : 1, &interrupt, &stats, &prefill_decode,
+                   &error);
     if (!g->quiet && !r)
-        split_summarize(g, &split);
+        prefill_decode_summarize(g, &prefill_decode);
     return finish(g, r, interrupt.number, &stats, &error);
 }
 
 static int check(const void *choice, struct cox_error *err)
 {
     const struct generate *g = choice;
-    const struct cox_prefill_decode_options *split = &g->split;
+    const struct cox_prefill_decode_options *prefill_decode = &g->prefill_decode;
     if (g->join && !g->group.name)
         return cox_fail(err, COX_INVALID, "--join needs the --name of a running group");
-    if (!split->prefill && !split->decode)
-        return split->lease_ms || split->no_recompute
+    if (!prefill_decode->prefill && !prefill_decode->decode)
+        return prefill_decode->lease_ms || prefill_decode->no_recompute
                    ? cox_fail(err, COX_INVALID,
                               "--lease and --no-recompute are for --prefill and --decode")
                    : 0;
-    if (!split->prefill || !split->decode)
+    if (!prefill_decode->prefill || !prefill_decode->decode)
         return cox_fail(err, COX_INVALID, "--prefill and --decode go together");
-    if (strcmp(split->prefill, split->decode) == 0)
+    if (strcmp(prefill_decode->prefill, prefill_decode->decode) == 0)
         return cox_fail(err, COX_INVALID,
                         "--prefill and --decode are the same group: use --name %s instead",
-                        split->prefill);
+                        prefill_decode->prefill);
     if (g->group.name || g->join)
         return cox_fail(err, COX_INVALID,
                         "--prefill and --decode name the groups: leave out --name and --join");
@@ -699,8 +702,8 @@ static int generate(struct generate *g)
 {
     _cox_cleanup_(cox_client_close) struct cox_client client = COX_CLIENT_NONE;
     struct cox_error error = {0};
-    if (g->split.decode)
-        return generate_split(g);
+    if (g->prefill_decode.decode)
+        return generate_prefill_decode(g);
     if (!g->group.name)
         return generate_own(g);
     int r = cox_client_open(&client, g->group.name, cox_deadline_after_ms(CONNECT_MS), &error);

@@ -8,8 +8,8 @@
  * Blocks: until every prompt is done, a group has ended, or stop_fd is readable.
  * If the process dies: both groups cancel its prompts and end its leases.
  */
-#ifndef COX_COORDINATOR_SPLIT_H
-#define COX_COORDINATOR_SPLIT_H
+#ifndef COX_ENGINE_PREFILL_DECODE_H
+#define COX_ENGINE_PREFILL_DECODE_H
 
 #include "coordinator/client/client.h"
 #include "prompts.h"
@@ -38,13 +38,14 @@ struct cox_prefill_decode_stats {
     uint64_t links;
 };
 
-/* As cox_remote_complete, with a connection to each group. Links the groups where needed. ret_split
- * is always filled. */
+/* As cox_remote_complete, with a connection to each group. Links the groups where needed.
+ * ret_pair_stats is always filled. */
 int cox_prefill_decode_complete(struct cox_prompts *prompts, struct cox_client *prefill,
                                 struct cox_client *decode,
-                                const struct cox_prefill_decode_options *split, int stop_fd,
+                                const struct cox_prefill_decode_options *how, int stop_fd,
                                 const struct cox_complete_options *options,
                                 struct cox_engine_loop_stats *ret_stats,
-                                struct cox_prefill_decode_stats *ret_split, struct cox_error *err);
+                                struct cox_prefill_decode_stats *ret_pair_stats,
+                                struct cox_error *err);
 
 #endif

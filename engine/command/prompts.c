@@ -174,7 +174,7 @@ static int result_dup(struct cox_prompt *prompt, const struct cox_prompt_result 
 
 bool cox_prompts_run_ends(const struct cox_prompts_run *run)
 {
-    return run->given_up || run->status;
+    return run->cancelled || run->status;
 }
 
 void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
@@ -193,11 +193,11 @@ void cox_prompts_take(struct cox_prompts_run *run, struct cox_prompt *prompt,
     if (result->finish == COX_FINISH_ERROR && result->code != COX_INVALID &&
         result->code != COX_TOO_LARGE)
         run->failed = true;
-    while (!run->given_up && !run->failed && !run->status && run->ready_count < prompts->count &&
+    while (!run->cancelled && !run->failed && !run->status && run->ready_count < prompts->count &&
            prompts->items[run->ready_count].done) {
         size_t index = run->ready_count++;
         if (options->ready && options->ready(options->ready_context, index, &prompts->items[index]))
-            run->given_up = true;
+            run->cancelled = true;
     }
 }
 
@@ -214,7 +214,7 @@ static void rest_hand_out(struct cox_prompts_run *run)
         if (!prompt->done)
             prompt->finish = COX_FINISH_ERROR;
         if (options->ready(options->ready_context, index, prompt))
-            run->given_up = true;
+            run->cancelled = true;
     }
 }
 

@@ -104,7 +104,7 @@ struct cox_prompts_run {
     /* passed to ready */
     size_t ready_count;
     /* cancelled by ready */
-    bool given_up;
+    bool cancelled;
     /* the whole run; the result of the run reports it */
     bool failed;
     /* first failure to store a result */

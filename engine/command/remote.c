@@ -96,12 +96,12 @@ static int item_take(struct remote *remote, const CoxswainControl__CompletionIte
         return cox_fail(err, COX_CORRUPT,
                         "the group replied to prompt %" PRIu64 ", which is not under way",
                         index + 1);
-    struct cox_error told = {0};
+    struct cox_error cause = {0};
     struct cox_prompt_result result = {.tokens = item->tokens};
     if (item->has_finish && item->finish == COXSWAIN_CONTROL__FINISH__FAILED && item->error) {
         result.finish = COX_FINISH_ERROR;
-        result.code = cox_client_error(item->error, &told);
-        result.text = told.text;
+        result.code = cox_client_error(item->error, &cause);
+        result.text = cause.text;
     } else if (item->has_finish &&
                (item->finish == COXSWAIN_CONTROL__FINISH__STOP ||
                 item->finish == COXSWAIN_CONTROL__FINISH__LENGTH) &&
@@ -115,7 +115,7 @@ static int item_take(struct remote *remote, const CoxswainControl__CompletionIte
     remote->generated_tokens += result.token_count;
     cox_prompts_take(run, &remote->prompts->items[index], &result);
     if (run->failed && !remote->failure.code)
-        cox_fail(&remote->failure, result.code, "%s", told.text);
+        cox_fail(&remote->failure, result.code, "%s", cause.text);
     return 0;
 }
 

@@ -652,7 +652,7 @@ int cox_forward_run(struct cox_forward *forward, struct cox_cache *cache,
         if (r)
             return cox_fail(err, r, "embedding: %s", cox_status_text(r));
         for (uint32_t layer = 0; layer < forward->config.layer_count; layer++) {
-            if (cox_batch_aborted(batch))
+            if (cox_batch_cancelled(batch))
                 return cox_fail(err, COX_ABORTED, "the step was cancelled before layer %u", layer);
             r = run_attention(forward, cache, batch, layer, err);
             if (!r)

@@ -321,7 +321,7 @@ int cox_model_step(struct cox_model *model, struct cox_cache *cache, const struc
     r = check_batch(model, cache, batch, err);
     if (r)
         return r;
-    if (cox_batch_aborted(batch))
+    if (cox_batch_cancelled(batch))
         return cox_fail(err, COX_ABORTED, "the step was cancelled before it began");
     r = cox_cache_begin(cache, batch, err);
     if (r)

@@ -71,19 +71,19 @@ struct cox_engine {
     _Atomic bool rebuilding;
 };
 
-static bool pull_aborted(void *context)
+static bool pull_cancelled(void *context)
 {
     const struct cox_engine *engine = context;
 
     return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
-           cox_worker_pull_aborted(engine->worker);
+           cox_worker_pull_cancelled(engine->worker);
 }
 
 int cox_engine_new(const struct cox_engine_options *options, struct cox_engine **ret_engine)
 {
     struct cox_engine *engine = calloc(1, sizeof *engine);
     const struct cox_transfer_options transfer = {
-        .aborted = pull_aborted, .context = engine, .log = options->log};
+        .cancelled = pull_cancelled, .context = engine, .log = options->log};
     int r;
 
     if (!engine)
@@ -141,18 +141,18 @@ void cox_engine_serve(struct cox_engine *engine, struct cox_worker *worker)
 
 void cox_engine_stop(struct cox_engine *engine)
 {
-    /* relaxed; partner: given_up. The flag carries no other data. */
+    /* relaxed; partner: cancelled. The flag carries no other data. */
     atomic_store_explicit(&engine->stopping, true, memory_order_relaxed);
 }
 
 /* The group polls it while this rank waits. */
-static bool given_up(void *context)
+static bool cancelled(void *context)
 {
     const struct cox_engine *engine = context;
 
     return atomic_load_explicit(&engine->stopping, memory_order_relaxed) ||
-           (engine->init && cox_init_request_aborted(engine->init)) ||
-           (engine->batch && cox_batch_aborted(engine->batch));
+           (engine->init && cox_init_request_cancelled(engine->init)) ||
+           (engine->batch && cox_batch_cancelled(engine->batch));
 }
 
 static int engine_number(const struct cox_init_request *request, const char *key, uint32_t *value,
@@ -561,16 +561,16 @@ static int engine_renew(struct cox_engine *engine, const struct cox_init_request
     const bool replayed = cox_init_request_replayed(request);
     const char *directory = NULL;
     struct cox_share share;
-    struct cox_weights_candidate told;
+    struct cox_weights_candidate of_init;
     const struct cox_weights_candidate *candidate = NULL;
     struct engine_source source;
     int r = engine_read(engine, request, &directory, err);
 
     share = engine_share(engine, options);
     if (r == 0)
-        r = cox_init_request_weights(request, &told, err);
+        r = cox_init_request_weights(request, &of_init, err);
     if (r == 0)
-        candidate = &told;
+        candidate = &of_init;
     else if (r != COX_EMPTY)
         return r;
     source = engine_source(engine, directory, &share);
@@ -592,7 +592,7 @@ static int engine_init(void *context, const struct cox_init_request *request,
         .size = sizeof(struct cox_group_options),
         .value_size = COX_GROUP_VALUE_SIZE_MIN,
         .deadline_ns = cox_deadline_after_ms(WAIT_MS),
-        .aborted = given_up,
+        .cancelled = cancelled,
         .context = engine,
     };
     int r;

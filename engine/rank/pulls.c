@@ -162,7 +162,7 @@ static int run_check(struct run *run, struct cox_error *err)
         return cox_fail(err, COX_ABORTED, "cancelled");
     if (atomic_load_explicit(&run->pulls->closing, memory_order_relaxed))
         return cox_fail(err, COX_ABORTED, "all pulls of this rank were cleared");
-    if (pull->aborted && pull->aborted(pull->context))
+    if (pull->cancelled && pull->cancelled(pull->context))
         return cox_fail(err, COX_ABORTED, "the transfer was cancelled, or the rank is pausing");
     if (now >= pull->deadline_ns)
         return cox_fail(err, COX_TIMEOUT, "its deadline has passed");

@@ -65,8 +65,8 @@ struct cox_pull {
     uint64_t deadline_ns;
     /* expiry of the other group's lease; COX_DEADLINE_NEVER is allowed */
     uint64_t lease_ns;
-    /* checked before each block; NULL: never aborted */
-    bool (*aborted)(void *context);
+    /* checked before each block; NULL: never cancelled */
+    bool (*cancelled)(void *context);
     void *context;
     /* Set by run, also on failure. */
     uint64_t copied_bytes;

@@ -244,12 +244,12 @@ struct pulling {
     uint64_t clears;
 };
 
-static bool pulling_aborted(void *context)
+static bool pulling_cancelled(void *context)
 {
     const struct pulling *pulling = context;
     const struct cox_transfer *transfer = pulling->transfer;
     return atomic_load_explicit(&transfer->clears, memory_order_relaxed) != pulling->clears ||
-           (transfer->options.aborted && transfer->options.aborted(transfer->options.context));
+           (transfer->options.cancelled && transfer->options.cancelled(transfer->options.context));
 }
 
 static const char *id_of(const Coxswain__PullKVRequest__PullKVInfo *info)
@@ -336,7 +336,7 @@ static int pull_prepare(struct pulling *pulling, const Coxswain__PullKVRequest__
     pull->to_generation = info->has_dst_sequence ? cox_cache_generation_of(info->dst_sequence) : 0;
     pull->deadline_ns = time_or_never(info->deadline_ns);
     pull->lease_ns = time_or_never(info->lease_ns);
-    pull->aborted = pulling_aborted;
+    pull->cancelled = pulling_cancelled;
     pull->context = pulling;
     return tables_read(info, pairs, err);
 }

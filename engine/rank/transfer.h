@@ -22,7 +22,7 @@ struct cox_transfer;
 
 struct cox_transfer_options {
     /* returns whether the running pull was cancelled; NULL: never */
-    bool (*aborted)(void *context);
+    bool (*cancelled)(void *context);
     void *context;
     struct cox_log log;
 };

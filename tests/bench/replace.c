@@ -90,8 +90,8 @@ struct worker_context {
 static bool worker_given_up(void *context)
 {
     const struct worker_context *own = context;
-    return (own->batch && cox_batch_aborted(own->batch)) ||
-           (own->init && cox_init_request_aborted(own->init));
+    return (own->batch && cox_batch_cancelled(own->batch)) ||
+           (own->init && cox_init_request_cancelled(own->init));
 }
 
 static int worker_init(void *context, const struct cox_init_request *request,
@@ -101,7 +101,7 @@ static int worker_init(void *context, const struct cox_init_request *request,
     struct cox_group_options options = {
         .size = sizeof(struct cox_group_options),
         .deadline_ns = cox_deadline_after_ms(PATIENCE_MS),
-        .aborted = worker_given_up,
+        .cancelled = worker_given_up,
         .context = own,
     };
     if (atomic_load(&own->shared->ranks[own->rank].init_ns) == 0)

@@ -208,12 +208,12 @@ static void meddle_once(const struct hostile *hostile, struct cox_group_layout_r
     case SAYS_DEAD:
         atomic_store(&identity->said_dead, cox_group_said_dead(0));
         atomic_store(&part->because, cox_group_said_dead(0));
-        atomic_store(&part->given_up, cox_group_given_up(COX_GROUP_EPOCH_NONE));
+        atomic_store(&part->aborted, cox_group_aborted(COX_GROUP_EPOCH_NONE));
         break;
     case GIVES_UP:
         atomic_store(&part->because, cox_group_said_dead(2));
-        atomic_store(&part->given_up,
-                     cox_group_given_up(atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS));
+        atomic_store(&part->aborted,
+                     cox_group_aborted(atomic_load(&part->arrived) >> COX_GROUP_INDEX_BITS));
         break;
     case JUMPS:
         arrive(part, generation, random % 4 ? random % 1000 : COX_GROUP_EPOCH_MAX,
@@ -261,10 +261,10 @@ static void *meddle(void *argument)
     }
 }
 
-static bool given_up(void *context)
+static bool aborted(void *context)
 {
     const struct hostile *hostile = context;
-    return hostile->init && cox_init_request_aborted(hostile->init);
+    return hostile->init && cox_init_request_cancelled(hostile->init);
 }
 
 static int on_init(void *context, const struct cox_init_request *request,
@@ -273,7 +273,7 @@ static int on_init(void *context, const struct cox_init_request *request,
     struct hostile *hostile = context;
     struct cox_group_options options = {.size = sizeof(struct cox_group_options),
                                         .deadline_ns = cox_deadline_after_ms(JOIN_MS),
-                                        .aborted = given_up,
+                                        .cancelled = aborted,
                                         .context = hostile};
     cox_init_request_group(request, &options);
     hostile->group = cox_group_leave(hostile->group);

@@ -120,7 +120,7 @@ static const struct row {
     {COX_FAULT_GROUP_SLEEPS, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_WOKEN, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_DONE, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
-    {COX_FAULT_GROUP_GIVEN_UP, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
+    {COX_FAULT_GROUP_ABORTED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_ALIGNED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_BOUND, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},
     {COX_FAULT_GROUP_OFFERED, ELSEWHERE, "tests/fault/rank_group_kill_test.c"},

@@ -167,7 +167,7 @@ void matrix_renew_judge(struct matrix_run *run)
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     matrix_counts_new(run);
     matrix_sockets_new(run);
-    setenv("COXSWAIN_FAULT_LIFE", "2", 1);
+    setenv("COXSWAIN_FAULT_INCARNATION", "2", 1);
     int orphans = matrix_driver_run(run, MATRIX_RENEW);
     judge_lives(run);
     if (orphans)

@@ -119,7 +119,7 @@ EXEMPT = {
     ("coordinator/command/doctor_checks.c", "cox_doctor_pidfd_getfd", "fork("): "children of doctor's own, no part of a group",
     ("coordinator/command/doctor_checks.c", "cox_doctor_pidfd_getfd", "prctl("): "children of doctor's own, no part of a group",
     ("coordinator/command/doctor_checks.c", "fetch", "SYS_pidfd_getfd"): "of a child of doctor's own",
-    ("worker/group/group_peer.c", "cox_group_told_is_dead", "kill("): "asks",
+    ("worker/group/group_peer.c", "cox_group_known_pid_is_dead", "kill("): "asks",
     ("worker/group/group_fd_exchange.c", "fd_take", "SYS_pidfd_getfd"): CALLERS,
     ("worker/group/group_fd_exchange.c", "fds_take", "fd_take("): CALLERS,
     ("coordinator/process/child.c", "cox_pidfd_signal", "SYS_pidfd_send_signal"):

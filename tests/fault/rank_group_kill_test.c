@@ -279,7 +279,7 @@ static void b3_p1_b6_killed_in_an_operation(void **state)
         {"group.woken", {3, 4, 9}, .by_sockets = false},
         {"group.sleeps", {1, 2, 4}, .by_fd = true},
         {"group.done", {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16}, .by_sockets = false},
-        {"group.given_up", {1, 2}, .by_sockets = false},
+        {"group.aborted", {1, 2}, .by_sockets = false},
         {"group.aligned", {1, 2, 3}, .by_sockets = false},
     };
     strike_all(deaths, sizeof deaths / sizeof deaths[0]);
@@ -544,7 +544,7 @@ static void saying_main(const struct forks_self *self)
             atomic_store(&rank->identity.holder,
                          cox_group_holder(COX_GROUP_LEFT, getpid(), rank->identity.holder));
         else
-            atomic_store(&rank->parts[0].given_up, cox_group_given_up(COX_GROUP_EPOCH_NONE));
+            atomic_store(&rank->parts[0].aborted, cox_group_aborted(COX_GROUP_EPOCH_NONE));
         atomic_store(&sayings->is_said, true);
     }
     while (!atomic_load(self->rank == 0 ? &sayings->is_said : &sayings->is_heard))

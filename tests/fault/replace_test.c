@@ -146,12 +146,12 @@ static void all_struck_at(const char *point, const char *action, uint32_t rank)
 {
     char plan[64];
     snprintf(plan, sizeof plan, "%s:%s:%" PRIu32, point, action, rank);
-    setenv("COXSWAIN_FAULT_LIFE", "2", 1);
+    setenv("COXSWAIN_FAULT_INCARNATION", "2", 1);
     setenv("COXSWAIN_FAULT", plan, 1);
     const struct cox_executor_options options = {.size = sizeof(struct cox_executor_options),
                                                  .attach = test_attach()};
     struct test_group *group = test_group_start(3, &options);
-    unsetenv("COXSWAIN_FAULT_LIFE");
+    unsetenv("COXSWAIN_FAULT_INCARNATION");
     unsetenv("COXSWAIN_FAULT");
     struct cox_executor *executor = test_group_executor(group);
     struct cox_error err = {0};

@@ -20,7 +20,7 @@ static void view_check(const struct cox_batch *batch, struct cox_batch_output *o
     FUZZ_CHECK(batch->row_count <= SEQUENCE_COUNT_MAX);
     FUZZ_CHECK(batch->table_count >= 1 && batch->table_count <= COX_BLOCK_TABLE_COUNT_MAX);
     FUZZ_CHECK(batch->finished_count <= SEQUENCE_COUNT_MAX);
-    FUZZ_CHECK(!cox_batch_aborted(batch));
+    FUZZ_CHECK(!cox_batch_cancelled(batch));
     fuzz_touch(batch->swap_in, batch->swap_in_count * sizeof *batch->swap_in);
     fuzz_touch(batch->swap_out, batch->swap_out_count * sizeof *batch->swap_out);
     fuzz_touch(batch->copy, batch->copy_count * sizeof *batch->copy);

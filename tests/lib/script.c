@@ -547,7 +547,7 @@ static int on_init(void *context, const struct cox_init_request *request,
         spin(script->host);
     if (init_number(request, "yield", -1) == rank) {
         dprintf(script->host->out_fd, "yields\n");
-        while (!cox_init_request_aborted(request))
+        while (!cox_init_request_cancelled(request))
             sched_yield();
         return cox_fail(err, COX_ABORTED, "left an init");
     }
@@ -640,7 +640,7 @@ static int on_execute(void *context, const struct cox_batch *batch,
     if (step == script->step_at[STEP_BLOCK] || step == script->step_at[STEP_ABORT])
         block_on(script->host, script->step_path);
     if (step == script->step_at[STEP_ABORT]) {
-        bool aborted = cox_batch_aborted(batch);
+        bool aborted = cox_batch_cancelled(batch);
         dprintf(script->host->out_fd, "the step is %s\n", aborted ? "void" : "alive");
         if (aborted)
             return cox_fail(err, COX_ABORTED, "left a void step");
@@ -651,7 +651,7 @@ static int on_execute(void *context, const struct cox_batch *batch,
         return read_nothing(script->host, err);
     if (step == script->step_at[STEP_YIELD]) {
         dprintf(script->host->out_fd, "yields\n");
-        while (!cox_batch_aborted(batch))
+        while (!cox_batch_cancelled(batch))
             sched_yield();
         return cox_fail(err, COX_ABORTED, "left a step");
     }

@@ -2,7 +2,7 @@
  * group: the round of worker/group/group.h that every operation is made of, here a gather of values, with epochs, aborts,
  * deadlines and death.
  *
- * The words of the ranks tell what happened: `arrived` {epoch, index} and `given_up`, each written by its rank alone and
+ * The words of the ranks tell what happened: `arrived` {epoch, index} and `aborted_at`, each written by its rank alone and
  * only growing. The bell and `counted` {epoch, index, how many} are hints that anybody may write. README.md tells what is
  * left out and why; check.sh runs this file in several sizes, and once more for each rule with that rule removed (the
  * NO_ switches), which must fail.
@@ -61,7 +61,7 @@ byte arrived[RANKS * WINDOWS]; /* of one window after another, and so on; a loca
 #define window 0
 byte arrived[RANKS] = WORD(1, 0);
 #endif
-byte given_up[RANKS * WINDOWS]; /* the last epoch that is over for this rank */
+byte aborted_at[RANKS * WINDOWS]; /* the last epoch that is over for this rank */
 byte slot[2 * RANKS * WINDOWS]; /* the word of the operation the value is for stands for the bytes */
 
 /* ---- hints ---- */
@@ -168,9 +168,9 @@ inline ring_news()
 
 /* Whoever gives up tells of it in a word that only grows: an abort that was held up does not take back a later one. */
 #ifdef NO_GROWING
-#define GIVE_UP(r, epoch) given_up[AT(r)] = epoch
+#define GIVE_UP(r, epoch) aborted_at[AT(r)] = epoch
 #else
-#define GIVE_UP(r, epoch) given_up[AT(r)] = (given_up[AT(r)] < (epoch) -> (epoch) : given_up[AT(r)])
+#define GIVE_UP(r, epoch) aborted_at[AT(r)] = (aborted_at[AT(r)] < (epoch) -> (epoch) : aborted_at[AT(r)])
 #endif
 
 #define FOR_GOOD 254
@@ -182,10 +182,10 @@ inline ring_news()
 #endif
 #ifdef NO_EPOCH_CHECK
 #define THERE(q) (arrived[AT(q)] >= MINE)
-#define GONE(q) (given_up[AT(q)] >= epoch)
+#define GONE(q) (aborted_at[AT(q)] >= epoch)
 #else
 #define THERE(q) (arrived[AT(q)] >= MINE && EPOCH(arrived[AT(q)]) == epoch)
-#define GONE(q) (given_up[AT(q)] >= epoch || EPOCH(arrived[AT(q)]) > epoch)
+#define GONE(q) (aborted_at[AT(q)] >= epoch || EPOCH(arrived[AT(q)]) > epoch)
 #endif
 
 #if LIVES > 1
@@ -214,9 +214,9 @@ inline ring_news()
 #endif
 
 #if RANKS == 2
-#define TOLD_DEAD (given_up[AT(1 - r)] == FOR_GOOD)
+#define TOLD_DEAD (aborted_at[AT(1 - r)] == FOR_GOOD)
 #else
-#define TOLD_DEAD (given_up[AT((r + 1) % RANKS)] == FOR_GOOD || given_up[AT((r + 2) % RANKS)] == FOR_GOOD)
+#define TOLD_DEAD (aborted_at[AT((r + 1) % RANKS)] == FOR_GOOD || aborted_at[AT((r + 2) % RANKS)] == FOR_GOOD)
 #endif
 
 /* What a slice would find; one that finds nothing is left out. */
@@ -261,9 +261,9 @@ begin:  if
         :: atomic { told > life -> goto idle; }
 #endif
         :: atomic { index == OPS -> goto next; }
-        :: atomic { index < OPS && given_up[AT(r)] >= epoch -> goto aborted; }
+        :: atomic { index < OPS && aborted_at[AT(r)] >= epoch -> goto aborted; }
         :: atomic {
-            index < OPS && given_up[AT(r)] < epoch ->
+            index < OPS && aborted_at[AT(r)] < epoch ->
             index++;
 #ifdef NO_VALUE_FIRST
             arrived[AT(r)] = MINE;
@@ -458,7 +458,7 @@ peer_dead:
 #ifdef NO_DEAD_FOR_GOOD
         atomic { GIVE_UP(r, epoch); }
 #else
-        atomic { given_up[AT(r)] = FOR_GOOD; }
+        atomic { aborted_at[AT(r)] = FOR_GOOD; }
 #endif
         ring_news();
         goto ends;
@@ -650,7 +650,7 @@ end_dead:
 #endif
 #define PUNCH                                                                                      \
     ALL(arrived, 0);                                                                               \
-    ALL(given_up, 0);                                                                              \
+    ALL(aborted_at, 0);                                                                           \
     ALL(holder, EMPTY);                                                                            \
     ALL(holder_life, 0);                                                                           \
     ALL(holder_process, 0);                                                                        \

@@ -16,7 +16,7 @@
 #define TABLE_LENGTH (TOKEN_COUNT_MAX / BLOCK_SIZE)
 
 /* The worker library's function; nobody gives a batch up here. */
-bool cox_batch_aborted(const struct cox_batch *batch)
+bool cox_batch_cancelled(const struct cox_batch *batch)
 {
     (void)batch;
     return false;

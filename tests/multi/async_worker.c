@@ -61,7 +61,7 @@ static int await_next(const struct cox_batch *batch, struct cox_error *err)
         cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE);
     uint64_t deadline_ns = cox_deadline_after_ms(await_ms);
     while (cox_state_published(shared) <= batch->sequence) {
-        if (cox_batch_aborted(batch))
+        if (cox_batch_cancelled(batch))
             return cox_fail(err, COX_ABORTED, "given up");
         if (cox_now_ns() > deadline_ns)
             return cox_fail(err, COX_TIMEOUT, "nothing was published behind step %" PRIu64,
@@ -73,7 +73,7 @@ static int await_next(const struct cox_batch *batch, struct cox_error *err)
 
 static int await_given_up(const struct cox_batch *batch, struct cox_error *err)
 {
-    while (!cox_batch_aborted(batch))
+    while (!cox_batch_cancelled(batch))
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     return cox_fail(err, COX_ABORTED, "given up");
 }

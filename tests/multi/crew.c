@@ -80,7 +80,7 @@ void crew_close(struct crew *crew)
     close(crew->group_fd);
 }
 
-/* As cox_batch_aborted. */
+/* As cox_batch_cancelled. */
 static bool is_void(void *context)
 {
     const struct crew *crew = context;
@@ -103,7 +103,7 @@ struct cox_group *crew_join(struct crew *crew, uint32_t rank)
         .rank_count = crew->rank_count,
         .generation = 7,
         .deadline_ns = COX_DEADLINE_NEVER,
-        .aborted = is_void,
+        .cancelled = is_void,
         .context = crew,
     };
 

@@ -105,7 +105,7 @@ bool cox_worker_busy(const struct cox_worker *worker)
 }
 
 /* There are no pulls here, and no signals. */
-bool cox_worker_pull_aborted(const struct cox_worker *worker)
+bool cox_worker_pull_cancelled(const struct cox_worker *worker)
 {
     (void)worker;
     return false;
@@ -150,7 +150,7 @@ void cox_worker_enable_leave(void)
 }
 
 /* The same word as for steps. */
-bool cox_init_request_aborted(const struct cox_init_request *request)
+bool cox_init_request_cancelled(const struct cox_init_request *request)
 {
     crew_ask(request->crew);
     return atomic_load(request->crew->void_through) >= request->sequence;

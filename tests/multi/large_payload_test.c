@@ -749,7 +749,7 @@ static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
     };
     for (size_t i = 0; i < sizeof points / sizeof *points; i++) {
         setenv("COXSWAIN_FAULT", points[i], 1);
-        setenv("COXSWAIN_FAULT_LIFE", "1", 1);
+        setenv("COXSWAIN_FAULT_INCARNATION", "1", 1);
         struct test_group *g = small_group(3);
         struct look look;
         BYTES bytes = bytes_make(8 * MIB, "size 8000000");
@@ -758,7 +758,7 @@ static void m3_a_rank_killed_at_any_step_of_a_block_leaves_nothing(void **state)
         if (r != COX_PEER_DEAD && !(r == 0 && strstr(points[i], "done")))
             fail_msg("%s: %d: %s", points[i], r, last_error.text);
         unsetenv("COXSWAIN_FAULT");
-        unsetenv("COXSWAIN_FAULT_LIFE");
+        unsetenv("COXSWAIN_FAULT_INCARNATION");
         test_await_death(g, 1);
         expect_nothing_held(g, 2);
         struct cox_error err = {0};

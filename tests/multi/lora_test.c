@@ -1052,10 +1052,10 @@ static void m13_p8_a_rank_that_dies_in_an_operation_leaves_ranks_that_agree(void
         struct cox_error err = {0};
         const uint32_t victim = strstr(cases[i].plan, "kill:1") ? 1 : 0;
         setenv("COXSWAIN_FAULT", cases[i].plan, 1);
-        setenv("COXSWAIN_FAULT_LIFE", "1", 1);
+        setenv("COXSWAIN_FAULT_INCARNATION", "1", 1);
         struct test_group *g = group_start(2);
         unsetenv("COXSWAIN_FAULT");
-        unsetenv("COXSWAIN_FAULT_LIFE");
+        unsetenv("COXSWAIN_FAULT_INCARNATION");
         struct cox_lora *lora = lora_of(g);
         assert_int_equal(lora_load(lora, "a", path_of("a"), results, &err), 0);
         int r = cases[i].unloads ? cox_lora_unload(lora, "a", patience(), results, &err)

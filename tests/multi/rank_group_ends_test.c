@@ -104,7 +104,7 @@ static void rank_init(struct rank *rank, const struct forks_self *self)
                                               .rank_count = RANK_COUNT,
                                               .value_size = 8192,
                                               .deadline_ns = rank_group_patience(),
-                                              .aborted = asked,
+                                              .cancelled = asked,
                                               .context = rank};
     int r = cox_group_join(&options, &rank->group, &err);
     FORK_CHECK(r == 0, "%d %s", r, err.text);

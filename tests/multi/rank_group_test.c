@@ -309,7 +309,7 @@ static void asks_main(const struct forks_self *self)
                                               .rank = self->rank,
                                               .rank_count = 2,
                                               .deadline_ns = rank_group_patience(),
-                                              .aborted = asked,
+                                              .cancelled = asked,
                                               .context = &count};
     if (self->rank_count == 1) { /* the other never comes */
         int r = cox_group_join(&options, &group, &err);

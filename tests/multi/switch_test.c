@@ -138,12 +138,12 @@ static void group_start(uint32_t rank_count, const char *folder, const char *fau
     int r = cox_shared_weights_load(folder, NULL, NULL, &weights, &err);
     if (fault) {
         setenv("COXSWAIN_FAULT", fault, 1);
-        setenv("COXSWAIN_FAULT_LIFE", "1", 1);
+        setenv("COXSWAIN_FAULT_INCARNATION", "1", 1);
     }
     if (r == 0)
         r = cox_executor_start(&options, &executor, &err);
     unsetenv("COXSWAIN_FAULT");
-    unsetenv("COXSWAIN_FAULT_LIFE");
+    unsetenv("COXSWAIN_FAULT_INCARNATION");
     if (r == 0)
         r = cox_shared_weights_publish(weights, executor, &err);
     if (r == 0)

@@ -34,7 +34,7 @@ static const struct cox_model_config config = {
 static const struct cox_share whole;
 
 /* The worker library's function; nobody gives a batch up here. */
-bool cox_batch_aborted(const struct cox_batch *batch)
+bool cox_batch_cancelled(const struct cox_batch *batch)
 {
     (void)batch;
     return false;

@@ -27,7 +27,7 @@
 #define ZERO 2
 
 /* The worker library's function; nobody gives a batch up here. */
-bool cox_batch_aborted(const struct cox_batch *batch)
+bool cox_batch_cancelled(const struct cox_batch *batch)
 {
     (void)batch;
     return false;

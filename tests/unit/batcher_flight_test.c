@@ -206,7 +206,7 @@ static void the_next_one_is_admitted_beside_what_an_end_leaves(void **state)
     (void)state;
     struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
-    options.parting_count_max = 1;
+    options.retiring_count_max = 1;
     struct cox_batcher *batcher = batcher_new(options);
     for (int i = 0; i < 3; i++)
         add(batcher, 4, 5);
@@ -495,7 +495,7 @@ static void slots_that_were_told_in_vain_and_left_again_have_room(void **state)
     (void)state;
     struct cox_batcher_options options = defaults;
     options.sequence_count_max = 1;
-    options.parting_count_max = 1;
+    options.retiring_count_max = 1;
     struct cox_batcher *batcher = batcher_new(options);
     int contexts[2];
     const int64_t *ids;
@@ -637,7 +637,7 @@ static void random_run(uint32_t seed, uint32_t in_flight)
     options.token_count_max = 2 + draw(20);
     options.sequence_count_max = 1 + draw(8);
     options.step_count_max = in_flight;
-    options.parting_count_max = draw(10);
+    options.retiring_count_max = draw(10);
     struct cox_batcher *batcher = batcher_new(options);
     for (;;) {
         if (added < REQUEST_COUNT && draw(3) == 0) {

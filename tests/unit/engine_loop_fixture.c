@@ -354,8 +354,8 @@ int cox_executor_submit(struct cox_executor *executor,
     *ret_sequence = executor->published;
     if (request->weights) {
         COX_ASSERT(request->weights->handle.len == sizeof executor->offered.handle.bytes);
-        executor->offered = (struct cox_weights_told){.size = request->weights->size,
-                                                      .version = request->weights_version};
+        executor->offered = (struct cox_weights_announcement){.size = request->weights->size,
+                                                              .version = request->weights_version};
         memcpy(executor->offered.handle.bytes, request->weights->handle.data,
                sizeof executor->offered.handle.bytes);
     }
@@ -407,12 +407,13 @@ uint64_t cox_executor_epoch(const struct cox_executor *executor)
     return atomic_load(&executor->epoch);
 }
 
-void cox_executor_tell_weights(struct cox_executor *executor,
-                               void (*tell)(void *context, struct cox_weights_told *ret_told),
-                               void *context)
+void cox_executor_announce_weights(
+    struct cox_executor *executor,
+    void (*announce)(void *context, struct cox_weights_announcement *ret_announcement),
+    void *context)
 {
-    executor->tell = tell;
-    executor->tell_context = context;
+    executor->announce = announce;
+    executor->announce_context = context;
 }
 
 const char *cox_executor_socket(const struct cox_executor *executor)

@@ -4,8 +4,8 @@
  * that remembers what was written where, so that a wrong block, a position left out or a sequence
  * taken for another one changes the text or stops the test.
  */
-#ifndef COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
-#define COX_TESTS_UNIT_SCHEDULER_FIXTURE_H
+#ifndef COX_TESTS_UNIT_ENGINE_LOOP_FIXTURE_H
+#define COX_TESTS_UNIT_ENGINE_LOOP_FIXTURE_H
 
 #include "engine/batching/engine_loop.h"
 #include "worker/sequences/table.h"
@@ -123,10 +123,10 @@ struct cox_executor {
     /* of the last step */
     _Atomic uint64_t weights_version;
     /* of the last step that offered any; under lock */
-    struct cox_weights_told offered;
+    struct cox_weights_announcement offered;
     /* what an init would call */
-    void (*tell)(void *context, struct cox_weights_told *ret_told);
-    void *tell_context;
+    void (*announce)(void *context, struct cox_weights_announcement *ret_announcement);
+    void *announce_context;
 };
 
 /* What follows tokens; 0 is STOP. */

@@ -561,7 +561,7 @@ struct feeder {
     /* blocks */
     uint32_t free_min;
     /* at every idle time the ranks had forgotten all */
-    bool told;
+    bool announcement;
     struct cox_executor *executor;
 };
 
@@ -578,8 +578,9 @@ static bool on_feed(void *context, bool idle, uint64_t until_ns)
     }
     if (idle) {
         feeder->idle_count++;
-        feeder->told = feeder->told && cox_table_count(feeder->executor->table) == 0 &&
-                       free_count == BLOCK_COUNT_MAX;
+        feeder->announcement = feeder->announcement &&
+                               cox_table_count(feeder->executor->table) == 0 &&
+                               free_count == BLOCK_COUNT_MAX;
         if (feeder->next == REQUEST_COUNT)
             return false;
     }
@@ -598,7 +599,7 @@ static void requests_come_and_go_while_it_runs(void **state)
         struct cox_engine_loop_options options = options_make();
         struct feeder feeder = {.cancel_at = (int)(seed * 7 % 100),
                                 .free_min = BLOCK_COUNT_MAX,
-                                .told = true,
+                                .announcement = true,
                                 .executor = executor};
         struct cox_error error = {0};
         options.feed = on_feed;
@@ -620,7 +621,8 @@ static void requests_come_and_go_while_it_runs(void **state)
         for (int i = 0; i < REQUEST_COUNT; i++)
             assert_int_equal(expectations[i].done_count, 1);
         assert_true(feeder.idle_count > 0);
-        assert_true(seed % 2 || feeder.told); /* a step that failed is forgotten at the next one */
+        assert_true(seed % 2 ||
+                    feeder.announcement); /* a step that failed is forgotten at the next one */
         assert_true(feeder.free_min < BLOCK_COUNT_MAX);
         assert_int_equal(cox_engine_loop_free_blocks(feeder.engine_loop), BLOCK_COUNT_MAX);
         cox_engine_loop_free(feeder.engine_loop);

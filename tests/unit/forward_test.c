@@ -24,7 +24,7 @@
 /* The worker library's function; here the batch is given up after so many questions. */
 static int aborted_after = -1;
 
-bool cox_batch_aborted(const struct cox_batch *batch)
+bool cox_batch_cancelled(const struct cox_batch *batch)
 {
     (void)batch;
     return aborted_after >= 0 && aborted_after-- == 0;

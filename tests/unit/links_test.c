@@ -512,7 +512,7 @@ static void p9_a_destination_that_was_taken_meanwhile_is_stale(void **state)
     struct cox_pull pull = pull_of(&side, "r");
     pull.pairs = pairs;
     pull.count = 2;
-    pull.aborted = takes_it;
+    pull.cancelled = takes_it;
     pull.context = &side;
     assert_int_equal(cox_pulls_run(side.pulls, &pull, &err), COX_STALE);
     assert_non_null(strstr(err.text, "written KV block 5 meanwhile"));
@@ -551,7 +551,7 @@ static void whole_open(struct whole *whole, struct side *side)
         whole->pairs[i] = (struct cox_pull_pair){i, geometry.block_count - 1 - i};
     whole->pull.pairs = whole->pairs;
     whole->pull.count = geometry.block_count;
-    whole->pull.aborted = whole_look;
+    whole->pull.cancelled = whole_look;
     whole->pull.context = whole;
 }
 

@@ -43,11 +43,11 @@ struct fixture {
 static struct fixture f;
 static struct cox_error error;
 
-static struct cox_weights_told told_now(void)
+static struct cox_weights_announcement told_now(void)
 {
-    struct cox_weights_told told;
-    f.executor->tell(f.executor->tell_context, &told);
-    return told;
+    struct cox_weights_announcement announcement;
+    f.executor->announce(f.executor->announce_context, &announcement);
+    return announcement;
 }
 
 static int open_fixture(void **state)
@@ -90,14 +90,16 @@ static uint64_t digest_of(const char *folder)
 }
 
 /* It is this version, and what it names is this folder's model. */
-static void expect_offer(const struct cox_weights_told *told, uint64_t version, const char *folder)
+static void expect_offer(const struct cox_weights_announcement *announcement, uint64_t version,
+                         const char *folder)
 {
     struct cox_region region = {0};
     struct cox_model_block block;
     int fd = -1;
-    assert_int_equal(told->version, version);
-    if (cox_handle_open(&told->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, &error) ||
-        cox_region_attach_image(&region, fd, "cox_weights", told->size, &error))
+    assert_int_equal(announcement->version, version);
+    if (cox_handle_open(&announcement->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd,
+                        &error) ||
+        cox_region_attach_image(&region, fd, "cox_weights", announcement->size, &error))
         fail_msg("%s", error.text);
     assert_int_equal(cox_model_block_read(region.base, region.size, &block, &error), 0);
     assert_true(block.digest == digest_of(folder));
@@ -106,11 +108,11 @@ static void expect_offer(const struct cox_weights_told *told, uint64_t version, 
 }
 
 /* Nothing of it is left in this process, and nobody can come to it. */
-static void expect_gone(const struct cox_weights_told *told)
+static void expect_gone(const struct cox_weights_announcement *announcement)
 {
     int fd = -1;
     assert_int_equal(
-        cox_handle_open(&told->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, NULL),
+        cox_handle_open(&announcement->handle, NULL, cox_deadline_after_ms(PATIENCE_MS), &fd, NULL),
         COX_NOT_FOUND);
 }
 
@@ -125,19 +127,19 @@ static void expect_told(uint64_t changes, const char *folder)
 /* The version of a step that offers nothing. */
 static uint64_t step_version(uint64_t epoch)
 {
-    struct cox_weights_told told;
-    assert_false(cox_shared_weights_step(f.weights, epoch, &told));
-    return told.version;
+    struct cox_weights_announcement announcement;
+    assert_false(cox_shared_weights_step(f.weights, epoch, &announcement));
+    return announcement.version;
 }
 
 /* The step offers this version. */
-static struct cox_weights_told expect_step_offer(uint64_t epoch, uint64_t version,
-                                                 const char *folder)
+static struct cox_weights_announcement expect_step_offer(uint64_t epoch, uint64_t version,
+                                                         const char *folder)
 {
-    struct cox_weights_told told;
-    assert_true(cox_shared_weights_step(f.weights, epoch, &told));
-    expect_offer(&told, version, folder);
-    return told;
+    struct cox_weights_announcement announcement;
+    assert_true(cox_shared_weights_step(f.weights, epoch, &announcement));
+    expect_offer(&announcement, version, folder);
+    return announcement;
 }
 
 /* ---- replace, on a thread ---- */
@@ -182,17 +184,17 @@ static void weights_an_init_tells_the_newest_version(void **state)
 {
     struct replacement replacement;
     (void)state;
-    const struct cox_weights_told first = told_now();
+    const struct cox_weights_announcement first = told_now();
     expect_offer(&first, 1, f.folders[0]);
     replace_start(&replacement, f.folders[1]);
-    const struct cox_weights_told next = told_now();
+    const struct cox_weights_announcement next = told_now();
     expect_offer(&next, 2, f.folders[1]);
     expect_offer(&first, 1, f.folders[0]); /* for ranks whose init is under way */
     cox_shared_weights_used(f.weights, 2, 1);
     assert_int_equal(replace_join(&replacement), 0);
     assert_int_equal(replacement.version, 2);
-    const struct cox_weights_told told = told_now();
-    expect_offer(&told, 2, f.folders[1]);
+    const struct cox_weights_announcement announcement = told_now();
+    expect_offer(&announcement, 2, f.folders[1]);
     expect_gone(&first);
     assert_true(status_now().digest == digest_of(f.folders[1]));
 }
@@ -225,7 +227,7 @@ static void weights_stay_until_a_step_has_used_the_next(void **state)
 {
     struct replacement replacement;
     (void)state;
-    const struct cox_weights_told first = told_now();
+    const struct cox_weights_announcement first = told_now();
     replace_start(&replacement, f.folders[1]);
     expect_step_offer(1, 2, f.folders[1]);
     /* A step that was submitted before, or failed for another reason, says nothing. */
@@ -249,10 +251,10 @@ static void weights_refused_by_a_rank_are_withdrawn(void **state)
 {
     struct replacement replacement;
     (void)state;
-    const struct cox_weights_told first = told_now();
+    const struct cox_weights_announcement first = told_now();
     cox_shared_weights_used(f.weights, 1, 1);
     replace_start(&replacement, f.folders[1]);
-    const struct cox_weights_told next = expect_step_offer(1, 2, f.folders[1]);
+    const struct cox_weights_announcement next = expect_step_offer(1, 2, f.folders[1]);
     cox_shared_weights_failed(f.weights, 2, COX_REJECTED, "rank 3: no memory");
     assert_int_equal(replace_join(&replacement), COX_REJECTED);
     assert_non_null(strstr(replacement.error.text, "rank 3: no memory"));
@@ -260,7 +262,7 @@ static void weights_refused_by_a_rank_are_withdrawn(void **state)
     expect_told(1, f.folders[0]);
     expect_gone(&next);
     /* Ranks that have switched do not have it any more; the others know it by its handle. */
-    const struct cox_weights_told again = expect_step_offer(1, 3, f.folders[0]);
+    const struct cox_weights_announcement again = expect_step_offer(1, 3, f.folders[0]);
     assert_memory_equal(&again.handle, &first.handle, sizeof first.handle);
     assert_int_equal(told_now().version, 3);
     cox_shared_weights_used(f.weights, 3, 1);
@@ -344,7 +346,7 @@ static void weights_of_a_group_with_nothing_to_do_come_with_a_step_without_rows(
     uint64_t version = 0, count;
     int wake_fd = eventfd(0, EFD_CLOEXEC);
     (void)state;
-    struct cox_weights_told before = told_now();
+    struct cox_weights_announcement before = told_now();
     struct cox_prompt_queue *queue = prompt_queue_new();
     for (uint64_t turn = 0; turn < 3; turn++) {
         if (cox_shared_weights_replace(f.weights, f.folders[(turn + 1) % 2],

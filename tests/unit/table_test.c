@@ -650,18 +650,18 @@ static void s1_a_step_given_up_is_seen(void **state)
 {
     (void)state;
     assert_int_equal(apply(packed_new(COX_FORWARD_DUMMY, 0)), 0);
-    assert_false(cox_batch_aborted(f.batch)); /* nothing to watch */
+    assert_false(cox_batch_cancelled(f.batch)); /* nothing to watch */
     cox_table_commit(f.table);
 
     _Atomic uint64_t void_through = 1;
     cox_table_watch(f.table, &void_through);
     assert_int_equal(apply(packed_new(COX_FORWARD_DUMMY, 0)), 0);
     assert_true(f.batch->sequence == 2);
-    assert_false(cox_batch_aborted(f.batch));
+    assert_false(cox_batch_cancelled(f.batch));
     atomic_store(&void_through, 2);
-    assert_true(cox_batch_aborted(f.batch));
+    assert_true(cox_batch_cancelled(f.batch));
     atomic_store(&void_through, 9);
-    assert_true(cox_batch_aborted(f.batch));
+    assert_true(cox_batch_cancelled(f.batch));
     cox_table_revert(f.table);
 }
 

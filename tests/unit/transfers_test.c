@@ -90,14 +90,14 @@ static struct fixture_pull sent(struct fixture *f, const char *id)
 }
 
 static void expect_end(struct fixture *f, int64_t sequence, enum cox_pull_state state, int code,
-                       bool quiet)
+                       bool drained)
 {
     struct cox_pull_outcome outcome;
     assert_int_equal(cox_transfers_take(f->transfers, &outcome), 0);
     assert_int_equal(outcome.sequence, sequence);
     assert_string_equal(cox_pull_state_name(outcome.report->state), cox_pull_state_name(state));
     assert_int_equal(outcome.report->error.code, code);
-    assert_int_equal(outcome.quiet, quiet);
+    assert_int_equal(outcome.drained, drained);
     free(outcome.report);
 }
 
@@ -114,22 +114,22 @@ static struct cox_transfers_status status(struct fixture *f)
     return status;
 }
 
-static void expect_quiet(struct fixture *f, int32_t first)
+static void expect_drained(struct fixture *f, int32_t first)
 {
     int32_t *blocks;
     uint32_t count;
-    assert_int_equal(cox_transfers_take_quiet(f->transfers, &blocks, &count), 0);
+    assert_int_equal(cox_transfers_take_drained(f->transfers, &blocks, &count), 0);
     assert_int_equal(count, 3);
     assert_int_equal(blocks[0], first);
     free(blocks);
-    assert_int_equal(cox_transfers_take_quiet(f->transfers, &blocks, &count), COX_EMPTY);
+    assert_int_equal(cox_transfers_take_drained(f->transfers, &blocks, &count), COX_EMPTY);
 }
 
-static void expect_not_quiet(struct fixture *f)
+static void expect_not_drained(struct fixture *f)
 {
     int32_t *blocks;
     uint32_t count;
-    assert_int_equal(cox_transfers_take_quiet(f->transfers, &blocks, &count), COX_EMPTY);
+    assert_int_equal(cox_transfers_take_drained(f->transfers, &blocks, &count), COX_EMPTY);
 }
 
 static void m11_the_table_of_moves_has_one_end_for_each_pull(void **state)
@@ -265,13 +265,13 @@ static void p9_late_replies_are_dropped_and_their_blocks_wait(void **state)
     assert_int_equal(status(&f).quarantined_blocks, 3);
     cox_transfers_turn(f.transfers);
     assert_int_equal(f.executor->leave_count, 1); /* told once */
-    expect_not_quiet(&f);
+    expect_not_drained(&f);
     executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
     assert_int_equal(status(&f).late_results, 1);
     assert_int_equal(status(&f).succeeded, 0);
     assert_int_equal(status(&f).quarantined_blocks, 0);
     expect_none(&f);
-    expect_quiet(&f, 3);
+    expect_drained(&f, 3);
     cox_transfers_turn(f.transfers);
     assert_int_equal(f.executor->leave_count, 1);
     teardown(&f);
@@ -291,15 +291,15 @@ static void p9_a_late_rank_keeps_the_blocks_until_the_channel_is_in_order(void *
     assert_int_equal(cox_transfers_take(f.transfers, &outcome), 0);
     assert_int_equal(outcome.report->state, COX_PULL_PEER_DEAD);
     assert_true(outcome.own_death);
-    assert_false(outcome.quiet);
+    assert_false(outcome.drained);
     free(outcome.report);
     cox_transfers_turn(f.transfers);
     cox_transfers_turn(f.transfers);
-    expect_not_quiet(&f);
+    expect_not_drained(&f);
     assert_true(cox_transfers_due_ns(f.transfers) < cox_now_ns() + COX_NSEC_PER_SEC);
     f.executor->late = false;
     cox_transfers_turn(f.transfers);
-    expect_quiet(&f, 3);
+    expect_drained(&f, 3);
     assert_int_equal(cox_transfers_due_ns(f.transfers), COX_DEADLINE_NEVER);
     teardown(&f);
 }
@@ -321,14 +321,14 @@ static void p9_a_cancelled_pull_is_told_to_nobody_and_quiet_when_it_is_over(void
     assert_int_equal(f.executor->leave_count, 1);
     executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, PULL_ERROR, COX_ABORTED);
     expect_none(&f);
-    expect_quiet(&f, 6);
+    expect_drained(&f, 6);
     /* One that had ended before the cancel came. */
     begin(&f, 3);
     pull = sent(&f, NULL);
     executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
     assert_true(cox_transfers_cancel(f.transfers, 3));
     expect_none(&f);
-    expect_not_quiet(&f);
+    expect_not_drained(&f);
     assert_int_equal(status(&f).cancelled, 2);
     teardown(&f);
 }
@@ -392,7 +392,7 @@ static void m11_what_cannot_be_sent_waits_or_fails(void **state)
             assert_int_equal(outcome.report->state, fails[i].state);
             assert_int_equal(outcome.report->error.code, fails[i].result);
             assert_int_equal(outcome.own_death, fails[i].own_death);
-            assert_true(outcome.quiet);
+            assert_true(outcome.drained);
             free(outcome.report);
         }
         teardown(&f);
@@ -446,7 +446,7 @@ static void p9_who_begins_anew_finds_the_blocks_that_are_still_written(void **st
     cox_transfers_quarantine(f.transfers, count_blocks, &count);
     assert_int_equal(count, 3); /* of the first alone */
     executor_complete_pull(f.executor, &first, 0, COX_OUTCOME_OK, 0, 0);
-    expect_quiet(&f, 3);
+    expect_drained(&f, 3);
     teardown(&f);
 }
 
@@ -463,7 +463,7 @@ static void p9_what_becomes_quiet_before_the_look_is_not_given_back_after_it(voi
     executor_complete_pull(f.executor, &pull, 0, COX_OUTCOME_OK, 0, 0);
     cox_transfers_quarantine(f.transfers, count_blocks, &count);
     assert_int_equal(count, 0);
-    expect_not_quiet(&f);
+    expect_not_drained(&f);
     teardown(&f);
 }
 
@@ -560,7 +560,7 @@ static void take_all(struct chance *chance)
     struct cox_pull_outcome outcome;
     int32_t *blocks;
     uint32_t count;
-    while (cox_transfers_take_quiet(chance->f->transfers, &blocks, &count) == 0) {
+    while (cox_transfers_take_drained(chance->f->transfers, &blocks, &count) == 0) {
         blocks_return(chance, blocks[0] / 3);
         free(blocks);
     }
@@ -570,8 +570,8 @@ static void take_all(struct chance *chance)
             fail_msg("pull %d ends again: %s", (int)outcome.sequence,
                      cox_pull_state_name(outcome.report->state));
         assert_true(cox_pull_has_ended(outcome.report->state));
-        assert_true(outcome.quiet || outcome.report->state != COX_PULL_SUCCESS);
-        if (outcome.quiet)
+        assert_true(outcome.drained || outcome.report->state != COX_PULL_SUCCESS);
+        if (outcome.drained)
             blocks_return(chance, outcome.sequence);
         free(outcome.report);
     }

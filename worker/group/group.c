@@ -82,7 +82,7 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     whole->base.generation = options->generation;
     whole->base.pid = getpid();
     whole->group.spinner.budget_ns = options->spin_ns;
-    whole->base.aborted = options->aborted;
+    whole->base.cancelled = options->cancelled;
     whole->base.context = options->context;
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++) {
         whole->base.peers[rank] = (struct cox_peer)COX_PEER_NONE;

@@ -86,7 +86,7 @@ struct cox_group_options {
     /* Called at least every 50 ms while a join or an operation waits, on the thread that waits
      * (with threads for subgroups, on several at once). true ends the wait with COX_ABORTED. NULL:
      * never. */
-    bool (*aborted)(void *context);
+    bool (*cancelled)(void *context);
     void *context;
 };
 #define COX_GROUP_OPTIONS_INIT COX_OPTIONS_INIT(struct cox_group_options)
@@ -106,7 +106,7 @@ COX_PUBLIC uint64_t cox_group_memory_size(uint32_t rank_count, uint32_t value_si
  *   COX_CORRUPT: the region is invalid
  *   COX_TIMEOUT: err names the missing ranks
  *   COX_PEER_DEAD: a rank died; err names it
- *   COX_ABORTED: by options->aborted
+ *   COX_ABORTED: by options->cancelled
  *   COX_NO_SPACE: no memory for the region
  *   -errno
  */
@@ -158,7 +158,7 @@ COX_PUBLIC int cox_group_subgroup(struct cox_group *group, const char *name,
  *   0
  *   COX_TIMEOUT: err names the ranks that have not arrived
  *   COX_PEER_DEAD: err names the dead ranks
- *   COX_ABORTED: by cox_group_abort, options->aborted, or an align of another rank
+ *   COX_ABORTED: by cox_group_abort, options->cancelled, or an align of another rank
  *   COX_CORRUPT: the words of another rank are invalid, or it is at another operation
  *   -errno
  */

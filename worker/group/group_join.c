@@ -222,8 +222,8 @@ static bool holder_is_dead(uint64_t holder)
     return r == COX_PEER_DEAD;
 }
 
-static int fail_told(const struct cox_group_base *base, uint32_t rank, uint32_t rank_count,
-                     uint32_t value_size, uint64_t generation, struct cox_error *err)
+static int fail_mismatch(const struct cox_group_base *base, uint32_t rank, uint32_t rank_count,
+                         uint32_t value_size, uint64_t generation, struct cox_error *err)
 {
     return cox_fail(err, COX_INVALID,
                     "rank %" PRIu32 " was told %" PRIu32 " ranks, values of %" PRIu32
@@ -295,17 +295,18 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
                    : 0;
     const struct cox_group_layout_identity *identity = identity_of(base, rank);
     /* relaxed, all: behind the acquire of cox_group_holder_of. */
-    return fail_told(base, rank, atomic_load_explicit(&identity->said_count, memory_order_relaxed),
-                     atomic_load_explicit(&identity->said_size, memory_order_relaxed),
-                     atomic_load_explicit(&identity->generation, memory_order_relaxed), err);
+    return fail_mismatch(base, rank,
+                         atomic_load_explicit(&identity->said_count, memory_order_relaxed),
+                         atomic_load_explicit(&identity->said_size, memory_order_relaxed),
+                         atomic_load_explicit(&identity->generation, memory_order_relaxed), err);
 }
 
 /* ---- the memory ---- */
 
 /* Under the name is a group of another size: says so to those who are there, if this rank is one of
  * theirs. */
-static int told_otherwise(struct cox_group_base *base, const struct cox_group_layout_made *made,
-                          struct cox_error *err)
+static int parameters_differ(struct cox_group_base *base, const struct cox_group_layout_made *made,
+                             struct cox_error *err)
 {
     uint64_t empty = 0;
     /* acq_rel: as in identity_claim. Failed at once: the others see what it was told. */
@@ -317,7 +318,8 @@ static int told_otherwise(struct cox_group_base *base, const struct cox_group_la
         cox_fault_point(COX_FAULT_GROUP_CLAIMED);
         cox_group_say(base, COX_GROUP_FAILED);
     }
-    return fail_told(base, made->rank, made->rank_count, made->value_size, made->generation, err);
+    return fail_mismatch(base, made->rank, made->rank_count, made->value_size, made->generation,
+                         err);
 }
 
 static void memory_drop(struct cox_group_base *base)
@@ -425,7 +427,7 @@ static int memory_enter(struct cox_group_base *base, const struct cox_group_name
         return cox_fail(err, COX_BUSY,
                         "another group, or another generation of it, is not gone yet");
     if (made.rank_count != base->rank_count || made.value_size != base->value_size)
-        return told_otherwise(base, &made, err);
+        return parameters_differ(base, &made, err);
     r = identity_claim(base, err);
     return r == COX_PEER_DEAD ? COX_BUSY : r;
 }
@@ -462,7 +464,7 @@ static int memory_of_name(struct cox_group_base *base, const struct cox_group_op
                             why.text[0] ? ": " : "", why.text);
         if (now >= look_ns) {
             look_ns = now + COX_GROUP_SLICE_NS;
-            if (options->aborted && options->aborted(options->context))
+            if (options->cancelled && options->cancelled(options->context))
                 return cox_fail(err, COX_ABORTED, "given up by the caller");
         }
         nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
@@ -490,7 +492,7 @@ struct meeting {
 static int joining_died(struct cox_group_base *base, uint32_t rank, uint64_t holder,
                         struct cox_error *err)
 {
-    const pid_t pid = holder ? cox_group_holder_pid(holder) : base->told_pids[rank];
+    const pid_t pid = holder ? cox_group_holder_pid(holder) : base->known_pids[rank];
     /* relaxed: nobody else has this group yet. */
     atomic_store_explicit(&base->dead, rank + 1, memory_order_relaxed);
     return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) died before all had joined",
@@ -553,11 +555,11 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
     if (cox_group_peer_known(base, rank))
         return 0;
     /* Told, and in this pid namespace, as this process finds itself there. */
-    if (base->told_pids[base->rank] == base->pid && base->told_pids[rank] &&
-        base->told_pids[rank] != cox_group_holder_pid(holder))
+    if (base->known_pids[base->rank] == base->pid && base->known_pids[rank] &&
+        base->known_pids[rank] != cox_group_holder_pid(holder))
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " is process %jd, in its memory it says process %jd", rank,
-                        (intmax_t)base->told_pids[rank], (intmax_t)cox_group_holder_pid(holder));
+                        (intmax_t)base->known_pids[rank], (intmax_t)cox_group_holder_pid(holder));
     int r = cox_group_peer_meet(base, rank, holder);
     /* Looked at after the death: it may have been the last to join, and the first to have seen
      * everybody. */
@@ -597,7 +599,7 @@ static int missing_deaths(struct cox_group_base *base, const struct meeting *mee
     for (uint32_t rank = 0; rank < base->rank_count; rank++)
         /* Looked at after the death: if it has come since, its own words tell. */
         if (cox_rank_set_has(&meeting->missing, rank) && !cox_group_peer_known(base, rank) &&
-            cox_group_told_is_dead(base, rank) && !cox_group_holder_of(base, rank))
+            cox_group_known_pid_is_dead(base, rank) && !cox_group_holder_of(base, rank))
             return joining_died(base, rank, 0, err);
     return 0;
 }
@@ -651,7 +653,7 @@ static int meeting_due(struct cox_group_base *base, const struct cox_group_optio
         r = missing_deaths(base, meeting, err);
     if (r)
         return r;
-    if (options->aborted && options->aborted(options->context))
+    if (options->cancelled && options->cancelled(options->context))
         return cox_fail(err, COX_ABORTED, "given up by the caller");
     /* Unless it was written over, it is there already. */
     identity_say(base, COX_GROUP_JOINED);

@@ -110,14 +110,14 @@ struct cox_group_layout_part {
     _Atomic uint64_t arrived;
     /* cox_group_mirror of it: a flipped bit of either is no arrival, nor is another generation's */
     _Atomic uint64_t mirror;
-    /* cox_group_given_up of the epoch that is over for this rank */
-    _Atomic uint64_t given_up;
+    /* cox_group_aborted of the epoch that is over for this rank */
+    _Atomic uint64_t aborted;
     /* by parity of index: {index:24, size or source:32, operation:8} */
     _Atomic uint64_t what[2];
     /* of a subgroup: not 0, release, after members_hash */
     _Atomic uint64_t name_hash;
     _Atomic uint64_t members_hash;
-    /* cox_group_said_dead of the rank that given_up is about, or that it followed; 0: none. Stored
+    /* cox_group_said_dead of the rank that aborted is about, or that it followed; 0: none. Stored
      * before it. */
     _Atomic uint32_t because;
     uint8_t padding[COX_GROUP_LINE_SIZE - 60];
@@ -155,7 +155,7 @@ COX_GROUP_AT(cox_group_layout_identity, said_dead, 24);
 _Static_assert(sizeof(struct cox_group_layout_identity) == COX_GROUP_LINE_SIZE, "identity size");
 COX_GROUP_AT(cox_group_layout_part, arrived, 0);
 COX_GROUP_AT(cox_group_layout_part, mirror, 8);
-COX_GROUP_AT(cox_group_layout_part, given_up, 16);
+COX_GROUP_AT(cox_group_layout_part, aborted, 16);
 COX_GROUP_AT(cox_group_layout_part, what, 24);
 COX_GROUP_AT(cox_group_layout_part, name_hash, 40);
 COX_GROUP_AT(cox_group_layout_part, members_hash, 48);
@@ -170,7 +170,7 @@ _Static_assert(COX_GROUP_VALUE_SIZE_MIN >= COX_SUBGROUP_SLOT_SIZE, "pieces of a 
 
 #define COX_GROUP_INDEX_BITS 24
 #define COX_GROUP_INDEX_MASK ((UINT32_C(1) << COX_GROUP_INDEX_BITS) - 1)
-/* No epoch: in `given_up`, all of them, since a member is dead. */
+/* No epoch: in `aborted`, all of them, since a member is dead. */
 #define COX_GROUP_EPOCH_NONE ((UINT64_C(1) << (64 - COX_GROUP_INDEX_BITS)) - 1)
 #define COX_GROUP_EPOCH_MAX (COX_GROUP_EPOCH_NONE - 1)
 
@@ -187,7 +187,7 @@ static inline uint64_t cox_group_mirror(uint64_t generation, uint64_t arrived)
 }
 
 /* The low bits are such that no flipped bit of a zero, or of another epoch's word, makes one. */
-static inline uint64_t cox_group_given_up(uint64_t epoch)
+static inline uint64_t cox_group_aborted(uint64_t epoch)
 {
     uint64_t check = (epoch * UINT64_C(0x9e3779b97f4a7c15)) >> 40;
     return epoch << COX_GROUP_INDEX_BITS | (check ^ UINT64_C(0xa5c3f1));

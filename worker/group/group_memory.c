@@ -89,19 +89,19 @@ static int part_open(struct cox_importer *importer, const struct cox_handle *han
     return r;
 }
 
-static int other_open(struct other *other, const struct cox_group_told *told, uint32_t rank,
+static int other_open(struct other *other, const struct cox_group_member *member, uint32_t rank,
                       struct cox_importer *importer, struct cox_error *err)
 {
     struct cox_error why = {0};
     int r = 0;
-    if (!told->given)
+    if (!member->given)
         return cox_fail(
             err, COX_DENIED,
             "rank %" PRIu32
             " has not sealed its memory of the rank group: its worker has to attach as cox_worker_new does",
             rank);
     for (int part = 0; r == 0 && part < COX_SEALED_GROUP_FD_COUNT; part++) {
-        const struct cox_handle *handle = &told->handles[part];
+        const struct cox_handle *handle = &member->handles[part];
         if (other->regions[part].base && memcmp(&other->handles[part], handle, sizeof *handle) == 0)
             continue;
         cox_region_detach(&other->regions[part]);
@@ -175,7 +175,7 @@ static void words_reset(struct cox_group_base *base)
         /* relaxed, all: before the release that says JOINED. */
         atomic_store_explicit(&part->name_hash, 0, memory_order_relaxed);
         atomic_store_explicit(&part->members_hash, 0, memory_order_relaxed);
-        atomic_store_explicit(&part->given_up, 0, memory_order_relaxed);
+        atomic_store_explicit(&part->aborted, 0, memory_order_relaxed);
         atomic_store_explicit(&part->because, 0, memory_order_relaxed);
         atomic_store_explicit(&part->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&part->what[0], 0, memory_order_relaxed);
@@ -198,7 +198,7 @@ int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_grou
             rank == memory->rank ? memory->own : memory->others[rank].regions;
         base->ranks[rank] = regions[WORDS].base;
         base->values[rank] = regions[VALUES].base;
-        base->told_pids[rank] = sealed->ranks[rank].pid;
+        base->known_pids[rank] = sealed->ranks[rank].pid;
     }
     base->wakeup = memory->hints.base;
     base->wakeups = base->wakeup + 1;

@@ -22,7 +22,7 @@
 struct cox_group_memory;
 
 /* What an init tells of the memory of one rank. */
-struct cox_group_told {
+struct cox_group_member {
     bool given;
     /* of its process, as the coordinator sees it; 0: not told */
     pid_t pid;
@@ -35,7 +35,7 @@ struct cox_group_sealed {
     /* where fds are that cannot be taken directly; NULL: nowhere */
     const char *control_socket;
     uint32_t rank_count;
-    struct cox_group_told ranks[COX_RANK_COUNT_MAX];
+    struct cox_group_member ranks[COX_RANK_COUNT_MAX];
 };
 
 /* Takes the regions of the rank group out of what the rank has attached. Returns NULL: no memory;

@@ -102,13 +102,13 @@ bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank)
     return cox_peer_alive(peer);
 }
 
-bool cox_group_told_is_dead(const struct cox_group_base *base, uint32_t rank)
+bool cox_group_known_pid_is_dead(const struct cox_group_base *base, uint32_t rank)
 {
-    const pid_t pid = base->told_pids[rank];
+    const pid_t pid = base->known_pids[rank];
     /* Cheap, for every rank may ask it of every other; gone for one is gone for all. What the
      * coordinator tells is in its pid namespace, which is this one's where this process has its own
      * pid there. */
-    return pid > 0 && base->told_pids[base->rank] == base->pid && kill(pid, 0) < 0 &&
+    return pid > 0 && base->known_pids[base->rank] == base->pid && kill(pid, 0) < 0 &&
            errno == ESRCH;
 }
 
@@ -121,8 +121,8 @@ static bool has_ended(const struct cox_group_base *base, uint32_t rank)
     for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT && !ended; slot++)
         /* acquire: partner is part_say_gone. */
         ended =
-            atomic_load_explicit(&base->ranks[rank]->parts[slot].given_up, memory_order_acquire) ==
-            cox_group_given_up(COX_GROUP_EPOCH_NONE);
+            atomic_load_explicit(&base->ranks[rank]->parts[slot].aborted, memory_order_acquire) ==
+            cox_group_aborted(COX_GROUP_EPOCH_NONE);
     return ended;
 }
 
@@ -141,7 +141,7 @@ static bool is_seen_dead(const struct cox_group_base *base, uint32_t rank)
     if (base->peers[rank].pid > 0) /* it died before this rank could see it */
         return true;
     if (!holder)
-        return cox_group_told_is_dead(base, rank);
+        return cox_group_known_pid_is_dead(base, rank);
     int r = cox_group_process_meet(holder, &met);
     cox_peer_close(&met);
     return r == COX_PEER_DEAD;

@@ -41,7 +41,7 @@ struct cox_group_base {
     /* of the sealed form; NULL in the named one */
     struct cox_group_memory *memory;
     /* as the coordinator sees the ranks; 0: not told */
-    pid_t told_pids[COX_RANK_COUNT_MAX];
+    pid_t known_pids[COX_RANK_COUNT_MAX];
     /* By rank; in the sealed form all but its own are mapped for reading. */
     struct cox_group_layout_rank *ranks[COX_RANK_COUNT_MAX];
     uint8_t *values[COX_RANK_COUNT_MAX];
@@ -61,7 +61,7 @@ struct cox_group_base {
      * joined: it takes an fd, which an operation may not have. */
     uint64_t system;
     int no_system;
-    bool (*aborted)(void *context);
+    bool (*cancelled)(void *context);
     void *context;
     /* neither a pidfd nor by_start: it died before this rank could see it */
     struct cox_peer peers[COX_RANK_COUNT_MAX];
@@ -100,7 +100,7 @@ struct cox_group {
     /* of the wakeup, before a look for trouble that found none */
     uint32_t news;
     bool news_known;
-    /* cox_group_given_up of the last epoch that was; any thread raises it */
+    /* cox_group_aborted of the last epoch that was; any thread raises it */
     _Atomic uint64_t gone;
     /* 1 + the rank that the last error of an operation is about; 0: none, or several. */
     _Atomic uint32_t blamed;
@@ -155,7 +155,7 @@ bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
 uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank);
 /* The process of which the init tells that it is this rank is gone, and reaped. False where the
  * init does not tell, or in another pid namespace. */
-bool cox_group_told_is_dead(const struct cox_group_base *base, uint32_t rank);
+bool cox_group_known_pid_is_dead(const struct cox_group_base *base, uint32_t rank);
 /* The rank has said that it has left, or could not join; or is in no state that it could be in once
  * all have joined. */
 bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank);

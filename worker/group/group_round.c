@@ -221,9 +221,9 @@ static void part_say_gone(struct cox_group *group)
      * that it was raised if the other's store came first. release: partner is words_trouble. */
     do {
         gone = atomic_load_explicit(&group->gone, memory_order_seq_cst);
-        atomic_store_explicit(&part->given_up, gone, memory_order_seq_cst);
+        atomic_store_explicit(&part->aborted, gone, memory_order_seq_cst);
     } while (atomic_load_explicit(&group->gone, memory_order_seq_cst) != gone);
-    cox_fault_point(COX_FAULT_GROUP_GIVEN_UP);
+    cox_fault_point(COX_FAULT_GROUP_ABORTED);
 }
 
 void cox_group_say_again(struct cox_group *group)
@@ -262,7 +262,7 @@ void cox_group_give_up(struct cox_group *group, bool for_good)
     if (for_good)
         say_dead(group);
     uint64_t epoch = for_good ? COX_GROUP_EPOCH_NONE : cox_group_present(group->base);
-    uint64_t word = cox_group_given_up(epoch);
+    uint64_t word = cox_group_aborted(epoch);
     /* relaxed: part_say_gone looks again. */
     uint64_t seen = atomic_load_explicit(&group->gone, memory_order_relaxed);
     while (seen < word &&
@@ -281,8 +281,8 @@ void cox_group_give_up(struct cox_group *group, bool for_good)
 bool cox_group_is_over(const struct cox_group *group)
 {
     uint64_t gone = atomic_load_explicit(&group->gone, memory_order_acquire);
-    return gone == cox_group_given_up(cox_group_present(group->base)) ||
-           gone == cox_group_given_up(COX_GROUP_EPOCH_NONE);
+    return gone == cox_group_aborted(cox_group_present(group->base)) ||
+           gone == cox_group_aborted(COX_GROUP_EPOCH_NONE);
 }
 
 /* ---- what the others say ---- */
@@ -409,51 +409,51 @@ static int32_t left_among(const struct cox_group_base *base, const struct cox_ra
 }
 
 /* 0: nothing, or it has not formed the subgroup yet. */
-static uint64_t member_given_up(struct cox_group *group, uint32_t place)
+static uint64_t member_aborted(struct cox_group *group, uint32_t place)
 {
     bool other;
     uint32_t slot = member_slot(group, place, &other);
     if (group->slot && !slot)
         return 0;
     /* acquire: partner is part_say_gone. */
-    return atomic_load_explicit(&group->base->ranks[group->ranks[place]]->parts[slot].given_up,
+    return atomic_load_explicit(&group->base->ranks[group->ranks[place]]->parts[slot].aborted,
                                 memory_order_acquire);
 }
 
 /* A member that has given up for good, rather one that says because of whom; -1: none. */
-static int32_t member_told_dead(struct cox_group *group)
+static int32_t member_reported_dead(struct cox_group *group)
 {
-    int32_t told = -1;
+    int32_t reported = -1;
     for (uint32_t place = 0; place < group->count; place++) {
         int32_t rank = group->ranks[place];
         if (place == group->self ||
-            member_given_up(group, place) != cox_group_given_up(COX_GROUP_EPOCH_NONE))
+            member_aborted(group, place) != cox_group_aborted(COX_GROUP_EPOCH_NONE))
             continue;
         if (cox_group_cause(group->base, (uint32_t)rank) >= 0)
             return rank;
-        if (told < 0)
-            told = rank;
+        if (reported < 0)
+            reported = rank;
     }
-    return told;
+    return reported;
 }
 
 /* Who is to be named: of one that was seen dead, one that left and one that tells of a death, each
  * -1 if there is none. Who ended because of another one names that one. -1: nobody is known. */
 static int32_t dead_choose(const struct cox_group_base *base, int32_t dead, int32_t left,
-                           int32_t told)
+                           int32_t reported)
 {
     int32_t ended = dead >= 0 ? dead : left;
     int32_t cause = ended >= 0 ? cox_group_cause(base, (uint32_t)ended) : -1;
-    if (cause < 0 && dead < 0 && told >= 0)
-        cause = cox_group_cause(base, (uint32_t)told);
+    if (cause < 0 && dead < 0 && reported >= 0)
+        cause = cox_group_cause(base, (uint32_t)reported);
     return cause >= 0 ? cause : ended;
 }
 
-static bool has_given_up(struct cox_group *group, uint32_t place)
+static bool has_aborted(struct cox_group *group, uint32_t place)
 {
-    uint64_t given_up = member_given_up(group, place);
-    return given_up == cox_group_given_up(cox_group_present(group->base)) ||
-           given_up == cox_group_given_up(COX_GROUP_EPOCH_NONE);
+    uint64_t aborted = member_aborted(group, place);
+    return aborted == cox_group_aborted(cox_group_present(group->base)) ||
+           aborted == cox_group_aborted(COX_GROUP_EPOCH_NONE);
 }
 
 /* The rank that a member's giving up is about, or that it followed, as it says. -1: it does not
@@ -482,7 +482,7 @@ static int32_t reasons_read(struct cox_group *group, struct reasons *ret_reasons
     memset(&ret_reasons->gave_up, 0, sizeof ret_reasons->gave_up);
     for (uint32_t place = 0; place < group->count; place++) {
         uint32_t rank = group->ranks[place];
-        if (place == group->self || !has_given_up(group, place))
+        if (place == group->self || !has_aborted(group, place))
             continue;
         cox_rank_set_add(&ret_reasons->gave_up, rank);
         ret_reasons->because[rank] = (int16_t)member_because(group, place);
@@ -513,8 +513,8 @@ static uint32_t reasons_root(const struct reasons *reasons, uint32_t rank)
 
 /* Its own word, and in it perhaps the name of another: which of the two is to blame nobody else can
  * tell. Of a circle all are named. */
-static int fail_given_up(struct cox_group *group, const struct reasons *reasons, uint32_t root,
-                         struct cox_error *err)
+static int fail_aborted(struct cox_group *group, const struct reasons *reasons, uint32_t root,
+                        struct cox_error *err)
 {
     char text[512] = "";
     size_t used = 0;
@@ -565,7 +565,7 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
     }
     struct reasons reasons;
     int32_t first = reasons_read(group, &reasons);
-    return first >= 0 ? fail_given_up(group, &reasons, reasons_root(&reasons, (uint32_t)first), err)
+    return first >= 0 ? fail_aborted(group, &reasons, reasons_root(&reasons, (uint32_t)first), err)
                       : 0;
 }
 
@@ -576,13 +576,13 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
     struct cox_error why = {0};
     int r = words_trouble(group, &why);
     /* Whoever tells of a death is heard, whatever others say. */
-    int32_t told = r ? member_told_dead(group) : -1;
-    if (told >= 0) {
+    int32_t reported = r ? member_reported_dead(group) : -1;
+    if (reported >= 0) {
         why = (struct cox_error){0};
         r = cox_fail(&why, COX_PEER_DEAD,
-                     "rank %" PRId32 " has seen a member die: form another group", told);
+                     "rank %" PRId32 " has seen a member die: form another group", reported);
         if (base->memory)
-            cox_group_blame(group, (uint32_t)told);
+            cox_group_blame(group, (uint32_t)reported);
     }
     int32_t left = left_among(base, missing), dead = -1;
     if (r || left >= 0) {
@@ -596,10 +596,10 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
     } else if (due) {
         dead = cox_group_dead_among(base, missing);
     }
-    dead = dead_choose(base, dead, left, told);
+    dead = dead_choose(base, dead, left, reported);
     /* Nobody that is known to be dead: then the one that says so has given up for itself. */
-    if (base->memory && dead < 0 && told >= 0)
-        dead = told;
+    if (base->memory && dead < 0 && reported >= 0)
+        dead = reported;
     if (dead >= 0)
         return fail_dead(group, (uint32_t)dead, err);
     if (cox_group_is_over(group))
@@ -607,7 +607,7 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
                         cox_group_present(base));
     if (r)
         return cox_fail(err, r, "%s", why.text);
-    if (due && base->aborted && base->aborted(base->context))
+    if (due && base->cancelled && base->cancelled(base->context))
         return cox_fail(err, COX_ABORTED, "given up by the caller");
     return 0;
 }
@@ -813,7 +813,7 @@ static int round_enter(struct cox_group *group, struct cox_error *err)
     if (group->dead)
         return fail_dead(group, group->dead - 1, err);
     if (atomic_load_explicit(&group->gone, memory_order_acquire) ==
-        cox_group_given_up(COX_GROUP_EPOCH_NONE))
+        cox_group_aborted(COX_GROUP_EPOCH_NONE))
         return cox_fail(err, COX_PEER_DEAD, "a member has died: form another group");
     if (cox_group_is_over(group))
         return cox_fail(err, COX_ABORTED,

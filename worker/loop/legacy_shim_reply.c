@@ -21,34 +21,34 @@ static uint32_t replied_type(const struct cox_channel_thread *thread, uint32_t t
     return known ? type : usual[thread->channel.id];
 }
 
-static void fill_init(struct cox_legacy_shim_reply *told, char *text)
+static void fill_init(struct cox_legacy_shim_reply *reply, char *text)
 {
-    coxswain__execute_response__init_results__init(&told->init);
-    coxswain__execute_response__init_results__init_result_map_entry__init(&told->entry);
-    told->entry.key = (char *)(uintptr_t) "status";
-    told->entry.value = text;
-    told->entries[0] = &told->entry;
-    told->init.n_init_result_map = 1;
-    told->init.init_result_map = told->entries;
+    coxswain__execute_response__init_results__init(&reply->init);
+    coxswain__execute_response__init_results__init_result_map_entry__init(&reply->entry);
+    reply->entry.key = (char *)(uintptr_t) "status";
+    reply->entry.value = text;
+    reply->entries[0] = &reply->entry;
+    reply->init.n_init_result_map = 1;
+    reply->init.init_result_map = reply->entries;
 }
 
-static void fill_lora(struct cox_legacy_shim_reply *told, const ExecuteRequest *message)
+static void fill_lora(struct cox_legacy_shim_reply *reply, const ExecuteRequest *message)
 {
-    coxswain__lora_operation_response__init(&told->lora);
+    coxswain__lora_operation_response__init(&reply->lora);
     if (message && message->request_case == REQUEST(LORA_OPERATION_REQUEST) &&
         message->lora_operation_request)
-        told->lora.lora_name = message->lora_operation_request->lora_name;
-    told->lora.has_lora_op_status = 1;
-    told->lora.lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
+        reply->lora.lora_name = message->lora_operation_request->lora_name;
+    reply->lora.has_lora_op_status = 1;
+    reply->lora.lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
 }
 
 /* Of a pull that is not mentioned the coordinator thinks nothing: each gets its code, where
  * there is memory for it. */
-static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_channel_thread *thread)
+static void fill_pulls(struct cox_legacy_shim_reply *reply, struct cox_channel_thread *thread)
 {
     typedef Coxswain__PullKVResponse__PullKVResult Result;
     const ExecuteRequest *message = thread->message;
-    coxswain__pull_kvresponse__init(&told->pulls);
+    coxswain__pull_kvresponse__init(&reply->pulls);
     if (!message || message->request_case != REQUEST(PULL_KV_REQUEST) || !message->pull_kv_request)
         return;
     const Coxswain__PullKVRequest *pulls = message->pull_kv_request;
@@ -64,23 +64,23 @@ static void fill_pulls(struct cox_legacy_shim_reply *told, struct cox_channel_th
         results[i].has_pd_error_code = 1;
         results[i].pd_error_code = COXSWAIN__PDERROR_CODE__PD_PULL_KV_ERROR;
         pointers[i] = &results[i];
-        told->pulls.n_pull_kv_results = i + 1;
+        reply->pulls.n_pull_kv_results = i + 1;
     }
-    told->pulls.pull_kv_results = pointers;
+    reply->pulls.pull_kv_results = pointers;
 }
 
-static void fill_command(struct cox_legacy_shim_reply *told,
+static void fill_command(struct cox_legacy_shim_reply *reply,
                          const struct cox_channel_thread *thread, int status, char *text)
 {
-    coxswain__recover_command_response__init(&told->command);
-    told->command.has_npu_device_id = told->command.has_command_result = 1;
-    told->command.npu_device_id = thread->worker->options.device;
-    told->command.command_result = status;
-    told->command.error_msg = text;
+    coxswain__recover_command_response__init(&reply->command);
+    reply->command.has_npu_device_id = reply->command.has_command_result = 1;
+    reply->command.npu_device_id = thread->worker->options.device;
+    reply->command.command_result = status;
+    reply->command.error_msg = text;
 }
 
 void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
-                           ExecuteResponse *response, struct cox_legacy_shim_reply *ret_told)
+                           ExecuteResponse *response, struct cox_legacy_shim_reply *ret_reply)
 {
     const int status = response->status;
     if (!thread->error.text[0]) { /* there may be a code already, without words */
@@ -94,36 +94,36 @@ void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
     response->msg_type = (int32_t)type;
     switch (type) {
     case TYPE(MODEL_INIT):
-        fill_init(ret_told, text);
+        fill_init(ret_reply, text);
         response->result_case = RESULT(INIT_RESULTS);
-        response->init_results = &ret_told->init;
+        response->init_results = &ret_reply->init;
         return;
     case TYPE(PD_LINK_STATUS_QUERY):
-        coxswain__pdlink_status_response__init(&ret_told->links);
+        coxswain__pdlink_status_response__init(&ret_reply->links);
         response->result_case = RESULT(PD_LINK_STATUS_RESPONSE);
-        response->pd_link_status_response = &ret_told->links;
+        response->pd_link_status_response = &ret_reply->links;
         return;
     case TYPE(LORA_OPERATION):
-        fill_lora(ret_told, thread->message);
+        fill_lora(ret_reply, thread->message);
         response->result_case = RESULT(LORA_OPERATION_RESPONSE);
-        response->lora_operation_response = &ret_told->lora;
+        response->lora_operation_response = &ret_reply->lora;
         return;
     case TYPE(KV_TRANSFER):
-        fill_pulls(ret_told, thread);
+        fill_pulls(ret_reply, thread);
         response->result_case = RESULT(PULL_KV_RESPONSE);
-        response->pull_kv_response = &ret_told->pulls;
+        response->pull_kv_response = &ret_reply->pulls;
         return;
     case TYPE(MODEL_INFER):
     case TYPE(MODEL_INFER_SECOND):
-        coxswain__execute_model_response__init(&ret_told->step);
-        ret_told->step.err_msg = text;
+        coxswain__execute_model_response__init(&ret_reply->step);
+        ret_reply->step.err_msg = text;
         response->result_case = RESULT(EXECUTE_MODEL_RESPONSE);
-        response->execute_model_response = &ret_told->step;
+        response->execute_model_response = &ret_reply->step;
         return;
     default:
-        fill_command(ret_told, thread, status, text);
+        fill_command(ret_reply, thread, status, text);
         response->result_case = RESULT(RECOVER_COMMAND_RESPONSE);
-        response->recover_command_response = &ret_told->command;
+        response->recover_command_response = &ret_reply->command;
         return;
     }
 }

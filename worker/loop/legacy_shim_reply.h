@@ -14,7 +14,7 @@
  *   unreadable                as the request that the channel mostly has
  *
  * Threads: the channel thread's.
- * Ownership: the response points into ret_told, the channel thread's error text and the channel
+ * Ownership: the response points into ret_reply, the channel thread's error text and the channel
  * thread's arena.
  * Blocks: nothing.
  * If the process dies: private memory.
@@ -38,6 +38,6 @@ struct cox_legacy_shim_reply {
 /* response has failed (its status is not 0) with the channel thread's error; afterwards it says so
  * with status 0. type: of the request; any other number: the request could not be read. */
 void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
-                           ExecuteResponse *response, struct cox_legacy_shim_reply *ret_told);
+                           ExecuteResponse *response, struct cox_legacy_shim_reply *ret_reply);
 
 #endif

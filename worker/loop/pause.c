@@ -298,8 +298,10 @@ static void wait_tell(struct wait *wait)
         wait->numbers[i] = atomic_load_explicit(&running->inside, memory_order_seq_cst);
         /* relaxed load: stored under the lock alone. release; partner: the acquire of the
          * callback's question, which then sees that it is paused. */
-        if (wait->numbers[i] > atomic_load_explicit(&running->told, memory_order_relaxed))
-            atomic_store_explicit(&running->told, wait->numbers[i], memory_order_release);
+        if (wait->numbers[i] >
+            atomic_load_explicit(&running->cancel_sequence, memory_order_relaxed))
+            atomic_store_explicit(&running->cancel_sequence, wait->numbers[i],
+                                  memory_order_release);
     }
 }
 
@@ -402,14 +404,14 @@ bool cox_worker_paused(const struct cox_worker *worker)
 /* Requests are replied to in the order of their numbers: nothing before this one is outstanding
  * here.
  */
-bool cox_worker_pull_aborted(const struct cox_worker *worker)
+bool cox_worker_pull_cancelled(const struct cox_worker *worker)
 {
     const struct cox_running_callback *running = &worker->threads[COX_CHANNEL_TRANSFER].running;
     /* relaxed: this thread's own. */
     const uint64_t sequence = atomic_load_explicit(&running->inside, memory_order_relaxed);
     return cox_state_ended(cox_state_channel(&worker->control, COX_CHANNEL_TRANSFER)) >= sequence ||
            /* acquire; partner: wait_tell. */
-           atomic_load_explicit(&running->told, memory_order_acquire) >= sequence;
+           atomic_load_explicit(&running->cancel_sequence, memory_order_acquire) >= sequence;
 }
 
 bool cox_worker_busy(const struct cox_worker *worker)

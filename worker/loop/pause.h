@@ -30,7 +30,7 @@ struct cox_running_callback {
      * thread sees that, or the pause sees this. */
     _Atomic uint64_t inside;
     /* callbacks up to this one are asked to return; only grows */
-    _Atomic uint64_t told;
+    _Atomic uint64_t cancel_sequence;
     /* the next SIGURG leaves this one by a jump */
     _Atomic uint64_t leave;
     /* whether the running callback may be left */

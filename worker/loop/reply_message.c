@@ -144,10 +144,10 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
                                      uint32_t type, ExecuteResponse *response, char *text,
                                      uint8_t *slot, size_t capacity)
 {
-    struct cox_legacy_shim_reply told;
+    struct cox_legacy_shim_reply shim_reply;
     size_t length = 0;
     if (thread->worker->is_legacy_shim)
-        cox_legacy_shim_reply(thread, type, response, &told);
+        cox_legacy_shim_reply(thread, type, response, &shim_reply);
     int r = cox_wire_response_pack(response, slot, capacity, &length);
     while (r == COX_TOO_LARGE && text[0]) {
         text[strlen(text) / 2] = '\0';

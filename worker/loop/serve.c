@@ -75,7 +75,7 @@ static void thread_forget(struct cox_channel_thread *thread)
 
 void cox_worker_tell_group_time(struct cox_worker *worker, uint64_t group_ns, uint64_t wait_ns)
 {
-    worker->group_time_told = true;
+    worker->group_time_warned = true;
     worker->group_ns = group_ns;
     worker->group_wait_ns = wait_ns;
 }
@@ -127,7 +127,7 @@ COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct co
                       message->weights ? &step->candidate : NULL);
     cox_channel_thread_set_state(thread, COX_RANK_RUNNING, request->sequence, step->begin_ns);
     cox_fault_point(COX_FAULT_EXECUTE);
-    worker->group_time_told = false;
+    worker->group_time_warned = false;
     return 0;
 }
 
@@ -143,7 +143,7 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread, const struct c
     body->has_model_execute_time = 1;
     thread->stamp_ns = cox_now_ns();
     body->model_execute_time = (float)((double)(thread->stamp_ns - step->begin_ns) / 1e6);
-    if (worker->group_time_told && lowest) {
+    if (worker->group_time_warned && lowest) {
         body->has_group_ns = body->has_group_wait_ns = 1;
         body->group_ns = worker->group_ns;
         body->group_wait_ns = worker->group_wait_ns;
@@ -318,7 +318,7 @@ static int serve_lora(struct cox_channel_thread *thread, const struct cox_reques
                                    body, &thread->error);
 }
 
-static bool lora_given_up(void *context)
+static bool lora_cancelled(void *context)
 {
     const struct cox_channel_thread *thread = context;
     const struct cox_worker *worker = thread->worker;
@@ -343,7 +343,7 @@ int cox_worker_lora_retire(struct cox_worker *worker, const char *lora_id, struc
     uint32_t count = 0;
     uint64_t deadline_ns = lora_deadline(thread->deadline_ns);
     int r = cox_adapter_references_close(cox_table_adapter_references(worker->table), lora_id,
-                                         deadline_ns, lora_given_up, thread, &count);
+                                         deadline_ns, lora_cancelled, thread, &count);
     if (r == COX_BUSY)
         return cox_fail(err, r, "the LoRA adapter '%.*s' is still in use by %" PRIu32 " sequence%s",
                         COX_LORA_NAME_LENGTH_MAX, lora_id, count, count == 1 ? "" : "s");

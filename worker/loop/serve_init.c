@@ -41,7 +41,7 @@ void cox_init_request_group(const struct cox_init_request *request,
 {
     const struct cox_worker *worker = request->worker;
     const uint64_t generation = request->request->group_generation;
-    COX_ASSERT(options->size >= offsetof(struct cox_group_options, aborted));
+    COX_ASSERT(options->size >= offsetof(struct cox_group_options, cancelled));
     options->name = NULL;
     options->sealed = worker->group_memory ? &request->sealed : NULL;
     options->fd = worker->group_fd;
@@ -101,11 +101,12 @@ static void sealed_read(struct cox_init_request *init)
 
 /* It is no step, and void_through says nothing of it; but it has ended without this rank's reply.
  */
-bool cox_init_request_aborted(const struct cox_init_request *request)
+bool cox_init_request_cancelled(const struct cox_init_request *request)
 {
     return cox_state_ended(request->shared) >= request->sequence ||
            /* acquire; partner: wait_tell in pause.c. */
-           atomic_load_explicit(&request->running->told, memory_order_acquire) >= request->sequence;
+           atomic_load_explicit(&request->running->cancel_sequence, memory_order_acquire) >=
+               request->sequence;
 }
 
 const char *cox_init_request_get(const struct cox_init_request *request, const char *key)

@@ -224,5 +224,5 @@ bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence)
                                worker->control.geometry.depth, sequence) ||
            cox_state_aborted(&worker->control) ||
            /* acquire; partner: wait_tell in pause.c. */
-           atomic_load_explicit(&running->told, memory_order_acquire) >= sequence;
+           atomic_load_explicit(&running->cancel_sequence, memory_order_acquire) >= sequence;
 }

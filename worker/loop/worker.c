@@ -319,7 +319,8 @@ int cox_worker_new_as(const struct cox_worker_identity *self,
     if (r == 0) {
         cox_table_watch(worker->table,
                         &cox_state_channel(&worker->control, COX_CHANNEL_EXECUTE)->void_through);
-        cox_table_watch_pause(worker->table, &worker->threads[COX_CHANNEL_EXECUTE].running.told);
+        cox_table_watch_pause(worker->table,
+                              &worker->threads[COX_CHANNEL_EXECUTE].running.cancel_sequence);
     }
     if (r) {
         if (worker->claimed)

@@ -246,12 +246,12 @@ COX_PUBLIC bool cox_init_request_socket(const struct cox_init_request *request, 
 /* True once the coordinator has cancelled this init (timeout, another rank's failure), or the
  * worker is pausing (cox_worker_pause). A long callback may poll it and return COX_ABORTED early.
  * Lock-free; on the callback's thread, until it returns. */
-COX_PUBLIC bool cox_init_request_aborted(const struct cox_init_request *request);
+COX_PUBLIC bool cox_init_request_cancelled(const struct cox_init_request *request);
 
 /* True once the coordinator has cancelled the pull_kv under way (timeout, another rank's failure),
  * or the worker is pausing. The callback should then return. Lock-free; on the callback's thread.
  */
-COX_PUBLIC bool cox_worker_pull_aborted(const struct cox_worker *worker);
+COX_PUBLIC bool cox_worker_pull_cancelled(const struct cox_worker *worker);
 
 /* Any callback may be NULL. Its requests then get the reply COX_UNSUPPORTED. Requests without a
  * reply are dropped; for a link, a legacy coordinator gets a fault report. Without an init
@@ -294,7 +294,7 @@ struct cox_worker_callbacks {
                 struct cox_arena *arena, struct Coxswain__LoraOperationResponse *response,
                 struct cox_error *err);
     /* One result per request, each with its own code: one failed pull does not fail the others. A
-     * long callback polls cox_worker_pull_aborted. */
+     * long callback polls cox_worker_pull_cancelled. */
     int (*pull_kv)(void *context, const struct Coxswain__PullKVRequest *request,
                    struct cox_arena *arena, struct Coxswain__PullKVResponse *response,
                    struct cox_error *err);
@@ -383,7 +383,7 @@ COX_PUBLIC void cox_worker_enable_leave(void);
 /* Pauses the worker: until resume, steps, pulls and opaque requests are replied to with COX_ABORTED
  * at once; init and cleanup still begin.
  * Running callbacks of the execute and transfer channels are waited for, in stages:
- *   1. They are asked to return (cox_batch_aborted, cox_init_request_aborted).
+ *   1. They are asked to return (cox_batch_cancelled, cox_init_request_cancelled).
  *   2. After grace_ms (0: 500; at most a day) their threads get SIGURG every 50 ms, which ends
  *     blocking system calls with EINTR.
  *   3. After grace_ms again, with options.leave_stuck, a callback is left by siglongjmp and its

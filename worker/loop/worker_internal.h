@@ -127,7 +127,7 @@ struct cox_worker {
     /* the execute channel thread's */
     struct cox_table *table;
     /* Of the step under way; the execute channel thread's. */
-    bool group_time_told;
+    bool group_time_warned;
     uint64_t group_ns, group_wait_ns;
     struct cox_large_payload_sender large_payloads;
     /* request_size_max was not chosen */

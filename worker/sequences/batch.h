@@ -121,7 +121,7 @@ struct cox_batch {
     /* private to the worker library */
     const void *void_word;
     /* the same; NULL: never paused */
-    const void *told_word;
+    const void *cancel_word;
 };
 
 /* What the callback fills, one per row. */
@@ -135,12 +135,12 @@ struct cox_batch_output {
 /* True once the coordinator has given this step up (timeout, another rank's failure), and once the
  * worker is to pause (cox_worker_pause): a long callback may ask between layers and return
  * COX_ABORTED early. Lock-free, callable from the callback's thread. */
-COX_PUBLIC bool cox_batch_aborted(const struct cox_batch *batch);
+COX_PUBLIC bool cox_batch_cancelled(const struct cox_batch *batch);
 
 /* Steps up to this number have been given up; 0: none. Of a step that is not given up itself all
  * ranks are told the same, from its beginning to its end, and another number than before if any
  * step in between failed anywhere: so ranks that wait for each other know together when to begin
- * anew. As cox_batch_aborted otherwise. */
+ * anew. As cox_batch_cancelled otherwise. */
 COX_PUBLIC uint64_t cox_batch_void_through(const struct cox_batch *batch);
 
 #ifdef __cplusplus

@@ -43,9 +43,9 @@ void cox_table_watch(struct cox_table *table, const void *void_word)
     table->void_word = void_word;
 }
 
-void cox_table_watch_pause(struct cox_table *table, const void *told_word)
+void cox_table_watch_pause(struct cox_table *table, const void *cancel_word)
 {
-    table->told_word = told_word;
+    table->cancel_word = cancel_word;
 }
 
 uint64_t cox_batch_void_through(const struct cox_batch *batch)
@@ -56,13 +56,13 @@ uint64_t cox_batch_void_through(const struct cox_batch *batch)
     return void_through ? atomic_load_explicit(void_through, memory_order_acquire) : 0;
 }
 
-bool cox_batch_aborted(const struct cox_batch *batch)
+bool cox_batch_cancelled(const struct cox_batch *batch)
 {
-    const _Atomic uint64_t *told = batch->told_word;
+    const _Atomic uint64_t *cancelled = batch->cancel_word;
     if (batch->void_word && batch->sequence <= cox_batch_void_through(batch))
         return true;
     /* acquire; partner: wait_tell in pause.c. */
-    return told && batch->sequence <= atomic_load_explicit(told, memory_order_acquire);
+    return cancelled && batch->sequence <= atomic_load_explicit(cancelled, memory_order_acquire);
 }
 
 int cox_table_apply(struct cox_table *table, uint64_t sequence,
@@ -80,7 +80,7 @@ int cox_table_apply(struct cox_table *table, uint64_t sequence,
 
     cox_sequence_store_begin(&table->store);
     cox_batch_builder_begin(&table->builder, sequence, table->void_word);
-    table->builder.batch.told_word = table->told_word;
+    table->builder.batch.cancel_word = table->cancel_word;
     int r = cox_batch_builder_moves(&table->builder, request, err);
     if (!r)
         r = step ? cox_column_parser_apply(&table->store, &table->builder, step, err)

@@ -32,14 +32,14 @@ int cox_table_new(uint32_t sequence_count_max, uint32_t token_count_max,
                   struct cox_table **ret_table);
 struct cox_table *cox_table_free(struct cox_table *table);
 
-/* Sets the word (an _Atomic uint64_t in shared memory) that cox_batch_aborted compares with the
+/* Sets the word (an _Atomic uint64_t in shared memory) that cox_batch_cancelled compares with the
  * sequence of a batch: steps up to it are cancelled. NULL, the initial value: none ever is.
- * cox_batch_aborted is implemented here. */
+ * cox_batch_cancelled is implemented here. */
 void cox_table_watch(struct cox_table *table, const void *void_word);
 
 /* Sets the corresponding word (an _Atomic uint64_t) for a pause (pause.h): a callback for a step up
  * to it should return. */
-void cox_table_watch_pause(struct cox_table *table, const void *told_word);
+void cox_table_watch_pause(struct cox_table *table, const void *cancel_word);
 
 /* Prepares the step `sequence`. The request must stay until commit or revert. Nothing is changed
  * unless 0 is returned. *ret_batch and *ret_outputs (row_count of them, tokens set to -1) are lent.

@@ -12,7 +12,7 @@ struct cox_table {
     /* the view of the step under way */
     struct cox_batch_builder builder;
     const void *void_word;
-    const void *told_word;
+    const void *cancel_word;
     uint64_t base;
     /* between apply and its commit or revert */
     bool pending;
