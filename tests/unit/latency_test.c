@@ -1,5 +1,5 @@
 /* A histogram against the sorted values. */
-#include "coordinator/collector/latency.h"
+#include "coordinator/collector/stats.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
