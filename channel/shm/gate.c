@@ -392,7 +392,23 @@ COX_HOT void cox_gate_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wake
     }
 }
 
-void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth)
+COX_HOT void cox_gate_consume_reply(struct cox_gate *gate, uint32_t rank)
+{
+    if (gate->credits)
+        cox_gate_post(gate, rank, COX_WAKEUP_RESPONSE_PRODUCE);
+    else
+        cox_gate_absorb(gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
+}
+
+bool cox_gate_rewake(struct cox_gate *gate, uint32_t rank)
+{
+    if (gate->credits)
+        return false;
+    cox_gate_wake(gate, rank, COX_WAKEUP_REQUEST_CONSUME);
+    return true;
+}
+
+static void gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth)
 {
     for (int b = 0; b < COX_WAKEUP_COUNT; b++) {
         enum cox_wakeup which = (enum cox_wakeup)b;
@@ -403,4 +419,15 @@ void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth)
             cox_gate_post(gate, rank, which);
         wakeup_forget(wakeup);
     }
+}
+
+int cox_gate_reset(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank,
+                   unsigned depth, int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err)
+{
+    if (cox_gate_shared(gate))
+        return 0;
+    if (!gate->credits)
+        return cox_gate_renew(gate, channel, rank, depth, ret_fds, err);
+    gate_restore(gate, rank, depth);
+    return 0;
 }

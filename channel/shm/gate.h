@@ -118,8 +118,16 @@ int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup,
 bool cox_gate_take(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
 /* The state words have shown the event of one token: matches it, now or when it is posted. */
 void cox_gate_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wakeup wakeup);
-/* Resets the wakeups of a rank whose process is dead to their initial values, without replacing
- * them: for legacy ranks, which know them by name. No thread waits on them. */
-void cox_gate_restore(struct cox_gate *gate, uint32_t rank, unsigned depth);
+/* The coordinator has taken the reply of a rank out of its slot: matches the reply's token; with
+ * credits, gives the slot back to the rank. */
+void cox_gate_consume_reply(struct cox_gate *gate, uint32_t rank);
+/* Wakes a rank that may have missed its wakeup. Returns false, and does nothing, with credits:
+ * there each token stands for one request. */
+bool cox_gate_rewake(struct cox_gate *gate, uint32_t rank);
+/* Gives a rank whose process is dead wakeups in their initial state: as cox_gate_renew, except that
+ * with credits the same ones are reset, which the next process finds by name, and with futexes
+ * there is nothing to do. Then ret_fds is unchanged. */
+int cox_gate_reset(struct cox_gate *gate, enum cox_channel_id channel, uint32_t rank,
+                   unsigned depth, int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err);
 
 #endif

@@ -77,15 +77,11 @@ COX_HOT int cox_reply_fetch(const struct cox_channel *channel, uint32_t rank, ui
                             size_t *ret_length, bool *ret_failed, struct cox_error *err)
 {
     const struct cox_control *control = channel->control;
-    uint64_t tag = 0;
-    if (incarnation) {
-        const struct cox_layout_rank_line *line = cox_state_line(control, rank, channel->id);
-        tag = cox_state_tag(line, control->geometry.depth, sequence);
-        if ((tag & ~COX_TAG_FAILED) != sequence ||
-            cox_state_line_instance(line) != control->instance ||
-            cox_state_line_incarnation(line) != incarnation)
-            return reply_refuse(channel, rank, sequence, incarnation, err);
-    }
+    const struct cox_layout_rank_line *line = cox_state_line(control, rank, channel->id);
+    const uint64_t tag = cox_state_tag(line, control->geometry.depth, sequence);
+    if ((tag & ~COX_TAG_FAILED) != sequence || cox_state_line_instance(line) != control->instance ||
+        cox_state_line_incarnation(line) != incarnation)
+        return reply_refuse(channel, rank, sequence, incarnation, err);
     const uint8_t *base = reply_base(channel, rank, sequence);
     uint32_t prefix;
     memcpy(&prefix, base, sizeof prefix);

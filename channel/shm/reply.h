@@ -26,9 +26,8 @@ uint8_t *cox_reply_report(const struct cox_channel *channel, uint32_t rank, size
  * and wakes the coordinator. */
 void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, uint64_t sequence,
                       size_t length, bool failed);
-/* Copies a committed reply to buffer. incarnation: that of the rank's process; 0: a legacy rank,
- * whose identity is not checked. *ret_failed: the bytes are an ExecuteResponse whatever was asked:
- * it reports a failure, or a reply out of line.
+/* Copies a committed reply to buffer. incarnation: that of the rank's process. *ret_failed: the
+ * bytes are an ExecuteResponse whatever was asked: it reports a failure, or a reply out of line.
  * Returns
  *   0
  *   COX_CORRUPT: an impossible length, or another sequence, instance or incarnation; err says which

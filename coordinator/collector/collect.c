@@ -11,9 +11,6 @@
 #include "proto/operation.h"
 #include "report.h"
 
-/* More tokens than this in one place were not posted by workers that keep to the protocol. */
-#define DRAINED_COUNT_MAX 1024
-
 COX_HOT static bool entry_is_consumed(const struct cox_entry *entry)
 {
     return memcmp(&entry->consumed, &entry->asked, sizeof entry->asked) == 0;
@@ -55,13 +52,10 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
 
 void cox_collector_rewake(struct cox_collector *collector, uint32_t rank)
 {
-    if (collector->legacy) /* its tokens count, none may be added */
-        return;
     /* Said again as well, in case somebody wrote over it. */
     cox_state_set_published(cox_state_channel(collector->channel->control, collector->channel->id),
                             collector->published);
-    cox_gate_wake(&collector->channel->gate, rank, COX_WAKEUP_REQUEST_CONSUME);
-    collector->stats.counts.rings++;
+    collector->stats.counts.rings += cox_gate_rewake(&collector->channel->gate, rank);
 }
 
 COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct cox_rank_set *asked,
@@ -98,20 +92,11 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
         r = cox_fail(err, COX_FULL, "%s: all %" PRIu32 " frames are in flight", name,
                      collector_geometry(collector)->depth);
     /* Who has replied has returned the frame: mostly all have. */
-    const bool free = !collector->legacy && (!old->sequence || entry_is_consumed(old));
+    const bool free = !old->sequence || entry_is_consumed(old);
     for (uint32_t rank = 0; r == 0 && !free && rank < collector->rank_count; rank++) {
-        if (collector->legacy) {
-            struct cox_collector_rank *l = &collector->ranks[rank];
-            if (cox_rank_set_has(asked, rank) && !l->legacy_free)
-                l->legacy_free =
-                    cox_gate_take(&collector->channel->gate, rank, COX_WAKEUP_REQUEST_PRODUCE);
-            if (cox_rank_set_has(asked, rank) && !l->legacy_free)
-                r = cox_fail(err, COX_FULL, "%s: rank %" PRIu32 " has not returned the frame", name,
-                             rank);
-        } else if (old->sequence && cox_rank_set_has(&old->asked, rank) &&
-                   !cox_rank_set_has(&old->consumed, rank) &&
-                   !collector_returned(collector, rank, old->sequence) &&
-                   !collector_dead(collector, rank)) {
+        if (cox_rank_set_has(&old->asked, rank) && !cox_rank_set_has(&old->consumed, rank) &&
+            !collector_returned(collector, rank, old->sequence) &&
+            !collector_dead(collector, rank)) {
             reading = (int)rank;
             r = cox_fail(err, COX_FULL,
                          "%s: rank %" PRIu32 " still reads the frame of sequence %" PRIu64, name,
@@ -142,15 +127,6 @@ COX_HOT void cox_collector_advance(struct cox_collector *collector)
                             collector->ended);
 }
 
-void cox_collector_drain_tokens(struct cox_collector *collector, uint32_t rank)
-{
-    collector->ranks[rank].legacy_free = false;
-    for (uint32_t i = 0; i < DRAINED_COUNT_MAX && cox_gate_take(&collector->channel->gate, rank,
-                                                                COX_WAKEUP_RESPONSE_CONSUME);
-         i++)
-        collector_count_token(collector, rank);
-}
-
 COX_HOT static uint32_t asked_count(const struct cox_collector *collector,
                                     const struct cox_rank_set *asked)
 {
@@ -166,10 +142,8 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     struct cox_gate *gate = &collector->channel->gate;
     pthread_mutex_lock(&collector->lock);
     struct cox_entry *slot = collector_entry(collector, entry->sequence);
-    /* Before the entry is the new one: what lies there is counted for the old one. */
-    for (uint32_t rank = 0; collector->legacy && rank < collector->rank_count; rank++)
-        if (cox_rank_set_has(&entry->asked, rank))
-            cox_collector_drain_tokens(collector, rank);
+    cox_legacy_bridge_publish(&collector->bridge, collector->records, &entry->asked,
+                              entry->sequence);
     *slot = *entry;
     slot->causes = collector->claim_causes;
     slot->published_ns = cox_now_ns();
@@ -283,10 +257,7 @@ void cox_collector_wake(struct cox_collector *collector)
     atomic_fetch_add(&collector->causes, 1);
     uint32_t sleeping = atomic_load(&collector->sleeping);
     if (sleeping) {
-        /* relaxed: see collector_count_token. Counted before the post, so that no token is taken
-         * for a reply. */
-        atomic_fetch_add_explicit(&collector->ranks[sleeping - 1].foreign, collector->legacy,
-                                  memory_order_relaxed);
+        cox_legacy_bridge_expect_wake(&collector->bridge, sleeping - 1);
         cox_gate_wake(&collector->channel->gate, sleeping - 1, COX_WAKEUP_RESPONSE_CONSUME);
     }
     pthread_mutex_lock(&collector->lock);
@@ -330,7 +301,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     const struct cox_channel *channel = collector->channel;
     const struct collector_spin_state spin = {
         .collector = collector,
-        .line = cox_gate_shared(&channel->gate) || collector->legacy
+        .line = cox_gate_shared(&channel->gate)
                     ? NULL
                     : cox_state_line(channel->control, rank, channel->id),
         .sequence = sequence,
@@ -354,8 +325,8 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     atomic_store_explicit(&collector->sleeping, 0, memory_order_relaxed);
     pthread_mutex_lock(&collector->lock);
     collector->sleep_rank = -1;
-    if (r == 0 && collector->legacy)
-        collector_count_token(collector, rank);
+    if (r == 0)
+        cox_legacy_bridge_waited(&collector->bridge, rank);
     collector->stats.counts.wakeups++;
 }
 
@@ -443,15 +414,13 @@ int cox_collector_init(struct cox_collector *collector, struct cox_channel *chan
     collector->sleep_rank = -1;
     collector->spinner.budget_ns = geometry->spin_ns;
     collector->rank_count = geometry->rank_count;
-    collector->legacy = geometry->legacy;
     collector->owner = owner;
     collector->log = log;
     pthread_mutex_init(&collector->submit_lock, NULL);
     pthread_mutex_init(&collector->lock, NULL);
     cox_condition_init(&collector->work);
     cox_condition_init(&collector->ended_cond);
-    collector->ranks = calloc(collector->rank_count, sizeof *collector->ranks);
-    int r = collector->ranks ? 0 : -ENOMEM;
+    int r = cox_legacy_bridge_init(&collector->bridge, channel);
     for (uint32_t frame = 0; r == 0 && frame < geometry->depth; frame++)
         r = cox_gathering_init(&collector->gatherings[frame], geometry, channel->id);
     if (r)
@@ -473,7 +442,7 @@ void cox_collector_deinit(struct cox_collector *collector)
     cox_readiness_close(&collector->readiness);
     free(collector->lent);
     free(collector->kept);
-    free(collector->ranks);
+    cox_legacy_bridge_deinit(&collector->bridge);
     pthread_cond_destroy(&collector->work);
     pthread_cond_destroy(&collector->ended_cond);
     pthread_mutex_destroy(&collector->lock);

@@ -32,6 +32,7 @@
 #include "completion.h"
 #include "coordinator/process/last_errors.h"
 #include "gathering.h"
+#include "legacy_bridge.h"
 #include "readiness.h"
 #include "stats.h"
 #include "coordinator/process/supervise.h"
@@ -123,16 +124,6 @@ struct cox_late_request {
     struct cox_rank_set replied;
 };
 
-/* State of a legacy rank on this channel. */
-struct cox_collector_rank {
-    /* the state that its tokens stand for: it has replied to requests up to here */
-    uint64_t legacy_done;
-    /* a request_produce token was taken */
-    bool legacy_free;
-    /* tokens posted by wakers, to tell them from the legacy rank's */
-    _Atomic uint32_t foreign;
-};
-
 struct cox_collector {
     /* borrowed */
     struct cox_channel *channel;
@@ -143,7 +134,6 @@ struct cox_collector {
     /* the same */
     struct cox_last_errors *last_errors;
     uint32_t rank_count;
-    bool legacy;
     /* the executor, for cox_reentrancy_inside */
     const void *owner;
     const struct cox_log *log;
@@ -192,7 +182,7 @@ struct cox_collector {
     uint64_t sleep_ns;
     /* stands in for a caller that has stopped waiting */
     struct cox_waiter nobody;
-    struct cox_collector_rank *ranks;
+    struct cox_legacy_bridge bridge;
     struct cox_stats stats;
     /* NULL: none is registered */
     cox_completion_fn handler;
@@ -326,9 +316,7 @@ void cox_collector_collect_rank(struct cox_collector *collector, uint32_t rank,
  * returned: 0; COX_TIMEOUT. Not inside a handler. */
 int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns);
 /* After detach: gives the next process of the rank a clean state in the channel: no owed replies,
- * its lines reset, new wakeups (ret_fds becomes the caller's; untouched where ranks share one
- * wakeup, and for legacy ranks, whose wakeups stay and get their initial values). Returns 0 or
- * -errno. */
+ * its lines reset, and wakeups as of cox_gate_reset. Returns 0 or -errno. */
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err);
 /* Resets the lines once more: the rank itself may have written to them since, or they are in other

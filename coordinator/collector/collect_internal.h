@@ -36,36 +36,18 @@ COX_HOT static inline bool collector_dead(struct cox_collector *collector, uint3
     return cox_supervisor_see_left(collector->supervisor, rank, left) > COX_LEAVING_NS;
 }
 
-/* A legacy rank has no lines: the n-th token is the n-th reply. At depth 1 the reply can only be
- * to the request in the one entry. */
-static inline void collector_count_token(struct cox_collector *collector, uint32_t rank)
-{
-    struct cox_collector_rank *r = &collector->ranks[rank];
-    uint32_t foreign = atomic_load_explicit(&r->foreign, memory_order_relaxed);
-    /* relaxed: a count of tokens; the semaphore orders everything else. */
-    while (foreign > 0)
-        if (atomic_compare_exchange_weak_explicit(&r->foreign, &foreign, foreign - 1,
-                                                  memory_order_relaxed, memory_order_relaxed))
-            return;
-    r->legacy_done = collector->entries[0].sequence;
-}
-
 COX_HOT static inline bool collector_replied(struct cox_collector *collector, uint32_t rank,
                                              uint64_t sequence)
 {
-    if (!collector->legacy)
-        return cox_state_done(cox_state_line(collector->channel->control, rank,
-                                             collector->channel->id)) >= sequence;
-    struct cox_collector_rank *r = &collector->ranks[rank];
-    while (r->legacy_done < sequence &&
-           cox_gate_take(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME))
-        collector_count_token(collector, rank);
-    return r->legacy_done >= sequence;
+    cox_legacy_bridge_update(&collector->bridge, rank);
+    return cox_state_done(cox_state_line(collector->channel->control, rank,
+                                         collector->channel->id)) >= sequence;
 }
 
 static inline bool collector_returned(struct cox_collector *collector, uint32_t rank,
                                       uint64_t sequence)
 {
+    cox_legacy_bridge_update(&collector->bridge, rank);
     const struct cox_layout_rank_line *line =
         cox_state_line(collector->channel->control, rank, collector->channel->id);
     /* Who has replied has returned the frame before; the word may have been written over since. */
@@ -78,10 +60,7 @@ COX_HOT static inline void collector_consume(struct cox_collector *collector,
                                              struct cox_entry *entry, uint32_t rank)
 {
     cox_rank_set_add(&entry->consumed, rank);
-    if (!collector->legacy)
-        cox_gate_absorb(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
-    else
-        cox_gate_post(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_PRODUCE);
+    cox_gate_consume_reply(&collector->channel->gate, rank);
 }
 
 COX_HOT static inline struct cox_gathering *collector_gathering(struct cox_collector *collector,
@@ -139,8 +118,6 @@ int cox_collector_drop_late(struct cox_collector *collector, uint64_t *ret_seque
 void cox_collector_rewake(struct cox_collector *collector, uint32_t rank);
 /* The requests up to the first that has not ended are behind us: their slots are free. */
 void cox_collector_advance(struct cox_collector *collector);
-/* Nobody owes a reply now: a token that lies there would be taken for the reply to come. */
-void cox_collector_drain_tokens(struct cox_collector *collector, uint32_t rank);
 /* The request of that number is published with what is in the block behind its frame. */
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence);
 /* Gathers until `sequence` has ended, or (0) until nothing is in flight. lock is given up over

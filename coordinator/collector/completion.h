@@ -46,7 +46,7 @@ struct cox_rank_result {
     int signal;
     /* DEAD: -1 when unknown or killed */
     int exit_status;
-    /* it had taken the request (legacy ranks: false) */
+    /* it had taken the request (a legacy rank: it had returned the frame) */
     bool taken;
     /* LATE: time since its last sign of life on this channel, or since publication */
     uint64_t silent_ns;

@@ -12,12 +12,6 @@
 #include "reentrancy.h"
 #include "report.h"
 
-/* Of the process whose replies count; 0: a rank without lines. */
-static uint32_t collector_incarnation(const struct cox_collector *collector, uint32_t rank)
-{
-    return collector->legacy ? 0 : cox_rank_incarnation(&collector->records[rank]);
-}
-
 /* Takes the reply of a rank that owed it, if it is there, or sees its death. */
 COX_HOT static void gather_check_rank(struct cox_collector *collector, struct cox_entry *entry,
                                       uint32_t rank)
@@ -28,10 +22,8 @@ COX_HOT static void gather_check_rank(struct cox_collector *collector, struct co
     bool dead = !replied && collector_dead(collector, rank);
     if (replied || (dead && collector_replied(collector, rank, entry->sequence))) {
         int r = 0;
-        if (collector->legacy && !entry->operation->legacy_slotted && rank > 0) {
-            cox_gathering_take_empty(gathering, rank);
-        } else if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence,
-                                      entry->type, collector_incarnation(collector, rank))) {
+        if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence, entry->type,
+                               cox_rank_incarnation(&collector->records[rank]))) {
             /* Not under the lock: a large reply takes a while to copy, and only this thread looks
              * at it. */
             pthread_mutex_unlock(&collector->lock);
@@ -127,7 +119,7 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     if (status)
         cox_report_late(collector, entry, status, gathering);
-    if (status == 0 && entry->operation->step && !collector->legacy)
+    if (status == 0 && entry->operation->step)
         status = cox_report_divergence(gathering);
     if (status && gathering->text[0] == '\0')
         cox_report_failure(collector, entry, status, gathering);

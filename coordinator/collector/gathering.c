@@ -8,6 +8,7 @@
 #include "channel/base/fault.h"
 #include "channel/memory/domain/domain_table.h"
 #include "channel/shm/reply.h"
+#include "legacy_bridge.h"
 #include "proto/large_payload_ref.h"
 #include "proto/executor.pb-c.h"
 #include "report.h"
@@ -105,16 +106,6 @@ static const char *response_text(const Coxswain__ExecuteResponse *response)
     return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
 }
 
-/* The workers of MindIE-LLM reply a step that failed with status 0 and words in place of
- * outputs. */
-static bool legacy_step_failed(const Coxswain__ExecuteResponse *response)
-{
-    return response->result_case == COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE &&
-           response->execute_model_response && response->execute_model_response->n_outputs == 0 &&
-           response->execute_model_response->err_msg &&
-           response->execute_model_response->err_msg[0];
-}
-
 /* Each rank has its share of the arena, so that none can use up what the next one needs; what is in
  * a block has twice its size beside. */
 COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes,
@@ -130,7 +121,7 @@ COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8
 }
 
 /* What an unpacked reply says. */
-COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t rank, bool legacy,
+COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t rank,
                                      const Coxswain__ExecuteResponse *response,
                                      const uint8_t *bytes, size_t length)
 {
@@ -138,12 +129,10 @@ COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t r
     char text[128];
     if (response->status != 0) {
         gathering_error(gathering, rank, response->status, response_text(response));
-    } else if (!legacy && (uint32_t)response->rank != rank) {
+    } else if ((uint32_t)response->rank != rank) {
         snprintf(text, sizeof text, "the slot of rank %" PRIu32 " holds a reply of rank %" PRId32,
                  rank, response->rank);
         gathering_error(gathering, rank, COX_CORRUPT, text);
-    } else if (legacy && legacy_step_failed(response)) {
-        gathering_error(gathering, rank, COX_REJECTED, response_text(response));
     } else {
         result->outcome = COX_OUTCOME_OK;
         result->response = response;
@@ -173,7 +162,9 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
     struct cox_gathering_rank *own = &gathering->ranks[rank];
     Coxswain__ExecuteResponse *response = NULL;
     int r = gathering_unpack(gathering, copy, length, 0, &response);
-    if (r == 0 && !legacy && response->status == 0 && response->bulk) {
+    if (r == 0 && legacy)
+        cox_legacy_bridge_read_reply(response, rank);
+    if (r == 0 && response->status == 0 && response->bulk) {
         struct cox_error why;
         cox_error_clear(&why);
         r = cox_large_payload_ref_read(response->bulk, &own->ref, &why);
@@ -189,7 +180,7 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
     else if (failed && response->status == 0)
         gathering_error(gathering, rank, COX_REJECTED, response_text(response));
     else
-        gathering_accept(gathering, rank, legacy, response, copy, length);
+        gathering_accept(gathering, rank, response, copy, length);
     return false;
 }
 
@@ -206,6 +197,10 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
     struct cox_error why;
     cox_error_clear(&why);
     result->taken = true;
+    if (whole && rank > 0) { /* a legacy rank: it signals, and writes nothing */
+        result->outcome = COX_OUTCOME_OK;
+        return false;
+    }
     int r = cox_reply_fetch(channel, rank, sequence, whole, incarnation, copy,
                             gathering->ranks[rank].slot_capacity, &length, &failed, &why);
     if (r) {
@@ -287,7 +282,7 @@ int cox_gathering_take_block(struct cox_gathering *gathering,
     if (r)
         gathering_error_unpack(gathering, rank, r, size);
     else
-        gathering_accept(gathering, rank, false, response, own->block, size);
+        gathering_accept(gathering, rank, response, own->block, size);
     return 0;
 }
 
@@ -307,12 +302,6 @@ COX_HOT void cox_gathering_let_go(struct cox_gathering *gathering)
         return;
     cox_arena_deinit(&gathering->arena);
     cox_arena_init(&gathering->arena, 0, ARENA_SIZE_MAX); /* of no bytes: cannot fail */
-}
-
-void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank)
-{
-    gathering->results[rank].taken = true;
-    gathering->results[rank].outcome = COX_OUTCOME_OK;
 }
 
 void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,

@@ -74,8 +74,8 @@ void cox_gathering_deinit(struct cox_gathering *gathering); /* idempotent; a zer
 /* Starts over: every asked rank owes a reply (COX_OUTCOME_LATE). */
 void cox_gathering_begin(struct cox_gathering *gathering, const struct cox_rank_set *asked,
                          const struct cox_rank *ranks);
-/* Takes the reply of a rank from its slot; its result becomes OK or ERROR. incarnation 0: a legacy
- * rank. Returns true if the reply is out of line: the result stays LATE until take_block. */
+/* Takes the reply of a rank from its slot; its result becomes OK or ERROR. Returns true if the
+ * reply is out of line: the result stays LATE until take_block. */
 bool cox_gathering_take(struct cox_gathering *gathering, const struct cox_channel *channel,
                         uint32_t rank, uint64_t sequence, uint32_t type, uint32_t incarnation);
 /* After take has returned true: copies and checks the reply; the result becomes OK or ERROR.
@@ -91,8 +91,6 @@ int cox_gathering_take_block(struct cox_gathering *gathering,
 bool cox_gathering_holds(const struct cox_gathering *gathering);
 /* Releases the memory that only large replies need. The results are invalid afterwards. */
 void cox_gathering_let_go(struct cox_gathering *gathering);
-/* The reply of a legacy rank that posted its token and wrote nothing. */
-void cox_gathering_take_empty(struct cox_gathering *gathering, uint32_t rank);
 /* The rank will not reply any more; its result becomes DEAD. */
 void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,
                             struct cox_supervisor *supervisor);

@@ -57,29 +57,16 @@ void cox_collector_reset_line(struct cox_collector *collector, uint32_t rank)
     pthread_mutex_unlock(&collector->lock);
 }
 
-/* Every token that lies there is of the dead. Those of wakers are counted first, so that none of
- * them is still expected. */
-static void collector_restore_wakeups(struct cox_collector *collector, uint32_t rank)
-{
-    cox_collector_drain_tokens(collector, rank);
-    cox_gate_restore(&collector->channel->gate, rank, collector_geometry(collector)->depth);
-    collector->ranks[rank].legacy_done = collector->published;
-}
-
 int cox_collector_reset_rank(struct cox_collector *collector, uint32_t rank,
                              int ret_fds[COX_WAKEUP_COUNT], struct cox_error *err)
 {
     struct cox_channel *channel = collector->channel;
     const struct cox_geometry *geometry = collector_geometry(collector);
-    int r = 0;
     pthread_mutex_lock(&collector->lock);
-    /* Nobody sleeps on its wakeups: the collector only does while a request in flight asks the
-     * rank.
-     */
-    if (collector->legacy)
-        collector_restore_wakeups(collector, rank);
-    else if (!cox_gate_shared(&channel->gate))
-        r = cox_gate_renew(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
+    /* No thread waits on the rank's wakeups: the collector does so only while a request in flight
+     * asks the rank. */
+    cox_legacy_bridge_reset(&collector->bridge, rank);
+    int r = cox_gate_reset(&channel->gate, channel->id, rank, geometry->depth, ret_fds, err);
     if (r == 0) {
         collector_reset_line(collector, rank);
         for (uint32_t frame = 0; frame < geometry->depth; frame++)

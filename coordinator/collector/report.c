@@ -53,16 +53,14 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
             continue;
         char *text = gathering->ranks[rank].text;
         uint64_t since = entry->published_ns;
-        const char *state = "unknown (it has no lines)";
-        if (!collector->legacy) {
-            const struct cox_layout_rank_line *line =
-                cox_state_line(collector->channel->control, rank, collector->channel->id);
-            const struct cox_rank_word said = cox_state_of_rank(line);
-            result->taken = cox_state_taken(line) >= entry->sequence;
-            if (result->taken && said.stamp_ns > since && said.stamp_ns <= now)
-                since = said.stamp_ns;
-            state = result->taken ? states[(said.word >> COX_STATE_SHIFT) & 3] : "never took it";
-        }
+        const struct cox_layout_rank_line *line =
+            cox_state_line(collector->channel->control, rank, collector->channel->id);
+        const struct cox_rank_word said = cox_state_of_rank(line);
+        result->taken = cox_state_taken(line) >= entry->sequence;
+        if (result->taken && said.stamp_ns > since && said.stamp_ns <= now)
+            since = said.stamp_ns;
+        const char *state =
+            result->taken ? states[(said.word >> COX_STATE_SHIFT) & 3] : "never took it";
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_rank_is_dead(&collector->records[rank]);
         /* /proc is read only where somebody waits for an explanation, not before a death is told.

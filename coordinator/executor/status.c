@@ -102,17 +102,16 @@ static void rank_status(struct cox_executor *executor, uint32_t rank, uint64_t n
         channel_status(executor, rank, (enum cox_channel_id)c, now, &ret_status->channels[c]);
 }
 
-/* Whose reply to an ended request is still to come. The lock is held; a legacy rank's tokens are
- * not looked at, which would take them. */
-static bool rank_late(struct cox_executor *executor, const struct cox_collector *collector,
+/* True if the rank has not replied yet to a request that has ended. The lock is held. */
+static bool rank_late(struct cox_executor *executor, struct cox_collector *collector,
                       const struct cox_entry *entry, uint32_t rank)
 {
     if (!cox_rank_set_has(&entry->asked, rank) || cox_rank_set_has(&entry->consumed, rank) ||
         rank_liveness(executor, rank) == COX_LIVENESS_DEAD)
         return false;
-    return collector->legacy ||
-           cox_state_done(cox_state_line(&executor->control, rank, collector->channel->id)) <
-               entry->sequence;
+    cox_legacy_bridge_update(&collector->bridge, rank);
+    return cox_state_done(cox_state_line(&executor->control, rank, collector->channel->id)) <
+           entry->sequence;
 }
 
 static void collector_status(struct cox_executor *executor, enum cox_channel_id channel,

@@ -40,7 +40,7 @@ byte crashes = CRASHES, failures = FAILURES, deadlines = DEADLINES;
 byte replied[2]; /* the last request a rank has answered, whoever knows it */
 byte accepted, completed;
 
-/* collector_count_token */
+/* rank_count_token (coordinator/collector/legacy_bridge.c) */
 #define COUNT_TOKEN(r)                                                                             \
     if                                                                                             \
     :: foreign[r] > 0 -> foreign[r]--;                                                             \
@@ -49,7 +49,7 @@ byte accepted, completed;
         assert(replied[r] >= entry_sequence); /* the n-th token is the n-th answer */              \
     fi
 
-/* collector_answered: takes tokens until it is, or there are none. */
+/* cox_legacy_bridge_update_rank: takes tokens until the reply is there, or there are none. */
 #define TAKE_TOKENS(r)                                                                             \
     do                                                                                             \
     :: legacy_done[r] < entry_sequence && response_consume[r] > 0 ->                               \

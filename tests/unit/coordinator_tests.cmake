@@ -15,6 +15,9 @@ cox_unit_test(NAME shared_weights TIER quick
     SOURCES ${CMAKE_CURRENT_LIST_DIR}/shared_weights_test.c ${CMAKE_CURRENT_LIST_DIR}/engine_loop_fixture.c
             ${CMAKE_CURRENT_LIST_DIR}/model_fixture.c
     LIBS coxswain_commands coxswain_worker_lib coxswain_model)
+cox_unit_test(NAME legacy_bridge TIER quick
+    SOURCES ${CMAKE_CURRENT_LIST_DIR}/legacy_bridge_test.c ${CMAKE_CURRENT_LIST_DIR}/channel_fixture.c
+    LIBS coxswain_coordinator)
 foreach(name latency last_errors gathering rank)
     cox_unit_test(NAME ${name} TIER quick SOURCES ${CMAKE_CURRENT_LIST_DIR}/${name}_test.c
         LIBS coxswain_coordinator)

@@ -1,0 +1,205 @@
+/* The legacy bridge: which tokens of a legacy rank become which state words. The tokens are posted
+ * by this process; multi/legacy has real legacy workers. */
+#include "coordinator/collector/legacy_bridge.h"
+
+#include "channel/shm/state.h"
+#include "channel_fixture.h"
+#include "coordinator/process/rank.h"
+#include "proto/executor.pb-c.h"
+
+#define GROUP test_name("b")
+
+struct group {
+    struct cox_control control;
+    struct cox_channel channel;
+    struct cox_legacy_bridge bridge;
+    struct cox_rank records[2];
+    struct cox_rank_set all;
+};
+
+static void group_create(struct group *group)
+{
+    const struct cox_geometry_choice choice = {
+        .legacy = true,
+        .request_size = {4096, 4096, 4096, 4096, 0},
+        .response_size = {1 << 20, 1 << 20, 1 << 20, 1 << 20, 0},
+    };
+    struct cox_geometry geometry;
+    *group = (struct group){.control = COX_CONTROL_NONE};
+    assert_int_equal(cox_geometry_resolve(2, &choice, &geometry, NULL), 0);
+    assert_int_equal(cox_control_create(&group->control, GROUP, &geometry, NULL), 0);
+    assert_int_equal(
+        cox_channel_create(&group->channel, GROUP, &group->control, COX_CHANNEL_EXECUTE, NULL), 0);
+    assert_int_equal(cox_legacy_bridge_init(&group->bridge, &group->channel), 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        atomic_store(&group->records[rank].incarnation, 3 + rank);
+        cox_rank_set_add(&group->all, rank);
+    }
+}
+
+static void group_gone(struct group *group)
+{
+    cox_legacy_bridge_deinit(&group->bridge);
+    cox_channel_close(&group->channel);
+    cox_control_unlink_names(GROUP, &group->control.geometry, 1);
+    cox_control_close(&group->control);
+}
+
+static void publish(struct group *group, uint64_t sequence)
+{
+    cox_legacy_bridge_publish(&group->bridge, group->records, &group->all, sequence);
+}
+
+static void post(struct group *group, uint32_t rank, enum cox_wakeup wakeup)
+{
+    cox_gate_post(&group->channel.gate, rank, wakeup);
+    cox_legacy_bridge_update(&group->bridge, rank);
+}
+
+static void expect_words(const struct group *group, uint32_t rank, uint64_t returned, uint64_t done)
+{
+    const struct cox_layout_rank_line *line =
+        cox_state_line(&group->control, rank, COX_CHANNEL_EXECUTE);
+    assert_int_equal(cox_state_returned(line), returned);
+    assert_int_equal(cox_state_taken(line), returned);
+    assert_int_equal(cox_state_done(line), done);
+}
+
+static void tokens_become_state_words(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group);
+    publish(&group, 5);
+    cox_legacy_bridge_update(&group.bridge, 0);
+    expect_words(&group, 0, 0, 0); /* the initial token of request_produce means nothing */
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    expect_words(&group, 0, 5, 0);
+    const struct cox_layout_rank_line *line =
+        cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE);
+    assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_RUNNING, 5));
+    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 0, 5, 5);
+    assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_IDLE, 5));
+    assert_int_equal(cox_state_tag(line, 1, 5), 5);
+    assert_int_equal(cox_state_line_instance(line), group.control.instance);
+    assert_int_equal(cox_state_line_incarnation(line), 3);
+    expect_words(&group, 1, 0, 0);
+    group_gone(&group);
+}
+
+static void a_reply_counts_once_the_frame_is_returned(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group);
+    publish(&group, 5);
+    post(&group, 1, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 1, 0, 0);
+    post(&group, 1, COX_WAKEUP_REQUEST_PRODUCE);
+    expect_words(&group, 1, 5, 5);
+    group_gone(&group);
+}
+
+static void a_token_of_this_process_is_no_reply(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group);
+    publish(&group, 5);
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    cox_legacy_bridge_expect_wake(&group.bridge, 0);
+    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 0, 5, 0);
+    /* The same, with the token taken by a wait. */
+    cox_legacy_bridge_expect_wake(&group.bridge, 0);
+    cox_legacy_bridge_waited(&group.bridge, 0);
+    expect_words(&group, 0, 5, 0);
+    cox_legacy_bridge_waited(&group.bridge, 0);
+    expect_words(&group, 0, 5, 5);
+    group_gone(&group);
+}
+
+static void surplus_tokens_do_not_count_for_the_next_request(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group);
+    publish(&group, 5);
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    for (int i = 0; i < 3; i++)
+        post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    publish(&group, 6);
+    cox_legacy_bridge_update(&group.bridge, 0);
+    expect_words(&group, 0, 5, 5);
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    expect_words(&group, 0, 6, 6);
+    group_gone(&group);
+}
+
+static void tokens_of_a_dead_rank_are_dropped(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group);
+    publish(&group, 5);
+    cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    cox_legacy_bridge_reset(&group.bridge, 0);
+    cox_legacy_bridge_update(&group.bridge, 0);
+    expect_words(&group, 0, 0, 0);
+    group_gone(&group);
+}
+
+static void replies_are_brought_into_our_form(void **state)
+{
+    (void)state;
+    Coxswain__ExecuteModelResponse step = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
+    Coxswain__ExecuteResponse reply = COXSWAIN__EXECUTE_RESPONSE__INIT;
+    Coxswain__BulkRef bulk = COXSWAIN__BULK_REF__INIT;
+    reply.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
+    reply.execute_model_response = &step;
+    reply.bulk = &bulk;
+    cox_legacy_bridge_read_reply(&reply, 3);
+    assert_int_equal(reply.rank, 3);
+    assert_int_equal(reply.status, 0);
+    assert_null(reply.bulk);
+    step.err_msg = (char *)(uintptr_t) "out of memory";
+    cox_legacy_bridge_read_reply(&reply, 3);
+    assert_int_equal(reply.status, COX_REJECTED);
+}
+
+static void without_legacy_ranks_it_does_nothing(void **state)
+{
+    struct cox_geometry geometry;
+    struct cox_control control = {.geometry = {.rank_count = 2}};
+    struct cox_channel channel = {.control = &control};
+    struct cox_legacy_bridge bridge;
+    (void)state;
+    assert_int_equal(cox_geometry_resolve(2, &(struct cox_geometry_choice){0}, &geometry, NULL), 0);
+    control.geometry = geometry;
+    assert_int_equal(cox_legacy_bridge_init(&bridge, &channel), 0);
+    cox_legacy_bridge_update(&bridge, 0);
+    cox_legacy_bridge_publish(&bridge, NULL, NULL, 1);
+    cox_legacy_bridge_waited(&bridge, 0);
+    cox_legacy_bridge_expect_wake(&bridge, 0);
+    cox_legacy_bridge_reset(&bridge, 0);
+    cox_legacy_bridge_deinit(&bridge);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        LEAK_TEST(tokens_become_state_words),
+        LEAK_TEST(a_reply_counts_once_the_frame_is_returned),
+        LEAK_TEST(a_token_of_this_process_is_no_reply),
+        LEAK_TEST(surplus_tokens_do_not_count_for_the_next_request),
+        LEAK_TEST(tokens_of_a_dead_rank_are_dropped),
+        LEAK_TEST(replies_are_brought_into_our_form),
+        LEAK_TEST(without_legacy_ranks_it_does_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
