@@ -19,6 +19,7 @@ set(public_headers
     channel/memory/pool/kv_blocks.h
     channel/memory/pool/pool.h
     channel/memory/queue/queue.h
+    proto/link_state.h
     proto/wire.h
     proto/executor.proto
     worker/sequences/batch.h

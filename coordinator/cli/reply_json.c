@@ -21,7 +21,7 @@ static const struct {
     {&coxswain_control__rank_channel_status__descriptor, "state", cox_rank_state_name},
     {&coxswain_control__recovery_status__descriptor, "on_death", cox_on_death_name},
     {&coxswain_control__transfer_status__descriptor, "role", cox_role_name},
-    {&coxswain_control__link_state__descriptor, "state", cox_group_link_state_name},
+    {&coxswain_control__link_state__descriptor, "state", cox_link_state_name},
 };
 
 /* Lists that are objects by `name`. */

@@ -68,7 +68,7 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
 /* The state of one link. What was ordered is in the list until somebody takes it away: nobody will
  * link it then. */
 static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
-                     enum cox_group_link_state *ret_state, struct cox_error *err)
+                     enum cox_link_state *ret_state, struct cox_error *err)
 {
     CoxswainControl__LinkStatusReply *status;
     int r = cox_client_link_status(reader, deadline_ns, &status, err);
@@ -78,8 +78,8 @@ static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t
         const CoxswainControl__LinkState *link = status->links[i];
         if (!link->cluster_id || strcmp(link->cluster_id, owner_name) != 0)
             continue;
-        *ret_state = (enum cox_group_link_state)link->state;
-        if (link->state != COX_GROUP_LINK_FAILED)
+        *ret_state = (enum cox_link_state)link->state;
+        if (link->state != COX_LINK_FAILED)
             return 0;
         return cox_fail(err, COX_REJECTED, "'%s' could not be linked: %s (%" PRId32 ")", owner_name,
                         link->text ? link->text : "no reason was given", link->code);
@@ -91,13 +91,13 @@ static int link_await(struct cox_client *reader, const char *owner_name, uint64_
                       struct cox_error *err)
 {
     for (;;) {
-        enum cox_group_link_state state = COX_GROUP_LINK_WAITING;
+        enum cox_link_state state = COX_LINK_WAITING;
         int r = state_ask(reader, owner_name, deadline_ns, &state, err);
-        if (r || state == COX_GROUP_LINK_SUCCESS)
+        if (r || state == COX_LINK_SUCCESS)
             return r;
         if (cox_now_ns() >= deadline_ns)
             return cox_fail(err, COX_TIMEOUT, "'%s' is not linked in time: %s", owner_name,
-                            cox_group_link_state_name(state));
+                            cox_link_state_name(state));
         nanosleep(&(struct timespec){.tv_nsec = LOOK_NS}, NULL);
     }
 }

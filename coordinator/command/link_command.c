@@ -153,8 +153,8 @@ static void print_links(const void *choice, const ProtobufCMessage *message)
     for (size_t i = 0; i < status->n_links; i++) {
         const link_message *link = status->links[i];
         printf("%s %s", link->cluster_id ? link->cluster_id : "?",
-               cox_group_link_state_name(link->state));
-        if (link->state == COX_GROUP_LINK_FAILED)
+               cox_link_state_name(link->state));
+        if (link->state == COX_LINK_FAILED)
             printf(" %" PRId32 ": %s", link->code, link->text ? link->text : "no reason was given");
         putchar('\n');
     }
@@ -181,8 +181,8 @@ static uint32_t count_pending(const links_reply *status, const link_message **re
     *ret_failed = NULL;
     for (size_t i = 0; i < status->n_links; i++) {
         const link_message *link = status->links[i];
-        pending += link->state == COX_GROUP_LINK_WAITING || link->state == COX_GROUP_LINK_RUNNING;
-        if (link->state == COX_GROUP_LINK_FAILED)
+        pending += link->state == COX_LINK_WAITING || link->state == COX_LINK_RUNNING;
+        if (link->state == COX_LINK_FAILED)
             *ret_failed = link;
     }
     return pending;

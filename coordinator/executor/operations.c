@@ -60,15 +60,12 @@ int cox_executor_link(struct cox_executor *executor, const Coxswain__PDLinkReque
 
 /* ---- link status ---- */
 
-enum link_state { LINK_FAILED, LINK_RUNNING, LINK_WAITING, LINK_SUCCESS };
-
 /* What one rank says of one cluster; the first of a cluster then becomes what all ranks say of it.
  */
 struct link_mention {
     char *id;
     uint32_t rank;
-    /* smaller is worse */
-    enum link_state worst;
+    enum cox_link_state state;
     int32_t code;
     char *text;
     /* ranks that list it */
@@ -84,7 +81,7 @@ struct link_reader {
 };
 
 static void link_add(struct link_reader *reader, uint32_t rank, const char *id,
-                     enum link_state state, int32_t code, const char *text)
+                     enum cox_link_state state, int32_t code, const char *text)
 {
     if (reader->status)
         return;
@@ -105,7 +102,7 @@ static void link_add(struct link_reader *reader, uint32_t rank, const char *id,
         return;
     }
     reader->mentions[reader->count++] = (struct link_mention){
-        .id = copy, .rank = rank, .worst = state, .code = code, .text = reason, .rank_count = 1};
+        .id = copy, .rank = rank, .state = state, .code = code, .text = reason, .rank_count = 1};
 }
 
 static int link_compare(const void *a, const void *b)
@@ -130,8 +127,8 @@ static void link_merge(struct link_reader *reader)
         }
         first->rank_count += first->rank != mention->rank;
         first->rank = mention->rank;
-        if (mention->worst < first->worst) {
-            first->worst = mention->worst;
+        if (cox_link_merge(first->state, mention->state) != first->state) {
+            first->state = mention->state;
             first->code = mention->code;
             char *text = first->text;
             first->text = mention->text;
@@ -161,15 +158,15 @@ static void link_read_replies(void *context, const struct cox_completion *comple
         const Coxswain__PDLinkStatusResponse *links = response->pd_link_status_response;
         reader->replies++;
         for (size_t i = 0; i < links->n_failed_link_info; i++)
-            link_add(reader, rank, links->failed_link_info[i]->cluster_id, LINK_FAILED,
+            link_add(reader, rank, links->failed_link_info[i]->cluster_id, COX_LINK_FAILED,
                      (int32_t)links->failed_link_info[i]->pd_error_code,
                      links->failed_link_info[i]->text);
         for (size_t i = 0; i < links->n_running_link_info; i++)
-            link_add(reader, rank, links->running_link_info[i], LINK_RUNNING, 0, NULL);
+            link_add(reader, rank, links->running_link_info[i], COX_LINK_RUNNING, 0, NULL);
         for (size_t i = 0; i < links->n_waiting_link_info; i++)
-            link_add(reader, rank, links->waiting_link_info[i], LINK_WAITING, 0, NULL);
+            link_add(reader, rank, links->waiting_link_info[i], COX_LINK_WAITING, 0, NULL);
         for (size_t i = 0; i < links->n_success_link_info; i++)
-            link_add(reader, rank, links->success_link_info[i], LINK_SUCCESS, 0, NULL);
+            link_add(reader, rank, links->success_link_info[i], COX_LINK_SUCCESS, 0, NULL);
     }
 }
 
@@ -185,17 +182,17 @@ static int link_fill(struct link_reader *reader, struct cox_link_status *status)
     for (size_t i = 0; i < reader->count; i++) {
         struct link_mention *cluster = &reader->mentions[i];
         /* A rank that does not know the cluster yet has it before it. */
-        enum link_state state =
-            cluster->worst == LINK_SUCCESS && cluster->rank_count < reader->replies
-                ? LINK_WAITING
-                : cluster->worst;
+        enum cox_link_state state =
+            cluster->state == COX_LINK_SUCCESS && cluster->rank_count < reader->replies
+                ? COX_LINK_WAITING
+                : cluster->state;
         char *id = cox_steal_ptr(&cluster->id);
-        if (state == LINK_FAILED)
+        if (state == COX_LINK_FAILED)
             status->failed[status->failed_count++] = (struct cox_link_failure){
                 .cluster_id = id, .code = cluster->code, .text = cox_steal_ptr(&cluster->text)};
-        else if (state == LINK_RUNNING)
+        else if (state == COX_LINK_RUNNING)
             status->running[status->running_count++] = id;
-        else if (state == LINK_WAITING)
+        else if (state == COX_LINK_WAITING)
             status->waiting[status->waiting_count++] = id;
         else
             status->success[status->success_count++] = id;

@@ -12,6 +12,7 @@
 #define COX_COORDINATOR_OPERATIONS_H
 
 #include "../../channel/handle/handle.h"
+#include "../../proto/link_state.h"
 #include "executor.h"
 
 #ifdef __cplusplus

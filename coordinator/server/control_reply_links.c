@@ -33,7 +33,7 @@ static int link_fill(link_message *message, const struct cox_group_link *link,
     SET(message, state, (uint32_t)link->state);
     if (link->epoch)
         SET(message, epoch, link->epoch);
-    if (link->state == COX_GROUP_LINK_FAILED)
+    if (link->state == COX_LINK_FAILED)
         SET(message, code, link->code);
     return message->cluster_id && (message->text || !link->text) ? 0 : -ENOMEM;
 }

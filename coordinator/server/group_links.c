@@ -59,12 +59,6 @@ int cox_role_parse(const char *text, enum cox_role *ret_role, struct cox_error *
                     text);
 }
 
-const char *cox_group_link_state_name(uint32_t state)
-{
-    static const char *const names[] = {"waiting", "running", "success", "failed"};
-    return state < sizeof names / sizeof names[0] ? names[state] : "unknown";
-}
-
 /* ---- constructor and destructor ---- */
 
 static void info_free(RemoteInfo *info)
@@ -432,7 +426,7 @@ static struct cox_group_link *link_of(struct cox_group_link *list, size_t *count
 }
 
 static void status_add(struct cox_group_link *list, size_t *count, char **names, size_t name_count,
-                       enum cox_group_link_state state)
+                       enum cox_link_state state)
 {
     for (size_t i = 0; i < name_count; i++)
         link_of(list, count, &names[i])->state = state;
@@ -464,12 +458,12 @@ int cox_group_links_status(struct cox_group_links *links, uint64_t deadline_ns,
         return cox_fail(err, -ENOMEM, "no memory for the link status");
     }
     list = grown;
-    status_add(list, &count, status.waiting, status.waiting_count, COX_GROUP_LINK_WAITING);
-    status_add(list, &count, status.running, status.running_count, COX_GROUP_LINK_RUNNING);
-    status_add(list, &count, status.success, status.success_count, COX_GROUP_LINK_SUCCESS);
+    status_add(list, &count, status.waiting, status.waiting_count, COX_LINK_WAITING);
+    status_add(list, &count, status.running, status.running_count, COX_LINK_RUNNING);
+    status_add(list, &count, status.success, status.success_count, COX_LINK_SUCCESS);
     for (size_t i = 0; i < status.failed_count; i++) {
         struct cox_group_link *link = link_of(list, &count, &status.failed[i].cluster_id);
-        link->state = COX_GROUP_LINK_FAILED;
+        link->state = COX_LINK_FAILED;
         link->code = status.failed[i].code;
         if (!link->text)
             link->text = cox_steal_ptr(&status.failed[i].text);
@@ -493,7 +487,7 @@ static int links_await(struct cox_group_links *links, uint64_t deadline_ns, stru
         if (r)
             return r;
         for (size_t i = 0; i < count; i++)
-            pending = pending || (list[i].epoch && list[i].state <= COX_GROUP_LINK_RUNNING);
+            pending = pending || (list[i].epoch && list[i].state <= COX_LINK_RUNNING);
         cox_group_link_list_free(list, count);
         if (!pending)
             return 0;

@@ -29,15 +29,6 @@ const char *cox_role_name(uint32_t role);
 /* Returns 0 or COX_INVALID. */
 int cox_role_parse(const char *text, enum cox_role *ret_role, struct cox_error *err);
 
-enum cox_group_link_state {
-    COX_GROUP_LINK_WAITING = 0, /* some rank has not begun */
-    COX_GROUP_LINK_RUNNING,
-    COX_GROUP_LINK_SUCCESS, /* every rank reads from it */
-    COX_GROUP_LINK_FAILED,
-};
-/* "waiting", "running", "success", "failed"; "unknown" outside. Static storage. */
-const char *cox_group_link_state_name(uint32_t state);
-
 /* Its role is standard. Returns 0 or -ENOMEM. */
 int cox_group_links_new(struct cox_executor *executor, const struct cox_log *log,
                         struct cox_group_links **ret_links, struct cox_error *err);
@@ -64,7 +55,7 @@ void cox_group_links_resend(struct cox_group_links *links, uint64_t deadline_ns)
 
 struct cox_group_link {
     char *cluster_id;
-    enum cox_group_link_state state;
+    enum cox_link_state state;
     /* that was linked; 0: only ranks know of it */
     uint64_t epoch;
     /* FAILED: PDErrorCode */

@@ -36,12 +36,6 @@ struct cox_links {
     pthread_t thread;
 };
 
-const char *cox_link_state_name(enum cox_link_state state)
-{
-    static const char *const names[] = {"waiting", "running", "success", "failed"};
-    return (unsigned)state < sizeof names / sizeof names[0] ? names[state] : "unknown";
-}
-
 /* ---- one link; with the lock held if it is in the list ---- */
 
 static void link_detach(struct cox_link *link)
@@ -63,9 +57,15 @@ static void link_unref(struct cox_link *link)
         free(link);
 }
 
+static void link_move(struct cox_link *link, enum cox_link_state to)
+{
+    COX_ASSERT(cox_link_may_move(link->state, to));
+    link->state = to;
+}
+
 static void link_fail(struct cox_link *link, int code, const char *text)
 {
-    link->state = COX_LINK_FAILED;
+    link_move(link, COX_LINK_FAILED);
     link->error = (struct cox_error){0};
     cox_fail(&link->error, code, "%s", text);
     if (link->references == 1)
@@ -183,7 +183,7 @@ static void links_attach(struct cox_links *links, struct cox_link *link)
     struct cox_kv_view *view = NULL;
     struct cox_peer owner = COX_PEER_NONE;
     struct cox_error err = {0};
-    link->state = COX_LINK_RUNNING;
+    link_move(link, COX_LINK_RUNNING);
     link->references++;
     int r = links_check_layout(links, link, &err);
     pthread_mutex_unlock(&links->lock);
@@ -199,7 +199,7 @@ static void links_attach(struct cox_links *links, struct cox_link *link)
     if (r == 0)
         r = links_check_layout(links, link, &err);
     if (r == 0)
-        link->state = COX_LINK_SUCCESS;
+        link_move(link, COX_LINK_SUCCESS);
     else
         link_fail(link, r, err.text[0] ? err.text : cox_status_text(r));
     cox_log_write(&links->log, r ? 4 : 6, "link to %s: %s", link->cluster,

@@ -2,9 +2,7 @@
  * links: the groups whose KV blocks this rank may read. Per cluster id there is a view
  * (channel/memory/pool/kv_blocks.h) of the blocks of the remote rank with the same number.
  *
- *     set -> WAITING -(thread attaches)-> RUNNING -> SUCCESS -(remote process dies)-> FAILED
- *               |                           |
- *               '--(own layout differs)-----'-> FAILED
+ * A new link is WAITING; proto/link_state.h has its states and their changes.
  *
  * set returns at once. A thread of this object attaches one link after the other, each within five
  * seconds. When the remote process dies, the thread unmaps its memory, unless a pull is reading it.
@@ -26,19 +24,13 @@
 #define COX_WORKER_LINKS_H
 
 #include "channel/base/peer.h"
+#include "proto/link_state.h"
 #include "worker/loop/worker.h"
 
 #define COX_LINK_COUNT_MAX 64
 #define COX_CLUSTER_ID_SIZE_MAX 255
 
 struct cox_kv_view;
-
-enum cox_link_state {
-    COX_LINK_WAITING = 0,
-    COX_LINK_RUNNING,
-    COX_LINK_SUCCESS,
-    COX_LINK_FAILED,
-};
 
 struct cox_link {
     char cluster[COX_CLUSTER_ID_SIZE_MAX + 1];
@@ -107,6 +99,5 @@ void cox_links_release(struct cox_links *links, struct cox_link *link);
  * whose process is dead are FAILED already. */
 void cox_links_each(struct cox_links *links, void (*fn)(void *context, const struct cox_link *link),
                     void *context);
-const char *cox_link_state_name(enum cox_link_state state);
 
 #endif
