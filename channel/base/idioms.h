@@ -30,6 +30,24 @@ __attribute__((noreturn, cold, unused)) static void cox_assert_failed(const char
 /* Owned locals carry _cox_cleanup_; success ends with a steal. */
 #define _cox_cleanup_(fn) __attribute__((cleanup(fn)))
 
+/* Makes room for count items in the growable array *items, at least doubling *capacity (in items).
+ * Returns
+ *   0
+ *   -ENOMEM: nothing has changed
+ */
+static inline int cox_reserve(void **items, size_t *capacity, size_t count, size_t item_size)
+{
+    if (count <= *capacity)
+        return 0;
+    const size_t larger = 2 * *capacity > count ? 2 * *capacity : count;
+    void *grown = reallocarray(*items, larger, item_size);
+    if (!grown)
+        return -ENOMEM;
+    *items = grown;
+    *capacity = larger;
+    return 0;
+}
+
 /* Closes *fd if it is open, and keeps errno. */
 static inline void cox_close_fd(int *fd)
 {

@@ -22,11 +22,12 @@ struct cox_legacy_rank {
 int cox_legacy_bridge_init(struct cox_legacy_bridge *bridge, struct cox_channel *channel)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
-    *bridge = (struct cox_legacy_bridge){.channel = channel};
-    if (!geometry->legacy)
-        return 0;
-    bridge->ranks = calloc(geometry->rank_count, sizeof *bridge->ranks);
-    return bridge->ranks ? 0 : -ENOMEM;
+    struct cox_legacy_rank *ranks =
+        geometry->legacy ? calloc(geometry->rank_count, sizeof *ranks) : NULL;
+    if (geometry->legacy && !ranks)
+        return -ENOMEM;
+    *bridge = (struct cox_legacy_bridge){.ranks = ranks, .channel = channel};
+    return 0;
 }
 
 void cox_legacy_bridge_deinit(struct cox_legacy_bridge *bridge)

@@ -31,7 +31,7 @@ struct cox_legacy_bridge {
     struct cox_channel *channel;
 };
 
-/* Returns 0 or -ENOMEM. */
+/* Returns 0 or -ENOMEM; on failure *bridge is unchanged. */
 int cox_legacy_bridge_init(struct cox_legacy_bridge *bridge, struct cox_channel *channel);
 void cox_legacy_bridge_deinit(struct cox_legacy_bridge *bridge);
 

@@ -85,15 +85,10 @@ static void link_add(struct link_reader *reader, uint32_t rank, const char *id,
 {
     if (reader->status)
         return;
-    if (reader->count == reader->capacity) {
-        size_t capacity = reader->capacity ? reader->capacity * 2 : 64;
-        struct link_mention *grown = realloc(reader->mentions, capacity * sizeof *grown);
-        if (!grown) {
-            reader->status = cox_fail(reader->err, -ENOMEM, "no memory for the link status");
-            return;
-        }
-        reader->mentions = grown;
-        reader->capacity = capacity;
+    if (cox_reserve((void **)&reader->mentions, &reader->capacity, reader->count + 1,
+                    sizeof *reader->mentions)) {
+        reader->status = cox_fail(reader->err, -ENOMEM, "no memory for the link status");
+        return;
     }
     char *copy = strdup(id ? id : ""), *reason = NULL;
     if (!copy || (text && asprintf(&reason, "rank %" PRIu32 ": %s", rank, text) < 0)) {

@@ -28,19 +28,6 @@ void cox_stream_deinit(struct cox_stream *stream)
     *stream = (struct cox_stream){.fd = -1};
 }
 
-static int reserve(uint8_t **bytes, size_t *capacity, size_t size)
-{
-    if (size <= *capacity)
-        return 0;
-    size_t grown = size > *capacity * 2 ? size : *capacity * 2;
-    uint8_t *moved = realloc(*bytes, grown);
-    if (!moved)
-        return -ENOMEM;
-    *bytes = moved;
-    *capacity = grown;
-    return 0;
-}
-
 /* One large message does not hold its memory for the life of the connection. */
 static void release(uint8_t **bytes, size_t *capacity)
 {
@@ -68,7 +55,7 @@ static void drop_taken(struct cox_stream *stream)
 int cox_stream_fill(struct cox_stream *stream)
 {
     drop_taken(stream);
-    int r = reserve(&stream->in, &stream->in_capacity, stream->in_size + FILL_SIZE);
+    int r = cox_reserve((void **)&stream->in, &stream->in_capacity, stream->in_size + FILL_SIZE, 1);
     if (r)
         return r;
     size_t size = 0;
@@ -107,7 +94,8 @@ int cox_stream_put(struct cox_stream *stream, const struct ProtobufCMessage *mes
     size_t size = protobuf_c_message_get_packed_size(message);
     if (size == 0 || size > COX_STREAM_MESSAGE_MAX)
         return COX_TOO_LARGE;
-    int r = reserve(&stream->out, &stream->out_capacity, stream->out_size + PREFIX_SIZE + size);
+    int r = cox_reserve((void **)&stream->out, &stream->out_capacity,
+                        stream->out_size + PREFIX_SIZE + size, 1);
     if (r)
         return r;
     uint32_t prefix = htole32((uint32_t)size);

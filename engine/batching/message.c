@@ -295,14 +295,9 @@ static int nested_fill(struct cox_message *message, const struct cox_step *step)
         count += 3 + (size_t)row->sequence->block_count +
                  (row->announce ? row->sequence->token_count : 0);
     }
-    if (count * sizeof(int64_t) > message->bytes_size) {
-        size_t size = count * sizeof(int64_t) * 2;
-        uint8_t *bytes = realloc(message->bytes, size);
-        if (!bytes)
-            return -ENOMEM;
-        message->bytes = bytes;
-        message->bytes_size = size;
-    }
+    int r = cox_reserve((void **)&message->bytes, &message->bytes_size, count * sizeof(int64_t), 1);
+    if (r)
+        return r;
     uint8_t *bytes = message->bytes;
     for (uint32_t i = 0; i < step->row_count; i++)
         nested_group(&message->groups[i], &step->rows[i], &bytes);

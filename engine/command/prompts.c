@@ -26,14 +26,10 @@ void cox_prompts_deinit(struct cox_prompts *prompts)
 
 int cox_prompts_add(struct cox_prompts *prompts, const char *text, size_t size)
 {
-    if (prompts->count == prompts->capacity) {
-        size_t capacity = prompts->capacity * 2 + 16;
-        struct cox_prompt *items = reallocarray(prompts->items, capacity, sizeof *items);
-        if (!items)
-            return -ENOMEM;
-        prompts->items = items;
-        prompts->capacity = capacity;
-    }
+    int r = cox_reserve((void **)&prompts->items, &prompts->capacity, prompts->count + 1,
+                        sizeof *prompts->items);
+    if (r)
+        return r;
     char *copy = strndup(text, size);
     if (!copy)
         return -ENOMEM;

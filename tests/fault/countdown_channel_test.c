@@ -17,6 +17,7 @@
 #include "proto/wire.h"
 #include "worker/sequences/batch_builder.h"
 #include "worker/sequences/sequence_store.h"
+#include "coordinator/collector/legacy_bridge.h"
 #include "worker/loop/legacy_shim.h"
 #include "worker/sequences/table.h"
 #include "worker/loop/worker_internal.h"
@@ -745,6 +746,32 @@ static int legacy_shim_create(void *object, struct cox_error *err)
     return cox_legacy_shim_create(object, group_name(), RANK_COUNT, getpid(), err);
 }
 
+/* The coordinator's half, over the channel of a legacy group. */
+static void legacy_group_prepare(void)
+{
+    geometry = geometry_make(true);
+    group_create();
+}
+
+static int legacy_bridge_init(void *object, struct cox_error *err)
+{
+    int r = cox_legacy_bridge_init(object, &own_channels[COX_CHANNEL_EXECUTE]);
+    return r ? cox_fail(err, r, "no memory for the bridge") : 0;
+}
+
+static void legacy_bridge_deinit(void *object)
+{
+    cox_legacy_bridge_deinit(object);
+}
+
+static const struct countdown_subject coordinator_legacy_bridge = {
+    .name = "legacy_bridge_init",
+    .size = sizeof(struct cox_legacy_bridge),
+    .construct = legacy_bridge_init,
+    .destroy = legacy_bridge_deinit,
+    .prepare = legacy_group_prepare,
+    .restore = group_restore,
+};
 static const struct countdown_subject worker_attaches = {
     .name = "worker_new",
     .costly = true,
@@ -803,7 +830,8 @@ static const struct countdown_subject *const memories[] = {
     &memory_arena, &memory_unpack, &memory_table, &memory_sequence_store, &memory_batch_builder,
 };
 static const struct countdown_subject *const workers[] = {
-    &worker_attaches, &worker_attaches_legacy, &worker_runs, &worker_starts, &worker_legacy_shim,
+    &worker_attaches, &worker_attaches_legacy, &worker_runs,
+    &worker_starts,   &worker_legacy_shim,     &coordinator_legacy_bridge,
 };
 
 #define EACH(list, run)                                                                            \

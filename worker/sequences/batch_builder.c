@@ -5,22 +5,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Room for count items in *memory, doubling. */
-static int reserve(void **memory, size_t *capacity, size_t count, size_t item_size)
-{
-    if (count <= *capacity)
-        return 0;
-    if (count > UINT32_MAX)
-        return -ENOMEM;
-    size_t grown_capacity = 2 * *capacity > count ? 2 * *capacity : count;
-    void *grown = realloc(*memory, grown_capacity * item_size);
-    if (!grown)
-        return -ENOMEM;
-    *memory = grown;
-    *capacity = grown_capacity;
-    return 0;
-}
-
 int cox_batch_builder_init(struct cox_batch_builder *builder, uint32_t sequence_count_max)
 {
     *builder = (struct cox_batch_builder){
@@ -75,8 +59,8 @@ int cox_batch_builder_moves(struct cox_batch_builder *builder,
     size_t in = request->n_blocks_to_swap_in;
     size_t out = request->n_blocks_to_swap_out;
     size_t copy = request->n_blocks_to_copy;
-    int r = reserve((void **)&builder->pairs, &builder->pair_capacity, in + out + copy,
-                    sizeof *builder->pairs);
+    int r = cox_reserve((void **)&builder->pairs, &builder->pair_capacity, in + out + copy,
+                        sizeof *builder->pairs);
     if (r)
         return cox_fail(err, r, "no memory for %zu block pairs", in + out + copy);
     if (in + out + copy == 0)
@@ -131,7 +115,8 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequenc
     /* Each live slot once: more rows than that are refused below, without memory for all. */
     size_t room = builder->batch.row_count;
     room += count < store->live_count ? count : store->live_count;
-    int r = reserve((void **)&builder->rows, &builder->row_capacity, room, sizeof *builder->rows);
+    int r =
+        cox_reserve((void **)&builder->rows, &builder->row_capacity, room, sizeof *builder->rows);
     if (r)
         return cox_fail(err, r, "no memory for %zu rows", room);
     /* Known once, so that what is written below need not be feared to have changed it. */
@@ -177,11 +162,11 @@ int cox_batch_builder_seal(struct cox_batch_builder *builder, struct cox_sequenc
 {
     uint32_t row_count = builder->batch.row_count;
     uint32_t table_count = builder->batch.table_count;
-    int r = reserve((void **)&builder->outputs, &builder->output_capacity, row_count,
-                    sizeof *builder->outputs);
+    int r = cox_reserve((void **)&builder->outputs, &builder->output_capacity, row_count,
+                        sizeof *builder->outputs);
     if (!r)
-        r = reserve((void **)&builder->views, &builder->view_capacity,
-                    (size_t)row_count * table_count, sizeof *builder->views);
+        r = cox_reserve((void **)&builder->views, &builder->view_capacity,
+                        (size_t)row_count * table_count, sizeof *builder->views);
     if (r)
         return cox_fail(err, r, "no memory for the view of %u rows", row_count);
 

@@ -69,7 +69,8 @@ struct cox_queue {
     /* pools */
     pthread_mutex_t mutex;
     struct cox_queue_pool *pools;
-    uint32_t pool_count, pool_capacity;
+    uint32_t pool_count;
+    size_t pool_capacity;
     /* Under the lock. */
     /* depth + 1; scratch of recount */
     uint32_t *counts;
@@ -168,7 +169,8 @@ struct cox_queue_pool_cache {
     char *socket_path;
     /* each with a use */
     struct cox_pool **pools;
-    uint32_t count, capacity;
+    uint32_t count;
+    size_t capacity;
     /* per entry: the result of the last open, so that it is not retried for every message */
     struct cox_queue_failed {
         uint64_t stamp;

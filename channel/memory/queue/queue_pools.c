@@ -9,20 +9,6 @@
 /* Interval before a pool that could not be opened is tried again. */
 #define RETRY_MS 1000
 
-/* Grows *array so that one more fits. Returns 0 or -ENOMEM. */
-static int grow(void **array, uint32_t count, uint32_t *capacity, size_t item_size)
-{
-    if (count < *capacity)
-        return 0;
-    uint32_t larger = *capacity ? *capacity * 2 : 4;
-    void *grown = realloc(*array, larger * item_size);
-    if (!grown)
-        return -ENOMEM;
-    *array = grown;
-    *capacity = larger;
-    return 0;
-}
-
 /* ---- pools of the process ---- */
 
 static struct cox_queue_pool *pools_find(struct cox_queue *queue, const struct cox_pool *pool)
@@ -74,8 +60,8 @@ static int pools_use(struct cox_queue *queue, struct cox_pool *pool, bool owned,
         found->users++;
         known = true;
     } else if (r == 0) {
-        r = grow((void **)&queue->pools, queue->pool_count, &queue->pool_capacity,
-                 sizeof *queue->pools);
+        r = cox_reserve((void **)&queue->pools, &queue->pool_capacity,
+                        (size_t)queue->pool_count + 1, sizeof *queue->pools);
         if (r == 0) {
             queue->pools[queue->pool_count++] =
                 (struct cox_queue_pool){pool, cox_pool_id(pool), 1, owned};
@@ -166,7 +152,8 @@ void cox_queue_pool_cache_deinit(struct cox_queue_pool_cache *cache)
 {
     for (uint32_t i = 0; i < cache->count; i++)
         pools_unuse(cache->queue, cache->pools[i]);
-    cache->count = cache->capacity = 0;
+    cache->count = 0;
+    cache->capacity = 0;
     free(cache->pools);
     free(cache->failed);
     free(cache->socket_path);
@@ -177,7 +164,8 @@ void cox_queue_pool_cache_deinit(struct cox_queue_pool_cache *cache)
 
 static int cache_keep(struct cox_queue_pool_cache *cache, struct cox_pool *pool)
 {
-    int r = grow((void **)&cache->pools, cache->count, &cache->capacity, sizeof *cache->pools);
+    int r = cox_reserve((void **)&cache->pools, &cache->capacity, (size_t)cache->count + 1,
+                        sizeof *cache->pools);
     if (r == 0)
         cache->pools[cache->count++] = pool;
     return r;
