@@ -1,9 +1,9 @@
 /*
- * cgroup: the limits that control groups set this process, whichever version of the kernel's
- * interface is mounted.
+ * cgroup: the limits that control groups set for this process, with either version of the kernel's
+ * interface.
  *
- * Every group from the process's own up to the root counts, as far as it can be seen: a limit far
- * above hides behind an unlimited group, and the smallest is the one that is felt.
+ * The smallest limit applies of all groups from the process's own up to the root, as far as these
+ * are visible.
  *
  * Threads: any; nothing here has state.
  * Blocks: on reading /proc and /sys.
@@ -25,9 +25,9 @@ struct cox_cgroup_limit {
     /* When limited: */
     /* millionths of a processor; bytes; processes and threads */
     uint64_t limit;
-    /* of it now, in the group that has it; 0 also when that is not told */
+    /* used now, in the group that has the limit; 0 if unknown */
     uint64_t used;
-    /* what sets it */
+    /* the file that sets it */
     char file[4096];
 };
 
@@ -39,7 +39,7 @@ struct cox_cgroup {
 
 /* root: "", or a folder that stands for / (its proc/self and what is mounted below it). */
 void cox_cgroup_read(const char *root, struct cox_cgroup *ret_cgroup);
-/* Of processors alone. */
+/* Reads the processor limit only. */
 void cox_cgroup_read_cpu(const char *root, struct cox_cgroup_limit *ret_limit);
 
 #endif

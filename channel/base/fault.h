@@ -1,24 +1,26 @@
 /*
- * fault: the steps of the protocol, each with a named point behind it at which a test can kill or
- * stop the very process that has just done the step.
+ * fault: fault injection. Each step of the protocol is followed by a named point, at which a test
+ * can kill or stop the process that has just done the step.
  *
- * A step is whatever another process, or the next start, can see: a name in /dev/shm, a shared
- * word, a token, a process. The points sit in the functions that do the steps, so that none can be
- * done without passing its point; a test (tests/fault/points.py) finds those that have none, and
- * tests/fault/matrix_test.c strikes at every one of them.
+ * A step is anything that another process, or the next start, can see: a name in /dev/shm, a shared
+ * word, a token, a process. The points are inside the functions that do the steps, so no step can
+ * be done without passing its point. tests/fault/points.py finds steps without a point;
+ * tests/fault/matrix_test.c strikes at every point.
  *
- * Only the testing build (COX_TESTING) has them; elsewhere a point compiles to nothing.
- * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`, ACTION kill (SIGKILL), stop (SIGSTOP), spin (an
- * endless loop that looks at nothing), read (of a pipe that stays empty; it ends with a signal that
- * has a handler), hold (the thread alone, until the next cox_fault_arm), RANK the rank it is for
- * (or 'coordinator', the default), COUNT the passage at which it strikes (1 is the first). A plan
- * that makes no sense ends the process, so that no test passes for want of a fault. With
- * COXSWAIN_FAULT_INCARNATION it is for processes alone whose COXSWAIN_INCARNATION is that: for one
- * incarnation of a rank, and so are counts.
+ * Points exist only in the testing build (COX_TESTING); elsewhere they compile to nothing.
+ * COXSWAIN_FAULT is `NAME:ACTION[:RANK[:COUNT]]`:
+ *   - ACTION: kill (SIGKILL), stop (SIGSTOP), spin (an endless loop), read (of a pipe that stays
+ *     empty; a signal with a handler ends it), hold (this thread only, until the next
+ *     cox_fault_arm)
+ *   - RANK: the rank it is for, or 'coordinator', the default
+ *   - COUNT: the passage at which it strikes, from 1
+ * An invalid plan ends the process, so that no test passes because a fault is missing. With
+ * COXSWAIN_FAULT_INCARNATION the plan, and its count, apply only to processes whose
+ * COXSWAIN_INCARNATION has this value.
  *
  * Threads: any.
- * Blocks: nothing, unless stopped, or told to.
- * If the process dies: that is what it is for.
+ * Blocks: nothing, except as the action says.
+ * If the process dies: that is its purpose.
  */
 #ifndef COX_CHANNEL_FAULT_H
 #define COX_CHANNEL_FAULT_H
@@ -264,8 +266,8 @@ enum cox_fault_point {
 #include <stdatomic.h>
 #include <stdint.h>
 
-/* In the file that COXSWAIN_FAULT_COUNTS names, when there is one: how often each process has
- * passed each point, the coordinator first, then the ranks; and whether the plan has struck. */
+/* The file that COXSWAIN_FAULT_COUNTS names, if set, counts how often each process has passed each
+ * point (the coordinator first, then the ranks), and whether the plan has struck. */
 #define COX_FAULT_PROCESS_COUNT 17
 struct cox_fault_counts {
     _Atomic uint32_t struck;
@@ -274,10 +276,11 @@ struct cox_fault_counts {
 
 void cox_fault_point(enum cox_fault_point point);
 const char *cox_fault_name(enum cox_fault_point point);
-/* Which process this is, for the RANK of the plan; -1 (the start value): the coordinator. */
-void cox_fault_rank(int rank);
-/* In place of COXSWAIN_FAULT, which is read once; NULL: no plan. Before other threads pass points.
+/* Sets the rank of this process, for the RANK of the plan; -1, the initial value: the coordinator.
  */
+void cox_fault_rank(int rank);
+/* Replaces the plan of COXSWAIN_FAULT, which is read once; NULL: no plan. To be called before other
+ * threads pass points. */
 void cox_fault_arm(const char *plan);
 
 #else

@@ -1,13 +1,13 @@
 /*
- * futex: sleep on a 32-bit word of shared memory, and wake who does.
+ * futex: block on a 32-bit word of shared memory, and wake those who do.
  *
- * A sleeper gives the value it has seen; the kernel looks at the word again before it lets it
- * sleep, so a change after the look is never slept through. The word may be mapped read-only by who
- * sleeps or wakes.
+ * A waiter passes the value that it has seen. The kernel compares the word again before it blocks
+ * the thread, so a change after the check is never missed. The word may be mapped read-only by
+ * waiters and wakers.
  *
- * Whoever may write the memory may also give its page back to the kernel (a hole, which reads as
- * zero) again and again: a call that comes to the page just then fails with EFAULT, about once in a
- * million. That is no reason to sleep on, nor to leave.
+ * A process that can write the memory can also release its page (a hole, which reads as zero) again
+ * and again. A call that accesses the page at that moment fails with EFAULT, about once in a
+ * million. That ends a wait early, and a wake is tried again.
  *
  * Threads, processes: any.
  * Blocks: wait until the word is woken or has another value, or the deadline.
@@ -24,12 +24,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* Returns 0: woken, or the word is not `seen` (any more), or for no reason; COX_TIMEOUT; -EINTR,
- * where signals are to end it: this thread has handled one; -errno. */
+/* Returns
+ *   0: woken, possibly spuriously, or the word is not `seen`
+ *   COX_TIMEOUT
+ *   -EINTR: this thread has handled a signal, with signals_end
+ *   -errno
+ */
 static inline int cox_futex_wait_signals(_Atomic uint32_t *word, uint32_t seen,
                                          uint64_t deadline_ns, bool signals_end)
 {
-    /* Absolute on CLOCK_MONOTONIC; a signal may come again and again without moving the end. */
+    /* Absolute on CLOCK_MONOTONIC: signals do not extend the wait. */
     const struct timespec until = cox_deadline_timespec(deadline_ns);
     for (;;) {
         if (syscall(SYS_futex, word, FUTEX_WAIT_BITSET, seen,
@@ -51,7 +55,7 @@ static inline int cox_futex_wait(_Atomic uint32_t *word, uint32_t seen, uint64_t
     return cox_futex_wait_signals(word, seen, deadline_ns, false);
 }
 
-/* Wakes as many as that of those who sleep on the word. */
+/* Wakes at most count waiters. */
 static inline void cox_futex_wake_some(_Atomic uint32_t *word, int count)
 {
     enum { TRIES = 16 };
@@ -66,7 +70,7 @@ static inline void cox_futex_wake_one(_Atomic uint32_t *word)
     cox_futex_wake_some(word, 1);
 }
 
-/* Wakes all. */
+/* Wakes all waiters. */
 static inline void cox_futex_wake(_Atomic uint32_t *word)
 {
     cox_futex_wake_some(word, INT_MAX);

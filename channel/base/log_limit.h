@@ -1,14 +1,14 @@
 /*
- * log_limit: a log for what strangers cause, which a storm of them does not fill.
+ * log_limit: a log for events that unknown processes cause, with a limit on its rate.
  *
- * Of each reason, which is a literal and a code, COX_LOG_LIMIT_COUNT lines are written in
- * COX_LOG_LIMIT_MS; the rest is counted, and its number told when that time is over. So a storm of
- * one reason is about 2 KiB in that time, whatever its length.
+ * A reason is a literal and a code. Each reason may write COX_LOG_LIMIT_COUNT lines in
+ * COX_LOG_LIMIT_MS; further ones are counted, and their number is logged at the end of that time.
+ * So a flood of one reason writes about 2 KiB in that time.
  *
  * Threads: one at a time.
- * Ownership: all of it is inside.
+ * Ownership: the object owns all it refers to.
  * Blocks: nothing but what the log does; allocates nothing.
- * If the process dies: what was counted and not told is lost.
+ * If the process dies: counts that were not logged are lost.
  */
 #ifndef COX_CHANNEL_LOG_LIMIT_H
 #define COX_CHANNEL_LOG_LIMIT_H
@@ -17,7 +17,7 @@
 
 #define COX_LOG_LIMIT_COUNT 8
 #define COX_LOG_LIMIT_MS 10000
-/* Reasons at a time; one more ends the time of the oldest. */
+/* Reasons that are counted at a time; a further one replaces the oldest. */
 #define COX_LOG_LIMIT_REASON_MAX 24
 #define COX_LOG_LIMIT_TEXT_SIZE 256
 
@@ -37,12 +37,12 @@ struct cox_log_limit {
 };
 
 void cox_log_limit_init(struct cox_log_limit *limit, const struct cox_log *log);
-/* key: the literal that stands for the reason, compared as a pointer; NULL: the format. code tells
- * reasons with the same one apart. */
+/* key: the literal that identifies the reason, compared as a pointer; NULL: the format. code
+ * distinguishes reasons with the same key. */
 void cox_log_limit_write(struct cox_log_limit *limit, int level, const void *key, int code,
                          const char *format, ...) __attribute__((format(printf, 5, 6)));
-/* Tells of what was not written and whose time is over; all: of everything. Returns when it is to
- * be called again; COX_DEADLINE_NEVER: there is nothing to tell. */
+/* Logs the counts whose time is over; all: every count. Returns when it is due again;
+ * COX_DEADLINE_NEVER: nothing is counted. */
 uint64_t cox_log_limit_turn(struct cox_log_limit *limit, bool all);
 
 #endif

@@ -1,11 +1,11 @@
 /*
- * options: structs that begin with their size (base.h), as a caller of another release gives them.
+ * options: structs that begin with their size (base.h), as callers of other releases pass them.
  *
  * Threads: any. Blocks: nothing. If the process dies: nothing is left.
  *
- * A field that is added goes to the end, and its zero means what was so before. The struct before
- * must end without padding: otherwise the field would lie in bytes that callers of that release
- * count, and leave as they are. tests/unit/sized_options_test.c checks the ends.
+ * New fields are added at the end, and zero must mean the previous behaviour. The struct must end
+ * without padding: otherwise a new field could lie in bytes that older callers count in the size
+ * but leave uninitialized. tests/unit/sized_options_test.c checks that.
  */
 #ifndef COX_CHANNEL_OPTIONS_H
 #define COX_CHANNEL_OPTIONS_H
@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-/* cox_options_copy for callers of other releases, and for none. */
+/* The slow path of cox_options_copy: callers of other releases, and NULL. */
 int cox_options_convert(void *known, size_t known_size, const void *options, const char *type,
                         struct cox_error *err);
 
@@ -22,7 +22,8 @@ int cox_options_convert(void *known, size_t known_size, const void *options, con
  * options->size become zero. options NULL: all are zero. type: "cox_pool_options", for err.
  * Returns
  *   0
- *   COX_INVALID: the size is 0 or makes no sense, or fields beyond known_size are not zero */
+ *   COX_INVALID: the size is 0 or impossible, or fields beyond known_size are not zero
+ */
 static inline int cox_options_copy(void *known, size_t known_size, const void *options,
                                    const char *type, struct cox_error *err)
 {
@@ -31,7 +32,7 @@ static inline int cox_options_copy(void *known, size_t known_size, const void *o
         memcpy(&size, options, sizeof size);
     if (size != known_size)
         return cox_options_convert(known, known_size, options, type, err);
-    memcpy(known, options, known_size); /* of most callers, also in every submit */
+    memcpy(known, options, known_size); /* the usual case, once per submit */
     return 0;
 }
 

@@ -1,14 +1,14 @@
 /*
- * thread: threads of the library. A header alone, as idioms.h.
+ * thread: threads of the library. Header only, as idioms.h.
  *
- * Signals are blocked in them: signals are for the host's own threads, whose handlers must not run
- * on ours. Not those that an instruction of the thread itself causes (SIGSEGV, SIGBUS, SIGFPE,
- * SIGILL, SIGTRAP, SIGSYS, SIGABRT): blocked, the kernel would end the process past the handlers of
- * the host, which callbacks may count on.
+ * They block signals: handlers of the host must run on the host's own threads. Signals that an
+ * instruction of the thread itself raises stay unblocked (SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP,
+ * SIGSYS, SIGABRT): the kernel would otherwise kill the process without calling the host's
+ * handlers, which callbacks may rely on.
  *
  * Threads: any.
  * Blocks: nothing.
- * If the process dies: so do they.
+ * If the process dies: its threads end with it.
  */
 #ifndef COX_CHANNEL_THREAD_H
 #define COX_CHANNEL_THREAD_H
@@ -31,8 +31,8 @@ static inline int cox_thread_start(pthread_t *ret_thread, void *(*main)(void *ar
     return -e;
 }
 
-/* A condition variable whose deadlines are of CLOCK_MONOTONIC, as every deadline here. Of glibc's
- * initializers none fails. */
+/* Initializes a condition variable with deadlines on CLOCK_MONOTONIC, like every deadline here.
+ * glibc's initializers cannot fail. */
 static inline void cox_condition_init(pthread_cond_t *ret_condition)
 {
     pthread_condattr_t monotonic;

@@ -1,6 +1,6 @@
 /*
- * tsan: what ThreadSanitizer has to be told, since it knows neither sem_clockwait, nor two mappings
- * of one semaphore, nor that the dead do nothing more. Nothing in other builds.
+ * tsan: annotations for ThreadSanitizer, which does not know sem_clockwait, two mappings of one
+ * semaphore, or that a dead process does nothing more. Empty in other builds.
  *
  * Threads: any.
  * Blocks: nothing.
@@ -19,10 +19,10 @@
 #ifdef COX_TSAN
 void __tsan_acquire(void *address);
 void __tsan_release(void *address);
-__attribute__((weak)) char cox_tsan_deaths; /* one for the program, whoever includes this */
+__attribute__((weak)) char cox_tsan_deaths; /* one in the program, from whatever file */
 #endif
 
-/* What was done before a release of this address is done before what follows this. */
+/* Everything before a release of this address happens before everything after its acquire. */
 static inline void cox_tsan_acquire(void *address)
 {
 #ifdef COX_TSAN
@@ -41,8 +41,8 @@ static inline void cox_tsan_release(void *address)
 #endif
 }
 
-/* The kernel tells of a process's death after all that it did. Where threads of a test are a rank
- * (tests/lib/ranks.h), they say where they may die that this was all. */
+/* The kernel reports a death after everything the process did. Where test threads act as ranks
+ * (tests/lib/ranks.h), each calls this before it may die. */
 static inline void cox_tsan_may_die(void)
 {
 #ifdef COX_TSAN

@@ -1,17 +1,17 @@
 /*
- * fd store: fds left at a group's control socket, for those who hold a by-value handle (handle.h)
- * and cannot, or may not, take the fd out of its owner with pidfd_getfd.
+ * fd store: fds stored at a group's control socket, for processes that have a by-value handle
+ * (handle.h) and cannot take the fd from its owner with pidfd_getfd.
  *
- * An fd owner keeps one connection; whatever it left is forgotten when that ends, or its process,
- * though the child of a fork may still have the connection. Whoever has the 64 bytes of a handle
- * and is of this user gets a duplicate of the fd.
+ * An owner keeps one connection. When the connection or the owner's process ends, its entries are
+ * removed, even if a forked child still has the connection open. Every process of this user that
+ * has the 64 bytes of a handle can get a duplicate of the fd.
  *
  * Threads: one at a time per struct cox_fd_store.
- * Ownership: fds that are left are duplicated by the kernel and stay the caller's; a fetched one is
- *   the caller's.
+ * Ownership: stored fds are duplicated by the kernel and stay the caller's; a fetched one is the
+ *   caller's.
  * Blocks: until the deadline.
- * If the process dies: the control socket forgets what it left. If the coordinator dies, all is
- * forgotten.
+ * If the process dies: the control socket removes its entries. If the coordinator dies: all entries
+ *   are gone.
  */
 #ifndef COX_CHANNEL_FD_STORE_H
 #define COX_CHANNEL_FD_STORE_H
@@ -27,19 +27,34 @@ struct cox_fd_store {
 int cox_fd_store_connect(struct cox_fd_store *fd_store, const char *socket_path,
                          uint64_t deadline_ns, struct cox_error *err);
 void cox_fd_store_close(struct cox_fd_store *fd_store); /* idempotent */
-/* Leaves fd under this handle. Only for handles of the process that is connected (its pid is in the
- * handle) that mean this fd. Returns 0; COX_FULL: the control socket keeps no more; COX_DENIED: a
- * handle of another process or another object; COX_TAKEN: there already; COX_TIMEOUT: it may be
- * there or not; COX_CLOSED: the control socket is gone, or has dropped the connection with all that
- * was left on it; COX_CORRUPT: the reply makes no sense, the connection is closed; -errno. */
+/* Stores fd under this handle. The handle must name this process (its pid is in the handle) and
+ * this fd.
+ * Returns
+ *   0
+ *   COX_FULL: the control socket stores no more
+ *   COX_DENIED: a handle of another process or another object
+ *   COX_TAKEN: stored already
+ *   COX_TIMEOUT: it may be stored or not
+ *   COX_CLOSED: the control socket is gone, or has dropped the connection with all its entries
+ *   COX_CORRUPT: an invalid reply; the connection is closed
+ *   -errno
+ */
 int cox_fd_store_put(struct cox_fd_store *fd_store, const struct cox_handle *handle, int fd,
                      uint64_t deadline_ns, struct cox_error *err);
-/* Forgets what was left on this connection. Returns 0; COX_NOT_FOUND; COX_TIMEOUT; COX_CLOSED;
+/* Removes an entry of this connection. Returns 0; COX_NOT_FOUND; COX_TIMEOUT; COX_CLOSED;
  * COX_CORRUPT; -errno. */
 int cox_fd_store_remove(struct cox_fd_store *fd_store, const struct cox_handle *handle,
                         uint64_t deadline_ns, struct cox_error *err);
-/* A duplicate of what was left under the handle. Returns 0; COX_NOT_FOUND; COX_FULL: too many fds
- * of this user are under way; COX_TIMEOUT; COX_CLOSED; COX_CORRUPT; -errno. */
+/* Gets a duplicate of the fd stored under the handle.
+ * Returns
+ *   0
+ *   COX_NOT_FOUND
+ *   COX_FULL: too many fds of this user are in flight
+ *   COX_TIMEOUT
+ *   COX_CLOSED
+ *   COX_CORRUPT
+ *   -errno
+ */
 int cox_fd_store_get(struct cox_fd_store *fd_store, const struct cox_handle *handle,
                      uint64_t deadline_ns, int *ret_fd, struct cox_error *err);
 

@@ -1,6 +1,6 @@
 /*
- * handle_internal: the steps of opening a by-value handle, and what exporter, importer and the tool
- * share of it beyond its contract (handle.h).
+ * handle_internal: the steps of opening a by-value handle, shared by exporter, importer and the
+ * handle command. handle.h has the contract.
  *
  * Threads: any; nothing is kept.
  * Ownership: opened fds are the caller's.
@@ -15,15 +15,17 @@
 
 #include <sys/stat.h>
 
-/* CRC-32C (Castagnoli): polynomial 0x1edc6f41, reflected; of "123456789" it is 0xe3069283. */
+/* CRC-32C (Castagnoli): polynomial 0x1edc6f41, reflected; the checksum of "123456789" is
+ * 0xe3069283. */
 uint32_t cox_handle_crc(const void *bytes, size_t size);
-/* The bytes, crc included. */
+/* Formats the 64 bytes, with their checksum. */
 void cox_handle_format(const struct cox_handle_info *info, struct cox_handle *ret_handle);
 
-/* This machine's boot and this process's pid and time namespaces, hashed. Returns 0, -errno. */
+/* A hash of this machine's boot id and this process's pid and time namespaces. Returns 0 or -errno.
+ */
 int cox_handle_system(uint64_t *ret_system, struct cox_error *err);
 
-/* This process, as a handle tells it. */
+/* The identity of this process as a handle contains it. */
 struct cox_handle_self {
     pid_t pid;
     uint64_t start;
@@ -33,7 +35,7 @@ struct cox_handle_self {
 int cox_handle_self_load(struct cox_handle_self *ret_self, struct cox_error *err);
 
 enum cox_handle_kind cox_handle_kind_of(const struct stat *st);
-/* As it is in a handle: what the kernel tells has 32 bits. */
+/* As in a handle: the kernel's device numbers have 32 bits. */
 static inline uint32_t cox_handle_device_of(const struct stat *st)
 {
     return (uint32_t)st->st_dev;
@@ -42,48 +44,54 @@ static inline uint32_t cox_handle_device_of(const struct stat *st)
 /* ---- opening, step by step ---- */
 
 enum cox_handle_way {
-    COX_HANDLE_BY_DUP, /* exported by this very process */
+    COX_HANDLE_BY_DUP, /* exported by this process */
     COX_HANDLE_BY_PIDFD,
     COX_HANDLE_BY_SOCKET,
 };
 
-/* Made on this system: otherwise COX_NOT_FOUND. Nothing is asked about the pid. */
+/* Returns 0 if the handle was made on this system, else COX_NOT_FOUND. Does not check the pid. */
 int cox_handle_reachable(const struct cox_handle_info *info, uint64_t system,
                          struct cox_error *err);
-/* True for what the two functions below return, without a text, when this way is closed and the
- * control socket may help: the kernel lacks the call, or somebody does not allow it. */
+/* True for results of the two functions below (without an error text) after which the control
+ * socket may still succeed: the kernel lacks the call, or a policy denies it. */
 static inline bool cox_handle_way_closed(int r)
 {
     return r == -ENOSYS || r == -EPERM || r == -EACCES;
 }
-/* COX_PEER_DEAD, in words. */
+/* Returns COX_PEER_DEAD, with a text. */
 int cox_handle_fail_dead(const struct cox_handle_info *info, struct cox_error *err);
-/* Whether the exporter lives, as /proc tells. Returns 0: it does; COX_PEER_DEAD; COX_CORRUPT;
- * -errno: that cannot be told (-EACCES, -EPERM: /proc hides it). */
+/* Checks in /proc whether the exporter lives.
+ * Returns
+ *   0: it lives
+ *   COX_PEER_DEAD
+ *   COX_CORRUPT
+ *   -errno: unknown (-EACCES, -EPERM: /proc hides the process)
+ */
 int cox_handle_check_exporter(const struct cox_handle_info *info);
-/* The exporter. Returns 0; COX_PEER_DEAD; -errno. */
+/* Opens the exporter's pidfd. Returns 0; COX_PEER_DEAD; -errno. */
 int cox_handle_open_exporter(const struct cox_handle_info *info, struct cox_peer *ret_peer,
                              struct cox_error *err);
-/* Takes the fd out of it. Returns 0; COX_NOT_FOUND; COX_PEER_DEAD; -errno. */
+/* Takes the fd from the exporter. Returns 0; COX_NOT_FOUND; COX_PEER_DEAD; -errno. */
 int cox_handle_open_pidfd(const struct cox_handle_info *info, const struct cox_peer *peer,
                           int *ret_fd, struct cox_error *err);
-/* pid and start of the handle are this process's. Returns 0; COX_NOT_FOUND; -errno. */
+/* For a handle that this process has exported. Returns 0; COX_NOT_FOUND; -errno. */
 int cox_handle_open_own(const struct cox_handle_info *info, int *ret_fd, struct cox_error *err);
-/* After the way of pidfds was closed with this -errno; socket_path NULL: there is none. Returns 0;
- * COX_PEER_DEAD; COX_DENIED; COX_UNSUPPORTED; COX_TIMEOUT; COX_NOT_FOUND; -errno. */
+/* Asks the control socket, after pidfd_getfd failed with this -errno; socket_path NULL: there is
+ * none. Returns 0; COX_PEER_DEAD; COX_DENIED; COX_UNSUPPORTED; COX_TIMEOUT; COX_NOT_FOUND; -errno.
+ */
 int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_handle_info *info,
                            const char *socket_path, uint64_t deadline_ns, int closed, int *ret_fd,
                            struct cox_error *err);
-/* cox_handle_open, that tells the way. */
+/* As cox_handle_open; *ret_way says how the fd was obtained. */
 int cox_handle_open_way(const struct cox_handle *handle, const char *socket_path,
                         uint64_t deadline_ns, int *ret_fd, enum cox_handle_way *ret_way,
                         struct cox_error *err);
 
 /* ---- handle_probe.c ---- */
 
-/* kernel.yama.ptrace_scope; -1: there is no Yama, or it cannot be told. */
+/* kernel.yama.ptrace_scope; -1: no Yama, or unknown. */
 int cox_handle_yama(void);
-/* Why the kernel may have said no, as far as /proc tells, and what to do. */
+/* Fills in why the kernel may have denied access, as far as /proc shows, and what to do. */
 void cox_handle_explain_denied(pid_t exporter, char *text, size_t text_size);
 
 #endif
