@@ -1,26 +1,26 @@
 /*
- * closer: fds that other processes sent: how they are taken, and how they are closed without
- * anybody waiting for it.
+ * closer: receives fds that other processes send, and closes them without blocking the caller.
  *
- * The last close of a file can block for as long as whoever sent it likes: a socket that lingers
- * (SO_LINGER) over bytes that nobody reads; every close of a file of a FUSE mount whose process
- * does not reply. And it is not only close(2) that closes: the kernel closes what lies in a
- * connection's queue when the connection is closed, and what a receive had no room for, on the
- * thread that did either. So what came from others, and connections in whose queue fds lie, are
- * closed by threads of their own, lingering switched off first; and of a message nothing is taken
- * that is not wanted.
+ * The process that sent an fd can make its last close block: a lingering socket (SO_LINGER) with
+ * bytes that its peer does not read, or a file of a FUSE mount whose server does not reply.
+ * close(2) is not the only such call: the kernel also closes the fds in a connection's queue when
+ * the connection is closed, and fds that a receive has no room for. Therefore received fds, and
+ * connections with fds in their queue, are closed by separate threads, after lingering was switched
+ * off. A receive takes no fds that are not wanted.
  *
- * Turning lingering off is seen by whoever has the same socket. An fd that is closed is this
- * process's own: nobody else's is closed by it.
+ * Switching lingering off affects every process that has the same socket. Only this process's fds
+ * are closed.
  *
- * One thread does it all; another one, up to COX_CLOSER_THREAD_MAX, begins where all are at the
- * same close for COX_CLOSER_HANG_MS. None is started before there is something to close, and one
- * that has nothing to do sleeps.
+ * One thread closes everything. A further one, up to COX_CLOSER_THREAD_MAX, is started when all
+ * threads have been in the same close for COX_CLOSER_HANG_MS. No thread exists before the first
+ * close, and idle threads block.
  *
  * Threads: give, hang_up, turn and counts from any; new and free from one. receive: as the
- * socket's. Ownership: fds that are given are the closer's. Blocks: free for COX_CLOSER_END_MS at
- * most, and where no thread could be made, until it has closed all itself; the rest nothing. If the
- * process dies: the kernel closes all, and does not linger.
+ *   socket's.
+ * Ownership: fds that are given belong to the closer.
+ * Blocks: free, for at most COX_CLOSER_END_MS, or, if no thread could be created, until it has
+ *   closed everything itself; nothing else.
+ * If the process dies: the kernel closes everything, without lingering.
  */
 #ifndef COX_CHANNEL_CLOSER_H
 #define COX_CHANNEL_CLOSER_H
@@ -30,43 +30,48 @@
 #define COX_CLOSER_THREAD_MAX 8
 #define COX_CLOSER_HANG_MS 200
 #define COX_CLOSER_END_MS 1000
-/* Whoever makes fds come should let no more come while so many wait. */
+/* A receiver of fds should stop receiving while so many are waiting. */
 #define COX_CLOSER_WAITING_MAX 1024
 
 struct cox_closer;
 
 struct cox_closer_counts {
-    /* fds that are not closed yet, the hanging ones among them */
+    /* fds that are not closed yet, including hanging ones */
     uint32_t waiting;
-    /* closes that have lasted for COX_CLOSER_HANG_MS */
+    /* closes that have taken longer than COX_CLOSER_HANG_MS */
     uint32_t hanging;
     uint64_t closed;
 };
 
 /* Returns 0 or -ENOMEM. */
 int cox_closer_new(struct cox_closer **ret_closer);
-/* Closes what there is. What is not closed within COX_CLOSER_END_MS is left to the threads, which
- * end behind it, or with the process: they have nothing but the closer's own memory, which the last
- * of them frees. Without a thread it is closed here. NULL-safe, returns NULL. */
+/* Closes everything. What is not closed within COX_CLOSER_END_MS is left to the threads, which use
+ * only the closer's own memory; the last of them frees it. Without a thread this function closes
+ * it. NULL-safe, returns NULL. */
 struct cox_closer *cox_closer_free(struct cox_closer *closer);
 
-/* *fd came from somebody else; -1 after it, and -1 is nothing. Without memory for one more it is
- * closed here. */
+/* Closes *fd, which another process sent, and sets it to -1; -1 is ignored. Without memory for the
+ * queue it is closed here. */
 void cox_closer_give(struct cox_closer *closer, int *fd);
-/* *fd is a connection over which fds can come, and ends: here where none lies in its queue. -1
- * after it. */
+/* Closes *fd, a connection that can carry fds, and sets it to -1. It is closed here if its queue
+ * contains no fd. */
 void cox_closer_hang_up(struct cox_closer *closer, int *fd);
-/* Another thread, where all are stuck. Returns when it is to be called again, which is
- * COX_DEADLINE_NEVER mostly. */
+/* Starts a further thread if all are blocked. Returns when it is due again, usually
+ * COX_DEADLINE_NEVER. */
 uint64_t cox_closer_turn(struct cox_closer *closer);
 struct cox_closer_counts cox_closer_counts(struct cox_closer *closer);
 
-/* What there is on a stream socket, up to size bytes, at least 1, and no fd but one, where ret_fd
- * is not NULL. Bytes out of band come as others do. *ret_size 0: the other side has closed.
- * *ret_fd: what came, -1: nothing; also where this fails, and to be given to a closer then, too.
- * Returns 0; COX_EMPTY: nothing is there; COX_CORRUPT: more fds, or other control messages;
- * -EMFILE: no fd is left here for the one that came; -errno. Unless 0 it all lies in the socket
- * still. */
+/* Receives up to size bytes, at least 1, from a stream socket, and at most one fd, if ret_fd is not
+ * NULL. Out-of-band bytes are received like others. *ret_size 0: the peer has closed. *ret_fd: the
+ * fd, or -1; set also on failure, and then to be given to a closer. On failure everything stays in
+ * the socket's queue.
+ * Returns
+ *   0
+ *   COX_EMPTY: nothing is there
+ *   COX_CORRUPT: more fds, or other control messages
+ *   -EMFILE: this process has no room for the fd
+ *   -errno
+ */
 int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *ret_fd);
 
 #endif
