@@ -20,11 +20,11 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
 {
     const struct cox_geometry *geometry = collector_geometry(collector);
     int late = -1;
-    /* Oldest first: a rank replies in order, and its tokens are matched in order. */
+    /* Oldest first: a rank replies in order, and its tokens are matched in that order. */
     uint64_t first =
         collector->published > geometry->depth ? collector->published - geometry->depth + 1 : 1;
     first = collector->finished < first ? first : collector->finished + 1;
-    bool before = true; /* all until here are settled */
+    bool before = true; /* every request before this one has finished */
     for (uint64_t sequence = first; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
         const bool finished = entry->sequence != sequence ||
@@ -52,7 +52,7 @@ COX_HOT int cox_collector_drop_late(struct cox_collector *collector, uint64_t *r
 
 void cox_collector_rewake(struct cox_collector *collector, uint32_t rank)
 {
-    /* Said again as well, in case somebody wrote over it. */
+    /* Also stored again, in case a process has overwritten it. */
     cox_state_set_published(cox_state_channel(collector->channel->control, collector->channel->id),
                             collector->published);
     collector->stats.counts.rings += cox_gate_rewake(&collector->channel->gate, rank);
@@ -63,14 +63,14 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
 {
     const char *name = cox_channel_name(collector->channel->id);
     int r = 0;
-    /* Before the ranks are looked at: a death after that is news to who gathers. */
+    /* Loaded before the ranks are checked: a later death is news for the gathering thread. */
     collector->claim_causes = atomic_load(&collector->causes);
     pthread_mutex_lock(&collector->lock);
     uint64_t sequence = collector->published + 1;
     struct cox_entry *old = collector_entry(collector, sequence);
     uint64_t late_sequence = 0;
     int late = cox_collector_drop_late(collector, &late_sequence);
-    int reading = -1; /* a rank that still has the frame */
+    int reading = -1; /* a rank that still reads the frame */
     for (uint32_t rank = 0; r == 0 && rank < collector->rank_count; rank++) {
         if (cox_rank_set_has(asked, rank) && cox_rank_is_detached(&collector->records[rank]))
             r = cox_fail(err, COX_PEER_DEAD, "%s: rank %" PRIu32 " is dead and being started again",
@@ -91,7 +91,7 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
     if (r == 0 && old->sequence && !old->ended)
         r = cox_fail(err, COX_FULL, "%s: all %" PRIu32 " frames are in flight", name,
                      collector_geometry(collector)->depth);
-    /* Who has replied has returned the frame: mostly all have. */
+    /* A rank that has replied has returned the frame. Usually all have. */
     const bool free = !old->sequence || entry_is_consumed(old);
     for (uint32_t rank = 0; r == 0 && !free && rank < collector->rank_count; rank++) {
         if (cox_rank_set_has(&old->asked, rank) && !cox_rank_set_has(&old->consumed, rank) &&
@@ -103,8 +103,8 @@ COX_HOT int cox_collector_claim(struct cox_collector *collector, const struct co
                          rank, old->sequence);
         }
     }
-    /* Also who has taken it: what he said of it since may have been written over, and he says it
-     * again. */
+    /* Also a rank that has taken the frame: its words may have been overwritten since, and a wakeup
+     * makes it store them again. */
     if ((r == COX_LATE || reading >= 0) &&
         collector_rewake_due(&collector->claim_rewake_ns, cox_now_ns()))
         cox_collector_rewake(collector, (uint32_t)(reading >= 0 ? reading : late));
@@ -165,14 +165,14 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
                       entry->block_size > 0);
     if (entry->block_size)
         cox_collector_use_block(collector, entry->sequence);
-    /* relaxed: whoever sees it takes the lock. */
+    /* relaxed: a thread that sees the new value takes the lock. */
     atomic_store_explicit(&collector->news, entry->sequence, memory_order_relaxed);
-    slot->ended = !entry->replies; /* nobody replies, so nobody gathers */
+    slot->ended = !entry->replies; /* no rank replies, so there is nothing to gather */
     cox_collector_advance(collector);
     if (entry->replies && cox_readiness_is_open(&collector->readiness))
         cox_readiness_set_timer(&collector->readiness,
                                 cox_deadline_min(entry->deadline_ns, collector->rewake_ns));
-    /* The collector planned its sleep without this one. */
+    /* The collector computed its wait before this request existed. */
     bool elsewhere = collector->sleep_rank >= 0 && !cox_gate_shared(gate) &&
                      !cox_rank_set_has(&entry->asked, (uint32_t)collector->sleep_rank);
     bool early = entry->replies && collector->sleep_rank >= 0 &&
@@ -180,8 +180,9 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
     pthread_mutex_unlock(&collector->lock);
     cox_gate_open(gate, &entry->asked);
     cox_fault_point(COX_FAULT_GATE_OPENED);
-    /* No system call unless the response thread sleeps. After the gate: it has nothing to do before
-     * somebody replies. Not under the lock, which it would only wake up to wait for. */
+    /* No system call unless the response thread is blocked. Done after the gate is opened, because
+     * the thread has nothing to do before a rank replies, and without the lock, on which it would
+     * block again at once. */
     pthread_cond_signal(&collector->work);
     if (early)
         cox_collector_wake(collector);
@@ -190,15 +191,16 @@ COX_HOT void cox_collector_publish(struct cox_collector *collector, const struct
 int cox_collector_await(struct cox_collector *collector, uint64_t sequence,
                         struct cox_waiter *waiter, uint64_t deadline_ns, struct cox_error *err)
 {
-    /* The completion at the deadline says more than this function can: only a handler that runs for
-     * a slice from there on is not waited for. */
+    /* At the deadline the completion has a better error than this function. So the caller waits on,
+     * unless one handler runs for another slice. */
     uint64_t until_ns = deadline_ns, held_run = 0;
     bool abandoned = false;
     pthread_mutex_lock(&collector->lock);
     while (!waiter->done && !abandoned) {
         const struct cox_entry *entry = collector_entry(collector, sequence);
         const struct timespec until = cox_deadline_timespec(until_ns);
-        /* Once it is taken from the entry only the handler is left, which is the caller's own. */
+        /* Once the waiter is removed from the entry only its handler, which is the caller's own,
+         * remains. */
         bool taken = entry->sequence != sequence || entry->waiter != waiter;
         if (taken || cox_now_ns() < until_ns) {
             pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
@@ -236,8 +238,8 @@ bool cox_collector_in_step(struct cox_collector *collector)
 
 void cox_collector_await_room(struct cox_collector *collector, uint64_t deadline_ns)
 {
-    /* What is waited for may be a word in shared memory that nobody signals here (a frame returned,
-     * a late reply), so the slice is a short one. */
+    /* The condition may be a word in shared memory (a frame returned, a late reply) that no thread
+     * signals here, so the slice is short. */
     uint64_t until = cox_deadline_min(deadline_ns, cox_deadline_after_ms(1));
     struct timespec ts = cox_deadline_timespec(until);
     if (collector->collected) {
@@ -321,7 +323,7 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     if (atomic_load(&collector->causes) == before->causes)
         r = cox_gate_wait(&collector->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME,
                           before->wake_sequence, deadline_ns);
-    /* relaxed: seen late, it is one token too many. */
+    /* relaxed: seen late, it causes one surplus token. */
     atomic_store_explicit(&collector->sleeping, 0, memory_order_relaxed);
     pthread_mutex_lock(&collector->lock);
     collector->sleep_rank = -1;
@@ -330,8 +332,8 @@ COX_HOT void cox_collector_sleep(struct cox_collector *collector, uint32_t rank,
     collector->stats.counts.wakeups++;
 }
 
-/* Releases what can be, or sleeps a slice. lock is held on entry and on return, and given up
- * meanwhile. */
+/* Releases request payload buffers, or waits a slice. lock is held on entry and on return, and
+ * released meanwhile. */
 static void collector_await_blocks(struct cox_collector *collector)
 {
     const struct timespec until = cox_deadline_timespec(cox_deadline_after_ns(COX_SLICE_NS));
@@ -357,11 +359,12 @@ static bool collector_has_work(const void *context)
            atomic_load_explicit(&spin->collector->stopping, memory_order_relaxed);
 }
 
-/* True: something was published while it looked. lock is held on entry and on return. */
+/* Returns true if a request was published while it was spinning. lock is held on entry and on
+ * return. */
 static bool collector_spins(struct cox_collector *collector)
 {
     const struct idle_spin_state spin = {collector, collector->published};
-    /* Before the first request the spinner is of who waits for the ranks to attach
+    /* Before the first request the spinner belongs to the thread that waits for ranks to attach
      * (cox_collector_sleep). */
     if (collector->spinner.budget_ns == 0 || collector->published == 0)
         return false;
@@ -376,8 +379,8 @@ static bool collector_spins(struct cox_collector *collector)
 
 void cox_collector_idle(struct cox_collector *collector, uint64_t deadline_ns)
 {
-    /* A block that a late rank may still read is owed; otherwise nothing: sleep without a timeout,
-     * if the caller has none. */
+    /* While a late rank may still read a request payload buffer, the thread wakes up in each slice.
+     * Otherwise it blocks without a timeout, if the caller has none. */
     if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0) {
         collector_await_blocks(collector);
     } else if (!collector_spins(collector)) {
@@ -475,9 +478,9 @@ void cox_collector_stop(struct cox_collector *collector)
 {
     if (!collector->channel)
         return;
-    /* Under submit_lock: whoever was let through by claim has published by now, and the response
-     * thread sees that before it ends. release: partner are the acquire loads above; the cause
-     * before the wake. */
+    /* Under submit_lock: every thread that has claimed a frame has published by now, and the
+     * response thread sees that before it ends. release: partner are the acquire loads above; the
+     * cause before the wake. */
     pthread_mutex_lock(&collector->submit_lock);
     atomic_store_explicit(&collector->stopping, true, memory_order_release);
     pthread_mutex_unlock(&collector->submit_lock);

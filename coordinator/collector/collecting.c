@@ -1,9 +1,9 @@
 /*
- * Channels whose completions the host collects: there is no response thread. A thread that waits,
- * in a call or for completions, gathers for all; the others sleep until it has what they wait for,
- * or leaves, and one of them takes its place. A completion without a caller is kept in its frame
- * until it is collected; then what it points to is lent, until the next collection. A host with an
- * event loop learns by an fd when to collect (readiness.h).
+ * Channels whose completions the host collects: there is no response thread. One thread that waits,
+ * in a call or for completions, gathers for all. The others wait until it has their completion, or
+ * leaves, and one of them takes its place. A completion without a caller is kept in its frame until
+ * it is collected; then what it points to is lent until the next collection. A host with an event
+ * loop polls an fd (readiness.h).
  */
 #include "collect_internal.h"
 
@@ -54,8 +54,8 @@ static bool is_over(uint64_t deadline_ns)
     return deadline_ns != COX_DEADLINE_NEVER && cox_now_ns() >= deadline_ns;
 }
 
-/* With lock held, which it gives up meanwhile: until done, or the deadline. Gathers, or waits for
- * the thread that does. A deadline that is over: takes what is there. */
+/* With lock held, which it releases meanwhile: waits until done, or the deadline. Gathers, or waits
+ * for the thread that does. After the deadline it still takes what is there. */
 static void gather_until(const struct until *until, until_fn done, uint64_t deadline_ns)
 {
     struct cox_collector *collector = until->collector;
@@ -67,16 +67,16 @@ static void gather_until(const struct until *until, until_fn done, uint64_t dead
     if (done(until) || collector->gathering)
         return;
     collector->gathering = true;
-    collector->cached_now_ns = 0; /* of the thread before */
+    collector->cached_now_ns = 0; /* of the previous thread */
     while (!done(until) && !is_over(deadline_ns))
         if (!cox_collector_gather_step(collector, &rescanned, deadline_ns) && !done(until))
             cox_collector_idle(collector, deadline_ns);
-    /* What else is there, of one batch. */
+    /* The rest of the batch. */
     while (cox_collector_gather_step(collector, &rescanned, 0))
         continue;
     collector->gathering = false;
     pthread_cond_broadcast(&collector->ended_cond);
-    /* A host that polls was passed over meanwhile, and is to set its timer. */
+    /* A host that polls was not served meanwhile, and its timer must be set. */
     if (!collector->collecting && !nothing_is_in_flight(until))
         cox_readiness_signal(&collector->readiness);
 }
@@ -156,7 +156,7 @@ static uint32_t kept_first(const struct cox_collector *collector)
     return first;
 }
 
-/* The gathering goes with its completion; the frame gets an unused one. */
+/* The gathering is lent with its completion; the frame gets an unused one. */
 static void lend(struct cox_collector *collector, uint32_t frame, struct cox_completion *completion)
 {
     struct cox_gathering *gathering = &collector->gatherings[frame];
@@ -175,7 +175,7 @@ static void lend(struct cox_collector *collector, uint32_t frame, struct cox_com
     collector->kept_count--;
 }
 
-/* The host is done with what it was lent last. */
+/* Takes back what was lent by the last collection. */
 static void take_back(struct cox_collector *collector)
 {
     for (uint32_t i = 0; i < collector->lent_count; i++)
@@ -184,8 +184,8 @@ static void take_back(struct cox_collector *collector)
     collector->lent_count = 0;
 }
 
-/* The fd becomes readable for what is left: completions that did not fit, and what is in flight. A
- * block that a late rank may still read is released when it is looked at again. */
+/* Makes the fd readable for what remains: completions that did not fit, and requests in flight. A
+ * payload buffer that a late rank may still read is released at the next check. */
 static void expect_more(struct cox_collector *collector)
 {
     uint64_t next_ns = COX_DEADLINE_NEVER;
@@ -208,7 +208,7 @@ int cox_collector_fd(struct cox_collector *collector, const int *rank_fds, int *
         if (r == 0)
             cox_state_set_notify(
                 cox_state_channel(collector->channel->control, collector->channel->id));
-        /* Replies from before are looked at first. */
+        /* Replies from before are found at the first collection. */
         cox_readiness_signal(readiness);
     }
     *ret_fd = readiness->epoll_fd;
@@ -244,7 +244,7 @@ int cox_collector_collect(struct cox_collector *collector, struct cox_completion
     collector->collecting = false;
     if (cox_readiness_is_open(&collector->readiness))
         expect_more(collector);
-    /* A submit may wait for the frames. */
+    /* Threads in a submit may wait for the frames. */
     pthread_cond_broadcast(&collector->ended_cond);
     pthread_mutex_unlock(&collector->lock);
     *ret_count = count;

@@ -15,19 +15,19 @@
 #include "proto/executor.pb-c.h"
 
 #define ARENA_SIZE_MAX (1u << 20)
-/* A token that nobody has at this many looks, a slice apart, is lost. A rank that has taken it and
- * was not yet able to say so passes for one that waits. */
+/* A token that no process holds at this many checks, a slice apart, is lost. A rank that has taken
+ * it and was killed before it stored its claim counts as waiting. */
 #define LOOK_COUNT 2
 
-/* Takes the bytes out of the slot and frees it. Returns their number; 0: no report, a token came
- * alone. */
+/* Copies the report from the slot and frees the slot. Returns its length; 0: a token without a
+ * report. */
 static size_t error_channel_fetch(struct cox_error_channel *errors)
 {
     struct cox_gate *gate = &errors->channel->gate;
     uint8_t *base = errors->channel->response.base;
     size_t capacity = errors->channel->response.size - COX_PREFIX_SIZE;
     uint32_t prefix;
-    /* No state word orders this slot: its token does, here and in the worker. */
+    /* No state word orders this slot: the token does, here and in the worker. */
     cox_tsan_acquire(base);
     memcpy(&prefix, base, sizeof prefix);
     size_t length = le32toh(prefix);
@@ -39,9 +39,9 @@ static size_t error_channel_fetch(struct cox_error_channel *errors)
     }
     memcpy(errors->copy, base + COX_PREFIX_SIZE, length);
     cox_fault_point(COX_FAULT_REPORT_FETCHED);
-    memset(base, 0, sizeof prefix); /* the same report is not read twice */
+    memset(base, 0, sizeof prefix); /* so that the same report is not read twice */
     cox_tsan_release(base);
-    /* A surplus, from whoever posted what is not its to post. */
+    /* Surplus tokens, from a process that violates the protocol. */
     for (int i = 0; i < COX_RANK_COUNT_MAX && cox_gate_take(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE);
          i++)
         continue;
@@ -59,8 +59,8 @@ static const char *report_text(const Coxswain__ExecuteResponse *report)
     return "a fault without words";
 }
 
-/* rank: whose slot it came from, whatever it says; -1: everybody's, and then what it says
- * counts. */
+/* rank: the owner of the slot, whatever the report contains; -1: a shared slot, and the report
+ * names its rank. */
 static void error_channel_tell(struct cox_error_channel *errors, int rank, size_t length)
 {
     if (length == 0)
@@ -74,13 +74,13 @@ static void error_channel_tell(struct cox_error_channel *errors, int rank, size_
     }
     if (report->has_error_sequence && report->has_error_channel &&
         report->error_channel < COX_TWO_WAY_COUNT) {
-        /* About a request whose reply is already in its slot: whatever rank the collector sleeps
-         * on, let it look. */
+        /* The reply to that request may be in its slot already: wake the collector, whatever rank
+         * it waits on. */
         cox_collector_wake(&errors->collectors[report->error_channel]);
         return;
     }
     uint32_t rank_count = errors->channel->control->geometry.rank_count;
-    /* MindIE-LLM's workers never say which rank they are: no rank is not rank 0. */
+    /* MindIE-LLM's workers never set the rank: no rank is not rank 0. */
     bool known = report->has_rank && report->rank >= 0 && (uint32_t)report->rank < rank_count;
     int named_rank = known ? report->rank : -1;
     errors->report(errors->context, rank >= 0 ? rank : named_rank, report_text(report));
@@ -98,7 +98,7 @@ static uint64_t error_channel_state(const struct cox_error_channel *errors, uint
     return cox_state_of_rank(line).word >> COX_STATE_SHIFT;
 }
 
-/* Nothing has arrived for a slice. */
+/* Called when nothing has arrived for a slice. */
 static void error_channel_look(struct cox_error_channel *errors)
 {
     struct cox_gate *gate = &errors->channel->gate;
@@ -116,13 +116,13 @@ static void error_channel_look(struct cox_error_channel *errors)
         cox_gate_post(gate, 0, COX_WAKEUP_RESPONSE_PRODUCE);
     else if (errors->doubt == 0)
         error_channel_take(
-            errors); /* its last words, if it came that far; frees the slot in any case */
+            errors); /* its last report, if it was complete; frees the slot in any case */
 }
 
-/* A token that note_death has posted? */
+/* Returns true if the token was posted by note_death. */
 static bool error_channel_count_death(struct cox_error_channel *errors)
 {
-    /* acquire: partner is the release in note_death. Only this thread takes away. */
+    /* acquire: partner is the release in note_death. Only this thread decrements. */
     if (atomic_load_explicit(&errors->deaths, memory_order_acquire) == 0)
         return false;
     atomic_fetch_sub_explicit(&errors->deaths, 1, memory_order_relaxed);
@@ -158,7 +158,7 @@ static size_t error_channel_copy(struct cox_error_channel *errors, uint32_t rank
 
 static void error_channel_take_rank(struct cox_error_channel *errors, uint32_t rank)
 {
-    /* Its line and its count are of one incarnation. */
+    /* Its line and its count must belong to one incarnation. */
     pthread_mutex_lock(&errors->heard_lock);
     size_t length = error_channel_copy(errors, rank);
     pthread_mutex_unlock(&errors->heard_lock);
@@ -169,7 +169,7 @@ static void error_channel_listen(struct cox_error_channel *errors)
 {
     const struct cox_gate *gate = &errors->channel->gate;
     for (;;) {
-        /* Before the look: what comes after it is not slept through. */
+        /* Read before the check: a report that arrives later ends the wait. */
         uint32_t wake_sequence = cox_gate_wake_sequence(gate, COX_WAKEUP_RESPONSE_CONSUME);
         bool stopping = atomic_load_explicit(&errors->stopping, memory_order_acquire);
         for (uint32_t rank = 0; rank < errors->channel->control->geometry.rank_count; rank++)
@@ -189,8 +189,8 @@ static void error_channel_listen(struct cox_error_channel *errors)
 
 /* ---- named groups ---- */
 
-/* All that was posted is of the dead. The last of it may be a report; that of restore is counted as
- * a death. */
+/* All tokens belong to dead processes. The last one may stand for a report; that of restore is
+ * counted as a death. */
 static bool error_channel_restored(struct cox_error_channel *errors)
 {
     /* acquire: partner is the release in cox_error_channel_restore. */
@@ -201,7 +201,7 @@ static bool error_channel_restored(struct cox_error_channel *errors)
     while (cox_gate_take(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME));
     errors->doubt = 0;
     error_channel_take(errors);
-    /* release: the slot as it is now; partner is the acquire there. */
+    /* release: the state of the slot; partner is the acquire there. */
     atomic_store_explicit(&errors->restoring, 0, memory_order_release);
     cox_futex_wake(&errors->restoring);
     return true;
@@ -215,7 +215,7 @@ static void error_channel_listen_named(struct cox_error_channel *errors)
                           errors->doubt ? cox_deadline_after_ns(COX_SLICE_NS) : COX_DEADLINE_NEVER);
         /* acquire: partner is the release in stop, before its post. */
         if (atomic_load_explicit(&errors->stopping, memory_order_acquire)) {
-            /* What was reported before the end is told; a token too many finds an empty slot. */
+            /* Reports from before the end are delivered; a surplus token finds an empty slot. */
             error_channel_take(errors);
             return;
         }
@@ -230,7 +230,7 @@ static void error_channel_listen_named(struct cox_error_channel *errors)
         if (r == COX_TIMEOUT) {
             error_channel_look(errors);
         } else if (!error_channel_count_death(errors) &&
-                   r == 0) { /* else a token that was written over */
+                   r == 0) { /* else a token that was overwritten */
             errors->doubt = errors->doubt ? LOOK_COUNT : 0;
             error_channel_take(errors);
         }
@@ -246,14 +246,14 @@ static void *error_channel_main(void *argument)
         error_channel_listen(errors);
     else
         error_channel_listen_named(errors);
-    /* release: nothing but the end itself; partner: error_channel_end. */
+    /* release: only the end itself; partner: error_channel_end. */
     atomic_store_explicit(&errors->ended, 1, memory_order_release);
     cox_futex_wake(&errors->ended);
     return NULL;
 }
 
-/* The words that the thread sleeps on are others' to write: one that puts the old value back at the
- * right moment has made it sleep through the wake-up. So it is woken until it has ended. */
+/* Other processes can write the words on which the thread blocks, and one that restores the old
+ * value at the right moment makes it miss a wakeup. So it is woken until it has ended. */
 static void error_channel_end(struct cox_error_channel *errors)
 {
     while (atomic_load_explicit(&errors->ended, memory_order_acquire) == 0) {
@@ -304,7 +304,7 @@ void cox_error_channel_note_death(struct cox_error_channel *errors, uint32_t ran
     if (error_channel_state(errors, rank) == COX_RANK_IDLE)
         return;
     if (errors->channel->control->geometry.sealed) {
-        /* Its last words may be there, and nobody was woken for them. */
+        /* Its last report may be there without a wakeup. */
         cox_gate_post(&errors->channel->gate, rank, COX_WAKEUP_RESPONSE_CONSUME);
         return;
     }
@@ -316,8 +316,8 @@ void cox_error_channel_note_death(struct cox_error_channel *errors, uint32_t ran
 int cox_error_channel_restore(struct cox_error_channel *errors, uint64_t deadline_ns)
 {
     if (atomic_exchange_explicit(&errors->restoring, 1, memory_order_release) == 0) {
-        /* Once: a token too many would be taken for a report, and put another into the place of the
-         * one that a rank has by then. */
+        /* Once: a surplus token would be taken for a report, and would release the slot of a report
+         * that a rank has begun since. */
         atomic_fetch_add_explicit(&errors->deaths, 1, memory_order_release);
         cox_gate_wake(&errors->channel->gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
     }

@@ -1,7 +1,7 @@
 /*
- * The passes over what is in flight: who still owes a reply is looked at, who has not taken its
- * request is woken, and a request that can end is handed over. Requests end in order, except that a
- * deadline waits for nobody.
+ * The passes over the requests in flight: a pass checks the ranks that have not replied, wakes
+ * ranks that have not taken their request, and completes a request that can end. Requests end in
+ * order, except at their deadlines.
  */
 #include "collect_internal.h"
 
@@ -12,27 +12,26 @@
 #include "reentrancy.h"
 #include "report.h"
 
-/* Takes the reply of a rank that owed it, if it is there, or sees its death. */
+/* Takes the reply of a rank, if there is one, or finds the rank dead. */
 COX_HOT static void gather_check_rank(struct cox_collector *collector, struct cox_entry *entry,
                                       uint32_t rank)
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
-    /* Once more after a death: a reply that was complete before it counts. */
+    /* Checked again after a death: a reply that was complete before the death counts. */
     bool replied = collector_replied(collector, rank, entry->sequence);
     bool dead = !replied && collector_dead(collector, rank);
     if (replied || (dead && collector_replied(collector, rank, entry->sequence))) {
         int r = 0;
         if (cox_gathering_take(gathering, collector->channel, rank, entry->sequence, entry->type,
                                cox_rank_incarnation(&collector->records[rank]))) {
-            /* Not under the lock: a large reply takes a while to copy, and only this thread looks
-             * at it. */
+            /* Without the lock: copying a large reply takes time, and only this thread reads it. */
             pthread_mutex_unlock(&collector->lock);
             r = cox_gathering_take_block(gathering, &collector->blocks->reply_limits, rank,
                                          entry->type);
             pthread_mutex_lock(&collector->lock);
         }
-        /* The reply went with its rank. If that is not known to be dead it is about to be, which
-         * wakes. */
+        /* The reply is lost with its rank. If the rank is not known to be dead yet, its death will
+         * wake this thread. */
         if (r == COX_PEER_DEAD && collector_dead(collector, rank))
             cox_gathering_set_dead(gathering, rank, collector->supervisor);
         if (r == COX_PEER_DEAD)
@@ -44,17 +43,17 @@ COX_HOT static void gather_check_rank(struct cox_collector *collector, struct co
     }
 }
 
-/* One pass over what is in flight. */
+/* One pass over the requests in flight. */
 struct pass {
-    /* Every rank is looked at. Otherwise only what a wakeup without news of its own can tell: the
-     * next rank in turn where each has a wakeup, and nothing where the last of all rings; a line
-     * that is looked at while its rank writes it costs both. */
+    /* Checks every rank. Otherwise a pass checks only what its wakeup can be about: the next rank
+     * in order if each rank has a wakeup of its own, and no rank if the last one to reply wakes.
+     * Reading a line while its rank writes it slows both down. */
     bool full_scan;
-    /* the time a moment ago, where it is known */
+    /* a recent time; 0: unknown */
     uint64_t cached_now_ns;
-    /* 0: nobody has asked: a pass that finds all replies does without */
+    /* 0: not read yet; a pass that finds all replies does not need it */
     uint64_t now_ns;
-    /* who has not taken a frame is woken again; known with now_ns */
+    /* ranks that have not taken a frame are woken again; valid with now_ns */
     bool rewake;
 };
 
@@ -66,9 +65,9 @@ COX_HOT static void pass_read_clock(struct cox_collector *collector, struct pass
     pass->rewake = collector_rewake_due(&collector->rewake_ns, pass->now_ns);
 }
 
-/* Looks at ranks that owe a reply. Returns the last that still does, -1: none, -2: the request
- * has failed. The last, and from there down: ranks are let through in order, and who waits for the
- * last of them is mostly woken once, when all the others have replied as well. */
+/* Checks pending ranks. Returns the last that is still pending, -1: none, -2: the request has
+ * failed. It starts at the last rank and goes down: ranks are woken in order, so a thread that
+ * waits for the last rank is usually woken once, when all the others have replied as well. */
 COX_HOT static int gather_check(struct cox_collector *collector, struct cox_entry *entry,
                                 const struct pass *pass)
 {
@@ -92,8 +91,8 @@ COX_HOT static int gather_check(struct cox_collector *collector, struct cox_entr
     return gathering->failed ? -2 : last;
 }
 
-/* It has not taken the request; or it is idle again, and its reply was written over, which it says
- * again. */
+/* Returns true if the rank has not taken the request, or is idle without a reply: its reply words
+ * were overwritten, and it stores them again when it is woken. */
 static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequence)
 {
     uint64_t word = cox_state_of_rank(line).word;
@@ -101,8 +100,8 @@ static bool gather_sleeps(const struct cox_layout_rank_line *line, uint64_t sequ
                                                 word >= cox_state_word(COX_RANK_IDLE, sequence));
 }
 
-/* Rings again each live rank that has not taken its frame: the one wake-up may have been lost with
- * a signal, a killed predecessor, or a meddler. */
+/* Wakes each live rank that has not taken its frame again: the first wakeup may have been lost with
+ * a signal, with a killed process, or because a process has overwritten the words. */
 static void gather_rewake(struct cox_collector *collector, const struct cox_entry *entry)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
@@ -138,7 +137,7 @@ COX_HOT static void gather_complete(struct cox_collector *collector, const struc
     };
 }
 
-/* The gathering is the caller's alone. */
+/* The gathering belongs to the calling thread. */
 static void gather_note_last_errors(struct cox_collector *collector, const struct cox_entry *entry)
 {
     const struct cox_gathering *gathering = collector_gathering(collector, entry);
@@ -152,9 +151,9 @@ static void gather_note_last_errors(struct cox_collector *collector, const struc
     }
 }
 
-/* Memory that only large requests and replies take. The ranks that replied in a block give it back
- * when they are awake next, which may be never: so they are woken, and those as well whose reply
- * has just come too late to be looked at. */
+/* Releases the memory of large requests and replies. Ranks that replied out of line release theirs
+ * when they are awake next, which may be never. So they are woken, and so are ranks whose reply
+ * came too late. */
 COX_HOT void cox_collector_let_go(struct cox_collector *collector, struct cox_gathering *gathering)
 {
     for (uint32_t rank = 0; rank < collector->rank_count; rank++)
@@ -192,12 +191,12 @@ COX_HOT void cox_collector_hand_over(struct cox_collector *collector, struct cox
     uint64_t returned_ns = handler ? cox_now_ns() : completion->completed_ns;
     cox_fault_point(COX_FAULT_HANDLED);
 
-    /* relaxed: the block of this request is among them, if it has one. */
+    /* relaxed: the payload buffer of this request, if it has one, is counted. */
     const bool holds = completion->status || cox_gathering_holds(gathering) ||
                        atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) > 0;
     pthread_mutex_lock(&collector->lock);
     collector->in_handler = false;
-    collector->cached_now_ns = holds ? 0 : returned_ns; /* to give much back takes a while */
+    collector->cached_now_ns = holds ? 0 : returned_ns; /* releasing much memory takes time */
     if (completion->status != COX_LATE)                 /* the request is counted once */
         cox_stats_return(&collector->stats, completion, returned_ns);
     if (!waiter && !holds) {
@@ -211,8 +210,8 @@ COX_HOT void cox_collector_hand_over(struct cox_collector *collector, struct cox
         waiter->done = true;
     }
     pthread_mutex_unlock(&collector->lock);
-    /* From here on the waiter may be gone. Not under the lock, which the caller would only wake up
-     * to wait for. */
+    /* From here on the waiter may be gone. Without the lock, on which the caller would block again
+     * at once. */
     pthread_cond_broadcast(&collector->ended_cond);
     if (holds)
         cox_collector_let_go(collector, gathering);
@@ -225,7 +224,7 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
 {
     struct cox_gathering *gathering = collector_gathering(collector, entry);
     struct cox_completion completion;
-    if (status) /* many words may have to be found for it */
+    if (status) /* formatting the error takes time */
         pthread_mutex_unlock(&collector->lock);
     gather_complete(collector, entry, status, &completion);
     if (completion.status)
@@ -246,8 +245,8 @@ COX_HOT static void gather_finish(struct cox_collector *collector, struct cox_en
     cox_collector_hand_over(collector, entry, &completion);
 }
 
-/* A request has failed. Is a rank that owes a reply about to be known as dead? Then that is most
- * likely why the others failed. *ret_pending: which. */
+/* A request has failed. Returns true if a pending rank is about to be reported dead, because that
+ * is probably why the others failed. *ret_pending: that rank. */
 static bool gather_awaits_death(struct cox_collector *collector, struct cox_entry *entry,
                                 int *ret_pending)
 {
@@ -268,7 +267,7 @@ static bool gather_awaits_death(struct cox_collector *collector, struct cox_entr
     return false;
 }
 
-/* Why a request ends now although ranks still owe replies; 0: it does not. */
+/* The reason to end a request that ranks have not replied to; 0: none. */
 static int gather_cut(const struct cox_collector *collector, const struct cox_entry *entry,
                       const struct pass *pass)
 {
@@ -293,10 +292,10 @@ static void gathering_add_pending(const struct cox_gathering *gathering,
             cox_rank_set_add(pending_ranks, rank);
 }
 
-/* Looks at everything in flight, oldest first, and ends the first request that can end. Returns
- * true when one did, or when there is already more to look at. Otherwise *ret_pending is a rank to
- * sleep on, -1: nothing is in flight, and *ret_deadline_ns the next deadline. lock is held on entry
- * and on return, given up over a handler. */
+/* Checks the requests in flight, oldest first, and completes the first one that can end. Returns
+ * true if it completed one, or if there is more to check at once. Otherwise *ret_pending is a rank
+ * to wait on, -1: nothing is in flight, and *ret_deadline_ns is the next deadline. lock is held on
+ * entry and on return, and released over a handler. */
 COX_HOT static bool gather_round(struct cox_collector *collector,
                                  const struct cox_wait_snapshot *before, bool *rescanned,
                                  int *ret_pending, uint64_t *ret_sequence,
@@ -315,8 +314,8 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
     collector->rescan = false;
     const bool news = before->causes != collector->seen.causes ||
                       before->wake_sequence != collector->seen.wake_sequence;
-    bool apart = false; /* a request is not owed by the rank that is slept on */
-    struct cox_rank_set pending_ranks = {{0}}; /* by whom, for the requests looked at */
+    bool apart = false; /* a request in flight does not ask the rank that is waited on */
+    struct cox_rank_set pending_ranks = {{0}}; /* of the requests checked so far */
     for (uint64_t sequence = collector->ended + 1; sequence <= collector->published; sequence++) {
         struct cox_entry *entry = collector_entry(collector, sequence);
         if (entry->ended)
@@ -331,7 +330,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
         int pending = gather_check(collector, entry, &pass);
         if (pending >= 0) {
             const bool early =
-                pass.now_ns == 0; /* the look was before the clock, and may have taken a while */
+                pass.now_ns == 0; /* the ranks were checked before the clock was read */
             pass_read_clock(collector, &pass);
             if ((pass.rewake && !pass.full_scan) ||
                 (early && gather_cut(collector, entry, &pass))) {
@@ -340,8 +339,8 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
             }
         }
         int cut = pending >= 0 ? gather_cut(collector, entry, &pass) : 0;
-        /* It ends before its turn: everybody is looked at once more, for what they replied, and
-         * for which of the failures is the cause. */
+        /* It ends before its turn: check every rank once more, for its reply, and for which of the
+         * failures is the cause. */
         if ((cut || pending == -2) && !pass.full_scan)
             return collector->rescan = true;
         if (pending == -2 && gather_awaits_death(collector, entry, &pending)) {
@@ -349,15 +348,15 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
             pass_read_clock(collector, &pass);
             cut = gather_cut(collector, entry, &pass);
         }
-        /* A rank replies in order: if it owed an earlier reply a moment ago, that is there by now,
-         * also before an error or a death. One more look; not for ever, since its words are another
-         * process's. */
+        /* A rank replies in order: if it was pending for an earlier request a moment ago, that
+         * reply is there by now, also before an error or a death. One more pass, and only one,
+         * since the words are another process's. */
         if (pending < 0 && !*rescanned && rank_sets_meet(&pending_ranks, &entry->asked))
             return *rescanned = true;
         if (sequence < collector->published)
             gathering_add_pending(gathering, &pending_ranks);
         if (pending < 0 || cut) {
-            if (sequence == collector->published) /* all was looked at */
+            if (sequence == collector->published) /* every request was checked */
                 collector->seen = *before;
             gather_finish(collector, entry, cox_gathering_status(gathering, cut));
             *rescanned = false;
@@ -387,7 +386,7 @@ COX_HOT static bool gather_round(struct cox_collector *collector,
 COX_HOT static inline bool gather_step(struct cox_collector *collector, bool *rescanned,
                                        uint64_t deadline_ns)
 {
-    /* Before the look: a cause stored after this is seen by the sleep. */
+    /* Taken before the check: a cause that is stored later ends the wait. */
     const struct cox_wait_snapshot before = cox_collector_snapshot(collector);
     int pending;
     uint64_t pending_sequence, next_ns;
@@ -439,7 +438,7 @@ void cox_collector_gather_leave(struct cox_collector *collector)
 void cox_collector_gather(struct cox_collector *collector, uint64_t sequence)
 {
     pthread_mutex_lock(&collector->lock);
-    collector->cached_now_ns = 0; /* of the caller before */
+    collector->cached_now_ns = 0; /* of the previous caller */
     cox_collector_gather_held(collector, sequence);
     pthread_mutex_unlock(&collector->lock);
 }

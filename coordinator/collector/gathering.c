@@ -15,10 +15,10 @@
 
 #define ARENA_FIRST_SIZE (16u << 10)
 #define ARENA_SIZE_MAX (UINT64_C(512) << 20)
-/* An arena that replies of usual size have grown to is kept. */
+/* An arena up to this size is kept for the next replies. */
 #define ARENA_KEEP_SIZE (UINT64_C(64) << 20)
 
-/* From one copy to the next: handlers may look at what they get as numbers. */
+/* The distance between two copies: aligned, because handlers may read them as numbers. */
 COX_HOT static size_t copy_stride(size_t length)
 {
     return (length + 15) & ~(size_t)15;
@@ -94,7 +94,7 @@ static void gathering_error(struct cox_gathering *gathering, uint32_t rank, int3
     result->text = own;
 }
 
-/* The words a failing rank sent along. */
+/* The error text of a rank that failed. */
 static const char *response_text(const Coxswain__ExecuteResponse *response)
 {
     if (response->error_text && response->error_text[0])
@@ -106,8 +106,8 @@ static const char *response_text(const Coxswain__ExecuteResponse *response)
     return cox_status_text(response->status > 0 ? response->status : COX_REJECTED);
 }
 
-/* Each rank has its share of the arena, so that none can use up what the next one needs; what is in
- * a block has twice its size beside. */
+/* Each rank has its share of the arena, so that none can use up the next one's. A reply out of line
+ * may use twice its size in addition. */
 COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8_t *bytes,
                                     size_t length, size_t beside,
                                     Coxswain__ExecuteResponse **ret_response)
@@ -120,7 +120,7 @@ COX_HOT static int gathering_unpack(struct cox_gathering *gathering, const uint8
     return r;
 }
 
-/* What an unpacked reply says. */
+/* Sets the result from an unpacked reply. */
 COX_HOT static void gathering_accept(struct cox_gathering *gathering, uint32_t rank,
                                      const Coxswain__ExecuteResponse *response,
                                      const uint8_t *bytes, size_t length)
@@ -154,7 +154,7 @@ static void gathering_error_unpack(struct cox_gathering *gathering, uint32_t ran
     gathering_error(gathering, rank, r, text);
 }
 
-/* An ExecuteResponse, in the copy. Returns true: it tells of a block. */
+/* Takes an ExecuteResponse from the copy. Returns true if the reply is out of line. */
 COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint32_t rank,
                                            bool legacy, bool failed, const uint8_t *copy,
                                            size_t length)
@@ -171,7 +171,7 @@ COX_HOT static bool gathering_take_message(struct cox_gathering *gathering, uint
         if (r)
             gathering_error(gathering, rank, r, why.text);
         gathering->in_blocks |= r == 0;
-        return own->in_block = r == 0; /* may be taken again: its copy is not kept */
+        return own->in_block = r == 0; /* may be called again: the copy is not kept */
     }
     gathering->copied += copy_stride(length);
     gathering->taken.bytes += length;
@@ -217,7 +217,7 @@ COX_HOT bool cox_gathering_take(struct cox_gathering *gathering, const struct co
     return false;
 }
 
-/* The bytes of the block, in private memory. */
+/* Copies a reply that is out of line to private memory. */
 static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_limits *reply_limits,
                        uint32_t rank, uint32_t type, pid_t pid, struct cox_error *err)
 {
@@ -232,8 +232,9 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
                             : "rank %" PRIu32 " replied with %" PRIu64
                               " bytes, a slot holds %zu, and there are no blocks",
                         rank, size, own->slot_capacity, reply_limits->size_max);
-    /* The limit is of one reply, of which all ranks may have one; and memory that is not there
-     * does not fail: the kernel kills for it. A message is there twice, as it came and unpacked. */
+    /* The limit is per reply, and all ranks may have one. Linux overcommits: an allocation beyond
+     * free memory succeeds, and the kernel kills later. A message is there twice, packed and
+     * unpacked. */
     struct cox_error room = {0};
     int r = cox_domain_check_host_free(type == COX_TYPE_OPAQUE ? size : 2 * size, &room);
     if (r)
@@ -245,7 +246,7 @@ static int block_fetch(struct cox_gathering_rank *own, const struct cox_reply_li
                         rank);
     struct cox_error why = {0};
     r = cox_large_payload_read(&own->ref, &peer, own->block, &why);
-    /* Of what a rank says of itself there is nothing that could be anywhere else. */
+    /* The rank's own memory cannot be anywhere else. */
     if (r == COX_NOT_FOUND || r == COX_INVALID)
         r = COX_CORRUPT;
     return r ? cox_fail(err, r, "rank %" PRIu32 " replied in a block: %s", rank, why.text) : 0;
@@ -301,7 +302,7 @@ COX_HOT void cox_gathering_let_go(struct cox_gathering *gathering)
     if (gathering->arena.used <= ARENA_KEEP_SIZE)
         return;
     cox_arena_deinit(&gathering->arena);
-    cox_arena_init(&gathering->arena, 0, ARENA_SIZE_MAX); /* of no bytes: cannot fail */
+    cox_arena_init(&gathering->arena, 0, ARENA_SIZE_MAX); /* without memory: cannot fail */
 }
 
 void cox_gathering_set_dead(struct cox_gathering *gathering, uint32_t rank,

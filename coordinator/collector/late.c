@@ -1,7 +1,7 @@
 /*
- * The second completion of a request that ended while ranks owed replies: it follows when each of
- * them has replied or is dead. As long as one is awaited, the thread that gathers wakes up once per
- * slice, since a reply that comes late to a gate need not wake it.
+ * The second completion of a request that ended while ranks were pending: it follows when each of
+ * them has replied or is dead. While one is awaited, the gathering thread wakes up once per slice,
+ * because a late reply need not wake it.
  */
 #include "collect_internal.h"
 
@@ -47,13 +47,13 @@ void cox_collector_note_late_reply(struct cox_collector *collector, uint64_t seq
 
 bool cox_collector_watches_late(const struct cox_collector *collector, uint64_t sequence)
 {
-    /* acquire: partner is cox_collector_stop. After it the goodbye takes any frame, and no second
-     * completion follows. */
+    /* acquire: partner is cox_collector_stop. After a stop the goodbye may use any frame, and no
+     * second completion follows. */
     return late_of(collector, sequence)->sequence != 0 &&
            !atomic_load_explicit(&collector->stopping, memory_order_acquire);
 }
 
-/* All of its late ranks have replied, or are dead. */
+/* Returns true if all late ranks have replied or are dead. */
 static bool late_is_due(struct cox_collector *collector, const struct cox_late_request *late,
                         const struct cox_entry *entry)
 {
@@ -131,7 +131,7 @@ bool cox_collector_finish_late(struct cox_collector *collector)
         struct cox_entry *entry = &collector->entries[frame];
         if (stopping)
             late_clear(collector, late);
-        /* A host that collects has to take the first completion before there is room for this. */
+        /* A host that collects must take the first completion before this one can be kept. */
         if (!late->sequence || (collector->collected && collector->is_kept[frame]) ||
             !late_is_due(collector, late, entry))
             continue;

@@ -5,7 +5,7 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-/* Of one epoll_wait; what else has happened keeps the fd readable. */
+/* Per epoll_wait; further events keep the fd readable. */
 #define EVENT_COUNT 64
 
 static int add(int epoll_fd, int fd)
@@ -58,7 +58,7 @@ void cox_readiness_signal(struct cox_readiness *readiness)
     const uint64_t one = 1;
     if (!cox_readiness_is_open(readiness))
         return;
-    /* It cannot be full in the life of a machine. */
+    /* The counter cannot overflow in practice. */
     const ssize_t written = write(readiness->event_fd, &one, sizeof one);
     (void)written;
 }
@@ -76,7 +76,7 @@ void cox_readiness_set_timer(struct cox_readiness *readiness, uint64_t at_ns)
     if (at_ns >= readiness->timer_ns)
         return;
     readiness->timer_ns = at_ns;
-    /* A time of 0 would stop the timer. */
+    /* A time of 0 would disarm the timer. */
     const struct itimerspec timer = {.it_value = cox_deadline_timespec(at_ns ? at_ns : 1)};
     timerfd_settime(readiness->timer_fd, TFD_TIMER_ABSTIME, &timer, NULL);
 }

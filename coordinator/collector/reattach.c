@@ -1,6 +1,6 @@
 /*
- * The collector's part when a dead rank is started again: it is left out, its lines and wakeups are
- * made as new, and it is admitted.
+ * The collector's part in replacing a dead rank: it detaches the rank, resets its lines and
+ * wakeups, and attaches it again.
  */
 #include "collect_internal.h"
 
@@ -19,19 +19,18 @@ bool cox_collector_asks(struct cox_collector *collector, uint32_t rank)
 int cox_collector_detach(struct cox_collector *collector, uint32_t rank, uint64_t deadline_ns)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
-    /* Under submit_lock: whoever was let through by claim has published by now. */
+    /* Under submit_lock: every thread that has claimed a frame has published by now. */
     pthread_mutex_lock(&collector->submit_lock);
     pthread_mutex_lock(&collector->lock);
-    /* release: partner is cox_rank_is_detached, of whoever claims without these locks. */
+    /* release: partner is cox_rank_is_detached, in threads that claim without these locks. */
     atomic_store_explicit(&collector->records[rank].detached, true, memory_order_release);
     pthread_mutex_unlock(&collector->submit_lock);
-    /* They all end soon: the rank is dead. */
+    /* All requests that ask it end soon, because it is dead. */
     if (collector->collected)
         cox_collector_collect_rank(collector, rank, deadline_ns);
     while (cox_collector_asks(collector, rank) && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
-    /* The last of them may be in the hands of the handler that runs now; later ones are about
-     * others. */
+    /* The last of them may be with the handler that runs now; later runs are for other requests. */
     uint64_t run = collector->handler_runs;
     while (collector->in_handler && collector->handler_runs == run && cox_now_ns() < deadline_ns)
         pthread_cond_timedwait(&collector->ended_cond, &collector->lock, &until);
@@ -46,7 +45,7 @@ static void collector_reset_line(struct cox_collector *collector, uint32_t rank)
 {
     const struct cox_channel *channel = collector->channel;
     cox_state_reset_line(cox_state_line(channel->control, rank, channel->id), collector->published);
-    /* Said again: the new process compares the two. */
+    /* Stored again: the new process compares the two. */
     cox_state_set_published(cox_state_channel(channel->control, channel->id), collector->published);
 }
 

@@ -10,7 +10,8 @@
 #include "proto/operation.h"
 #include "proto/executor.pb-c.h"
 
-/* Of each kind of failure so many ranks are told in their own words, in so many bytes together. */
+/* The number of ranks per kind of failure whose own text is included, and the bytes for all of
+ * these together. */
 #define REPORTED_COUNT 4
 #define TOLD_SIZE 600
 
@@ -63,8 +64,7 @@ void cox_report_late(const struct cox_collector *collector, const struct cox_ent
             result->taken ? states[(said.word >> COX_STATE_SHIFT) & 3] : "never took it";
         result->silent_ns = now > since ? now - since : 0;
         bool alive = !cox_rank_is_dead(&collector->records[rank]);
-        /* /proc is read only where somebody waits for an explanation, not before a death is told.
-         */
+        /* /proc is read only for timeouts, so that the report of a death is not delayed. */
         bool stopped = alive && status != COX_PEER_DEAD && cox_peer_stopped(result->pid);
         snprintf(text, COX_RANK_TEXT_SIZE,
                  "rank %" PRIu32 " (pid %jd) had not replied: %s, silent for %.3f s, %s", rank,
@@ -131,8 +131,7 @@ void cox_report_append_ranks(char *buffer, size_t buffer_size, const struct cox_
     }
 }
 
-/* The ranks with this outcome, the first few in their own words, which get an equal share of the
- * room. */
+/* Appends the ranks with this outcome; the first few with their own text, in equal shares. */
 static void report_outcome(struct cox_gathering *gathering, enum cox_outcome outcome)
 {
     char *buffer = gathering->text;
@@ -163,7 +162,7 @@ static void report_outcome(struct cox_gathering *gathering, enum cox_outcome out
     }
 }
 
-/* Who is late, when there are too many for a sentence each. */
+/* Appends the late ranks as a list, if there are too many for a sentence each. */
 static void report_late_ranks(struct cox_gathering *gathering, bool taken)
 {
     struct cox_rank_set ranks = {{0}};
@@ -201,7 +200,7 @@ void cox_report_failure(const struct cox_collector *collector, const struct cox_
         late += gathering->results[rank].outcome == COX_OUTCOME_LATE;
     }
     append(buffer, buffer_size, "; %" PRIu32 " of %" PRIu32 " ranks replied", replied, asked);
-    report_outcome(gathering, COX_OUTCOME_DEAD); /* what the caller's buffer cuts is the rest */
+    report_outcome(gathering, COX_OUTCOME_DEAD); /* the caller's buffer may cut the rest off */
     report_outcome(gathering, COX_OUTCOME_ERROR);
     if (status != COX_TIMEOUT && status != COX_CLOSED)
         return;

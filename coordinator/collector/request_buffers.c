@@ -1,6 +1,5 @@
 /*
- * The blocks behind frames, for requests that are larger than a frame
- * (channel/memory/large_payload.h).
+ * Payload buffers, for requests that do not fit their frame (channel/memory/large_payload.h).
  */
 #include "collect_internal.h"
 
@@ -15,7 +14,7 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
                                 struct cox_large_payload **ret_block, struct cox_error *err)
 {
     struct cox_blocks_choice *blocks = collector->blocks;
-    /* Whoever releases only looks at those in use. */
+    /* Only buffers in use are released. */
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
     int r = cox_large_payload_reserve(&blocks->sender, blocks->reply_limits.socket_path, size,
                                       &behind->block, err);
@@ -27,12 +26,12 @@ int cox_collector_reserve_block(struct cox_collector *collector, uint64_t sequen
 void cox_collector_use_block(struct cox_collector *collector, uint64_t sequence)
 {
     struct cox_request_buffer *behind = collector_request_buffer(collector, sequence);
-    /* relaxed: under the lock, where it is decided by. */
+    /* relaxed: changed under the lock; reads without it are hints. */
     atomic_fetch_add_explicit(&collector->blocks_used, !behind->used, memory_order_relaxed);
     behind->used = true;
 }
 
-/* Nobody that its request asked will open it any more. lock is held. */
+/* Returns true if no rank that the request asked can still open it. lock is held. */
 static bool collector_block_is_free(struct cox_collector *collector, const struct cox_entry *entry)
 {
     bool free = entry->ended;
@@ -47,7 +46,7 @@ void cox_collector_release_blocks(struct cox_collector *collector)
 {
     struct cox_large_payload large[COX_DEPTH_MAX];
     uint32_t count = 0;
-    /* relaxed: whoever claims has seen the request in that frame published. */
+    /* relaxed: a thread that claims has seen the request in that frame published. */
     if (atomic_load_explicit(&collector->blocks_used, memory_order_relaxed) == 0)
         return;
     pthread_mutex_lock(&collector->lock);
@@ -63,7 +62,7 @@ void cox_collector_release_blocks(struct cox_collector *collector)
         }
     }
     pthread_mutex_unlock(&collector->lock);
-    /* Not under the lock: it may take a while to give a gigabyte back. */
+    /* Without the lock: releasing a gigabyte takes time. */
     for (uint32_t i = 0; i < count; i++)
         cox_large_payload_drop(&collector->blocks->sender, &large[i]);
 }
