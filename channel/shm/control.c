@@ -16,7 +16,7 @@
 /* Once a millisecond. */
 #define SWEEP_ATTEMPTS 2000
 
-/* Of the region, or of the memory that has it in front. */
+/* The size of the region, or of the memory that begins with it. */
 static uint64_t control_size(const struct cox_geometry *geometry)
 {
     return geometry->sealed ? cox_geometry_request_memory_size(geometry)
@@ -37,7 +37,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
     if (region->size < sizeof *layout)
         return cox_fail(err, COX_CORRUPT, "%s has %" PRIu64 " bytes, expected at least %zu", object,
                         region->size, sizeof *layout);
-    /* acquire: partner is the release in cox_control_fill; what follows was written before it. */
+    /* acquire: partner is the release in cox_control_fill; the rest was written before. */
     if (atomic_load_explicit(&layout->header.magic, memory_order_acquire) != COX_LAYOUT_MAGIC)
         return cox_fail(err, COX_CORRUPT, "%s is not a Coxswain control region (magic)", object);
     uint32_t version = layout->header.version, abi = layout->header.abi;
@@ -70,7 +70,7 @@ static int control_verify(struct cox_control *control, const char *object, struc
     return 0;
 }
 
-/* Two starts are never in one nanosecond of one process. */
+/* Two groups of a process never start in the same nanosecond. */
 uint32_t cox_control_fresh(void)
 {
     struct timespec now;
@@ -103,9 +103,9 @@ int cox_control_fill(struct cox_layout_control *layout, const struct cox_geometr
     return 0;
 }
 
-/* file: what stands in /dev/shm before the object's name without its slash. own_only: not what
- * belongs to another user; the sticky bit of /dev/shm says the same to everybody but root. True: it
- * was there and is gone. */
+/* file: the prefix in /dev/shm before the object's name without its slash. own_only: skips objects
+ * of other users, which the sticky bit of /dev/shm protects from everybody but root. Returns true
+ * if the file existed and was removed. */
 static bool control_unlink_one(const char *file, const char *object, bool own_only)
 {
     char path[COX_OBJECT_NAME_SIZE + 32];
@@ -151,8 +151,8 @@ uint32_t cox_control_unlink_names(const char *name, const struct cox_geometry *g
     return control_unlink(name, geometry, part_count, false);
 }
 
-/* The lock is held by somebody else: by the coordinator, or, when that is dead, by another sweeper
- * or a child it left. */
+/* Another process holds the lock: the coordinator, or, if that is dead, another sweeper or a child
+ * that it has left behind. */
 static int control_locked(const char *name, const struct cox_control *old, int e,
                           struct cox_error *err)
 {
@@ -186,8 +186,7 @@ static int control_locked(const char *name, const struct cox_control *old, int e
                     name, header->coordinator_pid);
 }
 
-/* Whether the path means the file behind fd. Returns 0: it does; COX_NOT_FOUND: it does not;
- * -errno. */
+/* Checks that the path names the file behind fd. Returns 0; COX_NOT_FOUND: it does not; -errno. */
 static int control_same_file(int fd, const char *path)
 {
     struct stat own, named;
@@ -200,11 +199,12 @@ bool cox_control_is_named(const struct cox_control *control, const char *name)
 {
     char object[COX_OBJECT_NAME_SIZE], path[COX_OBJECT_NAME_SIZE + sizeof SHM_FOLDER];
     snprintf(path, sizeof path, SHM_FOLDER "%s", cox_name_control(object, name));
-    /* What cannot be looked at is taken for ours, as it nearly always is. */
+    /* If it cannot be checked it is assumed to be ours, as it nearly always is. */
     return control_same_file(control->lock_fd, path) != COX_NOT_FOUND;
 }
 
-/* Whether its names are known: those of another version, too, whose number of ranks makes sense. */
+/* Checks that the names of the group are known: also of another version, if its number of ranks is
+ * possible. */
 static int control_verify_names(struct cox_control *old, const char *name, const char *object,
                                 struct cox_error *err)
 {
@@ -225,11 +225,11 @@ static int control_verify_names(struct cox_control *old, const char *name, const
     old->geometry =
         (struct cox_geometry){.rank_count = rank_count, .serial = layout->header.serial};
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
-        old->geometry.channels[c].request_size = 1; /* there is such a region */
+        old->geometry.channels[c].request_size = 1; /* the region exists */
     return 0;
 }
 
-/* A lock that can be won means that the coordinator is dead. */
+/* If the lock can be taken the coordinator is dead. */
 int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *err)
 {
     char object[COX_OBJECT_NAME_SIZE];
@@ -265,14 +265,14 @@ int cox_control_sweep(const char *name, uint32_t *ret_count, struct cox_error *e
     cox_fault_point(COX_FAULT_CONTROL_SWEEP);
     r = control_verify_names(&old, name, object, err);
     if (r) {
-        /* Nothing is removed by numbers that make no sense. */
+        /* Nothing is removed on the basis of invalid numbers. */
     } else if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
         r = control_locked(name, &old, errno, err);
     } else if ((r = control_same_file(fd, path))) {
-        /* Gone: another sweeper was faster. Anything else says nothing about what is there. */
+        /* Gone: another sweeper was faster. Other errors say nothing about the object. */
         r = r == COX_NOT_FOUND ? 0 : cox_fail(err, r, "%s: stat: %s", object, cox_status_text(r));
     } else {
-        /* Won, and the name still means the file that is locked. */
+        /* Locked, and the name still refers to the locked file. */
         cox_fault_point(COX_FAULT_CONTROL_LOCKED);
         count = control_unlink(name, &old.geometry, COX_CONTROL_PART_COUNT, true);
     }
@@ -287,7 +287,7 @@ int cox_control_check_space(const struct cox_geometry *geometry, struct cox_erro
     struct cox_region_space space;
     int r = cox_region_space(&space);
     if (r && geometry->sealed)
-        return 0; /* it needs nothing there, and may do without */
+        return 0; /* optional: the sweep works without it */
     if (r)
         return cox_fail(err, r, SHM_FOLDER ": %s", cox_status_text(r));
     uint64_t bytes = geometry->sealed ? 0 : cox_geometry_memory_bytes(geometry);
@@ -347,8 +347,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         r = cox_fail(err, -errno, "%s: flock: %s", object, cox_status_text(-errno));
     snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
     cox_fault_point(COX_FAULT_CONTROL_FILLED);
-    /* A second round only after leftovers were swept; somebody else may then be faster, who is
-     * alive. */
+    /* A second attempt only after leftovers were swept; a live process may be faster then. */
     for (int attempt = 0; r == 0; attempt++) {
         if (linkat(AT_FDCWD, self, AT_FDCWD, path, AT_SYMLINK_FOLLOW) == 0)
             break;
@@ -361,7 +360,7 @@ int cox_control_create(struct cox_control *control, const char *name,
         struct cox_error why = {0};
         r = cox_control_sweep(name, &swept, &why);
         if (r == COX_BUSY && attempt < SWEEP_ATTEMPTS) {
-            /* Another starter sweeps at this moment: either it takes the name, or we do. Or who has
+            /* Another start is sweeping: either it gets the name or this one does. Or the owner of
              * the name was killed a moment ago. */
             nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
             r = 0;

@@ -23,7 +23,7 @@ void cox_fd_bundle_close(struct cox_fd_bundle *bundle)
     cox_close_fd(&bundle->notify_fd);
 }
 
-/* file: what stands in /dev/shm for the name, "" or "sem." before it. */
+/* file: the prefix of the name in /dev/shm, "" or "sem.". */
 static int bundle_open_one(int *fd, const char *file, const char *object, int flags,
                            struct cox_error *err)
 {
@@ -66,8 +66,8 @@ int cox_fd_bundle_open(struct cox_fd_bundle *bundle, const char *name,
     return r;
 }
 
-/* By a mistake in the numbers they may be the host's own: what is no memory of a group is left
- * alone. What is inside is looked at where it is attached. */
+/* Wrong numbers may name fds of the host: fds that cannot be memory of a group are left alone.
+ * Their content is checked when they are attached. */
 static int bundle_check_one(int fd, struct cox_error *err)
 {
     struct stat st;
@@ -98,7 +98,7 @@ static int bundle_check_notify(int fd, struct cox_error *err)
                          fd)
                    : cox_fail(err, -errno, "fd %d (COXSWAIN_NOTIFY_FD): fstat: %s", fd,
                               cox_status_text(-errno));
-    /* The kernel's own inodes have no type. */
+    /* Anonymous inodes of the kernel have no type. */
     return st.st_mode & S_IFMT
                ? cox_fail(err, COX_DENIED,
                           "fd %d (COXSWAIN_NOTIFY_FD) is a file: expected an eventfd", fd)

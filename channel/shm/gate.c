@@ -10,16 +10,16 @@
 
 /* A hint's word: the count above, the sequence below. */
 #define HINT_COUNT_SHIFT COX_STATE_SHIFT
-/* More tokens than this were posted by somebody who does so for ever. */
+/* More tokens than this come from a process that posts without end. */
 #define RESTORE_COUNT_MAX 65536u
 
 struct cox_gate_wakeup {
     struct cox_semaphore semaphore;
-    /* tokens taken by wait; only who waits writes it */
+    /* tokens taken by wait; written by the waiting thread only */
     _Atomic uint32_t taken;
-    /* of those, by settle: what `taken` was then */
+    /* the value of `taken` at the last absorb */
     uint32_t drained_at;
-    /* events settled whose tokens were not taken yet */
+    /* events absorbed whose tokens were not taken yet */
     uint32_t due;
 };
 
@@ -35,19 +35,19 @@ static bool wakeup_is_credit(enum cox_wakeup wakeup)
     return wakeup == COX_WAKEUP_REQUEST_PRODUCE || wakeup == COX_WAKEUP_RESPONSE_PRODUCE;
 }
 
-/* Nobody sleeps on it, and its tokens are not the news. */
+/* Returns true if no thread waits on the wakeup and its tokens carry no information. */
 static bool gate_is_silent(const struct cox_gate *gate, enum cox_wakeup wakeup)
 {
     return !gate->credits && wakeup_is_credit(wakeup);
 }
 
-/* Tokens that a new wakeup holds. */
+/* The number of tokens in a new wakeup. */
 static unsigned wakeup_start(enum cox_wakeup wakeup, unsigned depth)
 {
     return wakeup_is_credit(wakeup) ? depth : 0;
 }
 
-/* What was taken by now was for nothing that is still to come. */
+/* Tokens taken so far do not count for later events. */
 static void wakeup_forget(struct cox_gate_wakeup *wakeup)
 {
     wakeup->drained_at = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
@@ -187,7 +187,7 @@ void cox_gate_bind(struct cox_gate *gate, struct cox_layout_ring *ring,
 
 /* ---- futexes ---- */
 
-/* What is slept on; NULL: nobody ever sleeps on that, the shared state alone tells. */
+/* The word that waiters block on; NULL: no thread waits, the shared state is enough. */
 COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox_wakeup wakeup)
 {
     if (wakeup == COX_WAKEUP_REQUEST_CONSUME && gate->ring)
@@ -195,13 +195,13 @@ COX_HOT static _Atomic uint32_t *gate_word(const struct cox_gate *gate, enum cox
     return wakeup == COX_WAKEUP_RESPONSE_CONSUME ? &gate->wake->wakeup : NULL;
 }
 
-/* asleep: says whether anybody sleeps on the word; NULL: not known. */
+/* asleep: the number of waiters on the word; NULL: unknown. */
 COX_HOT static void word_wake(_Atomic uint32_t *word, const _Atomic uint32_t *asleep)
 {
-    /* seq_cst: what it is woken for before the word; partner: the acquire in
-     * cox_gate_wake_sequence. Before the wake-up: who looked before that does not fall asleep. And
-     * before the look at `asleep`: who says so after that finds, in the kernel's look at the word,
-     * that it has moved. Partner: word_sleep. */
+    /* seq_cst: the event before the word; partner: the acquire in cox_gate_wake_sequence. Before
+     * the wake: a waiter that checked earlier does not block. Before the load of `asleep`: a waiter
+     * that announces itself later finds in the kernel's comparison that the word has changed.
+     * Partner: word_sleep. */
     atomic_fetch_add_explicit(word, 1, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_GATE_WOKEN);
     if (!asleep || atomic_load_explicit(asleep, memory_order_seq_cst) != 0)
@@ -213,12 +213,13 @@ COX_HOT static int word_sleep(_Atomic uint32_t *word, _Atomic uint32_t *asleep,
 {
     if (!asleep)
         return cox_futex_wait_signals(word, wake_sequence, deadline_ns, signals_end);
-    /* seq_cst: see word_wake. A count, since many may sleep; whoever dies here stays in it. */
+    /* seq_cst: see word_wake. A count, because there may be many waiters; a process that is killed
+     * here stays counted. */
     atomic_fetch_add_explicit(asleep, 1, memory_order_seq_cst);
     const int r = cox_futex_wait_signals(word, wake_sequence, deadline_ns, signals_end);
-    /* relaxed: counted too long costs a call. Below nothing: somebody wrote over it meanwhile.
-     * Counted too short, for good, nobody would ever be woken by the first ring. And who finds it
-     * below has seen another one that puts right no more than it took itself. */
+    /* relaxed: a stale count costs a system call. Below zero: the count was overwritten meanwhile.
+     * A count that stays too low would suppress wakeups for good, so it is raised; a thread that
+     * sees it below zero adds no more than it subtracted. */
     if ((int32_t)atomic_fetch_sub_explicit(asleep, 1, memory_order_relaxed) <= 0)
         atomic_fetch_add_explicit(asleep, 1, memory_order_relaxed);
     return r;
@@ -233,17 +234,16 @@ COX_HOT static void futex_post(struct cox_gate *gate, enum cox_wakeup wakeup)
         word_wake(word, NULL);
 }
 
-/* One reply less; true: that was the last one, and the request is still the one that it replies.
- */
+/* Counts a reply. Returns true if it was the last one of a request that is still current. */
 COX_HOT static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
 {
-    /* relaxed: the exchange below looks again. */
+    /* relaxed: the exchange below checks again. */
     uint64_t seen = atomic_load_explicit(hint, memory_order_relaxed), next;
     do {
         if (seen << 8 != sequence << 8 || seen >> HINT_COUNT_SHIFT == 0)
             return false;
         next = seen - (UINT64_C(1) << HINT_COUNT_SHIFT);
-        /* acq_rel: the last one has everybody's `done` behind it, and what it wakes sees them. */
+        /* acq_rel: the last rank has every `done` before it, so the thread that it wakes sees them. */
     } while (!atomic_compare_exchange_weak_explicit(hint, &seen, next, memory_order_acq_rel,
                                                     memory_order_relaxed));
     return next >> HINT_COUNT_SHIFT == 0;
@@ -253,7 +253,7 @@ COX_HOT void cox_gate_arm(struct cox_gate *gate, uint64_t sequence, uint32_t cou
 {
     if (!cox_gate_shared(gate))
         return;
-    /* relaxed: seen with the publication, which comes after. */
+    /* relaxed: visible with the publication, which follows. */
     atomic_store_explicit(&gate->wake->hints[cox_geometry_frame(sequence, gate->depth)].word,
                           (sequence << 8) >> 8 | (uint64_t)count << HINT_COUNT_SHIFT,
                           memory_order_relaxed);
@@ -267,13 +267,13 @@ void cox_gate_set_notify(struct cox_gate *gate, const struct cox_layout_channel_
     gate->notify_fd = notify_fd;
 }
 
-/* The host of the coordinator sleeps in poll, or in an event loop. */
+/* For hosts of a coordinator that wait in poll, or in an event loop. */
 COX_HOT static void gate_notify(const struct cox_gate *gate)
 {
     if (!gate->state || !cox_state_notifies(gate->state))
         return;
     const uint64_t one = 1;
-    /* Fails once the count is at its end, where the fd is readable anyway. */
+    /* Fails when the counter is at its maximum; then the fd is readable anyway. */
     const ssize_t written = write(gate->notify_fd, &one, sizeof one);
     (void)written;
 }
@@ -357,9 +357,9 @@ COX_HOT int cox_gate_wait(struct cox_gate *gate, uint32_t rank, enum cox_wakeup 
     if (r)
         return r;
     cox_fault_point(COX_FAULT_WAIT_TOOK);
-    /* relaxed: a count of hints. Not one locked instruction, which would wait here, right after a
-     * switch, for all that was stored before: one thread waits, and who settles only reads. A
-     * settle that overlaps counts it next time. */
+    /* relaxed: a count of hints. Not a locked instruction, which would wait, right after a context
+     * switch, for all earlier stores. Only one thread waits, and absorb only reads; an absorb that
+     * overlaps counts the token next time. */
     const uint32_t taken = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
     atomic_store_explicit(&wakeup->taken, taken + 1, memory_order_relaxed);
     return 0;
@@ -379,8 +379,8 @@ COX_HOT void cox_gate_absorb(struct cox_gate *gate, uint32_t rank, enum cox_wake
     if (cox_gate_shared(gate) || gate_is_silent(gate, which))
         return;
     struct cox_gate_wakeup *wakeup = gate_wakeup(gate, rank, which);
-    /* One token belongs to this event; more than one taken were debts, or spurious and are
-     * forgotten. */
+    /* One token belongs to this event. Further ones that were taken settle earlier debts, or were
+     * spurious and are dropped. */
     uint32_t owed = wakeup->due + 1;
     const uint32_t now = atomic_load_explicit(&wakeup->taken, memory_order_relaxed);
     const uint32_t taken = now - wakeup->drained_at;

@@ -12,12 +12,12 @@
 #define KIB UINT64_C(1024)
 #define MIB (KIB * KIB)
 #define FRAME_SIZE_MIN UINT64_C(256)
-/* cox_group_memory_size of the smallest values fits (a test compares them): words, and two values
- * per rank for the group and for each of its subgroups. */
+/* Room for cox_group_memory_size of the smallest values (a test compares them): words, and two
+ * values per rank for the group and each of its subgroups. */
 #define GROUP_BASE (8 * KIB)
 #define GROUP_PER_RANK (28 * KIB)
-/* The same of a sealed group, apart: the words and values of one rank; and hints, of which each
- * rank has a line for each of its subgroups. */
+/* The parts of a sealed group: words and values of one rank, and hints, of which each rank has a
+ * line per subgroup. */
 #define GROUP_WORDS (2 * KIB)
 #define GROUP_PAYLOAD (24 * KIB)
 #define GROUP_HINTS_BASE COX_LINE_SIZE
@@ -38,7 +38,8 @@ static const struct {
     [COX_CHANNEL_ERROR] = {"execute_error", 0, 1 * KIB, 0, 1 * KIB},
 };
 
-/* Legacy ranks reply these in a slot each; on the link channel only rank 0 has a payload. */
+/* Legacy ranks reply in a slot each on these channels; on the link channel only rank 0 has a
+ * payload. */
 static bool legacy_slotted(enum cox_channel_id channel)
 {
     return channel != COX_CHANNEL_LINK && channel != COX_CHANNEL_ERROR;
@@ -118,7 +119,7 @@ int cox_geometry_resolve(uint32_t rank_count, const struct cox_geometry_choice *
         .spin_ns = choice->legacy ? 0 : choice->spin_ns,
     };
     geometry.depth = choice->depth ? choice->depth : choice->legacy ? 1 : COX_DEPTH_DEFAULT;
-    /* Before any product with them is taken. */
+    /* Checked before any product is computed. */
     if (rank_count < 1 || rank_count > COX_RANK_COUNT_MAX || geometry.depth > COX_DEPTH_MAX)
         return geometry_check(&geometry, COX_INVALID, err);
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
@@ -157,8 +158,8 @@ int cox_geometry_verify(const struct cox_geometry *geometry, struct cox_error *e
                         "ranks are to look for %" PRIu32
                         " ns before they sleep: expected 0, %" PRIu32 " or %" PRIu32,
                         geometry->spin_ns, COX_SPIN_AUTO_NS, COX_SPIN_MAX_NS);
-    /* Frames and strides follow from the sizes: whoever resolves them gets these, or a number was
-     * changed since. */
+    /* Frames and strides follow from the sizes: resolving the sizes again must give the same
+     * numbers, or one was changed since. */
     struct cox_geometry_choice choice = {
         .depth = geometry->depth, .legacy = geometry->legacy, .sealed = geometry->sealed};
     for (int c = 0; c < COX_CHANNEL_COUNT; c++) {
@@ -207,7 +208,7 @@ uint64_t cox_geometry_rank_memory_size(const struct cox_geometry *geometry)
                    geometry->channels[COX_CHANNEL_ERROR].slot_stride);
 }
 
-/* What is mapped by itself at an offset has whole pages of the machine's, which may be larger. */
+/* A mapping at an offset needs whole pages of the machine, which may be larger. */
 static uint64_t machine_page_up(uint64_t size)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);

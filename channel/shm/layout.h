@@ -46,7 +46,7 @@
 
 /* Frames of one channel, at most. */
 #define COX_DEPTH_MAX 32
-/* Of them, those whose tags are in the first line of a rank: a depth up to this costs no other. */
+/* Frames whose tags are in the first line of a rank: up to this depth no other line is read. */
 #define COX_DEPTH_NEAR 8
 /* Bytes before the payload of a frame or slot: its length. */
 #define COX_PREFIX_SIZE 4
@@ -64,13 +64,13 @@ struct cox_layout_channel {
 };
 
 enum cox_layout_flags {
-    COX_LAYOUT_LEGACY = 1, /* ranks without lines may sit in this group: depth 1, tokens count */
+    COX_LAYOUT_LEGACY = 1, /* legacy ranks may be in this group: depth 1, tokens count */
     COX_LAYOUT_SEALED = 2, /* this is the request memory of a sealed group */
 };
 
-/* Everything up to coordinator_start, the serial, and what the objects of a group are called, is
- * the same in every version under this magic: so any version can tell what a dead group of another
- * has left, and remove it. */
+/* Everything up to coordinator_start, the serial, and the names of a group's objects are the same
+ * in every version with this magic: so any version can identify and remove what a dead group of
+ * another version has left. */
 struct cox_layout_header {
     /* stored last with release; partner: control_attach's acquire load */
     _Atomic uint64_t magic;
@@ -84,11 +84,11 @@ struct cox_layout_header {
     uint32_t flags;
     /* /proc/<pid>/stat field 22, clock ticks since boot */
     uint64_t coordinator_start;
-    /* another one for every group that ever had this name */
+    /* a different number for every group that had this name */
     uint32_t instance;
-    /* who waits looks for so long before it sleeps; see spin.h */
+    /* how long waiters spin before they block; see spin.h */
     uint32_t spin_ns;
-    /* in its objects' names; see cox_name_objects */
+    /* part of its objects' names; see cox_name_objects */
     uint32_t serial;
     uint32_t reserved2;
     struct cox_layout_channel channels[COX_CHANNEL_COUNT];
@@ -96,14 +96,14 @@ struct cox_layout_header {
 };
 
 struct cox_layout_abort {
-    /* cox_state_abort_value: the group ends; whoever wakes leaves */
+    /* cox_state_abort_value: the group ends; threads that wake up leave */
     _Atomic uint32_t word;
     uint8_t padding[COX_LINE_SIZE - 4];
 };
 
-/* What one published frame holds. A rank that is not asked may read it while it is written again:
- * sequence goes to 0 first, then the fields with release stores, then the new sequence with
- * release; a reader loads sequence, the fields with acquire, and sequence again. */
+/* The record of one published frame. A rank that is not asked may read it while it is rewritten:
+ * sequence becomes 0 first, then the fields are stored with release, then the new sequence with
+ * release. A reader loads sequence, the fields with acquire, and sequence again. */
 struct cox_layout_frame {
     _Atomic uint64_t sequence;
     /* ExecuteType, COX_TYPE_OPAQUE or COX_TYPE_OPAQUE_BLOCK */
@@ -116,15 +116,15 @@ struct cox_layout_frame {
 struct cox_layout_channel_state {
     /* last sequence in the ring; release, after its frame */
     _Atomic uint64_t published;
-    /* steps up to here are given up: drop them */
+    /* steps up to here are cancelled: drop them */
     _Atomic uint64_t void_through;
-    /* replies up to here were copied out: their slots are free */
+    /* replies up to here were copied: their slots are free */
     _Atomic uint64_t ended;
     /* about when it was published, CLOCK_MONOTONIC; for display */
     _Atomic uint64_t stamp_ns;
     /* bit i: the request in frame i has ended without the replies of all ranks */
     _Atomic uint64_t cancelled_frames;
-    /* 1: the host of the coordinator has an fd that polls readable; ranks notify it of replies */
+    /* 1: the coordinator's host polls an fd; ranks notify it of replies */
     _Atomic uint32_t notify;
     uint8_t padding[COX_LINE_SIZE - 44];
     struct cox_layout_frame frames[COX_DEPTH_MAX];
@@ -137,29 +137,29 @@ enum cox_rank_state {
     COX_RANK_REPLYING = 3,
 };
 
-/* One rank on one channel; written by that rank alone. All that the coordinator looks at for an
- * reply, up to a depth of 4, is in the first 64 bytes, which travel from the one processor's cache
- * to the other's in each round; what the rank says of itself meanwhile is behind. */
+/* One rank on one channel, written by that rank only. Up to a depth of 4 everything that the
+ * coordinator reads for a reply is in the first 64 bytes, the line that moves between the two
+ * processors' caches in each round. What the rank stores meanwhile is behind it. */
 struct cox_layout_rank_line {
-    /* last sequence looked at */
+    /* last sequence that was read */
     _Atomic uint64_t taken;
-    /* frames up to here are not read again */
+    /* frames up to here are returned: the rank does not read them again */
     _Atomic uint64_t returned;
     /* last sequence replied to; release, after slot and tag */
     _Atomic uint64_t done;
     _Atomic uint32_t instance;
     _Atomic uint32_t incarnation;
-    /* The sequence whose reply a slot holds, of the first frames; bit 63: it is an ExecuteResponse
-     * in any case. */
+    /* The sequence whose reply a slot holds, for the first frames; bit 63: the reply is an
+     * ExecuteResponse even for an opaque request. */
     _Atomic uint64_t tags[COX_DEPTH_NEAR];
     /* state in bits 56-63, sequence below */
     _Atomic uint64_t word;
     /* about when word last changed, CLOCK_MONOTONIC; for display */
     _Atomic uint64_t stamp_ns;
-    /* the sequence table stands at this step */
+    /* the last step that the sequence table contains */
     _Atomic uint64_t base;
     uint64_t reserved;
-    /* of the other frames */
+    /* for the other frames */
     _Atomic uint64_t far_tags[COX_DEPTH_MAX - COX_DEPTH_NEAR];
     uint8_t padding[2 * COX_LINE_SIZE - 8 * (COX_DEPTH_MAX - COX_DEPTH_NEAR)];
 };
@@ -199,9 +199,9 @@ struct cox_layout_control {
 
 /* ---- sealed groups ---- */
 
-/* What is mapped apart begins at multiples of this, whatever the machine's pages. */
+/* Parts that are mapped separately begin at multiples of this, whatever the machine's page size. */
 #define COX_SEALED_PAGE UINT64_C(4096)
-/* Where in the request memory the requests begin. */
+/* The offset of the requests in the request memory. */
 #define COX_SEALED_HEAD (2 * COX_SEALED_PAGE)
 
 /* In the request memory, behind the control region. Reports of each rank that were taken out of its
@@ -211,32 +211,32 @@ struct cox_layout_rings {
     _Atomic uint32_t heard[COX_RANK_COUNT_MAX];
 };
 
-/* What the ranks of one channel sleep on; grows with every wake-up. In the wake memory, which ranks
- * have writable: a sleep on a word of a read-only mapping costs the kernel a second walk of the
- * page tables (345 ns against 255, in each round of each rank), and who spoils a word here makes
- * others wait for a slice at most, as with all hints. */
+/* The word on which the ranks of one channel block; it grows with every wakeup. It is in the wake
+ * memory, which ranks can write: blocking on a word in a read-only mapping costs the kernel a
+ * second page-table walk (345 ns against 255, per round and rank). A process that overwrites a word
+ * here delays others by a slice at most, as with all hints. */
 struct cox_layout_ring {
     /* release, after what it is woken for; partner: the acquire in gate.c */
     _Atomic uint32_t word;
-    /* ranks; one that was killed there is counted for ever, which costs calls */
+    /* waiting ranks; one that was killed there stays counted, which costs calls */
     _Atomic uint32_t asleep;
     uint8_t padding[COX_LINE_SIZE - 8];
 };
 
-/* How many replies a frame's request still lacks: sequence in the low 56 bits, count above. */
+/* How many replies the request of a frame lacks: sequence in the low 56 bits, count above. */
 struct cox_layout_hint {
     _Atomic uint64_t word;
     uint8_t padding[COX_LINE_SIZE - 8];
 };
 
-/* Where somebody looks before he sleeps, who wakes looks whether anybody does, and spares himself
- * the call. */
+/* When waiters spin first, the waker checks a count of blocked waiters and skips FUTEX_WAKE if it
+ * is zero. */
 struct cox_layout_wake_channel {
-    /* the coordinator sleeps on it; grows with every wake-up */
+    /* the coordinator blocks on it; grows with every wakeup */
     _Atomic uint32_t wakeup;
     _Atomic uint32_t coordinator_sleeps;
     uint8_t padding[COX_LINE_SIZE - 8];
-    /* of no use on the error channel */
+    /* unused on the error channel */
     struct cox_layout_ring ring;
     struct cox_layout_hint hints[COX_DEPTH_MAX];
 };

@@ -32,11 +32,11 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* The lock is none that ThreadSanitizer knows: one that it knew would order what the two sides did
- * before they attached, and hide that they do not order it themselves. */
+/* The lock is hidden from ThreadSanitizer: it would otherwise order what both sides did before they
+ * attached, and hide that they do not order that themselves. */
 #define REGION_UNSEEN __attribute__((noinline, no_sanitize("thread")))
 
-/* One object and where it is mapped. */
+/* One object, and where it is mapped. */
 struct region_shared {
     struct region_shared *next;
     dev_t device;
@@ -76,8 +76,7 @@ REGION_UNSEEN static void *region_mmap(int fd, uint64_t offset, uint64_t size, i
                 (found->writable || !(protection & PROT_WRITE)))
                 break;
     void *base = found ? found->base : mmap(NULL, size, protection, MAP_SHARED, fd, (off_t)offset);
-    /* That it is mapped, and nothing that was done with it since, comes before what others do with
-     * it. */
+    /* Only the mapping itself, not later accesses, is ordered before what others do with it. */
     if (found) {
         cox_tsan_acquire(base);
         found->users++;
@@ -143,13 +142,13 @@ int cox_region_space(struct cox_region_space *ret_space)
     ret_space->region = limit.rlim_cur == RLIM_INFINITY ? UINT64_MAX : limit.rlim_cur;
     if (statvfs("/dev/shm", &vfs) < 0)
         return -errno;
-    /* A tmpfs without a limit (mount -o size=0, nr_inodes=0) says 0 of 0. */
+    /* A tmpfs without a limit (mount -o size=0, nr_inodes=0) reports 0 of 0. */
     ret_space->bytes = vfs.f_blocks ? (uint64_t)vfs.f_bavail * vfs.f_frsize : UINT64_MAX;
     ret_space->files = vfs.f_files ? vfs.f_favail : UINT64_MAX;
     return 0;
 }
 
-/* Whether it may be that large; not tried: the signal would end the host. */
+/* Checks RLIMIT_FSIZE. Not by trying, because the signal would end the host. */
 static int region_check_limit(const char *what, const char *name, uint64_t size,
                               struct cox_error *err)
 {
@@ -190,7 +189,7 @@ int cox_region_reserve(int fd, uint64_t size, const char *name, struct cox_error
     return r ? r : cox_region_reserve_part(fd, 0, size, name, err);
 }
 
-/* It never had a name, and cannot get one. */
+/* Returns true if it never had a name and cannot get one. */
 static bool region_is_sealed(int fd)
 {
     int seals = fcntl(fd, F_GET_SEALS);
@@ -207,8 +206,8 @@ int cox_region_check_fd(int fd, const char *name, struct cox_error *err)
     if (st.st_uid != geteuid())
         return cox_fail(err, COX_DENIED, "region %s belongs to user %u, expected %u", name,
                         st.st_uid, geteuid());
-    /* Sealed memory is reached only through a process that has it, whatever its mode: and any of
-     * those may change that, to keep the others out. */
+    /* Sealed memory is reachable only through a process that has it, whatever its mode; and each
+     * such process may change the mode to lock others out. */
     if ((st.st_mode & 07777) != 0600 && !region_is_sealed(fd))
         return cox_fail(err, COX_DENIED, "region %s has mode %04o, expected 0600", name,
                         st.st_mode & 07777);
@@ -237,8 +236,8 @@ int cox_region_map(struct cox_region *region, int fd, uint64_t size, enum cox_re
     return cox_region_map_part(region, fd, 0, size, access, name, err);
 }
 
-/* Under the name, of no size; *ret_fd also on failure, if it is open then: the name is removed by
- * who has it. */
+/* Creates an empty object under the name. *ret_fd is set also on failure if it is open: the caller
+ * then removes the name. */
 static int region_name(const char *name, int *ret_fd, struct cox_error *err)
 {
     int r = region_name_check(name, err);
@@ -305,14 +304,15 @@ int cox_region_create_sparse(const char *name, uint64_t size, int *ret_fd, struc
     return r;
 }
 
-/* A system may insist on memory that can never be executed (vm.memfd_noexec), or not know of it. */
+/* A system may require memory that can never be executed (vm.memfd_noexec), or not know the flag.
+ */
 static int region_memfd_empty(const char *label, unsigned flags)
 {
     int fd = memfd_create(label, flags | MFD_NOEXEC_SEAL);
     return fd < 0 && errno == EINVAL ? memfd_create(label, flags) : fd;
 }
 
-/* -1: not without a size, not on such pages, or not at all; errno says why. */
+/* Returns -1, with errno, if the size, the kind of pages, or the memfd itself is not possible. */
 static int region_memfd(const char *label, uint64_t size, unsigned flags)
 {
     int fd = region_memfd_empty(label, flags);
@@ -371,7 +371,7 @@ int cox_region_create_unnamed(struct cox_region *region, const char *label, uint
         return r;
     seals |= F_SEAL_SEAL;
     uint64_t rounded = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    /* None reserved, none free, no such file system: normal pages do. */
+    /* No huge pages are reserved or free, or there is no such file system: normal pages are used. */
     if (huge && rounded <= space.region &&
         region_create_memfd(region, label, rounded, MFD_HUGETLB | MFD_HUGE_2MB, seals, ret_fd,
                             NULL) == 0)
@@ -403,8 +403,7 @@ int cox_region_create_image(struct cox_region *region, const char *label, uint64
                                 err);
     if (r)
         return r;
-    /* A process that is forked meanwhile would have it mapped for writing until it executes its
-     * program. */
+    /* A process forked meanwhile would have it mapped for writing until its exec. */
     if (madvise(made.base, made.size, MADV_DONTFORK) < 0) {
         r = -errno;
         cox_region_detach(&made);
@@ -533,7 +532,7 @@ int cox_region_open(const char *name, enum cox_region_access access, int *ret_fd
         r = errno;
         if (r == ENOENT)
             return cox_fail(err, COX_NOT_FOUND, "region %s does not exist", name);
-        /* shm_open tells EINVAL for EISDIR; the name itself was checked above. */
+        /* shm_open returns EINVAL for EISDIR; the name itself was checked above. */
         if (r == ELOOP || r == EACCES || r == EISDIR || r == EINVAL || r == ENXIO)
             return cox_fail(err, COX_DENIED, "region %s: %s", name,
                             r == ELOOP    ? "the name is a symbolic link"
@@ -555,9 +554,9 @@ int cox_region_renew(struct cox_region *region, const char *name, struct cox_err
 {
     struct cox_region made = {0};
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    /* Given back first: there may be no room for both. */
+    /* Released first: there may be no room for both. */
     madvise(region->base, region->size, MADV_REMOVE);
-    cox_region_unlink(name); /* or create says that it is there */
+    cox_region_unlink(name); /* otherwise create returns COX_TAKEN */
     int r = cox_region_create(&made, name, region->size, err);
     if (r)
         return r;
@@ -567,7 +566,8 @@ int cox_region_renew(struct cox_region *region, const char *name, struct cox_err
         cox_fail(err, r, "region %s: mapping it again: %s", name, cox_status_text(r));
     if (r)
         cox_region_unlink(name);
-    cox_tsan_release(region->base); /* for who hears through a semaphore of what is in it next */
+    cox_tsan_release(
+        region->base); /* for threads that learn through a semaphore what it contains */
     cox_fault_point(COX_FAULT_REGION_RENEWED);
     return r;
 }

@@ -40,7 +40,7 @@ COX_HOT void cox_reply_commit(const struct cox_channel *channel, uint32_t rank, 
                       channel->control->geometry.depth, sequence, failed);
 }
 
-/* Apart, so that who finds all in order saves nothing for it. */
+/* A separate function, so that the usual path saves no registers for it. */
 __attribute__((cold, noinline)) static int reply_refuse(const struct cox_channel *channel,
                                                         uint32_t rank, uint64_t sequence,
                                                         uint32_t incarnation, struct cox_error *err)

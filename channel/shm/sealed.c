@@ -16,7 +16,7 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define SEALS_SIZE ((unsigned)(F_SEAL_SHRINK | F_SEAL_GROW))
-/* Of memory that one process alone writes, which has it mapped. */
+/* For memory with one writer, which has it mapped. */
 #define SEALS_OWNED (SEALS_SIZE | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)
 
 static const char *const group_labels[COX_SEALED_GROUP_FD_COUNT] = {"cox_group",
@@ -79,9 +79,9 @@ static int create_request(struct cox_sealed *sealed, struct cox_control *control
     return cox_region_open_reader(fd, "cox_request", &sealed->request_fd, err);
 }
 
-/* Never on huge pages: who may write may punch holes, and a hole is filled again only while there
- * are pages of its kind. Of huge ones there may be none by then, and whoever touches it, the
- * coordinator too, would end by SIGBUS. */
+/* Never on huge pages: a writer can punch holes, and a hole is filled again only while pages of its
+ * kind are free. Without a free huge page the next access, also the coordinator's, would raise
+ * SIGBUS. */
 static int create_rank(struct cox_region *region, const struct cox_geometry *geometry, int *ret_fd,
                        struct cox_error *err)
 {
@@ -89,7 +89,7 @@ static int create_rank(struct cox_region *region, const struct cox_geometry *geo
                                      SEALS_SIZE, false, ret_fd, err);
 }
 
-/* Not mapped here, and without the seals that its rank adds. */
+/* Not mapped here, and without the seals that the rank adds. */
 static int create_group(int ret_fds[COX_SEALED_GROUP_FD_COUNT], struct cox_error *err)
 {
     int r = 0;
@@ -147,7 +147,7 @@ int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *
     }
     group_close(sealed->group_fds[rank]);
     memcpy(sealed->group_fds[rank], group_fds, sizeof group_fds);
-    /* Under the same number, where there is one. */
+    /* Reuses the fd number, if there is one. */
     if (sealed->rank_fds[rank] < 0)
         sealed->rank_fds[rank] = cox_steal_fd(&fd);
     else if (dup3(fd, sealed->rank_fds[rank], O_CLOEXEC) < 0)
@@ -173,7 +173,7 @@ void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,
         ret_fds[COX_SEALED_GROUP + i] = sealed->group_fds[rank][i];
 }
 
-/* Memory that could shrink would end this process with SIGBUS. */
+/* Memory that can shrink could end this process with SIGBUS. */
 static int check_seals(int fd, unsigned seals, const char *what, struct cox_error *err)
 {
     int present = fcntl(fd, F_GET_SEALS);
@@ -200,7 +200,7 @@ int cox_sealed_check_group(int fd, uint64_t size, const char *label, struct cox_
                           (intmax_t)st.st_size, size);
 }
 
-/* From here on this mapping is the only one that can be written, and there will be no other one. */
+/* From here on this is the only writable mapping, and no other can be made. */
 static int attach_group(struct cox_sealed *sealed, const int fds[COX_SEALED_FD_COUNT],
                         struct cox_error *err)
 {
@@ -266,7 +266,7 @@ int cox_sealed_await_heard(const struct cox_control *control, uint32_t rank, uin
 {
     struct cox_layout_rings *rings = cox_sealed_rings(control);
     for (;;) {
-        /* Numbers are compared as distances: 32 bits of them go round. */
+        /* Numbers are compared as distances, because 32 bits wrap around. */
         uint32_t seen = cox_state_heard(rings, rank);
         if ((int32_t)(seen - (uint32_t)(number - 1)) >= 0)
             return 0;

@@ -48,14 +48,13 @@ static inline void cox_state_set_published(struct cox_layout_channel_state *shar
     cox_fault_point(COX_FAULT_REQUEST_PUBLISHED);
 }
 
-/* The frame's bytes were written before. */
+/* The bytes of the frame must be written before. */
 static inline void cox_state_publish(struct cox_layout_channel_state *shared, uint32_t depth,
                                      const struct cox_frame_record *record)
 {
     struct cox_layout_frame *frame = &shared->frames[cox_geometry_frame(record->sequence, depth)];
-    /* relaxed: ordered before the fields by their release stores; a reader that sees a new field
-     * with its acquire load therefore sees the zero, or what comes after it, in its second look at
-     * sequence. */
+    /* relaxed: ordered before the fields by their release stores. So a reader that sees a new field
+     * with its acquire load sees the zero, or a later value, when it loads sequence again. */
     atomic_store_explicit(&frame->sequence, 0, memory_order_relaxed);
     cox_fault_point(COX_FAULT_RECORD_BEGUN);
     atomic_store_explicit(&frame->type, record->type, memory_order_release);
@@ -68,15 +67,15 @@ static inline void cox_state_publish(struct cox_layout_channel_state *shared, ui
     cox_state_set_published(shared, record->sequence);
 }
 
-/* relaxed: for display, and before the publication. A clock costs a rank that was just switched to
- * more than this line, which it reads anyway. */
+/* relaxed: for display, and before the publication. Reading the clock would cost a rank that was
+ * just scheduled more than this line, which it reads anyway. */
 static inline void cox_state_set_stamp(struct cox_layout_channel_state *shared, uint64_t now_ns)
 {
     atomic_store_explicit(&shared->stamp_ns, now_ns, memory_order_relaxed);
     cox_fault_point(COX_FAULT_REQUEST_STAMPED);
 }
 
-/* When about the last request was published; 0: nobody says. */
+/* About when the last request was published; 0: unknown. */
 static inline uint64_t cox_state_stamp(const struct cox_layout_channel_state *shared)
 {
     return atomic_load_explicit(&shared->stamp_ns, memory_order_relaxed);
@@ -87,8 +86,8 @@ static inline uint64_t cox_state_published(const struct cox_layout_channel_state
     return atomic_load_explicit(&shared->published, memory_order_acquire);
 }
 
-/* False: the frame holds another sequence, or is being written: this rank was not asked for
- * `sequence`. */
+/* Returns false if the frame holds another sequence or is being written: this rank was not asked
+ * for `sequence`. */
 static inline bool cox_state_read_frame(const struct cox_layout_channel_state *shared,
                                         uint32_t depth, uint64_t sequence,
                                         struct cox_frame_record *ret_record)
@@ -109,8 +108,8 @@ static inline bool cox_state_read_frame(const struct cox_layout_channel_state *s
     return true;
 }
 
-/* False: the frame holds another sequence, is being written, or no sequence is that large (a state
- * word has room for as much). */
+/* Returns false if the frame holds another sequence, is being written, or `sequence` does not fit a
+ * state word. */
 static inline bool cox_state_frame_holds(const struct cox_layout_channel_state *shared,
                                          uint32_t depth, uint64_t sequence)
 {
@@ -121,8 +120,9 @@ static inline bool cox_state_frame_holds(const struct cox_layout_channel_state *
                                 memory_order_acquire) == sequence;
 }
 
-/* True: the frame of `sequence` still holds an earlier request, so that `sequence` was not
- * published, whatever the number says. 0 is a frame that is being written, for a later one. */
+/* Returns true if the frame of `sequence` still holds an earlier request: then `sequence` was not
+ * published, whatever the published number is. 0 is a frame that is being written for a later one.
+ */
 static inline bool cox_state_frame_behind(const struct cox_layout_channel_state *shared,
                                           uint32_t depth, uint64_t sequence)
 {
@@ -132,7 +132,7 @@ static inline bool cox_state_frame_behind(const struct cox_layout_channel_state 
     return there != 0 && there < sequence;
 }
 
-/* release/acquire: whoever sees a step as void also sees why it was given up. */
+/* release/acquire: a reader that sees a step as void also sees why it was cancelled. */
 static inline void cox_state_set_void(struct cox_layout_channel_state *shared, uint64_t sequence)
 {
     atomic_store_explicit(&shared->void_through, sequence, memory_order_release);
@@ -157,16 +157,16 @@ static inline uint64_t cox_state_ended(const struct cox_layout_channel_state *sh
     return atomic_load_explicit(&shared->ended, memory_order_acquire);
 }
 
-/* Requests may end before earlier ones: `ended` does not say of them. release: a bit is cleared
- * before the frame is published anew; partner is the acquire of whoever reads the frame. */
+/* Requests may end before earlier ones, which `ended` cannot express. release: a bit is cleared
+ * before the frame is published again; partner is the acquire of the frame's readers. */
 static inline void cox_state_set_cancelled(struct cox_layout_channel_state *shared, uint64_t frames)
 {
     atomic_store_explicit(&shared->cancelled_frames, frames, memory_order_release);
     cox_fault_point(COX_FAULT_VOID_STORED);
 }
 
-/* True: nobody waits for the reply to `sequence`, which this rank has taken and not replied to, so
- * that its frame is still its own. */
+/* Returns true if no caller waits for the reply to `sequence`, which this rank has taken and not
+ * replied to, so that the frame still belongs to it. */
 static inline bool cox_state_cancelled(const struct cox_layout_channel_state *shared,
                                        uint32_t depth, uint64_t sequence)
 {
@@ -176,23 +176,23 @@ static inline bool cox_state_cancelled(const struct cox_layout_channel_state *sh
                1;
 }
 
-/* From now on ranks write to their eventfd after a reply. seq_cst, both sides: the caller gathers
- * after this, and a rank reads this after the wakeup word of its reply; one of the two sees the
- * other. Partner: cox_state_notifies. */
+/* Makes ranks write to their eventfd after each reply. seq_cst, both sides: the caller gathers
+ * after this store, and a rank loads this after it has stored the wakeup word of its reply; one of
+ * the two sees the other. Partner: cox_state_notifies. */
 static inline void cox_state_set_notify(struct cox_layout_channel_state *shared)
 {
     atomic_store_explicit(&shared->notify, 1, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_VOID_STORED);
 }
 
-/* After the words of a reply; see cox_state_set_notify. */
+/* To be called after the words of a reply were stored; see cox_state_set_notify. */
 static inline bool cox_state_notifies(const struct cox_layout_channel_state *shared)
 {
     return atomic_load_explicit(&shared->notify, memory_order_seq_cst) != 0;
 }
 
-/* What ends this group and no other. Two bits of it are always set: none that turns by itself makes
- * it of the 0 that stands there. */
+/* The value that ends this group and no other. Two of its bits are always set, so that a single
+ * flipped bit of the initial 0 is not this value. */
 static inline uint32_t cox_state_abort_value(const struct cox_control *control)
 {
     uint64_t mixed =
@@ -215,12 +215,12 @@ static inline bool cox_state_aborted(const struct cox_control *control)
            cox_state_abort_value(control);
 }
 
-/* The lines of a dead rank, as if it had served everything so far: what its next process reads is
- * news. */
+/* Resets the lines of a dead rank as if it had served everything so far: its next process then
+ * reads only new requests. */
 static inline void cox_state_reset_line(struct cox_layout_rank_line *line, uint64_t published)
 {
-    /* relaxed: the next process is forked after this; who reads here meanwhile knows that the rank
-     * is dead. */
+    /* relaxed: the next process is forked after this, and readers in the meantime know that the
+     * rank is dead. */
     for (size_t i = 0; i < COX_DEPTH_NEAR; i++)
         atomic_store_explicit(&line->tags[i], 0, memory_order_relaxed);
     for (size_t i = 0; i < COX_DEPTH_MAX - COX_DEPTH_NEAR; i++)
@@ -239,7 +239,7 @@ static inline void cox_state_reset_line(struct cox_layout_rank_line *line, uint6
 
 static inline void cox_state_reset_identity(struct cox_layout_identity *identity)
 {
-    /* relaxed: ordered by the release of `state`, with which the rank may be claimed again. */
+    /* relaxed: ordered by the release of `state`, after which the rank may be claimed again. */
     atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->incarnation, 0, memory_order_relaxed);
@@ -250,8 +250,8 @@ static inline void cox_state_reset_identity(struct cox_layout_identity *identity
 
 /* ---- written by a rank ---- */
 
-/* False: another process is the rank, or is about to be. pid and start of the one that claims are
- * there a moment after the claim, for whoever is refused. */
+/* Returns false if another process is, or is about to be, the rank. Its pid and start appear a
+ * moment after its claim, for error texts. */
 static inline bool cox_state_claim_identity(struct cox_layout_identity *identity, uint32_t pid,
                                             uint64_t start)
 {
@@ -267,18 +267,18 @@ static inline bool cox_state_claim_identity(struct cox_layout_identity *identity
     return true;
 }
 
-/* By the process that holds the claim: it could not attach. */
+/* For the process that holds the claim and could not attach. */
 static inline void cox_state_unclaim_identity(struct cox_layout_identity *identity)
 {
     atomic_store_explicit(&identity->pid, 0, memory_order_relaxed);
     atomic_store_explicit(&identity->start, 0, memory_order_relaxed);
-    /* release: what was done under the claim before the next one. */
+    /* release: everything done under the claim, before the next claim. */
     atomic_store_explicit(&identity->state, COX_IDENTITY_EMPTY, memory_order_release);
     cox_fault_point(COX_FAULT_ATTACH_CLAIMED);
 }
 
-/* relaxed stamp before the release word: who reads the word with acquire sees its stamp or a later
- * one. For display. */
+/* relaxed stamp before the release word: a reader of the word with acquire sees its stamp or a
+ * later one. For display. */
 static inline void cox_state_set_rank(struct cox_layout_rank_line *line, enum cox_rank_state state,
                                       uint64_t sequence, uint64_t now_ns)
 {
@@ -287,7 +287,7 @@ static inline void cox_state_set_rank(struct cox_layout_rank_line *line, enum co
     cox_fault_point(COX_FAULT_RANK_STATE);
 }
 
-/* What a rank does on a channel, by its own account. */
+/* The state of a rank on a channel, as the rank has stored it. */
 struct cox_rank_word {
     /* state and sequence, cox_state_word */
     uint64_t word;
@@ -312,8 +312,8 @@ static inline void cox_state_set_incarnation(struct cox_layout_rank_line *line, 
     cox_fault_point(COX_FAULT_RANK_INCARNATION);
 }
 
-/* Which process wrote the line, by its own account. relaxed: written once at attach, ordered by the
- * acquire of `done`. */
+/* The identity of the process that wrote the line, as it has stored it. relaxed: written once at
+ * attach, ordered by the acquire of `done`. */
 static inline uint32_t cox_state_line_instance(const struct cox_layout_rank_line *line)
 {
     return atomic_load_explicit(&line->instance, memory_order_relaxed);
@@ -331,8 +331,8 @@ static inline void cox_state_set_base(struct cox_layout_rank_line *line, uint64_
     cox_fault_point(COX_FAULT_STEP_COMMITTED);
 }
 
-/* The process that claimed the identity has attached: the coordinator counts on the rank from here
- * on. */
+/* The process that claimed the identity has attached. From here on the coordinator relies on the
+ * rank. */
 static inline void cox_state_announce_identity(struct cox_layout_identity *identity,
                                                uint32_t instance, uint32_t incarnation)
 {
@@ -345,7 +345,7 @@ static inline void cox_state_announce_identity(struct cox_layout_identity *ident
     cox_fault_point(COX_FAULT_ATTACH_ANNOUNCED);
 }
 
-/* Another process wrote it: each word is loaded once. */
+/* Written by another process: each word is loaded once. */
 struct cox_identity {
     uint32_t state;
     uint32_t pid;
@@ -366,30 +366,30 @@ static inline struct cox_identity cox_state_identity(const struct cox_layout_ide
     };
 }
 
-/* release: everything it has replied before; partner is cox_state_left. */
+/* release: after all its replies; partner is cox_state_left. */
 static inline void cox_state_set_left(struct cox_layout_identity *identity)
 {
     atomic_store_explicit(&identity->state, COX_IDENTITY_LEFT, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_LEFT);
 }
 
-/* True: its identity is whole; it may have left again since. acquire: partner is the worker's
- * release after it filled its identity. */
+/* Returns true if the rank has attached; it may have left again since. acquire: partner is the
+ * worker's release after it stored its identity. */
 static inline bool cox_state_attached(const struct cox_layout_identity *identity)
 {
     uint32_t state = atomic_load_explicit(&identity->state, memory_order_acquire);
     return state == COX_IDENTITY_ATTACHED || state == COX_IDENTITY_LEFT;
 }
 
-/* True: it serves no more, whether or not its process lives. */
+/* Returns true if the rank has left the group, whether or not its process lives. */
 static inline bool cox_state_left(const struct cox_control *control, uint32_t rank)
 {
     return atomic_load_explicit(&control->ranks[rank]->identity.state, memory_order_acquire) ==
            COX_IDENTITY_LEFT;
 }
 
-/* release: not needed by data, the rank only read; kept so that taken never seems to run ahead of
- * attach. */
+/* release: no data needs it, since the rank only read; it keeps `taken` from seeming to run ahead
+ * of attach. */
 static inline void cox_state_set_taken(struct cox_layout_rank_line *line, uint64_t sequence)
 {
     atomic_store_explicit(&line->taken, sequence, memory_order_release);
@@ -404,8 +404,8 @@ static inline void cox_state_set_returned(struct cox_layout_rank_line *line, uin
     cox_fault_point(COX_FAULT_RANK_RETURNED);
 }
 
-/* The reply is an ExecuteResponse, also where replies are opaque: it tells of a failure, or where
- * the reply is (large_payload.h). */
+/* The reply is an ExecuteResponse even if replies are opaque: it reports a failure, or a reply out
+ * of line (large_payload.h). */
 #define COX_TAG_FAILED (UINT64_C(1) << 63)
 
 /* relaxed tag before the release of done. */

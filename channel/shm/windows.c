@@ -17,7 +17,7 @@ static int window_reserve(int fd, const struct cox_geometry *geometry, uint64_t 
                                    cox_geometry_group_size(geometry), LABEL, err);
 }
 
-/* What was there is gone; who has it mapped finds zeroes. Returns 0 or -errno. */
+/* Discards the content; processes that have it mapped read zeroes. Returns 0 or -errno. */
 static int windows_punch(int fd, uint64_t offset, uint64_t size)
 {
     int r;
