@@ -243,7 +243,8 @@ COX_HOT static bool hint_count(_Atomic uint64_t *hint, uint64_t sequence)
         if (seen << 8 != sequence << 8 || seen >> HINT_COUNT_SHIFT == 0)
             return false;
         next = seen - (UINT64_C(1) << HINT_COUNT_SHIFT);
-        /* acq_rel: the last rank has every `done` before it, so the thread that it wakes sees them. */
+        /* acq_rel: the last rank has every `done` before it, so the thread that it wakes sees them.
+         */
     } while (!atomic_compare_exchange_weak_explicit(hint, &seen, next, memory_order_acq_rel,
                                                     memory_order_relaxed));
     return next >> HINT_COUNT_SHIFT == 0;

@@ -371,7 +371,8 @@ int cox_region_create_unnamed(struct cox_region *region, const char *label, uint
         return r;
     seals |= F_SEAL_SEAL;
     uint64_t rounded = (size + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    /* No huge pages are reserved or free, or there is no such file system: normal pages are used. */
+    /* No huge pages are reserved or free, or there is no such file system: normal pages are used.
+     */
     if (huge && rounded <= space.region &&
         region_create_memfd(region, label, rounded, MFD_HUGETLB | MFD_HUGE_2MB, seals, ret_fd,
                             NULL) == 0)

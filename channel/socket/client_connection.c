@@ -30,7 +30,7 @@ void cox_client_connection_died(struct cox_socket_server *server,
     cox_client_connection_drop(server, client);
 }
 
-/* Whether it gets there is its own affair. */
+/* Whether the refusal arrives is not checked. */
 void cox_client_connection_turn_away(int fd, int code, const char *reason)
 {
     uint8_t bytes[COX_REFUSAL_SIZE_MAX];
@@ -53,7 +53,7 @@ void cox_client_connection_refuse(struct cox_socket_server *server,
     cox_client_connection_drop(server, client);
 }
 
-/* Returns 0, or what cox_socket_send returns: then it is to be dropped. */
+/* Returns 0, or what cox_socket_send returns: then the client is to be dropped. */
 static int hello_reply_send(int fd, struct cox_hello_reply *hello_reply, const int *fds,
                             uint32_t fd_count)
 {
@@ -65,7 +65,7 @@ static int hello_reply_send(int fd, struct cox_hello_reply *hello_reply, const i
     return r;
 }
 
-/* Of its fds or bytes the client has nothing, so that it can still be told why. */
+/* The client has received no fds or bytes yet, so a refusal can still be sent. */
 static void client_not_accepted(struct cox_socket_server *server,
                                 struct cox_client_connection *client, int r)
 {
@@ -121,8 +121,8 @@ static void worker_hello(struct cox_socket_server *server, struct cox_client_con
     client->state = COX_CLIENT_WORKER;
 }
 
-/* The hook may give the fd to another thread, which may close it at once: so the hello reply goes
- * by a duplicate, made before, when a failure is still a refusal. */
+/* The hook may give the fd to another thread, which may close it at once. So the hello reply is
+ * sent over a duplicate, made while a failure can still be a refusal. */
 static void command_hello(struct cox_socket_server *server, struct cox_client_connection *client)
 {
     struct cox_error err = {0};
@@ -196,8 +196,8 @@ static void client_hello(struct cox_socket_server *server, struct cox_client_con
     }
 }
 
-/* Reads until there is no more, or more than belongs there. An end behind a whole frame is seen
- * again after the hello reply. */
+/* Reads until the socket is empty, or holds more than a hello. The end of the connection after a
+ * whole frame is seen after the hello reply. */
 static void client_read_hello(struct cox_socket_server *server,
                               struct cox_client_connection *client)
 {
@@ -246,8 +246,9 @@ static void client_read_worker(struct cox_socket_server *server,
     worker_gone(server, client);
 }
 
-/* Whether it can go on: who is dead cannot. One that cannot be watched (out of fds, another pid
- * namespace) ends with its connection alone; it is tried again at its next request. */
+/* Returns false if the owner is dead. A process that cannot be watched (no fds left, another pid
+ * namespace) loses its entries only with its connection; watching is tried again at its next
+ * request. */
 static bool fd_owner_watch(struct cox_client_connection *client)
 {
     struct cox_peer peer = COX_PEER_NONE;
@@ -260,7 +261,7 @@ static bool fd_owner_watch(struct cox_client_connection *client)
     return r != COX_PEER_DEAD;
 }
 
-/* Whether it can go on: one that does not take its replies cannot. */
+/* Returns false if the owner does not read its replies. */
 static bool fd_owner_reply(struct cox_socket_server *server, struct cox_client_connection *client)
 {
     uint8_t bytes[COX_FD_STORE_REPLY_SIZE];
@@ -274,7 +275,7 @@ static bool fd_owner_reply(struct cox_socket_server *server, struct cox_client_c
     int r = cox_socket_send(client->fd, bytes, sizeof bytes, &fd, fd >= 0, 0);
     if (r != COX_FULL)
         return r == 0;
-    /* So many fds of this user are under way that the kernel sends no more. */
+    /* So many fds of this user are in flight that the kernel sends no more. */
     cox_fd_store_reply_format(COX_FULL, number, bytes);
     return cox_socket_send(client->fd, bytes, sizeof bytes, NULL, 0, 0) == 0;
 }

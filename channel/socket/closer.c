@@ -16,10 +16,10 @@
 
 /* SCM_MAX_FD of the kernel. */
 #define KERNEL_FD_COUNT_MAX 253
-/* What is looked through for fds when a connection ends; where more lies there it is taken to hold
- * some. */
+/* The bytes of a queue that are searched for fds when a connection ends; a larger queue is assumed
+ * to hold some. */
 #define LOOK_SIZE ((size_t)64 << 10)
-/* Messages taken out of a connection that ends: no queue holds as many. */
+/* Messages drained from a connection that ends; no queue holds more. */
 #define DRAIN_COUNT_MAX 4096
 #define CAPACITY_MIN 64
 
@@ -48,7 +48,7 @@ struct cox_closer {
     uint64_t closed;
     /* threads leave when nothing is left */
     bool ending;
-    /* free, and every thread that it left at its work */
+    /* free, and every thread that it has left running */
     uint32_t owners;
     struct closer_thread threads[COX_CLOSER_THREAD_MAX];
 };
@@ -58,12 +58,12 @@ struct cox_closer {
 static void foreign_close(int fd)
 {
     const struct linger off = {0, 0};
-    /* Of what is no socket it is refused, and that is that. */
+    /* Fails harmlessly for fds that are not sockets. */
     setsockopt(fd, SOL_SOCKET, SO_LINGER, &off, sizeof off);
     cox_close_fd(&fd);
 }
 
-/* One message's fds. False: nothing is left. */
+/* Receives the fds of one message. Returns false if the queue is empty. */
 static bool connection_drain_once(int fd)
 {
     union {
@@ -100,7 +100,7 @@ static void entry_close(struct entry entry)
         foreign_close(entry.fd);
 }
 
-/* Fds are left only where no thread could be made. */
+/* Fds remain only if no thread could be created. */
 static void closer_destroy(struct cox_closer *closer)
 {
     for (size_t i = 0; i < closer->count; i++)
@@ -166,8 +166,8 @@ static uint32_t busy_count(const struct cox_closer *closer, uint64_t since_ns)
     return count;
 }
 
-/* A thread more where there is none that could do it. Without one it stays for the next turn.
- * Returns when that is. */
+/* Starts a thread if none is free. If that fails it is tried at the next turn. Returns when that
+ * is. */
 static uint64_t closer_staff(struct cox_closer *closer)
 {
     const uint64_t now_ns = cox_now_ns(), hang_ns = COX_CLOSER_HANG_MS * COX_NSEC_PER_MSEC;
@@ -188,7 +188,7 @@ static uint64_t closer_staff(struct cox_closer *closer)
         return due_ns;
     *unused = (struct closer_thread){.closer = closer, .used = true};
     if (cox_thread_start(&unused->id, closer_main, unused) == 0)
-        return COX_DEADLINE_NEVER; /* nothing is known of it before it has begun */
+        return COX_DEADLINE_NEVER; /* undone if the thread did not start */
     unused->used = false;
     return now_ns + hang_ns;
 }
@@ -242,7 +242,7 @@ struct cox_closer *cox_closer_free(struct cox_closer *closer)
     pthread_cond_broadcast(&closer->changed);
     for (uint32_t i = 0; i < COX_CLOSER_THREAD_MAX; i++) {
         struct closer_thread *thread = &closer->threads[i];
-        /* One that is joined has nothing left to do. */
+        /* A thread that is joined has nothing left to do. */
         if (thread->used && (thread->busy || closer->count > 0)) {
             thread->used = false;
             closer->owners++;
@@ -267,16 +267,16 @@ void cox_closer_give(struct cox_closer *closer, int *fd)
     closer_put(closer, fd, false);
 }
 
-/* Bytes out of band (MSG_OOB) become ordinary ones. Otherwise a receive leaves them out, and closes
- * the fds that came with them on the thread that it is called on; and poll tells of them for ever.
- * Returns 0 or -errno. */
+/* Makes out-of-band bytes (MSG_OOB) ordinary ones. Otherwise a receive skips them and closes the
+ * fds that came with them on the calling thread, and poll reports them for ever. Returns 0 or
+ * -errno. */
 static int urgent_is_ordinary(int fd)
 {
     const int on = 1;
     return setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) < 0 ? -errno : 0;
 }
 
-/* Whether fds lie in its queue, or can. Nobody sends any more. */
+/* Returns true if the queue holds fds, or may. The peer cannot send any more. */
 static bool connection_holds_fds(int fd)
 {
     char bytes[LOOK_SIZE];
@@ -289,8 +289,8 @@ static bool connection_holds_fds(int fd)
     do
         size = recvmsg(fd, &message, MSG_DONTWAIT | MSG_PEEK);
     while (size < 0 && errno == EINTR);
-    /* A look ends at a byte out of band, and at another sender where credentials are asked for:
-     * there is more then. */
+    /* A peek ends at an out-of-band byte, and at another sender if credentials are requested: then
+     * there is more. */
     return (size > 0 && message.msg_flags & MSG_CTRUNC) || ioctl(fd, SIOCINQ, &there) < 0 ||
            there > (size > 0 ? size : 0);
 }
@@ -336,7 +336,7 @@ int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *
         struct cmsghdr header;
     } control;
     struct iovec part = {.iov_base = bytes, .iov_len = size};
-    /* Not a byte more than one fd takes, or the kernel would find room for two. */
+    /* Exactly the size for one fd, or the kernel would accept two. */
     struct msghdr message = {.msg_iov = &part,
                              .msg_iovlen = 1,
                              .msg_control = ret_fd ? &control : NULL,
@@ -353,7 +353,7 @@ int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *
     while (count < 0 && errno == EINTR);
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return COX_EMPTY;
-    if (count < 0 && errno != ECONNRESET) /* reset: closed, with bytes of ours unread */
+    if (count < 0 && errno != ECONNRESET) /* reset: the peer closed with our bytes unread */
         return -errno;
     *ret_size = 0;
     if (count <= 0)
@@ -364,7 +364,7 @@ int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *
     else if (header && header->cmsg_len == CMSG_LEN(sizeof came))
         memcpy(&came, CMSG_DATA(header), sizeof came);
     if (r == 0 && message.msg_flags & MSG_CTRUNC) {
-        /* One was wanted and none could be had, or there are more. */
+        /* An fd was wanted and could not be received, or there are more. */
         _cox_cleanup_(cox_close_fd) int other =
             ret_fd && came < 0 ? fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, STDERR_FILENO + 1) : -1;
         r = ret_fd && came < 0 && other < 0 && (errno == EMFILE || errno == ENFILE) ? -errno
@@ -376,8 +376,8 @@ int cox_closer_receive(int fd, void *bytes, size_t size, size_t *ret_size, int *
         *ret_fd = came;
     if (r)
         return r;
-    /* The same again, for good. What it lets fall of the fd is not the last of it, unless there was
-     * none. */
+    /* Receives it again without peeking. The references that the kernel drops then are not the last
+     * ones, except when there was no fd. */
     do
         count = recv(fd, bytes, (size_t)count, MSG_DONTWAIT);
     while (count < 0 && errno == EINTR);

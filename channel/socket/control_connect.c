@@ -94,7 +94,7 @@ static int connect_to_path(const char *path, uint64_t deadline_ns, int *ret_fd,
     char old_file[COX_RUNTIME_DIR_FILE_SIZE];
     struct stat st;
     int r = connect_open_runtime_dir(path, &runtime_dir_fd, &file, err);
-    /* A coordinator of an older release has the old name alone. */
+    /* Coordinators of an older release have only the old name. */
     if (r == 0 && cox_runtime_dir_old_file(file, old_file) &&
         fstatat(runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) < 0 && errno == ENOENT &&
         fstatat(runtime_dir_fd, old_file, &st, AT_SYMLINK_NOFOLLOW) == 0)
@@ -148,7 +148,7 @@ static int connect_failed(int r, int fd, const char *path, struct cox_error *err
     }
 }
 
-/* The rest of what the coordinator says, after its first byte. */
+/* Reads the refusal after its first byte. */
 static int connect_hear_refusal(int fd, uint64_t deadline_ns, const char *path,
                                 struct cox_error *err)
 {
@@ -163,7 +163,7 @@ static int connect_hear_refusal(int fd, uint64_t deadline_ns, const char *path,
     return r ? connect_failed(r, fd, path, err) : cox_refusal_parse(bytes, err);
 }
 
-/* Behind a hello reply nothing follows before the client has asked; to a worker nothing ever does.
+/* Nothing follows a hello reply until the client sends a request; a worker receives nothing more.
  */
 static int connect_check_silence(int fd)
 {
@@ -220,7 +220,7 @@ int cox_control_socket_connect(const char *path, const struct cox_hello *hello,
     if (r == 0) {
         r = cox_socket_send(session.fd, frame, sizeof frame, NULL, 0, deadline_ns);
         cox_fault_point(COX_FAULT_CONTROL_SOCKET_ASKED);
-        /* A control socket that refuses before it has read it all has still said why. */
+        /* A control socket that refuses before it has read everything has still sent its reason. */
         if (r == 0 || r == COX_CLOSED)
             r = connect_hear(session.fd, &asked, deadline_ns, path, &session, err);
         else

@@ -28,15 +28,15 @@
 #define BACKLOG 4096 /* the kernel takes net.core.somaxconn if that is less */
 /* How long another start or sweep may hold the runtime directory's lock. */
 #define OPEN_LOCK_MS 10000
-/* A process that was killed is gone in this time, unless the kernel holds it. */
+/* A process that was killed is gone by then, unless the kernel holds it. */
 #define ENDING_MS 2000
 #define CLOSE_LOCK_MS 1000
-/* Connections accepted before those that are there are looked at again. */
+/* Connections accepted before existing ones are served again. */
 #define ACCEPT_COUNT_MAX 64
-/* Out of fds or memory: how long nobody is let in. */
+/* Without fds or memory: how long no connection is accepted. */
 #define PAUSE_MS 50
 
-/* The thread's own once it runs, but for stop_fd. */
+/* Belongs to the thread once it runs, except stop_fd. */
 struct cox_control_socket {
     struct cox_socket_server server;
     uint32_t client_max;
@@ -45,17 +45,17 @@ struct cox_control_socket {
     /* the same socket, for clients of older releases */
     char old_file[COX_RUNTIME_DIR_FILE_SIZE];
     int runtime_dir_fd, listen_fd, stop_fd;
-    /* given up to refuse a client when there are no fds left */
+    /* closed to accept and refuse a client when there are no fds left */
     int spare_fd;
     bool named;
     /* of the socket's file */
     dev_t device;
     ino_t inode;
-    /* nobody is let in before; 0: everybody is */
+    /* no connection is accepted before; 0: no pause */
     uint64_t resume_ns;
-    /* nobody was let in since the last pause */
+    /* no connection was accepted since the last pause */
     bool short_of_fds;
-    /* nor is anybody, see socket_is_choked */
+    /* no connection is accepted either; see socket_is_choked */
     bool choked;
     uint64_t next_id;
     /* client_count of client_max, in order of arrival */
@@ -71,7 +71,7 @@ struct cox_control_socket {
 
 /* ---- all of them ---- */
 
-/* Those without an fd go. */
+/* Removes clients without an fd. */
 static void clients_remove(struct cox_control_socket *control_socket)
 {
     uint32_t kept = 0;
@@ -98,8 +98,8 @@ static void clients_expire(struct cox_control_socket *control_socket)
     }
 }
 
-/* The oldest whose hello is not complete is told why, behind "had come when"; false: there is none
- * among those that came up to the client `last`. */
+/* Refuses the oldest client whose hello is not complete. The text is "had come when"... Returns
+ * false if there is none among the clients up to `last`. */
 static bool clients_give_up_oldest(struct cox_control_socket *control_socket, uint64_t last,
                                    const char *why)
 {
@@ -116,7 +116,7 @@ static bool clients_give_up_oldest(struct cox_control_socket *control_socket, ui
     return false;
 }
 
-/* For a newer one. False: all are accepted. */
+/* Makes room for a newer client. Returns false if all clients have completed their hello. */
 static bool clients_make_room(struct cox_control_socket *control_socket)
 {
     char why[80];
@@ -129,7 +129,7 @@ static bool clients_make_room(struct cox_control_socket *control_socket)
 
 /* ---- letting in ---- */
 
-/* fd is taken over. */
+/* Takes ownership of fd. */
 static void socket_let_in(struct cox_control_socket *control_socket, int fd)
 {
     struct cox_socket_peer peer;
@@ -177,11 +177,11 @@ static void spare_open(struct cox_control_socket *control_socket)
     control_socket->spare_fd = fd;
 }
 
-/* No fd, or no memory. A connection that is not accepted makes poll return at once, again and
- * again: the spare fd is for telling it; and for a while nobody is let in. */
+/* No fd or no memory is left. A pending connection makes poll return again and again. So it is
+ * accepted with the spare fd and refused, and then accepting pauses. */
 static void socket_pause(struct cox_control_socket *control_socket, int e)
 {
-    if (!control_socket->short_of_fds) /* it may last for hours */
+    if (!control_socket->short_of_fds) /* this may last for hours */
         cox_log_limit_write(&control_socket->server.log, 4, NULL, 0,
                             "control socket: nobody is let in, but for a try every %d ms: %s",
                             PAUSE_MS, cox_status_text(-e));
@@ -202,7 +202,7 @@ static void socket_accept(struct cox_control_socket *control_socket)
     const uint64_t last_read = control_socket->next_id;
     for (int i = 0; i < ACCEPT_COUNT_MAX; i++) {
         int fd = accept4(control_socket->listen_fd, NULL, NULL, SOCK_CLOEXEC);
-        int e = fd < 0 ? errno : -cox_fd_raise(&fd); /* whose failure is want of fds, too */
+        int e = fd < 0 ? errno : -cox_fd_raise(&fd); /* accept fails for want of fds, too */
         if (e == 0) {
             control_socket->short_of_fds = false;
             socket_let_in(control_socket, fd);
@@ -213,12 +213,12 @@ static void socket_accept(struct cox_control_socket *control_socket)
             return;
         if (e == EINTR || e == ECONNABORTED)
             continue;
-        /* The kernel looks for an fd before it looks whether anybody has come. */
+        /* The kernel allocates an fd before it checks for a connection. */
         if (cox_socket_wait(control_socket->listen_fd, POLLIN, 0) == COX_TIMEOUT)
             return;
         if (clients_give_up_oldest(control_socket, last_read, "a newer client needed its fd"))
             continue;
-        /* Nobody has read yet what those have to say who were let in just now. */
+        /* The connections accepted just now were not read yet. */
         if (control_socket->next_id > last_read)
             return;
         socket_pause(control_socket, e);
@@ -228,13 +228,13 @@ static void socket_accept(struct cox_control_socket *control_socket)
 
 /* ---- the thread ---- */
 
-/* So many closes hang that what else comes with fds could not be got rid of. */
+/* Returns true if so many closes hang that further fds could not be closed. */
 static bool socket_is_choked(const struct cox_control_socket *control_socket)
 {
     return cox_closer_counts(control_socket->server.closer).waiting >= COX_CLOSER_WAITING_MAX;
 }
 
-/* Until when to sleep: the first hello that is late, or the end of a pause. */
+/* The end of the next wait: the first hello that is late, or the end of a pause. */
 static uint64_t socket_deadline(struct cox_control_socket *control_socket)
 {
     uint64_t deadline_ns = cox_closer_turn(control_socket->server.closer);
@@ -255,7 +255,7 @@ static int timeout_until(uint64_t deadline_ns)
     if (deadline_ns == COX_DEADLINE_NEVER)
         return -1;
     uint64_t now_ns = cox_now_ns();
-    /* Rounded up, or the last millisecond would be spent in a loop. */
+    /* Rounded up, or the loop would spin in the last millisecond. */
     uint64_t left_ms =
         now_ns < deadline_ns ? (deadline_ns - now_ns - 1) / COX_NSEC_PER_MSEC + 1 : 0;
     return left_ms < INT_MAX ? (int)left_ms : INT_MAX;
@@ -291,15 +291,15 @@ static void socket_poll(struct cox_control_socket *control_socket)
         return;
     for (nfds_t i = 0; i < count; i++)
         polled[i].revents = 0;
-    /* No memory in the kernel, or more fds than a limit that was lowered: later, perhaps; but the
-     * control socket can be closed. */
+    /* The kernel has no memory, or a limit on fds was lowered: try again later; the control socket
+     * can still be closed. */
     if (errno != EINTR && poll(polled, 1, PAUSE_MS) < 0) {
         polled[0].revents = 0;
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_MS * (long)COX_NSEC_PER_MSEC}, NULL);
     }
 }
 
-/* As socket_poll has seen them. */
+/* In the order in which socket_poll has listed them. */
 static void clients_serve(struct cox_control_socket *control_socket)
 {
     const struct pollfd *process = control_socket->polled + 2 + control_socket->client_count;
@@ -312,7 +312,7 @@ static void clients_serve(struct cox_control_socket *control_socket)
     }
 }
 
-/* relaxed: they are told, and nothing else. */
+/* relaxed: only for display. */
 static void socket_show(struct cox_control_socket *control_socket)
 {
     atomic_store_explicit(&control_socket->shown_clients, control_socket->client_count,
@@ -345,7 +345,7 @@ static void *socket_main(void *argument)
 
 /* ---- its name ---- */
 
-/* Under the lock. Whether the name is free; dead sockets were swept before. */
+/* Under the lock. Checks that the name is free; dead sockets were swept before. */
 static int socket_check_file(const struct cox_control_socket *control_socket, const char *file,
                              const char *name, struct cox_error *err)
 {
@@ -378,8 +378,12 @@ static int socket_check_name(const struct cox_control_socket *control_socket, co
     return r ? r : socket_check_file(control_socket, control_socket->old_file, name, err);
 }
 
-/* Under the lock. After a failure cox_control_socket_unname removes what there is. Returns 0;
- * COX_DENIED: something that is no control socket's has the temporary name; -errno. */
+/* Under the lock. After a failure cox_control_socket_unname removes the rest.
+ * Returns
+ *   0
+ *   COX_DENIED: something else has the temporary name
+ *   -errno
+ */
 static int socket_bind(struct cox_control_socket *control_socket)
 {
     struct sockaddr_un address;
@@ -389,7 +393,7 @@ static int socket_bind(struct cox_control_socket *control_socket)
         return errno == EADDRINUSE ? COX_DENIED : -errno;
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_BOUND);
     int r = 0;
-    /* What the umask took from its mode. */
+    /* Restores what the umask removed. */
     if (fchmodat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, 0600, 0) < 0 ||
         fstatat(control_socket->runtime_dir_fd, COX_RUNTIME_DIR_NEW_FILE, &st,
                 AT_SYMLINK_NOFOLLOW) < 0 ||
@@ -408,7 +412,7 @@ static int socket_bind(struct cox_control_socket *control_socket)
     control_socket->device = st.st_dev;
     control_socket->inode = st.st_ino;
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_NAMED);
-    /* A file system without hard links: clients of older releases do not find this group. */
+    /* The file system has no hard links: clients of older releases cannot find this group. */
     if (linkat(control_socket->runtime_dir_fd, control_socket->file, control_socket->runtime_dir_fd,
                control_socket->old_file, 0) < 0 &&
         errno != EPERM && errno != EOPNOTSUPP)
@@ -427,9 +431,9 @@ static void socket_unlink(const struct cox_control_socket *control_socket, const
     cox_fault_point(COX_FAULT_CONTROL_SOCKET_UNNAMED);
 }
 
-/* While it still listens: once it does not, somebody else may take the name. Without the lock, if
- * it cannot be had, somebody may only do so who was told to remove a living control socket's
- * socket. */
+/* Called while it still listens: afterwards another start may take the name. If the lock cannot be
+ * had it is removed without it; only a process that was told to remove a living control socket's
+ * name could interfere. */
 void cox_control_socket_unname(struct cox_control_socket *control_socket)
 {
     if (!control_socket->named)
@@ -476,11 +480,11 @@ static int socket_listen(struct cox_control_socket *control_socket, const char *
 {
     uint64_t deadline_ns = cox_deadline_after_ms(ENDING_MS);
     int r;
-    /* Who has the name was killed a moment ago: it ends, and then the name is free. */
+    /* The owner of the name was killed a moment ago; when it has ended the name is free. */
     while ((r = socket_listen_once(control_socket, name, err)) == COX_BUSY &&
            cox_now_ns() < deadline_ns) {
         if (err)
-            cox_error_clear(err); /* the last try is the one to tell of */
+            cox_error_clear(err); /* the last attempt is the one to report */
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     }
     return r;
@@ -496,7 +500,7 @@ static uint32_t fd_entry_max_default(void)
     return limit.rlim_cur < 4 ? 1 : (uint32_t)(limit.rlim_cur / 4);
 }
 
-/* The control socket has its options, nothing is open. */
+/* Sets the options; opens nothing. */
 static struct cox_control_socket *socket_new(const struct cox_control_socket_options *options,
                                              const struct cox_control_socket_hooks *hooks)
 {
@@ -512,7 +516,7 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
         .stop_fd = -1,
         .spare_fd = -1,
     };
-    /* The rest is for workers, of whom there can be COX_RANK_COUNT_MAX, and commands. */
+    /* The rest is for workers, at most COX_RANK_COUNT_MAX, and commands. */
     control_socket->server.fd_owner_max =
         control_socket->client_max - control_socket->client_max * 3 / 8;
     cox_log_limit_init(&control_socket->server.log, &options->log);
@@ -533,7 +537,8 @@ static struct cox_control_socket *socket_new(const struct cox_control_socket_opt
     return control_socket;
 }
 
-/* Those that were not let in yet: what they have sent would be closed with the socket. */
+/* Connections that were not accepted yet: the fds they have sent would be closed with the socket.
+ */
 static void socket_end_waiting(struct cox_control_socket *control_socket)
 {
     for (int i = 0; control_socket->listen_fd >= 0 && i < BACKLOG; i++) {
@@ -544,7 +549,7 @@ static void socket_end_waiting(struct cox_control_socket *control_socket)
     }
 }
 
-/* Whatever of it there is; no thread runs. */
+/* Frees what was created so far; no thread runs. */
 static void socket_free(struct cox_control_socket *control_socket)
 {
     cox_control_socket_unname(control_socket);

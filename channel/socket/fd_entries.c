@@ -82,7 +82,7 @@ static uint64_t handle_hash(const struct cox_handle *handle)
     return hash ^ hash >> 32;
 }
 
-/* Where the pointer to it is, or would be. NULL: there is no table yet. */
+/* The place of the pointer to the entry, found or not. NULL: there is no table yet. */
 static struct cox_fd_entry **fd_entries_find(const struct cox_fd_entries *fd_entries,
                                              const struct cox_handle *handle, uint64_t hash)
 {
@@ -95,7 +95,7 @@ static struct cox_fd_entry **fd_entries_find(const struct cox_fd_entries *fd_ent
     return place;
 }
 
-/* Twice the buckets. False: no memory. */
+/* Doubles the buckets. Returns false without memory. */
 static bool fd_entries_grow(struct cox_fd_entries *fd_entries)
 {
     uint32_t count = fd_entries->buckets ? 2 * fd_entries->bucket_count : BUCKET_COUNT_MIN;
@@ -115,7 +115,7 @@ static bool fd_entries_grow(struct cox_fd_entries *fd_entries)
     return true;
 }
 
-/* Takes it out of its bucket, and frees it with its fd; its owner's list is the caller's. */
+/* Removes the entry from its bucket and frees it with its fd; its owner's list is the caller's. */
 static void fd_entries_free_at(struct cox_fd_entries *fd_entries, struct cox_fd_entry **place)
 {
     struct cox_fd_entry *d = *place;
@@ -146,12 +146,12 @@ void cox_fd_entries_forget(struct cox_fd_entries *fd_entries, struct cox_fd_owne
 
 /* ---- what is asked ---- */
 
-/* A handle that is left has to be the fd owner's own and mean this very fd. */
+/* A stored handle must be the owner's own and name this fd. */
 static bool handle_is_of(const struct cox_handle *handle, pid_t pid, int fd)
 {
     struct statx st;
     uint8_t kind = handle->bytes[COX_HANDLE_AT_KIND];
-    /* Whoever serves the file (FUSE) is not asked: it may never reply. */
+    /* The server of the file (FUSE) is not asked: it may never reply. */
     if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO, &st) < 0 ||
         (kind != COX_HANDLE_MEMORY && kind != COX_HANDLE_OTHER))
         return false;
@@ -178,7 +178,7 @@ static int fd_entries_put(struct cox_fd_entries *fd_entries, struct cox_fd_owner
         return COX_FULL;
     if ((!fd_entries->buckets || fd_entries->count >= fd_entries->bucket_count) &&
         !fd_entries_grow(fd_entries) && !fd_entries->buckets)
-        return COX_FULL; /* an existing table may well be crowded */
+        return COX_FULL; /* an existing table works even if it is overfull */
     struct cox_fd_entry *d = malloc(sizeof *d);
     if (!d)
         return COX_FULL;

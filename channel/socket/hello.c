@@ -5,10 +5,10 @@
 
 /* What the wire allows; this version sends at most COX_HELLO_FD_COUNT_MAX. */
 #define FD_COUNT_MAX 128
-/* So that sums of two sizes are sizes, and nothing is negative where it is taken for signed. */
+/* So that the sum of two sizes does not overflow, and no size is negative as a signed number. */
 #define SIZE_LIMIT ((uint64_t)SIZE_MAX / 2)
 
-/* Where the fields of the frame are. */
+/* Offsets of the fields of the frame. */
 enum {
     VERSION = 0,
     ROLE = 8,
@@ -24,7 +24,7 @@ enum {
     RESERVED_64 = 64,
 };
 
-/* And of the hello reply, behind its first byte. */
+/* Offsets of the fields of the hello reply, after its first byte. */
 enum {
     W_VERSION = 0,
     W_ATTACH = 8,
@@ -59,7 +59,7 @@ static uint32_t get_32(const uint8_t *bytes)
            (uint32_t)bytes[3] << 24;
 }
 
-/* The first byte in [from, to) that is not zero; to: all are. */
+/* The first non-zero byte in [from, to); to: all are zero. */
 static size_t first_set(const uint8_t *bytes, size_t from, size_t to)
 {
     while (from < to && bytes[from] == 0)
@@ -154,7 +154,7 @@ int cox_hello_parse(const uint8_t frame[COX_HELLO_SIZE], struct cox_hello *ret_h
         .start = get_64(frame + START),
     };
     uint32_t role = get_32(frame + ROLE);
-    /* Before all else: another version may mean other things by the same bytes. */
+    /* First: another version may have another layout. */
     if (hello.version != COX_HELLO_VERSION)
         return cox_fail(err, COX_VERSION,
                         "the client speaks version %" PRIu64 ", the coordinator speaks %" PRIu64
@@ -189,7 +189,7 @@ void cox_hello_reply_format(const struct cox_hello_reply *hello_reply, uint32_t 
     put(fields + W_FD_COUNT, 4, fd_count);
 }
 
-/* Whether it is what was asked for. */
+/* Checks that it matches the request. */
 static int hello_reply_check_worker(const struct cox_hello_reply *hello_reply,
                                     const struct cox_hello *hello, struct cox_error *err)
 {
@@ -276,7 +276,7 @@ int cox_refusal_parse(const uint8_t *bytes, struct cox_error *err)
     int code = bytes[1] > 0 && bytes[1] < COX_STATUS_COUNT ? bytes[1] : COX_REJECTED;
     memcpy(text, bytes + COX_REFUSAL_HEAD_SIZE, size);
     text[size] = '\0';
-    /* It may end on a terminal, to which U+0080 to U+009F are control characters, too. */
+    /* It may be printed on a terminal, to which U+0080 to U+009F are control characters, too. */
     for (size_t i = 0; i < size; i++) {
         const unsigned char *bytes_at = (const unsigned char *)text + i;
         bool c1 = bytes_at[0] == 0xc2 && bytes_at[1] >= 0x80 && bytes_at[1] <= 0x9f;

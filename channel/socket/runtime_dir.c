@@ -18,7 +18,7 @@
 #include "socket.h"
 
 #define SOCKET_END COX_RUNTIME_DIR_SOCKET_END
-/* Of a name that is shortened; what follows is '~', which no name has, 16 digits and the end. */
+/* The start of a shortened name; then follow '~', which no name contains, 16 digits and the end. */
 #define NAME_START_SIZE 48
 #define MODE 0700
 /* Names of fds in /proc. */
@@ -104,7 +104,7 @@ static int runtime_dir_check(const char *path, const struct stat *st, struct cox
     return 0;
 }
 
-/* Through an fd that may only name it: the mode may not even let its owner in. */
+/* Through an O_PATH fd: the mode may exclude even its owner. */
 static int runtime_dir_set_mode(int fd)
 {
     char path[FD_PATH_SIZE];
@@ -178,7 +178,7 @@ int cox_runtime_dir_lock(int runtime_dir_fd, uint64_t deadline_ns, struct cox_er
     }
 }
 
-/* Not by close alone: a child that was forked meanwhile has the same lock. */
+/* Not only by close: a child that was forked meanwhile shares the lock. */
 void cox_runtime_dir_unlock(int runtime_dir_fd)
 {
     flock(runtime_dir_fd, LOCK_UN);
@@ -187,7 +187,7 @@ void cox_runtime_dir_unlock(int runtime_dir_fd)
 
 /* ---- what is in it ---- */
 
-/* For as long as connect waits for room in the backlog; 0: for ever. */
+/* How long connect waits for room in the backlog; 0: without limit. */
 static int socket_set_patience(int fd, uint64_t deadline_ns)
 {
     struct timeval patience = {.tv_sec = 0};
@@ -211,7 +211,7 @@ static int socket_connect(int fd, const struct sockaddr_un *address, uint64_t de
             return r;
         int e = connect(fd, (const struct sockaddr *)address, sizeof *address) < 0 ? errno : 0;
         cox_fault_point(COX_FAULT_CONTROL_SOCKET_CONNECTED);
-        if (e == 0) /* the connection is to block as any other */
+        if (e == 0) /* the connection blocks without limit, as others do */
             return socket_set_patience(fd, COX_DEADLINE_NEVER);
         if (e != EAGAIN && e != EINTR)
             return -e;
@@ -269,10 +269,10 @@ int cox_runtime_dir_probe(int runtime_dir_fd, const char *file, pid_t *ret_pid)
         return COX_CLOSED;
     if (e == ENOENT)
         return COX_NOT_FOUND;
-    if (e && e != EAGAIN && e != EINTR) /* so many wait there that we cannot: it lives */
+    if (e && e != EAGAIN && e != EINTR) /* its backlog is full, so it lives */
         return -e;
     if (e == 0)
-        cox_socket_peer(fd, &peer); /* 0 stays if not */
+        cox_socket_peer(fd, &peer); /* else it stays 0 */
     *ret_pid = peer.pid;
     return 0;
 }
@@ -282,15 +282,15 @@ static bool runtime_dir_is_socket(const char *file)
     return strcmp(file, COX_RUNTIME_DIR_NEW_FILE) == 0 || cox_runtime_dir_name_length(file) > 0;
 }
 
-/* What cannot be probed because of what it is, is none of ours; other failures are of this process.
- */
+/* An object of another type cannot be probed and is not a control socket; other failures are this
+ * process's. */
 static int runtime_dir_sweep_one(int runtime_dir_fd, const char *file, uint32_t *count)
 {
     pid_t pid;
     struct stat st;
     int r = cox_runtime_dir_probe(runtime_dir_fd, file, &pid);
-    /* Only a start that holds the lock makes a new file: one that somebody listens on was left by a
-     * start that died, to whose child the socket came by a fork. */
+    /* Only a start that holds the lock creates a new file: if a process listens on it, it was left
+     * by a start that died, whose forked child has the socket. */
     if (r == COX_CLOSED || (r == 0 && strcmp(file, COX_RUNTIME_DIR_NEW_FILE) == 0))
         /* A socket with both names counts once. */
         *count += fstatat(runtime_dir_fd, file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&

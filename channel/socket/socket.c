@@ -13,13 +13,13 @@
 /* SCM_MAX_FD of the kernel: with room for all of them a sender cannot make it cut the list. */
 #define KERNEL_FD_COUNT_MAX 253
 
-/* Alone it would be aligned as chars. */
+/* In a union, because an array of chars alone has no alignment. */
 union control {
     char bytes[CMSG_SPACE(KERNEL_FD_COUNT_MAX * sizeof(int)) + CMSG_SPACE(64)];
     struct cmsghdr header;
 };
 
-/* What came with one recvmsg. */
+/* What one recvmsg has received. */
 struct arrival {
     int fds[KERNEL_FD_COUNT_MAX];
     uint32_t fd_count;
@@ -55,7 +55,7 @@ int cox_socket_wait(int fd, short events, uint64_t deadline_ns)
         if (deadline_ns != COX_DEADLINE_NEVER) {
             uint64_t now = cox_now_ns();
             uint64_t left = now < deadline_ns ? deadline_ns - now : 0;
-            /* Rounded up, or the last millisecond would be spent in a loop. */
+            /* Rounded up, or the loop would spin in the last millisecond. */
             uint64_t left_ms = left / COX_NSEC_PER_MSEC + (left % COX_NSEC_PER_MSEC != 0);
             timeout_ms = left_ms < INT_MAX ? (int)left_ms : INT_MAX;
         }
@@ -77,7 +77,7 @@ static int socket_send_some(int fd, const uint8_t *bytes, size_t size, const int
     struct iovec part = {.iov_base = (void *)bytes, .iov_len = size};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (fd_count) {
-        /* Also what lies between the header and the fds. */
+        /* Also the padding between header and fds. */
         memset(&control, 0, sizeof control);
         message.msg_control = &control;
         message.msg_controllen = CMSG_SPACE(fd_count * sizeof *fds);
@@ -123,8 +123,8 @@ int cox_socket_send(int fd, const void *bytes, size_t size, const int *fds, uint
     return 0;
 }
 
-/* Takes all fds out of a message, whatever else is in it. Returns 0; COX_CORRUPT: something else
- * is. */
+/* Collects all fds of a message, whatever else it contains. Returns 0; COX_CORRUPT: it contains
+ * something else. */
 static int arrival_collect(struct arrival *arrival, struct msghdr *message)
 {
     int r = 0;
@@ -142,7 +142,7 @@ static int arrival_collect(struct arrival *arrival, struct msghdr *message)
     return r;
 }
 
-/* The kernel had room for every fd and cut the list all the same. */
+/* The kernel truncated the list although there was room for every fd. */
 static int arrival_cut(int fd)
 {
     _cox_cleanup_(cox_close_fd) int other = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -166,7 +166,7 @@ int cox_socket_receive_some(int fd, void *bytes, size_t size, size_t *ret_size, 
     while (count < 0 && errno == EINTR);
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return COX_EMPTY;
-    if (count < 0 && errno != ECONNRESET) /* reset: closed, with bytes of ours unread */
+    if (count < 0 && errno != ECONNRESET) /* reset: the peer closed with our bytes unread */
         return -errno;
     int r = count > 0 ? arrival_collect(&arrival, &message) : 0;
     if (count > 0 && message.msg_flags & MSG_CTRUNC)

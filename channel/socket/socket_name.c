@@ -55,7 +55,7 @@ int cox_socket_listen(const char *path, int *ret_fd, struct cox_error *err)
     cox_runtime_dir_address(runtime_dir_fd, file, &address);
     fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
     r = fd < 0 ? -errno : cox_fd_raise(&fd);
-    /* The file gets the mode of the socket, less the umask: never more than this. */
+    /* The file gets the mode of the socket, minus the umask: never more than this. */
     if (r == 0 && fchmod(fd, 0600) < 0)
         r = -errno;
     if (r)
@@ -83,7 +83,7 @@ int cox_socket_accept(int listen_fd, uint64_t deadline_ns, int *ret_fd)
             return r;
         _cox_cleanup_(cox_close_fd) int fd = accept4(listen_fd, NULL, NULL, SOCK_CLOEXEC);
         r = fd < 0 ? -errno : cox_fd_raise(&fd);
-        /* Another thread may have taken it, or it has gone. */
+        /* Another thread may have accepted it, or it has gone. */
         if (r == -EAGAIN || r == -EINTR || r == -ECONNABORTED)
             continue;
         if (r == 0)
@@ -110,7 +110,7 @@ int cox_socket_connect(const char *path, uint64_t deadline_ns, int *ret_fd, stru
         return cox_fail(err, r, "%s: so many wait there that the time was over", path);
     case -ENOENT:
         return cox_fail(err, COX_NOT_FOUND, "%s: no such socket", path);
-    case -ECONNREFUSED: { /* of a file that is no socket, too */
+    case -ECONNREFUSED: { /* also for a file that is not a socket */
         struct stat st;
         if (fstatat(runtime_dir_fd, file, &st, 0) == 0 && !S_ISSOCK(st.st_mode))
             return cox_fail(err, COX_DENIED, "%s is no socket", path);
