@@ -23,7 +23,7 @@ static const struct resource memory = {
 static const struct resource pids = {
     "pids", {"pids.max", "pids.max"}, {"pids.current", "pids.current"}};
 
-/* Where the process is in one hierarchy, as paths that can be opened. */
+/* The place of the process in one hierarchy, as paths that can be opened. */
 struct place {
     int version;
     /* the highest group that can be seen */
@@ -48,7 +48,7 @@ static int file_read(const char *folder, const char *name, char *buffer, size_t 
     return 0;
 }
 
-/* Whether a list with commas has the word. */
+/* Returns true if the comma-separated list contains the word. */
 static bool list_has(const char *list, const char *word)
 {
     size_t length = strlen(word);
@@ -60,7 +60,7 @@ static bool list_has(const char *list, const char *word)
     return false;
 }
 
-/* mountinfo writes spaces and the like as a backslash and three octal digits. */
+/* mountinfo escapes spaces as a backslash and three octal digits. */
 static void unescape(char *text)
 {
     char *to = text;
@@ -108,7 +108,7 @@ static int group_find(const char *root, const char *controller, char *group, siz
     return version;
 }
 
-/* True: this line is about the hierarchy, and the group can be seen below it. */
+/* Returns true if the line is about the hierarchy and shows a mount that contains the group. */
 static bool place_match(char *line, const char *root, const char *controller, const char *group,
                         struct place *place)
 {
@@ -122,14 +122,14 @@ static bool place_match(char *line, const char *root, const char *controller, co
         return false;
     unescape(mount_root);
     unescape(mount_point);
-    /* What a container sees may begin further down than what the kernel calls its groups. */
+    /* A container's mount may begin below the root of the kernel's group names. */
     size_t length = strcmp(mount_root, "/") == 0 ? 0 : strlen(mount_root);
     if (strncmp(group, mount_root, length) != 0 || !strchr("/", group[length]) ||
         strncmp(group + length, "/..", 3) == 0)
         return false;
     const char *below = strcmp(group + length, "/") == 0 ? "" : group + length;
     char procs[PATH_MAX];
-    /* Another file system may lie over it. */
+    /* Another file system may be mounted over it. */
     return snprintf(place->top, sizeof place->top, "%s%s", root, mount_point) <
                (int)sizeof place->top &&
            snprintf(place->group, sizeof place->group, "%s%s", place->top, below) <
@@ -154,7 +154,7 @@ static bool place_find(const char *root, const char *controller, struct place *p
     return found;
 }
 
-/* *ret_limit is UINT64_MAX where the group has none. Returns 0 or -errno. */
+/* *ret_limit is UINT64_MAX if the group has no limit. Returns 0 or -errno. */
 static int limit_read(const struct resource *resource, const struct place *place,
                       uint64_t *ret_limit)
 {
@@ -162,8 +162,8 @@ static int limit_read(const struct resource *resource, const struct place *place
     int64_t quota, period;
     *ret_limit = UINT64_MAX;
     int r = file_read(place->group, resource->file[place->version - 1], text, sizeof text);
-    /* The root of all groups has no such file, nor has one whose parent does not hand the
-     * controller on; that the folder is a group was seen. */
+    /* The root group has no such file, nor has a group whose parent does not delegate the
+     * controller; that the folder is a group was checked. */
     if (r)
         return r == -ENOENT ? 0 : r;
     if (strncmp(text, "max", 3) == 0 || strncmp(text, "-1", 2) == 0)

@@ -41,11 +41,11 @@ static struct {
     int rank;
     uint32_t count;
 } plan;
-static struct cox_fault_counts *counts; /* NULL: nobody counts */
+static struct cox_fault_counts *counts; /* NULL: no counting */
 static pthread_once_t plan_once = PTHREAD_ONCE_INIT;
 static _Atomic int own_rank = COORDINATOR;
 static _Atomic uint32_t passages;
-static _Atomic uint32_t arms; /* plans so far; who is held sleeps on it */
+static _Atomic uint32_t arms; /* plans so far; held threads block on it */
 
 static _Noreturn void plan_refuse(const char *text)
 {
@@ -141,15 +141,15 @@ static void strike(enum action action, uint32_t arm)
 {
     if (action == ACTION_SPIN)
         for (;;)
-            ; /* a constant condition: no compiler may take it to end */
+            ; /* a constant condition: the compiler must not assume that the loop ends */
     if (action == ACTION_READ)
         read_nothing();
     else if (action == ACTION_HOLD)
         while (atomic_load_explicit(&arms, memory_order_acquire) == arm)
             cox_futex_wait(&arms, arm, COX_DEADLINE_NEVER);
     else
-        /* To this thread, by number, since it may be the child of a bare clone: a stop of the
-         * process may find another thread first, while this one goes on. */
+        /* To this thread by number, because it may be the child of a bare clone: a stop of the
+         * process may reach another thread first, while this one continues. */
         syscall(SYS_tgkill, getpid(), (pid_t)syscall(SYS_gettid),
                 action == ACTION_KILL ? SIGKILL : SIGSTOP);
 }
@@ -164,7 +164,7 @@ void cox_fault_point(enum cox_fault_point point)
     if (plan.action == ACTION_NONE || plan.point != point || plan.rank != rank ||
         atomic_fetch_add_explicit(&passages, 1, memory_order_relaxed) + 1 != plan.count)
         return;
-    /* Before anybody knows of it, who may have the next plan at once. */
+    /* Before the strike is visible, since a test may set the next plan at once. */
     const uint32_t arm = atomic_load_explicit(&arms, memory_order_relaxed);
     if (counts)
         atomic_fetch_add_explicit(&counts->struck, 1, memory_order_release);

@@ -3,7 +3,7 @@
 #include <ctype.h>
 #include <string.h>
 
-/* No struct of options is nearly as large. What is said to be larger has not been initialized, and
+/* No options struct is nearly as large. A larger size means that it was not initialized, and it
  * must not be read to its end. */
 #define SIZE_MAX_SANE 65536
 

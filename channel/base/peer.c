@@ -13,8 +13,8 @@
 /* PF_EXITING of include/linux/sched.h. */
 #define PROCESS_EXITING 0x4u
 
-/* /proc may be mounted with hidepid: then a process of another user, or one that is not dumpable,
- * is not there for this one, and lives. */
+/* With hidepid, /proc does not show live processes of other users, or processes that are not
+ * dumpable. */
 static int peer_missing(pid_t pid)
 {
     return pid <= 0 || (kill(pid, 0) < 0 && errno == ESRCH) ? COX_PEER_DEAD : -EACCES;
@@ -99,14 +99,14 @@ int cox_peer_open(pid_t pid, uint64_t start, struct cox_peer *ret_peer)
     int r = cox_fd_raise(&pidfd);
     if (r == 0)
         r = cox_peer_start_time(pid, &seen);
-    /* A dead one that /proc hides is no secret. */
+    /* A dead process is reported even if /proc hides it. */
     if (r < 0 && peer_check(pidfd) == COX_PEER_DEAD)
         return COX_PEER_DEAD;
     if (r)
         return r;
     if (start && seen != start)
         return COX_PEER_DEAD;
-    /* The pidfd was opened first: while it is not readable, what /proc said was about the same
+    /* The pidfd was opened first: while it is not readable, what /proc showed belongs to the same
      * process. */
     r = peer_check(pidfd);
     if (r)
@@ -134,7 +134,7 @@ bool cox_peer_stopped(pid_t pid)
     return field[2] == 'T' || field[2] == 't';
 }
 
-/* Killed, and did not run since: the kernel keeps the signal among those of the whole process until
+/* Killed, and has not run since: the kernel keeps the signal pending for the whole process until
  * the end. */
 static int peer_is_killed(pid_t pid, bool *ret_killed)
 {
@@ -181,7 +181,7 @@ int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns)
     if (pid <= 0) /* 0 would be this process */
         return COX_PEER_DEAD;
     int e = clock_getcpuclockid(pid, &clock);
-    /* EINVAL: it was there when the clock was asked for. */
+    /* EINVAL: the process existed when the clock was looked up. */
     if (e == 0 && clock_gettime(clock, &time) < 0)
         e = errno == EINVAL ? ESRCH : errno;
     if (e)
@@ -192,7 +192,7 @@ int cox_peer_cpu_time(pid_t pid, uint64_t *ret_ns)
 
 bool cox_peer_descends(pid_t pid, pid_t ancestor)
 {
-    /* A chain of wrappers is short; the bound is for pids that are reused while it is walked. The
+    /* A chain of wrappers is short; the bound covers pids that are reused meanwhile. The
      * coordinator of a container may be its process 1. */
     for (int step = 0; step < 64 && pid > 0; step++) {
         if (pid == ancestor)

@@ -35,8 +35,8 @@ static int semaphore_map(struct cox_semaphore *semaphore, int fd, const char *na
     return 0;
 }
 
-/* Whole, without a name. sem_init fills ordinary memory here; what it fills is what the file of a
- * named semaphore holds. */
+/* Creates the complete file without a name. sem_init fills ordinary memory here; its bytes are
+ * those of a named semaphore's file. */
 static int semaphore_make(const char *name, unsigned value, int *ret_fd, struct cox_error *err)
 {
     _cox_cleanup_(cox_close_fd) int fd = open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -75,8 +75,8 @@ int cox_semaphore_create(struct cox_semaphore *semaphore, const char *name, unsi
     int r = semaphore_path(name, path, sizeof path, err);
     if (r)
         return r;
-    /* Then linked: sem_open would pass through a file of another name, which a kill in between
-     * leaves for ever. */
+    /* Linked at the end: sem_open would create a temporary name, which a kill in between would
+     * leave for ever. */
     _cox_cleanup_(cox_close_fd) int fd = -1;
     r = semaphore_make(name, value, &fd, err);
     if (r)

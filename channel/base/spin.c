@@ -5,7 +5,7 @@
 
 #include "cgroup.h"
 
-/* More than any machine has: a mask that is too small for the kernel's is refused. */
+/* More than any machine has: the kernel refuses a mask smaller than its own. */
 #define CPU_COUNT_MAX 65536
 #define CPU_MILLIONTHS UINT64_C(1000000)
 
@@ -15,7 +15,7 @@ const char *cox_spin_name(uint32_t spin)
     return spin < COX_SPIN_COUNT ? names[spin] : NULL;
 }
 
-/* 0: not told. */
+/* 0: unknown. */
 static uint32_t affinity_count(void)
 {
     cpu_set_t sets[CPU_COUNT_MAX / CPU_SETSIZE]; /* the kernel fills as much as it has */
@@ -28,8 +28,7 @@ uint32_t cox_cpu_count(void)
     struct cox_cgroup_limit quota;
     uint64_t count = affinity_count();
 #if COX_TESTING
-    /* Whether somebody looks before he sleeps, and says that he sleeps, is to be tested on small
-     * machines, too. */
+    /* For tests: spinning and its sleeper counts are to be tested on small machines, too. */
     const char *text = getenv("COXSWAIN_TEST_CPUS");
     if (text)
         return (uint32_t)atoi(text);

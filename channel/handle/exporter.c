@@ -14,10 +14,10 @@
 
 #define DEADLINE_MS_DEFAULT 1000
 #define BUCKET_COUNT 256
-/* Numbers of exported fds are given in turn from here on, so that one that was put is not soon
- * another's: an inode number tells devices, anonymous inodes, and files on file systems that use
- * the numbers of removed files again, apart from each other no better. Below 1024, where a process
- * may have its limit, and select(2) has. */
+/* Exported fds get ascending numbers from here on, so that a number that was put is not soon
+ * reused: for devices, anonymous inodes, and file systems that reuse inode numbers, the fd number
+ * is what tells two objects apart. Below 1024, which may be the process's limit and is that of
+ * select(2). */
 #define FD_FIRST 256
 #define FD_TURN 512
 
@@ -27,25 +27,25 @@ struct export
     struct export *next;
     struct cox_handle handle;
     uint32_t generation;
-    /* puts that are owed */
+    /* puts that are outstanding */
     uint32_t users;
     int fd;
     bool stored;
 };
 
 struct cox_exporter {
-    /* what handles tell; in a child of a fork it is another process */
+    /* the identity in handles; in a forked child it is another process's */
     struct cox_handle_self self;
     uint64_t deadline_ms;
-    /* was told one; whether it still replies is in fd store */
+    /* a control socket was given; fd_store shows whether it still replies */
     bool has_socket;
-    /* of the table and the two counts */
+    /* protects the table and the two counts */
     pthread_mutex_t lock;
     /* by generation */
     struct export *buckets[BUCKET_COUNT];
     uint32_t generation;
     uint32_t turn;
-    /* of the connection; taken without the other one */
+    /* protects the connection; never taken with the other one */
     pthread_mutex_t socket_lock;
     struct cox_fd_store fd_store;
 };
@@ -55,7 +55,7 @@ struct cox_exporter {
 static int exporter_consent(const struct cox_exporter_options *options, struct cox_error *err)
 {
     int r = cox_handle_consent(options->consent, options->consent_pid);
-    if (r == COX_UNSUPPORTED) /* no Yama: there is nothing to consent to */
+    if (r == COX_UNSUPPORTED) /* without Yama no consent is needed */
         return 0;
     if (r)
         return cox_fail(err, r, "consent %d to process %" PRId32 " (PR_SET_PTRACER): %s",
@@ -76,7 +76,7 @@ int cox_exporter_new(const struct cox_exporter_options *options, struct cox_expo
         return cox_fail(err, -ENOMEM, "no memory for an exporter");
     exporter->fd_store.fd = -1;
     exporter->deadline_ms = options->deadline_ms ? options->deadline_ms : DEADLINE_MS_DEFAULT;
-    /* Not from 0: the next exporter of this process may get the same numbers for its fds. */
+    /* Not from 0: the next exporter of this process may get the same fd numbers. */
     exporter->generation = (uint32_t)cox_now_ns();
     pthread_mutex_init(&exporter->lock, NULL);
     pthread_mutex_init(&exporter->socket_lock, NULL);
@@ -105,8 +105,8 @@ struct cox_exporter *cox_exporter_free(struct cox_exporter *exporter)
 {
     if (!exporter)
         return NULL;
-    /* With the connection the control socket forgets all that was left there; but where a parent
-     * has it too, nothing. */
+    /* The end of the connection removes its entries, unless a parent process has the connection
+     * too. */
     cox_fd_store_close(&exporter->fd_store);
     for (size_t i = 0; i < BUCKET_COUNT; i++)
         while (exporter->buckets[i]) {
@@ -131,8 +131,8 @@ static struct export **exporter_slot(struct cox_exporter *exporter, uint32_t gen
     return slot;
 }
 
-/* Of one more, or one less, that uses it. The export of which none is left is taken out of the
- * table and given to the caller. */
+/* Adds delta to the users of the export. An export without users is removed from the table and
+ * given to the caller. */
 static int exporter_count(struct cox_exporter *exporter, const struct cox_handle *handle, bool more,
                           struct export **ret_last)
 {
@@ -165,7 +165,7 @@ static int exporter_store(struct cox_exporter *exporter, struct export *export,
         exporter->fd_store.fd < 0
             ? cox_fail(err, COX_CLOSED, "the connection to the control socket is lost")
             : cox_fd_store_put(&exporter->fd_store, &export->handle, export->fd, deadline_ns, err);
-    /* It may be there or not: only without the connection it is not. */
+    /* It may be stored or not: only closing the connection makes sure that it is not. */
     if (r == COX_TIMEOUT || r == COX_CLOSED || r < 0)
         cox_fd_store_close(&exporter->fd_store);
     pthread_mutex_unlock(&exporter->socket_lock);
@@ -181,7 +181,8 @@ static void exporter_withdraw(struct cox_exporter *exporter, const struct export
     int r = exporter->fd_store.fd < 0
                 ? 0
                 : cox_fd_store_remove(&exporter->fd_store, &export->handle, deadline_ns, NULL);
-    /* What was put must not be opened any more, whatever else is forgotten with it. */
+    /* After the put the handle must not be opened any more, so the connection is closed if need be,
+     * whatever else is removed with it. */
     if (r && r != COX_NOT_FOUND)
         cox_fd_store_close(&exporter->fd_store);
     pthread_mutex_unlock(&exporter->socket_lock);
@@ -196,12 +197,13 @@ static int exporter_dup(struct cox_exporter *exporter, int fd)
     int first = FD_FIRST + (int)(exporter->turn++ % FD_TURN);
     pthread_mutex_unlock(&exporter->lock);
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, first);
-    if (copy < 0 && (errno == EINVAL || errno == EMFILE)) /* the process's limit is lower, or met */
+    if (copy < 0 &&
+        (errno == EINVAL || errno == EMFILE)) /* the process's limit is lower, or reached */
         copy = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
     return copy < 0 ? -errno : copy;
 }
 
-/* The range that is meant, checked. size 0: to the end. */
+/* Checks and resolves the range. size 0: to the end. */
 static int range_resolve(const struct stat *st, uint64_t offset, uint64_t *size,
                          struct cox_error *err)
 {
@@ -227,7 +229,7 @@ static int export_fill(struct cox_exporter *exporter, struct export *export, int
 {
     struct stat st;
     export->fd = exporter_dup(exporter, fd);
-    /* Of the duplicate: the caller's fd may become another object meanwhile. */
+    /* From the duplicate: the caller's fd number may be reused meanwhile. */
     int r = export->fd < 0 ? export->fd : fstat(export->fd, &st) < 0 ? -errno : 0;
     if (r)
         return cox_fail(err, r == -EBADF ? COX_INVALID : r, "a duplicate of fd %d: %s", fd,

@@ -13,7 +13,7 @@ int cox_fd_store_connect(struct cox_fd_store *fd_store, const char *socket_path,
     struct cox_control_connection session;
     int r = cox_control_socket_connect(socket_path, &hello, deadline_ns, &session, err);
     if (r == 0)
-        fd_store->fd = session.fd; /* there is nothing else in it */
+        fd_store->fd = session.fd; /* it contains nothing else */
     return r;
 }
 
@@ -22,7 +22,7 @@ void cox_fd_store_close(struct cox_fd_store *fd_store)
     cox_close_fd(&fd_store->fd);
 }
 
-/* Replies to what was asked before and given up in the meantime are passed over. */
+/* Skips replies to earlier requests that had timed out. */
 static int fd_store_hear(int fd, uint64_t number, uint64_t deadline_ns, int *ret_fd)
 {
     for (;;) {
@@ -37,7 +37,8 @@ static int fd_store_hear(int fd, uint64_t number, uint64_t deadline_ns, int *ret
         if (r)
             return r;
         if (replied != number) {
-            if (cox_now_ns() >= deadline_ns) /* who never stops replying is never waited for */
+            if (cox_now_ns() >=
+                deadline_ns) /* a peer that never stops replying is not waited for longer */
                 return COX_TIMEOUT;
             continue;
         }
@@ -49,13 +50,13 @@ static int fd_store_hear(int fd, uint64_t number, uint64_t deadline_ns, int *ret
     }
 }
 
-/* Returns the status that was replied to; whoever replies nonsense is left alone from then on. */
+/* Returns the status of the reply. After an invalid reply the connection is closed. */
 static int fd_store_ask(struct cox_fd_store *fd_store, enum cox_fd_store_op op,
                         const struct cox_handle *handle, const int *fd, uint64_t deadline_ns,
                         int *ret_fd, struct cox_error *err)
 {
     uint8_t bytes[COX_FD_STORE_REQUEST_SIZE];
-    /* Of no other request on this connection: each has ended when the next one begins. */
+    /* Unique on this connection: each request has ended when the next one begins. */
     uint64_t number = cox_now_ns();
     if (fd_store->fd < 0)
         return cox_fail(err, COX_CLOSED,

@@ -25,7 +25,7 @@
 
 uint32_t cox_handle_crc(const void *bytes, size_t size)
 {
-    /* By four bits at a time: entry i is i shifted four times through 0x82f63b78, the polynomial
+    /* Four bits at a time: entry i is i shifted four times through 0x82f63b78, the polynomial
      * reflected. */
     static const uint32_t table[16] = {
         0x00000000, 0x105ec76f, 0x20bd8ede, 0x30e349b1, 0x417b1dbc, 0x5125dad3,
@@ -74,7 +74,7 @@ void cox_handle_format(const struct cox_handle_info *info, struct cox_handle *re
     store(bytes + COX_HANDLE_AT_CRC, 4, cox_handle_crc(bytes, COX_HANDLE_AT_CRC));
 }
 
-/* Numbers that no exporter writes, whatever the crc says. */
+/* Checks for numbers that no exporter writes, whatever the crc. */
 static int info_check(const struct cox_handle_info *info, struct cox_error *err)
 {
     if (info->kind != COX_HANDLE_MEMORY && info->kind != COX_HANDLE_OTHER)
@@ -97,7 +97,7 @@ static int info_check(const struct cox_handle_info *info, struct cox_error *err)
 int cox_handle_parse(const struct cox_handle *handle, struct cox_handle_info *ret_info,
                      struct cox_error *err)
 {
-    uint8_t bytes[COX_HANDLE_SIZE]; /* where they come from they may change meanwhile */
+    uint8_t bytes[COX_HANDLE_SIZE]; /* the source may change meanwhile */
     memcpy(bytes, handle->bytes, sizeof bytes);
     uint64_t magic = load(bytes + COX_HANDLE_AT_MAGIC, 2),
              version = load(bytes + COX_HANDLE_AT_VERSION, 1);
@@ -152,7 +152,7 @@ int cox_handle_system(uint64_t *ret_system, struct cox_error *err)
         return cox_fail(err, -e, "/proc/self/ns/pid: %s; handles need /proc", cox_status_text(-e));
     }
     uint64_t namespaces[2] = {st.st_ino, 0};
-    /* To each of these the start time of one process is another one. */
+    /* The start time of a process differs between time namespaces. */
     if (stat("/proc/self/ns/time", &st) == 0)
         namespaces[1] = st.st_ino;
     else if (errno != ENOENT) { /* of a kernel that has none */
@@ -177,7 +177,8 @@ int cox_handle_self_load(struct cox_handle_self *ret_self, struct cox_error *err
         return cox_fail(err, -e, "/proc/self: %s; handles need /proc", cox_status_text(-e));
     }
     seen[length] = '\0';
-    /* After unshare(CLONE_NEWPID) without a new /proc, start times would be those of others. */
+    /* After unshare(CLONE_NEWPID) without a new /proc, start times would be those of other
+     * processes. */
     if (strtol(seen, NULL, 10) != self.pid)
         return cox_fail(err, COX_UNSUPPORTED,
                         "/proc calls process %jd %s: it shows another pid namespace; mount it anew",
@@ -208,7 +209,7 @@ enum cox_handle_kind cox_handle_kind_of(const struct stat *st)
     return S_ISREG(st->st_mode) ? COX_HANDLE_MEMORY : COX_HANDLE_OTHER;
 }
 
-/* An fd that came from somewhere is what the handle means; then it is the caller's. */
+/* Checks that the fd is what the handle names; then it is the caller's. */
 static int fd_give(const struct cox_handle_info *info, int *fd, int *ret_fd, struct cox_error *err)
 {
     struct stat st;
@@ -282,13 +283,13 @@ int cox_handle_open_exporter(const struct cox_handle_info *info, struct cox_peer
     int r = cox_peer_open((pid_t)info->pid, info->start, &peer);
     if (cox_handle_way_closed(r))
         return r;
-    /* No process but a thread of one: the pid was reused. */
+    /* A thread instead of a process: the pid was reused. */
     if (r == COX_PEER_DEAD || r == -EINVAL || r == -ENOENT)
         return cox_handle_fail_dead(info, err);
     if (r)
         return cox_fail(err, r, "process %" PRIu32 " cannot be looked at: %s", info->pid,
                         cox_status_text(r));
-    /* Start 0 is anybody's for cox_peer_open. */
+    /* cox_peer_open accepts any process for start 0. */
     if (peer.start != info->start) {
         cox_peer_close(&peer);
         return cox_handle_fail_dead(info, err);
@@ -305,7 +306,7 @@ int cox_handle_open_pidfd(const struct cox_handle_info *info, const struct cox_p
     int e = fd < 0 ? errno : 0;
     if (cox_handle_way_closed(-e))
         return -e;
-    /* A process on its way out has no fds left: EBADF, or ESRCH since Linux 6.9. */
+    /* An exiting process has no fds left: EBADF, or ESRCH since Linux 6.9. */
     if (e == ESRCH || (e == EBADF && !cox_peer_alive(peer)))
         return cox_handle_fail_dead(info, err);
     if (e == EBADF)
@@ -339,7 +340,7 @@ int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_han
     struct cox_error control_socket = {0};
     char text[512];
     _cox_cleanup_(cox_close_fd) int fd = -1;
-    /* Without pidfds nobody has looked yet. */
+    /* Without pidfds this was not checked yet. */
     int r = cox_handle_check_exporter(info);
     if (r == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
@@ -357,7 +358,7 @@ int cox_handle_open_socket(const struct cox_handle *handle, const struct cox_han
     if (r == COX_TIMEOUT || r < 0)
         return cox_fail(err, r, "the control socket %s: %s", socket_path,
                         control_socket.text[0] ? control_socket.text : cox_status_text(r));
-    /* It may have died since, which is why the control socket has nothing of it. */
+    /* It may have died since, so that the control socket has no entry. */
     if (cox_handle_check_exporter(info) == COX_PEER_DEAD)
         return cox_handle_fail_dead(info, err);
     snprintf(text, sizeof text, "the control socket %.160s does not help: %.300s", socket_path,
@@ -402,7 +403,7 @@ int cox_handle_open_way(const struct cox_handle *handle, const char *socket_path
     r = cox_handle_self_load(&self, err);
     if (r)
         return r;
-    if (self.start != info.start) /* the pid is this process's by now */
+    if (self.start != info.start) /* the pid was reused by this process */
         return cox_handle_fail_dead(&info, err);
     *ret_way = COX_HANDLE_BY_DUP;
     return cox_handle_open_own(&info, ret_fd, err);

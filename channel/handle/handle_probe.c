@@ -1,4 +1,4 @@
-/* Which ways of opening a handle there are in this place, why one is closed, and consent. */
+/* Which ways of opening a handle work here, why one does not, and consent. */
 #include "handle_internal.h"
 
 #include "fd_store.h"
@@ -42,7 +42,7 @@ int cox_handle_yama(void)
     return file_read(YAMA_PATH, text, sizeof text) ? atoi(text) : -1;
 }
 
-/* The first number behind a name of /proc/PID/status, or of its `column`-th column from 0. */
+/* Reads a number from /proc/PID/status: of `name`, in its `column`-th column from 0. */
 static bool status_number(const char *status, const char *name, int column, unsigned *ret_number)
 {
     const char *line = strstr(status, name);
@@ -58,7 +58,7 @@ static bool status_number(const char *status, const char *name, int column, unsi
     return true;
 }
 
-/* Of a process that lives and has nothing in /proc for this one. NULL: not so. */
+/* For a process that lives but is not visible in /proc. NULL: another reason. */
 static const char *hidden_reason(pid_t exporter, const char *path)
 {
     struct stat st;
@@ -69,7 +69,7 @@ static const char *hidden_reason(pid_t exporter, const char *path)
     return errno == EPERM ? "it belongs to another user" : NULL;
 }
 
-/* What the kernel looks at, in its order; the first that explains it is named. */
+/* Checks the kernel's conditions in its order; returns the first that explains the denial. */
 static const char *denied_reason(pid_t exporter, char *buffer, size_t buffer_size)
 {
     char path[64], status[2048];
@@ -84,7 +84,7 @@ static const char *denied_reason(pid_t exporter, char *buffer, size_t buffer_siz
         snprintf(buffer, buffer_size, "it belongs to user %u, this process to user %u", uid,
                  (unsigned)geteuid());
     else if (known && stat(path, &st) == 0 && st.st_uid != uid)
-        /* Then its files in /proc are root's, the folder excepted. */
+        /* Then its files in /proc belong to root, except the folder. */
         snprintf(buffer, buffer_size,
                  "it is not dumpable (prctl PR_SET_DUMPABLE, or its program may not be read)");
     else if (cox_handle_yama() > 0)
@@ -118,13 +118,13 @@ struct probe {
     int fds[2];
 };
 
-/* A child of a bare clone: nothing of the C library. */
+/* A child of a bare clone: it must not call the C library. */
 static _Noreturn void probe_child(const struct probe *probe)
 {
     char byte;
     syscall(SYS_close, probe->fds[1]);
     syscall(SYS_read, probe->fds[0], &byte,
-            sizeof byte); /* until it is killed, or nobody is left */
+            sizeof byte); /* until it is killed, or its parent is gone */
     for (;;)
         syscall(SYS_exit_group, 0);
 }
@@ -141,8 +141,8 @@ static int probe_getfd(pid_t pid, int fd)
     return r;
 }
 
-/* On a child without an exit signal: the host hears nothing of it, and does not reap it by
- * accident. ret_error: of the way; returns 0, or -errno: it could not be tried. */
+/* Tries it on a child without an exit signal, which the host neither notices nor reaps by accident.
+ * ret_error: the result. Returns 0, or -errno: it could not be tried. */
 static int probe_child_getfd(int *ret_error)
 {
     struct probe probe;
@@ -154,7 +154,7 @@ static int probe_child_getfd(int *ret_error)
     int r = pid < 0 ? -errno : 0;
     if (r == 0) {
         *ret_error = probe_getfd(pid, probe.fds[0]);
-        kill(pid, SIGKILL); /* not reaped: the pid is its own */
+        kill(pid, SIGKILL); /* not reaped yet, so the pid is still its own */
     }
     close(probe.fds[0]);
     close(probe.fds[1]);
@@ -189,13 +189,14 @@ int cox_handle_consent(enum cox_handle_consent consent, int32_t pid)
 {
     if (consent == COX_CONSENT_NONE)
         return 0;
-    /* As an argument 0 takes consent back, and -1 is everybody: never by an accident of numbers. */
+    /* As an argument 0 withdraws consent, and -1 allows every process: never by accident. */
     if ((consent != COX_CONSENT_PROCESS && consent != COX_CONSENT_ANY) ||
         (consent == COX_CONSENT_PROCESS && pid <= 0))
         return COX_INVALID;
     unsigned long who = consent == COX_CONSENT_ANY ? PR_SET_PTRACER_ANY : (unsigned long)pid;
     if (prctl(PR_SET_PTRACER, who, 0UL, 0UL, 0UL) == 0)
         return 0;
-    /* What a kernel does not know is EINVAL; with Yama, so is a process that is not there. */
+    /* The kernel returns EINVAL for unknown options and, with Yama, for a process that does not
+     * exist. */
     return errno != EINVAL ? -errno : cox_handle_yama() < 0 ? COX_UNSUPPORTED : -EINVAL;
 }

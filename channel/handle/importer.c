@@ -19,23 +19,23 @@
 struct peer_entry {
     /* pid 0: empty */
     struct cox_peer peer;
-    /* who look through it just now, without the lock */
+    /* users at this moment, without the lock */
     uint32_t users;
-    /* dead, or its handles are not what they were: goes with its last user */
+    /* dead, or its handles are stale: freed with its last user */
     bool stale;
     /* the importer's clock at its last use */
     uint64_t used;
 };
 
 struct import {
-    /* first: what the caller has is this import */
+    /* first: the caller's pointer is this import */
     struct cox_import view;
     /* in its bucket */
     struct import *next;
     struct cox_handle handle;
     enum cox_import_flags flags;
     uint32_t users;
-    /* from the page on in which the view begins; NULL: none */
+    /* the mapping, from the page in which the view begins; NULL: none */
     void *map;
     size_t map_size;
 };
@@ -44,15 +44,15 @@ struct cox_importer {
     char *socket_path;
     uint64_t deadline_ms;
     uint32_t peer_count;
-    /* of all below; held over no connection to a control socket */
+    /* protects everything below; not held while a control socket is asked */
     pthread_mutex_t lock;
-    /* of whom the next two are; 0: nobody has asked */
+    /* the process of the next two; 0: not known yet */
     pid_t pid;
     uint64_t system;
-    /* 0: nobody has asked */
+    /* 0: not known yet */
     uint64_t start;
     uint64_t clock;
-    /* in use, by the handle's crc */
+    /* imports in use, by the handle's crc */
     struct import *buckets[BUCKET_COUNT];
     struct peer_entry peers[];
 };
@@ -130,7 +130,7 @@ static struct peer_entry *peer_find(struct cox_importer *importer,
     return NULL;
 }
 
-/* An empty place, or that of who was not looked at for longest. NULL: all are in use. */
+/* Returns an empty place, or the least recently used one. NULL: all are in use. */
 static struct peer_entry *peer_place(struct cox_importer *importer)
 {
     struct peer_entry *oldest = NULL;
@@ -148,17 +148,17 @@ static struct peer_entry *peer_place(struct cox_importer *importer)
 
 /* ---- exporters ---- */
 
-/* A pidfd to look through until peer_release: a kept one, or one of its own where no place is free.
- * Returns as cox_handle_open_exporter. */
+/* A pidfd to use until peer_release: a cached one, or a private one if no place is free. Returns as
+ * cox_handle_open_exporter. */
 struct lookout {
-    /* NULL: `own` is */
+    /* NULL: `own` is used */
     struct peer_entry *entry;
     struct cox_peer own;
 };
 
 static const struct cox_peer *lookout_peer(const struct lookout *lookout)
 {
-    /* Nobody changes the peer of an entry that has users. */
+    /* The peer of an entry with users does not change. */
     return lookout->entry ? &lookout->entry->peer : &lookout->own;
 }
 
@@ -185,7 +185,7 @@ static int peer_take(struct cox_importer *importer, const struct cox_handle_info
     return r;
 }
 
-/* keep: nothing was found that speaks against it. */
+/* keep: the entry is still valid. */
 static void peer_release(struct cox_importer *importer, struct lookout *lookout, bool keep)
 {
     if (!lookout->entry) {
@@ -202,8 +202,8 @@ static void peer_release(struct cox_importer *importer, struct lookout *lookout,
 
 /* ---- this process ---- */
 
-/* Whether the handle was made on this system, and by this very process. What is needed for that is
- * found out once, and once more in the child of a fork. */
+/* Checks that the handle was made on this system, and whether by this process. The facts are read
+ * once, and again in a forked child. */
 static int importer_place(struct cox_importer *importer, const struct cox_handle_info *info,
                           bool *ret_own, struct cox_error *err)
 {
@@ -230,8 +230,8 @@ static int importer_place(struct cox_importer *importer, const struct cox_handle
 
 /* ---- opening ---- */
 
-/* The exporter of what is open already lives. Where pidfds are denied, its start time tells; where
- * /proc hides that, the control socket, which keeps nothing of the dead. */
+/* Checks that the exporter of an open import lives. If pidfds are denied its start time shows that;
+ * if /proc hides it, the control socket does, which keeps no entries of dead processes. */
 static int exporter_check(struct cox_importer *importer, const struct cox_handle *handle,
                           const struct cox_handle_info *info, struct cox_error *err)
 {
@@ -269,8 +269,7 @@ static int fd_open(struct cox_importer *importer, const struct cox_handle *handl
                                   cox_deadline_after_ms(importer->deadline_ms), r, ret_fd, err);
 }
 
-/* What begin and size of a mapping of the object have to be multiples of: munmap, too, takes huge
- * pages whole or not at all. */
+/* The unit of offset and size of a mapping: munmap, too, handles huge pages only as a whole. */
 static uint64_t mapping_unit(int fd)
 {
     struct statfs system;
@@ -309,7 +308,7 @@ static int import_map(struct import *import, const struct cox_handle_info *info,
 static struct import **import_slot(struct cox_importer *importer, const struct cox_handle *handle,
                                    enum cox_import_flags flags)
 {
-    /* The crc is in the last bytes, and as good as a hash. */
+    /* The crc is in the last bytes, and serves as a hash. */
     struct import **slot = &importer->buckets[handle->bytes[COX_HANDLE_SIZE - 1]];
     while (*slot &&
            ((*slot)->flags != flags || memcmp(&(*slot)->handle, handle, sizeof *handle) != 0))
@@ -329,7 +328,7 @@ static const struct cox_import *import_use(struct cox_importer *importer,
     return found ? &found->view : NULL;
 }
 
-/* Into the table; or, where another thread was faster, out of the world. */
+/* Adds it to the table, or frees it and uses the present one if another thread was faster. */
 static const struct cox_import *import_share(struct cox_importer *importer, struct import *import)
 {
     pthread_mutex_lock(&importer->lock);
@@ -368,7 +367,7 @@ int cox_importer_open(struct cox_importer *importer, const struct cox_handle *ha
                       enum cox_import_flags flags, const struct cox_import **ret_import,
                       struct cox_error *err)
 {
-    const struct cox_handle copy = *handle; /* where it is it may change meanwhile */
+    const struct cox_handle copy = *handle; /* the source may change meanwhile */
     struct cox_handle_info info;
     struct import *import = NULL;
     bool own;
