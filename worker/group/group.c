@@ -14,7 +14,7 @@
 
 /* The group, with what its subgroups share. */
 struct group_whole {
-    /* first: it is what the caller has */
+    /* first: the caller's pointer is this group */
     struct cox_group group;
     struct cox_group_base base;
 };
@@ -62,7 +62,7 @@ static void whole_free(struct group_whole *whole)
     struct cox_group_base *base = &whole->base;
     for (uint32_t rank = 0; rank < COX_RANK_COUNT_MAX; rank++)
         cox_peer_close(&base->peers[rank]);
-    /* relaxed: nobody else uses it any more. */
+    /* relaxed: no other thread uses it any more. */
     uint32_t count = atomic_load_explicit(&base->subgroup_count, memory_order_relaxed);
     for (uint32_t i = 0; i < count; i++)
         free(base->subgroups[i]);
@@ -95,8 +95,7 @@ static struct group_whole *whole_new(const struct cox_group_options *options)
     return whole;
 }
 
-/* It is told in a part of /proc that a service may not have (systemd: ProcSubset=pid): who
- * exchanges no fds needs none. */
+/* /proc may be restricted (systemd: ProcSubset=pid), and only fd exchanges need this. */
 static int find_system(struct cox_group_base *base, struct cox_error *err)
 {
     struct cox_error why = {0};
@@ -176,7 +175,7 @@ uint32_t cox_group_rank(const struct cox_group *group)
 
 void cox_group_blame(struct cox_group *group, uint32_t rank)
 {
-    /* relaxed: the number is all there is to it. Partner is part_say_gone. */
+    /* relaxed: the number carries no other data. Partner is part_say_gone. */
     atomic_store_explicit(&group->blamed, rank + 1, memory_order_relaxed);
 }
 
@@ -198,14 +197,14 @@ static void part_align(struct cox_group *group, uint64_t epoch)
     uint64_t word = cox_group_arrived(epoch, 0);
     group->index = 0;
     group->said_what = 0;
-    /* relaxed: this thread operates. */
+    /* relaxed: the thread that operates. */
     atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
-    /* relaxed: until both are there the word counts as not arrived. */
+    /* relaxed: until both words are stored the rank has not arrived. */
     atomic_store_explicit(&part->mirror, cox_group_mirror(group->base->generation, word),
                           memory_order_relaxed);
-    /* Whatever this rank writes in the new epoch comes after it: the load stays behind the store,
-     * as both are seq_cst, and acquire keeps what follows behind the load. Partner is the second
-     * look in epoch_verify. */
+    /* Everything this rank writes in the new epoch comes after it: the load stays behind the store,
+     * as both are seq_cst, and acquire keeps later accesses behind the load. Partner is the second
+     * check in epoch_verify. */
     atomic_store_explicit(&part->arrived, word, memory_order_seq_cst);
     (void)atomic_load_explicit(&part->arrived, memory_order_seq_cst);
     cox_fault_point(COX_FAULT_GROUP_ALIGNED);
@@ -279,7 +278,7 @@ static int subgroup_check(const struct cox_group *group, const char *name,
     return 0;
 }
 
-/* What the others have said so far. */
+/* Compares with what the other members have stored so far. */
 static int subgroup_compare(const struct cox_group *subgroup, struct cox_error *err)
 {
     const struct cox_group_base *base = subgroup->base;
@@ -294,8 +293,8 @@ static int subgroup_compare(const struct cox_group *subgroup, struct cox_error *
                     subgroup->name_hash &&
                 atomic_load_explicit(&part->members_hash, memory_order_relaxed) !=
                     subgroup->members_hash &&
-                !cox_group_has_left(base,
-                                    subgroup->ranks[place])) /* or it is in another generation */
+                !cox_group_has_left(
+                    base, subgroup->ranks[place])) /* also if it is in another generation */
                 return cox_fail(err, COX_TAKEN,
                                 "rank %d has formed subgroup '%s' with other members",
                                 subgroup->ranks[place], subgroup->name);
@@ -315,7 +314,7 @@ static void subgroup_say(struct cox_group *subgroup)
     atomic_store_explicit(&part->members_hash, subgroup->members_hash, memory_order_relaxed);
     atomic_store_explicit(&part->name_hash, subgroup->name_hash, memory_order_release);
     cox_fault_point(COX_FAULT_GROUP_FORMED);
-    /* Who waits for its wakeup sleeps there. */
+    /* A member that waits for its wakeup blocks there. */
     cox_group_wake(subgroup->base->wakeup);
 }
 
@@ -340,7 +339,7 @@ static struct cox_group *subgroup_new(const struct cox_group *group, const char 
             subgroup->self = subgroup->count;
         subgroup->ranks[subgroup->count++] = (uint8_t)rank;
     }
-    /* relaxed: nobody else has it yet. */
+    /* relaxed: no other thread has it yet. */
     atomic_store_explicit(&subgroup->slots[subgroup->self], (uint8_t)slot, memory_order_relaxed);
     return subgroup;
 }

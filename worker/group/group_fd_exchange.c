@@ -24,10 +24,10 @@
 #define SYS_pidfd_getfd 438
 #endif
 
-/* What a rank says after it has tried. */
+/* The result that a rank reports. */
 enum how {
     HOW_DONE = 0x3c,
-    HOW_BY_SOCKET = 0x55, /* the way by handles is closed to it */
+    HOW_BY_SOCKET = 0x55, /* it may not take fds by handles */
     HOW_FAILED = 0xa3,    /* on this rank alone */
 };
 
@@ -47,7 +47,7 @@ static void fds_close(int *fds)
 
 /* ---- one fd ---- */
 
-/* Returns 0; COX_INVALID: fd is none; -errno: nobody here can offer one. */
+/* Returns 0; COX_INVALID: fd is not open; -errno: no fd can be offered here. */
 static int fd_offer(const struct cox_group_exchange *exchange, struct cox_handle *ret_handle,
                     struct cox_error *err)
 {
@@ -58,7 +58,7 @@ static int fd_offer(const struct cox_group_exchange *exchange, struct cox_handle
     if (base->no_system)
         return cox_fail(err, base->no_system, "/proc does not tell what a handle of an fd says: %s",
                         cox_status_text(base->no_system));
-    /* An empty file is nothing that can be mapped yet. */
+    /* An empty file cannot be mapped. */
     bool memory = cox_handle_kind_of(&st) == COX_HANDLE_MEMORY && st.st_size > 0;
     const struct cox_handle_info info = {
         .kind = memory ? COX_HANDLE_MEMORY : COX_HANDLE_OTHER,
@@ -88,8 +88,8 @@ int cox_group_fd_verify(const struct cox_group_exchange *exchange, uint32_t plac
                     exchange->group->ranks[place], (uintmax_t)st.st_ino, offer->ino);
 }
 
-/* Returns 0, or an -errno for which cox_handle_way_closed is true, without a text; otherwise what
- * is wrong with this fd. */
+/* Returns 0; an -errno for which cox_handle_way_closed is true, without a text; or what is wrong
+ * with this fd. */
 static int fd_take(struct cox_group_exchange *exchange, uint32_t place, struct cox_error *err)
 {
     const struct cox_handle_info *offer = &exchange->offers[place];
@@ -104,7 +104,7 @@ static int fd_take(struct cox_group_exchange *exchange, uint32_t place, struct c
         int e = errno;
         if (cox_handle_way_closed(-e))
             return -e;
-        /* Linux before 6.9 says EBADF of a process that is about to be dead. */
+        /* Linux before 6.9 returns EBADF for a process that is about to be dead. */
         if (e == ESRCH ||
             (e == EBADF && (!cox_group_peer_alive(base, rank) || cox_peer_exiting(peer->pid)))) {
             exchange->dead = rank + 1;
@@ -125,7 +125,7 @@ static int fd_take(struct cox_group_exchange *exchange, uint32_t place, struct c
 
 /* ---- all of them ---- */
 
-/* The handles are other processes' bytes: each is of the rank that gave it. */
+/* The handles are input from other processes: each must name the rank that sent it. */
 static int offers_read(struct cox_group_exchange *exchange, const struct cox_handle *handles,
                        struct cox_error *err)
 {
@@ -164,7 +164,7 @@ static enum how fds_take(struct cox_group_exchange *exchange, const struct cox_h
     return *ret_r ? HOW_FAILED : HOW_DONE;
 }
 
-/* Did somebody say this? */
+/* Returns true if a member has reported this. */
 static bool any_is(const struct cox_group *group, const uint32_t *hows, enum how how)
 {
     for (uint32_t place = 0; place < group->count; place++)
@@ -173,12 +173,12 @@ static bool any_is(const struct cox_group *group, const uint32_t *hows, enum how
     return false;
 }
 
-/* All have said how it went, and on this rank it went wrong. */
+/* All have reported, and on this rank it failed. */
 static int exchange_fail(struct cox_group_exchange *exchange, int how_r, const char *text,
                          struct cox_error *err)
 {
-    /* Those who took that rank's fd before it died learn of it in their next operation, from this
-     * one, which may have seen the death before a pidfd tells of it. */
+    /* Members that took that rank's fd before it died learn of the death in their next operation
+     * from this rank, which may have seen it before a pidfd shows it. */
     if (how_r == COX_PEER_DEAD) {
         exchange->group->dead = exchange->dead;
         cox_group_give_up(exchange->group, true);

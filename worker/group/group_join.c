@@ -33,7 +33,7 @@
 
 /* ---- names ---- */
 
-/* Does the path still mean the file? */
+/* Returns true if the path still refers to the file. */
 static bool name_is(const struct cox_group_name *name)
 {
     struct stat st;
@@ -41,9 +41,8 @@ static bool name_is(const struct cox_group_name *name)
            st.st_ino == name->inode;
 }
 
-/* Also the caller's word that the name is gone: it waits for somebody else who removes it at this
- * moment, and does it in that one's place if that one dies. Until the deadline, for that one may be
- * stopped. */
+/* Also the guarantee that the name is gone: waits for another process that is removing it, and
+ * removes it itself if that one dies. Until the deadline, because that one may be stopped. */
 static void name_remove(const struct cox_group_name *name, uint64_t deadline_ns)
 {
     struct flock only = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
@@ -62,14 +61,14 @@ void cox_group_name_end(struct cox_group_name *name, bool only_if_last, uint64_t
 {
     if (name->fd < 0)
         return;
-    /* The shared lock is gone if this fails, and whoever ends after this process finds out that it
+    /* The shared lock is lost if this fails, and a process that ends after this one finds that it
      * is the last. */
     if (!only_if_last || flock(name->fd, LOCK_EX | LOCK_NB) == 0)
         name_remove(name, deadline_ns);
     cox_close_fd(&name->fd);
 }
 
-/* A file without a name, locked. */
+/* Creates a file without a name, locked. */
 static int name_fill(const struct cox_group_base *base, struct cox_group_name *name, uint64_t size,
                      struct cox_error *err)
 {
@@ -104,8 +103,8 @@ static int name_fill(const struct cox_group_base *base, struct cox_group_name *n
     return 0;
 }
 
-/* Made, mapped and named, in this order: what can fail fails before there is a name. Returns 0;
- * COX_BUSY: somebody else was faster. */
+/* Creates, maps and names it, in this order: what can fail fails before there is a name. Returns 0;
+ * COX_BUSY: another process was faster. */
 static int name_make(struct cox_group_base *base, struct cox_group_name *name,
                      struct cox_error *err)
 {
@@ -127,7 +126,7 @@ static int name_make(struct cox_group_base *base, struct cox_group_name *name,
     return r;
 }
 
-/* Of a file that nobody has locked but this process. */
+/* For a file that only this process has locked. */
 static int name_sweep(const struct cox_group_name *name, struct cox_error *err)
 {
     uint64_t magic = 0;
@@ -137,13 +136,13 @@ static int name_sweep(const struct cox_group_name *name, struct cox_error *err)
     if (magic != COX_GROUP_MAGIC)
         return cox_fail(err, COX_DENIED, "%s is in the way: a file that is none of ours",
                         name->path);
-    name_remove(name, 0); /* nobody else does: they would have it locked */
+    name_remove(name, 0); /* no other process removes it: it would have it locked */
     cox_fault_point(COX_FAULT_GROUP_SWEPT);
     return COX_BUSY;
 }
 
-/* Returns 0: locked, and the name means it; COX_BUSY: try again; COX_NOT_FOUND; otherwise as join.
- */
+/* Returns 0: locked, and the name refers to it; COX_BUSY: try again; COX_NOT_FOUND; otherwise as
+ * join. */
 static int name_open(struct cox_group_name *name, struct cox_error *err)
 {
     struct stat st;
@@ -213,7 +212,7 @@ void cox_group_say(struct cox_group_base *base, enum cox_group_state state)
     cox_group_wake(base->wakeup);
 }
 
-/* Does the process that the word names live? False also when that cannot be told. */
+/* Returns true if the process that the word names is dead; false also if that is unknown. */
 static bool holder_is_dead(uint64_t holder)
 {
     struct cox_peer peer = COX_PEER_NONE;
@@ -233,7 +232,7 @@ static int fail_mismatch(const struct cox_group_base *base, uint32_t rank, uint3
                     base->value_size, base->generation);
 }
 
-/* Has it been told what this rank was told? */
+/* Returns true if that rank was given the same parameters as this one. */
 static bool identity_agrees(const struct cox_group_base *base, uint32_t rank)
 {
     const struct cox_group_layout_identity *identity = identity_of(base, rank);
@@ -243,9 +242,9 @@ static bool identity_agrees(const struct cox_group_base *base, uint32_t rank)
            atomic_load_explicit(&identity->generation, memory_order_relaxed) == base->generation;
 }
 
-/* Is this, under a name, a group that is about to be gone? For who was told another one than `made`
- * says, one that failed for having been told the same does not count: it found what is found now.
- */
+/* Returns true if this is a group under a name that is about to be gone. For a rank with other
+ * parameters than `made`, a rank that failed with the same parameters does not count: it found what
+ * this one finds now. */
 static bool group_is_over(const struct cox_group_base *base,
                           const struct cox_group_layout_made *made)
 {
@@ -259,7 +258,7 @@ static bool group_is_over(const struct cox_group_base *base,
     return false;
 }
 
-/* Returns 0; COX_PEER_DEAD: whoever was this rank is dead or has left; COX_TAKEN. */
+/* Returns 0; COX_PEER_DEAD: the process that was this rank is dead or has left; COX_TAKEN. */
 static int identity_claim(struct cox_group_base *base, struct cox_error *err)
 {
     uint64_t seen = 0;
@@ -285,7 +284,7 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
 {
     if (identity_agrees(base, rank))
         return 0;
-    /* Unless it has gone on to another generation, what it was told is what all were told. */
+    /* Unless it has moved on to another generation, its parameters are everyone's. */
     if (base->memory)
         return cox_group_holder_of(base, rank)
                    ? cox_fail(err, COX_CORRUPT,
@@ -303,13 +302,13 @@ static int identity_verify(const struct cox_group_base *base, uint32_t rank, str
 
 /* ---- the memory ---- */
 
-/* Under the name is a group of another size: says so to those who are there, if this rank is one of
- * theirs. */
+/* The group under this name has other parameters: reports that to its members, if this rank would
+ * be one of them. */
 static int parameters_differ(struct cox_group_base *base, const struct cox_group_layout_made *made,
                              struct cox_error *err)
 {
     uint64_t empty = 0;
-    /* acq_rel: as in identity_claim. Failed at once: the others see what it was told. */
+    /* acq_rel: as in identity_claim. FAILED at once: the others see the parameters it was given. */
     if (base->rank < made->rank_count &&
         atomic_compare_exchange_strong_explicit(
             &identity_of(base, base->rank)->holder, &empty,
@@ -328,8 +327,8 @@ static void memory_drop(struct cox_group_base *base)
     base->layout = NULL;
 }
 
-/* The named form: all in one region. The words of rank r are where they are, however many ranks it
- * is for. */
+/* The named form: one region. The offset of rank r's words does not depend on the number of ranks.
+ */
 static void memory_place(struct cox_group_base *base)
 {
     uint8_t *bytes = base->region.base;
@@ -359,7 +358,7 @@ static int memory_of_fd(struct cox_group_base *base, int fd, uint64_t offset, st
                         " need %" PRIu64 " from %" PRIu64 " on",
                         what, (intmax_t)st.st_size, base->rank_count, base->value_size, size,
                         offset);
-    /* Whoever made it should have; of a part of an object that cannot be seen. */
+    /* Its creator should have reserved it; for a part of an object that cannot be checked. */
     int r = cox_region_reserve_part(fd, offset, size, what, err);
     if (r == 0)
         r = cox_region_map_part(&base->region, fd, offset, size, COX_REGION_WRITE, what, err);
@@ -372,7 +371,7 @@ static int memory_of_fd(struct cox_group_base *base, int fd, uint64_t offset, st
     return r;
 }
 
-/* A file that has the name already. */
+/* Maps a file that has the name already. */
 static int memory_map(struct cox_group_base *base, const struct cox_group_name *name,
                       struct cox_error *err)
 {
@@ -385,7 +384,7 @@ static int memory_map(struct cox_group_base *base, const struct cox_group_name *
                           name->path, err);
 }
 
-/* What the file was made for, a copy. Returns 0, COX_INVALID, COX_DENIED or COX_CORRUPT. */
+/* Copies the parameters of the file. Returns 0, COX_INVALID, COX_DENIED or COX_CORRUPT. */
 static int memory_read_made(const struct cox_group_base *base, const struct cox_group_name *name,
                             struct cox_group_layout_made *ret_made, struct cox_error *err)
 {
@@ -414,7 +413,7 @@ static int memory_read_made(const struct cox_group_base *base, const struct cox_
     return 0;
 }
 
-/* Returns COX_BUSY where the name will be free or another file's soon. */
+/* Returns COX_BUSY if the name will be free, or another file's, soon. */
 static int memory_enter(struct cox_group_base *base, const struct cox_group_name *name,
                         struct cox_error *err)
 {
@@ -485,7 +484,7 @@ int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_op
 struct meeting {
     struct cox_rank_set missing;
     bool any_missing;
-    /* 1 + a rank that has given up, rather one that says because of whom; 0: none */
+    /* 1 + a rank that has failed, preferably one that names the cause; 0: none */
     uint32_t failed;
 };
 
@@ -493,13 +492,13 @@ static int joining_died(struct cox_group_base *base, uint32_t rank, uint64_t hol
                         struct cox_error *err)
 {
     const pid_t pid = holder ? cox_group_holder_pid(holder) : base->known_pids[rank];
-    /* relaxed: nobody else has this group yet. */
+    /* relaxed: no other thread has this group yet. */
     atomic_store_explicit(&base->dead, rank + 1, memory_order_relaxed);
     return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " (pid %jd) died before all had joined",
                     rank, (intmax_t)pid);
 }
 
-/* A rank has given up, and no death is seen: because of another one, if it says so. */
+/* A rank has failed and no death is visible: because of another rank, if it names one. */
 static int joining_failed(struct cox_group_base *base, uint32_t rank, struct cox_error *err)
 {
     int32_t cause = cox_group_cause(base, rank);
@@ -512,13 +511,13 @@ static int joining_failed(struct cox_group_base *base, uint32_t rank, struct cox
     atomic_store_explicit(&base->dead, rank + 1, memory_order_relaxed);
     int32_t said = cause >= 0 ? -1 : cox_group_said_cause(base, rank);
     char text[64] = "";
-    /* Of the two one is to blame, and nobody else can tell which. */
+    /* One of the two is at fault, and no other rank can tell which. */
     if (base->memory && said >= 0)
         snprintf(text, sizeof text, "; it says because of rank %" PRId32, said);
     return cox_fail(err, COX_PEER_DEAD, "rank %" PRIu32 " has given up%s", rank, text);
 }
 
-/* Says with FAILED whose words, or absence, ended this join. */
+/* Stores, with FAILED, the rank whose words or absence ended this join. */
 static void joining_blame(struct cox_group_base *base, uint32_t rank)
 {
     uint32_t none = 0;
@@ -528,7 +527,7 @@ static void joining_blame(struct cox_group_base *base, uint32_t rank)
                                                 memory_order_relaxed);
 }
 
-/* Has somebody seen everybody? */
+/* Returns true if some rank has seen all ranks JOINED. */
 static bool group_is_whole(const struct cox_group_base *base)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++) {
@@ -547,26 +546,24 @@ static int rank_failed(const struct cox_group_base *base, uint32_t rank, struct 
     return identity_verify(base, rank, err);
 }
 
-/* Returns 0; COX_PEER_DEAD; -errno. Who died in a group that was whole is found dead by operations.
- */
+/* Returns 0; COX_PEER_DEAD; -errno. A rank that dies in a complete group is found dead by the
+ * operations. */
 static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder,
                      struct meeting *meeting, struct cox_error *err)
 {
     if (cox_group_peer_known(base, rank))
         return 0;
-    /* Told, and in this pid namespace, as this process finds itself there. */
+    /* The pids are known, and valid in this pid namespace, as this process's own shows. */
     if (base->known_pids[base->rank] == base->pid && base->known_pids[rank] &&
         base->known_pids[rank] != cox_group_holder_pid(holder))
         return cox_fail(err, COX_CORRUPT,
                         "rank %" PRIu32 " is process %jd, in its memory it says process %jd", rank,
                         (intmax_t)base->known_pids[rank], (intmax_t)cox_group_holder_pid(holder));
     int r = cox_group_peer_meet(base, rank, holder);
-    /* Looked at after the death: it may have been the last to join, and the first to have seen
-     * everybody. */
+    /* Checked after the death: it may have been the last to join, and the first to have seen all. */
     if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;
-    /* Looked at after the death as well: it may have given up, and ended, since its word was read.
-     */
+    /* Checked after the death as well: it may have failed, and ended, since its word was read. */
     if (r == COX_PEER_DEAD &&
         cox_group_holder_state(cox_group_holder_of(base, rank)) == COX_GROUP_FAILED)
         return rank_failed(base, rank, meeting, err);
@@ -576,8 +573,8 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
                     (intmax_t)cox_group_holder_pid(holder), cox_status_text(r));
 }
 
-/* Who is dead, without those who gave up before: they may have given up because of it; and without
- * those who have seen everybody: that is no longer about joining. */
+/* The dead ranks, except those that failed before, which may have failed because of a death, and
+ * those that have seen all ranks: their death is not about joining. */
 static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++) {
@@ -591,20 +588,19 @@ static int meeting_deaths(struct cox_group_base *base, struct cox_error *err)
     return 0;
 }
 
-/* Who dies in the memory of a sealed group before it is in this generation of it has left no word
- * of who it is. */
+/* A process that dies in a sealed group before it enters this generation has left no identity. */
 static int missing_deaths(struct cox_group_base *base, const struct meeting *meeting,
                           struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < base->rank_count; rank++)
-        /* Looked at after the death: if it has come since, its own words tell. */
+        /* Checked after the death: if it has joined since, its own words tell. */
         if (cox_rank_set_has(&meeting->missing, rank) && !cox_group_peer_known(base, rank) &&
             cox_group_known_pid_is_dead(base, rank) && !cox_group_holder_of(base, rank))
             return joining_died(base, rank, 0, err);
     return 0;
 }
 
-/* One other rank. */
+/* Checks one other rank. */
 static int rank_look(struct cox_group_base *base, uint32_t rank, struct meeting *meeting,
                      struct cox_error *err)
 {
@@ -655,7 +651,7 @@ static int meeting_due(struct cox_group_base *base, const struct cox_group_optio
         return r;
     if (options->cancelled && options->cancelled(options->context))
         return cox_fail(err, COX_ABORTED, "given up by the caller");
-    /* Unless it was written over, it is there already. */
+    /* Unless it was overwritten it is stored already. */
     identity_say(base, COX_GROUP_JOINED);
     return 0;
 }

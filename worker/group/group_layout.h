@@ -46,10 +46,10 @@
 /* A larger value goes through a subgroup in pieces. */
 #define COX_SUBGROUP_SLOT_SIZE 1024
 
-/* What a file is for that has a name. Written before it has one, by who makes it, and never again.
- */
+/* The purpose of a file with a name. Written by its creator before it gets the name, and never
+ * again. */
 struct cox_group_layout_made {
-    /* tells a leftover from a stranger's file */
+    /* distinguishes a leftover from another program's file */
     uint64_t magic;
     uint64_t generation;
     uint32_t rank_count;
@@ -59,29 +59,30 @@ struct cox_group_layout_made {
     uint32_t reserved;
 };
 
-/* Hints: whatever stands here, a waiter looks at the ranks' own words every 50 ms. */
+/* Hints: whatever these contain, a waiter checks the ranks' own words every 50 ms. */
 struct cox_group_layout_wakeup {
-    /* the futex: {another value at every ring:31, somebody sleeps:1} */
+    /* the futex: {changes with every wake:31, a thread waits:1} */
     _Atomic uint32_t ring;
-    /* rings that are about something else than that all have arrived */
+    /* wakes for other reasons than that all have arrived */
     _Atomic uint32_t news;
     /* {generation:8, epoch:24, index:24, how many have arrived:8} */
     _Atomic uint64_t counted;
-    /* of the group alone, and only under a name */
+    /* of the group only, and only under a name */
     struct cox_group_layout_made made;
     uint8_t padding[COX_GROUP_LINE_SIZE - 48];
 };
 
-/* Set by who falls asleep, cleared by who rings: a ring without it wakes nobody. */
+/* Set by a thread that blocks, cleared by one that wakes: a wake without it skips the system call.
+ */
 #define COX_GROUP_RING_SLEEPS UINT32_C(1)
 #define COX_GROUP_RING_STEP UINT32_C(2)
 
-/* Far apart, so that no flipped bit makes one of another. */
+/* Values chosen so that no flipped bit turns one into another. */
 enum cox_group_state {
     COX_GROUP_EMPTY = 0,
     COX_GROUP_CLAIMED = 0x33, /* the fields below are not valid yet */
     COX_GROUP_JOINED = 0x55,
-    COX_GROUP_WHOLE = 0x66,  /* it has seen everybody JOINED */
+    COX_GROUP_WHOLE = 0x66,  /* it has seen every rank JOINED */
     COX_GROUP_LEFT = 0x99,   /* after that */
     COX_GROUP_FAILED = 0xaa, /* before that */
 };
@@ -94,12 +95,12 @@ struct cox_group_layout_identity {
     /* {state:8, pid:24, start:32}; JOINED: release, after the fields */
     _Atomic uint64_t holder;
     _Atomic uint64_t generation;
-    /* rank_count, as this rank was told */
+    /* rank_count as given to this rank */
     _Atomic uint32_t said_count;
     /* value_size */
     _Atomic uint32_t said_size;
-    /* cox_group_said_dead of the rank whose end is why this one has given up for good, FAILED or
-     * LEFT; 0: nobody's. Stored before it says so: whoever sees that sees this. */
+    /* cox_group_said_dead of the rank whose end is why this one has aborted for good, FAILED or
+     * LEFT; 0: none. Stored before that state, so that a reader of the state sees it. */
     _Atomic uint32_t said_dead;
     uint8_t padding[COX_GROUP_LINE_SIZE - 28];
 };
@@ -108,7 +109,8 @@ struct cox_group_layout_identity {
 struct cox_group_layout_part {
     /* {epoch:40, index:24}; release, after value, `what` and mirror */
     _Atomic uint64_t arrived;
-    /* cox_group_mirror of it: a flipped bit of either is no arrival, nor is another generation's */
+    /* cox_group_mirror of it: neither a flipped bit nor another generation's value counts as an
+     * arrival */
     _Atomic uint64_t mirror;
     /* cox_group_aborted of the epoch that is over for this rank */
     _Atomic uint64_t aborted;
@@ -117,8 +119,8 @@ struct cox_group_layout_part {
     /* of a subgroup: not 0, release, after members_hash */
     _Atomic uint64_t name_hash;
     _Atomic uint64_t members_hash;
-    /* cox_group_said_dead of the rank that aborted is about, or that it followed; 0: none. Stored
-     * before it. */
+    /* cox_group_said_dead of the rank that `aborted` is about, or that this rank followed; 0: none.
+     * Stored before `aborted`. */
     _Atomic uint32_t because;
     uint8_t padding[COX_GROUP_LINE_SIZE - 60];
 };
@@ -170,23 +172,24 @@ _Static_assert(COX_GROUP_VALUE_SIZE_MIN >= COX_SUBGROUP_SLOT_SIZE, "pieces of a 
 
 #define COX_GROUP_INDEX_BITS 24
 #define COX_GROUP_INDEX_MASK ((UINT32_C(1) << COX_GROUP_INDEX_BITS) - 1)
-/* No epoch: in `aborted`, all of them, since a member is dead. */
+/* No epoch. In `aborted`: every epoch, because a member is dead. */
 #define COX_GROUP_EPOCH_NONE ((UINT64_C(1) << (64 - COX_GROUP_INDEX_BITS)) - 1)
 #define COX_GROUP_EPOCH_MAX (COX_GROUP_EPOCH_NONE - 1)
 
-/* index goes round: two ranks of an epoch are never more than one apart. */
+/* The index wraps around: two ranks of an epoch are never more than one apart. */
 static inline uint64_t cox_group_arrived(uint64_t epoch, uint32_t index)
 {
     return epoch << COX_GROUP_INDEX_BITS | (index & COX_GROUP_INDEX_MASK);
 }
 
-/* No two generations have the same one. */
+/* Different in each generation. */
 static inline uint64_t cox_group_mirror(uint64_t generation, uint64_t arrived)
 {
     return ~arrived ^ generation * UINT64_C(0x9e3779b97f4a7c15);
 }
 
-/* The low bits are such that no flipped bit of a zero, or of another epoch's word, makes one. */
+/* The low bits are chosen so that no flipped bit of zero, or of another epoch's word, gives this
+ * word. */
 static inline uint64_t cox_group_aborted(uint64_t epoch)
 {
     uint64_t check = (epoch * UINT64_C(0x9e3779b97f4a7c15)) >> 40;

@@ -13,7 +13,7 @@
 
 enum part { WORDS, VALUES };
 
-/* Another rank's, as it was told last. */
+/* Another rank's memory, as of the last init. */
 struct other {
     struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
     /* base NULL: not mapped */
@@ -24,9 +24,9 @@ struct cox_group_memory {
     _Atomic uint32_t users;
     uint32_t rank, rank_count;
     struct cox_region own[COX_SEALED_GROUP_FD_COUNT], hints;
-    /* who writes; NULL: nobody */
+    /* the group that writes; NULL: none */
     const struct cox_group_base *holder;
-    /* of the last group that did; 0: there was none */
+    /* of the last group that wrote; 0: none */
     uint64_t generation;
     struct other others[COX_RANK_COUNT_MAX];
 };
@@ -45,7 +45,7 @@ struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_
     COX_ASSERT(sealed->group[WORDS].size >= sizeof(struct cox_group_layout_rank) &&
                sealed->group_hints.size >=
                    sizeof(struct cox_group_layout_wakeup) + cox_group_wakeups_size(rank_count));
-    /* relaxed: nobody else has it yet. */
+    /* relaxed: no other thread has it yet. */
     atomic_store_explicit(&memory->users, 1, memory_order_relaxed);
     memory->rank = rank;
     memory->rank_count = rank_count;
@@ -58,7 +58,7 @@ struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_
 
 struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory)
 {
-    /* acq_rel: what others did with it is done before it goes; partner is this exchange. */
+    /* acq_rel: the others' accesses are done before it is freed; partner is this exchange. */
     if (!memory || atomic_fetch_sub_explicit(&memory->users, 1, memory_order_acq_rel) > 1)
         return NULL;
     for (int part = 0; part < COX_SEALED_GROUP_FD_COUNT; part++) {
@@ -154,13 +154,13 @@ static int take_check(const struct cox_group_memory *memory, const struct cox_gr
     return 0;
 }
 
-/* For the others this rank is in no generation from here on, before its first word is another one.
+/* From here on this rank is in no generation for the others, before the first of its words changes.
  */
 static void words_reset(struct cox_group_base *base)
 {
     struct cox_group_layout_rank *own = base->ranks[base->rank];
-    /* Whatever this rank writes in the new generation, values too, comes after it: as in part_align
-     * of group.c. Partner is the second look in epoch_verify. */
+    /* Everything this rank writes in the new generation, values too, comes after it: as in
+     * part_align of group.c. Partner is the second check in epoch_verify. */
     atomic_store_explicit(&own->identity.holder,
                           cox_group_holder(COX_GROUP_CLAIMED, base->pid, base->start),
                           memory_order_seq_cst);
@@ -168,11 +168,11 @@ static void words_reset(struct cox_group_base *base)
     cox_fault_point(COX_FAULT_GROUP_CLAIMED);
     for (uint32_t slot = 0; slot < COX_GROUP_PART_COUNT; slot++) {
         struct cox_group_layout_part *part = &own->parts[slot];
-        /* First of all the word beside it is no arrival any more. */
+        /* First makes the word beside it no arrival. */
         uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
         atomic_store_explicit(&part->mirror, ~mirror, memory_order_seq_cst);
         (void)atomic_load_explicit(&part->mirror, memory_order_seq_cst);
-        /* relaxed, all: before the release that says JOINED. */
+        /* relaxed, all: before the release store of JOINED. */
         atomic_store_explicit(&part->name_hash, 0, memory_order_relaxed);
         atomic_store_explicit(&part->members_hash, 0, memory_order_relaxed);
         atomic_store_explicit(&part->aborted, 0, memory_order_relaxed);
@@ -202,7 +202,7 @@ int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_grou
     }
     base->wakeup = memory->hints.base;
     base->wakeups = base->wakeup + 1;
-    /* relaxed: who has it gives it on. */
+    /* relaxed: the caller has a reference. */
     atomic_fetch_add_explicit(&memory->users, 1, memory_order_relaxed);
     base->memory = memory;
     memory->holder = base;

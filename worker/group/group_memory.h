@@ -21,10 +21,10 @@
 
 struct cox_group_memory;
 
-/* What an init tells of the memory of one rank. */
+/* The memory of one rank, as an init describes it. */
 struct cox_group_member {
     bool given;
-    /* of its process, as the coordinator sees it; 0: not told */
+    /* of its process, in the coordinator's pid namespace; 0: unknown */
     pid_t pid;
     struct cox_handle handles[COX_SEALED_GROUP_FD_COUNT];
 };
@@ -32,14 +32,14 @@ struct cox_group_member {
 /* What options.sealed points to; all of it is lent until the join returns. */
 struct cox_group_sealed {
     struct cox_group_memory *memory;
-    /* where fds are that cannot be taken directly; NULL: nowhere */
+    /* the control socket for fds that cannot be taken directly; NULL: none */
     const char *control_socket;
     uint32_t rank_count;
     struct cox_group_member ranks[COX_RANK_COUNT_MAX];
 };
 
-/* Takes the regions of the rank group out of what the rank has attached. Returns NULL: no memory;
- * nothing is taken. */
+/* Takes the regions of the rank group from what the rank has attached. Returns NULL without memory;
+ * then nothing is taken. */
 struct cox_group_memory *cox_group_memory_new(struct cox_sealed *sealed, uint32_t rank,
                                               uint32_t rank_count);
 struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory); /* NULL-safe */
@@ -51,9 +51,9 @@ struct cox_group_memory *cox_group_memory_unref(struct cox_group_memory *memory)
  * as it should be, err says whose; what cox_handle_open returns. */
 int cox_group_memory_take(const struct cox_group_sealed *sealed, struct cox_group_base *base,
                           struct cox_error *err);
-/* This group writes no more. Idempotent. */
+/* Ends the group's writing. Idempotent. */
 void cox_group_memory_give(struct cox_group_base *base);
-/* May this group still write? */
+/* Returns true if this group may still write. */
 bool cox_group_memory_is_held(const struct cox_group_base *base);
 
 #endif

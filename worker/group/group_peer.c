@@ -1,8 +1,8 @@
 /*
- * Whether the processes of the ranks live. Their pidfds say so; where pidfd_open is missing (Linux
- * before 5.3, valgrind) or denied, /proc does: a pid with another start time is another process.
- * That is looked up as often, so that a death is seen as soon, but costs a few files for each rank
- * that is missing.
+ * Checks whether the processes of the ranks live. Their pidfds show that. If pidfd_open is missing
+ * (Linux before 5.3, valgrind) or denied, /proc does: a pid with another start time is another
+ * process. /proc is read as often, so that a death is seen as soon, but costs a few files per
+ * missing rank.
  */
 #include "group_private.h"
 
@@ -12,7 +12,7 @@
 
 #include "channel/handle/handle_internal.h"
 
-/* A process that another one saw dead is soon dead for all. */
+/* A death that one process has seen becomes visible to all within this time. */
 #define DEATH_SHOWS_MS 20
 
 uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank)
@@ -22,10 +22,10 @@ uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank)
     uint64_t holder = atomic_load_explicit(&identity->holder, memory_order_acquire), again;
     if (!base->memory)
         return holder;
-    /* A rank is in one generation after the other with the same words. Who goes on says so in
-     * `holder` before it changes the generation, so that the two belong together where `holder` is
-     * the same before and after: acquire keeps the second load behind that of the generation. One
-     * that changes it all the time is in none. */
+    /* A rank uses the same words in one generation after the other. It stores that in `holder`
+     * before it changes the generation. So the two belong together if `holder` is the same before
+     * and after: acquire keeps the second load behind that of the generation. A rank that changes
+     * it all the time is in no generation. */
     for (int tries = 0; tries < 8; tries++, holder = again) {
         uint64_t generation = atomic_load_explicit(&identity->generation, memory_order_acquire);
         again = atomic_load_explicit(&identity->holder, memory_order_acquire);
@@ -43,7 +43,7 @@ bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank)
     return state == COX_GROUP_LEFT || state == COX_GROUP_FAILED;
 }
 
-/* As /proc tells. Returns 0: it lives; COX_PEER_DEAD; -errno. */
+/* Checks in /proc. Returns 0: it lives; COX_PEER_DEAD; -errno. */
 static int process_look(pid_t pid, uint32_t start, uint64_t *ret_start)
 {
     uint64_t thread_count;
@@ -67,7 +67,7 @@ int cox_group_process_meet(uint64_t holder, struct cox_peer *ret_peer)
         peer.pid = pid;
         r = process_look(pid, start, &peer.start);
     } else if (r == -EINVAL ||
-               r == -ENOENT) { /* no process but a thread of one: the pid was reused */
+               r == -ENOENT) { /* a thread instead of a process: the pid was reused */
         r = COX_PEER_DEAD;
     } else if (r == 0 && (uint32_t)peer.start != start) {
         cox_peer_close(&peer);
@@ -105,14 +105,13 @@ bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank)
 bool cox_group_known_pid_is_dead(const struct cox_group_base *base, uint32_t rank)
 {
     const pid_t pid = base->known_pids[rank];
-    /* Cheap, for every rank may ask it of every other; gone for one is gone for all. What the
-     * coordinator tells is in its pid namespace, which is this one's where this process has its own
-     * pid there. */
+    /* Cheap, because every rank may check every other one; a rank that is gone is gone for all. The
+     * coordinator's pids are valid if this process has its own pid there. */
     return pid > 0 && base->known_pids[base->rank] == base->pid && kill(pid, 0) < 0 &&
            errno == ESRCH;
 }
 
-/* By its own word, in whatever way. */
+/* Returns true if the rank has ended, by its own words, in any way. */
 static bool has_ended(const struct cox_group_base *base, uint32_t rank)
 {
     enum cox_group_state state = cox_group_holder_state(cox_group_holder_of(base, rank));
@@ -126,8 +125,8 @@ static bool has_ended(const struct cox_group_base *base, uint32_t rank)
     return ended;
 }
 
-/* Dead as this rank sees it; who has just been seen dead by another has some time for it to show
- * here as well. */
+/* Returns true if this rank sees it dead. A rank that another one has just seen dead gets some time
+ * for that to show here as well. */
 static bool is_seen_dead(const struct cox_group_base *base, uint32_t rank)
 {
     struct cox_peer met = COX_PEER_NONE;
@@ -138,7 +137,7 @@ static bool is_seen_dead(const struct cox_group_base *base, uint32_t rank)
             poll(&polled, 1, DEATH_SHOWS_MS);
         return !cox_group_peer_alive(base, rank);
     }
-    if (base->peers[rank].pid > 0) /* it died before this rank could see it */
+    if (base->peers[rank].pid > 0) /* it died before this rank could open it */
         return true;
     if (!holder)
         return cox_group_known_pid_is_dead(base, rank);
@@ -149,11 +148,11 @@ static bool is_seen_dead(const struct cox_group_base *base, uint32_t rank)
 
 int32_t cox_group_said_cause(const struct cox_group_base *base, uint32_t rank)
 {
-    /* relaxed: stored before what made this rank ask, which was seen by acquire; or by a dead
-     * process. Partners are cox_group_say and cox_group_give_up. */
+    /* relaxed: stored before the words that made this rank check, which were loaded with acquire;
+     * or by a dead process. Partners are cox_group_say and cox_group_give_up. */
     int32_t cause = cox_group_said_rank(
         base, atomic_load_explicit(&base->ranks[rank]->identity.said_dead, memory_order_relaxed));
-    /* Who is said dead by another and asks lives, and nobody dies of itself. */
+    /* A rank that another one reports dead and that runs this lives, and no rank dies of itself. */
     return cause == (int32_t)rank || cause == (int32_t)base->rank ? -1 : cause;
 }
 

@@ -18,10 +18,10 @@
 
 #include <sys/stat.h>
 
-/* How long somebody sleeps who is owed something, at most. */
+/* The longest wait of a thread that waits for others. */
 #define COX_GROUP_SLICE_NS (50 * COX_NSEC_PER_MSEC)
-/* Who waits for others in a round looks this often whether they live and whether the round is given
- * up: nobody wakes it for that, and how soon a group goes on after a death depends on it. */
+/* How often a waiter in a round checks whether the others live, and whether the round was aborted:
+ * nothing wakes it for that, and it decides how soon a group continues after a death. */
 #define COX_GROUP_LOOK_NS (4 * COX_NSEC_PER_MSEC)
 
 enum cox_group_operation {
@@ -40,9 +40,9 @@ struct cox_group_base {
     struct cox_group_layout *layout;
     /* of the sealed form; NULL in the named one */
     struct cox_group_memory *memory;
-    /* as the coordinator sees the ranks; 0: not told */
+    /* the ranks' pids in the coordinator's pid namespace; 0: unknown */
     pid_t known_pids[COX_RANK_COUNT_MAX];
-    /* By rank; in the sealed form all but its own are mapped for reading. */
+    /* By rank; in the sealed form all but its own are mapped read-only. */
     struct cox_group_layout_rank *ranks[COX_RANK_COUNT_MAX];
     uint8_t *values[COX_RANK_COUNT_MAX];
     /* of the group; of subgroups, 8 a rank */
@@ -53,22 +53,22 @@ struct cox_group_base {
     uint64_t generation;
     /* of this process */
     uint64_t start;
-    /* who joined; a child of a fork is somebody else */
+    /* the process that joined; a forked child is another one */
     pid_t pid;
     /* epoch; written by align, read by an abort on any thread */
     _Atomic uint64_t present;
-    /* Of handles; 0: /proc does not tell it here, for this reason. Found out before all have
-     * joined: it takes an fd, which an operation may not have. */
+    /* For handles; 0: /proc does not show it here; the reason follows. Determined before all have
+     * joined, because it takes an fd, which an operation may not have. */
     uint64_t system;
     int no_system;
     bool (*cancelled)(void *context);
     void *context;
-    /* neither a pidfd nor by_start: it died before this rank could see it */
+    /* without a pidfd and not in by_start: it died before this rank could open it */
     struct cox_peer peers[COX_RANK_COUNT_MAX];
-    /* who has no pidfd because there are none here */
+    /* ranks without a pidfd because pidfds are not available */
     struct cox_rank_set by_start;
-    /* 1 + the rank whose end ended the joining or an operation first; 0: none. What others are
-     * told, too. Set once, by whichever thread operates in the group or a subgroup. */
+    /* 1 + the rank whose end was the first to end the join or an operation; 0: none. Also reported
+     * to the others. Set once, by the thread that operates in the group or a subgroup. */
     _Atomic uint32_t dead;
     /* release, after the pointer; partner: abort */
     _Atomic uint32_t subgroup_count;
@@ -88,19 +88,19 @@ struct cox_group {
     uint32_t index;
     /* 1 + a rank whose death has ended an operation; 0: none */
     uint32_t dead;
-    /* of a value, at once */
+    /* size of a value per round */
     uint32_t slot_size;
     /* 0: the group */
     uint64_t name_hash;
     uint64_t members_hash;
     /* of the last operation */
     uint64_t said_what;
-    /* of the thread that operates here; another one may do so in a subgroup */
+    /* of the thread that operates here; another thread may operate in a subgroup */
     struct cox_spinner spinner;
-    /* of the wakeup, before a look for trouble that found none */
+    /* of the wakeup, before the last check that found no trouble */
     uint32_t news;
     bool news_known;
-    /* cox_group_aborted of the last epoch that was; any thread raises it */
+    /* cox_group_aborted of the last epoch that has ended; any thread raises it */
     _Atomic uint64_t gone;
     /* 1 + the rank that the last error of an operation is about; 0: none, or several. */
     _Atomic uint32_t blamed;
@@ -115,7 +115,7 @@ struct cox_group {
 
 /* The memory under a name. */
 struct cox_group_name {
-    /* flock'ed while others may come; -1: an fd that came another way */
+    /* locked with flock while others may join; -1: an fd without a name */
     int fd;
     /* of the file */
     dev_t device;
@@ -130,43 +130,43 @@ struct cox_group_name {
 /* Fills in the memory of base, and claims the identity. Returns as cox_group_join. */
 int cox_group_take_memory(struct cox_group_base *base, const struct cox_group_options *options,
                           struct cox_group_name *name, struct cox_error *err);
-/* Waits until every rank has joined, and knows their processes. */
+/* Waits until every rank has joined and opens their processes. */
 int cox_group_meet(struct cox_group_base *base, const struct cox_group_options *options,
                    struct cox_error *err);
-/* Removes the name if it still means this file; only_if_last: and nobody else has it locked.
- * Closes. */
+/* Removes the name if it still refers to this file, with only_if_last: if no other process has it
+ * locked. Closes. */
 void cox_group_name_end(struct cox_group_name *name, bool only_if_last, uint64_t deadline_ns);
-/* Says that this rank is at another state; and why, if a death is. */
+/* Stores a new state of this rank; and the rank whose death is the reason, if there is one. */
 void cox_group_say(struct cox_group_base *base, enum cox_group_state state);
 
 /* ---- group_peer.c ---- */
 
-/* The process that the word names, with a pidfd where there are any. Returns 0; COX_PEER_DEAD;
+/* Opens the process that the word names, with a pidfd if possible. Returns 0; COX_PEER_DEAD;
  * -errno. */
 int cox_group_process_meet(uint64_t holder, struct cox_peer *ret_peer);
-/* The same, as this rank; its pid is kept in any case. */
+/* The same, as the process of this rank; its pid is kept in any case. */
 int cox_group_peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder);
-/* It was seen alive once. */
+/* Returns true if it was seen alive. */
 bool cox_group_peer_known(const struct cox_group_base *base, uint32_t rank);
-/* False once its process is dead, and when it never was seen alive. */
+/* Returns false if its process is dead or was never seen alive. */
 bool cox_group_peer_alive(const struct cox_group_base *base, uint32_t rank);
-/* {state, pid, start} of the rank in this generation; 0: it is not in this generation, or no
- * longer. */
+/* Returns {state, pid, start} of the rank in this generation; 0: it is not, or no longer, in this
+ * generation. */
 uint64_t cox_group_holder_of(const struct cox_group_base *base, uint32_t rank);
-/* The process of which the init tells that it is this rank is gone, and reaped. False where the
- * init does not tell, or in another pid namespace. */
+/* Returns true if the process that the init names as this rank is gone and reaped. False if the
+ * init names none, or in another pid namespace. */
 bool cox_group_known_pid_is_dead(const struct cox_group_base *base, uint32_t rank);
-/* The rank has said that it has left, or could not join; or is in no state that it could be in once
- * all have joined. */
+/* Returns true if the rank has left, could not join, or is in a state that is impossible once all
+ * have joined. */
 bool cox_group_has_left(const struct cox_group_base *base, uint32_t rank);
-/* Whose end the rank says is why it has ended itself, or given up for good: another one than both.
- * -1: it does not say, or makes no sense; or, in the sealed form, this rank sees that one live:
- * then it is the word of one against that of another. */
+/* Returns the rank whose end is, by its own words, the reason why `rank` has ended or aborted for
+ * good; never `rank` or this rank. -1: none, or an invalid value; or, in the sealed form, this rank
+ * sees that one live: then one rank's word stands against the other's. */
 int32_t cox_group_cause(const struct cox_group_base *base, uint32_t rank);
-/* The same, whatever this rank sees of that one. */
+/* The same, without this rank's own view. */
 int32_t cox_group_said_cause(const struct cox_group_base *base, uint32_t rank);
-/* The first of the set that is dead, without those who left before: they may have left because of
- * it. -1: none. */
+/* The first dead rank of the set, except ranks that left before: they may have left because of the
+ * death. -1: none. */
 int32_t cox_group_dead_among(const struct cox_group_base *base, const struct cox_rank_set *set);
 
 /* ---- group_round.c ---- */
@@ -182,42 +182,44 @@ static inline struct cox_group_layout_part *cox_group_own_part(const struct cox_
     return &group->base->ranks[group->base->rank]->parts[group->slot];
 }
 
-/* What stands in `said_dead` or `because`. -1: nobody, or it makes no sense. */
+/* The rank in `said_dead` or `because`. -1: none, or an invalid value. */
 static inline int32_t cox_group_said_rank(const struct cox_group_base *base, uint32_t said)
 {
     uint32_t rank = (said & 0xffff) - 1;
     return rank < base->rank_count && said == cox_group_said_dead(rank) ? (int32_t)rank : -1;
 }
 
-/* Lets everybody who sleeps at this wakeup look again, at all that there is. */
+/* Wakes all waiters of this wakeup; they check everything again. */
 void cox_group_wake(struct cox_group_layout_wakeup *wakeup);
-/* What the wakeup is at. Before a look: what is stored, and then woken for, after it ends a sleep.
- */
+/* The value of the wakeup. Read before a check: an event that is stored, and then woken for, later
+ * ends the wait. */
 uint32_t cox_group_listen(struct cox_group_layout_wakeup *wakeup);
-/* Sleeps until the wakeup is woken after `seen` was listened to, or until_ns. Returns 0 or -errno.
- */
+/* Blocks until the wakeup is woken after `seen` was read, or until_ns. Returns 0 or -errno. */
 int cox_group_sleep(struct cox_group_layout_wakeup *wakeup, uint32_t seen, uint64_t until_ns);
 /* The wakeup of the group or subgroup; NULL: its first member has not formed it yet. */
 struct cox_group_layout_wakeup *cox_group_wakeup(struct cox_group *group);
-/* All that this rank says in the group or subgroup, once more. */
+/* Stores all words of this rank in the group or subgroup again. */
 void cox_group_say_again(struct cox_group *group);
-/* The present epoch is over for this rank: says so, and rings. Any thread. Or (for_good, on the
- * thread that operates) every epoch is, because of a death: says also whose, if that is known. */
+/* Ends the present epoch for this rank, stores that and wakes the others; any thread. With
+ * for_good, on the thread that operates: ends every epoch, because of a death, and stores whose, if
+ * known. */
 void cox_group_give_up(struct cox_group *group, bool for_good);
-/* It has: no operation of this rank succeeds until it aligns. */
+/* Returns true if it was ended: no operation of this rank succeeds until it aligns. */
 bool cox_group_is_over(const struct cox_group *group);
-/* It has arrived at the round after the last one of this rank: what it did before it is done. */
+/* Returns true if the member has arrived at the round after this rank's last one: everything it did
+ * before is done. */
 bool cox_group_went_on(struct cox_group *group, uint32_t place);
-/* The next operation: arrives, waits for all, and sees whether all are at the same one. Returns 0;
+/* The next operation: arrives, waits for all, and checks that all are at the same one. Returns 0;
  * COX_INVALID: another detail (size); otherwise as the operations, and the epoch is over. */
 int cox_group_round(struct cox_group *group, enum cox_group_operation operation, uint32_t detail,
                     uint64_t deadline_ns, struct cox_error *err);
-/* A round in which every member gives size bytes, at most a slot. */
+/* A round in which every member contributes size bytes, at most a slot. */
 int cox_group_round_values(struct cox_group *group, enum cox_group_operation operation,
                            uint32_t detail, const void *value, uint32_t size, uint8_t *values,
                            size_t stride, uint64_t deadline_ns, struct cox_error *err);
-/* Of an operation that waits elsewhere: who of the missing is dead, has given up or is elsewhere;
- * has somebody aborted. Returns 0, COX_PEER_DEAD, COX_ABORTED, COX_CORRUPT. */
+/* For an operation that waits elsewhere: checks whether a missing member is dead, has aborted or is
+ * in another operation, and whether the caller has cancelled. Returns 0, COX_PEER_DEAD,
+ * COX_ABORTED, COX_CORRUPT. */
 int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missing, bool due,
                       struct cox_error *err);
 
@@ -227,9 +229,9 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
 struct cox_group_exchange {
     struct cox_group *group;
     enum cox_group_operation operation;
-    /* COX_GROUP_EVERYBODY, or whose fd it is */
+    /* COX_GROUP_EVERYBODY, or the place whose fd it is */
     uint32_t source;
-    /* what this rank gives; -1: nothing */
+    /* the fd of this rank; -1: none */
     int fd;
     uint64_t deadline_ns;
     struct cox_handle_info offers[COX_RANK_COUNT_MAX];
@@ -252,14 +254,14 @@ static inline bool cox_group_gives(const struct cox_group_exchange *exchange, ui
 {
     return exchange->source == COX_GROUP_EVERYBODY || exchange->source == place;
 }
-/* A round of it: every member gives size bytes. */
+/* A round of the exchange: every member contributes size bytes. */
 int cox_group_stage(struct cox_group_exchange *exchange, enum cox_group_stage stage,
                     const void *value, uint32_t size, void *values, struct cox_error *err);
-/* Is it the object that was offered? Returns 0; COX_CORRUPT; -errno. */
+/* Checks that it is the object that was offered. Returns 0; COX_CORRUPT; -errno. */
 int cox_group_fd_verify(const struct cox_group_exchange *exchange, uint32_t place, int fd,
                         struct cox_error *err);
-/* Sends and receives all by sockets. Returns as the operations; *ret_how: 0, or what went wrong on
- * this rank alone, told in how_err. */
+/* Sends and receives all fds over sockets. Returns as the operations; *ret_how: 0, or what failed
+ * on this rank alone, with how_err. */
 int cox_group_exchange_sockets(struct cox_group_exchange *exchange, int *ret_how,
                                struct cox_error *how_err, struct cox_error *err);
 
