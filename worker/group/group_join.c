@@ -560,7 +560,8 @@ static int peer_meet(struct cox_group_base *base, uint32_t rank, uint64_t holder
                         "rank %" PRIu32 " is process %jd, in its memory it says process %jd", rank,
                         (intmax_t)base->known_pids[rank], (intmax_t)cox_group_holder_pid(holder));
     int r = cox_group_peer_meet(base, rank, holder);
-    /* Checked after the death: it may have been the last to join, and the first to have seen all. */
+    /* Checked after the death: it may have been the last to join, and the first to have seen all.
+     */
     if (r == 0 || (r == COX_PEER_DEAD && group_is_whole(base)))
         return 0;
     /* Checked after the death as well: it may have failed, and ended, since its word was read. */

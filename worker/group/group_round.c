@@ -75,10 +75,10 @@
 static void wakeup_post(struct cox_group_layout_wakeup *wakeup)
 {
     uint32_t seen = atomic_load_explicit(&wakeup->ring, memory_order_relaxed), next;
-    /* Whoever sleeps has marked the word itself, so that no order between two words decides who is
-     * woken: the mark came before this change, or the sleeper finds another value. A mark of one
-     * that was killed costs a wake. release: what was stored before is seen by who sees this;
-     * partner is the load before a look. */
+    /* A waiter marks this word itself, so no order between two words decides who is woken: either
+     * the mark came before this change, or the waiter finds another value. The mark of a process
+     * that was killed costs one wake. release: a reader of this sees everything stored before;
+     * partner is the load before a check. */
     do
         next = (seen & ~COX_GROUP_RING_SLEEPS) + COX_GROUP_RING_STEP;
     while (!atomic_compare_exchange_weak_explicit(&wakeup->ring, &seen, next, memory_order_release,
@@ -91,8 +91,8 @@ static void wakeup_post(struct cox_group_layout_wakeup *wakeup)
 
 void cox_group_wake(struct cox_group_layout_wakeup *wakeup)
 {
-    /* release: what it is about; partner is the acquire in round_wait. Before the ring: whoever
-     * hears that sees this. */
+    /* release: the event itself; partner is the acquire in round_wait. Before the wake: a thread
+     * that is woken sees this. */
     atomic_fetch_add_explicit(&wakeup->news, 1, memory_order_release);
     wakeup_post(wakeup);
 }
@@ -106,7 +106,7 @@ uint32_t cox_group_listen(struct cox_group_layout_wakeup *wakeup)
 int cox_group_sleep(struct cox_group_layout_wakeup *wakeup, uint32_t seen, uint64_t until_ns)
 {
     uint32_t ring = seen;
-    /* relaxed, both: the kernel compares the word once more. Marked already: by another sleeper. */
+    /* relaxed, both: the kernel compares the word again. Marked already: by another waiter. */
     if (!atomic_compare_exchange_strong_explicit(&wakeup->ring, &ring, seen | COX_GROUP_RING_SLEEPS,
                                                  memory_order_relaxed, memory_order_relaxed) &&
         ring != (seen | COX_GROUP_RING_SLEEPS))
@@ -116,14 +116,14 @@ int cox_group_sleep(struct cox_group_layout_wakeup *wakeup, uint32_t seen, uint6
     return r == COX_TIMEOUT ? 0 : r;
 }
 
-/* Where its parts are: by name. Returns 0: not formed yet. *ret_other: formed with other members.
- */
+/* The slot of the member's parts, found by name. Returns 0: not formed yet. *ret_other: formed with
+ * other members. */
 static uint32_t member_slot(struct cox_group *group, uint32_t place, bool *ret_other)
 {
     *ret_other = false;
     if (group->slot == 0)
         return 0;
-    /* relaxed, here and below: found out anew by whoever does not know it. */
+    /* relaxed, here and below: a thread that does not see it finds it again. */
     uint32_t known = atomic_load_explicit(&group->slots[place], memory_order_relaxed);
     if (known)
         return known;
@@ -153,7 +153,7 @@ struct cox_group_layout_wakeup *cox_group_wakeup(struct cox_group *group)
     return slot ? &group->base->wakeups[group->ranks[0] * COX_SUBGROUP_COUNT_MAX + slot - 1] : NULL;
 }
 
-/* The count is of a round that comes after the one of `tag`. */
+/* Returns true if the count belongs to a later round than `tag`. */
 static bool count_is_later(uint64_t seen, uint64_t tag)
 {
     int32_t epochs = (int32_t)((uint32_t)(seen >> 32) - (uint32_t)(tag >> 32));
@@ -161,22 +161,22 @@ static bool count_is_later(uint64_t seen, uint64_t tag)
     return epochs > 0 || (epochs == 0 && rounds == 1);
 }
 
-/* True: ring. Everybody has been counted, this rank as the last; or others are counted in a later
- * round already, having seen this rank arrive before it was counted: their count stays, and who
- * sleeps in this round, which is complete, is woken. */
+/* Counts an arrival. Returns true if the caller must wake the others: all are counted, this rank as
+ * the last; or others are counted in a later round already, having seen this rank arrive before it
+ * was counted. Then their count stays, and waiters of this round, which is complete, are woken. */
 static bool wakeup_count(struct cox_group_layout_wakeup *wakeup, uint64_t generation, uint64_t word,
                          uint32_t count)
 {
     /* The upper bits of generation and epoch do not matter for a hint. */
     uint64_t tag = generation << 56 | (word << 8 & (UINT64_MAX >> 8));
-    /* relaxed: the exchange below is what counts. */
+    /* relaxed: the exchange below decides. */
     uint64_t seen = atomic_load_explicit(&wakeup->counted, memory_order_relaxed), next;
     do {
         if (seen && count_is_later(seen, tag))
             return true;
         next = (seen & ~UINT64_C(0xff)) == tag ? seen + 1 : tag | 1;
     }
-    /* acq_rel: the last one sees the arrivals of those who counted before it, and rings after they
+    /* acq_rel: the last one sees the arrivals of those that counted before it, and wakes after they
      * have read `ring`; partner is this exchange. */
     while (!atomic_compare_exchange_weak_explicit(&wakeup->counted, &seen, next,
                                                   memory_order_acq_rel, memory_order_relaxed));
@@ -216,9 +216,9 @@ static void part_say_gone(struct cox_group *group)
     uint64_t gone;
     atomic_store_explicit(&part->because, because ? cox_group_said_dead(because - 1) : 0,
                           memory_order_relaxed);
-    /* Two threads may do so at once: the later epoch stays. seq_cst, all, and where gone is raised:
-     * whoever stores the earlier one looks at gone when its store is done, not before, and sees
-     * that it was raised if the other's store came first. release: partner is words_trouble. */
+    /* Two threads may do this at once: the later epoch stays. seq_cst, all, and where gone is
+     * raised: the thread that stores the earlier epoch loads gone after its store, and sees that it
+     * was raised if the other's store came first. release: partner is words_trouble. */
     do {
         gone = atomic_load_explicit(&group->gone, memory_order_seq_cst);
         atomic_store_explicit(&part->aborted, gone, memory_order_seq_cst);
@@ -230,7 +230,7 @@ void cox_group_say_again(struct cox_group *group)
 {
     struct cox_group_layout_part *part = cox_group_own_part(group);
     uint64_t word = own_word(group);
-    /* relaxed, all: the words as they are already, unless somebody wrote over them. */
+    /* relaxed, all: the words have these values already, unless a process has overwritten them. */
     atomic_store_explicit(&part->members_hash, group->members_hash, memory_order_relaxed);
     atomic_store_explicit(&part->name_hash, group->name_hash, memory_order_relaxed);
     atomic_store_explicit(&part->what[group->index & 1], group->said_what, memory_order_relaxed);
@@ -240,12 +240,12 @@ void cox_group_say_again(struct cox_group *group)
     part_say_gone(group);
 }
 
-/* The first one stays: what ended later may have ended because of it. */
+/* The first one stays: later ends may follow from it. */
 static void say_dead(struct cox_group *group)
 {
     struct cox_group_base *base = group->base;
     uint32_t none = 0;
-    /* relaxed, all: the number is all there is to it. Partner is the same on a thread that operates
+    /* relaxed, all: the number carries no other data. Partner is the same on a thread that operates
      * in a subgroup. */
     if (group->dead)
         atomic_compare_exchange_strong_explicit(&base->dead, &none, group->dead,
@@ -263,7 +263,7 @@ void cox_group_give_up(struct cox_group *group, bool for_good)
         say_dead(group);
     uint64_t epoch = for_good ? COX_GROUP_EPOCH_NONE : cox_group_present(group->base);
     uint64_t word = cox_group_aborted(epoch);
-    /* relaxed: part_say_gone looks again. */
+    /* relaxed: part_say_gone checks again. */
     uint64_t seen = atomic_load_explicit(&group->gone, memory_order_relaxed);
     while (seen < word &&
            !atomic_compare_exchange_weak_explicit(&group->gone, &seen, word, memory_order_seq_cst,
@@ -273,7 +273,7 @@ void cox_group_give_up(struct cox_group *group, bool for_good)
     struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(group);
     if (wakeup)
         cox_group_wake(wakeup);
-    /* Who waits for the first member to form the subgroup sleeps there. */
+    /* Members that wait for the first one to form the subgroup block there. */
     if (group->slot)
         cox_group_wake(group->base->wakeup);
 }
@@ -324,8 +324,8 @@ static enum look member_look(struct cox_group *group, uint32_t place)
     const uint64_t generation = group->base->generation;
     uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_relaxed);
     enum look look = word_read(group, word);
-    /* It may have been here, and be about to arrive at the next one. Anything else that differs is
-     * about to become something else, or was written over. */
+    /* It may have been here, and be about to arrive at the next round. Any other value is about to
+     * change, or was overwritten. */
     uint64_t next = cox_group_arrived(word >> COX_GROUP_INDEX_BITS, (uint32_t)word + 1);
     return mirror == cox_group_mirror(generation, word) ||
                    (mirror == cox_group_mirror(generation, next) && look == LOOK_HERE)
@@ -348,7 +348,7 @@ bool cox_group_went_on(struct cox_group *group, uint32_t place)
                cox_group_mirror(group->base->generation, next);
 }
 
-/* Returns whether somebody is missing. */
+/* Returns true if a member is missing. */
 static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_missing)
 {
     bool any = false;
@@ -364,8 +364,8 @@ static bool round_missing(struct cox_group *group, struct cox_rank_set *ret_miss
 
 /* ---- deaths, and the rest that ends a wait ---- */
 
-/* It lives, and says that it is over: whether because of the one that it names nobody else can
- * tell. */
+/* It lives, and reports that its epochs are over: no other rank can tell whether because of the
+ * rank that it names. */
 static int fail_for_good(const struct cox_group_base *base, uint32_t rank, struct cox_error *err)
 {
     int32_t cause = cox_group_said_cause(base, rank);
@@ -393,7 +393,7 @@ static int fail_dead(struct cox_group *group, uint32_t rank, struct cox_error *e
                     rank, (intmax_t)base->peers[rank].pid);
 }
 
-/* The first that has left, rather one that says why. -1: none. */
+/* The first member that has left, preferably one that names a cause. -1: none. */
 static int32_t left_among(const struct cox_group_base *base, const struct cox_rank_set *set)
 {
     int32_t left = -1;
@@ -408,7 +408,7 @@ static int32_t left_among(const struct cox_group_base *base, const struct cox_ra
     return left;
 }
 
-/* 0: nothing, or it has not formed the subgroup yet. */
+/* The aborted word of the member. 0: none, or it has not formed the subgroup yet. */
 static uint64_t member_aborted(struct cox_group *group, uint32_t place)
 {
     bool other;
@@ -420,7 +420,7 @@ static uint64_t member_aborted(struct cox_group *group, uint32_t place)
                                 memory_order_acquire);
 }
 
-/* A member that has given up for good, rather one that says because of whom; -1: none. */
+/* A member that has aborted for good, preferably one that names a cause; -1: none. */
 static int32_t member_reported_dead(struct cox_group *group)
 {
     int32_t reported = -1;
@@ -437,8 +437,9 @@ static int32_t member_reported_dead(struct cox_group *group)
     return reported;
 }
 
-/* Who is to be named: of one that was seen dead, one that left and one that tells of a death, each
- * -1 if there is none. Who ended because of another one names that one. -1: nobody is known. */
+/* The rank to name in the error: of one that was seen dead, one that left and one that reports a
+ * death, each -1 if there is none. A rank that ended because of another one leads to that one. -1:
+ * none is known. */
 static int32_t dead_choose(const struct cox_group_base *base, int32_t dead, int32_t left,
                            int32_t reported)
 {
@@ -456,26 +457,26 @@ static bool has_aborted(struct cox_group *group, uint32_t place)
            aborted == cox_group_aborted(COX_GROUP_EPOCH_NONE);
 }
 
-/* The rank that a member's giving up is about, or that it followed, as it says. -1: it does not
- * say. */
+/* The rank because of which, or after which, the member aborted, by its own words. -1: it names
+ * none. */
 static int32_t member_because(const struct cox_group *group, uint32_t place)
 {
     const struct cox_group_layout_part *part =
         &group->base->ranks[group->ranks[place]]->parts[group->slots[place]];
-    /* relaxed: stored before what was seen by acquire, see part_say_gone. */
+    /* relaxed: stored before the word that was loaded with acquire, see part_say_gone. */
     int32_t rank = cox_group_said_rank(group->base,
                                        atomic_load_explicit(&part->because, memory_order_relaxed));
     return rank == group->ranks[place] ? -1 : rank;
 }
 
-/* Who of the members has given up this epoch, and because of whom, as each says. Read once. */
+/* The members that have aborted this epoch, and because of whom, as each reports. Read once. */
 struct reasons {
     struct cox_rank_set gave_up;
-    /* of who has: another rank; -1: it does not say */
+    /* for these members: another rank; -1: it names none */
     int16_t because[COX_RANK_COUNT_MAX];
 };
 
-/* Returns the first rank that has given up; -1: none has. */
+/* Returns the first rank that has aborted; -1: none has. */
 static int32_t reasons_read(struct cox_group *group, struct reasons *ret_reasons)
 {
     int32_t first = -1;
@@ -498,9 +499,8 @@ static bool reasons_follow(const struct reasons *reasons, uint32_t rank)
     return because >= 0 && cox_rank_set_has(&reasons->gave_up, (uint32_t)because);
 }
 
-/* From this rank on: one that did not follow another one that has given up. Where they go round in
- * a circle (one ended because of numbers that the other gave, and that one followed it), one of the
- * circle. */
+/* Follows the reasons from this rank to one that did not follow another. If they form a circle (one
+ * ended because of numbers from the other, which followed it), returns one of the circle. */
 static uint32_t reasons_root(const struct reasons *reasons, uint32_t rank)
 {
     struct cox_rank_set seen = {{0}};
@@ -511,8 +511,8 @@ static uint32_t reasons_root(const struct reasons *reasons, uint32_t rank)
     return rank;
 }
 
-/* Its own word, and in it perhaps the name of another: which of the two is to blame nobody else can
- * tell. Of a circle all are named. */
+/* Fails because a rank has aborted. If it names another one, no third rank can tell which of the
+ * two is at fault, so both are named. Of a circle all are named. */
 static int fail_aborted(struct cox_group *group, const struct reasons *reasons, uint32_t root,
                         struct cox_error *err)
 {
@@ -533,7 +533,7 @@ static int fail_aborted(struct cox_group *group, const struct reasons *reasons, 
                     cox_group_present(group->base), text);
 }
 
-/* Returns COX_ABORTED or COX_CORRUPT where a member's words end this epoch, or 0. */
+/* Returns COX_ABORTED or COX_CORRUPT if a member's words end this epoch, else 0. */
 static int words_trouble(struct cox_group *group, struct cox_error *err)
 {
     const struct cox_group_base *base = group->base;
@@ -545,8 +545,8 @@ static int words_trouble(struct cox_group *group, struct cox_error *err)
         enum look look = member_look(group, place);
         if (look == LOOK_MISSING || look == LOOK_HERE)
             continue;
-        /* Of one that is in another generation by now, which it says before anything of that, these
-         * words say nothing here. */
+        /* The words of a rank that is in another generation by now, which it stores first, mean
+         * nothing here. */
         if (base->memory && cox_group_has_left(base, rank))
             continue;
         cox_group_blame(group, rank);
@@ -575,7 +575,7 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
     const struct cox_group_base *base = group->base;
     struct cox_error why = {0};
     int r = words_trouble(group, &why);
-    /* Whoever tells of a death is heard, whatever others say. */
+    /* A reported death counts, whatever others report. */
     int32_t reported = r ? member_reported_dead(group) : -1;
     if (reported >= 0) {
         why = (struct cox_error){0};
@@ -586,8 +586,8 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
     }
     int32_t left = left_among(base, missing), dead = -1;
     if (r || left >= 0) {
-        /* It ends in any case. Who died after it arrived is why others have gone on without this
-         * rank. */
+        /* The epoch ends in any case. A rank that died after its arrival may be why others
+         * continued without this rank. */
         struct cox_rank_set others = {{0}};
         for (uint32_t place = 0; place < group->count; place++)
             if (place != group->self)
@@ -597,7 +597,7 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
         dead = cox_group_dead_among(base, missing);
     }
     dead = dead_choose(base, dead, left, reported);
-    /* Nobody that is known to be dead: then the one that says so has given up for itself. */
+    /* No rank is known to be dead: then the rank that reports it has aborted for its own reasons. */
     if (base->memory && dead < 0 && reported >= 0)
         dead = reported;
     if (dead >= 0)
@@ -669,9 +669,8 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
     bool counted = group->count == 1;
     for (;;) {
         struct cox_group_layout_wakeup *wakeup = cox_group_wakeup(group), *awaited = wakeup;
-        bool early =
-            false;   /* by the count: who comes last will ring, there is nothing to see yet */
-        if (!wakeup) /* its first member rings there when it forms the subgroup */
+        bool early = false; /* the last one to arrive wakes; there is nothing to check yet */
+        if (!wakeup)        /* its first member wakes here when it forms the subgroup */
             awaited = group->base->wakeup;
         uint32_t seen = cox_group_listen(awaited);
         if (!counted && wakeup) {
@@ -689,8 +688,8 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             say_ns = now + COX_GROUP_SLICE_NS;
         }
         bool late = now >= deadline_ns, due = late || now >= look_ns;
-        /* acquire: partner is the release in cox_group_wake. Read before the words that it may be
-         * about. */
+        /* acquire: partner is the release in cox_group_wake. Read before the words that it
+         * announces. */
         uint32_t news = atomic_load_explicit(&awaited->news, memory_order_acquire);
         int r = 0;
         if (due || !wakeup || news != group->news || !group->news_known) {
@@ -698,15 +697,14 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             if (early && !round_missing(group, &missing))
                 return 0;
             r = cox_group_trouble(group, &missing, due, &why);
-            /* Who is seen dead, or gone, may have arrived after it was missed. */
+            /* A member that is seen dead, or gone, may have arrived after it was found missing. */
             if (r && !round_missing(group, &missing)) {
                 group->dead = 0;
                 return 0;
             }
             if (r)
                 return cox_fail(err, r, "%s", why.text);
-            /* Only now: of what ends the epoch the next round wants to hear as well, if this one is
-             * complete. */
+            /* Only now: the next round must also see what ends the epoch, if this one is complete. */
             group->news = news;
             group->news_known = wakeup != NULL;
         }
@@ -718,7 +716,7 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             say_ns = now + COX_GROUP_SLICE_NS;
             cox_group_say_again(group);
         }
-        /* Who looks has not marked the wakeup: it is woken for without a system call. */
+        /* A spinning thread has not marked the wakeup, so waking it needs no system call. */
         const struct wakeup_read look = {awaited, seen};
         if (cox_spin_until(&group->spinner, wakeup_moved, &look,
                            cox_deadline_min(look_ns, deadline_ns)))
@@ -741,13 +739,13 @@ static const char *operation_name(uint64_t what)
     return operation < COX_GROUP_OPERATION_COUNT && names[operation] ? names[operation] : "nothing";
 }
 
-/* What was read is of this epoch: nobody has gone on to the next one meanwhile. */
+/* Checks that what was read belongs to this epoch: no member has moved on meanwhile. */
 static int epoch_verify(struct cox_group *group, struct cox_error *err)
 {
     uint64_t present = cox_group_present(group->base);
-    /* seq_cst, on a word of our own and on theirs: release keeps the copies in front of it, and a
-     * later load that is seq_cst as well stays behind it. Acquire alone would not do on machines
-     * where a change is a load and a store, between which others' loads can be. */
+    /* seq_cst, on a word of this rank and on theirs: release keeps the copies before it, and a
+     * later seq_cst load stays behind it. Acquire alone is not enough on machines where an exchange
+     * is a load and a store, between which other loads can move. */
     atomic_fetch_or_explicit(&group->gone, 0, memory_order_seq_cst);
     for (uint32_t place = 0; place < group->count; place++) {
         const struct cox_group_layout_part *part =
@@ -755,9 +753,8 @@ static int epoch_verify(struct cox_group *group, struct cox_error *err)
         /* Partner is part_align. */
         uint64_t word = atomic_load_explicit(&part->arrived, memory_order_seq_cst);
         bool stayed = word >> COX_GROUP_INDEX_BITS == present;
-        /* In another generation a word may be the same, but not with this mirror. Partner is
-         * words_reset.
-         */
+        /* In another generation a word may have the same value, but not with this mirror. Partner
+         * is words_reset. */
         if (stayed && group->base->memory && place != group->self) {
             const uint64_t generation = group->base->generation;
             uint64_t mirror = atomic_load_explicit(&part->mirror, memory_order_seq_cst);
@@ -774,7 +771,8 @@ static int epoch_verify(struct cox_group *group, struct cox_error *err)
     return 0;
 }
 
-/* All have arrived: at the same? Every member looks at all, so all come to the same reply. */
+/* All have arrived: checks that all are at the same operation. Every member checks all, so all get
+ * the same result. */
 static int round_agree(struct cox_group *group, struct cox_error *err)
 {
     int r = 0;
@@ -856,9 +854,9 @@ int cox_group_round_values(struct cox_group *group, enum cox_group_operation ope
                 memcpy(values + place * stride, value_slot(group, place, group->index), size);
         r = epoch_verify(group, err);
     }
-    /* A death is for every epoch, also for who waits in a later one for a rank that stays in this
-     * one. */
-    if (r == COX_INVALID) /* all are in step: this is about no epoch */
+    /* A death ends every epoch, also for a member that waits in a later one for a rank that stays
+     * in this one. */
+    if (r == COX_INVALID) /* all are in step: the error ends no epoch */
         atomic_store_explicit(&group->blamed, 0, memory_order_relaxed);
     else if (r)
         cox_group_give_up(group, r == COX_PEER_DEAD);
@@ -884,7 +882,7 @@ int cox_group_gather(struct cox_group *group, const void *value, size_t size, vo
         return cox_fail(err, COX_INVALID, "no value, or no place for those of all");
     uint32_t size_max = group->base->value_size;
     if (size == 0 || size > size_max) {
-        /* The others learn of it. */
+        /* Reports it to the others. */
         struct cox_error why = {0};
         int r = cox_group_round(group, COX_GROUP_GATHER, size > size_max ? UINT32_MAX : 0,
                                 deadline_ns, &why);

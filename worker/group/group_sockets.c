@@ -29,7 +29,7 @@
 #include "channel/handle/handle_internal.h"
 #include "channel/socket/socket.h"
 
-/* When the other side's queue, or the kernel's count of fds, is full. */
+/* How long to wait when the peer's queue, or the kernel's count of fds, is full. */
 #define RETRY_NS COX_NSEC_PER_MSEC
 /* No errno of the kernel is that large. */
 #define ERRNO_LIMIT 4096
@@ -52,14 +52,14 @@ struct post {
     int listen_fd;
     uint64_t round;
     uint64_t look_ns;
-    /* ranks whose fd is not here yet */
+    /* ranks whose fd has not arrived */
     struct cox_rank_set owed;
     uint32_t owed_count;
-    /* those of them who have gone on without giving it */
+    /* those of them that have continued without sending it */
     struct cox_rank_set lost;
     /* what went wrong on this rank alone */
     int how;
-    /* -errno that kept it from giving its own; 0 */
+    /* -errno: why it could not send its own; 0 */
     int unsent;
     struct cox_error *how_err;
     struct address addresses[COX_RANK_COUNT_MAX];
@@ -76,7 +76,7 @@ static int post_listen(struct post *post, struct address *ret_address)
     int r = cox_fd_raise(&fd);
     if (r)
         return r;
-    /* No name given: the kernel finds one. */
+    /* Without a name: the kernel chooses one. */
     if (bind(fd, (const struct sockaddr *)&address, sizeof address.sun_family) < 0 ||
         listen(fd, COX_RANK_COUNT_MAX) < 0 ||
         getsockname(fd, (struct sockaddr *)&address, &size) < 0)
@@ -97,7 +97,7 @@ static void post_fail(struct post *post, int r)
         post->how = cox_fail(post->how_err, r, "fds by sockets: %s", cox_status_text(r));
 }
 
-/* Once per slice, and where something did not go on: is that for a reason? */
+/* Once per slice, and when there was no progress: checks for a reason. */
 static int post_trouble(struct post *post, const struct cox_rank_set *missing,
                         struct cox_error *err)
 {
@@ -117,7 +117,7 @@ static int post_trouble(struct post *post, const struct cox_rank_set *missing,
 
 /* ---- receiving ---- */
 
-/* The place that this tag is for; -1: nobody's. */
+/* The place that this tag is from; -1: none. */
 static int32_t tag_place(const struct post *post, const struct tag *tag, pid_t pid)
 {
     const struct cox_group *group = post->exchange->group;
@@ -139,7 +139,7 @@ static bool is_owing(const struct post *post, const struct cox_socket_peer *from
     return false;
 }
 
-/* Waits until a member that has connected says something, which it does at once. */
+/* Waits until a member that has connected sends, which it does at once. */
 static int post_hear(struct post *post, int fd, struct cox_error *err)
 {
     for (;;) {
@@ -155,8 +155,8 @@ static int post_hear(struct post *post, int fd, struct cox_error *err)
     }
 }
 
-/* One connection, whoever it is of. Strangers are let go without a word, and so is a member that
- * died before it said anything. */
+/* Serves one connection. Strangers are dropped without a reply, and so is a member that died before
+ * it sent anything. */
 static int post_receive(struct post *post, int fd, struct cox_error *err)
 {
     struct cox_group_exchange *exchange = post->exchange;
@@ -188,7 +188,7 @@ static int post_receive(struct post *post, int fd, struct cox_error *err)
     return 0;
 }
 
-/* Returns 0, *ret_fd -1: nobody is there; -errno. */
+/* Returns 0, with *ret_fd -1 if no connection is pending; -errno. */
 static int post_accept(struct post *post, int *ret_fd)
 {
     do
@@ -202,8 +202,8 @@ static int post_accept(struct post *post, int *ret_fd)
     return r;
 }
 
-/* What has come in so far. Whoever is to be sent to may wait for a place in this rank's queue,
- * which strangers can have filled: who only sent would wait for ever. */
+/* Receives what has arrived. A member that is sent to may wait for a place in this rank's queue,
+ * which strangers may have filled: a rank that only sends could wait for ever. */
 static int post_clear(struct post *post, struct cox_error *err)
 {
     for (int i = 0; i <= COX_RANK_COUNT_MAX && post->listen_fd >= 0; i++) {
@@ -220,7 +220,7 @@ static int post_clear(struct post *post, struct cox_error *err)
     return 0;
 }
 
-/* The ranks that owe theirs and have gone on. Returns whether there are any. */
+/* Finds pending ranks that have continued. Returns whether there are any. */
 static bool post_gone_on(const struct post *post, struct cox_rank_set *ret_ranks)
 {
     struct cox_group *group = post->exchange->group;
@@ -235,14 +235,14 @@ static bool post_gone_on(const struct post *post, struct cox_rank_set *ret_ranks
     return any;
 }
 
-/* Until at most `left` ranks owe theirs, or this rank cannot succeed. */
+/* Waits until at most `left` ranks are pending, or this rank cannot succeed. */
 static int post_await(struct post *post, uint32_t left, struct cox_error *err)
 {
     bool is_lost = false;
     while (post->owed_count > left && post->how == 0 && !is_lost) {
         _cox_cleanup_(cox_close_fd) int fd = -1;
         struct cox_rank_set gone_on;
-        /* Before the queue is looked at: what they sent is in it. */
+        /* Before the queue is checked: what they sent is in it. */
         bool any = post_gone_on(post, &gone_on);
         int r = post_accept(post, &fd);
         if (r) {
@@ -273,7 +273,7 @@ static int post_await(struct post *post, uint32_t left, struct cox_error *err)
 
 /* ---- sending ---- */
 
-/* Once. Returns 0; COX_BUSY: again in a moment; -errno: of this rank. */
+/* Tries once. Returns 0; COX_BUSY: try again soon; -errno: this rank failed. */
 static int post_try(struct post *post, uint32_t place)
 {
     const struct cox_group_base *base = post->exchange->group->base;
@@ -311,7 +311,7 @@ static int post_send(struct post *post, uint32_t place, struct cox_error *err)
                 post->unsent = r;
             return 0;
         }
-        if (cox_group_went_on(group, place)) /* it cannot succeed, and takes nothing any more */
+        if (cox_group_went_on(group, place)) /* it cannot succeed, and receives nothing more */
             return 0;
         r = post_clear(post, err);
         if (r == 0)
@@ -337,7 +337,7 @@ static int post_run(struct post *post, struct cox_error *err)
     return r ? r : post_await(post, 0, err);
 }
 
-/* All have said what kept them from giving theirs. */
+/* All have reported why they could not send theirs. */
 static void post_explain(struct post *post, const int32_t *unsent)
 {
     const struct cox_group *group = post->exchange->group;
@@ -373,7 +373,7 @@ int cox_group_exchange_sockets(struct cox_group_exchange *exchange, int *ret_how
         if (r)
             cox_group_give_up(group, r == COX_PEER_DEAD);
     }
-    if (r == 0) { /* nobody goes away before all have theirs */
+    if (r == 0) { /* no member leaves before all have received theirs */
         const int32_t own_unsent = post.unsent;
         int32_t unsent[COX_RANK_COUNT_MAX];
         r = cox_group_stage(exchange, COX_GROUP_STAGE_RECEIVED, &own_unsent, sizeof own_unsent,
