@@ -1,64 +1,63 @@
 /*
- * One round: a rank stores what it is at, then that it has arrived, and waits until every member's
- * word says the same. The words are the shared state; a wakeup, with a count of those who arrived,
- * only says when to look.
+ * One round: a rank stores its operation, then its arrival, and waits until every member's word
+ * shows the same arrival. The words are the shared state. A wakeup, with a count of the arrivals,
+ * only says when to check them.
  *
  * Why a value slot is free again two rounds later. A rank arrives at round i + 1 only after it has
- * returned from round i, values copied. So when round i + 1 is complete, everybody has finished
- * reading round i, and what goes into the slots of i's parity in round i + 2 overwrites nothing
- * that is read. The same holds for `what`. Two members of one epoch are therefore at most one round
- * apart, and an index of 24 bits may go round.
+ * returned from round i and copied its values. So when round i + 1 is complete, every member has
+ * finished reading round i, and what is written to the slots of i's parity in round i + 2
+ * overwrites nothing that is read. The same holds for `what`. Therefore two members of one epoch
+ * are at most one round apart, and an index of 24 bits may wrap around.
  *
- * Why epochs do not mix. align replaces a rank's word by one of the new epoch, and reads it back,
+ * Why epochs do not mix. align replaces a rank's word by one of the new epoch and reads it back
  * before it writes anything else in that epoch. Let A wait at round 3 of epoch e, and B align to e
- * + 1: A sees B's word in a later epoch. B may have arrived at round 3 before or not, A cannot
- * tell; it ends with ABORTED. If A had seen B at round 3 and is copying its value when B aligns,
- * gives a new value and thereby overwrites what A copies, A's second look at B's word, after the
- * copy, sees the later epoch: the word is ordered before the new value. Seen from B, A's word is of
- * an older epoch: not arrived; B waits until A has aligned as well. A word of an older epoch is
- * never completed by anybody: align is monotone, so A cannot arrive at e + 1 before it has left e.
- * Should C never align, B ends at its deadline, and gives up e + 1.
+ * + 1. A sees B's word in a later epoch and cannot tell whether B had arrived at round 3: A ends
+ * with ABORTED. If A had seen B at round 3 and copies its value while B, in its new epoch,
+ * overwrites it, then A's second check of B's word, after the copy, sees the later epoch, because
+ * the word is ordered before the new value. For B, A's word is of an older epoch, which is no
+ * arrival: B waits until A has aligned as well. A word of an older epoch is never completed: align
+ * is monotone, so A cannot arrive at e + 1 before it has left e. If C never aligns, B ends at its
+ * deadline and aborts e + 1.
  *
- * Why generations do not mix where a rank has the same words in each (the sealed form). Let B join
- * generation L + 1 while A still waits or reads in L. Before B changes any word it says in `holder`
- * that it is in no generation, and turns the mirror of each part over, so that the word beside it
- * is no arrival; then it sets its words to zero, says L + 1, and arrives there with mirrors that
- * are those of L + 1. So what A sees of B is an arrival of L, from before, or none. If A had seen B
- * arrive in L and copies its value when B gives a new one in L + 1, A's second look finds a mirror
- * that is not of
- * L: the turned mirror is ordered before the new value as the word of an align is. B waits in L + 1
- * for A before its first round can be complete, since each rank has to say that it is in L + 1
- * first. How B's subgroups are made, and where in a round it is, A does not hold against B once
- * `holder` and the generation beside it say that B has gone on, for those are changed first; what B
- * has given up in whatever generation is over for A as well. And A does not hold what B left there
- * in L against it in L + 1: B had set it to zero when it said that it is there. A rank that has
- * died has nothing to do with this: its successor has other memory.
+ * Why generations do not mix although a rank has the same words in each (the sealed form). Let B
+ * join generation L + 1 while A still waits or reads in L. Before B changes any other word it
+ * stores in `holder` that it is in no generation, and inverts the mirror of each part, so that the
+ * word beside it is no arrival. Then it sets its words to zero, stores L + 1, and arrives there
+ * with mirrors of L + 1. So A sees of B either an earlier arrival of L, or none. If A had seen B
+ * arrive in L and copies its value while B writes a new one in L + 1, A's second check finds a
+ * mirror that is not of L: the inverted mirror is ordered before the new value, as the word of an
+ * align is. B in L + 1 waits for A before its first round can complete, since each rank must have
+ * stored L + 1 first. Once `holder` and the generation beside it show that B has moved on, which
+ * are changed first, A ignores the state of B's subgroups, its round, and what B has aborted: that
+ * generation is over for A as well. Nor does what B left in L count in L + 1: B had set it to zero
+ * before it stored that it is there. The death of a rank plays no part in this: its successor has
+ * other memory.
  *
- * Why a failure reaches all. Whoever fails gives up the epoch: it stores that in its own line, and
- * rings. A member that is not complete looks, at every ring and every 50 ms, at the lines of all,
- * and ends with ABORTED if one has given up its epoch. A member that is complete ends with 0, and
- * finds the word in its next round, because who has given up never arrives in that epoch again. A
- * death is looked for before ABORTED is said: who saw the death has given up because of it, for
- * good, and it is a death for all, in whatever epoch they are. Whose death it is goes with the
- * news: who gives up for good says it first, and who learns of it from there says the same, so that
- * all name the one that died and not the one that left because of it, even where they cannot see
- * the death themselves. Otherwise a member that has arrived is not looked at: whether it lives
- * makes no difference to this round.
+ * Why a failure reaches all members. A rank that fails aborts the epoch: it stores that in its own
+ * line and wakes the others. A member whose round is incomplete checks all lines at every wake and
+ * every 50 ms, and ends with ABORTED if one has aborted its epoch. A member whose round is complete
+ * returns 0 and finds the word in its next round, because a rank that has aborted never arrives in
+ * that epoch again. Deaths are checked before ABORTED is returned: a rank that has seen a death has
+ * aborted for good because of it, and the death counts for all, in whatever epoch they are. The
+ * dead rank is part of what is stored: a rank that aborts for good stores it first, and a rank that
+ * learns of it from there stores the same. So all name the rank that died, and not one that left
+ * because of it, even if they cannot see the death themselves. A member that has arrived is not
+ * checked otherwise: whether it lives makes no difference to this round.
  *
- * Who has been counted, and is not the last, sleeps without a look at the others: the last one
- * rings. Whatever else may end a round is woken for as `news`, which a waiter reads before it
- * sleeps; if there are any it looks at the words of all. News are done with when a look at them has
- * found nothing, not when the round is complete: who has given up may have arrived at this round,
- * and not at the next one.
+ * A member that was counted, and is not the last, waits without checking the others: the last one
+ * wakes it. Anything else that can end a round is counted in `news`, which a waiter reads before it
+ * waits; if it has changed, the waiter checks the words of all. News are finished when a check of
+ * them has found nothing, not when the round is complete: a member that has aborted may have
+ * arrived at this round, and not at the next one.
  *
- * Why no wake-up is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and
- * looks; who counts last rings after that, so that the waiter, if it did not see everybody, does
- * not fall asleep on the old value. Who is overtaken between its arrival and its count finds a
- * later round counted, leaves that, and rings for its own. A count that was spoilt (by a flipped
- * bit, by somebody of an older epoch) makes nobody ring; then all look after a slice.
+ * Why no wakeup is lost for longer than 50 ms. A waiter reads `ring` before it counts itself and
+ * checks. The last one to count wakes after that, so a waiter that did not see all arrivals does
+ * not block on the old value. A rank that is overtaken between its arrival and its count finds a
+ * later round counted, leaves that count, and wakes for its own round. A count that was damaged (by
+ * a flipped bit, by a rank of an older epoch) makes no rank wake the others; then all check after a
+ * slice.
  *
- * Why a flipped bit is no arrival. Each arrival is there twice, as it is and as its complement.
- * Owners say everything again at every slice.
+ * Why a flipped bit is no arrival. Each arrival is stored twice, as it is and as its complement.
  */
 #include "group_private.h"
 
@@ -597,7 +596,8 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
         dead = cox_group_dead_among(base, missing);
     }
     dead = dead_choose(base, dead, left, reported);
-    /* No rank is known to be dead: then the rank that reports it has aborted for its own reasons. */
+    /* No rank is known to be dead: then the rank that reports it has aborted for its own reasons.
+     */
     if (base->memory && dead < 0 && reported >= 0)
         dead = reported;
     if (dead >= 0)
@@ -704,7 +704,8 @@ static int round_wait(struct cox_group *group, uint64_t deadline_ns, struct cox_
             }
             if (r)
                 return cox_fail(err, r, "%s", why.text);
-            /* Only now: the next round must also see what ends the epoch, if this one is complete. */
+            /* Only now: the next round must also see what ends the epoch, if this one is complete.
+             */
             group->news = news;
             group->news_known = wakeup != NULL;
         }
