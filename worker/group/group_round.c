@@ -58,6 +58,7 @@
  * slice.
  *
  * Why a flipped bit is no arrival. Each arrival is stored twice, as it is and as its complement.
+ * Owners store all their words again in every slice.
  */
 #include "group_private.h"
 

@@ -1,5 +1,5 @@
-/* attach: how a worker process becomes a rank: finds the group's memory, checks it, claims its
- * place. */
+/* attach: how a worker process becomes a rank: it finds the group's memory, checks it, and claims
+ * its rank. */
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,8 +20,7 @@
 
 /* ---- the group's memory ---- */
 
-/* Accepted as another rank than was asked for, or as another incarnation, is accepted by mistake.
- */
+/* Checks that the rank and incarnation are those that were requested. */
 static int worker_check_hello_reply(const struct cox_worker_options *options,
                                     const struct cox_hello_reply *hello_reply,
                                     struct cox_error *err)
@@ -39,7 +38,7 @@ static int worker_check_hello_reply(const struct cox_worker_options *options,
     return 0;
 }
 
-/* What a control socket is called is what its group is called. */
+/* The group's name is the name of its control socket. */
 static void worker_name_group(struct cox_worker_options *options)
 {
     const char *file = strrchr(options->control_socket, '/');
@@ -50,8 +49,8 @@ static void worker_name_group(struct cox_worker_options *options)
         options->prefix[1 + length] = '\0';
 }
 
-/* Logs on: rank, world and memory are told by the control socket. The connection stays open: its
- * end is the end of the coordinator. */
+/* Connects to the control socket, which assigns rank, number of ranks and memory. The connection
+ * stays open: its end is the end of the coordinator. */
 static int worker_log_on(struct cox_worker *worker, const struct cox_worker_identity *self,
                          struct cox_error *err)
 {
@@ -90,7 +89,7 @@ static int worker_log_on(struct cox_worker *worker, const struct cox_worker_iden
     return r;
 }
 
-/* By what it was told, which has the group's serial where there are legacy workers. */
+/* By the prefix it was given, which has the group's serial if there are legacy workers. */
 static int worker_attach_control_named(struct cox_worker *worker, struct cox_error *err)
 {
     const char *objects = worker->options.prefix + 1;
@@ -102,11 +101,11 @@ static int worker_attach_control_named(struct cox_worker *worker, struct cox_err
         return r;
     if (worker->control.geometry.serial == serial)
         return 0;
-    cox_control_close(&worker->control); /* it is another group's, or of another start */
+    cox_control_close(&worker->control); /* it belongs to another group, or to another start */
     return r;
 }
 
-/* A legacy coordinator has no control region; its tokens tell what the words would. */
+/* A legacy coordinator has no control region; its tokens replace the words. */
 static int worker_attach_control(struct cox_worker *worker, struct cox_error *err)
 {
     const struct cox_worker_options *options = &worker->options;
@@ -127,7 +126,7 @@ static int worker_attach_control(struct cox_worker *worker, struct cox_error *er
     return r ? cox_fail(err, r, "%s", r == COX_NOT_FOUND ? why.text : why_legacy.text) : 0;
 }
 
-/* Under valgrind there is no pidfd_open; the kernel ends this process all the same. */
+/* Under valgrind there is no pidfd_open; the kernel still ends this process with its parent. */
 static bool worker_ends_with_parent(pid_t coordinator)
 {
     int number;
@@ -155,8 +154,7 @@ static int worker_check_group(struct cox_worker *worker, struct cox_error *err)
                         ", this worker was told %" PRId32,
                         options->prefix, pid, options->parent_pid);
     int r = cox_peer_open((pid_t)pid, start, &worker->coordinator);
-    /* Its pid means nothing in this namespace, or /proc hides whose it is: the connection tells of
-     * its end. */
+    /* Its pid is of another namespace, or /proc hides the process: the connection shows its end. */
     if ((r == COX_PEER_DEAD || r == -EACCES) && worker->socket_fd >= 0)
         return 0;
     if (r == -ENOSYS && worker_ends_with_parent((pid_t)pid)) {
@@ -184,7 +182,7 @@ static int worker_attach_channel(struct cox_worker *worker, struct cox_channel *
                                     options->rank, err);
 }
 
-/* The memory of the rank group; not a group's with legacy workers. */
+/* The memory of the rank group; groups with legacy workers have none. */
 static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
 {
     struct cox_fd_bundle *bundle = &worker->bundle;
@@ -204,10 +202,10 @@ static int worker_attach_group(struct cox_worker *worker, struct cox_error *err)
                            &worker->group_fd, err);
 }
 
-/* A wrapper (sh -c, timeout) is killed by the kernel with the coordinator that started it; its
- * child is not, and while that is stopped it cannot look at the coordinator's pidfd either. So it
- * goes with its wrapper, whose death is the death of the rank anyhow. Only where the wrapper has
- * one thread: the signal comes when the thread that forked ends. */
+/* The kernel kills a wrapper (sh -c, timeout) with the coordinator that started it, but not the
+ * wrapper's child, which cannot watch the coordinator's pidfd while it is stopped. So this process
+ * ends with its wrapper, whose death is the death of the rank anyhow. Only if the wrapper has one
+ * thread: the signal is sent when the thread that forked ends. */
 static int worker_follow_wrapper(struct cox_worker *worker, struct cox_error *err)
 {
     pid_t parent = getppid(), coordinator = worker->coordinator.pid;
@@ -218,7 +216,7 @@ static int worker_follow_wrapper(struct cox_worker *worker, struct cox_error *er
         thread_count != 1)
         return 0;
     if (prctl(PR_GET_PDEATHSIG, &present) < 0 || present != 0)
-        return 0; /* somebody has chosen already */
+        return 0; /* the host has set one already */
     worker->follows_wrapper = prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;
     if (getppid() != parent) /* before the signal was armed */
         return cox_fail(err, COX_PEER_DEAD, "the wrapper of this worker, process %jd, is gone",
@@ -254,8 +252,8 @@ struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker)
     return &worker->control.ranks[worker->options.rank]->identity;
 }
 
-/* Two processes that serve one rank would each take every other request. From here on this one
- * alone writes the rank's lines. */
+/* Two processes that serve one rank would each take every other request. From here on only this one
+ * writes the rank's lines. */
 int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity *self,
                      struct cox_error *err)
 {
@@ -272,8 +270,8 @@ int cox_worker_claim(struct cox_worker *worker, const struct cox_worker_identity
         holder.state == COX_IDENTITY_LEFT ? "was left by" : "is held by", holder.pid);
 }
 
-/* Where the rank stands on this channel: at the start, or where the coordinator has put the line of
- * one that is started again. Read once. */
+/* The rank's position on this channel: at the start, or where the coordinator has set the line of a
+ * replaced rank. Read once. */
 static int worker_attach_line(struct cox_channel_thread *thread, struct cox_error *err)
 {
     /* In this order: a request may be published meanwhile. */
@@ -318,7 +316,7 @@ int cox_worker_attach_channels(struct cox_worker *worker, struct cox_error *err)
     return r ? r : worker_attach_group(worker, err);
 }
 
-/* From here on the coordinator counts on this rank. */
+/* From here on the coordinator relies on this rank. */
 void cox_worker_announce(struct cox_worker *worker)
 {
     cox_state_announce_identity(cox_worker_identity(worker), worker->control.instance,

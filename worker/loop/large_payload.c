@@ -1,4 +1,4 @@
-/* large_payload: what of a channel thread's requests and replies is in blocks
+/* large_payload: requests and replies of a channel thread that are out of line
  * (channel/memory/large_payload.h). */
 #include <inttypes.h>
 #include <string.h>
@@ -85,7 +85,7 @@ int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t
     struct cox_channel_thread_reply *reply = thread_reply_block(thread, sequence);
     struct cox_error why = {0};
     thread_lock_blocks(thread);
-    /* What it held belongs to a request that has ended: this one is in the same frame. */
+    /* Its content belongs to a request that has ended: this one is in the same frame. */
     thread->reply_count -= reply->sequence != 0;
     reply->sequence = 0;
     int r = cox_large_payload_reserve(&thread->worker->large_payloads,
@@ -103,7 +103,7 @@ struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_t
     struct cox_channel_thread_reply *reply = thread_reply_block(thread, sequence);
     cox_fault_point(COX_FAULT_LARGE_PAYLOAD_WRITTEN);
     const struct cox_large_payload_ref ref = cox_large_payload_refer(&reply->block, size);
-    /* Not before: a block that is still being written is not released, though its request ends. */
+    /* Not before: memory that is still being written is not released, even if its request ends. */
     thread_lock_blocks(thread);
     reply->sequence = sequence;
     thread->reply_count++;
@@ -127,7 +127,7 @@ __attribute__((noinline)) static void thread_release_ended(struct cox_channel_th
             reply_release(thread, &thread->replies[slot]);
 }
 
-/* A reply that needs memory now makes nobody wait: what is free is released next time. */
+/* A reply that needs memory does not wait for other threads: free memory is released next time. */
 __attribute__((cold, noinline)) static void lending_release_blocks(
     struct cox_channel_thread *thread)
 {
@@ -172,7 +172,7 @@ int cox_worker_reply_grow(struct cox_worker *worker, size_t size, uint8_t **ret_
     if (!cox_channel_thread_has_blocks(thread))
         return cox_fail(err, COX_TOO_LARGE, "the reply has %zu bytes, a slot holds %zu", size,
                         reply->slot_capacity);
-    cox_worker_disable_leave(); /* left in between, it would leave its locks behind */
+    cox_worker_disable_leave(); /* if the callback were left here, the locks would stay locked */
     int r = cox_channel_thread_reserve_block(thread, reply->sequence, size, ret_reply, err);
     cox_worker_enable_leave();
     if (r)

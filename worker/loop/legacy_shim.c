@@ -66,7 +66,7 @@ int cox_legacy_shim_create(struct cox_control *control, const char *name, uint32
 void cox_legacy_shim_publish(const struct cox_channel *channel, uint64_t sequence)
 {
     const struct cox_geometry *geometry = &channel->control->geometry;
-    /* Checked against the frame where it is used, in cox_request_read. */
+    /* Checked against the frame in cox_request_read. */
     uint32_t prefix;
     memcpy(&prefix, channel->request.base, sizeof prefix);
     const struct cox_frame_record record = {

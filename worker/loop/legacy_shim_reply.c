@@ -6,7 +6,7 @@
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
 
-/* What is replied to in place of a request that makes no sense. */
+/* The type to reply to if the request cannot be parsed. */
 static uint32_t replied_type(const struct cox_channel_thread *thread, uint32_t type)
 {
     static const uint32_t usual[COX_TWO_WAY_COUNT] = {
@@ -42,8 +42,8 @@ static void fill_lora(struct cox_legacy_shim_reply *reply, const ExecuteRequest 
     reply->lora.lora_op_status = COXSWAIN__LORA_OPERATION_STATUS__UNSUPPORT_CMD;
 }
 
-/* Of a pull that is not mentioned the coordinator thinks nothing: each gets its code, where
- * there is memory for it. */
+/* The coordinator ignores pulls that are not mentioned: each gets its code, if there is memory for
+ * it. */
 static void fill_pulls(struct cox_legacy_shim_reply *reply, struct cox_channel_thread *thread)
 {
     typedef Coxswain__PullKVResponse__PullKVResult Result;
@@ -83,7 +83,7 @@ void cox_legacy_shim_reply(struct cox_channel_thread *thread, uint32_t type,
                            ExecuteResponse *response, struct cox_legacy_shim_reply *ret_reply)
 {
     const int status = response->status;
-    if (!thread->error.text[0]) { /* there may be a code already, without words */
+    if (!thread->error.text[0]) { /* there may be a code already, without a text */
         cox_error_clear(&thread->error);
         cox_fail(&thread->error, status, "%s", cox_status_text(status));
     }

@@ -25,7 +25,7 @@ static struct cox_lent *lending_entry(struct cox_channel_thread *thread, uint64_
                 .entries[cox_geometry_frame(sequence, thread->worker->control.geometry.depth)];
 }
 
-/* What a display shows: the oldest request that is not replied to, or none. */
+/* For display: the oldest request without a reply, or none. */
 static void lending_set_state(struct cox_channel_thread *thread)
 {
     for (uint64_t sequence = thread->done + 1; sequence <= thread->taken; sequence++) {
@@ -51,8 +51,8 @@ static void lending_publish(struct cox_channel_thread *thread, const struct cox_
         cox_gate_reply(gate, rank, entry->sequence, entry->wakeup == COX_LENT_FAILURE);
 }
 
-/* With the lock: publishes what has its turn. Returns how many failures are among them; ret_failed
- * has room for as many as there are entries. */
+/* With the lock: publishes the replies whose turn it is. Returns how many of them are failures;
+ * ret_failed has room for as many as there are entries. */
 static size_t lending_advance(struct cox_channel_thread *thread, uint64_t *ret_failed)
 {
     size_t failed_count = 0;
@@ -69,8 +69,8 @@ static size_t lending_advance(struct cox_channel_thread *thread, uint64_t *ret_f
     return failed_count;
 }
 
-/* With the lock. A number that this rank never saw was for others; only somebody who wrote over
- * the shared state makes it see one again, or skip one while it owes replies. */
+/* With the lock. A number that this rank never saw was not for it. Only if a process overwrites the
+ * shared state it sees one again, or skips one while replies are outstanding. */
 static bool lending_begin(struct cox_channel_thread *thread, uint64_t sequence,
                           enum cox_lent_state state)
 {
@@ -108,7 +108,7 @@ bool cox_lending_pass(struct cox_channel_thread *thread, uint64_t sequence)
     uint64_t failed[COX_DEPTH_MAX];
     pthread_mutex_lock(&thread->lending.lock);
     const bool begun = lending_begin(thread, sequence, COX_LENT_READY);
-    lending_advance(thread, failed); /* none: a failure in front of it was published when it came */
+    lending_advance(thread, failed); /* none: a failure before it was published when it came */
     pthread_mutex_unlock(&thread->lending.lock);
     return begun;
 }
@@ -134,8 +134,8 @@ void cox_lending_ready(struct cox_channel_thread *thread, uint64_t sequence,
     entry->wakeup = wakeup;
     const size_t failed_count = lending_advance(thread, failed);
     pthread_mutex_unlock(&thread->lending.lock);
-    /* The collector sleeps on another rank's wakeup, where each has its own: the error channel
-     * makes it look now. Its words are in the reply. */
+    /* The collector may wait on another rank's wakeup: the error channel makes it check now. The
+     * text is in the reply. */
     for (size_t i = 0; i < failed_count && !cox_gate_shared(&thread->channel.gate); i++)
         cox_worker_tell(thread->worker, (int)thread->channel.id, failed[i], "",
                         cox_deadline_after_ms(NOTICE_MS));

@@ -40,11 +40,11 @@ enum cox_lent_state {
 
 enum cox_lent_kind { COX_LENT_OPAQUE, COX_LENT_STEP, COX_LENT_INIT };
 
-/* Who is woken when a reply is published. */
+/* What is woken when a reply is published. */
 enum cox_lent_wakeup {
-    /* nobody: it has no reply */
+    /* nothing: there is no reply */
     COX_LENT_NONE,
-    /* who waits for replies to this request */
+    /* the coordinator, for a reply */
     COX_LENT_REPLY,
     /* the same, and the reply is a failure */
     COX_LENT_FAILURE,
@@ -57,7 +57,7 @@ struct cox_lent {
     enum cox_lent_state state;
     enum cox_lent_kind kind;
     enum cox_lent_wakeup wakeup;
-    /* its bytes are in the channel thread's view of a block */
+    /* its bytes are in the channel thread's view of a payload */
     bool in_block;
     uint64_t taken_ns;
 };
@@ -66,35 +66,35 @@ struct cox_lending {
     /* the channel is taken; constant while it is served */
     bool on;
     pthread_mutex_t lock;
-    /* of the blocks of replies (large_payload.c), where several threads reply */
+    /* protects reply payloads (large_payload.c) if several threads reply */
     pthread_mutex_t blocks_lock;
     /* by frame */
     struct cox_lent entries[COX_DEPTH_MAX];
-    /* requests that a caller or a callback has; under lock */
+    /* requests that are with a caller or a callback; under lock */
     uint32_t out;
     /* one of them is a step or an init; under lock */
     bool typed;
-    /* it came in a block: the arena that has grown for it is not kept */
+    /* it came out of line: an arena that has grown for it is not kept */
     bool trims;
     /* of that; NULL */
     struct cox_step *step;
     struct cox_init_request *init;
     /* A thread is inside next. seq_cst; partner is `woken`: either the thread sees that, or the
-     * watcher sees this, and wakes it. */
+     * waker sees this and wakes it. */
     _Atomic bool taking;
-    /* the next that waits, or the one that comes, is to return COX_EMPTY */
+    /* the present or next call of next returns COX_EMPTY */
     _Atomic bool woken;
-    /* next's own: what is to be filled; its sequence is 0 until something is lent */
+    /* used by next: the struct to fill in; its sequence is 0 until a request is lent */
     struct cox_worker_request *to;
 };
 
 void cox_lending_init(struct cox_lending *lending);
 void cox_lending_deinit(struct cox_lending *lending);
 
-/* next has seen this request: it is served from here on. False: its frame is that of one which is
- * still lent, which no coordinator publishes. */
+/* next has found this request, which is served from here on. Returns false if its frame holds one
+ * that is still lent, which no coordinator publishes. */
 bool cox_lending_take(struct cox_channel_thread *thread, uint64_t sequence);
-/* This rank was not asked. False: as take. */
+/* This rank was not asked. Returns false as take does. */
 bool cox_lending_pass(struct cox_channel_thread *thread, uint64_t sequence);
 /* Publishes again what was published, for a coordinator that does not see it. */
 void cox_lending_repeat(struct cox_channel_thread *thread);
@@ -102,8 +102,8 @@ void cox_lending_repeat(struct cox_channel_thread *thread);
 void cox_lending_ready(struct cox_channel_thread *thread, uint64_t sequence,
                        enum cox_lent_wakeup wakeup);
 
-/* A callback, or a caller, is about to have it. False: the worker is paused, and it may not. Either
- * way leave follows. */
+/* Call before a callback or a caller gets it. Returns false if the worker is paused, and it must
+ * not get it. Either way leave follows. */
 bool cox_lending_enter(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type);
 void cox_lending_leave(struct cox_channel_thread *thread);
 
@@ -114,8 +114,8 @@ int cox_lending_call(struct cox_channel_thread *thread, const struct cox_request
 /* Lends the request that is served, after enter. */
 void cox_lending_lend(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
                       enum cox_lent_kind kind, bool in_block);
-/* The lent request is the caller's to reply to; ready follows, or unclaim. NULL: there is no such
- * one, err says why. */
+/* Claims a lent request for a reply; ready follows, or unclaim. Returns NULL if there is none; err
+ * says why. */
 struct cox_lent *cox_lending_claim(struct cox_channel_thread *thread, uint64_t sequence,
                                    struct cox_error *err);
 void cox_lending_unclaim(struct cox_channel_thread *thread, struct cox_lent *entry);

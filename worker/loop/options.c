@@ -13,7 +13,7 @@ enum {
     FIELD_RANK = 2,
     FIELD_RANK_COUNT = 4,
     FIELD_ALL = 7,
-    FIELD_SEALED = 8, /* the group is, so its control socket is where the memory is */
+    FIELD_SEALED = 8, /* the group is sealed, so its control socket provides the memory */
 };
 
 static int parse_number(const char *what, const char *text, int64_t min, int64_t max,
@@ -41,7 +41,7 @@ static int parse_prefix(const char *what, const char *text, struct cox_worker_op
     return r;
 }
 
-/* Sets what `name` stands for; unknown names are ignored. *found collects the required ones. */
+/* Sets the option `name`; unknown names are ignored. *found collects the required ones. */
 static int set_option(struct cox_worker_options *options, const char *what, const char *name,
                       const char *text, unsigned *found, uint32_t *group_size,
                       struct cox_error *err)
@@ -104,7 +104,7 @@ static const struct {
     {"--npu_num_per_dp", NULL, "ranks_per_group"},
     {"--npu_device_id", "COXSWAIN_DEVICE", "device"},
     {"--parent_pid", "COXSWAIN_PARENT_PID", "parent_pid"},
-    {"--global_rank", NULL, "ignored"}, /* of a group that spans machines; this one does not */
+    {"--global_rank", NULL, "ignored"}, /* of groups that span machines, which this one does not */
     {"--global_world_size", NULL, "ignored"},
     {NULL, "COXSWAIN_GENERATION", "incarnation"}, /* of the release before */
     {NULL, "COXSWAIN_INCARNATION", "incarnation"},
@@ -115,8 +115,8 @@ static const struct {
     {NULL, "COXSWAIN_ATTACH", "attach"},
 };
 
-/* Which flag argv[a] is; -1: none. *ret_text: its value, in the same argument or, *ret_count 2, in
- * the next; NULL where there is none. */
+/* The index of the flag argv[a]; -1: none. *ret_text: its value, in the same argument or,
+ * *ret_count 2, in the next; NULL: none. */
 static int find_flag(int argc, char **argv, int a, const char **ret_text, int *ret_count)
 {
     for (size_t s = 0; s < sizeof sources / sizeof sources[0]; s++) {
@@ -163,7 +163,7 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         if (r)
             return r;
     }
-    /* The path that the environment names is for those who are told to log on. */
+    /* The path of the environment is the control socket only for workers that have to attach there. */
     const char *control_socket = getenv("COXSWAIN_SOCKET");
     if (!control_socket)
         control_socket = getenv("COXSWAIN_DOOR"); /* of the release before */
@@ -197,15 +197,14 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         parsed.rank %= group_size;
         parsed.rank_count = group_size;
     }
-    /* They are there once: what this process starts would take its own fds of these numbers for
-     * them. */
+    /* Removed, because a child would take its own fds of these numbers for them. */
     if (parsed.fd_count)
         unsetenv("COXSWAIN_FDS");
     if (parsed.notify_fd)
         unsetenv("COXSWAIN_NOTIFY_FD");
     argv[kept] = NULL;
     *argc = kept;
-    /* As large as the caller knows it, no larger. */
+    /* Only as many bytes as the caller knows. */
     parsed.size = options->size;
     memcpy(options, &parsed, parsed.size < sizeof parsed ? parsed.size : sizeof parsed);
     return 0;

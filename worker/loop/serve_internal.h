@@ -13,13 +13,13 @@
 
 typedef Coxswain__ExecuteRequest ExecuteRequest;
 typedef Coxswain__ExecuteResponse ExecuteResponse;
-/* How long a failing reply may wait to be announced on the error channel; the collector looks by
- * itself anyway. */
+/* How long the announcement of a failing reply on the error channel may block; the collector finds
+ * it without that, too. */
 #define NOTICE_MS 100
 #define RESULT(name) COXSWAIN__EXECUTE_RESPONSE__RESULT_##name
 
 void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence);
-/* A callback, of whatever channel. */
+/* Calls a callback, of any channel. */
 static inline int cox_channel_thread_call_any(struct cox_channel_thread *thread,
                                               const struct cox_request *request,
                                               enum cox_callback_kind kind,
@@ -29,36 +29,36 @@ static inline int cox_channel_thread_call_any(struct cox_channel_thread *thread,
                               : cox_channel_thread_call(thread, request, kind, callback, argument);
 }
 
-/* The reply is about to be written. False: the worker leaves before the slot is free. */
+/* Call before the reply is written. Returns false if the worker leaves before the slot is free. */
 bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, uint64_t sequence);
-/* Where the reply goes. NULL: the worker leaves before the slot is free. */
+/* Returns the slot for the reply. NULL: the worker leaves before the slot is free. */
 uint8_t *cox_channel_thread_slot(struct cox_channel_thread *thread, uint64_t sequence, bool whole,
                                  size_t *ret_capacity);
-/* The bytes are in the slot. message: an ExecuteResponse, also where replies are opaque. */
+/* Publishes the bytes in the slot. message: an ExecuteResponse, also where replies are opaque. */
 void cox_channel_thread_send(struct cox_channel_thread *thread, uint64_t sequence, size_t length,
                              bool message, bool failed);
-/* The reply is in the block: says so in the slot. */
+/* Publishes a reply that is out of line: stores its reference in the slot. */
 void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t sequence,
                                    uint32_t type, uint64_t size);
-/* Nothing to reply with: no-reply requests, and legacy ranks that only wait and post. */
+/* For requests without a reply, and legacy ranks without a payload. */
 void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequence, bool post);
-/* What failed first stays what the reply says, in fewer words where they do not fit: text is the
- * caller's, and what response->error_text is. */
+/* Sends a failure. If the text does not fit it is shortened. text is the caller's, and is
+ * response->error_text. */
 void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint32_t type, ExecuteResponse *response, char *text,
                                      uint8_t *slot, size_t capacity);
 /* Makes the response an error with the channel thread's text. */
 void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse *response,
                              int status);
-/* Sends the response, in a block if it does not fit the slot, and as an error if it fits neither.
- */
+/* Sends the response, out of line if it does not fit the slot, and as an error if that is
+ * impossible, too. */
 void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_t sequence, uint32_t type,
                               ExecuteResponse *response);
 
 void cox_channel_thread_reply_init_request(struct cox_channel_thread *thread,
                                            const struct cox_request *request,
                                            const ExecuteRequest *message);
-/* A lent init or step is done: r as from a callback, with the channel thread's error. */
+/* Ends a lent init or step: r as from a callback, with the channel thread's error. */
 void cox_channel_thread_end_init(struct cox_channel_thread *thread,
                                  const struct cox_init_request *init,
                                  struct cox_init_result *result, int r);

@@ -22,10 +22,10 @@
 struct Coxswain__BulkRef;
 struct Coxswain__ExecuteRequest;
 
-/* The block of a reply that does not fit its slot. */
+/* The memory of a reply that is out of line. */
 struct cox_channel_thread_reply {
     struct cox_large_payload block;
-    /* whose reply is in it, and the coordinator may read it; 0: of none */
+    /* the request whose reply it holds, which the coordinator may read; 0: none */
     uint64_t sequence;
 };
 
@@ -47,40 +47,40 @@ struct cox_channel_thread {
     /* this rank's, in the control region */
     struct cox_layout_rank_line *line;
     struct cox_spinner spinner;
-    /* for the state of the request at hand: when it was published, or a clock that was read since
-     */
+    /* for the state word of the current request: when it was published, or a later clock value */
     uint64_t stamp_ns;
-    /* What was last stored in the line, whatever somebody else has written there since. */
+    /* What this rank has last stored in the line, whatever other processes have written there
+     * since. */
     uint64_t taken, returned, done;
-    /* where it is a thread of the library */
+    /* if it is a thread of the library */
     pthread_t id;
     bool is_started;
-    /* the same, of the channel thread's own */
+    /* the same, as the channel thread sees itself */
     pthread_t self;
-    /* what ended it, which ends the worker; read once it is joined */
+    /* the error that ended it, and so the worker; read after the join */
     int failed;
-    /* private copy of a request, grown to what was needed */
+    /* private copy of a request, grown as needed */
     uint8_t *copy;
     size_t copy_size;
-    /* the request at hand and the reply to it */
+    /* the current request and its reply */
     struct cox_arena arena;
-    /* of the request at hand */
+    /* of the current request */
     struct cox_error error;
-    /* The request at hand, in the arena; NULL: it cannot be read. */
+    /* The current request, in the arena; NULL: it could not be parsed. */
     const struct Coxswain__ExecuteRequest *message;
-    /* the callback under way */
+    /* the running callback */
     struct cox_running_callback running;
-    /* of a LoRA request at hand; 0: not told */
+    /* of the current LoRA request; 0: unknown */
     uint64_t deadline_ns;
-    /* of the opaque callback under way; NULL: there is none */
+    /* of the running opaque callback; NULL: none */
     struct cox_opaque_reply *opaque;
-    /* the blocks behind the frames */
+    /* payloads of requests that are out of line */
     struct cox_large_payload_view views[COX_DEPTH_MAX];
-    /* and those behind the slots */
+    /* payloads of replies that are out of line */
     struct cox_channel_thread_reply replies[COX_DEPTH_MAX];
-    /* of these with a sequence; on a taken channel under the lock of the blocks */
+    /* of these with a sequence; protected by blocks_lock on a taken channel */
     uint32_t reply_count;
-    /* the next request to be looked at */
+    /* the next request to check */
     uint64_t next;
     struct cox_lending lending;
 };
@@ -91,25 +91,26 @@ struct cox_worker {
     const struct cox_worker_callbacks *callbacks;
     struct cox_worker_callbacks callbacks_copy;
     void *context;
-    /* while new runs */
+    /* during new */
     struct cox_fd_bundle bundle;
     /* of a sealed group */
     struct cox_sealed sealed;
-    /* the connection, where it came by the control socket; -1 */
+    /* the connection, if the worker attached at the control socket; -1 */
     int socket_fd;
     /* memory of the rank group; -1: legacy or sealed */
     int group_fd;
-    /* an eventfd that replies are written to when the host of the coordinator asks; -1: none */
+    /* an eventfd that is written to after replies when the coordinator's host asks for that; -1:
+     * none */
     int notify_fd;
     /* of a sealed group; NULL */
     struct cox_group_memory *group_memory;
     struct cox_control control;
-    /* control is a legacy shim, tokens tell: see legacy_shim.h */
+    /* control is a legacy shim, and tokens are the events: see legacy_shim.h */
     bool is_legacy_shim;
     struct cox_peer coordinator;
     /* new armed PDEATHSIG of its thread, free disarms it */
     bool follows_wrapper;
-    /* who called new; not a child of its fork */
+    /* the process that called new; a forked child differs */
     pid_t own_pid;
     /* this process is the rank, and has not left */
     bool claimed;
@@ -126,16 +127,16 @@ struct cox_worker {
     _Atomic uint32_t reporters;
     /* the execute channel thread's */
     struct cox_table *table;
-    /* Of the step under way; the execute channel thread's. */
+    /* Of the current step; the execute channel thread's. */
     bool group_time_warned;
     uint64_t group_ns, group_wait_ns;
     struct cox_large_payload_sender large_payloads;
-    /* request_size_max was not chosen */
+    /* request_size_max is the default */
     bool request_size_default;
     struct cox_pause pause;
     /* eventfd: stop was called, or a channel thread ended */
     int wake_fd;
-    /* eventfd: free wants the guard */
+    /* eventfd: free waits for the guard to end */
     int guard_fd;
     pthread_t guard;
     /* a thread ends the process with its coordinator */
@@ -152,22 +153,22 @@ struct cox_worker {
     uint32_t takes;
     /* channel threads were started, and not yet joined */
     bool started;
-    /* watches for run where start has returned, */
+    /* the thread that watches if start has returned, */
     pthread_t watcher;
     bool has_watcher;
-    /* and what it found */
+    /* and its result */
     int watched;
 };
 
-/* Who a rank is to its coordinator. */
+/* A rank's identity for its coordinator. */
 struct cox_worker_identity {
     pid_t pid;
     /* /proc/<pid>/stat field 22 */
     uint64_t start;
 };
 
-/* cox_worker_new under the identity of another process, whose death is the rank's: for tests that
- * run ranks as threads. */
+/* As cox_worker_new, with the identity of another process, whose death is the rank's: for tests
+ * that run ranks as threads. */
 int cox_worker_new_as(const struct cox_worker_identity *self,
                       const struct cox_worker_options *options,
                       const struct cox_worker_callbacks *callbacks, void *context,
@@ -187,13 +188,13 @@ static inline void cox_channel_thread_set_returned(struct cox_channel_thread *th
     cox_state_set_returned(thread->line, sequence);
 }
 
-/* The request that is served was lent to the caller of next. */
+/* Returns true if the served request was lent to the caller of next. */
 static inline bool cox_channel_thread_lent(const struct cox_channel_thread *thread)
 {
     return thread->lending.to && thread->lending.to->sequence;
 }
 
-/* What a display shows; of a taken channel the lending says it. */
+/* Stores the state for display; on a taken channel the lending stores it. */
 static inline void cox_channel_thread_set_state(struct cox_channel_thread *thread,
                                                 enum cox_rank_state state, uint64_t sequence,
                                                 uint64_t now_ns)
@@ -224,19 +225,20 @@ struct cox_layout_identity *cox_worker_identity(struct cox_worker *worker);
 /* Serves its channel until the worker leaves or the coordinator says goodbye; argument is the
  * struct cox_channel_thread. */
 void *cox_channel_thread_main(void *argument);
-/* A channel thread has heard the goodbye: it is the goodbye of all. */
+/* A channel thread has received the goodbye, which is for all channels. */
 void cox_worker_finalized(struct cox_worker *worker);
 
-/* Serves one request: calls back, replies, and returns the frame. True: it was the goodbye. */
+/* Serves one request: calls back, replies, and returns the frame. Returns true if it was the
+ * goodbye. */
 bool cox_channel_thread_serve(struct cox_channel_thread *thread, const struct cox_request *request);
-/* Replies to a request whose bytes could not even be read, if it is one that is replied to. */
+/* Replies with an error to a request whose bytes could not be read, if it expects a reply. */
 void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct cox_request *request,
                                int status, const char *text);
 
 /* ---- large_payload.c: requests and replies in blocks ---- */
 
 bool cox_channel_thread_has_blocks(const struct cox_channel_thread *thread);
-/* What of the request in this frame is mapped. */
+/* The mapped payload of the request in this frame. */
 static inline struct cox_large_payload_view *cox_channel_thread_view(
     struct cox_channel_thread *thread, uint64_t sequence)
 {
@@ -248,20 +250,19 @@ int cox_channel_thread_open_block(struct cox_channel_thread *thread, uint64_t se
                                   const struct Coxswain__BulkRef *message,
                                   const uint8_t **ret_bytes, size_t *ret_size);
 void cox_channel_thread_close_block(struct cox_channel_thread *thread, uint64_t sequence);
-/* Where the reply to a request goes that does not fit its slot. Returns as
- * cox_large_payload_reserve. */
+/* Reserves memory for a reply that does not fit its slot. Returns as cox_large_payload_reserve. */
 int cox_channel_thread_reserve_block(struct cox_channel_thread *thread, uint64_t sequence,
                                      uint64_t size, uint8_t **ret_bytes, struct cox_error *err);
-/* It is written. */
+/* Call after it was written. Returns the reference to send. */
 struct cox_large_payload_ref cox_channel_thread_refer_block(struct cox_channel_thread *thread,
                                                             uint64_t sequence, uint64_t size);
-/* Of a reply that is not sent in it. */
+/* Releases the memory of a reply that is not sent in it. */
 void cox_channel_thread_release_block(struct cox_channel_thread *thread, uint64_t sequence);
-/* Of all requests that have ended. */
+/* Releases the memory of replies to requests that have ended. */
 void cox_channel_thread_release_blocks(struct cox_channel_thread *thread);
 void cox_channel_thread_drop_blocks(struct cox_channel_thread *thread); /* idempotent */
 
-/* Tells of a fault; channel < 0: about no request. */
+/* Reports a fault; channel < 0: about no request. */
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                     uint64_t deadline_ns);
 
