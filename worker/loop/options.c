@@ -163,7 +163,8 @@ int cox_worker_options_parse(struct cox_worker_options *options, int *argc, char
         if (r)
             return r;
     }
-    /* The path of the environment is the control socket only for workers that have to attach there. */
+    /* The path of the environment is the control socket only for workers that have to attach there.
+     */
     const char *control_socket = getenv("COXSWAIN_SOCKET");
     if (!control_socket)
         control_socket = getenv("COXSWAIN_DOOR"); /* of the release before */

@@ -8,7 +8,8 @@
 #include "proto/operation.h"
 #include "legacy_shim_reply.h"
 
-/* How soon a wait for a legacy coordinator's token notices that the worker leaves. */
+/* The interval at which a wait for a legacy coordinator's token checks whether the worker leaves.
+ */
 #define SLICE_MS 50
 
 COX_HOT void cox_channel_thread_return(struct cox_channel_thread *thread, uint64_t sequence)
@@ -43,7 +44,8 @@ void cox_channel_thread_done(struct cox_channel_thread *thread, uint64_t sequenc
                       COX_WAKEUP_RESPONSE_CONSUME);
 }
 
-/* A legacy coordinator may send the next request before it has read the reply to the last one. */
+/* Waits for the slot: a legacy coordinator may send the next request before it has read the last
+ * reply. */
 static bool thread_await_slot(struct cox_channel_thread *thread)
 {
     struct cox_worker *worker = thread->worker;
@@ -60,7 +62,7 @@ COX_HOT bool cox_channel_thread_begin_reply(struct cox_channel_thread *thread, u
 {
     if (thread->worker->is_legacy_shim && !thread_await_slot(thread))
         return false;
-    /* The slot is free since the coordinator published this sequence: see claim in
+    /* The slot has been free since the coordinator published this sequence: see claim in
      * coordinator/collector/collect.h. */
     cox_gate_absorb(&thread->channel.gate, thread->worker->options.rank,
                     COX_WAKEUP_RESPONSE_PRODUCE);
@@ -88,9 +90,9 @@ void cox_channel_thread_fail(struct cox_channel_thread *thread, ExecuteResponse 
     response->execute_model_response = NULL;
 }
 
-/* In a legacy group: is this replied by rank 0 alone, whose payload may fill the region? What is
- * of no type that belongs here gets slots where there is room for them, so that every rank can tell
- * of it. */
+/* In a legacy group: returns true if only rank 0 replies, with a payload that may fill the region.
+ * Types that do not belong to this channel use slots if there is room, so that every rank can
+ * report the error. */
 static bool thread_whole(const struct cox_channel_thread *thread, uint32_t type)
 {
     if (!thread->worker->control.geometry.legacy)
@@ -115,11 +117,12 @@ void cox_channel_thread_send_block(struct cox_channel_thread *thread, uint64_t s
     size_t capacity, length;
     uint8_t *slot = cox_channel_thread_slot(thread, sequence, false, &capacity);
     int r = cox_wire_response_pack(&response, slot, capacity, &length);
-    COX_ASSERT(r == 0); /* the smallest slot has room for it */
+    COX_ASSERT(r == 0); /* it fits the smallest slot */
     cox_channel_thread_send(thread, sequence, length, type == COX_TYPE_OPAQUE, false);
 }
 
-/* What does not fit the slot. Returns 0: it is sent; or why not, in the channel thread's error. */
+/* Sends a reply that does not fit the slot. Returns 0: it is sent; or why not, in the channel
+ * thread's error. */
 static int thread_reply_in_block(struct cox_channel_thread *thread, uint64_t sequence,
                                  uint32_t type, const ExecuteResponse *response, size_t capacity)
 {
@@ -155,7 +158,7 @@ void cox_channel_thread_send_failure(struct cox_channel_thread *thread, uint64_t
         response->error_text = text;
         r = cox_wire_response_pack(response, slot, capacity, &length);
     }
-    response->result_case = RESULT(_NOT_SET); /* its parts were this function's */
+    response->result_case = RESULT(_NOT_SET); /* its parts belong to this function */
     response->execute_model_response = NULL;
     cox_channel_thread_send(thread, sequence, length, true, true);
 }
@@ -193,9 +196,9 @@ COX_HOT void cox_channel_thread_reply(struct cox_channel_thread *thread, uint64_
         else
             cox_channel_thread_send(thread, sequence, length, false, false);
     }
-    /* Where the rank has no reply of its own, the report is all there is: then it is about no
-     * request. Where all ranks share a wakeup, the failed reply itself has posted it; and what was
-     * lent is told of when it is published. */
+    /* If the rank has no reply of its own, the report is the only notice, and is about no request.
+     * If all ranks share a wakeup, the failed reply itself has posted it. The failure of a lent
+     * request is reported when its reply is published. */
     if (failed && (silent || !(thread->lending.on || cox_gate_shared(&thread->channel.gate))))
         cox_worker_tell(worker, silent ? -1 : (int)thread->channel.id, sequence,
                         response->error_text ? response->error_text : "",

@@ -14,13 +14,13 @@
 
 #define TYPE(name) COXSWAIN__EXECUTE_TYPE__##name
 #define REQUEST(name) COXSWAIN__EXECUTE_REQUEST__REQUEST_##name
-/* How long sequences of an adapter that goes are waited for, where the request does not say. */
+/* How long an unload waits for the adapter's sequences if the request has no deadline. */
 #define LORA_RETIRE_MS 5000
 #define LORA_REPLY_MS 500
 
 /* ---- steps ---- */
 
-/* The reply in the form the request had. false: no memory. */
+/* Replies in the form of the request. Returns false without memory. */
 static bool step_fill_nested(struct cox_channel_thread *thread, const struct cox_batch *batch,
                              const struct cox_batch_output *outputs,
                              Coxswain__ExecuteModelResponse *body)
@@ -62,12 +62,11 @@ static bool step_fill_nested(struct cox_channel_thread *thread, const struct cox
     return true;
 }
 
-/* A reinit makes the rank forget what it knew of sequences; only this thread may touch the table.
- */
+/* A reinit empties the sequence table, which only this thread may change. */
 static void thread_forget(struct cox_channel_thread *thread)
 {
     struct cox_pause *pause = &thread->worker->pause;
-    /* acquire; partner: serve_recover. The plain load spares every step the exchange. */
+    /* acquire; partner: serve_recover. The plain load avoids the exchange in every step. */
     if (atomic_load_explicit(&pause->forget, memory_order_acquire) &&
         atomic_exchange_explicit(&pause->forget, false, memory_order_acquire))
         cox_table_clear(thread->worker->table);
@@ -94,7 +93,7 @@ COX_HOT static int call_step(void *argument)
                                             call->err);
 }
 
-/* Up to the callback. */
+/* The part before the callback. */
 COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct cox_request *request,
                               const ExecuteRequest *message, struct cox_step *step)
 {
@@ -113,7 +112,7 @@ COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct co
         r = cox_fail(&thread->error, COX_CORRUPT, "a step without an execute_model_request");
     else if (!worker->callbacks->execute && !thread->lending.on)
         r = cox_fail(&thread->error, COX_UNSUPPORTED, "this worker has no execute callback");
-    else if (cox_worker_paused(worker)) /* before anything of the step is looked at */
+    else if (cox_worker_paused(worker)) /* before any part of the step is read */
         r = cox_channel_thread_fail_paused(thread);
     if (r == 0 && message->weights)
         r = cox_weights_candidate_read(message, &step->candidate, &thread->error);
@@ -131,7 +130,7 @@ COX_HOT static int step_begin(struct cox_channel_thread *thread, const struct co
     return 0;
 }
 
-/* From the callback on; r is what it returned. */
+/* The part after the callback; r is its result. */
 COX_HOT static int step_finish(struct cox_channel_thread *thread, const struct cox_step *step,
                                Coxswain__ExecuteModelResponse *body, Coxswain__StepResult *result,
                                int r)
@@ -148,7 +147,7 @@ COX_HOT static int step_finish(struct cox_channel_thread *thread, const struct c
         body->group_ns = worker->group_ns;
         body->group_wait_ns = worker->group_wait_ns;
     }
-    /* The view is gone after commit: take what the reply needs first. */
+    /* The view is invalid after commit: take what the reply needs first. */
     const size_t count = step->batch->row_count;
     int32_t *tokens = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *tokens);
     float *logprobs = cox_arena_alloc(&thread->arena, (count + 1) * sizeof *logprobs);
@@ -197,7 +196,7 @@ COX_HOT void cox_channel_thread_end_step(struct cox_channel_thread *thread, stru
     cox_channel_thread_reply(thread, step->request->sequence, step->request->type, &response);
 }
 
-/* False: it cannot be lent, and is to be ended with *ret_r. */
+/* Returns false if it cannot be lent; it then ends with *ret_r. */
 static bool step_lend(struct cox_channel_thread *thread, const struct cox_step *step, int *ret_r)
 {
     struct cox_lending *lending = &thread->lending;
@@ -218,7 +217,7 @@ static bool step_lend(struct cox_channel_thread *thread, const struct cox_step *
     lent->request = *request;
     lent->step = *step;
     lent->step.request = &lent->request;
-    /* The table looks at the candidate for as long as the step lasts. */
+    /* The table refers to the candidate while the step lasts. */
     if (step->batch->weights)
         cox_table_weights(thread->worker->table, step->batch->weights_version,
                           &lent->step.candidate);
@@ -327,7 +326,7 @@ static bool lora_cancelled(void *context)
                thread->taken;
 }
 
-/* A little before the coordinator gives up: the reply takes its time. */
+/* A little before the coordinator's deadline: the reply takes time. */
 static uint64_t lora_deadline(uint64_t deadline_ns)
 {
     uint64_t now = cox_now_ns(), least = LORA_REPLY_MS * COX_NSEC_PER_MSEC;
@@ -387,8 +386,8 @@ static int serve_pull(struct cox_channel_thread *thread, const struct cox_reques
     return cox_channel_thread_call_any(thread, request, COX_CALLBACK_PAUSABLE, call_pull, &call);
 }
 
-/* A command's failure is a result (command_result), not a failed request: every rank's is wanted.
- */
+/* A command's failure is a result (command_result), not a failed request, because every rank's
+ * result is wanted. */
 static int serve_recover(struct cox_channel_thread *thread, const struct cox_request *request,
                          const ExecuteRequest *message, ExecuteResponse *response)
 {
@@ -475,7 +474,7 @@ static void opaque_refuse(struct cox_channel_thread *thread, const struct cox_re
     cox_channel_thread_reply(thread, request->sequence, request->type, &response);
 }
 
-/* False: to nobody, the worker is paused, or nobody takes. */
+/* Returns false if no thread takes requests, or the worker is paused. */
 static bool opaque_lend(struct cox_channel_thread *thread, const struct cox_request *request)
 {
     struct cox_lending *lending = &thread->lending;
@@ -496,7 +495,7 @@ static bool opaque_lend(struct cox_channel_thread *thread, const struct cox_requ
     return true;
 }
 
-/* taken: the channel is. */
+/* taken: whether callers take from the channel. */
 __attribute__((always_inline)) static inline void opaque_call_back(
     struct cox_channel_thread *thread, const struct cox_request *request, const bool taken)
 {
@@ -531,7 +530,7 @@ __attribute__((always_inline)) static inline void opaque_call_back(
     if (r == 0) {
         if (!cox_channel_thread_begin_reply(thread, request->sequence))
             return;
-        if (reply->bytes != reply->slot) { /* it was to be longer */
+        if (reply->bytes != reply->slot) { /* it grew */
             memcpy(reply->slot, reply->bytes, call.length);
             cox_channel_thread_release_block(thread, request->sequence);
         }
@@ -543,7 +542,7 @@ __attribute__((always_inline)) static inline void opaque_call_back(
     opaque_refuse(thread, request, r);
 }
 
-/* Without a callback: by the caller of cox_worker_next, or by nobody. */
+/* Without a callback: lends the request to the caller of cox_worker_next, or refuses it. */
 __attribute__((cold, noinline)) static void serve_opaque_elsewhere(
     struct cox_channel_thread *thread, const struct cox_request *request)
 {
@@ -582,7 +581,8 @@ COX_HOT static int thread_copy(struct cox_channel_thread *thread, const struct c
         thread->copy = grown;
         thread->copy_size = request->size;
     }
-    if (request->size > 0) /* a message of zeroes only has no bytes, and copy may still be NULL */
+    if (request->size >
+        0) /* a message with default values has no bytes, and copy may still be NULL */
         memcpy(thread->copy, request->bytes, request->size);
     return 0;
 }
@@ -609,7 +609,7 @@ COX_HOT static void thread_dispatch(struct cox_channel_thread *thread,
             worker->callbacks->link)
             worker->callbacks->link(worker->context, message->pd_link_request);
         cox_channel_thread_done(thread, request->sequence, false);
-        /* A legacy coordinator waits for links that nobody makes. */
+        /* Without a link callback a legacy coordinator would wait for ever. */
         if (worker->is_legacy_shim && !worker->callbacks->link)
             cox_worker_tell(thread->worker, -1, request->sequence,
                             "this worker has no link callback", cox_deadline_after_ms(NOTICE_MS));
@@ -640,8 +640,8 @@ COX_HOT static void thread_dispatch(struct cox_channel_thread *thread,
     }
 }
 
-/* The request is not served. What nobody waits for is not replied to: a legacy coordinator would
- * take the token of such a reply for the one of its next request. */
+/* Refuses the request. Requests without a reply get none: a legacy coordinator would take the token
+ * of such a reply for the one of its next request. */
 static void thread_reject(struct cox_channel_thread *thread, const struct cox_request *request,
                           int status)
 {
@@ -661,7 +661,7 @@ void cox_channel_thread_refuse(struct cox_channel_thread *thread, const struct c
                                int status, const char *text)
 {
     struct cox_request typed = *request;
-    /* The record of a legacy shim has no type, and the message that has one cannot be read. */
+    /* The record of a legacy shim has no type, and the message with the type cannot be parsed. */
     if (thread->worker->is_legacy_shim || typed.type == COX_TYPE_OPAQUE_BLOCK)
         typed.type = COX_TYPE_OPAQUE;
     thread->error = (struct cox_error){0};
@@ -686,7 +686,7 @@ static void thread_serve_opaque_block(struct cox_channel_thread *thread,
         cox_channel_thread_close_block(thread, typed->sequence);
 }
 
-/* The message itself is in the block that this one tells of. */
+/* The message itself is out of line, where this one refers to. */
 static int thread_unpack_block(struct cox_channel_thread *thread, const struct cox_request *block,
                                ExecuteRequest **message)
 {
@@ -717,8 +717,8 @@ COX_HOT bool cox_channel_thread_serve(struct cox_channel_thread *thread,
     int r = thread_copy(thread, request);
     const struct cox_layout_channel_state *shared =
         cox_state_channel(&thread->worker->control, thread->channel.id);
-    /* Who has written over our words may have made the coordinator believe that the frame is free;
-     * what was copied is then partly the next request. */
+    /* A process that has overwritten this rank's words may have made the coordinator take the frame
+     * for free; then the copy is partly the next request. */
     if (r == 0 &&
         !cox_state_frame_holds(shared, thread->worker->control.geometry.depth, request->sequence))
         r = cox_fail(&thread->error, COX_CORRUPT, "the frame was written again while it was read");
@@ -750,7 +750,7 @@ COX_HOT bool cox_channel_thread_serve(struct cox_channel_thread *thread,
         r == 0 ? cox_operation_find((uint32_t)message->execute_type) : NULL;
     if (r == 0 && thread->worker->is_legacy_shim)
         typed.type = (uint32_t)message->execute_type;
-    /* The record says it as well: bytes written over in a frame end nobody. */
+    /* The record must agree: overwritten bytes of a frame must not end a rank. */
     if (operation && message->execute_type == TYPE(MODEL_FINALIZE) &&
         typed.type == TYPE(MODEL_FINALIZE)) {
         cox_channel_thread_done(thread, request->sequence, false);

@@ -62,7 +62,7 @@ bool cox_init_request_socket(const struct cox_init_request *request, char *buffe
 {
     const struct cox_worker_options *options = &request->worker->options;
     char found[COX_SOCKET_PATH_SIZE];
-    /* A group that nobody could callback has none. */
+    /* A group without a control socket has no path. */
     if (strchr(options->control_socket, '/'))
         return snprintf(buffer, size, "%s", options->control_socket) < (int)size;
     return cox_control_socket_find(options->prefix + (options->prefix[0] == '/'), found, NULL) ==
@@ -78,13 +78,13 @@ static bool bytes_copy(const ProtobufCBinaryData *bytes, void *to, size_t size)
     return true;
 }
 
-/* What the request tells of the ranks' memory; what it lacks is not there. */
+/* Reads the ranks' memory from the request; missing entries are absent. */
 static void sealed_read(struct cox_init_request *init)
 {
     const ExecuteRequest *message = init->request;
     struct cox_group_sealed *sealed = &init->sealed;
     sealed->memory = init->worker->group_memory;
-    /* Without one only what can be opened directly is opened. */
+    /* Without a control socket only memory that can be opened directly is opened. */
     sealed->control_socket =
         cox_init_request_socket(init, init->control_socket, sizeof init->control_socket)
             ? init->control_socket
@@ -99,8 +99,8 @@ static void sealed_read(struct cox_init_request *init)
     }
 }
 
-/* It is no step, and void_through says nothing of it; but it has ended without this rank's reply.
- */
+/* An init is not a step, so void_through does not cover it; but it has ended without this rank's
+ * reply. */
 bool cox_init_request_cancelled(const struct cox_init_request *request)
 {
     return cox_state_ended(request->shared) >= request->sequence ||
@@ -178,8 +178,8 @@ static void init_fill(struct init_reply *reply, const struct cox_init_result *re
 }
 
 /* Coordinators of MindIE-LLM up to 3.0.0.beta.2 read the number of device blocks from the map,
- * later ones from the first KV cache's description alone. Each finds it, wherever the callback
- * has put it. */
+ * later ones from the description of the first KV cache only. The number is put where each finds
+ * it. */
 static void init_tell_legacy(struct cox_init_result *result)
 {
     const int64_t blocks = result->npu_block_count;
@@ -207,7 +207,7 @@ static int call_init(void *argument)
                                          call->err);
 }
 
-/* A worker that sets nothing up has nothing to say. What it was to know is not dropped. */
+/* The reply of a worker without an init callback. Its configuration is kept. */
 static int init_without_callback(const ExecuteRequest *message, struct cox_error *err)
 {
     if (message->n_config == 0)
@@ -218,7 +218,7 @@ static int init_without_callback(const ExecuteRequest *message, struct cox_error
         message->config[0]->key ? message->config[0]->key : "");
 }
 
-/* Also while paused, as init callbacks are called. */
+/* Lends an init, also while paused, as init callbacks are called then. */
 static void init_lend(struct cox_channel_thread *thread, struct cox_init_request *init)
 {
     cox_lending_enter(thread, init->sequence, init->type);

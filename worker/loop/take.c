@@ -7,11 +7,11 @@
 #include "legacy_shim.h"
 #include "worker_internal.h"
 
-/* Once for channel threads, which have no deadline, and once for next. */
+/* Inlined twice: for channel threads, which have no deadline, and for next. */
 #define COX_HOT_INLINE __attribute__((always_inline)) inline
 
-/* A rank that is not asked passes the frame without touching a wakeup. False: it is the frame of a
- * lent request. */
+/* Skips the frame of a request that does not ask this rank, without using a wakeup. Returns false
+ * if it is the frame of a lent request. */
 static bool thread_pass(struct cox_channel_thread *thread, uint64_t sequence)
 {
     if (thread->lending.on)
@@ -22,8 +22,8 @@ static bool thread_pass(struct cox_channel_thread *thread, uint64_t sequence)
     return true;
 }
 
-/* Somebody rang and there is no news: the coordinator does not see what this rank has said. Who is
- * asleep owes nothing, so all of it can be said again, as it was. */
+/* The coordinator has woken this rank although there is no new request: it does not see what the
+ * rank has stored. A rank that waits has no reply outstanding, so it can store all of it again. */
 static void thread_repeat(struct cox_channel_thread *thread)
 {
     if (thread->lending.on) {
@@ -35,7 +35,7 @@ static void thread_repeat(struct cox_channel_thread *thread)
     cox_channel_thread_set_done(thread, thread->done);
 }
 
-/* It waits no longer: the worker leaves, or the caller of next is woken. */
+/* Returns true if the wait ends: the worker leaves, or the caller of next is woken. */
 COX_HOT static bool thread_ends(const struct cox_channel_thread *thread)
 {
     return atomic_load_explicit(&thread->worker->stopping, memory_order_acquire) ||
@@ -56,9 +56,10 @@ COX_HOT static bool thread_has_news(const void *context)
     return cox_state_published(look->shared) != look->published || thread_ends(look->thread);
 }
 
-/* Sleeps until request `next` or a later one is published, and moves *next to what is still in the
- * ring. A number below what was published is said again by the coordinator, which rings for it.
- * Returns 0; COX_EMPTY: the worker leaves, or the caller is woken; COX_TIMEOUT; -errno. */
+/* Blocks until request `next` or a later one is published, and moves *next to the oldest that is
+ * still in the ring. If the coordinator's number is below what was published before, it stores it
+ * again and wakes the rank. Returns 0; COX_EMPTY: the worker leaves, or the caller is woken;
+ * COX_TIMEOUT; -errno. */
 COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64_t *next,
                                        uint64_t deadline_ns)
 {
@@ -68,7 +69,7 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
     uint32_t depth = worker->control.geometry.depth;
     bool woken = false;
     for (;;) {
-        /* Before the looks: what comes after them is not slept through. */
+        /* Read before the checks: later events end the wait. */
         uint32_t wake_sequence =
             cox_gate_wake_sequence(&thread->channel.gate, COX_WAKEUP_REQUEST_CONSUME);
         if (thread_ends(thread))
@@ -76,15 +77,15 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
         cox_channel_thread_release_blocks(thread);
         const uint64_t said = cox_state_published(shared);
         uint64_t published = said;
-        /* A frame that names this rank is not reused before it is returned: what is older than the
-         * ring was for others. */
+        /* A frame that asks this rank is not reused before the rank has returned it: requests older
+         * than the ring were for others. */
         if (published >= *next && published - *next >= depth) {
-            /* Unless somebody wrote over the number: whoever followed it would never come back.
-             * What was meant for this rank is still in its frame. */
+            /* Unless a process has overwritten the number: a rank that followed it would never
+             * return to the right one. A request for this rank is still in its frame. */
             if (cox_state_frame_holds(shared, depth, published))
                 *next = published - depth + 1;
             else if (cox_state_published(shared) != published)
-                continue; /* a frame was taken again meanwhile, and the number has moved on */
+                continue; /* the frame was reused meanwhile, and the number has grown */
             else
                 published = cox_state_frame_holds(shared, depth, *next) ? *next : *next - 1;
         }
@@ -94,26 +95,26 @@ COX_HOT_INLINE static int thread_await(struct cox_channel_thread *thread, uint64
             return COX_TIMEOUT;
         if (woken)
             thread_repeat(thread);
-        /* What is said there, not what is believed of it: who looks for another number sleeps. */
+        /* Compares with the stored number, not with the expected one: a spinner that looked for
+         * another number would miss a change. */
         const struct thread_look look = {thread, shared, said};
         if (!woken && cox_spin_until(&thread->spinner, thread_has_news, &look, deadline_ns))
             continue;
-        /* Nothing is owed: sleep without a timeout. The coordinator rings again if this wake-up got
-         * lost. */
+        /* Nothing is outstanding: block without a timeout. The coordinator wakes again if this
+         * wakeup gets lost. */
         int r = cox_gate_wait(&thread->channel.gate, worker->options.rank,
                               COX_WAKEUP_REQUEST_CONSUME, wake_sequence, deadline_ns);
         if (r < 0)
             return r;
         woken = true;
-        /* Without a control region the token is the news, unless it is the one that stop rings
-         * with. */
+        /* Without a control region the token is the event, unless it was posted by stop. */
         if (r == 0 && worker->is_legacy_shim && !thread_ends(thread))
             cox_legacy_shim_publish(&thread->channel, *next);
     }
 }
 
-/* Somebody wrote over `published`: the request is still to come, and with it a token. True: so it
- * was, and a token has come, or the deadline. */
+/* Returns true if `published` was overwritten: the request is still to come, and a token has come,
+ * or the deadline. */
 static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next, uint64_t deadline_ns)
 {
     const struct cox_worker *worker = thread->worker;
@@ -128,8 +129,8 @@ static bool thread_is_misled(struct cox_channel_thread *thread, uint64_t next, u
     return true;
 }
 
-/* The next request of this rank. *ret_status: what cox_request_read said of it. Returns as
- * thread_await; COX_CORRUPT: it lies where a lent one does. */
+/* Takes the next request of this rank. *ret_status: the result of cox_request_read. Returns as
+ * thread_await; COX_CORRUPT: it is in the frame of a lent one. */
 COX_HOT_INLINE static int thread_take(struct cox_channel_thread *thread, uint64_t deadline_ns,
                                       struct cox_request *ret_request, int *ret_status)
 {
@@ -166,7 +167,7 @@ COX_HOT_INLINE static int thread_take(struct cox_channel_thread *thread, uint64_
     return 0;
 }
 
-/* True: it was the goodbye. */
+/* Returns true if it was the goodbye. */
 COX_HOT static bool thread_serve(struct cox_channel_thread *thread,
                                  const struct cox_request *request, int status)
 {
@@ -196,13 +197,13 @@ COX_HOT void *cox_channel_thread_main(void *argument)
     if (goodbye)
         cox_worker_finalized(worker);
     atomic_fetch_sub_explicit(&worker->running, 1, memory_order_release);
-    cox_worker_stop(worker); /* the goodbye of one channel is the goodbye of all; and wakes run */
+    cox_worker_stop(worker); /* the goodbye of one channel is for all, and wakes run */
     return NULL;
 }
 
 /* ---- the caller of next ---- */
 
-/* Why there are no more requests. */
+/* Fails with the reason why there are no more requests. */
 static int next_fail_ended(const struct cox_worker *worker, struct cox_error *err)
 {
     if (atomic_load_explicit(&worker->orphaned, memory_order_acquire))
@@ -244,7 +245,7 @@ static bool next_is_typed(struct cox_channel_thread *thread)
     return typed;
 }
 
-/* Serves what is not lent. */
+/* Serves requests that are not lent. */
 static int thread_next(struct cox_channel_thread *thread, uint64_t deadline_ns,
                        struct cox_worker_request *ret_request, struct cox_error *err)
 {
@@ -283,7 +284,7 @@ int cox_worker_next(struct cox_worker *worker, enum cox_channel_id channel, uint
         return cox_fail(err, COX_STATE,
                         "the %s channel is not taken: name it to cox_worker_start first",
                         cox_channel_name(channel));
-    /* seq_cst; partners: the store below, of the thread that was inside before; the watcher. */
+    /* seq_cst; partners: the store below, by the thread that was inside before; the watcher. */
     if (atomic_exchange_explicit(&thread->lending.taking, true, memory_order_seq_cst))
         return cox_fail(err, COX_BUSY,
                         "another thread waits for the next request of the %s channel",
@@ -294,6 +295,6 @@ int cox_worker_next(struct cox_worker *worker, enum cox_channel_id channel, uint
     /* release; partner: the watcher, after which the group is left. */
     atomic_fetch_sub_explicit(&worker->takers, 1, memory_order_release);
     if (atomic_load_explicit(&worker->stopping, memory_order_acquire))
-        cox_worker_stop(worker); /* the watcher waits until nobody is inside */
+        cox_worker_stop(worker); /* the watcher waits until no thread is inside */
     return r;
 }

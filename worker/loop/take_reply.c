@@ -23,7 +23,7 @@ static const char *kind_text(enum cox_lent_kind kind)
     return texts[kind];
 }
 
-/* Of this kind; NULL: *ret_r says why not. */
+/* Claims a lent request of this kind. NULL: *ret_r has the reason. */
 static struct cox_lent *reply_claim(struct cox_channel_thread *thread, uint64_t sequence,
                                     enum cox_lent_kind kind, int *ret_r, struct cox_error *err)
 {
@@ -41,7 +41,7 @@ static struct cox_lent *reply_claim(struct cox_channel_thread *thread, uint64_t 
 
 /* ---- opaque ---- */
 
-/* The request's bytes are lent no more, and the frame is free with the reply. */
+/* The request's bytes are no longer lent, and the frame is returned with the reply. */
 static void opaque_end(struct cox_channel_thread *thread, const struct cox_lent *entry)
 {
     if (entry->in_block)
@@ -95,7 +95,7 @@ int cox_worker_reply(struct cox_worker *worker, uint64_t sequence, const void *b
 
 /* ---- steps and inits ---- */
 
-/* What a rank computes with is the thread's alone that replies: next refuses until then. */
+/* The state of a step or init belongs to the replying thread: next refuses until the reply. */
 static void typed_end(struct cox_channel_thread *thread)
 {
     struct cox_lending *lending = &thread->lending;
@@ -170,7 +170,7 @@ static void typed_fail(struct cox_channel_thread *thread, enum cox_lent_kind kin
     typed_end(thread);
 }
 
-/* With nothing of the channel thread's own, which another thread may be using inside next. */
+/* Uses nothing of the channel thread, which another thread may be using inside next. */
 static void opaque_fail(struct cox_channel_thread *thread, const struct cox_lent *entry, int code,
                         const char *text)
 {

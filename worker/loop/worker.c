@@ -26,7 +26,7 @@
 #define REQUEST_SIZE_MAX (UINT64_C(256) << 20)
 #define SEQUENCE_COUNT_MAX 4096
 #define TOKEN_COUNT_MAX 131072
-/* What an orphan leaves to whoever looks at exit statuses: EX_SOFTWARE. */
+/* The exit status of an orphan: EX_SOFTWARE. */
 #define ORPHAN_EXIT_STATUS 70
 #define RING_AGAIN_MS 1
 
@@ -41,7 +41,7 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     snprintf(cut, sizeof cut, "%s", text);
     cox_text_trim(cut);
     cox_utf8_mend(cut);
-    /* The text stands where legacy coordinators look for it. */
+    /* The text is where legacy coordinators read it. */
     Coxswain__ExecuteModelResponse body = COXSWAIN__EXECUTE_MODEL_RESPONSE__INIT;
     body.err_msg = cut;
     Coxswain__ExecuteResponse report = COXSWAIN__EXECUTE_RESPONSE__INIT;
@@ -50,7 +50,7 @@ static int worker_write_fault(struct cox_worker *worker, int channel, uint64_t s
     report.has_rank = 1;
     report.rank = (int32_t)worker->options.rank;
     report.has_status = 1;
-    report.status = worker->is_legacy_shim ? 0 : 1; /* a legacy coordinator drops any other */
+    report.status = worker->is_legacy_shim ? 0 : 1; /* a legacy coordinator drops other types */
     report.result_case = COXSWAIN__EXECUTE_RESPONSE__RESULT_EXECUTE_MODEL_RESPONSE;
     report.execute_model_response = &body;
     if (channel >= 0) {
@@ -98,12 +98,12 @@ static void worker_leave_fault(struct cox_worker *worker)
     pthread_mutex_lock(&worker->error_lock);
     worker->reporting = false;
     pthread_cond_broadcast(
-        &worker->error_cond); /* who finds that the worker leaves passes nothing on */
+        &worker->error_cond); /* a thread that finds the worker leaving does not report */
     pthread_mutex_unlock(&worker->error_lock);
 }
 
-/* Named groups have one slot for all ranks, and one token that is the right to it; in a sealed one
- * every rank has its own, and waits until its last report was taken out. */
+/* Named groups have one slot for all ranks, and one token, which is the right to use it. In a
+ * sealed group every rank has its own slot, and waits until its last report was copied. */
 static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
 {
     if (worker->control.geometry.sealed)
@@ -111,7 +111,7 @@ static int worker_await_report(struct cox_worker *worker, uint64_t deadline_ns)
                                       worker->report_count + 1, deadline_ns);
     int r =
         cox_gate_wait(&worker->error_channel.gate, 0, COX_WAKEUP_RESPONSE_PRODUCE, 0, deadline_ns);
-    return r == COX_EMPTY ? COX_TIMEOUT : r; /* another one has the token */
+    return r == COX_EMPTY ? COX_TIMEOUT : r; /* another rank has the token */
 }
 
 /* written: there is a report in the slot. */
@@ -136,16 +136,16 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
     int r = worker_enter_fault(worker, deadline_ns);
     if (r)
         return r; /* another report of this process waits for the slot */
-    /* TAKEN: waits for the slot, REPLYING: has it. Said before the wait, so that the coordinator
-     * looks for the token of whoever dies with it in its hand, see error_channel.h of the
-     * coordinator. */
+    /* TAKEN: waits for the slot, REPLYING: has it. Stored before the wait, so that the coordinator
+     * searches for the token if this process dies with it; see error_channel.h of the coordinator.
+     */
     cox_state_set_rank(line, COX_RANK_TAKEN, sequence, cox_now_ns());
-    do { /* once also when the deadline has passed */
+    do { /* at least once, also after the deadline */
         r = worker_stopping(worker)
                 ? COX_CLOSED
                 : worker_await_report(worker,
                                       cox_deadline_min(deadline_ns, cox_deadline_after_ms(50)));
-        /* Another rank can have made the coordinator sleep through the last one. */
+        /* Another rank may have made the coordinator miss the last wakeup. */
         if (r == COX_TIMEOUT && worker->control.geometry.sealed)
             cox_gate_post(&worker->error_channel.gate, worker->options.rank,
                           COX_WAKEUP_RESPONSE_CONSUME);
@@ -167,8 +167,8 @@ static int worker_tell(struct cox_worker *worker, int channel, uint64_t sequence
 int cox_worker_tell(struct cox_worker *worker, int channel, uint64_t sequence, const char *text,
                     uint64_t deadline_ns)
 {
-    cox_worker_disable_leave(); /* left in between, it would leave its locks behind */
-    /* acq_rel: partner is the acquire in free; who went has let go of everything. */
+    cox_worker_disable_leave(); /* if the callback were left here, the locks would stay locked */
+    /* acq_rel: partner is the acquire in free; a reporter that has left uses nothing any more. */
     atomic_fetch_add_explicit(&worker->reporters, 1, memory_order_acq_rel);
     int r = worker_tell(worker, channel, sequence, text, deadline_ns);
     atomic_fetch_sub_explicit(&worker->reporters, 1, memory_order_acq_rel);
@@ -200,7 +200,7 @@ static void *guard_main(void *argument)
             return NULL;
         if (count > 0)
             _exit(ORPHAN_EXIT_STATUS);
-        if (errno != EINTR) /* no memory in the kernel; it may pass */
+        if (errno != EINTR) /* the kernel has no memory; try again */
             nanosleep(&(struct timespec){.tv_nsec = 50 * (long)COX_NSEC_PER_MSEC}, NULL);
     }
 }
@@ -208,7 +208,7 @@ static void *guard_main(void *argument)
 static int guard_start(struct cox_worker *worker, struct cox_error *err)
 {
     if (worker->options.on_orphan != COX_ORPHAN_EXIT)
-        return 0; /* run looks itself */
+        return 0; /* run watches by itself */
     int r = cox_thread_start(&worker->guard, guard_main, worker);
     worker->guarded = r == 0;
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
@@ -345,8 +345,8 @@ int cox_worker_new(const struct cox_worker_options *options,
     return cox_worker_new_as(&self, options, callbacks, context, ret_worker, err);
 }
 
-/* Nobody needs to wait for this rank any more, though the process may live on. The coordinator
- * looks by itself, once a slice. */
+/* Stores that the rank has left, so that no thread waits for it, though the process may live on.
+ * The coordinator checks once per slice. */
 static void worker_leave(struct cox_worker *worker)
 {
     if (worker->claimed)
@@ -354,7 +354,7 @@ static void worker_leave(struct cox_worker *worker)
     worker->claimed = false;
 }
 
-/* Whoever is inside a report comes out with COX_CLOSED, within a slice. */
+/* Threads inside a report return with COX_CLOSED, within a slice. */
 static void worker_await_reporters(struct cox_worker *worker)
 {
     atomic_store_explicit(&worker->stopping, true, memory_order_release);
@@ -369,8 +369,7 @@ struct cox_worker *cox_worker_free(struct cox_worker *worker)
 {
     if (!worker)
         return NULL;
-    /* The child of a fork has none of the threads, and is not the rank: it only lets go of memory.
-     */
+    /* A forked child has no threads and is not the rank: it only frees memory. */
     if (worker->own_pid == getpid()) {
         if (worker->started) {
             cox_worker_stop(worker);
@@ -442,21 +441,22 @@ void cox_worker_wake(struct cox_worker *worker, enum cox_channel_id channel)
     const uint64_t one = 1;
     if ((unsigned)channel >= COX_TWO_WAY_COUNT)
         return;
-    /* seq_cst: who comes into next after the watcher has found nobody inside sees this. */
+    /* seq_cst: a thread that enters next after the watcher has found none inside sees this. */
     atomic_store_explicit(&worker->threads[channel].lending.woken, true, memory_order_seq_cst);
     ssize_t written = write(worker->wake_fd, &one, sizeof one);
     (void)written; /* a full counter is as readable as one */
     errno = saved;
 }
 
-/* Somebody sleeps in next who is not to. */
+/* Returns true if a thread blocks in next that should return. */
 static bool worker_wakes(const struct cox_worker *worker, int channel)
 {
     return atomic_load_explicit(&worker->threads[channel].lending.woken, memory_order_seq_cst) &&
            atomic_load_explicit(&worker->threads[channel].lending.taking, memory_order_seq_cst);
 }
 
-/* Returns whether any was woken. Tokens of a legacy group are news: there is one for the end. */
+/* Returns whether a thread was woken. In a legacy group tokens are events: one is posted, for the
+ * end. */
 static bool worker_wake_threads(struct cox_worker *worker, bool stopping, bool again)
 {
     bool woken = false;
@@ -470,13 +470,13 @@ static bool worker_wake_threads(struct cox_worker *worker, bool stopping, bool a
     return woken;
 }
 
-/* Waits until all channel threads have ended and nobody is inside next; watches the coordinator
- * where the guard does not, and passes a stop on to channel threads that sleep: again and again,
- * since one of them may be about to fall asleep, on a word that is not this process's to change,
- * or that somebody has written over. */
+/* Waits until all channel threads have ended and no thread is inside next. Watches the coordinator
+ * if the guard does not, and passes a stop on to channel threads that block, again and again: one
+ * of them may be about to block on a word that this process cannot change, or that was overwritten.
+ */
 static int worker_watch(struct cox_worker *worker)
 {
-    /* Where somebody counts the tokens there may be no more of them. */
+    /* Where tokens are counted no further ones may be posted. */
     const bool again = !worker->is_legacy_shim && !worker->control.geometry.legacy;
     bool ringing = false, orphaned = false;
     int failed = 0;
@@ -491,7 +491,7 @@ static int worker_watch(struct cox_worker *worker)
             {.fd = watches ? worker->socket_fd : -1, .events = POLLRDHUP},
         };
         int timeout_ms = ringing && again ? RING_AGAIN_MS : -1;
-        /* no memory in the kernel: leave in order */
+        /* the kernel has no memory: leave in order */
         if (poll(fds, 3, timeout_ms) < 0 && errno != EINTR) {
             failed = -errno;
             atomic_store_explicit(&worker->stopping, true, memory_order_release);
@@ -510,7 +510,7 @@ static int worker_watch(struct cox_worker *worker)
     return orphaned ? COX_PEER_DEAD : failed;
 }
 
-/* Of the channels that nobody takes. Unless 0 is returned some are started; the end joins them. */
+/* For channels that no caller takes from. On failure some may run; the end joins them. */
 static int worker_start_threads(struct cox_worker *worker, uint32_t takes, struct cox_error *err)
 {
     int r = 0;
@@ -537,7 +537,7 @@ static int worker_start_threads(struct cox_worker *worker, uint32_t takes, struc
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
 }
 
-/* Why a channel thread has ended; 0: because the worker stopped. */
+/* The error that ended a channel thread; 0: the worker was stopped. */
 static int worker_thread_failure(const struct cox_worker *worker, struct cox_error *err)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
