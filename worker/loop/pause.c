@@ -1,44 +1,46 @@
 /*
- * pause: a callback is asked, then urged with signals, then left.
+ * pause: a callback is cancelled: first asked to return, then interrupted by signals, then
+ * abandoned.
  *
- * Why nothing begins once it is paused. A channel thread stores `inside`, then reads `paused`; a
+ * Why no callback begins after a pause. A channel thread stores `inside`, then reads `paused`; a
  * pause stores `paused`, then reads `inside`, all seq_cst: at least one of them sees the other. If
- * the channel thread does, the request is refused; if the pause does, it waits. Both may: then the
- * pause waits for a callback that ends at once.
+ * the channel thread does, the request is refused; if the pause does, it waits. If both do, the
+ * pause waits for a callback that returns at once.
  *
- * Why a jump never goes wrong. A running callback is left by siglongjmp out of the handler of
- * SIGURG, to the sigsetjmp in cox_channel_thread_call. The handler runs on the channel thread,
- * between two of its instructions, so what it reads of `inside` is what the channel thread itself
- * has stored last, and cannot change before it has jumped. It jumps only if `inside` is not 0. That
- * is stored after sigsetjmp and cleared before cox_channel_thread_call returns: so the frame it
- * jumps to is filled, and is still on the stack below the handler. Three moments are worth a look:
- *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: a reply
- *     is lost that was there, and the request is replied to with COX_ABORTED, as if it had been a
- *     moment earlier. Nothing was committed: the channel thread does that after
+ * Why the jump is safe. A running callback is abandoned by siglongjmp out of the handler of SIGURG,
+ * to the sigsetjmp in cox_channel_thread_call. The handler runs on the channel thread, between two
+ * of its instructions. So the value of `inside` that it reads is the one the channel thread has
+ * stored last, and cannot change before the jump. It jumps only if `inside` is not 0. `inside` is
+ * stored after sigsetjmp and cleared before cox_channel_thread_call returns, so the jump's target
+ * is valid, and its frame is still on the stack below the handler. Three moments need attention:
+ *   - The callback has just returned, and `inside` is not cleared yet. The jump is taken: a
+ *     finished reply is lost, and the request is replied to with COX_ABORTED, as if the signal had
+ *     come a moment earlier. Nothing was committed: the channel thread does that after
  *     cox_channel_thread_call.
- *   - `inside` is cleared. A signal that was meant for it, however late, finds 0 and returns.
- *   - The next callback is inside when the signal arrives. It is meant for `leave`, which is the
- *     number of the one before; numbers do not come again, so it returns.
- * A pause never stores a number in `leave` of a callback that may not be left, as it reads
- * `leavable` after `inside`, which is stored after it, and a callback that has ended meanwhile is
- * one of the three above.
+ *   - `inside` is cleared. A signal that was meant for the callback, however late, finds 0 and
+ *     returns.
+ *   - The next callback is running when the signal arrives. The signal is for `leave`, the number
+ *     of the previous one. Numbers are not reused, so the handler returns.
+ * A pause never stores the number of a callback that must not be abandoned in `leave`: it reads
+ * `leavable` after `inside`, which is stored after `leavable`. If the callback has ended meanwhile,
+ * it is one of the three cases above.
  *
- * Why signals reach nobody else. They go to the thread, by pthread_kill, under the lock, and only
- * while it is `reachable`; the channel thread takes that back under the same lock before it ends.
- * Channel threads with callbacks alone have SIGURG unblocked. A signal that finds the channel
- * thread outside of a callback interrupts at most a sleep of the library's, which goes on.
+ * Why signals reach no other thread. They are sent with pthread_kill, under the lock, and only
+ * while the thread is `reachable`; the channel thread clears that under the same lock before it
+ * ends. Only channel threads with callbacks have SIGURG unblocked. A signal that finds the channel
+ * thread outside a callback interrupts at most a wait of the library, which continues.
  *
- * What is in order after a jump. What a callback has of the library is the arena that it was lent,
- * the outputs and the error, and a fault report that it may be in, which has locks and is held over
- * (`held`: a signal that comes then does nothing, the next one will): the arena may be in the
- * middle of an allocation, so it is given up as it is, and a new one begun (its memory, with the
- * request in it, stays, and leaks); outputs are not looked at; the error is written anew. The mask
- * of the thread is set again, as the handler's end would have done. Else the channel thread does
- * what it does after a callback that returned COX_ABORTED.
+ * What is consistent after a jump. A callback uses these parts of the library: the arena that it
+ * was lent, the outputs, the error, and possibly a fault report. A report has locks, so signals are
+ * held off in it (`held`: a signal that comes then does nothing, the next one will). The arena may
+ * be in the middle of an allocation, so it is abandoned as it is and a new one is begun; its
+ * memory, with the request in it, leaks. Outputs are not read. The error is set again. The signal
+ * mask of the thread is restored, as the end of the handler would have done. The rest is what the
+ * channel thread does after a callback that returned COX_ABORTED.
  *
- * Why no end of a callback is slept through. A pause announces itself in `awaiting` before it looks
- * at `inside`; the channel thread clears `inside` before it looks at `awaiting`, all seq_cst; and
- * rings under the lock, which the pause gives up only by sleeping.
+ * Why the end of a callback is not missed. A pause stores `awaiting` before it reads `inside`; the
+ * channel thread clears `inside` before it reads `awaiting`, all seq_cst, and wakes under the lock,
+ * which the pause releases only by waiting.
  */
 #include "pause.h"
 
@@ -51,14 +53,14 @@
 
 #define GRACE_MS_DEFAULT 500
 #define GRACE_MS_MAX (UINT64_C(24) * 3600 * 1000)
-/* A signal may find the callback just before the call that it was to interrupt. */
+/* Repeated, because a signal may arrive just before the call that it should interrupt. */
 #define URGE_AGAIN_NS (50 * COX_NSEC_PER_MSEC)
 
 static const enum cox_channel_id channels[] = {COX_CHANNEL_EXECUTE, COX_CHANNEL_TRANSFER};
 #define PAUSABLE_COUNT (sizeof channels / sizeof channels[0])
 
-/* The channel thread that runs; NULL on any other thread. For the handler, which is told nothing
- * else. */
+/* The channel thread that is running; NULL on other threads. For the handler, which has no argument
+ * for it. */
 static _Thread_local struct cox_channel_thread *own_thread;
 
 static struct {
@@ -74,8 +76,8 @@ static bool has_pausable(const struct cox_channel_thread *thread)
 
 /* ---- signals ---- */
 
-/* Whoever had the signal before us, such as another language's runtime, still has it on all other
- * threads. */
+/* A handler that was installed before, such as a language runtime's, still gets the signal on all
+ * other threads. */
 static void urge_forward(int number, siginfo_t *info, void *context)
 {
     if (urge.before.sa_flags & SA_SIGINFO)
@@ -102,13 +104,13 @@ static void on_urge(int number, siginfo_t *info, void *context)
 
 void cox_pause_listen(void)
 {
-    /* No SA_RESTART: what blocks is to end. SA_ONSTACK for threads of runtimes with small stacks.
-     */
+    /* No SA_RESTART: blocking calls should return. SA_ONSTACK for threads of runtimes with small
+     * stacks. */
     struct sigaction action = {.sa_sigaction = on_urge, .sa_flags = SA_SIGINFO | SA_ONSTACK};
     sigemptyset(&action.sa_mask);
     pthread_mutex_lock(&urge.lock);
     if (urge.users++ == 0) {
-        /* Before the handler can ask for it. */
+        /* Before the handler can use it. */
         sigaction(SIGURG, NULL, &urge.before);
         sigaction(SIGURG, &action, NULL);
     }
@@ -119,7 +121,7 @@ void cox_pause_unlisten(void)
 {
     struct sigaction present;
     pthread_mutex_lock(&urge.lock);
-    /* Whoever has put another one there since keeps it. */
+    /* A handler that was installed since stays. */
     if (--urge.users == 0 && sigaction(SIGURG, NULL, &present) == 0 &&
         (present.sa_flags & SA_SIGINFO) && present.sa_sigaction == on_urge)
         sigaction(SIGURG, &urge.before, NULL);
@@ -244,7 +246,7 @@ COX_HOT int cox_channel_thread_call(struct cox_channel_thread *thread,
 {
     const bool leavable = kind == COX_CALLBACK_PAUSABLE && thread->worker->options.leave_stuck;
     int r;
-    if (leavable) /* without the mask, which is a system call */
+    if (leavable) /* without the signal mask, which would be a system call */
         if (sigsetjmp(thread->running.frame, 0) != 0)
             return callback_left(thread, request);
     running_begin(thread, request, leavable);
@@ -261,7 +263,7 @@ COX_HOT int cox_channel_thread_call(struct cox_channel_thread *thread,
 
 enum stage { STAGE_ASKED, STAGE_URGED, STAGE_LEFT };
 
-/* What one pause waits for: by channel, the callbacks that it found; 0: none. */
+/* The callbacks that one pause waits for, by channel; 0: none. */
 struct wait {
     struct cox_worker *worker;
     uint64_t numbers[PAUSABLE_COUNT];
@@ -276,7 +278,7 @@ static bool callback_is_running(const struct wait *wait, size_t i)
 {
     const uint64_t inside =
         atomic_load_explicit(&running_of(wait, i)->inside, memory_order_seq_cst);
-    /* Of lent requests the newest is inside, until all are replied to. */
+    /* Of lent requests `inside` has the newest, until all are replied to. */
     const bool lending = wait->worker->threads[channels[i]].lending.on;
     return wait->numbers[i] &&
            (inside == wait->numbers[i] || (lending && inside > wait->numbers[i]));
@@ -290,14 +292,14 @@ static bool wait_is_over(const struct wait *wait)
     return over;
 }
 
-/* The others are not told: they come out on their own, or are let. */
+/* Cancels the callbacks; others return by themselves, or are allowed to finish. */
 static void wait_tell(struct wait *wait)
 {
     for (size_t i = 0; i < PAUSABLE_COUNT; i++) {
         struct cox_running_callback *running = running_of(wait, i);
         wait->numbers[i] = atomic_load_explicit(&running->inside, memory_order_seq_cst);
-        /* relaxed load: stored under the lock alone. release; partner: the acquire of the
-         * callback's question, which then sees that it is paused. */
+        /* relaxed load: stored under the lock only. release; partner: the acquire of the callback's
+         * check, which then sees that it is cancelled. */
         if (wait->numbers[i] >
             atomic_load_explicit(&running->cancel_sequence, memory_order_relaxed))
             atomic_store_explicit(&running->cancel_sequence, wait->numbers[i],
@@ -335,7 +337,7 @@ static int wait_fail(const struct wait *wait, struct cox_error *err)
     while (i + 1 < PAUSABLE_COUNT && !callback_is_running(wait, i))
         i++;
     const struct cox_running_callback *running = running_of(wait, i);
-    /* relaxed, both: for words */
+    /* relaxed, both: for the error text */
     const uint64_t since_ns = atomic_load_explicit(&running->since_ns, memory_order_relaxed);
     const uint32_t kind = atomic_load_explicit(&running->kind, memory_order_relaxed);
     return cox_fail(err, COX_TIMEOUT,
@@ -345,7 +347,7 @@ static int wait_fail(const struct wait *wait, struct cox_error *err)
                     wait->numbers[i], cox_channel_name(channels[i]));
 }
 
-/* Under the lock. False: it is not over. */
+/* Under the lock. Returns false if a callback is still running after the grace period. */
 static bool wait_until_over(struct wait *wait, uint64_t grace_ns)
 {
     struct cox_pause *pause = &wait->worker->pause;
@@ -358,7 +360,7 @@ static bool wait_until_over(struct wait *wait, uint64_t grace_ns)
             return false;
         if (now >= end_ns) {
             stage++;
-            end_ns = now + grace_ns; /* also when this thread comes late: each stage has its time */
+            end_ns = now + grace_ns; /* also if this thread is late: each stage has its time */
         }
         if (stage != STAGE_ASKED)
             wait_urge(wait, stage);
@@ -383,7 +385,7 @@ int cox_worker_pause(struct cox_worker *worker, uint64_t grace_ms, struct cox_er
     atomic_store_explicit(&pause->paused, true, memory_order_seq_cst);
     wait_tell(&wait);
     int r = 0;
-    /* A last look: what has just come out is not told of as stuck. */
+    /* Checked once more: a callback that has just returned is not reported as stuck. */
     if (!wait_until_over(&wait, grace_ms * COX_NSEC_PER_MSEC) && !wait_is_over(&wait))
         r = wait_fail(&wait, err);
     atomic_fetch_sub_explicit(&pause->awaiting, 1, memory_order_seq_cst);
@@ -401,9 +403,7 @@ bool cox_worker_paused(const struct cox_worker *worker)
     return atomic_load_explicit(&worker->pause.paused, memory_order_seq_cst);
 }
 
-/* Requests are replied to in the order of their numbers: nothing before this one is outstanding
- * here.
- */
+/* Requests are replied to in order: nothing before this one is outstanding here. */
 bool cox_worker_pull_cancelled(const struct cox_worker *worker)
 {
     const struct cox_running_callback *running = &worker->threads[COX_CHANNEL_TRANSFER].running;
