@@ -32,7 +32,7 @@
 #define REPLY_SIZE_MAX ((UINT64_C(1) << 30) + (UINT64_C(64) << 20))
 /* Once a millisecond. */
 #define DEATH_ATTEMPTS 1000
-/* How long the processes of a dead group may take to give their memory back. */
+/* How long to wait for the memory of a dead group's processes to be freed. */
 #define SWEPT_MS 2000
 
 /* ---- hooks ---- */
@@ -64,7 +64,8 @@ static void executor_on_line(void *context, uint32_t rank, bool is_stderr, const
     cox_reentrancy_exit(&inside);
 }
 
-/* Once per rank: by the supervisor, or by start for who died while it finished. */
+/* Once per incarnation: by the supervisor, or by start for a rank that died while start finished.
+ */
 static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
 {
     struct cox_rank *record = &executor->ranks[rank];
@@ -83,7 +84,7 @@ static void executor_tell_death(struct cox_executor *executor, uint32_t rank)
     cox_reentrancy_exit(&inside);
 }
 
-/* The death is in the shared state already; everybody who waits for this rank looks now. */
+/* The death is recorded already; all threads that wait for this rank check again. */
 static void executor_on_wake(void *context, uint32_t rank)
 {
     struct cox_executor *executor = context;
@@ -99,8 +100,9 @@ static void executor_on_death(void *context, uint32_t rank, pid_t pid, const str
     (void)pid;
     (void)how;
     if (!atomic_load_explicit(&executor->stopping, memory_order_acquire) &&
-        atomic_load(&executor->started))     /* seq_cst: see cox_executor_start */
-        executor_tell_death(executor, rank); /* else it is expected, or start itself tells */
+        atomic_load(&executor->started)) /* seq_cst: see cox_executor_start */
+        executor_tell_death(executor,
+                            rank); /* otherwise the death is expected, or start reports it */
 }
 
 /* ---- start ---- */
@@ -116,7 +118,7 @@ int cox_executor_describe_failure(struct cox_executor *executor, uint32_t rank, 
 }
 
 /* A process that cannot be adopted may have lost its wrapper at this moment, and one that the
- * kernel calls dead is about to be: then the supervisor soon knows how that ended. */
+ * kernel reports dead is about to be reaped: the supervisor then soon knows how it ended. */
 static bool executor_sees_death(struct cox_executor *executor, uint32_t rank)
 {
     for (int attempt = 0; attempt < DEATH_ATTEMPTS; attempt++) {
@@ -146,7 +148,7 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
             "rank %" PRIu32 " attached as process %" PRIu32
             ", but process %jd logged on: is it in a pid namespace of its own? Start it in the coordinator's",
             rank, pid, (intmax_t)holder);
-    /* A start time of 0 would let any process of that number be taken for the rank, and killed with
+    /* With a start time of 0 any process with that pid would be taken for the rank, and killed with
      * it. */
     if (start == 0)
         return cox_fail(err, COX_CORRUPT, "rank %" PRIu32 " attached without its start time", rank);
@@ -159,9 +161,9 @@ int cox_executor_check_identity(struct cox_executor *executor, uint32_t rank, st
              : 0;
 }
 
-/* Every rank that has attached by now, also behind one that has not: from then on its process is
- * watched. checked grows. The lock of the execute collector is held, and given up meanwhile.
- * Returns 0, or what is wrong with one. */
+/* Checks every rank that has attached by now, also behind one that has not, and from then on
+ * watches its process. checked grows. The lock of the execute collector is held, and released
+ * meanwhile. Returns 0, or what is wrong with one. */
 static int executor_check_attached(struct cox_executor *executor, struct cox_rank_set *checked,
                                    struct cox_error *err)
 {
@@ -171,7 +173,7 @@ static int executor_check_attached(struct cox_executor *executor, struct cox_ran
         const struct cox_layout_identity *identity = &executor->control.ranks[rank]->identity;
         if (cox_rank_set_has(checked, rank) || !cox_state_attached(identity))
             continue;
-        /* Not under the lock: it may wait for a death, and who tells of deaths takes the lock. */
+        /* Without the lock: it may wait for a death, whose report takes the lock. */
         pthread_mutex_unlock(&collector->lock);
         r = cox_executor_check_identity(executor, rank, err);
         pthread_mutex_lock(&collector->lock);
@@ -195,8 +197,8 @@ static const char *executor_why_late(struct cox_executor *executor, uint32_t ran
                : "but did not attach in time: is it a Coxswain worker? (--legacy-workers for others)";
 }
 
-/* What the host says and is told while the ranks attach. told: the ranks that it knows to be
- * missing; all zero at first. Returns whether it wants no more of it. */
+/* Calls the host's hook while ranks attach. reported: the missing ranks that the host knows of; all
+ * zero at first. Returns true if the host cancels the start. */
 static bool executor_ask_host(struct cox_executor *executor, const struct cox_rank_set *checked,
                               struct cox_rank_set *reported)
 {
@@ -211,8 +213,8 @@ static bool executor_ask_host(struct cox_executor *executor, const struct cox_ra
     return options->cancelled && options->cancelled(options->hook_context);
 }
 
-/* All have attached. One that has died meanwhile may be known to the kernel only, as the supervisor
- * has had no processor since: it is found here, and not by the first request. */
+/* All have attached. A rank that has died meanwhile may be known to the kernel only, if the
+ * supervisor thread did not run since. It is found here, and not by the first request. */
 static int executor_check_alive(struct cox_executor *executor, struct cox_error *err)
 {
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
@@ -240,7 +242,7 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
             rank++;
             continue;
         }
-        /* Any death during start is the end of it, not only of the rank waited for. */
+        /* Any death during start fails it, not only that of the rank waited for. */
         for (uint32_t other = 0; r == 0 && other < executor->geometry.rank_count; other++)
             if (cox_rank_is_dead(&executor->ranks[other]))
                 r = cox_executor_describe_failure(executor, other, COX_PEER_DEAD,
@@ -261,9 +263,9 @@ static int executor_await_attach(struct cox_executor *executor, uint64_t deadlin
     return r ? r : executor_check_alive(executor, err);
 }
 
-/* What a dead group left under this name holds the space that is needed now; and what is unlinked
- * is held until its last process, killed with it, is torn down. Returns 0 also where somebody else
- * sweeps: create waits for that one. */
+/* Leftovers of a dead group of this name occupy space that is needed now; and unlinked memory is
+ * freed only when its last process, killed with the group, is gone. Returns 0 also if another
+ * process sweeps: create waits for that one. */
 static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
 {
     uint32_t count = 0;
@@ -285,8 +287,8 @@ static int executor_sweep(struct cox_executor *executor, struct cox_error *err)
 
 static int executor_create_sealed(struct cox_executor *executor, struct cox_error *err)
 {
-    /* A name is one group's, of whichever kind; and a dead one of the other kind may have left
-     * memory in /dev/shm, which need not be there for this one. */
+    /* A name belongs to one group, named or sealed; and a dead one of the other kind may have left
+     * memory in /dev/shm, which this one may not even need. */
     struct cox_error why = {0};
     int r = executor_sweep(executor, &why);
     if (r == COX_TAKEN || r < 0)
@@ -301,7 +303,7 @@ static int executor_create_sealed(struct cox_executor *executor, struct cox_erro
     return r;
 }
 
-/* The rank group's words; the coordinator itself has no use for them. */
+/* Creates the rank group's memory, which the coordinator itself does not use. */
 static int executor_create_group(struct cox_executor *executor, struct cox_error *err)
 {
     int r = cox_windows_create_named(executor->name, &executor->geometry, err);
@@ -325,8 +327,7 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++) {
         r = cox_channel_create(&executor->channels[c], executor->objects, &executor->control,
                                (enum cox_channel_id)c, err);
-        executor->parts_made +=
-            r == 0; /* what a stranger has under such a name is not ours to remove */
+        executor->parts_made += r == 0; /* objects of others under such a name are not removed */
     }
     if (r == 0 && !executor->geometry.legacy)
         r = executor_create_group(executor, err);
@@ -335,7 +336,7 @@ static int executor_create_memory(struct cox_executor *executor, struct cox_erro
     return r;
 }
 
-/* One for each, so that no rank can read away what another one wrote. */
+/* One eventfd per rank, so that no rank can drain another one's. */
 static int executor_create_notify_fds(struct cox_executor *executor, struct cox_error *err)
 {
     int r = 0;
@@ -372,7 +373,7 @@ static int executor_start_threads(struct cox_executor *executor, struct cox_erro
     return r ? cox_fail(err, r, "starting a thread: %s", cox_status_text(r)) : 0;
 }
 
-/* Ranks without an identity: a process that was executed is the rank. */
+/* Legacy ranks have no identity: a process that was executed is the rank. */
 int cox_executor_run_legacy(struct cox_executor *executor, struct cox_error *err)
 {
     int r = 0;
@@ -388,7 +389,7 @@ static int executor_start_workers(struct cox_executor *executor, struct cox_erro
     snprintf(prefix, sizeof prefix, "/%s", executor->objects);
     uint64_t timeout_ms =
         executor->options.start_timeout_ms ? executor->options.start_timeout_ms : START_TIMEOUT_MS;
-    /* Who starts workers by hand takes the time that takes. */
+    /* Starting workers by hand takes any time. */
     bool waits = executor->options.external_workers && !executor->options.start_timeout_ms;
     uint64_t deadline_ns = waits ? COX_DEADLINE_NEVER : cox_deadline_after_ms(timeout_ms);
     const struct cox_supervise_options options = {
@@ -435,7 +436,7 @@ static int executor_check_options(const struct cox_executor_options *options, ch
                                   size_t name_size, struct cox_geometry *geometry,
                                   struct cox_error *err)
 {
-    static _Atomic uint32_t counter; /* tells the groups of one process apart */
+    static _Atomic uint32_t counter; /* distinguishes the groups of one process */
     if (!options->external_workers && (!options->command || !options->command[0]))
         return cox_fail(err, COX_INVALID, "no worker command was given");
     if (options->external_workers && options->legacy_workers)
@@ -468,7 +469,7 @@ static int executor_check_options(const struct cox_executor_options *options, ch
         .depth = options->depth,
         .legacy = options->legacy_workers,
         .sealed = options->attach == COX_ATTACH_SEALED,
-        /* A rank has one channel thread at work at a time, and so has the coordinator. */
+        /* A rank has one active channel thread at a time, and so has the coordinator. */
         .spin_ns = cox_spin_budget_ns(options->spin, options->rank_count + 1),
     };
     memcpy(choice.request_size, options->request_size, sizeof choice.request_size);
@@ -495,7 +496,7 @@ static void executor_unlink(struct cox_executor *executor)
             executor->name);
 }
 
-/* Nothing is made before it is needed. */
+/* Nothing is allocated before it is needed. */
 static void executor_choose_blocks(struct cox_executor *executor)
 {
     const struct cox_executor_options *options = &executor->options;
@@ -550,7 +551,8 @@ int cox_executor_start(const struct cox_executor_options *options,
         r = executor_create_collectors(executor, err);
     if (r == 0)
         r = executor_start_threads(executor, err);
-    /* Workers that this program starts log on while they are started, others when all is there. */
+    /* Workers that this program starts connect while they are started; others, once everything
+     * exists. */
     if (r == 0 && !options->external_workers)
         r = cox_executor_open_socket(executor, err);
     if (r == 0)
@@ -565,8 +567,8 @@ int cox_executor_start(const struct cox_executor_options *options,
         cox_executor_socket(executor); /* before any request */
     cox_fault_point(COX_FAULT_STARTED);
     *ret_executor = executor; /* before any hook */
-    /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: of a death
-     * meanwhile at least one of the two tells. Partner: executor_on_death. */
+    /* seq_cst, as `dead` is stored and this is loaded by the supervisor thread: at least one of the
+     * two reports a death that happens meanwhile. Partner: executor_on_death. */
     atomic_store(&executor->started, true);
     for (uint32_t rank = 0; rank < geometry.rank_count; rank++)
         if (cox_rank_is_dead(&executor->ranks[rank]))
@@ -577,8 +579,8 @@ int cox_executor_start(const struct cox_executor_options *options,
 
 /* ---- stop ---- */
 
-/* The goodbye on one channel, to the living; no reply is awaited. False: there is no room for it
- * now. */
+/* Sends the goodbye on one channel to the live ranks; no reply is awaited. Returns false if there
+ * is no room for it now. */
 static bool executor_say_finalize(struct cox_executor *executor, struct cox_collector *collector)
 {
     Coxswain__ExecuteRequest request = COXSWAIN__EXECUTE_REQUEST__INIT;
@@ -609,9 +611,9 @@ static bool executor_say_finalize(struct cox_executor *executor, struct cox_coll
     return said;
 }
 
-/* On every channel. At depth 1 the one frame may still be read, or a reply still be owed that
- * nobody waits for any more: such a channel is tried again until the deadline, and goes without
- * when its rank is stuck. */
+/* Sends the goodbye on every channel. At depth 1 the one frame may still be in use, or a reply
+ * outstanding that no caller waits for: such a channel is tried again until the deadline, and
+ * skipped if its rank is stuck. */
 static void executor_finalize(struct cox_executor *executor, uint64_t deadline_ns)
 {
     bool said[COX_TWO_WAY_COUNT] = {false};
@@ -628,8 +630,8 @@ static void executor_finalize(struct cox_executor *executor, uint64_t deadline_n
     }
 }
 
-/* Whoever still serves leaves, also a process that no signal of ours reaches, since it is not the
- * rank's. Legacy ranks have no such word, and their tokens count. */
+/* Makes every rank that still serves leave, also a process that our signals do not reach because it
+ * is not the rank's own. Legacy ranks have no abort word, and their tokens count. */
 static void executor_abort(struct cox_executor *executor)
 {
     if (executor->geometry.legacy || !executor->supervisor)
@@ -656,7 +658,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
         cox_collector_stop(&executor->collectors[c]);
     if (executor->supervisor)
         cox_supervisor_cancel(executor->supervisor);
-    /* Whoever is inside a submit, a call or a restart comes out now, with COX_CLOSED. */
+    /* Threads inside a submit, a call or a restart return now, with COX_CLOSED. */
     while (atomic_load_explicit(&executor->callers, memory_order_acquire) > 0)
         nanosleep(&(struct timespec){.tv_nsec = COX_NSEC_PER_MSEC}, NULL);
     if (started) {
@@ -676,7 +678,7 @@ uint32_t cox_executor_stop(struct cox_executor *executor)
 
 void cox_executor_abandon(struct cox_executor *executor)
 {
-    cox_supervisor_cancel(executor->supervisor); /* nobody is started any more */
+    cox_supervisor_cancel(executor->supervisor); /* no process is started any more */
     cox_supervisor_signal_all(executor->supervisor, SIGKILL);
     executor_unlink(executor);
     if (executor->control_socket)
@@ -796,7 +798,7 @@ int cox_executor_replace(struct cox_executor *executor, enum cox_channel_id chan
     collector->handler = handler;
     collector->handler_context = context;
     atomic_store_explicit(&collector->handled, true, memory_order_relaxed);
-    /* The run at this moment may be of the old handler; later ones are not. */
+    /* The present run may be of the old handler; later ones are not. */
     uint64_t run = collector->handler_runs;
     while (collector->in_handler && collector->handler_runs == run &&
            !pthread_equal(collector->handler_thread, pthread_self()))

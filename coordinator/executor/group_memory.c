@@ -6,7 +6,7 @@
 #include "channel/handle/handle.h"
 #include "executor_internal.h"
 
-/* Of a rank, as it was exported last. */
+/* A rank's memory, as it was exported last. */
 struct exported {
     bool given;
     struct cox_exporter *exporters[COX_SEALED_GROUP_FD_COUNT];
@@ -14,8 +14,8 @@ struct exported {
 };
 
 struct cox_group_handles {
-    /* What the control socket takes, it has as well, for ranks that may not take fds out of this
-     * process. */
+    /* Exports that the control socket accepts are stored there as well, for ranks that may not take
+     * fds out of this process. */
     struct cox_exporter *with_socket, *without;
     struct exported ranks[COX_RANK_COUNT_MAX];
     Coxswain__RankGroupMemory messages[COX_RANK_COUNT_MAX];
@@ -62,7 +62,7 @@ static void exported_put(struct exported *exported)
 static int export_one(struct cox_group_handles *handles, int fd, struct exported *exported, int i,
                       struct cox_error *err)
 {
-    /* The control socket takes no more than its share of fds. */
+    /* The control socket stores only a limited number of fds. */
     struct cox_exporter *exporter = handles->with_socket;
     int r = exporter ? cox_exporter_export(exporter, fd, 0, 0, &exported->handles[i], NULL)
                      : COX_CLOSED;
@@ -82,8 +82,7 @@ static bool is_sealed(const int fds[COX_SEALED_GROUP_FD_COUNT])
            cox_sealed_check_group(fds[1], cox_geometry_group_payload_size(), "", NULL) == 0;
 }
 
-/* Memory that was made since the last init, which then is the caller's. Returns whether there is
- * any. */
+/* Takes memory that was created since the last init. Returns whether there is any. */
 static bool memory_take(struct cox_executor *executor, uint32_t rank,
                         int ret_fds[COX_SEALED_GROUP_FD_COUNT])
 {
@@ -98,7 +97,7 @@ static bool memory_take(struct cox_executor *executor, uint32_t rank,
     return renewed;
 }
 
-/* After a failure, for the next init. */
+/* After a failure: keeps it for the next init. */
 static void memory_put_back(struct cox_executor *executor, uint32_t rank,
                             int fds[COX_SEALED_GROUP_FD_COUNT])
 {
@@ -109,7 +108,7 @@ static void memory_put_back(struct cox_executor *executor, uint32_t rank,
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
-/* Not with memory_lock: the thread of the control socket, which has to reply, may wait for it. */
+/* Without memory_lock: the control socket's thread, which has to reply, may wait for it. */
 static int rank_export(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
     struct cox_group_handles *handles = executor->group_handles;
@@ -117,7 +116,7 @@ static int rank_export(struct cox_executor *executor, uint32_t rank, struct cox_
     int fds[COX_SEALED_GROUP_FD_COUNT], r = 0;
     if (!memory_take(executor, rank, fds))
         return 0;
-    /* That of before is another process's. */
+    /* The previous one belongs to another process. */
     exported_put(exported);
     for (int i = 0; r == 0 && fds[0] >= 0 && i < COX_SEALED_GROUP_FD_COUNT; i++)
         r = export_one(handles, fds[i], exported, i, err);

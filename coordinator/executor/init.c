@@ -1,9 +1,7 @@
-/* init: the ranks load their model and form their group; and the same said again, after one of them
- * was replaced.
+/* init: the ranks load their model and form their group; also replayed after a rank was replaced.
  *
- * One init at a time: the generation of the rank group, the record of the last init that succeeded,
- * and the state that an init leaves are those of one.
- */
+ * One init at a time. It owns the generation of the rank group, the record of the last init that
+ * succeeded, and the state that it leaves. */
 #include "operations.h"
 
 #include <inttypes.h>
@@ -29,12 +27,12 @@ struct init_reader {
     struct cox_kv_caches *kv_caches;
     uint32_t seen;
     bool legacy;
-    /* of the ranks before: they told of KV caches */
+    /* of the previous ranks: those that described KV caches */
     uint32_t described;
-    /* of the ranks before; 0: none of them told it */
+    /* of the previous ranks; 0: none reported it */
     uint64_t model_digest;
     int status;
-    /* the code of a rank that cannot do with its input: COX_INVALID or COX_NOT_FOUND */
+    /* the code of a rank that refuses its input: COX_INVALID or COX_NOT_FOUND */
     int refused;
     struct cox_error *err;
 };
@@ -87,8 +85,8 @@ static void init_take_min(int64_t *value, int64_t other)
         *value = other;
 }
 
-/* The blocks on the device: MindIE-LLM tells them in the map up to 3.0.0.beta.2, and since March
- * 2026 in the first KV cache's description alone. */
+/* The number of device blocks: MindIE-LLM reports it in the map up to 3.0.0.beta.2, and since March
+ * 2026 in the description of the first KV cache only. */
 static int init_blocks(struct init_reader *reader, uint32_t rank,
                        const Coxswain__ExecuteResponse__InitResults *results, int64_t *ret_blocks)
 {
@@ -106,8 +104,8 @@ static int init_blocks(struct init_reader *reader, uint32_t rank,
                rank);
 }
 
-/* blocks: of the rank, wherever it told them. Workers that tell them in the map need not
- * describe their caches. */
+/* blocks: the rank's, from either place. Workers that report them in the map need not describe
+ * their caches. */
 static void init_merge_caches(struct init_reader *reader, uint32_t rank, int64_t blocks,
                               const Coxswain__ExecuteResponse__InitResults *results)
 {
@@ -146,8 +144,8 @@ static void init_merge_caches(struct init_reader *reader, uint32_t rank, int64_t
     reader->described++;
 }
 
-/* Ranks that load the model by themselves may find other files than those before them. Returns
- * whether they may compute together. */
+/* Ranks that load the model themselves may find different files. Returns true if all have the same
+ * model. */
 static bool init_same_model(struct init_reader *reader, uint32_t rank,
                             const Coxswain__ExecuteResponse__InitResults *results)
 {
@@ -235,7 +233,7 @@ static void init_read_replies(void *context, const struct cox_completion *comple
 
 /* ---- what is said again ---- */
 
-/* The configuration of an init, and what came of it. */
+/* The configuration of an init, and its result. */
 struct cox_init_record {
     struct cox_init_summary summary;
     size_t count;
@@ -277,7 +275,7 @@ static struct cox_init_record *record_new(const struct cox_config_entry *config,
     return record;
 }
 
-/* By their texts' ends: what is behind them need not be the same. */
+/* Compares texts up to their ends; the bytes behind may differ. */
 static bool summary_equal(const struct cox_init_summary *a, const struct cox_init_summary *b)
 {
     bool equal = a->cpu_block_count == b->cpu_block_count &&
@@ -297,7 +295,7 @@ static bool summary_equal(const struct cox_init_summary *a, const struct cox_ini
 
 /* ---- one init ---- */
 
-/* The turn is the caller's until init_leave. */
+/* Waits for the caller's turn, which lasts until init_leave. */
 static int init_enter(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -315,8 +313,9 @@ static int init_enter(struct cox_executor *executor, uint64_t deadline_ns, struc
     return r ? cox_fail(err, r, "another init was under way until the deadline") : 0;
 }
 
-/* r: what came of it. One that reached no rank takes no generation of the rank group: after a ring
- * of those the window of which the ranks are in would be made anew under them. */
+/* r: the result. An init that reached no rank does not count as a generation of the rank group:
+ * otherwise, after as many such inits as there are windows, the window that the ranks use would be
+ * cleared. */
 static void init_leave(struct cox_executor *executor, int r)
 {
     pthread_mutex_lock(&executor->recover_lock);
@@ -329,7 +328,7 @@ static void init_leave(struct cox_executor *executor, int r)
     pthread_mutex_unlock(&executor->recover_lock);
 }
 
-/* Where the memory of the rank group is; -1: there is none, or each rank has its own. */
+/* The fd of the rank group's memory; -1: there is none, or each rank has its own. */
 static int init_group_fd(const struct cox_executor *executor)
 {
     return executor->geometry.legacy || executor->geometry.sealed
@@ -337,18 +336,18 @@ static int init_group_fd(const struct cox_executor *executor)
                : executor->bundle.fds[COX_FD_BUNDLE_GROUP];
 }
 
-/* Another generation of the rank group begins, in memory of its own. */
+/* Begins another generation of the rank group, in memory of its own. */
 static int init_renew_group(struct cox_executor *executor, uint64_t *ret_generation,
                             struct cox_error *err)
 {
-    /* relaxed: a count, and one init at a time; who else reads it wants no more than the number. */
+    /* relaxed: a count, changed by one init at a time; other readers need the number only. */
     *ret_generation =
         atomic_load_explicit(&executor->group_generation, memory_order_relaxed) + UINT64_C(1);
     int fd = init_group_fd(executor);
     return fd < 0 ? 0 : cox_windows_renew(fd, &executor->geometry, *ret_generation, err);
 }
 
-/* Every rank has replied, so all are in this generation or have none. */
+/* Every rank has replied, so all are in this generation or in none. */
 static void init_keep_group(struct cox_executor *executor, uint64_t generation)
 {
     int fd = init_group_fd(executor);
@@ -360,7 +359,7 @@ static void init_keep_group(struct cox_executor *executor, uint64_t generation)
             cox_status_text(r));
 }
 
-/* What init tells of the weights; all of it is lent to the request. */
+/* The weights in an init request; all of it is lent to the request. */
 struct weights_words {
     struct cox_weights_announcement announcement;
     Coxswain__WeightsCandidate offer;
@@ -383,7 +382,7 @@ static void weights_fill(const struct cox_executor *executor, struct weights_wor
     request->weights = &words->offer;
 }
 
-/* What the user gave is at fault, not the rank that read it first. */
+/* Blames the user's input, not the rank that read it first. */
 static int init_blame(const struct init_reader *reader, int r, struct cox_error *err)
 {
     if (r != COX_REJECTED || !reader->refused)
@@ -418,7 +417,7 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
         r = cox_group_handles_fill(executor, &request, err);
     if (r)
         return r;
-    /* Legacy workers have no group, and an init said again is the same to them. */
+    /* Legacy workers have no rank group, and a replayed init is an ordinary one to them. */
     request.has_group_generation = !executor->geometry.legacy;
     request.has_replayed = request.replayed = replayed && !executor->geometry.legacy;
     struct weights_words words;
@@ -452,8 +451,7 @@ static int init_send(struct cox_executor *executor, const struct cox_init_record
 
 uint64_t cox_executor_epoch(const struct cox_executor *executor)
 {
-    /* relaxed: each grows before the lock is given up under which a step can be published after it.
-     */
+    /* relaxed: each grows before the lock is released under which a step can be published next. */
     uint64_t epoch = 1 + atomic_load_explicit(&executor->group_generation, memory_order_relaxed);
     for (uint32_t rank = 0; rank < executor->geometry.rank_count; rank++)
         epoch += atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);

@@ -60,8 +60,8 @@ int cox_executor_link(struct cox_executor *executor, const Coxswain__PDLinkReque
 
 /* ---- link status ---- */
 
-/* What one rank says of one cluster; the first of a cluster then becomes what all ranks say of it.
- */
+/* What one rank reports about a cluster; the first entry of a cluster then collects what all ranks
+ * report. */
 struct link_mention {
     char *id;
     uint32_t rank;
@@ -107,7 +107,8 @@ static int link_compare(const void *a, const void *b)
     return order ? order : (int)left->rank - (int)right->rank;
 }
 
-/* One mention of each cluster is left. Sorted, since a rank may name any number of them. */
+/* Merges the entries of each cluster into one. Sorted, since a rank may report any number of them.
+ */
 static void link_merge(struct link_reader *reader)
 {
     size_t kept = 0;
@@ -142,7 +143,7 @@ static void link_read_replies(void *context, const struct cox_completion *comple
          rank < completion->rank_count && completion->status == 0 && !reader->status; rank++) {
         const ExecuteResponse *response = completion->ranks[rank].response;
         if (!response)
-            continue; /* a legacy rank that only rank 0 speaks for */
+            continue; /* a legacy rank, for which rank 0 replies */
         if (response->result_case != RESULT(PD_LINK_STATUS_RESPONSE) ||
             !response->pd_link_status_response) {
             reader->status = cox_fail(
@@ -176,7 +177,7 @@ static int link_fill(struct link_reader *reader, struct cox_link_status *status)
         return cox_fail(reader->err, -ENOMEM, "no memory for the link status");
     for (size_t i = 0; i < reader->count; i++) {
         struct link_mention *cluster = &reader->mentions[i];
-        /* A rank that does not know the cluster yet has it before it. */
+        /* For a rank that does not list the cluster the link is still to come. */
         enum cox_link_state state =
             cluster->state == COX_LINK_SUCCESS && cluster->rank_count < reader->replies
                 ? COX_LINK_WAITING
@@ -262,7 +263,7 @@ static int32_t pull_find(const Coxswain__PullKVResponse *response, const char *r
     return COXSWAIN__PDERROR_CODE__PD_PULL_KV_UNKNOWN_ERROR;
 }
 
-/* By its id a pull is cancelled, and its result found: of two of one id the second would have the
+/* A pull is cancelled, and its result found, by its id: with two of one id the second would get the
  * first one's. */
 static bool pull_is_known(const struct cox_pull_result *results, size_t count,
                           const char *request_id)
@@ -359,7 +360,7 @@ static void lora_read_replies(void *context, const struct cox_completion *comple
         } else if (!response || response->result_case != RESULT(LORA_OPERATION_RESPONSE) ||
                    !response->lora_operation_response) {
             if (completion->status)
-                continue; /* what ended the request is told, not this */
+                continue; /* the error that ended the request is reported, not this */
             reader->status = cox_fail(
                 reader->err, COX_CORRUPT,
                 "rank %" PRIu32 ": the reply to a LoRA operation has no LoRA status", rank);
@@ -381,7 +382,7 @@ const char *cox_lora_status_name(int32_t status)
     return value ? value->name : status == -1 ? "no reply" : "an unknown status";
 }
 
-/* Of ranks that say the same in the same words, the first one's are enough. */
+/* For ranks with the same status and text the first one's text is enough. */
 static bool lora_said(const struct cox_lora_result *results, uint32_t rank)
 {
     bool said = !results[rank].text[0];
@@ -397,7 +398,7 @@ int cox_executor_lora_results(struct cox_executor *executor,
     ExecuteRequest request = request_of(TYPE(LORA_OPERATION));
     request.request_case = COXSWAIN__EXECUTE_REQUEST__REQUEST_LORA_OPERATION_REQUEST;
     request.lora_operation_request = (Coxswain__LoraOperationRequest *)(uintptr_t)lora;
-    /* Now: behind the call the executor may be freed. */
+    /* Read now: after the call the executor may be freed. */
     uint32_t rank_count = cox_executor_rank_count(executor);
     request.has_deadline_ns = !cox_executor_legacy(executor);
     request.deadline_ns = deadline_ns;
