@@ -57,7 +57,8 @@ const char *cox_recover_command_name(enum cox_recover_command command)
     return (size_t)command < COMMAND_COUNT ? commands[command].name : "unknown";
 }
 
-/* recover_lock is held. Whoever has seen the death sees the state that it makes, told or not. */
+/* recover_lock is held. A caller that has seen a death sees the state it causes, whether or not it
+ * was reported. */
 static enum cox_engine_state state_look(struct cox_executor *executor)
 {
     if (executor->engine_state == COX_ENGINE_NORMAL && executor->init_void)
@@ -97,12 +98,12 @@ void cox_executor_set_normal(struct cox_executor *executor, bool unless_paused)
 {
     pthread_mutex_lock(&executor->recover_lock);
     executor->init_void = false;
-    /* Ranks go on with an init of another kind, as they do from PAUSE. */
+    /* An ordinary init makes the ranks continue, as from PAUSE. */
     executor->partially_paused = executor->partially_paused && unless_paused;
     if (!unless_paused ||
         (executor->engine_state != COX_ENGINE_PAUSE && executor->engine_state != COX_ENGINE_READY))
         executor->engine_state = COX_ENGINE_NORMAL;
-    /* A death that was told before is told by nobody any more. */
+    /* A death that was reported before is not reported again. */
     state_look(executor);
     pthread_mutex_unlock(&executor->recover_lock);
 }
@@ -146,15 +147,15 @@ int cox_executor_admit_step(struct cox_executor *executor, struct cox_error *err
         cox_engine_state_name(state));
 }
 
-/* The gate was passed. Steps that came before this command are in flight by now, and others are
- * refused: none comes to a rank behind its reply. */
+/* The command is legal. Earlier steps are in flight, and later ones are refused: none reaches a
+ * rank after its reply to the command. */
 static void recover_gate_steps(struct cox_executor *executor, enum cox_recover_command command)
 {
     struct cox_collector *collector = &executor->collectors[COX_CHANNEL_EXECUTE];
     pthread_mutex_lock(&executor->recover_lock);
     executor->gates_steps = commands[command].name;
     pthread_mutex_unlock(&executor->recover_lock);
-    /* Who asked before that is in here still, or has published. */
+    /* A submit that was checked before is still inside, or has published. */
     pthread_mutex_lock(&collector->submit_lock);
     pthread_mutex_unlock(&collector->submit_lock);
 }
@@ -179,8 +180,8 @@ static void recover_read_replies(void *context, const struct cox_completion *com
             response->recover_command_response) {
             const Coxswain__RecoverCommandResponse *said = response->recover_command_response;
             result->device = said->npu_device_id;
-            /* Present, or it is no result: nothing is taken for success. Except that a legacy
-             * rank's protobuf leaves out what is 0; its result is the message itself. */
+            /* Without a result the command counts as failed. Except for a legacy rank, whose
+             * protobuf omits a value of 0; its result is the message itself. */
             result->result = said->has_command_result || reader->legacy ? said->command_result : -1;
             snprintf(result->text, sizeof result->text, "%s",
                      said->error_msg ? said->error_msg : "");
@@ -212,8 +213,7 @@ static int recover_refuse(struct cox_executor *executor, enum cox_recover_comman
                     commands[command].name, cox_engine_state_name(executor->engine_state), legal);
 }
 
-/* Of a pause that has failed. A rank that is stuck is paused; one that has not replied may be.
- */
+/* For a pause that has failed. A rank that is stuck is paused; one that has not replied may be. */
 static bool is_partially_paused(const struct recover_reader *reader, uint32_t rank_count)
 {
     bool partially_paused = false;
@@ -224,7 +224,7 @@ static bool is_partially_paused(const struct recover_reader *reader, uint32_t ra
     return partially_paused;
 }
 
-/* recover_lock is held. The command has come to r. */
+/* recover_lock is held. The command has ended with r. */
 static void state_move(struct cox_executor *executor, enum cox_recover_command command,
                        const struct recover_reader *reader, int r)
 {
@@ -239,7 +239,8 @@ static void state_move(struct cox_executor *executor, enum cox_recover_command c
     state_look(executor);
 }
 
-/* One command at a time: the state must not move between the gate and the replies. */
+/* Waits for the turn: one command at a time, because the state must not change between the check
+ * and the replies. */
 static int recover_enter(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -284,8 +285,8 @@ int cox_executor_recover(struct cox_executor *executor, enum cox_recover_command
         return cox_fail(err, COX_DEADLOCK,
                         "a recovery command from inside a handler or hook would wait for itself");
 
-    /* The lock is not held over the call: the state can be asked meanwhile, and others give up at
-     * their deadline. */
+    /* The lock is released over the call: meanwhile the state can be queried, and other commands
+     * fail at their deadline. */
     struct recover_reader reader = {.results = ret_results, .legacy = executor->geometry.legacy};
     int r = recover_enter(executor, deadline_ns, err);
     if (r)

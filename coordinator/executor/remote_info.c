@@ -1,5 +1,5 @@
-/* remote_info: what other groups need to pull KV blocks from this one, out of the ranks' replies to
- * init. */
+/* remote_info: what other groups need to pull KV blocks from this one, taken from the ranks'
+ * replies to init. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +11,11 @@
 typedef Coxswain__ExecuteResponse ExecuteResponse;
 typedef Coxswain__KvPool KvPool;
 
-/* Each rank's reply, packed: what a rank wrote is passed on, and not looked at. */
+/* Each rank's reply, packed: it is passed on without being read. */
 struct cox_kv_caches {
     uint32_t rank_count;
     struct {
-        /* NULL: the rank tells of none */
+        /* NULL: the rank described none */
         uint8_t *bytes;
         size_t size;
     } ranks[];
@@ -69,27 +69,27 @@ void cox_executor_set_kv_caches(struct cox_executor *executor, struct cox_kv_cac
 
 uint64_t cox_executor_kv_epoch(const struct cox_executor *executor, uint64_t epoch)
 {
-    /* Lives of one coordinator are small numbers; where they begin is mixed from who it is
-     * (splitmix64). */
+    /* Epochs of one coordinator are small numbers, so they start at a number derived from the
+     * coordinator's identity (splitmix64). */
     uint64_t mixed = executor->started_ns + ((uint64_t)getpid() << 40);
     mixed = (mixed ^ (mixed >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
     mixed = (mixed ^ (mixed >> 27)) * UINT64_C(0x94d049bb133111eb);
-    /* acquire: partner is the release in renew; who reads the digest after this has that of this
-     * epoch, or a later one. */
+    /* acquire: partner is the release in renew; a digest that is read after this belongs to this
+     * epoch, or to a later one. */
     const uint64_t changes = atomic_load_explicit(&executor->kv_changes, memory_order_acquire);
     return (mixed ^ (mixed >> 31)) + epoch + (changes << 32);
 }
 
 void cox_executor_renew_kv(struct cox_executor *executor, uint64_t model_digest)
 {
-    /* In this order: a epoch told with a later digest is one in which nothing can be pulled; the
+    /* In this order: an epoch with a later digest is one from which nothing can be pulled; the
      * other way round, new keys and values would be taken for old ones. relaxed: the release below
-     * is the one that counts. */
+     * publishes it. */
     atomic_store_explicit(&executor->kv_digest, model_digest, memory_order_relaxed);
     atomic_fetch_add_explicit(&executor->kv_changes, 1, memory_order_release);
 }
 
-/* The lock is held. Every rank has a cache to tell of. */
+/* The lock is held. Checks that every rank has described a cache. */
 static int caches_check(const struct cox_executor *executor, struct cox_error *err)
 {
     const struct cox_kv_caches *caches = executor->kv_caches;
@@ -105,12 +105,12 @@ static int caches_check(const struct cox_executor *executor, struct cox_error *e
     return 0;
 }
 
-/* The pools as messages, of the present model; they are the caller's, also in part. The lock is
- * held. */
+/* The pools as messages, of the present model; they are the caller's, also after a failure. The
+ * lock is held. */
 static int pools_unpack(const struct cox_executor *executor, KvPool **pools)
 {
     const struct cox_kv_caches *caches = executor->kv_caches;
-    /* relaxed: the epoch was read before, which has acquired it. */
+    /* relaxed: the epoch was read before, with acquire. */
     const uint64_t digest = atomic_load_explicit(&executor->kv_digest, memory_order_relaxed);
     for (uint32_t rank = 0; rank < caches->rank_count; rank++) {
         pools[rank] =
@@ -136,8 +136,8 @@ int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
     info.n_host_info = 1;
     info.control_socket = (char *)(uintptr_t)cox_executor_socket(executor);
     info.has_epoch = true;
-    /* Before the caches and their model: those that are newer than the epoch say so by not being
-     * found. */
+    /* Read before the caches and their model: with newer caches than the epoch, a pull finds
+     * nothing. */
     info.epoch = cox_executor_kv_epoch(executor, cox_executor_epoch(executor));
     info.kv_pools = pools;
     pthread_mutex_lock(&executor->recover_lock);

@@ -1,4 +1,4 @@
-/* restart: ranks get another process: one that is dead, or all of them. */
+/* restart: gives another process to a dead rank, or to all ranks. */
 #include "executor.h"
 
 #include <inttypes.h>
@@ -10,14 +10,14 @@
 #include "coordinator/collector/reentrancy.h"
 #include "coordinator/process/launch.h"
 
-/* A new process that did not make it is killed, and has this long to be gone. */
+/* How long a new process that failed to attach, and was killed, may take to end. */
 #define RESTART_KILL_MS 2000
-/* Workers that were started by hand are told to leave, and killed after this. */
+/* How long workers that were started by hand may take to leave before they are killed. */
 #define RESTART_LEAVE_MS 3000
 
 /* ---- steps of a rank's replacement, in their order ---- */
 
-/* Every channel goes on without the rank; whoever asked it has been told of its death. */
+/* Detaches the rank from every channel; callers that asked it have been told of its death. */
 static int restart_detach(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                           struct cox_error *err)
 {
@@ -35,8 +35,8 @@ static void restart_attach(struct cox_executor *executor, uint32_t rank)
         cox_collector_attach(&executor->collectors[c], rank);
 }
 
-/* The rank is left out of every channel: what its old process, if that left and lives on, does from
- * here on is its own affair. */
+/* The rank is detached from every channel: what its old process does from here on, if it left and
+ * lives on, does not matter. */
 static int restart_release_slot(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                                 struct cox_error *err)
 {
@@ -45,10 +45,10 @@ static int restart_release_slot(struct cox_executor *executor, uint32_t rank, ui
                : 0;
 }
 
-/* Lines, identity and wakeups as at the start, and an incarnation of its own. */
+/* Resets lines, identity and wakeups, and gives the rank a new incarnation. */
 static int restart_reset(struct cox_executor *executor, uint32_t rank, struct cox_error *err)
 {
-    /* relaxed: one thread at a time starts this rank; the control socket only compares. */
+    /* relaxed: one thread at a time restarts this rank; the control socket only compares. */
     atomic_fetch_add_explicit(&executor->ranks[rank].incarnation, 1, memory_order_relaxed);
     struct cox_fd_bundle *bundle = &executor->replacements[rank];
     int r = 0;
@@ -63,17 +63,18 @@ static int restart_reset(struct cox_executor *executor, uint32_t rank, struct co
         int *wakeups = &bundle->fds[cox_fd_bundle_wakeup(channel, (enum cox_wakeup)0)];
         r = cox_collector_reset_rank(&executor->collectors[c], rank, wakeups, err);
     }
-    /* Then its memory is the old one still, which is for reading only. */
+    /* Then it still has the old memory, which is read-only. */
     if (r)
         return r;
-    /* What the dead one held of the error channel's slot is looked for since its death was told. */
+    /* Whether the dead process held the error channel's slot is checked since its death was
+     * reported. */
     cox_state_reset_line(cox_state_line(&executor->control, rank, COX_CHANNEL_ERROR), 0);
     cox_error_channel_reset_rank(&executor->error_channel, rank);
     cox_state_reset_identity(&executor->control.ranks[rank]->identity);
     return 0;
 }
 
-/* What only the next process was to be given: it has it, or there is none. */
+/* Closes what was meant for the next process: it has it, or there is none. */
 static void restart_put_away(struct cox_executor *executor, uint32_t rank)
 {
     struct cox_fd_bundle *bundle = &executor->replacements[rank];
@@ -86,7 +87,7 @@ static void restart_put_away(struct cox_executor *executor, uint32_t rank)
     pthread_mutex_unlock(&executor->memory_lock);
 }
 
-/* From here on the control socket gives the rank to one that logs on as it. */
+/* From here on the control socket gives the rank to a process that requests it. */
 static void restart_open_slot(struct cox_executor *executor, uint32_t rank)
 {
     pthread_mutex_lock(&executor->memory_lock);
@@ -142,8 +143,8 @@ static int restart_look(struct cox_executor *executor, uint32_t rank, uint64_t d
     return cox_now_ns() < deadline_ns ? 0 : restart_late(executor, rank, err);
 }
 
-/* Waits for one rank, while others up to `last` may be on their way, too: the death of any is the
- * end of it. */
+/* Waits for one rank, while others up to `last` may be starting, too: the death of any of them ends
+ * the wait. */
 static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t last,
                          uint64_t deadline_ns, struct cox_error *err)
 {
@@ -162,7 +163,7 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
             r = restart_look(executor, rank, deadline_ns, err);
         if (r)
             return r;
-        /* Nobody else sleeps on this wakeup while the rank is left out. */
+        /* No other thread waits on this wakeup while the rank is detached. */
         cox_gate_wait(gate, rank, COX_WAKEUP_RESPONSE_CONSUME, wake_sequence,
                       cox_deadline_min(deadline_ns, cox_deadline_after_ns(COX_SLICE_NS)));
     }
@@ -172,7 +173,7 @@ static int restart_await(struct cox_executor *executor, uint32_t rank, uint32_t 
     return cox_executor_check_identity(executor, rank, err);
 }
 
-/* The last step: it is the rank. */
+/* The last step: the new process is the rank. */
 static void restart_conclude(struct cox_executor *executor, uint32_t rank)
 {
     struct cox_rank *record = &executor->ranks[rank];
@@ -190,9 +191,9 @@ static void restart_conclude(struct cox_executor *executor, uint32_t rank)
     cox_executor_count_restart(executor, rank);
 }
 
-/* In place of the last step: nobody came, or not whole, and the rank is dead as before. Returns 0;
- * COX_TIMEOUT: the process would not go. Only once everybody can see that it is dead may the rank
- * be asked again. */
+/* Instead of the last step: no process attached, or not completely, and the rank is dead as before.
+ * Returns 0; COX_TIMEOUT: the process did not end. Requests may ask the rank again only once all
+ * threads can see that it is dead. */
 static int restart_undo(struct cox_executor *executor, uint32_t rank)
 {
     struct cox_supervisor *supervisor = executor->supervisor;
@@ -203,13 +204,13 @@ static int restart_undo(struct cox_executor *executor, uint32_t rank)
     cox_supervisor_kill(supervisor, rank, 0);
     int r =
         cox_supervisor_await_end(supervisor, rank, cox_deadline_after_ms(RESTART_KILL_MS), NULL);
-    /* It may have gone of its own accord before it was the rank. */
+    /* It may have left by itself before it was the rank. */
     if (r == 0 && external)
         cox_supervisor_cancel_slot(supervisor, rank);
     return r;
 }
 
-/* Before anything is done: whose place it is. */
+/* Records the previous process before anything is done. */
 static void restart_note(struct cox_executor *executor, uint32_t rank)
 {
     struct cox_rank *record = &executor->ranks[rank];
@@ -219,8 +220,7 @@ static void restart_note(struct cox_executor *executor, uint32_t rank)
 
 /* ---- one rank ---- */
 
-/* One that has left, by its own word, and lives on is not waited for longer than one that ends
- * would take. */
+/* A process that has left and lives on is waited for only as long as one that ends would take. */
 static int restart_await_end(struct cox_executor *executor, uint32_t rank, bool lives,
                              uint64_t deadline_ns, struct cox_error *err)
 {
@@ -236,7 +236,7 @@ static int restart_await_end(struct cox_executor *executor, uint32_t rank, bool 
 static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                            struct cox_error *err)
 {
-    /* One that an earlier restart killed, and that would not go in time, is not alive. */
+    /* A process that an earlier restart has killed, and that did not end in time, is not alive. */
     const struct cox_rank *record = &executor->ranks[rank];
     bool alive = !cox_rank_is_dead(record) && !cox_rank_is_detached(record);
     bool left = alive && cox_executor_sees_left(executor, rank);
@@ -250,7 +250,7 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
             rank, (intmax_t)cox_rank_pid(&executor->ranks[rank]));
     restart_note(executor, rank);
     int r = restart_await_end(executor, rank, left, deadline_ns, err);
-    if (r) /* one that a restart before has killed, and that still would not go, stays left out */
+    if (r) /* a process that an earlier restart has killed, and that still does not end, stays detached */
         return r;
     r = restart_detach(executor, rank, deadline_ns, err);
     if (r == 0) {
@@ -279,7 +279,7 @@ static int restart_refuse(struct cox_executor *executor, struct cox_error *err)
     return 0;
 }
 
-/* acq_rel: partner is the release in give; one thread at a time has the rank's incarnation. */
+/* acq_rel: partner is the release in give; one thread at a time changes the rank's incarnation. */
 static bool restart_take(struct cox_executor *executor, uint32_t rank)
 {
     return !atomic_exchange_explicit(&executor->ranks[rank].restarting, true, memory_order_acq_rel);
@@ -329,7 +329,8 @@ int cox_executor_kill(struct cox_executor *executor, uint32_t rank, struct cox_e
 
 /* ---- all ranks ---- */
 
-/* Until every process that counts as a rank is dead and told of. In slices: a stop ends it. */
+/* Waits until every process that counts as a rank is dead and reported. In slices: a stop ends it.
+ */
 static int all_await_end(struct cox_executor *executor, uint64_t deadline_ns)
 {
     int r;
@@ -342,7 +343,7 @@ static int all_await_end(struct cox_executor *executor, uint64_t deadline_ns)
     return r;
 }
 
-/* Others' processes are asked first: they may have something to put in order. */
+/* Processes of others are asked to end first, because they may have to clean up. */
 static int all_end(struct cox_executor *executor, uint64_t deadline_ns, struct cox_error *err)
 {
     struct cox_supervisor *supervisor = executor->supervisor;
@@ -363,7 +364,7 @@ static int all_end(struct cox_executor *executor, uint64_t deadline_ns, struct c
              : 0;
 }
 
-/* What legacy ranks share. */
+/* Renews what legacy ranks share. */
 static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
                             struct cox_error *err)
 {
@@ -381,7 +382,7 @@ static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
     if (r)
         return cox_fail(err, r, "the error channel is not free: a hook did not return in time");
     pthread_mutex_lock(&executor->memory_lock);
-    if (!executor->named) /* abandoned: nothing may get a name again */
+    if (!executor->named) /* abandoned: no object may get a name again */
         r = cox_fail(err, COX_CLOSED, "the group stops");
     for (int c = 0; r == 0 && c < COX_CHANNEL_COUNT; c++)
         r = cox_channel_renew_regions(&executor->channels[c], executor->objects, err);
@@ -389,15 +390,15 @@ static int all_renew_legacy(struct cox_executor *executor, uint64_t deadline_ns,
     return r;
 }
 
-/* All are dead, and no channel asks them. arrived: who is back. */
+/* All ranks are dead and detached. arrived: the ranks that have attached again. */
 static int all_start(struct cox_executor *executor, uint64_t deadline_ns,
                      struct cox_rank_set *arrived, struct cox_error *err)
 {
     const uint32_t rank_count = executor->geometry.rank_count;
     const bool legacy = executor->geometry.legacy;
     int r = legacy ? all_renew_legacy(executor, deadline_ns, err) : 0;
-    /* In turn, and each of them: a failure later finds nobody any more who is neither dead nor the
-     * rank. */
+    /* One after the other, for all of them: after a later failure every rank is either dead or
+     * running. */
     for (uint32_t rank = 0; rank < rank_count; rank++) {
         int vacated = restart_release_slot(executor, rank, deadline_ns, err);
         r = r ? r : vacated;

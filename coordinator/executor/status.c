@@ -1,5 +1,5 @@
-/* status: how a group is, from what the coordinator knows and the shared words say; no worker
- * helps. */
+/* status: the state of a group, from the coordinator's records and the shared words; no worker
+ * takes part. */
 #include "executor.h"
 
 #include <inttypes.h>
@@ -23,7 +23,7 @@ const char *cox_rank_liveness_name(uint32_t liveness)
     return liveness < sizeof names / sizeof *names ? names[liveness] : "unknown";
 }
 
-/* The rank's own writing: each word is read once, and nothing is concluded from it. */
+/* Written by the rank: each word is read once, and used for display only. */
 static void channel_status(struct cox_executor *executor, uint32_t rank,
                            enum cox_channel_id channel, uint64_t now,
                            struct cox_rank_channel_status *ret_status)
@@ -51,7 +51,7 @@ static enum cox_rank_liveness rank_liveness(struct cox_executor *executor, uint3
                                                                     : COX_LIVENESS_ALIVE;
 }
 
-/* What went wrong with it so far. */
+/* Its failures so far. */
 static void rank_troubles(struct cox_executor *executor, uint32_t rank, uint64_t now,
                           struct cox_rank_status *ret_status)
 {
@@ -61,8 +61,9 @@ static void rank_troubles(struct cox_executor *executor, uint32_t rank, uint64_t
     /* relaxed: a number for display. */
     ret_status->restarts =
         atomic_load_explicit(&executor->ranks[rank].restarts, memory_order_relaxed);
-    /* A dead one's own come first: what is left of it may still write, and stop counts no death.
-     * But the process in its place that could not be started has written nothing. */
+    /* Its own last lines come first if it is dead: its remaining processes may still write, and
+     * after a stop no death is counted. But the replacement that could not be started has written
+     * nothing. */
     size_t size = 0;
     if (ret_status->liveness == COX_LIVENESS_DEAD)
         size = cox_supervisor_last_lines(executor->supervisor, rank, ret_status->last_lines,

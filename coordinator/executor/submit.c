@@ -1,4 +1,4 @@
-/* submit: requests go out: checked, packed into their frames, published; and calls wait for the
+/* submit: checks requests, packs them into their frames, and publishes them; calls wait for the
  * reply. */
 #include "executor.h"
 
@@ -19,10 +19,10 @@
 #include "coordinator/collector/reentrancy.h"
 #include "proto/executor.pb-c.h"
 
-/* A number that is no ExecuteType. */
+/* A number outside ExecuteType. */
 #define NO_TYPE (COX_TYPE_OPAQUE_BLOCK - 1)
 
-/* What goes into a frame: a message, or bytes. */
+/* The payload of a frame: a message, or bytes. */
 struct payload {
     /* NULL: bytes */
     const Coxswain__ExecuteRequest *request;
@@ -34,7 +34,7 @@ struct payload {
 COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, size_t capacity,
                                 size_t *ret_length, struct cox_error *err)
 {
-    /* The step of every token has no strings. */
+    /* A step without announcements has no strings. */
     if (payload->request &&
         cox_step_wire_pack_request(payload->request, frame, capacity, ret_length))
         return 0;
@@ -49,7 +49,7 @@ COX_HOT static int payload_pack(const struct payload *payload, uint8_t *frame, s
     return 0;
 }
 
-/* What does not fit the frame goes into the block behind it, and the frame says where that is. */
+/* A payload that does not fit the frame is sent out of line, and the frame has the reference. */
 static int payload_pack_block(struct cox_collector *collector, const struct payload *payload,
                               struct cox_entry *entry, uint8_t *frame, size_t capacity,
                               size_t *ret_length, struct cox_error *err)
@@ -109,8 +109,8 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
     else if (entry->operation->step)
         r = cox_executor_admit_step(executor, err);
     else if (entry->type == COXSWAIN__EXECUTE_TYPE__MODEL_INIT && cox_collector_in_step(collector))
-        /* The first rank in it leaves the group in which others may not have seen the end of the
-         * step. */
+        /* The first rank in an init leaves the rank group, in which others may not have finished
+         * the step. */
         r = cox_fail(err, COX_FULL, "%s: an init waits for the end of the steps in flight",
                      cox_channel_name(collector->channel->id));
     if (r == 0)
@@ -121,8 +121,8 @@ COX_HOT static int executor_publish(struct cox_executor *executor, const struct 
                      "%s: completions wait to be collected (cox_executor_completions)",
                      cox_channel_name(collector->channel->id));
     if (r == 0)
-        cox_collector_release_blocks(collector); /* the one behind this frame among them */
-    /* After claim, which a rank that was started again passes only when it has been counted. */
+        cox_collector_release_blocks(collector); /* including that of this frame */
+    /* After claim: a rank that was started again can be claimed only after it was counted. */
     if (r == 0 && entry->epoch && entry->epoch != cox_executor_epoch(executor))
         r = cox_fail(err, COX_STALE,
                      "%s: ranks were started or initialized again since this request was planned",
@@ -272,7 +272,7 @@ static int executor_call(struct cox_executor *executor, uint32_t type,
     return r;
 }
 
-/* A message has a type of the protocol; what stands for bytes is no such type. */
+/* A message has a type of the protocol, not one of those for bytes. */
 static uint32_t message_type(const Coxswain__ExecuteRequest *request)
 {
     uint32_t type = (uint32_t)request->execute_type;

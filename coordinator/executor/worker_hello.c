@@ -1,4 +1,5 @@
-/* hello reply: the group's control socket: who may come in, and what a rank is given. */
+/* hello reply: which processes may attach at the group's control socket, and what a rank receives.
+ */
 #include "executor.h"
 
 #include <fcntl.h>
@@ -31,17 +32,17 @@ bool cox_executor_socket_counts(struct cox_executor *executor,
 
 /* ---- which rank ---- */
 
-/* A process that left may keep its connection; the rank can be another's by then. */
+/* A process that has left may keep its connection, while the rank belongs to another one. */
 static bool holder_is_of_this_incarnation(const struct cox_executor *executor, uint32_t rank)
 {
-    /* relaxed: this thread wrote the first; the second changes only when nobody is the rank. */
+    /* relaxed: this thread wrote the first; the second changes only while no process is the rank.
+     */
     const struct cox_rank *record = &executor->ranks[rank];
     return atomic_load_explicit(&record->holder.incarnation, memory_order_relaxed) ==
            cox_rank_incarnation(record);
 }
 
-/* Its process is gone, whether or not the control socket has noticed that the connection has ended.
- */
+/* Returns true if its process is gone, whether or not the end of its connection was seen. */
 static bool slot_is_free(const struct cox_executor *executor, uint32_t rank)
 {
     const struct cox_slot_holder *holder = &executor->ranks[rank].holder;
@@ -54,7 +55,7 @@ static bool slot_is_free(const struct cox_executor *executor, uint32_t rank)
     return pid && cox_peer_start_time(pid, &start) == COX_PEER_DEAD;
 }
 
-/* Somebody waits for a process that takes this rank over. */
+/* Returns true if a restart waits for a process that becomes this rank. */
 static bool rank_is_open_for_attach(struct cox_executor *executor, uint32_t rank)
 {
     pthread_mutex_lock(&executor->memory_lock);
@@ -63,8 +64,8 @@ static bool rank_is_open_for_attach(struct cox_executor *executor, uint32_t rank
     return is_open;
 }
 
-/* No process has been it in this incarnation of the rank: what it wrote there, and what is still
- * owed, would be taken for the next one's. */
+/* Returns true if no process has been this rank in this incarnation: otherwise its words, and
+ * pending replies, would be taken for the next process's. */
 static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
 {
     if (cox_state_attached(&executor->control.ranks[rank]->identity))
@@ -73,8 +74,8 @@ static bool rank_is_new(struct cox_executor *executor, uint32_t rank)
         return true;
     if (cox_rank_is_dead(&executor->ranks[rank]))
         return false;
-    /* acquire, and after the identity, which a replacement has reset: then the group is known to be
-     * complete, in which a rank is new only where somebody waits for it. */
+    /* acquire, and after the identity, which a replacement has reset: in a group that is complete a
+     * rank is new only while a restart waits for it. */
     return !atomic_load_explicit(&executor->complete, memory_order_acquire) ||
            rank_is_open_for_attach(executor, rank);
 }
@@ -163,7 +164,7 @@ static int check_sizes(const struct cox_executor *executor, const struct cox_hel
     return 0;
 }
 
-/* A group that starts its workers takes no others; one that does not has to be able to watch them.
+/* A group that starts its workers accepts no others; one that does not must be able to watch them.
  */
 static int check_process(const struct cox_executor *executor,
                          const struct cox_control_client *client, struct cox_error *err)
@@ -186,8 +187,8 @@ static int check_process(const struct cox_executor *executor,
     return 0;
 }
 
-/* The pid is of who connected. By now it may be another process's, which must not be taken for the
- * rank and killed for it. */
+/* The pid is that of the connected process. By now it may belong to another one, which must not be
+ * taken for the rank and killed. */
 static int register_process(struct cox_executor *executor, const struct cox_control_client *client,
                             uint32_t rank, struct cox_error *err)
 {
@@ -210,9 +211,9 @@ static int register_process(struct cox_executor *executor, const struct cox_cont
 
 /* ---- what it is given ---- */
 
-/* A semaphore of the rank. Those of its first incarnation still have their names, while ranks
- * attach; later ones never had any, and are kept until somebody has come for them, who may not be
- * the first to try. */
+/* Opens a semaphore of the rank. Those of its first incarnation have names while ranks attach.
+ * Later ones have none, and are kept until a process has received them, which may not be the first
+ * to try. */
 static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_channel_id channel,
                        enum cox_wakeup wakeup, int *ret_fd, struct cox_error *err)
 {
@@ -236,7 +237,7 @@ static int open_wakeup(struct cox_executor *executor, uint32_t rank, enum cox_ch
     return 0;
 }
 
-/* Named: what every rank has, and its own semaphores. */
+/* Named group: the objects that all ranks share, and the rank's own semaphores. */
 static int hand_out_named(struct cox_executor *executor, uint32_t rank,
                           struct cox_control_socket_reply *reply, struct cox_error *err)
 {
@@ -255,8 +256,8 @@ static int hand_out_named(struct cox_executor *executor, uint32_t rank,
     return 0;
 }
 
-/* What it writes in the rank group is given to the others once it has sealed it, and is kept for
- * that. By then these numbers may be other fds. */
+/* The memory that it writes in the rank group is passed to the others once it is sealed, and kept
+ * for that. By then these fd numbers may have been reused. */
 static int dup_group(struct cox_control_socket_reply *reply, uint32_t rank, struct cox_error *err)
 {
     for (int i = COX_SEALED_GROUP; i < COX_SEALED_FD_COUNT; i++) {
@@ -270,9 +271,9 @@ static int dup_group(struct cox_control_socket_reply *reply, uint32_t rank, stru
     return 0;
 }
 
-/* Its own memory is given away, so that no process keeps an fd of what another one may write (this
- * one's fds are in /proc for every process of the user). Memory that somebody was given who then
- * did not come in is not given again. */
+/* Its own memory is given away, so that no process keeps an fd of memory that another one writes
+ * (this process's fds are in /proc for every process of the user). Memory that was given to a
+ * process that did not attach is not given again. */
 static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
                            struct cox_control_socket_reply *reply, bool *ret_renewed,
                            struct cox_error *err)
@@ -292,8 +293,8 @@ static int hand_out_sealed(struct cox_executor *executor, uint32_t rank,
     return r;
 }
 
-/* Who logged on before as this rank never became it, but may have begun; and memory that was made
- * for another one is all zero. */
+/* A process that connected before as this rank never became it, but may have written; and memory
+ * that was made for a new process is all zero. */
 static void reset_rank(struct cox_executor *executor, uint32_t rank)
 {
     for (int c = 0; c < COX_TWO_WAY_COUNT; c++)
@@ -357,7 +358,8 @@ static int on_worker(void *context, const struct cox_control_client *client,
         .incarnation = incarnation,
         .instance = executor->control.instance,
     };
-    /* A rank that is a thread of this process (in tests) says itself whose death is its own. */
+    /* A rank that is a thread of this process (in tests) names the process whose death is its own.
+     */
     atomic_store_explicit(&record->holder.pid, client->pid == getpid() ? 0 : client->pid,
                           memory_order_relaxed);
     atomic_store_explicit(&record->holder.incarnation, incarnation, memory_order_relaxed);
@@ -365,9 +367,9 @@ static int on_worker(void *context, const struct cox_control_client *client,
     return 0;
 }
 
-/* Its end, or that of its connection, which it is to keep: what then still writes to the rank's
- * memory is nobody's. One that has left, or never came in, may go on with something else, and is
- * let go where it was not started here. */
+/* Its process has ended, or its connection, which it should keep: from now on its writes to the
+ * rank's memory do not count. A process that has left, or never attached, may continue with
+ * something else, and is spared unless it was started here. */
 static void on_worker_gone(void *context, const struct cox_control_client *client)
 {
     struct cox_executor *executor = context;
@@ -380,7 +382,7 @@ static void on_worker_gone(void *context, const struct cox_control_client *clien
             continue;
         bool attached = cox_state_attached(&executor->control.ranks[rank]->identity);
         if (attached && !cox_state_left(&executor->control, rank))
-            /* By now the rank may be another process. */
+            /* By now the rank may have another process. */
             cox_supervisor_kill(executor->supervisor, rank, client->pid);
         else if (executor->options.external_workers)
             cox_supervisor_set_left(executor->supervisor, rank, attached);
@@ -402,8 +404,8 @@ static int on_command(void *context, const struct cox_control_client *client, in
     return r;
 }
 
-/* There is no folder for it that this user may use, or there can be none: after su, XDG_RUNTIME_DIR
- * is still somebody else's. */
+/* Returns true if this user cannot use, or create, the runtime directory: after su, XDG_RUNTIME_DIR
+ * still belongs to another user. */
 static bool is_no_place(int r)
 {
     static const int reasons[] = {COX_DENIED, COX_NOT_FOUND, COX_TOO_LARGE, -EACCES,
@@ -444,7 +446,7 @@ int cox_executor_open_socket(struct cox_executor *executor, struct cox_error *er
 
 void cox_executor_close_socket(struct cox_executor *executor)
 {
-    pthread_mutex_lock(&executor->memory_lock); /* whoever counts has done so */
+    pthread_mutex_lock(&executor->memory_lock); /* readers of the counts have finished */
     struct cox_control_socket *control_socket = executor->control_socket;
     executor->control_socket = NULL;
     pthread_mutex_unlock(&executor->memory_lock);

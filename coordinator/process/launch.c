@@ -19,7 +19,8 @@
 #define PIDFD_SIGNAL_PROCESS_GROUP (1U << 2)
 #endif
 
-/* What a new process inherits beside its standard fds begins here; 3 is the report until exec. */
+/* The first fd that a new process inherits besides its standard ones; 3 is the report until exec.
+ */
 #define FD_FIRST 4
 
 struct pipe {
@@ -60,7 +61,7 @@ static void pipe_deinit(struct pipe *pipe)
     cox_close_fd(&pipe->write_fd);
 }
 
-/* Only the read end never blocks: the write end becomes somebody's standard output. */
+/* Only the read end is non-blocking: the write end becomes the standard output of a process. */
 static int pipe_init(struct pipe *pipe)
 {
     int fds[2];
@@ -73,9 +74,9 @@ static int pipe_init(struct pipe *pipe)
     return r || fcntl(pipe->read_fd, F_SETFL, O_NONBLOCK) == 0 ? r : -errno;
 }
 
-/* Finds a command as a shell does, which passes folders that cannot be searched. NULL with errno:
- * ENOENT, nowhere in PATH; ENOMEM. Something that is there but cannot be executed is returned only
- * for want of better, so that exec tells what is wrong with it. */
+/* Finds a command as a shell does, which skips folders that cannot be searched. NULL with errno:
+ * ENOENT, nowhere in PATH; ENOMEM. A file that cannot be executed is returned only if there is no
+ * better one, so that exec reports what is wrong with it. */
 static char *program_find(const char *command)
 {
     if (strchr(command, '/'))
@@ -94,7 +95,7 @@ static char *program_find(const char *command)
         struct stat st;
         errno = 0;
         bool there = command[0] != '\0' && stat(candidate, &st) == 0 && S_ISREG(st.st_mode);
-        if (errno == ENOMEM) { /* says nothing of the folder */
+        if (errno == ENOMEM) { /* no error of the folder */
             cox_free_ptr(&candidate);
             return NULL;
         }
@@ -204,7 +205,7 @@ int cox_launch_plan_init(struct cox_launch_plan *plan, const struct cox_supervis
     return 0;
 }
 
-/* What a new process needs to know; all of it is made before the fork. */
+/* Everything that a new process needs, made before the fork. */
 struct launch {
     pid_t coordinator;
     const char *program;
@@ -223,7 +224,7 @@ struct launch {
         .streams = {{-1, -1}, {-1, -1}}, .report = { -1, -1 }                                      \
     }
 
-/* Why a new process could not become a worker. */
+/* The reason why a new process could not become a worker. */
 struct launch_report {
     int error;
     bool at_exec;
@@ -250,7 +251,7 @@ static int launch_copy_fd(struct launch *launch, int fd)
     return 0;
 }
 
-/* The group's memory, and behind it the eventfd of the rank. */
+/* Copies the fds of the group's memory, and then the eventfd of the rank. */
 static int launch_copy_fds(struct launch *launch, const struct cox_launch_plan *plan, uint32_t rank,
                            const struct cox_launch_incarnation *incarnation)
 {
@@ -311,9 +312,9 @@ static int launch_init(struct launch *launch, const struct cox_launch_plan *plan
     return r ? r : pipe_init(&launch->report);
 }
 
-/* What runs in the child asks the kernel itself: sanitizers wrap the C library's functions (and
- * watch every access to memory) under locks of their own, which another thread may have held when
- * this one forked. */
+/* Functions that run in the child use system calls directly: sanitizers wrap the C library's
+ * functions (and instrument every memory access) with locks, which another thread may have held at
+ * the fork. */
 #define CHILD __attribute__((noinline, no_sanitize("thread")))
 
 CHILD static _Noreturn void child_exit(void)
@@ -322,13 +323,13 @@ CHILD static _Noreturn void child_exit(void)
         syscall(SYS_exit_group, 127);
 }
 
-/* fd, or a copy of it, that is none of the numbers that are about to be replaced. */
+/* Returns fd, or a copy of it, outside the numbers that are about to be replaced. */
 CHILD static int child_fd_above_report(int fd)
 {
     return fd > 3 ? fd : (int)syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, 4);
 }
 
-/* As the kernel hands entries out; no header has it. */
+/* The kernel's directory entry; no header has it. */
 struct child_dirent {
     uint64_t ino;
     int64_t offset;
@@ -337,8 +338,8 @@ struct child_dirent {
     char name[];
 };
 
-/* All fds from `first` on. Before Linux 5.9, and where a filter denies what it does not know, one
- * by one: /proc hands them out by number, so that closing some does not hide others. */
+/* Closes all fds from `first` on. Before Linux 5.9, or if a filter denies close_range, one by one:
+ * /proc lists them by number, so that closing some does not hide others. */
 CHILD static int child_close_from(int first)
 {
     if (syscall(SYS_close_range, first, ~0U, 0) == 0)
@@ -363,8 +364,8 @@ CHILD static int child_close_from(int first)
     return r;
 }
 
-/* 0, 1, 2, what is inherited and, until exec, 3 for the report; nothing else. Before that, any of
- * the fds can have any number: the host may have closed its own standard ones. */
+/* Arranges the fds: 0, 1, 2, the inherited ones and, until exec, 3 for the report; no others.
+ * Before, any of them can have any number, because the host may have closed its standard ones. */
 CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
 {
     int out_fd = child_fd_above_report(launch->streams[0].write_fd);
@@ -395,7 +396,7 @@ CHILD static int child_arrange_fds(const struct launch *launch, int *report_fd)
 CHILD static _Noreturn void child_main(const struct launch *launch)
 {
     /* Signals are blocked as in the thread that forked. A signal that the host ignores would stay
-     * ignored over exec, and a handler of the host must not run once the mask is opened. (Refused
+     * ignored over exec, and a handler of the host must not run once the mask is cleared. (Refused
      * for SIGKILL and SIGSTOP.) */
     const uint64_t none = 0, default_action[8] = {0}; /* SIG_DFL; more than the kernel reads */
     for (int number = 1; number < NSIG; number++)
@@ -403,13 +404,13 @@ CHILD static _Noreturn void child_main(const struct launch *launch)
 
     int report_fd = launch->report.write_fd;
     struct launch_report report = {0};
-    /* Without it a worker could outlive its coordinator: then there is none. */
+    /* Without it a worker could outlive its coordinator, so the launch fails. */
     if (syscall(SYS_prctl, PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0) < 0)
         report.error = errno;
     else if (getppid() != launch->coordinator)
         child_exit(); /* it died before the signal was armed */
-    /* A group of its own: what it starts ends with it, and a key pressed at the terminal is the
-     * coordinator's to reply. Nothing can go wrong for a process that is new. */
+    /* A process group of its own: its children end with it, and keys pressed at the terminal signal
+     * the coordinator only. This cannot fail for a new process. */
     setpgid(0, 0);
     cox_fault_point(COX_FAULT_LAUNCH_CHILD);
     if (report.error == 0)
@@ -420,7 +421,7 @@ CHILD static _Noreturn void child_main(const struct launch *launch)
         report = (struct launch_report){.error = errno, .at_exec = true};
     }
     long written = syscall(SYS_write, report_fd, &report, sizeof report);
-    (void)written; /* there is nobody else to tell */
+    (void)written; /* the pipe is the only way to report it */
     child_exit();
 }
 
@@ -448,13 +449,13 @@ bool cox_launch_reap(int pidfd, bool wait, siginfo_t *ret_info)
 
 void cox_launch_kill_group(pid_t pid, int pidfd)
 {
-    /* Itself, in case it left its group for its parent's. */
+    /* The process itself, in case it has left its group for its parent's. */
     syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, 0);
     if (syscall(SYS_pidfd_send_signal, pidfd, SIGKILL, NULL, PIDFD_SIGNAL_PROCESS_GROUP) == 0 ||
         errno != EINVAL)
         return;
-    /* An older kernel knows the group by its number alone, which can mean another one once somebody
-     * else has reaped the leader. */
+    /* An older kernel knows the group only by its number, which can be reused once another thread
+     * has reaped the leader. */
     siginfo_t info = {0};
     if (waitid(P_PIDFD, (id_t)pidfd, &info, WEXITED | WNOHANG | WNOWAIT) == 0)
         kill(-pid, SIGKILL);
@@ -487,8 +488,7 @@ int cox_launch(const struct cox_launch_plan *plan, uint32_t rank,
     pid_t pid = launch_fork(&ret_launched->pidfd);
     if (pid < 0) {
         r = -errno;
-        /* The kernel may have stored a number before it gave up, which is somebody else's by now.
-         */
+        /* The kernel may have stored a number before it failed, which may have been reused. */
         atomic_store_explicit(&ret_launched->pidfd, -1, memory_order_relaxed);
         return cox_fail(err, r, "rank %u: creating its process: %s%s", rank, cox_status_text(r),
                         r == -EAGAIN ? " (raise ulimit -u or the pids limit of the control group)"

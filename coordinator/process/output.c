@@ -14,12 +14,12 @@ static void output_emit(struct cox_output *output, cox_output_line_fn line, void
     line(context, output->text, size);
 }
 
-/* Bytes without a newline among them. */
+/* Appends bytes that contain no newline. */
 static void output_append(struct cox_output *output, const char *bytes, size_t size,
                           cox_output_line_fn line, void *context)
 {
     while (size > 0) {
-        /* A full piece goes out only when another byte follows: a line of exactly the limit is one
+        /* A full piece is sent only when another byte follows: a line of exactly the limit is one
          * line, not a piece and an empty rest. */
         if (output->size == COX_OUTPUT_LINE_MAX)
             output_emit(output, line, context);
@@ -147,7 +147,7 @@ size_t cox_last_lines_join(const struct cox_last_lines *lines, char *buffer, siz
     buffer[0] = '\0';
     if (lines->count == 0)
         return 0;
-    /* From the newest backwards: how many fit. Every line but the newest brings a newline along. */
+    /* Counts how many fit, from the newest backwards. Every line but the newest needs a newline. */
     uint32_t fitting = 0;
     size_t total = 0;
     while (fitting < lines->count) {

@@ -7,16 +7,17 @@ static const struct {
     /* set of the stages that come next */
     uint32_t to;
 } stages[COX_STAGE_COUNT] = {
-    /* a client is the rank; a process is started; nobody came, and it is as dead as before */
+    /* a client becomes the rank; a process is started; no process came, and the rank is dead as
+     * before */
     [COX_STAGE_VACANT] = {"vacant", TO(STARTING) | TO(LAUNCHING) | TO(REPORTED)},
     [COX_STAGE_STARTING] = {"starting", TO(RUNNING) | TO(LEAVING) | TO(EXITING) | TO(VACANT)},
     [COX_STAGE_RUNNING] = {"running", TO(LEAVING) | TO(EXITING) | TO(VACANT)},
-    /* its words are its own to write: it may take back that it has left */
+    /* it writes its own words, and may undo that it has left */
     [COX_STAGE_LEAVING] = {"leaving", TO(RUNNING) | TO(EXITING) | TO(VACANT)},
     [COX_STAGE_EXITING] = {"exiting", TO(DEAD)},
     [COX_STAGE_DEAD] = {"dead", TO(REPORTED)},
     [COX_STAGE_REPORTED] = {"reported", TO(LAUNCHING) | TO(VACANT)},
-    /* executed; not executed, after another one or the first time */
+    /* executed; not executed, after another process or the first time */
     [COX_STAGE_LAUNCHING] = {"launching", TO(STARTING) | TO(REPORTED) | TO(VACANT)},
 };
 

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A process that SIGKILL has not ended by now sits in the kernel; somebody should hear of it. */
+/* A process that SIGKILL has not ended by then is stuck in the kernel, and is logged. */
 #define KILL_PATIENCE_MS 10000
 /* How often a start that took too long kills what was started meanwhile. */
 #define EXPIRED_SLICE_MS 10
@@ -23,7 +23,7 @@ static void launch_kill(struct cox_child *child)
         cox_pidfd_signal(pidfd, SIGKILL);
 }
 
-/* Without the thread: it has ended or was never there. */
+/* Without the thread, which has ended or never ran. */
 static void supervisor_destroy(struct cox_supervisor *s)
 {
     for (uint32_t rank = 0; s->children && rank < s->plan.rank_count; rank++) {
@@ -89,15 +89,15 @@ static int supervisor_new(const struct cox_supervise_options *options,
     return 0;
 }
 
-/* The supervisor thread sleeps until the process it starts has executed its program, which a
- * stopped one never does; only its death wakes the thread. With the lock held, until the phase is
- * another. */
+/* The supervisor thread blocks until the process that it starts has executed its program, which a
+ * stopped one never does; only its death wakes the thread. With the lock held, until the phase
+ * changes. */
 static void launch_expire(struct cox_supervisor *s)
 {
     s->expired = true;
     while (s->phase == COX_WATCH_LAUNCHING) {
-        /* Again and again: a process may have been on its way when the first of these went out.
-         * Nobody closes a pidfd before this thread does. */
+        /* Repeated: a process may have been about to start at the first signal. Only this thread
+         * closes pidfds. */
         for (uint32_t rank = 0; rank < s->plan.rank_count; rank++)
             launch_kill(&s->children[rank]);
         const struct timespec until =
@@ -183,7 +183,7 @@ uint64_t cox_supervisor_see_left(struct cox_supervisor *s, uint32_t rank, bool l
         cox_rank_move(record, COX_STAGE_RUNNING);
     }
     bool leaving = cox_rank_stage_of(record) == COX_STAGE_LEAVING;
-    /* At least 1, also in the moment when it is seen. */
+    /* At least 1, also at the moment when it is seen. */
     uint64_t since_ns = leaving ? 1 + (now > record->left_ns ? now - record->left_ns : 0) : 0;
     pthread_mutex_unlock(&s->lock);
     return since_ns;
@@ -229,7 +229,7 @@ bool cox_supervisor_exiting(struct cox_supervisor *s, uint32_t rank)
 {
     struct cox_child *child = child_of(s, rank);
     pthread_mutex_lock(&s->lock);
-    /* Also when it is known as dead by now: whoever asks looked for that a moment ago. */
+    /* Also if it is known to be dead by now, since the caller checked that a moment ago. */
     bool ended = child_has_ended(child), there = child->pidfd >= 0;
     pid_t pid = child->adopted.pidfd >= 0 ? child->adopted.pid : cox_rank_pid(child->record);
     pthread_mutex_unlock(&s->lock);
@@ -284,11 +284,11 @@ int cox_supervisor_adopt(struct cox_supervisor *s, uint32_t rank, pid_t pid, uin
     int r = cox_peer_open(pid, start, &peer);
     if (r)
         return r;
-    /* pid and start were written by others: a stranger's would get our signals. */
+    /* pid and start were written by other processes: otherwise a stranger could be signalled. */
     bool ours = cox_peer_descends(pid, cox_rank_pid(child->record));
     pthread_mutex_lock(&s->lock);
     if (child->ended || !cox_rank_stage_lives(cox_rank_stage_of(child->record))) {
-        /* Nobody would ever look at it. */
+        /* No thread would ever poll it. */
         if (ours)
             cox_pidfd_signal(peer.pidfd, SIGKILL);
         r = COX_PEER_DEAD;
@@ -332,7 +332,7 @@ int cox_supervisor_register(struct cox_supervisor *s, uint32_t rank, pid_t pid, 
     return r;
 }
 
-/* With the lock held. Nobody is the rank. */
+/* With the lock held. No process is the rank. */
 static void child_release_slot(struct cox_child *child)
 {
     cox_close_fd(&child->pidfd);
@@ -363,7 +363,7 @@ void cox_supervisor_set_left(struct cox_supervisor *s, uint32_t rank, bool has_s
     pthread_mutex_unlock(&s->lock);
 }
 
-/* With the lock held. The thread has seen an end, and has not told of it. */
+/* With the lock held. Returns true if the thread has seen an end and has not reported it. */
 static bool child_is_ending(const struct cox_child *child)
 {
     const enum cox_rank_stage stage = cox_rank_stage_of(child->record);
@@ -380,7 +380,7 @@ int cox_supervisor_release_slot(struct cox_supervisor *s, uint32_t rank, uint64_
     const struct timespec deadline = cox_deadline_timespec(deadline_ns);
     int e = 0;
     pthread_mutex_lock(&s->lock);
-    /* Its end has begun: the thread is about to tell of it, without the lock. */
+    /* Its end has begun: the thread is about to report it, without the lock. */
     while (child_is_ending(child) && e != ETIMEDOUT)
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
     bool released = !child_is_ending(child);
@@ -427,7 +427,7 @@ int cox_supervisor_kill(struct cox_supervisor *s, uint32_t rank, pid_t pid)
     return r == -ESRCH ? 0 : r;
 }
 
-/* With the lock held. There is no process whose death is still to be told. */
+/* With the lock held. Returns true if no death remains to be reported. */
 static bool child_is_reported(const struct cox_child *child)
 {
     const enum cox_rank_stage stage = cox_rank_stage_of(child->record);
@@ -486,8 +486,8 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
     }
     s->relaunch = &own;
     supervisor_wake(s);
-    /* Once begun it is the thread's until done; a process that does not get as far as executing its
-     * program by then is killed. */
+    /* Once begun it belongs to the thread until done; a process that does not execute its program
+     * by then is killed. */
     while (!own.done) {
         const struct timespec slice =
             cox_deadline_timespec(cox_deadline_after_ms(EXPIRED_SLICE_MS));
@@ -538,7 +538,7 @@ int cox_supervisor_wait(struct cox_supervisor *s, uint64_t deadline_ns)
     return all_dead ? 0 : COX_TIMEOUT;
 }
 
-/* The kernel is asked who lives, since it knows of a death before the thread does. */
+/* The kernel is asked which live, since it knows of a death before the thread does. */
 uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
 {
     uint32_t count = 0;
@@ -550,8 +550,8 @@ uint32_t cox_supervisor_signal_all(struct cox_supervisor *s, int number)
         bool adopted = cox_peer_alive(&child->adopted), heard = false;
         if (adopted)
             heard = cox_pidfd_signal(child->adopted.pidfd, number) == 0;
-        /* A wrapper ends with what it wraps; a worker that goes with its wrapper would have no
-         * time. */
+        /* A wrapper ends with its child; a worker that ended with its wrapper would have no time to
+         * clean up. */
         if (!cox_child_is_dead(child) && !(adopted && number == SIGTERM) && cox_peer_alive(&peer))
             heard = cox_pidfd_signal(child->pidfd, number) == 0 || heard;
         count += heard;

@@ -4,8 +4,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How often a dead process is tried to be reaped: one that has just died, and one that a debugger
- * has. */
+/* The interval at which reaping is tried: a process that has just died, and one that a debugger
+ * holds. */
 #define REAP_AGAIN_MS 1
 #define UNREAPED_AGAIN_MS 100
 
@@ -52,8 +52,7 @@ static int watch_poll(struct cox_supervisor *s)
         else if (child->unreaped_fd >= 0 && timeout_ms < 0)
             timeout_ms = UNREAPED_AGAIN_MS;
     }
-    /* The kernel refuses more entries than the process may have fds, and counts negative ones, too.
-     */
+    /* The kernel refuses more entries than the process may have fds, and counts negative ones. */
     nfds_t packed_count = 0;
     for (uint32_t i = 0; i < 1 + 4 * count; i++)
         if (s->polled[i].fd >= 0)
@@ -85,7 +84,7 @@ static void watch_relaunch(struct cox_supervisor *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-/* False: the thread may leave. */
+/* Returns false if the thread may end. */
 static bool watch_woken(struct cox_supervisor *s)
 {
     uint64_t count;
@@ -104,8 +103,8 @@ static void watch(struct cox_supervisor *s)
         if (r == -EINTR)
             continue;
         if (r) {
-            /* No memory in the kernel, or the host lowered its limit of fds below what is open. It
-             * may pass. */
+            /* The kernel has no memory, or the host lowered its limit of fds below the number of
+             * open ones: try again. */
             cox_log_write(&s->log, 3, "supervisor: poll: %s", cox_status_text(r));
             nanosleep(&(struct timespec){.tv_nsec = 50000000}, NULL);
             continue;
