@@ -250,7 +250,7 @@ static int restart_guarded(struct cox_executor *executor, uint32_t rank, uint64_
             rank, (intmax_t)cox_rank_pid(&executor->ranks[rank]));
     restart_note(executor, rank);
     int r = restart_await_end(executor, rank, left, deadline_ns, err);
-    if (r) /* a process that an earlier restart has killed, and that still does not end, stays detached */
+    if (r) /* a process that was killed by an earlier restart and does not end stays detached */
         return r;
     r = restart_detach(executor, rank, deadline_ns, err);
     if (r == 0) {

@@ -13,8 +13,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* A process whose pidfd says that it is dead becomes waitable a moment later, and then it is known
- * how it ended; under a debugger, only when that lets it go. */
+/* A process whose pidfd is readable becomes waitable a moment later, and then its exit status is
+ * known; under a debugger, only when the debugger releases it. */
 #define REAP_PATIENCE_NS (100 * COX_NSEC_PER_MSEC)
 
 void cox_child_await(struct cox_child *child)
@@ -38,7 +38,7 @@ int cox_child_begin(struct cox_child *child, const struct cox_launch_incarnation
     if (!expired)
         s->launching = child->rank;
     pthread_mutex_unlock(&s->lock);
-    /* start says why */
+    /* start has the reason */
     int r = expired ? COX_TIMEOUT
                     : cox_launch(&s->plan, child->rank, incarnation, &child->launched, err);
     pthread_mutex_lock(&s->lock);
@@ -51,7 +51,7 @@ int cox_child_begin(struct cox_child *child, const struct cox_launch_incarnation
         cox_child_await(child);
         cox_rank_move(child->record, COX_STAGE_STARTING);
     } else {
-        /* As it was before. */
+        /* Restores the stage from before. */
         cox_rank_move(child->record,
                       cox_rank_pid(child->record) ? COX_STAGE_REPORTED : COX_STAGE_VACANT);
     }
@@ -83,7 +83,7 @@ static void child_tell_line(struct cox_child *child, const char *text, bool is_s
         s->hooks.line(s->hooks.context, child->rank, is_stderr, text);
 }
 
-/* For lines that are kept already. */
+/* For lines that are recorded already. */
 static void child_tell_stdout(void *context, const char *text, size_t size)
 {
     (void)size;
@@ -117,18 +117,19 @@ void cox_child_read(struct cox_child *child, int stream)
     cox_output_read(&child->streams[stream], stream_lines[stream], child);
 }
 
-/* False: not yet, try again. ret_info stays empty when nobody will ever know. */
+/* Returns false if it cannot be reaped yet. ret_info stays empty if the status will never be known.
+ */
 static bool child_try_reap(struct cox_child *child, siginfo_t *ret_info)
 {
     if (cox_launch_reap(child->pidfd, false, ret_info) ||
-        errno == ECHILD) /* or somebody else has it */
+        errno == ECHILD) /* or another thread has reaped it */
         return true;
     uint64_t now = cox_now_ns();
     if (!child->reap_until_ns)
         child->reap_until_ns = now + REAP_PATIENCE_NS;
     if (now < child->reap_until_ns)
         return false;
-    /* One of an earlier incarnation that is still held is given up for it. */
+    /* An earlier incarnation's that is still held is dropped for it. */
     cox_close_fd(&child->unreaped_fd);
     child->unreaped_fd = fcntl(child->pidfd, F_DUPFD_CLOEXEC, 3);
     return true;
@@ -142,7 +143,7 @@ void cox_child_retry_reap(struct cox_child *child)
         cox_close_fd(&child->unreaped_fd);
 }
 
-/* What a dead worker has left in a pipe; bytes NULL: no memory for it. */
+/* The rest of a dead worker's output in a pipe; bytes NULL: no memory for it. */
 struct rest {
     char *bytes;
     size_t size;
@@ -218,7 +219,7 @@ void cox_child_describe(struct cox_child *child, bool dead, char *buffer, size_t
     }
 }
 
-/* With the lock held, when all of it is known. */
+/* With the lock held, once everything is known. */
 static void child_keep_death(struct cox_child *child)
 {
     if (atomic_load_explicit(&child->supervisor->ending, memory_order_acquire))
@@ -230,14 +231,15 @@ static void child_keep_death(struct cox_child *child)
     cox_last_lines_join(&child->last_lines, death->last_lines, sizeof death->last_lines);
 }
 
-/* Both its processes are dead. Reap, last lines, state, and who waits for the rank is woken; all
- * the lines, which may be a pipe full and take the host long, and its hook come after that. Only
- * then the count: whoever waited for it knows that the hooks are through. */
+/* Both its processes are dead. First it is reaped, its last lines and state are recorded, and
+ * waiters for the rank are woken. Then follow all remaining lines, which may fill a pipe and take
+ * the host time, and the death hook. Only then the count changes: a waiter for it knows that the
+ * hooks have returned. */
 void cox_child_reap(struct cox_child *child)
 {
     struct cox_supervisor *s = child->supervisor;
     siginfo_t info = {0};
-    cox_child_kill(child); /* while the number is its own: it is not reaped */
+    cox_child_kill(child); /* while the pid is its own: it is not reaped yet */
     if (!s->external && !child_try_reap(child, &info))
         return;
     cox_fault_point(COX_FAULT_DEATH_SEEN);
@@ -252,7 +254,7 @@ void cox_child_reap(struct cox_child *child)
     pthread_mutex_lock(&s->lock);
     child->core_dumped = how.known && info.si_code == CLD_DUMPED;
     if (child->wrapper_killed && how.signal == SIGKILL)
-        how = (struct cox_exit){.known = false}; /* it is our doing */
+        how = (struct cox_exit){.known = false}; /* this process has killed it */
     child->how = how;
     child_keep_death(child);
     cox_rank_move(child->record, COX_STAGE_DEAD);
@@ -277,9 +279,8 @@ bool cox_child_is_dead(struct cox_child *child)
     return cox_rank_is_dead(child->record);
 }
 
-/* Of the polled set; a negative fd, which is what a thing of the past has, is skipped by poll.
- * Under the lock: adopt, and where processes come from outside register and set_left, change them
- * on other threads. */
+/* The fds to poll; poll skips negative ones, of what has ended. Under the lock: adopt, and with
+ * external processes register and set_left, change them on other threads. */
 void cox_child_polled_fds(struct cox_child *child, int *ret_fd, int *ret_adopted_fd)
 {
     pthread_mutex_lock(&child->supervisor->lock);
@@ -296,8 +297,8 @@ static void child_see_end(struct cox_child *child)
         cox_rank_move(child->record, COX_STAGE_EXITING);
 }
 
-/* The process that served the rank is dead; without it the wrapper is nothing, unless it is the end
- * and it has something left to do. */
+/* The process that served the rank is dead. Its wrapper is killed, unless the group is ending: then
+ * it may have work left. */
 void cox_child_adopted_ended(struct cox_child *child)
 {
     bool ending = atomic_load_explicit(&child->supervisor->ending, memory_order_acquire);
@@ -305,21 +306,21 @@ void cox_child_adopted_ended(struct cox_child *child)
     child->adopted_ended = true;
     child_see_end(child);
     if (!child->ended && !ending) {
-        /* It may have been the death of the wrapper that ended it, and is seen first. */
+        /* The death of the wrapper may have ended it, and be seen later. */
         child->wrapper_killed = !cox_peer_exiting(cox_rank_pid(child->record));
         cox_launch_kill_group(cox_rank_pid(child->record), child->pidfd);
     }
     pthread_mutex_unlock(&child->supervisor->lock);
 }
 
-/* The process that was started is dead. One that serves in its place goes, too; if it is the end,
- * as one that was told by the same signals. The dead one is not reaped before: it keeps the group's
- * number. */
+/* The process that was started is dead. A process that serves in its place is killed; if the group
+ * is ending it got the same signals, and is left to end. The dead one is not reaped before: it
+ * keeps the process group's number. */
 void cox_child_ended(struct cox_child *child)
 {
     bool ending = atomic_load_explicit(&child->supervisor->ending, memory_order_acquire);
     pthread_mutex_lock(&child->supervisor->lock);
-    /* It was polled without the lock: by now the rank may have been released, or be another
+    /* It was polled without the lock: by now the rank may have been released, or have another
      * process. */
     const struct cox_peer peer = {.pid = cox_rank_pid(child->record), .pidfd = child->pidfd};
     bool ended = !child->supervisor->external || (child->pidfd >= 0 && !cox_peer_alive(&peer));

@@ -11,7 +11,7 @@
 #define BACKOFF_MIN_MS_DEFAULT 100
 #define BACKOFF_MAX_MS_DEFAULT 5000
 #define RESTART_MS_DEFAULT 60000
-/* Whoever waits for a dead rank knows of the death a little before the hook is called. */
+/* How long to wait for the hook: waiters for a dead rank know of the death a little earlier. */
 #define NEWS_MS 5000
 
 const char *cox_on_death_name(uint32_t on_death)
@@ -23,7 +23,7 @@ const char *cox_on_death_name(uint32_t on_death)
 void cox_recovery_death(struct cox_recovery *recovery, uint32_t rank, const char *text)
 {
     pthread_mutex_lock(&recovery->lock);
-    /* While a new one is tried, the try tells. */
+    /* While a replacement is tried, the attempt reports. */
     if (!recovery->ranks[rank].dead)
         cox_recovery_died(recovery, &recovery->ranks[rank], text);
     pthread_cond_broadcast(&recovery->wake);
@@ -40,8 +40,7 @@ static void *recovery_main(void *context)
     while (!recovery->stopped) {
         uint64_t due_ns = cox_recovery_turn_due(recovery);
         const struct timespec until = cox_deadline_timespec(due_ns);
-        /* A turn that came to nothing can be due again at once: an order waits for one, not for all
-         * of them. */
+        /* A turn without success can be due again at once; it is skipped while an order waits. */
         bool skips = turned && recovery->orders;
         turned = false;
         if (due_ns <= cox_now_ns() && !skips) {
@@ -155,8 +154,7 @@ static bool is_disturbed(struct cox_recovery *recovery)
            cox_recovery_first_dead(recovery);
 }
 
-/* Whoever has seen a death is right, but the hook may be still to come; or it never comes, since
- * the rank has left. */
+/* A death was seen, but its hook may not have run yet, or never will, since the rank has left. */
 static void await_news(struct cox_recovery *recovery)
 {
     const struct timespec until = cox_deadline_timespec(cox_deadline_after_ms(NEWS_MS));
@@ -181,7 +179,7 @@ int cox_recovery_await(struct cox_recovery *recovery, struct cox_error *err)
         *err = (struct cox_error){.code = r = COX_CLOSED, .text = "stopped"};
     else if (recovery->failed) {
         r = COX_PEER_DEAD;
-        /* What the caller says of the death says more than that there was one. */
+        /* The caller's text has more details than the death alone. */
         if (err->code != r || recovery->options.policy.on_death != COX_ON_DEATH_FAIL)
             *err = recovery->failure;
     }

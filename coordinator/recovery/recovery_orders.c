@@ -3,8 +3,8 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-/* unready: no rank is dead, and the init that makes the state NORMAL is due; a start has nothing to
- * add to it. */
+/* unready: no rank is dead, and the init that leads to NORMAL is due; a start has nothing to add.
+ */
 static bool is_done_already(enum cox_recover_command command, enum cox_engine_state state,
                             bool unready)
 {
@@ -43,10 +43,10 @@ static void order_command(struct cox_recovery *recovery, struct cox_recovery_ord
     order->status = cox_recovery_leave(recovery, r);
     recovery->partially_paused = partially_paused;
     recovery->paused = partially_paused || state == COX_ENGINE_PAUSE || state == COX_ENGINE_READY;
-    recovery->changes += !already; /* refused ones as well: steps were refused meanwhile */
+    recovery->changes += !already; /* also refused ones: steps were refused meanwhile */
 }
 
-/* Waits until a death is told. */
+/* Waits until the death is reported. */
 static int await_death(struct cox_recovery *recovery, const struct cox_recovery_order *order,
                        struct cox_error *err)
 {
@@ -63,7 +63,7 @@ static int await_death(struct cox_recovery *recovery, const struct cox_recovery_
                     order->rank);
 }
 
-/* On return the rank is to be replaced, or *ret_lives. */
+/* On return the rank is to be replaced, or *ret_lives is set. */
 static int rank_end(struct cox_recovery *recovery, const struct cox_recovery_order *order,
                     bool *ret_lives, struct cox_error *err)
 {
@@ -77,7 +77,7 @@ static int rank_end(struct cox_recovery *recovery, const struct cox_recovery_ord
     if (liveness == COX_LIVENESS_DEAD ||
         (order->killed && recovery->statuses[order->rank].pid == order->killed))
         return await_death(recovery, order, err);
-    if (order->killed) { /* and the policy has made that good meanwhile */
+    if (order->killed) { /* and the policy has replaced it meanwhile */
         *ret_lives = true;
         return 0;
     }
@@ -110,7 +110,7 @@ static void order_restart(struct cox_recovery *recovery, struct cox_recovery_ord
         r = recovery->whole ? cox_recovery_replace_all(recovery, order->deadline_ns, err)
                             : cox_recovery_replace(recovery, order->rank, order->deadline_ns, err);
         order->replaced = r == 0;
-        if (r) /* the policy need not try the same at once */
+        if (r) /* the policy does not try the same at once */
             cox_recovery_back_off(
                 recovery, recovery->whole ? &recovery->all : &recovery->ranks[order->rank].backoff);
     } else if (!r) {
@@ -128,7 +128,7 @@ void cox_recovery_order_run(struct cox_recovery *recovery, struct cox_recovery_o
     order->started = true;
     if (recovery->closing)
         order->status = cox_fail(&order->error, COX_CLOSED, "the group stops");
-    else if (cox_now_ns() >= order->deadline_ns) /* whoever gave it is about to take it back */
+    else if (cox_now_ns() >= order->deadline_ns) /* its caller is about to withdraw it */
         order->status = cox_fail(&order->error, COX_TIMEOUT, "its turn did not come in time");
     else if (order->is_restart)
         order_restart(recovery, order);
@@ -139,7 +139,7 @@ void cox_recovery_order_run(struct cox_recovery *recovery, struct cox_recovery_o
     pthread_cond_broadcast(&recovery->wake);
 }
 
-/* Queues and waits; the lock is held. One that was started ends by its deadline by itself. */
+/* Queues an order and waits; the lock is held. An order that has started ends by its deadline. */
 static int order_wait(struct cox_recovery *recovery, struct cox_recovery_order *order,
                       struct cox_error *err)
 {
@@ -186,8 +186,8 @@ int cox_recovery_command(struct cox_recovery *recovery, enum cox_recover_command
     return order_give(recovery, &order, err);
 }
 
-/* What is under way may wait for this very rank, which does nothing: it dies at once, not when it
- * is the order's turn. Of a rank that is being replaced it is the new process. */
+/* The operation in progress may wait for this rank, which does nothing. So it is killed at once,
+ * not when the order's turn comes. If the rank is being replaced, the new process is killed. */
 static int kill_now(struct cox_recovery *recovery, struct cox_recovery_order *order,
                     struct cox_error *err)
 {
@@ -209,7 +209,7 @@ static int kill_now(struct cox_recovery *recovery, struct cox_recovery_order *or
     pthread_mutex_lock(&recovery->lock);
     rank->expected = false;
     pthread_mutex_unlock(&recovery->lock);
-    if (r == COX_UNSUPPORTED) /* nobody has logged on as it yet */
+    if (r == COX_UNSUPPORTED) /* no process has attached as it yet */
         return 0;
     return cox_fail(err, r, "%s", error.text);
 }

@@ -50,7 +50,7 @@ struct cox_recovery_rank *cox_recovery_first_dead(struct cox_recovery *recovery)
     return NULL;
 }
 
-/* Whom nobody's order is about to make good. */
+/* The first dead rank that no order is about to replace. */
 static const struct cox_recovery_rank *first_lost(const struct cox_recovery *recovery)
 {
     for (uint32_t rank = 0; rank < recovery->rank_count; rank++)
@@ -59,7 +59,7 @@ static const struct cox_recovery_rank *first_lost(const struct cox_recovery *rec
     return NULL;
 }
 
-/* Somebody has ordered something, or is about to. */
+/* Returns true if an order exists, or is about to. */
 static bool is_attended(const struct cox_recovery *recovery)
 {
     bool attended = recovery->orders != NULL;
@@ -71,7 +71,7 @@ static bool is_attended(const struct cox_recovery *recovery)
 void cox_recovery_died(struct cox_recovery *recovery, struct cox_recovery_rank *rank,
                        const char *text)
 {
-    /* Where all are replaced together, those that die of each other are one death. */
+    /* If all are replaced together, ranks that die of each other count as one death. */
     bool counts = !rank->expected && !(recovery->whole && cox_recovery_first_dead(recovery));
     rank->dead = true;
     rank->died_ns = cox_now_ns();
@@ -91,8 +91,7 @@ void cox_recovery_enter(struct cox_recovery *recovery)
     pthread_mutex_unlock(&recovery->lock);
 }
 
-/* statuses are of this moment: a death that they do not tell is told by a hook that finds the lock
- * free. */
+/* The statuses are current: a later death is reported by a hook, which finds the lock free. */
 int cox_recovery_leave(struct cox_recovery *recovery, int r)
 {
     struct cox_executor_status status;
@@ -105,8 +104,8 @@ int cox_recovery_leave(struct cox_recovery *recovery, int r)
     return r;
 }
 
-/* The try of a new process has ended: what is known of the rank is what the executor knows now,
- * since the hook was not listened to. */
+/* The attempt to start a new process has ended. The executor's present state counts, since hooks
+ * were ignored meanwhile. */
 static void rank_restarted(struct cox_recovery *recovery, uint32_t number, int r)
 {
     struct cox_recovery_rank *rank = &recovery->ranks[number];
@@ -125,7 +124,7 @@ static void rank_restarted(struct cox_recovery *recovery, uint32_t number, int r
              rank->how, (intmax_t)status->pid, status->incarnation);
 }
 
-/* How it died, before the next incarnation makes that unknown. */
+/* Records how it died, before the next incarnation overwrites that. */
 static void rank_remember(struct cox_recovery *recovery, uint32_t number)
 {
     struct cox_executor_status status;
@@ -179,7 +178,7 @@ int cox_recovery_replace_all(struct cox_recovery *recovery, uint64_t deadline_ns
     return r;
 }
 
-/* Every rank lives. Returns 0: they can run steps. */
+/* Every rank lives. Replays the init. Returns 0: they can run steps. */
 int cox_recovery_replay(struct cox_recovery *recovery, uint64_t deadline_ns, struct cox_error *err)
 {
     snprintf(recovery->doing, sizeof recovery->doing, "initializing the ranks again");
@@ -220,15 +219,15 @@ static void fail(struct cox_recovery *recovery, const char *text)
     pthread_mutex_lock(&recovery->lock);
 }
 
-/* A failure that another try would meet as well. */
+/* A failure that another attempt would repeat. */
 static bool is_final(int r)
 {
     return r == COX_EXEC_FAILED || r == COX_UNSUPPORTED || r == COX_INVALID || r == COX_DIVERGED ||
            r == COX_VERSION;
 }
 
-/* What the machine lacks (space in /dev/shm, memory, fds, processes), which others may give back.
- * No rank has died of it. */
+/* A lack of resources (space in /dev/shm, memory, fds, processes), which others may release. No
+ * rank has died of it. */
 static bool is_want(int r)
 {
     static const int wants[] = {COX_NO_SPACE, -ENOSPC, -EDQUOT, -ENOMEM, -EMFILE, -ENFILE, -EAGAIN};
@@ -238,8 +237,8 @@ static bool is_want(int r)
     return false;
 }
 
-/* A try came to nothing for want of something: it is made again until the policy's time, one
- * window, is over. */
+/* An attempt failed for lack of resources: it is repeated until one window, the policy's time, is
+ * over. */
 static void wanted(struct cox_recovery *recovery, struct cox_backoff *backoff,
                    const struct cox_error *err)
 {
@@ -262,7 +261,7 @@ static void wanted(struct cox_recovery *recovery, struct cox_backoff *backoff,
     fail(recovery, text);
 }
 
-/* A try of the policy has come to r, for the reason in err. */
+/* An attempt of the policy has ended with r, for the reason in err. */
 static void tried(struct cox_recovery *recovery, struct cox_backoff *backoff, int r,
                   const struct cox_error *err)
 {
@@ -296,7 +295,7 @@ static bool acts(const struct cox_recovery *recovery)
            recovery->options.policy.on_death == COX_ON_DEATH_RESTART_ALL;
 }
 
-/* Tries that hang last too long for many of them to be in one window. */
+/* Attempts that hang take too long for many of them to fit one window. */
 static bool is_exhausted(const struct cox_recovery *recovery)
 {
     uint32_t restart_max = recovery->options.policy.restart_max;
@@ -356,9 +355,8 @@ static void replace_all(struct cox_recovery *recovery)
     tried(recovery, &recovery->all, r, &error);
 }
 
-/* Whoever has not replied to an init in time lives, and nothing else would ever end it: it is
- * replaced in its turn. While a new one is late, those that were there before may be so because
- * they wait for it. */
+/* A rank that has not replied to an init in time lives, and nothing else would end it: it is
+ * replaced. While a new rank is late, the others may be late because they wait for it. */
 static void kill_late(struct cox_recovery *recovery)
 {
     struct cox_executor_status status;
@@ -383,7 +381,7 @@ static void replay_turn(struct cox_recovery *recovery)
     struct cox_error error = {0};
     int r =
         cox_recovery_replay(recovery, cox_deadline_after_ms(recovery->options.restart_ms), &error);
-    if (r == COX_PEER_DEAD) { /* whose death is counted by itself */
+    if (r == COX_PEER_DEAD) { /* its death counts separately */
         recovery->look = true;
         cox_recovery_back_off(recovery, &recovery->replay);
     } else {
@@ -399,7 +397,7 @@ uint64_t cox_recovery_turn_due(struct cox_recovery *recovery)
     const struct cox_recovery_rank *dead = cox_recovery_first_dead(recovery);
     if (recovery->failed || recovery->closing)
         return due_ns;
-    /* Also when an order has replaced a rank, and the ranks cannot be initialized. */
+    /* Also if an order has replaced a rank, and the ranks cannot be initialized. */
     if (recovery->options.policy.on_death == COX_ON_DEATH_FAIL)
         return first_lost(recovery) || (recovery->unready && !dead && !is_attended(recovery))
                    ? 0
@@ -433,7 +431,8 @@ void cox_recovery_turn(struct cox_recovery *recovery)
         replay_turn(recovery);
 }
 
-/* A rank that has left the group is as good as dead, but its process lives, and nothing is told. */
+/* A rank that has left the group counts as dead, but its process lives, and no death is reported.
+ */
 void cox_recovery_look(struct cox_recovery *recovery)
 {
     recovery->look = false;
@@ -442,7 +441,7 @@ void cox_recovery_look(struct cox_recovery *recovery)
     for (uint32_t i = 0; i < recovery->rank_count; i++) {
         if (recovery->statuses[i].liveness != COX_LIVENESS_LEFT || recovery->ranks[i].dead)
             continue;
-        if (acts(recovery)) /* and then its death is told */
+        if (acts(recovery)) /* its death is then reported */
             cox_executor_kill(recovery->executor, i, NULL);
         else
             cox_recovery_died(recovery, &recovery->ranks[i], recovery->statuses[i].death);

@@ -34,24 +34,29 @@ int cox_adapter_references_new(struct cox_adapter_references **ret_references);
 struct cox_adapter_references *cox_adapter_references_free(
     struct cox_adapter_references *references); /* NULL-safe */
 
-/* One sequence more. Returns 0; COX_TOO_LARGE: a name longer than COX_LORA_NAME_LENGTH_MAX;
+/* Counts a sequence. Returns 0; COX_TOO_LARGE: a name longer than COX_LORA_NAME_LENGTH_MAX;
  * COX_BUSY: it is closed; -ENOMEM. */
 int cox_adapter_references_take(struct cox_adapter_references *references, const char *name,
                                 struct cox_adapter_reference **ret_reference);
-/* The same for a copy of a sequence that has it: never refused. reference NULL: nothing. */
+/* Counts a copy of a sequence: never refused. reference NULL: nothing. */
 struct cox_adapter_reference *cox_adapter_references_again(
     struct cox_adapter_references *references, struct cox_adapter_reference *reference);
-/* One less; reference NULL: nothing. */
+/* Releases one count; reference NULL: nothing. */
 void cox_adapter_references_give(struct cox_adapter_references *references,
                                  struct cox_adapter_reference *reference);
 
-/* Refuses the name from now on and waits until no sequence has it. cancelled is asked every 50 ms
- * while it waits. Returns 0: none has, and the name stays closed; COX_BUSY: *ret_count have it
- * still at the deadline or when cancelled returned true, and the name is open again; -ENOMEM. */
+/* Refuses the name from now on and waits until no sequence uses it. cancelled is called every 50 ms
+ * meanwhile.
+ * Returns
+ *   0: no sequence uses it, and the name stays closed
+ *   COX_BUSY: *ret_count still use it at the deadline or when cancelled returned true; the name is
+ *     open again
+ *   -ENOMEM
+ */
 int cox_adapter_references_close(struct cox_adapter_references *references, const char *name,
                                  uint64_t deadline_ns, bool (*cancelled)(void *context),
                                  void *context, uint32_t *ret_count);
-/* Takes the name again. */
+/* Accepts the name again. */
 void cox_adapter_references_open(struct cox_adapter_references *references, const char *name);
 
 uint32_t cox_adapter_references_count(struct cox_adapter_references *references, const char *name);

@@ -89,7 +89,7 @@ void cox_batch_builder_finish(struct cox_batch_builder *builder, struct cox_sequ
     builder->finished[builder->batch.finished_count++] = slot;
 }
 
-/* Says what is wrong with a row. */
+/* Fails with what is wrong with a row. */
 static int row_refuse(const struct cox_sequence_store *store, uint32_t index, uint32_t slot,
                       uint32_t position, uint32_t token_count, struct cox_error *err)
 {
@@ -119,7 +119,7 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequenc
         cox_reserve((void **)&builder->rows, &builder->row_capacity, room, sizeof *builder->rows);
     if (r)
         return cox_fail(err, r, "no memory for %zu rows", room);
-    /* Known once, so that what is written below need not be feared to have changed it. */
+    /* Loaded once, so that the compiler need not reload it after the stores below. */
     struct cox_slot *const sequence_store_slots = store->slots;
     const uint32_t slot_count = store->sequence_count_max;
     const uint64_t step = store->step;
@@ -136,7 +136,7 @@ int cox_batch_builder_rows(struct cox_batch_builder *builder, struct cox_sequenc
             return row_refuse(store, (uint32_t)(row - builder->rows), slot, position, token_count,
                               err);
         sequence_store_slots[slot].row_step = step;
-        /* The pointers come with seal. */
+        /* Pointers are set in seal. */
         row->id = sequence->id;
         row->slot = slot;
         row->position = position;

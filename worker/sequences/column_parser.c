@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* Behind what is there. Neither tokens nor blocks are ever negative. */
+/* Appends. Neither tokens nor blocks are ever negative. */
 static int numbers_append(struct cox_numbers *numbers, const int32_t *items, size_t count,
                           uint32_t limit)
 {

@@ -8,11 +8,11 @@
 
 typedef Coxswain__SequenceGroupMetadata Metadata;
 
-/* Sequences of one group, at most. Each takes a copy of the prompt: this bounds what memory a
- * request can make of its own length. */
+/* Sequences of one group, at most. Each takes a copy of the prompt: this bounds the memory that a
+ * request can use. */
 #define GROUP_ID_COUNT_MAX 128
 
-/* What of one SequenceGroupMetadata is the same for all its ids. */
+/* The parts of a SequenceGroupMetadata that all its ids share. */
 struct group {
     const Metadata *metadata;
     /* in the list */
@@ -90,7 +90,7 @@ static int tables_fill(struct cox_sequence_store *store, const struct group *gro
     return 0;
 }
 
-/* Whether the new tables are the old ones with blocks behind them. */
+/* Returns true if the new tables are the old ones with blocks appended. */
 static int tables_extend(const struct group *group, const struct cox_sequence *sequence,
                          bool *ret_extend, struct cox_error *err)
 {
@@ -116,8 +116,8 @@ static int tables_extend(const struct group *group, const struct cox_sequence *s
     return 0;
 }
 
-/* Almost always a block or none is new, and the sequence grows in place. Anything else is a
- * sequence of this step's own, since what a revert needs must not be overwritten. */
+/* Almost always one block or none is new, and the sequence grows in place. Otherwise the step gets
+ * a sequence of its own, since what a revert needs must not be overwritten. */
 static int tables_replace(struct cox_sequence_store *store, const struct group *group,
                           uint32_t slot, struct cox_error *err)
 {
@@ -148,14 +148,14 @@ static int tables_replace(struct cox_sequence_store *store, const struct group *
 
 /* ---- prompts, whole or in chunks ---- */
 
-/* Of a repeated field with an entry per sequence, or one for all: which is of sequence k. */
+/* The entry of sequence k in a repeated field with an entry per sequence, or one for all. */
 static size_t entry_of(size_t count, uint32_t k)
 {
     return k < count ? k : 0;
 }
 
-/* Whether sequence k of the group computes tokens of its prompt. In a mixed step is_prompt says
- * nothing of it. */
+/* Returns true if sequence k computes tokens of its prompt. In a mixed step is_prompt does not
+ * tell. */
 static bool is_prefill(const Metadata *metadata, uint32_t k)
 {
     return metadata->n_is_req_prefill
@@ -163,20 +163,18 @@ static bool is_prefill(const Metadata *metadata, uint32_t k)
                : metadata->is_prompt;
 }
 
-/* What one sequence of a group computes of its prompt: `count` tokens of the message, from
- * element `from`, stand at positions [known, known + count), and [position, end) of them are to
- * be computed. */
+/* The part of a prompt that one sequence computes: `count` tokens of the message, from element
+ * `from`, are at positions [known, known + count), and [position, end) of them are computed. */
 struct prompt {
     size_t from, count;
-    /* tokens before, which an earlier chunk has told */
+    /* tokens before, from an earlier chunk */
     uint32_t known;
     uint32_t position;
-    /* behind the last one; 0: behind the last one there is */
+    /* the end; 0: the end of the tokens */
     uint32_t end;
 };
 
-/* The tokens of sequence k: each has its own where prompt_lens counts them, else all have the
- * same. */
+/* The tokens of sequence k: each has its own if prompt_lens counts them, else all share them. */
 static int prompt_find(const struct group *group, uint32_t k, struct prompt *prompt,
                        struct cox_error *err)
 {
@@ -192,7 +190,7 @@ static int prompt_find(const struct group *group, uint32_t k, struct prompt *pro
     for (uint32_t i = 0; i < lens; i++) {
         int64_t len = cox_wire_int64_get(metadata->prompt_lens.data, i);
         if (len < 0 || (uint64_t)len > prompt->count - sum)
-            return 0; /* not of these tokens: all have the same */
+            return 0; /* without own tokens all share them */
         from = i == k ? sum : from;
         count = i == k ? (size_t)len : count;
         sum += (size_t)len;
@@ -204,8 +202,8 @@ static int prompt_find(const struct group *group, uint32_t k, struct prompt *pro
     return 0;
 }
 
-/* The positions of a prompt's row. A message has the whole prompt as far as it is computed, or
- * the chunk alone. */
+/* The positions of a prompt's row. A message has the whole prompt up to the end of the computation,
+ * or only the chunk. */
 static int prompt_place(const struct group *group, uint32_t k, const struct cox_sequence *sequence,
                         struct prompt *prompt, struct cox_error *err)
 {
@@ -230,7 +228,8 @@ static int prompt_place(const struct group *group, uint32_t k, const struct cox_
     return 0;
 }
 
-/* A sequence with what the message says of it, in the slot it has or the lowest free one. */
+/* Announces a sequence with the contents of the message, in the slot it has or the lowest free one.
+ */
 static int prompt_announce(struct cox_sequence_store *store, const struct group *group, int64_t id,
                            const struct prompt *prompt, uint32_t slot,
                            struct cox_sequence **ret_sequence, struct cox_error *err)
@@ -248,7 +247,7 @@ static int prompt_announce(struct cox_sequence_store *store, const struct group 
         return cox_fail(err, r, "metadata %zu: no memory", group->index);
     r = field_append(group, &metadata->prompt_token_ids, prompt->from, prompt->count,
                      "prompt_token_ids", &(*ret_sequence)->tokens, store->token_count_max, err);
-    /* A later chunk need not tell what the first one did. */
+    /* A later chunk may omit what the first one had. */
     if (!r && (prompt->known == 0 || metadata->n_block_tables))
         r = tables_fill(store, group, *ret_sequence, err);
     if (r)
@@ -316,7 +315,7 @@ static int prompt_read(struct cox_sequence_store *store, struct cox_batch_builde
                                  err);
 }
 
-/* Puts the coordinator's word for the last token in place of ours. Announced tokens are its word
+/* Replaces this rank's last token by the coordinator's. Announced tokens are the coordinator's
  * already. */
 static int last_token_replace(struct cox_sequence_store *store, uint32_t slot, int32_t token,
                               struct cox_error *err)

@@ -15,7 +15,7 @@ int cox_numbers_reserve(struct cox_numbers *numbers, size_t count, uint32_t limi
     if (count > limit)
         return COX_TOO_LARGE;
 
-    /* Doubling, but never beyond what may ever be asked for. */
+    /* Doubles, but never beyond the limit. */
     size_t capacity = numbers->capacity ? 2 * (size_t)numbers->capacity : NUMBERS_CAPACITY_MIN;
     if (capacity > limit)
         capacity = limit;
@@ -94,7 +94,7 @@ static void index_remove(struct cox_sequence_store *store, uint32_t hash, uint32
     store->cells[hole] = (struct cox_sequence_store_cell){0};
 }
 
-/* The one place where a slot changes hands: bit, number and index follow. */
+/* The only place where a slot's sequence changes: bit, number and index follow. */
 static void slot_set(struct cox_sequence_store *store, uint32_t slot, struct cox_sequence *sequence)
 {
     struct cox_sequence *old = store->slots[slot].now;
@@ -140,7 +140,8 @@ static struct cox_sequence *spare_take(struct cox_sequence_store *store)
     return sequence;
 }
 
-/* What the slot held before the step is kept for a revert; what came in the same step goes. */
+/* The slot's content from before the step is kept for a revert; a sequence of this step is dropped.
+ */
 static void slot_replace(struct cox_sequence_store *store, uint32_t slot,
                          struct cox_sequence *sequence)
 {
@@ -196,8 +197,7 @@ void cox_sequence_store_deinit(struct cox_sequence_store *store)
     *store = (struct cox_sequence_store){0};
 }
 
-/* A cell's hash is a hint, the sequence decides; so it does not matter which of a slot's two cells
- * is met. */
+/* A cell's hash is a hint, the sequence decides; so either of a slot's two cells may be found. */
 bool cox_sequence_store_find_id(const struct cox_sequence_store *store, int64_t id,
                                 uint32_t *ret_slot)
 {

@@ -108,20 +108,20 @@ bool cox_sequence_store_lowest_live(const struct cox_sequence_store *store, uint
 /* The lowest slot without a sequence. */
 bool cox_sequence_store_lowest_free(const struct cox_sequence_store *store, uint32_t *ret_slot);
 
-/* begin, any number of the changes below, then commit or revert. */
+/* A step: begin, any number of the changes below, then commit or revert. */
 void cox_sequence_store_begin(struct cox_sequence_store *store);
-/* Before the arrays of a sequence grow. */
+/* Call before the arrays of a sequence grow. */
 void cox_sequence_store_touch(struct cox_sequence_store *store, uint32_t slot);
-/* Puts an empty sequence into the slot, in place of what is there. request_id is NULL or at most
+/* Puts an empty sequence into the slot, replacing its content. request_id is NULL or at most
  * COX_REQUEST_ID_LENGTH_MAX long. Returns 0 or -ENOMEM. */
 int cox_sequence_store_announce(struct cox_sequence_store *store, uint32_t slot, int64_t id,
                                 const char *request_id, struct cox_sequence **ret_sequence);
-/* The sequence that was announced into the slot in this step is computed with an adapter. One that
- * was there before, with the same, keeps it also when it is closed: it is no new use. Returns what
- * cox_adapter_references_take does. */
+/* Sets the adapter of the sequence that was announced into the slot in this step. If the slot held
+ * a sequence with the same adapter before, this is not a new use, also if the adapter is closed.
+ * Returns as cox_adapter_references_take. */
 int cox_sequence_store_set_lora(struct cox_sequence_store *store, uint32_t slot, const char *name);
-/* The sequence of a live slot as one that this step may overwrite: what it holds if that is new in
- * this step, or a copy in its place. Returns 0 or -ENOMEM. */
+/* Returns the sequence of a live slot so that this step may overwrite it: itself if it is new in
+ * this step, else a copy in its place. Returns 0 or -ENOMEM. */
 int cox_sequence_store_own(struct cox_sequence_store *store, uint32_t slot,
                            struct cox_sequence **ret_sequence);
 void cox_sequence_store_drop(struct cox_sequence_store *store, uint32_t slot); /* a live one */

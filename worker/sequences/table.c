@@ -113,7 +113,7 @@ void cox_table_commit(struct cox_table *table)
     const struct cox_batch_row *row = builder->rows;
     const struct cox_batch_output *output = builder->outputs;
     for (uint32_t i = builder->batch.row_count; i > 0; i--, row++, output++) {
-        /* A row that ends before the last known token recomputes: what follows it is known already.
+        /* A row that ends before the last known token recomputes: later tokens are known already.
          * seal made room for the token. */
         struct cox_numbers *tokens = &slots[row->slot].now->tokens;
         const uint32_t count = tokens->count;
