@@ -100,7 +100,7 @@ static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *
         snprintf(path, sizeof path, "%s/%s", runtime_dir, entry->d_name);
         struct cox_error error = {0};
         r = cox_client_open_path(&other, path, deadline_ns, &error);
-        if (r == COX_CLOSED || r == COX_NOT_FOUND) /* what a dead one left */
+        if (r == COX_CLOSED || r == COX_NOT_FOUND) /* a dead group's leftover */
             continue;
         if (r)
             return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
@@ -233,7 +233,7 @@ static void field_clean(const ProtobufCFieldDescriptor *field, uint8_t *message)
 
 int cox_client_error(const struct CoxswainControl__Error *reply_error, struct cox_error *err)
 {
-    /* A code that is none of ours is a failure all the same. */
+    /* An unknown code is a failure, too. */
     int code = reply_error->code < COX_STATUS_COUNT && reply_error->code != 0 ? reply_error->code
                                                                               : COX_REJECTED;
     char text[sizeof err->text];
@@ -268,7 +268,8 @@ static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_
     bool heard = true;
     for (;;) {
         int r = heard ? cox_stream_flush(&client->stream) : 0;
-        if (r == COX_CLOSED) { /* one that reads no more may still have said why */
+        if (r ==
+            COX_CLOSED) { /* a group that does not read any more may still have sent its reason */
             heard = false;
             r = 0;
         }
@@ -364,7 +365,7 @@ int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
     int r = cox_client_open(&client, watch->name, deadline_ns, &error);
     if (!r)
         r = cox_client_status(&client, deadline_ns, &status, &error);
-    /* Its end is told by the end of the connection that is waited on. */
+    /* Its end shows as the end of the connection that is waited on. */
     watch->misses = r == COX_TIMEOUT ? watch->misses + 1 : 0;
     return watch->misses < WATCH_MISSES
                ? 0

@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Between two questions whether ranks have linked. */
+/* The interval between queries whether ranks have linked. */
 #define LOOK_NS (5 * COX_NSEC_PER_MSEC)
-/* The group gives up at the deadline, and then says which rank it waited for. */
+/* The group fails at the deadline, and then names the rank that it waited for. */
 #define REPLY_NS (2 * COX_NSEC_PER_SEC)
 
 typedef CoxswainControl__ControlRequest control_request;
@@ -65,8 +65,7 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
     return r;
 }
 
-/* The state of one link. What was ordered is in the list until somebody takes it away: nobody will
- * link it then. */
+/* The state of one link. It is in the list until it is unlinked; then it will not be linked. */
 static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
                      enum cox_link_state *ret_state, struct cox_error *err)
 {

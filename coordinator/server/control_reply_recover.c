@@ -78,7 +78,7 @@ static int error_add(recover_reply *reply, struct cox_arena *arena, const struct
     return message->text ? 0 : -ENOMEM;
 }
 
-/* Returns 0 or -ENOMEM; what it came to is in the reply. */
+/* Returns 0 or -ENOMEM; the result is in the reply. */
 static int command_run(const struct cox_control_source *source, const recover_request *request,
                        uint64_t deadline_ns, struct cox_arena *arena, recover_reply *reply)
 {
@@ -91,13 +91,13 @@ static int command_run(const struct cox_control_source *source, const recover_re
     int r = cox_recovery_command(source->phase.recovery, (enum cox_recover_command)request->command,
                                  deadline_ns, results, &error);
     int status = r ? error_add(reply, arena, &error) : 0;
-    /* A command that was refused has asked nobody. */
+    /* A refused command has asked no rank. */
     for (uint32_t rank = 0; !status && r != COX_STATE && rank < rank_count; rank++)
         status = result_add(reply, arena, rank, &results[rank]);
     return status;
 }
 
-/* How the rank is now, in words. */
+/* Describes the rank's present state. */
 static int restart_result(const struct cox_control_source *source, uint32_t rank, int r,
                           bool replaced, struct cox_recover_result *ret_result)
 {
@@ -129,7 +129,7 @@ static int restart_one(const struct cox_control_source *source, uint32_t rank, b
     int r =
         cox_recovery_restart(source->phase.recovery, rank, kill, deadline_ns, &replaced, &error);
     int status = 0;
-    if (r && !reply->error) /* the first failure tells for all */
+    if (r && !reply->error) /* the first failure stands for all */
         status = error_add(reply, arena, &error);
     if (!status)
         status = restart_result(source, rank, r, replaced, &result);
@@ -147,10 +147,10 @@ static int restart_dead(const struct cox_control_source *source, uint64_t deadli
     cox_executor_status(source->phase.executor, &status, ranks);
     int r = 0;
     for (uint32_t rank = 0; !r && rank < rank_count; rank++)
-        /* One that is being replaced is waited for. */
+        /* A rank that is being replaced is waited for. */
         if (ranks[rank].liveness != COX_LIVENESS_ALIVE)
             r = restart_one(source, rank, false, deadline_ns, arena, reply);
-    /* All live, but the last order's init did not come to its end. */
+    /* All live, but the last order's init did not finish. */
     struct cox_recovery_status recovery;
     cox_recovery_status(source->phase.recovery, &recovery);
     return !r && !reply->n_ranks && recovery.unready

@@ -19,9 +19,9 @@
 #include <unistd.h>
 
 #define IDLE_MS 10000
-/* Also of connections that another one has outbid, and whose threads have not ended yet. */
+/* Including connections that have lost their place and whose threads have not ended yet. */
 #define SLOT_COUNT (2 * COX_CONTROL_CONNECTION_MAX)
-/* Replies wait in the prompt queue while so many bytes wait here. */
+/* Results stay in the prompt queue while so many bytes wait here. */
 #define PENDING_MAX ((size_t)64 << 10)
 /* Of one request, unpacked: packed numbers grow fourfold. */
 #define REQUEST_ARENA_MAX ((size_t)96 << 20)
@@ -34,7 +34,7 @@
 #define NO_ADAPTERS "this group has no LoRA adapters: the program that serves it manages none"
 #define NO_WEIGHTS "every rank has loaded its own weights: the group shares none"
 
-/* Of pulls by order; of prompts it is refused. */
+/* The index of pulls that are requested by command; refused for prompts. */
 #define PULL_INDEX UINT64_MAX
 
 typedef CoxswainControl__ControlRequest control_request;
@@ -49,22 +49,22 @@ struct connection {
     bool used, ended;
     /* it brought some */
     bool prompts;
-    /* it waits for its other side alone: another one may have its place */
+    /* it waits for its client only, so another connection may take its place */
     bool idle;
-    /* and wakes up for what that says */
+    /* it also waits for input from the client */
     bool reading;
-    /* another one has it */
+    /* another connection has taken its place */
     bool outbid;
-    /* when its other side last asked for something, or took some of a reply */
+    /* when its client last sent a request or read from a reply */
     uint64_t idle_ns;
-    /* of the other side; 0: not known */
+    /* of the client; 0: unknown */
     pid_t pid;
 
     /* The thread's own. */
     struct cox_stream stream;
     /* what complete is in */
     struct cox_arena arena;
-    /* its prompts from next_prompt on wait for room */
+    /* prompts of it, from next_prompt on, that wait for room */
     const complete_request *complete;
     size_t next_prompt;
     /* NULL: it brought no prompts so far */
@@ -73,12 +73,12 @@ struct connection {
     const struct cox_prompt_hooks *prompt_hooks;
     /* pulls of its own, without a reply */
     uint32_t pull_count;
-    /* by the leases of what is held for it: others may come for that */
+    /* end of the leases of what is held for it, which others may still pull */
     uint64_t held_until_ns;
     int wake_fd;
-    /* it asked for the end */
+    /* it has sent a stop */
     bool stopping;
-    /* nothing more is read, and it ends when all is written */
+    /* reads nothing more, and ends when everything is written */
     bool last;
     uint64_t deadline_ns;
 };
@@ -93,14 +93,14 @@ struct cox_control_server {
     /* everything below */
     pthread_mutex_t lock;
     struct cox_control_phase phase;
-    /* requests under way that may take long */
+    /* requests in progress that may take long */
     uint32_t orders_count;
     struct connection connections[SLOT_COUNT];
 };
 
 struct places {
     uint32_t taken;
-    /* of them, by those that brought some */
+    /* of them, connections with prompts */
     uint32_t prompts;
 };
 
@@ -278,7 +278,7 @@ static int weights_put(struct connection *c, const struct cox_control_source *so
 
 /* ---- prompts ---- */
 
-/* What the group's role and links say of the prompts. */
+/* Checks the prompts against the group's role and links. */
 static int transfer_check(const complete_request *complete, const struct cox_control_source *source,
                           struct cox_error *err)
 {
@@ -318,7 +318,7 @@ static int complete_check(const complete_request *complete, struct cox_error *er
     if (complete->n_stop_tokens > COX_STOP_COUNT_MAX)
         return cox_fail(err, COX_INVALID, "%zu stop tokens: at most %d", complete->n_stop_tokens,
                         COX_STOP_COUNT_MAX);
-    /* Written so that what is no number is refused. */
+    /* Written so that NaN is refused. */
     if (complete->has_temperature &&
         !(complete->temperature >= 0 && complete->temperature <= TEMPERATURE_MAX))
         return cox_fail(err, COX_INVALID, "temperature %g: expected a number from 0 to %g",
@@ -353,7 +353,7 @@ static struct cox_prompt_request request_make(const complete_request *complete,
         request.stop_tokens[i] = complete->stop_tokens[i];
     request.hold_ms = complete->hold_ms;
     request.no_recompute = complete->no_recompute;
-    /* It was read before, and made sense. */
+    /* It was checked before. */
     if (prompt->source && cox_kv_reference_read(prompt->source, source, NULL) == 0)
         request.source = source;
     return request;
@@ -365,7 +365,7 @@ static void complete_end(struct connection *c)
     cox_arena_deinit(&c->arena);
 }
 
-/* As many of the prompts as there is room for. */
+/* Submits as many of the prompts as there is room for. */
 static int prompts_submit(struct connection *c)
 {
     while (c->complete && c->next_prompt < c->complete->n_prompts) {
@@ -428,8 +428,8 @@ static uint32_t places_of(const struct cox_control_server *service, pid_t pid)
     return count;
 }
 
-/* One that brought prompts may think about the next ones for a while. While it is quiet its thread
- * changes nothing that is looked at here. */
+/* A client with prompts may take some time between requests. While it is idle its thread changes no
+ * field that is read here. */
 static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now_ns)
 {
     return c->used && !c->outbid && c->idle && (c->prompts || !prompts) &&
@@ -437,9 +437,9 @@ static bool may_be_outbid(const struct connection *c, bool prompts, uint64_t now
             (now_ns - c->idle_ns >= IDLE_MS * COX_NSEC_PER_MSEC && now_ns >= c->held_until_ns));
 }
 
-/* Takes a place from a quiet one (prompts: that brought some): of the process that has most of
- * them, so that who has one keeps it, the one that was quiet for longest. False: all are busy. The
- * lock is held. */
+/* Takes the place of an idle connection (prompts: of one with prompts): of the process that has
+ * most places, so that a process with one keeps it, the connection that was idle for longest.
+ * Returns false if all are busy. The lock is held. */
 static bool places_make_room(struct cox_control_server *service, bool prompts)
 {
     struct connection *found = NULL;
@@ -459,14 +459,14 @@ static bool places_make_room(struct cox_control_server *service, bool prompts)
     if (!found)
         return false;
     found->outbid = true;
-    /* Its thread polls the fd, which is open as long as it is quiet. One that only waits until it
-     * can write would not notice the end of what it could read; to its other side, which takes
-     * nothing, it could not say why either. */
+    /* Its thread polls the fd, which is open while it is idle. A thread that only waits to write
+     * would not notice the end of its input, and could not send a reason to a client that does not
+     * read. */
     shutdown(found->stream.fd, found->reading ? SHUT_RD : SHUT_RDWR);
     return true;
 }
 
-/* False: too many connections with prompts. */
+/* Returns false if there are too many connections with prompts. */
 static bool prompts_enter(struct connection *c)
 {
     struct cox_control_server *service = c->service;
@@ -480,7 +480,7 @@ static bool prompts_enter(struct connection *c)
     return room;
 }
 
-/* False: too many orders. */
+/* Returns false if there are too many orders. */
 static bool orders_enter(struct cox_control_server *service)
 {
     pthread_mutex_lock(&service->lock);
@@ -505,7 +505,7 @@ static void progress_note(struct connection *c)
     pthread_mutex_unlock(&c->service->lock);
 }
 
-/* Nothing is done for it, or it does not take what was done. */
+/* Returns true if nothing is in progress for it, or it does not read the results. */
 static bool waits_for_its_other_side(const struct connection *c)
 {
     return !c->stopping &&
@@ -513,7 +513,7 @@ static bool waits_for_its_other_side(const struct connection *c)
             (!c->complete && (!c->client || c->prompt_hooks->outstanding(c->client) == 0)));
 }
 
-/* True: another connection has its place. */
+/* Returns true if another connection has taken its place. */
 static bool idle_set(struct connection *c, bool idle, bool reading)
 {
     pthread_mutex_lock(&c->service->lock);
@@ -619,7 +619,7 @@ static struct cox_control_source source_of(struct cox_control_server *service)
     return source;
 }
 
-/* An order may wait for others, and for ranks, until its deadline. */
+/* An order may wait for other orders, and for ranks, until its deadline. */
 static int order_serve(struct connection *c, const struct cox_control_source *source,
                        const control_request *request)
 {
@@ -650,7 +650,7 @@ static int request_serve(struct connection *c, const control_request *request)
     if (request->request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP) {
         int r = done_put(c);
         if (!r)
-            r = cox_stream_flush(&c->stream); /* before the end, which may come quickly */
+            r = cox_stream_flush(&c->stream); /* before the group ends, which may be soon */
         c->stopping = true;
         if (service->options.stop)
             service->options.stop(service->options.context);
@@ -716,8 +716,8 @@ static int message_serve(struct connection *c, const uint8_t *bytes, size_t size
     return r;
 }
 
-/* What has come, as far as there is room for the replies. Returns 0; COX_EMPTY: more is to be read.
- */
+/* Serves received messages while there is room for the replies. Returns 0; COX_EMPTY: more must be
+ * read. */
 static int messages_serve(struct connection *c)
 {
     const uint8_t *bytes;
@@ -756,7 +756,7 @@ static int connection_fill(struct connection *c)
     return r;
 }
 
-/* Sleeps until there is something to do, and reads. Not 0: the connection ends. */
+/* Waits until there is something to do, and reads. A result other than 0 ends the connection. */
 static int connection_wait(struct connection *c, bool reading)
 {
     size_t pending = cox_stream_pending(&c->stream);
@@ -789,9 +789,7 @@ static int connection_wait(struct connection *c, bool reading)
     return fds[0].revents & (POLLHUP | POLLERR | POLLNVAL) ? COX_CLOSED : 0;
 }
 
-/* What is left in the prompt queue afterwards comes with a wake, or when the stream can be written
- * to.
- */
+/* The rest in the prompt queue follows with a wake, or when the stream is writable. */
 static int results_send(struct connection *c)
 {
     int r;
@@ -829,7 +827,7 @@ static void *connection_main(void *context)
     struct connection *c = context;
     while (connection_turn(c) == 0)
         ;
-    results_send(c); /* of a group that ends: as much as goes without waiting */
+    results_send(c); /* when the group ends: as much as can be written without waiting */
     if (c->client)
         prompts_leave(c);
     complete_end(c);
@@ -893,8 +891,8 @@ void cox_control_server_update(struct cox_control_server *service,
     pthread_mutex_unlock(&service->lock);
 }
 
-/* A free slot; those of ended threads are. NULL: there is none, or no place for one more. The lock
- * is held. */
+/* A free slot; those of ended threads are free. NULL: there is none, or no room for another
+ * connection. The lock is held. */
 static struct connection *connection_find(struct cox_control_server *service)
 {
     struct connection *found = NULL;
@@ -907,7 +905,7 @@ static struct connection *connection_find(struct cox_control_server *service)
         if (!c->used && !found)
             found = c;
     }
-    /* The slot first: nobody is to lose his place for one who cannot have it. */
+    /* The slot first: no connection loses its place for one that cannot have it. */
     return found && (places_count(service).taken < COX_CONTROL_CONNECTION_MAX ||
                      places_make_room(service, false))
                ? found

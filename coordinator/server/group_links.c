@@ -10,9 +10,9 @@
 #include <string.h>
 
 #define LINK_COUNT_MAX 64
-/* Of another group: far more than its ranks come to. */
+/* From another group: far more than its ranks need. */
 #define REMOTE_INFO_SIZE_MAX ((size_t)1 << 20)
-/* Between two looks whether ranks have linked. */
+/* The interval between checks whether ranks have linked. */
 #define LOOK_NS (2 * COX_NSEC_PER_MSEC)
 
 typedef Coxswain__RemoteInfo RemoteInfo;
@@ -33,7 +33,7 @@ struct cox_group_links {
     pthread_mutex_t lock;
     /* on CLOCK_MONOTONIC; an order has ended */
     pthread_cond_t wake;
-    /* an order is under way: it alone changes what is known, and the role */
+    /* an order is in progress: only it changes the known links and the role */
     bool busy;
     struct known *known;
     size_t count;
@@ -203,7 +203,8 @@ static int own_info(const struct cox_group_links *links, RemoteInfo **ret_own,
 
 /* ---- orders ---- */
 
-/* The one before may wait for room on the channel, for as long as whoever gave it likes. */
+/* Waits for the turn: the previous order may wait for room on the channel until its own deadline.
+ */
 static int order_enter(struct cox_group_links *links, uint64_t deadline_ns, struct cox_error *err)
 {
     const struct timespec until = cox_deadline_timespec(deadline_ns);
@@ -255,7 +256,7 @@ static int role_send(const struct cox_group_links *links, uint32_t role, uint64_
     return info_send(links, &info, deadline_ns, err);
 }
 
-/* Where the group is in the list, or belongs. */
+/* The place of the group in the list, or where it belongs. */
 static struct known **known_find(struct cox_group_links *links, const char *cluster)
 {
     struct known **link = &links->known;
@@ -476,7 +477,7 @@ int cox_group_links_status(struct cox_group_links *links, uint64_t deadline_ns,
 
 /* ---- once more ---- */
 
-/* Until none of ours waits or runs. */
+/* Waits until no link of this group is waiting or running. */
 static int links_await(struct cox_group_links *links, uint64_t deadline_ns, struct cox_error *err)
 {
     for (;;) {
@@ -497,7 +498,7 @@ static int links_await(struct cox_group_links *links, uint64_t deadline_ns, stru
     }
 }
 
-/* *ret_any: there is something to wait for. */
+/* *ret_any: there are links to wait for. */
 static int links_tell(struct cox_group_links *links, uint64_t deadline_ns, bool *ret_any,
                       struct cox_error *err)
 {

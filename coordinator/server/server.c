@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define INIT_MS_DEFAULT 60000
-/* Ranks that were replaced hear of links within this time; a pull that needs one says more. */
+/* How long replaced ranks may take to link again; a pull that needs a link waits longer. */
 #define RESEND_MS 5000
 /* The ranks hear of their role. */
 #define ROLE_MS 10000
@@ -57,7 +57,7 @@ struct cox_server {
     /* deaths before that */
     struct cox_rank_set early;
     bool stop_requested;
-    /* or it failed: nobody waits for the workers' reply any more */
+    /* or it failed: no thread waits for the workers' reply any more */
     bool initialized;
     bool failed;
     /* the first death; once failed, why */
@@ -85,7 +85,7 @@ static void on_death(void *context, uint32_t rank, const char *text)
     if (server->recovery) {
         cox_recovery_death(server->recovery, rank, text);
     } else {
-        /* Others may die of the first one's death, before anybody has read of it. */
+        /* Others may die because of the first death, before the error is read. */
         if (!server->failure.code)
             cox_fail(&server->failure, COX_PEER_DEAD, "%s", text);
         cox_rank_set_add(&server->early, rank);
@@ -95,7 +95,7 @@ static void on_death(void *context, uint32_t rank, const char *text)
         server->given.death(server->given.hook_context, rank, text);
 }
 
-/* Until recovery is at work, what is asked meanwhile is refused with this. */
+/* Requests are refused with this text until recovery has started. */
 static void attaching_tell(struct cox_server *server, const struct cox_rank_set *missing)
 {
     const uint32_t rank_count = server->executor_options.rank_count;
@@ -171,7 +171,7 @@ static void on_failed(void *context, const struct cox_error *error)
     pthread_mutex_unlock(&server->lock);
 }
 
-/* The ranks have their model again; what else they had. */
+/* The ranks have loaded their model again: restores what else they had. */
 static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *err)
 {
     struct cox_server *server = context;
@@ -185,7 +185,7 @@ static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *er
 
 /* ---- constructor and destructor ---- */
 
-/* Copies what an engine has, as it knows it. */
+/* Copies the hooks, of which an older engine may know fewer. */
 static int hooks_copy(struct cox_server *server, const struct cox_server_hooks *hooks,
                       struct cox_error *err)
 {
@@ -304,7 +304,7 @@ static void recovery_end(struct cox_server *server)
 
 void cox_server_stop(struct cox_server *server)
 {
-    /* Status is served also while the group ends, which takes its time when workers are stuck. */
+    /* Status is served while the group ends, which takes time if workers are stuck. */
     if (server->executor)
         cox_executor_stop(server->executor);
     if (server->recovery) /* after which no connection waits for it any more */
@@ -332,8 +332,8 @@ struct cox_server *cox_server_free(struct cox_server *server)
 
 /* ---- the start ---- */
 
-/* Loading a model takes minutes, and who waits for the replies learns of a stop only by the end of
- * the group. Not on the thread of request_stop, which never blocks. */
+/* Loading a model takes minutes, and a thread that waits for the replies notices a stop only when
+ * the group ends. Not on the thread of request_stop, which never blocks. */
 static void *interrupt_main(void *context)
 {
     struct cox_server *server = context;
@@ -362,7 +362,7 @@ static int group_init(struct cox_server *server, struct cox_error *err)
     server->initialized = true;
     pthread_cond_broadcast(&server->wake);
     pthread_mutex_unlock(&server->lock);
-    pthread_join(interrupt, NULL); /* the executor is this thread's alone again */
+    pthread_join(interrupt, NULL); /* only this thread uses the executor again */
     return r;
 }
 
@@ -414,7 +414,7 @@ static int prompts_open(struct cox_server *server, struct cox_error *err)
     return 0;
 }
 
-/* From here on the group can be asked how it is, whatever init comes to. */
+/* From here on clients can query the status, whatever the init's result. */
 static void status_open(struct cox_server *server)
 {
     const char *refusal =

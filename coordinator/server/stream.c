@@ -12,7 +12,7 @@
 #define PREFIX_SIZE sizeof(uint32_t)
 /* Read at a time. */
 #define FILL_SIZE ((size_t)64 << 10)
-/* Kept between messages; what is larger goes back. */
+/* Kept between messages; larger memory is released. */
 #define KEPT_SIZE ((size_t)256 << 10)
 
 void cox_stream_init(struct cox_stream *stream, int fd)
@@ -28,7 +28,8 @@ void cox_stream_deinit(struct cox_stream *stream)
     *stream = (struct cox_stream){.fd = -1};
 }
 
-/* One large message does not hold its memory for the life of the connection. */
+/* Releases memory beyond KEPT_SIZE, so that one large message does not occupy it for the life of
+ * the connection. */
 static void release(uint8_t **bytes, size_t *capacity)
 {
     if (*capacity <= KEPT_SIZE)
