@@ -23,7 +23,7 @@ int cox_channel_create(struct cox_channel *channel, const char *name,
     r = cox_gate_create_semaphores(&made.gate, name, id, &control->geometry, err);
     if (r)
         goto unlink_response;
-    made.gate.credits = cox_channel_has_rooms(&made);
+    made.gate.credits = cox_channel_has_credits(&made);
     cox_fault_point(COX_FAULT_CHANNEL_CREATED);
     *channel = made;
     return 0;
@@ -57,7 +57,7 @@ int cox_channel_attach(struct cox_channel *channel, const char *name,
         cox_channel_close(&made);
         return r;
     }
-    made.gate.credits = cox_channel_has_rooms(&made);
+    made.gate.credits = cox_channel_has_credits(&made);
     *channel = made;
     return 0;
 }

@@ -26,8 +26,9 @@ struct cox_channel {
     struct cox_gate gate;
 };
 
-/* For gate.rooms: only legacy ranks and fault reports wait for tokens that stand for free space. */
-static inline bool cox_channel_has_rooms(const struct cox_channel *channel)
+/* For gate.credits: only legacy ranks and fault reports wait for tokens that stand for free space.
+ */
+static inline bool cox_channel_has_credits(const struct cox_channel *channel)
 {
     return channel->control->geometry.legacy || channel->id == COX_CHANNEL_ERROR;
 }

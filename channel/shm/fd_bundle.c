@@ -198,7 +198,7 @@ int cox_fd_bundle_attach(const struct cox_fd_bundle *bundle, struct cox_channel 
         cox_channel_close(&made);
         return r;
     }
-    made.gate.credits = cox_channel_has_rooms(&made);
+    made.gate.credits = cox_channel_has_credits(&made);
     *channel = made;
     return 0;
 }
