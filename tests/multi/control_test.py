@@ -47,6 +47,9 @@ def test_p3_status_tells_how_every_rank_is():
               status["attach"] == ("sealed" if SEALED else "named"), "wrong: %s" % status)
         check([rank["pid"] for rank in status["ranks"]] == group.pids, "wrong pids: %s" % status)
         check(all(rank["liveness"] == "alive" and not rank["stopped"] for rank in status["ranks"]), "wrong: %s" % status)
+        # The keys of the last release.
+        check(all(rank["life"] == "alive" and rank["generation"] == rank["incarnation"] == 1 for rank in status["ranks"]) and
+              status["epoch"] == status["instance"] > 0, "no aliases: %s" % status)
         check(status["serving"]["free_blocks"] == status["serving"]["block_count"] > 0, "wrong: %s" % status)
         for name in ("socket connections", "door connections", "fd store owners", "fd store entries", "depositors", "deposits", "fds to close", "control connections", "clients with prompts"):
             check(0 <= status["limits"][name]["count"] <= status["limits"][name]["max"] > 0, "wrong: %s" % status["limits"])
