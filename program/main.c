@@ -6,8 +6,7 @@
 #include <signal.h>
 #include <string.h>
 
-/* At the end, for what is still to be written to a standard error that is read slowly or not at
- * all. */
+/* At the end: time to write the rest to a standard error that is read slowly or not at all. */
 #define FLUSH_MS 2000
 
 static const struct cox_command *const commands[] = {

@@ -13,9 +13,9 @@
 
 #define BAR_WIDTH 40
 #define REDRAW_NS (50 * COX_NSEC_PER_MSEC)
-/* Bytes of lines that may wait: the burst of a stack trace from every rank of a large group. What
- * the program itself says has a little more room than the workers' lines, since it says what came
- * of them. */
+/* Bytes of lines that may be queued: the burst of a stack trace from every rank of a large group.
+ * The program's own messages have a little more room than the workers' lines, since they report the
+ * result. */
 #define LINES_SIZE_MAX (256u << 10)
 #define SAYS_SIZE_MAX (LINES_SIZE_MAX + (64u << 10))
 #define CLEAR "\r\033[K"
@@ -56,11 +56,11 @@ static void write_whole(const char *text, size_t size)
 {
     while (size > 0) {
         ssize_t done = write(STDERR_FILENO, text, size);
-        if (done < 0 && errno == EAGAIN) { /* somebody else made it non-blocking */
+        if (done < 0 && errno == EAGAIN) { /* another process made it non-blocking */
             struct pollfd fd = {.fd = STDERR_FILENO, .events = POLLOUT};
             poll(&fd, 1, -1);
         } else if (done < 0 && errno != EINTR) {
-            return; /* nobody reads it any more */
+            return; /* its reader is gone */
         } else if (done > 0) {
             text += done;
             size -= (size_t)done;
@@ -155,7 +155,7 @@ bool cox_console_flush(uint64_t deadline_ns)
     return all;
 }
 
-/* lock is held: something is there to be written. */
+/* lock is held: there is something to write. */
 static void wake(void)
 {
     if (threaded)

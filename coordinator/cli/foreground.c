@@ -59,7 +59,7 @@ static void on_log(void *context, int level, const char *text)
         cox_console_say("%s", text);
 }
 
-/* What somebody has to type is said when the control socket stands, so that it works at once. */
+/* The command to type is printed when the control socket listens, so that it works at once. */
 static void on_waiting(void *context, const char *name, const char *control_socket)
 {
     const struct cox_foreground *foreground = context;
@@ -127,7 +127,7 @@ int cox_foreground_new(struct cox_foreground **ret_foreground, struct cox_error 
     int r = cox_signals_start(&foreground->signals, on_signal, foreground, err);
     if (r)
         return r;
-    cox_console_start(); /* before the group's hooks, which must not wait for whoever reads it */
+    cox_console_start(); /* before the hooks, which must not wait for a reader of standard error */
     *ret_foreground = cox_steal_ptr(&foreground);
     return 0;
 }
@@ -211,8 +211,8 @@ uint64_t cox_foreground_fd_count(uint32_t rank_count, bool sealed, bool weights)
            (weights ? COX_FOREGROUND_FDS_OF_WEIGHTS : 0);
 }
 
-/* Where fds are wanting, that is what is told: whatever went wrong first is rarely put in these
- * words, as when a control socket that cannot accept closes the connection of a rank. */
+/* If fds are short, that is reported: the first failure rarely shows it, for instance when a
+ *   control socket that cannot accept closes the connection of a rank. */
 static int explain_failure(const struct cox_foreground_options *options, int r,
                            struct cox_error *err)
 {

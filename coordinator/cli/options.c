@@ -384,7 +384,8 @@ int cox_worker_find(struct cox_group_choice *options, const char **ret_path, str
     if (size < PATH_MAX && access(options->worker_path, X_OK) == 0)
         *ret_path = options->worker_path;
     else
-        *ret_path = COX_REFERENCE_WORKER; /* the start searches PATH, and says if it is not there */
+        *ret_path =
+            COX_REFERENCE_WORKER; /* the start searches PATH, and reports if it is missing */
     return 0;
 }
 

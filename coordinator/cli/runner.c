@@ -116,7 +116,7 @@ static error_t root_parse(int key, char *value, struct argp_state *state)
 
 /* ---- the command ---- */
 
-/* argp tells of long and short forms of an option's value, which no option here differs in. */
+/* argp adds a sentence about the values of long and short options, which no option here needs. */
 static char *help_filter(int key, const char *text, void *input)
 {
     (void)input;

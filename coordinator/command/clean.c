@@ -29,7 +29,7 @@ static int clean_one(const char *name, bool asked)
         printf("nothing to remove of %s\n", name);
     else if (r == COX_TAKEN && !asked)
         printf("kept %s: it is alive\n", name);
-    else if ((r == COX_DENIED || r == COX_BUSY) && !asked) /* BUSY: somebody else cleans */
+    else if ((r == COX_DENIED || r == COX_BUSY) && !asked) /* BUSY: another process cleans */
         printf("kept %s: %s\n", name, err.text);
     else if (r)
         return cox_exit_with(&err);
@@ -84,7 +84,7 @@ static int clean_sockets(void)
     if (count > 0)
         printf("removed %" PRIu32 " socket%s that nobody listened on\n", count,
                count == 1 ? "" : "s");
-    if (r == COX_BUSY) /* somebody else starts or cleans, and does it */
+    if (r == COX_BUSY) /* another process starts or cleans, and removes them */
         printf("kept sockets: %s\n", err.text);
     else if (r)
         return cox_exit_with(&err);

@@ -50,14 +50,14 @@ __attribute__((format(printf, 5, 6))) static void finding(struct doctor *doctor,
     doctor->bad_count += verdict == BAD;
 }
 
-/* Too little for the group asked about is bad when somebody did ask, or when no group fits. */
+/* A shortage for the group in question is bad if the user named it, or if no group fits. */
 static enum verdict shortage(const struct doctor *doctor, bool group_fits, bool one_rank_fits)
 {
     return group_fits ? GOOD : one_rank_fits && !doctor->asked ? NOTE : BAD;
 }
 
-/* What works, or not for the reason -r. Advice by reason: a kernel that has no such call, or
- * somebody who denies it. */
+/* Reports what works, or fails with -r. The advice depends on the reason: a kernel without the
+ * call, or a policy that denies it. */
 static void finding_call(struct doctor *doctor, enum verdict otherwise, const char *what, int r,
                          const char *good, const char *missing, const char *denied)
 {
@@ -123,7 +123,7 @@ static void check_shared_memory(struct doctor *doctor)
             "%s; a group of %" PRIu32 " ranks takes %" PRIu64,
             at_most(text, sizeof text, space.files), doctor->rank_count, names);
     uint64_t size = cox_geometry_region_size_max(&group);
-    /* How large a model and its KV cache are, nobody knows here. */
+    /* The sizes of model and KV cache are unknown here. */
     const bool limited = space.region != UINT64_MAX;
     finding(doctor,
             limited && space.region >= size
@@ -178,7 +178,7 @@ static void check_socket(struct doctor *doctor)
     finding_call(doctor, NOTE, "socket peers", cox_doctor_socket_peer(), "SO_PEERCRED works",
                  advice, advice);
     r = cox_doctor_futex_read_only();
-    /* Who may not use futexes between processes has no semaphores either. */
+    /* Without futexes between processes there are no semaphores either. */
     finding(doctor,
             r == -EFAULT ? NOTE
             : r          ? BAD

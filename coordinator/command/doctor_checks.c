@@ -178,7 +178,8 @@ int cox_doctor_futex_waitv(void)
 #if defined SYS_futex_waitv && defined FUTEX_32
     const uint32_t word = 1;
     struct futex_waitv waiter = {.val = 2, .uaddr = (uintptr_t)&word, .flags = FUTEX_32};
-    /* It is not 2: whoever looked says so. A filter that denies the call has not looked. */
+    /* The value is not 2, as the kernel finds if the call is allowed. A filter that denies the call
+     * does not check. */
     long r = syscall(SYS_futex_waitv, &waiter, 1, 0, NULL, 0);
     return r < 0 && errno != EAGAIN ? -errno : 0;
 #else

@@ -22,19 +22,19 @@
 /* A file without a name in /dev/shm, that is given one: how regions appear only when they are
  * whole. */
 int cox_doctor_unnamed_file(void);
-/* A memfd with the seals that a region without a name has, which then nobody can map for writing,
- * and everybody for reading. */
+/* A memfd with the seals of a region without a name: afterwards no process can map it for writing,
+ * and all can for reading. */
 int cox_doctor_seals(void);
 /* A word in memory that is mapped for reading only can be slept on: how ranks of sealed groups
  * wait. */
 int cox_doctor_futex_read_only(void);
-/* A socket tells whose process is at its other end: who may come in at a control socket. */
+/* SO_PEERCRED: which process may connect to a control socket. */
 int cox_doctor_socket_peer(void);
 /* Where the sockets of groups are, or would be: path (of COX_SOCKET_PATH_SIZE bytes) is filled
  * unless COX_TOO_LARGE is returned. Nothing is made there but a socket that is removed again.
  * Returns as cox_control_socket_open for the folder; err has what is wrong and what to do. */
 int cox_doctor_runtime_dir(char *path, struct cox_error *err);
-/* A process that comes with its pidfd (CLONE_PIDFD) and is reaped by it (P_PIDFD): how workers
+/* A process that is created with its pidfd (CLONE_PIDFD) and reaped by it (P_PIDFD): how workers
  * start and end. */
 int cox_doctor_child_pidfd(void);
 /* A pidfd for a process that is not ours: how a worker watches its coordinator. */

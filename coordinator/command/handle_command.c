@@ -1,4 +1,4 @@
-/* coxswain handle: what a by-value handle says, and whether it opens here. */
+/* coxswain handle: prints the contents of a by-value handle, and whether it opens here. */
 #include "coordinator/cli/runner.h"
 
 #include "channel/socket/control_socket.h"

@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define TIMEOUT_MS 10000
-/* The group gives up at the timeout, and then says so. */
+/* The group fails at the timeout, and then sends the reason. */
 #define GRACE_MS 2000
 /* Between two requests for the state. */
 #define POLL_NS (20 * COX_NSEC_PER_MSEC)

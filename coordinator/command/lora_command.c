@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define TIMEOUT_MS 60000
-/* The group gives up at the timeout, takes back what some ranks did, and then says so. */
+/* The group fails at the timeout, undoes what some ranks did, and then sends the reason. */
 #define GRACE_MS 20000
 
 #define ACTION(name) COXSWAIN_CONTROL__LORA_ACTION__##name

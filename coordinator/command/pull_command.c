@@ -1,5 +1,5 @@
-/* coxswain pull-kv: pulls what another group holds into blocks of a running group, tells how that
- * went at every rank, and gives the blocks back. */
+/* coxswain pull-kv: pulls leased KV blocks of another group into blocks of a running group, prints
+ * the result of every rank, and frees the blocks. */
 #include "coordinator/cli/command.h"
 
 #include "channel/shm/geometry.h"
@@ -12,7 +12,7 @@
 #include <stdio.h>
 
 #define TIMEOUT_MS 10000
-/* The group gives up at the timeout, and then says so. */
+/* The group fails at the timeout, and then sends the reason. */
 #define GRACE_MS 10000
 
 enum {

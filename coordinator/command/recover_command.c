@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define TIMEOUT_MS 60000
-/* The group gives up at the timeout, and then says so. */
+/* The group fails at the timeout, and then sends the reason. */
 #define GRACE_MS 10000
 #define COMMAND_RESTART 5
 

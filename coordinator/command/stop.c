@@ -22,7 +22,7 @@ static int ask(struct cox_client *client, uint64_t deadline_ns, struct cox_error
     CoxswainControl__ControlReply *reply = NULL;
     struct cox_error error = {0};
     int r = cox_client_ask(client, &request, deadline_ns, &reply, &error);
-    if (r == COX_CLOSED) /* it had been told before */
+    if (r == COX_CLOSED) /* it was stopping already */
         return 0;
     if (r)
         return cox_fail(err, r, "%s", error.text);

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 
 #define TIMEOUT_MS 60000
-/* The group gives up at the timeout, and then says so; and first it reads the files, which no
- * timeout cuts short. */
+/* The group fails at the timeout, and then sends the reason. Before, it reads the files, which no
+ * timeout interrupts. */
 #define GRACE_MS (10 * UINT64_C(60) * 1000)
 
 typedef CoxswainControl__WeightsReply weights_reply;
