@@ -3,7 +3,8 @@
  *
  * The control region `/<name>_control` holds the shared state of a group; semaphores only wake. All
  * of it is fixed-width, little-endian, offsets instead of pointers, and every line of 128 bytes
- * (two cache lines, the unit the prefetcher pulls) has exactly one writer:
+ * (two cache lines, the unit the prefetcher pulls) has exactly one writer
+ * (the coordinator resets the lines of a dead rank):
  *
  *   offset 0     header            coordinator, before anyone attaches; magic last
  *          512   abort word        coordinator
@@ -205,8 +206,8 @@ struct cox_layout_control {
 #define COX_SEALED_HEAD (2 * COX_SEALED_PAGE)
 
 /* In the request memory, behind the control region. Reports of each rank that were taken out of its
- * slot of the error channel, as their low 32 bits; the rank may sleep on it. release, after the
- * copy; partner: the acquire in sealed.c. */
+ * slot of the error channel, as their low 32 bits; the rank may block on it. release, after the
+ * copy; partner: cox_state_heard. */
 struct cox_layout_rings {
     _Atomic uint32_t heard[COX_RANK_COUNT_MAX];
 };
@@ -216,7 +217,8 @@ struct cox_layout_rings {
  * second page-table walk (345 ns against 255, per round and rank). A process that overwrites a word
  * here delays others by a slice at most, as with all hints. */
 struct cox_layout_ring {
-    /* release, after what it is woken for; partner: the acquire in gate.c */
+    /* seq_cst, after the event, before `asleep` is loaded; partners: word_sleep and the acquire in
+     * cox_gate_wake_sequence (gate.c) */
     _Atomic uint32_t word;
     /* waiting ranks; one that was killed there stays counted, which costs calls */
     _Atomic uint32_t asleep;

@@ -65,7 +65,8 @@ void cox_sealed_init(struct cox_sealed *sealed);
 int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
                       const struct cox_geometry *geometry, bool huge_pages, struct cox_error *err);
 /* Coordinator: new memory for the next process of a dead rank, its own at the same address and that
- * of the rank group, all zero. Returns 0; COX_NO_SPACE, -errno: nothing has changed. */
+ * of the rank group, all zero. Returns 0; COX_NO_SPACE: nothing has changed; -errno: it may be new
+ * in part, so call it again before the memory is handed out. */
 int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
                           uint32_t rank, struct cox_error *err);
 /* Coordinator: gives up writing to the memory of this rank, whose process is about to get it; from

@@ -17,7 +17,7 @@ EXCEPTIONS = {
     "channel/shm/gate.c": {"word", "asleep", "wakeup", "coordinator_sleeps"},
 }
 FUNCTION = re.compile(r"^[a-z_][^\n;]*\n?[^\n;{}]*\([^;{}]*\)\n\{.*?^\}", re.M | re.S)
-ATOMIC = re.compile(r"\batomic_\w+\(\s*&?([\w.>\[\]()-]+(?:\([^()]*\))?[\w.>\[\]-]*)\s*[,)]")
+ATOMIC = re.compile(r"\batomic_\w+\(\s*&?((?:\w+\([^()]*\)->)?[\w.>\[\]()-]+(?:\([^()]*\))?[\w.>\[\]-]*)\s*[,)]")
 
 
 def sources():
@@ -29,7 +29,7 @@ def shared(expression, variables):
     """True: the expression goes through a struct of the layout."""
     base = re.match(r"\w+", expression)
     return (base and base.group() in variables and "->" in expression or
-            re.search(r"->(layout|lines|identity|hints|heard|wake|line)\b|\bcox_sealed_rings\(|\bcox_truth_\w+\(",
+            re.search(r"->(layout|lines|identity|hints|heard|wake|line)\b|\bcox_sealed_rings\(|\bcox_state_(line|channel)\(",
                       expression) is not None)
 
 
@@ -70,6 +70,8 @@ def main():
         ("coordinator/executor/status.c", "rank_liveness",
          "atomic_load(&executor->control.ranks[rank]->identity.state);"),
         ("channel/shm/control.c", "control_verify", "atomic_load(&control->layout->abort.word);"),
+        ("coordinator/collector/legacy_bridge.c", "rank_returned",
+         "atomic_load(&cox_state_line(bridge->channel->control, rank, bridge->channel->id)->taken);"),
     ]
     for path, function, statement in changes:
         changed = into(files, path, function, statement)
