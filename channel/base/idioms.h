@@ -8,6 +8,7 @@
 #define COX_CHANNEL_IDIOMS_H
 
 #include <errno.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -33,12 +34,14 @@ __attribute__((noreturn, cold, unused)) static void cox_assert_failed(const char
 /* Makes room for count items in the growable array *items, at least doubling *capacity (in items).
  * Returns
  *   0
- *   -ENOMEM: nothing has changed
+ *   -ENOMEM: also for more than UINT32_MAX items; nothing has changed
  */
 static inline int cox_reserve(void **items, size_t *capacity, size_t count, size_t item_size)
 {
     if (count <= *capacity)
         return 0;
+    if (count > UINT32_MAX)
+        return -ENOMEM;
     const size_t larger = 2 * *capacity > count ? 2 * *capacity : count;
     void *grown = reallocarray(*items, larger, item_size);
     if (!grown)

@@ -211,6 +211,32 @@ static void cleanup_closes_frees_and_keeps_errno(void **state)
     close(kept);
 }
 
+static void an_array_grows_by_doubling_and_keeps_its_items(void **state)
+{
+    (void)state;
+    uint32_t *items = NULL;
+    size_t capacity = 0, growths = 0;
+    for (uint32_t i = 0; i < 1000; i++) {
+        const size_t before = capacity;
+        assert_int_equal(cox_reserve((void **)&items, &capacity, i + 1, sizeof *items), 0);
+        assert_true(capacity > i);
+        growths += capacity != before;
+        items[i] = i;
+    }
+    assert_true(growths <= 11);
+    for (uint32_t i = 0; i < 1000; i++)
+        assert_int_equal(items[i], i);
+    assert_int_equal(cox_reserve((void **)&items, &capacity, 5000, sizeof *items), 0);
+    assert_int_equal(capacity, 5000);
+    uint32_t *const kept = items;
+    assert_int_equal(cox_reserve((void **)&items, &capacity, (size_t)UINT32_MAX + 1, 1), -ENOMEM);
+    volatile size_t too_large = SIZE_MAX / 2; /* volatile: gcc warns about the product */
+    assert_int_equal(cox_reserve((void **)&items, &capacity, UINT32_MAX, too_large), -ENOMEM);
+    assert_ptr_equal(items, kept);
+    assert_int_equal(capacity, 5000);
+    free(items);
+}
+
 static void rank_sets_hold_each_rank_up_to_the_last(void **state)
 {
     (void)state;
@@ -241,6 +267,7 @@ int main(void)
         LEAK_TEST(a_false_assertion_aborts_in_every_build),
         LEAK_TEST(a_false_assertion_says_what_and_where),
         LEAK_TEST(cleanup_closes_frees_and_keeps_errno),
+        LEAK_TEST(an_array_grows_by_doubling_and_keeps_its_items),
         LEAK_TEST(rank_sets_hold_each_rank_up_to_the_last),
     };
     fixture_begin();
