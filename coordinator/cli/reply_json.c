@@ -24,6 +24,20 @@ static const struct {
     {&coxswain_control__link_state__descriptor, "state", cox_link_state_name},
 };
 
+/* Keys of the last release, which have the value of the present ones for one release. */
+static const struct {
+    const ProtobufCMessageDescriptor *type;
+    const char *field;
+    const char *old_key;
+} aliases[] = {
+    {&coxswain_control__status_reply__descriptor, "instance", "epoch"},
+    {&coxswain_control__rank_status__descriptor, "incarnation", "generation"},
+    {&coxswain_control__rank_status__descriptor, "liveness", "life"},
+    {&coxswain_control__link_state__descriptor, "epoch", "life"},
+    {&coxswain_control__kv_info_reply__descriptor, "epoch", "life"},
+    {&coxswain_control__kv_source__descriptor, "epoch", "life"},
+};
+
 /* Lists that are objects by `name`. */
 static const ProtobufCMessageDescriptor *const named[] = {
     &coxswain_control__phase_status__descriptor,
@@ -198,6 +212,14 @@ static json_t *list_json(const ProtobufCMessageDescriptor *type,
     return list;
 }
 
+static void alias_set(json_t *root, const ProtobufCMessageDescriptor *type, const char *field,
+                      json_t *value)
+{
+    for (size_t i = 0; i < sizeof aliases / sizeof *aliases; i++)
+        if (aliases[i].type == type && !strcmp(aliases[i].field, field))
+            json_object_set(root, aliases[i].old_key, value);
+}
+
 json_t *cox_reply_json(const ProtobufCMessage *message)
 {
     const ProtobufCMessageDescriptor *type = message->descriptor;
@@ -209,6 +231,7 @@ json_t *cox_reply_json(const ProtobufCMessage *message)
         json_t *value = field->label == PROTOBUF_C_LABEL_REPEATED ? list_json(type, field, bytes)
                         : is_present(field, bytes) ? value_json(type, field, bytes + field->offset)
                                                    : json_null();
+        alias_set(root, type, field->name, value);
         json_object_set_new(root, key_of(field, key), value);
     }
     return root;

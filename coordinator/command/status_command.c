@@ -401,7 +401,7 @@ static json_t *link_names_json(json_t *links)
     return names;
 }
 
-/* The key of the last release has the same value as the present one, for one release. */
+/* As the aliases of reply_json.c, for a limit, whose key is its name. */
 static void alias(json_t *object, const char *name, const char *old_name)
 {
     json_t *value = json_object_get(object, name);
@@ -420,13 +420,10 @@ static void json(const void *choice, json_t *root)
         json_t *channels = json_object_get(rank, "channels");
         json_object_set_new(rank, "channels",
                             rank_channels_json(json_object_get(root, "channels"), channels));
-        alias(rank, "incarnation", "generation");
-        alias(rank, "liveness", "life");
     }
     json_object_set_new(root, "unknown_rank", unknown_rank_json(root));
     json_object_del(root, "unknown_error");
     json_object_del(root, "unknown_error_age_s");
-    alias(root, "instance", "epoch");
     alias(limits, "fd store owners", "depositors");
     alias(limits, "fd store entries", "deposits");
     alias(limits, "socket connections", "door connections");

@@ -480,6 +480,8 @@ def test_p9_pull_kv_of_what_is_held_and_of_what_is_not():
     with prefill() as a, decode() as b, Group() as c:
         expect(run(["link", "--name", b.name, a.name]), 0)
         expect(pull_kv(b, a, 1), 2, "has no KV lease of sequence 1")
+        link = json.loads(expect(run(["link-status", "--name", b.name, "--json"]), 0).out)["links"][0]
+        check(link["epoch"] and link["life"] == link["epoch"], "no key of the last release: %s" % link)
         with Holder(a.socket_path) as holder:
             told = holder.hold(list(range(3, 13)) * 4)
             hold = told[3]

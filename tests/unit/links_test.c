@@ -632,6 +632,40 @@ static void p9_a_clear_ends_the_pull_before_its_next_block(void **state)
     side_close(&side);
 }
 
+/* ---- the states of a link (proto/link_state.h) ---- */
+
+static void m11_a_link_moves_forward_or_fails_and_stays_failed(void **state)
+{
+    (void)state;
+    static const char *const moves[] = {
+        "waiting running", "waiting failed", "running success", "running failed", "success failed",
+    };
+    uint32_t count = 0;
+    for (uint32_t from = COX_LINK_WAITING; from <= COX_LINK_FAILED; from++)
+        for (uint32_t to = COX_LINK_WAITING; to <= COX_LINK_FAILED; to++) {
+            if (!cox_link_may_move((enum cox_link_state)from, (enum cox_link_state)to))
+                continue;
+            char move[32];
+            snprintf(move, sizeof move, "%s %s", cox_link_state_name(from),
+                     cox_link_state_name(to));
+            assert_true(count < sizeof moves / sizeof moves[0]);
+            assert_string_equal(move, moves[count++]);
+        }
+    assert_int_equal(count, sizeof moves / sizeof moves[0]);
+    assert_string_equal(cox_link_state_name(COX_LINK_FAILED + 1), "unknown");
+}
+
+static void m11_one_rank_decides_how_far_a_group_has_linked(void **state)
+{
+    (void)state;
+    static const enum cox_link_state worst_first[] = {COX_LINK_FAILED, COX_LINK_RUNNING,
+                                                      COX_LINK_WAITING, COX_LINK_SUCCESS};
+    for (size_t a = 0; a < 4; a++)
+        for (size_t b = 0; b < 4; b++)
+            assert_int_equal(cox_link_merge(worst_first[a], worst_first[b]),
+                             worst_first[a < b ? a : b]);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -648,6 +682,8 @@ int main(void)
         cmocka_unit_test(p9_a_stale_block_ends_the_pull_and_nothing_is_given),
         cmocka_unit_test(p9_a_pull_that_ends_between_two_copies_tells_what_it_copied),
         cmocka_unit_test(p9_a_clear_ends_the_pull_before_its_next_block),
+        cmocka_unit_test(m11_a_link_moves_forward_or_fails_and_stays_failed),
+        cmocka_unit_test(m11_one_rank_decides_how_far_a_group_has_linked),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
