@@ -9,9 +9,15 @@
 /* A worker that follows the protocol never has more tokens than this in one place. */
 #define TOKEN_COUNT_MAX 1024
 
+/* What the tokens of a rank have shown. The lines are a copy of it: other processes can write
+ * there, so every update stores it again where it differs. */
 struct cox_legacy_rank {
     /* the last request that asked the rank */
     uint64_t sequence;
+    /* the incarnation of the rank at that request */
+    uint32_t incarnation;
+    /* the requests up to which it has returned the frame, and has replied */
+    uint64_t returned, done;
     /* its response_consume token was taken, its request_produce token was not */
     bool replied;
     /* Tokens that this process posts or has posted to end its own wait. relaxed: a count; the
@@ -42,26 +48,22 @@ static struct cox_layout_rank_line *bridge_line(const struct cox_legacy_bridge *
     return cox_state_line(bridge->channel->control, rank, bridge->channel->id);
 }
 
-static void rank_returned(struct cox_legacy_bridge *bridge, uint32_t rank)
+static void line_store(const struct cox_legacy_bridge *bridge, uint32_t rank)
 {
     const struct cox_legacy_rank *own = &bridge->ranks[rank];
+    const struct cox_control *control = bridge->channel->control;
     struct cox_layout_rank_line *line = bridge_line(bridge, rank);
-    if (cox_state_returned(line) >= own->sequence)
-        return;
-    cox_state_set_taken(line, own->sequence);
-    cox_state_set_rank(line, COX_RANK_RUNNING, own->sequence, cox_now_ns());
-    cox_state_set_returned(line, own->sequence);
-}
-
-static void rank_replied(struct cox_legacy_bridge *bridge, uint32_t rank)
-{
-    struct cox_legacy_rank *own = &bridge->ranks[rank];
-    struct cox_layout_rank_line *line = bridge_line(bridge, rank);
-    const uint32_t depth = bridge->channel->control->geometry.depth;
-    own->replied = false;
-    cox_state_set_tag(line, depth, own->sequence, false);
-    cox_state_set_rank(line, COX_RANK_IDLE, own->sequence, cox_now_ns());
-    cox_state_set_done(line, own->sequence);
+    if (cox_state_returned(line) != own->returned || cox_state_taken(line) != own->returned) {
+        cox_state_set_taken(line, own->returned);
+        cox_state_set_rank(line, COX_RANK_RUNNING, own->returned, cox_now_ns());
+        cox_state_set_returned(line, own->returned);
+    }
+    if (cox_state_done(line) != own->done) {
+        cox_state_set_incarnation(line, control->instance, own->incarnation);
+        cox_state_set_tag(line, control->geometry.depth, own->done, false);
+        cox_state_set_rank(line, COX_RANK_IDLE, own->done, cox_now_ns());
+        cox_state_set_done(line, own->done);
+    }
 }
 
 /* A response_consume token was taken: it is the rank's, unless this process has posted it. */
@@ -75,14 +77,6 @@ static void rank_count_token(struct cox_legacy_rank *own)
     own->replied = true;
 }
 
-static void rank_publish_words(struct cox_legacy_bridge *bridge, uint32_t rank)
-{
-    const struct cox_legacy_rank *own = &bridge->ranks[rank];
-    if (own->replied && own->sequence &&
-        cox_state_returned(bridge_line(bridge, rank)) >= own->sequence)
-        rank_replied(bridge, rank);
-}
-
 void cox_legacy_bridge_update_rank(struct cox_legacy_bridge *bridge, uint32_t rank)
 {
     struct cox_gate *gate = &bridge->channel->gate;
@@ -94,12 +88,18 @@ void cox_legacy_bridge_update_rank(struct cox_legacy_bridge *bridge, uint32_t ra
         rank_count_token(own);
     for (int i = 0; i < TOKEN_COUNT_MAX && cox_gate_take(gate, rank, COX_WAKEUP_REQUEST_PRODUCE);
          i++)
-        rank_returned(bridge, rank);
-    rank_publish_words(bridge, rank);
+        own->returned = own->sequence;
+    if (own->replied && own->returned == own->sequence) {
+        own->replied = false;
+        own->done = own->sequence;
+    }
+    line_store(bridge, rank);
 }
 
-void cox_legacy_bridge_count_wait(struct cox_legacy_bridge *bridge, uint32_t rank)
+void cox_legacy_bridge_waited(struct cox_legacy_bridge *bridge, uint32_t rank)
 {
+    if (!bridge->ranks)
+        return;
     rank_count_token(&bridge->ranks[rank]);
     cox_legacy_bridge_update_rank(bridge, rank);
 }
@@ -120,26 +120,28 @@ static void rank_drop_tokens(struct cox_legacy_bridge *bridge, uint32_t rank)
 void cox_legacy_bridge_publish_to(struct cox_legacy_bridge *bridge, const struct cox_rank *records,
                                   const struct cox_rank_set *asked, uint64_t sequence)
 {
-    const struct cox_control *control = bridge->channel->control;
-    for (uint32_t rank = 0; rank < control->geometry.rank_count; rank++) {
+    for (uint32_t rank = 0; rank < bridge->channel->control->geometry.rank_count; rank++) {
         if (!cox_rank_set_has(asked, rank))
             continue;
         rank_drop_tokens(bridge, rank);
         bridge->ranks[rank].sequence = sequence;
-        cox_state_set_incarnation(bridge_line(bridge, rank), control->instance,
-                                  cox_rank_incarnation(&records[rank]));
+        bridge->ranks[rank].incarnation = cox_rank_incarnation(&records[rank]);
     }
 }
 
-void cox_legacy_bridge_expect_token(struct cox_legacy_bridge *bridge, uint32_t rank)
+void cox_legacy_bridge_expect_wake(struct cox_legacy_bridge *bridge, uint32_t rank)
 {
-    atomic_fetch_add_explicit(&bridge->ranks[rank].expected, 1, memory_order_relaxed);
+    if (bridge->ranks)
+        atomic_fetch_add_explicit(&bridge->ranks[rank].expected, 1, memory_order_relaxed);
 }
 
-void cox_legacy_bridge_reset_rank(struct cox_legacy_bridge *bridge, uint32_t rank)
+void cox_legacy_bridge_reset(struct cox_legacy_bridge *bridge, uint32_t rank, uint64_t published)
 {
+    if (!bridge->ranks)
+        return;
+    struct cox_legacy_rank *own = &bridge->ranks[rank];
     rank_drop_tokens(bridge, rank);
-    bridge->ranks[rank].sequence = 0;
+    own->sequence = own->returned = own->done = published;
 }
 
 void cox_legacy_bridge_read_reply(Coxswain__ExecuteResponse *response, uint32_t rank)

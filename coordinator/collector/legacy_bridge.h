@@ -5,7 +5,8 @@
  * means that it has read the frame, one on response_consume that its reply is complete. The bridge
  * takes these tokens and writes what they mean into the rank's lines, so that the collector reads
  * state words whatever the rank is. It is the counterpart of worker/loop/legacy_shim.h. In a group
- * without legacy ranks every function returns at once.
+ * without legacy ranks every function returns at once. The lines are in memory that other processes
+ * can write, so the bridge has its own record and corrects them.
  *
  * A legacy group has a depth of 1. Therefore a token belongs to the last request that asked its
  * rank. A rank that returns the frame only after its reply breaks the protocol (docs/wire.md); the
@@ -37,7 +38,7 @@ void cox_legacy_bridge_deinit(struct cox_legacy_bridge *bridge);
 
 void cox_legacy_bridge_update_rank(struct cox_legacy_bridge *bridge, uint32_t rank);
 /* To be called before the lines of a rank are read: takes its tokens and brings its lines up to
- * date. */
+ * date, also where another process has overwritten them. */
 static inline void cox_legacy_bridge_update(struct cox_legacy_bridge *bridge, uint32_t rank)
 {
     if (bridge->ranks)
@@ -56,31 +57,14 @@ static inline void cox_legacy_bridge_publish(struct cox_legacy_bridge *bridge,
         cox_legacy_bridge_publish_to(bridge, records, asked, sequence);
 }
 
-void cox_legacy_bridge_count_wait(struct cox_legacy_bridge *bridge, uint32_t rank);
 /* To be called after a wait on the rank's response_consume has taken a token. */
-static inline void cox_legacy_bridge_waited(struct cox_legacy_bridge *bridge, uint32_t rank)
-{
-    if (bridge->ranks)
-        cox_legacy_bridge_count_wait(bridge, rank);
-}
-
-void cox_legacy_bridge_expect_token(struct cox_legacy_bridge *bridge, uint32_t rank);
+void cox_legacy_bridge_waited(struct cox_legacy_bridge *bridge, uint32_t rank);
 /* To be called before this process posts the rank's response_consume, to end its own wait: that
  * token is not a reply. */
-static inline void cox_legacy_bridge_expect_wake(struct cox_legacy_bridge *bridge, uint32_t rank)
-{
-    if (bridge->ranks)
-        cox_legacy_bridge_expect_token(bridge, rank);
-}
-
-void cox_legacy_bridge_reset_rank(struct cox_legacy_bridge *bridge, uint32_t rank);
-/* The process of the rank is dead: drops its tokens. The caller then resets the gate and the
- * lines. */
-static inline void cox_legacy_bridge_reset(struct cox_legacy_bridge *bridge, uint32_t rank)
-{
-    if (bridge->ranks)
-        cox_legacy_bridge_reset_rank(bridge, rank);
-}
+void cox_legacy_bridge_expect_wake(struct cox_legacy_bridge *bridge, uint32_t rank);
+/* The process of the rank is dead, and requests up to `published` are over: drops its tokens. The
+ * caller then resets the gate and the lines. */
+void cox_legacy_bridge_reset(struct cox_legacy_bridge *bridge, uint32_t rank, uint64_t published);
 
 /* Brings the unpacked reply of a legacy rank into our form: with its rank, without a reference to a
  * large payload, and with COX_REJECTED as the status of a failed step, for which a legacy rank

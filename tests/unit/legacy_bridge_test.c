@@ -140,6 +140,31 @@ static void surplus_tokens_do_not_count_for_the_next_request(void **state)
     group_gone(&group);
 }
 
+/* Another process of the user can write the lines of a legacy rank; the tokens decide. */
+static void words_that_are_overwritten_are_stored_again(void **state)
+{
+    struct group group;
+    (void)state;
+    group_create(&group);
+    struct cox_layout_rank_line *line = cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE);
+    publish(&group, 5);
+    atomic_store(&line->returned, 9);
+    atomic_store(&line->done, 9); /* a reply that was never given */
+    cox_legacy_bridge_update(&group.bridge, 0);
+    expect_words(&group, 0, 0, 0);
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE);
+    post(&group, 0, COX_WAKEUP_RESPONSE_CONSUME);
+    atomic_store(&line->taken, 0);
+    atomic_store(&line->returned, 0);
+    atomic_store(&line->done, 0);
+    atomic_store(&line->tags[0], 0);
+    cox_legacy_bridge_update(&group.bridge, 0);
+    expect_words(&group, 0, 5, 5);
+    assert_int_equal(cox_state_tag(line, 1, 5), 5);
+    assert_int_equal(cox_state_of_rank(line).word, cox_state_word(COX_RANK_IDLE, 5));
+    group_gone(&group);
+}
+
 static void tokens_of_a_dead_rank_are_dropped(void **state)
 {
     struct group group;
@@ -148,9 +173,13 @@ static void tokens_of_a_dead_rank_are_dropped(void **state)
     publish(&group, 5);
     cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_REQUEST_PRODUCE);
     cox_gate_post(&group.channel.gate, 0, COX_WAKEUP_RESPONSE_CONSUME);
-    cox_legacy_bridge_reset(&group.bridge, 0);
+    cox_legacy_bridge_reset(&group.bridge, 0, 7); /* 6 and 7 asked others */
+    cox_state_reset_line(cox_state_line(&group.control, 0, COX_CHANNEL_EXECUTE), 7);
+    post(&group, 0, COX_WAKEUP_REQUEST_PRODUCE); /* the first token of the next process */
+    expect_words(&group, 0, 7, 7);
+    publish(&group, 8);
     cox_legacy_bridge_update(&group.bridge, 0);
-    expect_words(&group, 0, 0, 0);
+    expect_words(&group, 0, 7, 7); /* no token of the dead process counts */
     group_gone(&group);
 }
 
@@ -186,7 +215,7 @@ static void without_legacy_ranks_it_does_nothing(void **state)
     cox_legacy_bridge_publish(&bridge, NULL, NULL, 1);
     cox_legacy_bridge_waited(&bridge, 0);
     cox_legacy_bridge_expect_wake(&bridge, 0);
-    cox_legacy_bridge_reset(&bridge, 0);
+    cox_legacy_bridge_reset(&bridge, 0, 1);
     cox_legacy_bridge_deinit(&bridge);
 }
 
@@ -197,6 +226,7 @@ int main(void)
         LEAK_TEST(a_reply_counts_once_the_frame_is_returned),
         LEAK_TEST(a_token_of_this_process_is_no_reply),
         LEAK_TEST(surplus_tokens_do_not_count_for_the_next_request),
+        LEAK_TEST(words_that_are_overwritten_are_stored_again),
         LEAK_TEST(tokens_of_a_dead_rank_are_dropped),
         LEAK_TEST(replies_are_brought_into_our_form),
         LEAK_TEST(without_legacy_ranks_it_does_nothing),
