@@ -121,7 +121,7 @@
     X(RANK_RESET, "rank.reset") /* its lines are as at the start */                                \
     X(RANK_ADMITTED, "rank.admitted")                                                              \
     X(WINDOW_RENEWED, "window.renewed") /* for the next generation of the rank group */            \
-    X(WINDOWS_KEPT, "windows.kept")     /* those of former lives take nothing */                   \
+    X(WINDOWS_KEPT, "windows.kept")     /* other generations take no memory */                     \
     X(RANK_OFFERED, "rank.offered")     /* to whoever logs on */                                   \
     X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
     /* Sockets. */                                                                                 \
@@ -210,7 +210,7 @@
     X(GROUP_LOCKED, "group.locked") /* the name's file, as one of those who join */                \
     X(GROUP_SWEPT, "group.swept")   /* or a leftover, and its name is gone */                      \
     X(GROUP_CLAIMED, "group.claimed")                                                              \
-    X(GROUP_SAID, "group.said")                 /* at which step of its life this rank is */       \
+    X(GROUP_SAID, "group.said")                 /* the state of this rank in the group */          \
     X(GROUP_UNLINK_WAITS, "group.unlink_waits") /* somebody else removes the name */               \
     X(GROUP_UNLINKED, "group.unlinked")                                                            \
     X(GROUP_FORMED, "group.formed") /* a subgroup */                                               \
