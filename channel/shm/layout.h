@@ -3,8 +3,8 @@
  *
  * The control region `/<name>_control` holds the shared state of a group; semaphores only wake. All
  * of it is fixed-width, little-endian, offsets instead of pointers, and every line of 128 bytes
- * (two cache lines, the unit the prefetcher pulls) has exactly one writer
- * (the coordinator resets the lines of a dead rank):
+ * (two cache lines, the unit the prefetcher pulls) has exactly one writer. The coordinator resets
+ * the lines of a dead rank, and writes those of legacy ranks, which do not know them.
  *
  *   offset 0     header            coordinator, before anyone attaches; magic last
  *          512   abort word        coordinator
