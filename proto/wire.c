@@ -320,25 +320,6 @@ int cox_wire_control_reply_unpack(struct cox_arena *arena, const void *bytes, si
     return 0;
 }
 
-int64_t cox_wire_int64_count(size_t size)
-{
-    return size % sizeof(int64_t) == 0 ? (int64_t)(size / sizeof(int64_t)) : -1;
-}
-
-int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index)
-{
-    /* The field's bytes have no alignment of their own. */
-    uint64_t word;
-    memcpy(&word, bytes + index * sizeof word, sizeof word);
-    return (int64_t)le64toh(word);
-}
-
-void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value)
-{
-    uint64_t word = htole64((uint64_t)value);
-    memcpy(bytes + index * sizeof word, &word, sizeof word);
-}
-
 uint64_t cox_wire_token_digest(const int32_t *tokens, size_t count)
 {
     uint64_t digest = (uint64_t)count;

@@ -19,6 +19,9 @@
 
 #include "../channel/base/base.h"
 
+#include <endian.h>
+#include <string.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -92,11 +95,27 @@ int cox_wire_control_reply_unpack(struct cox_arena *arena, const void *bytes, si
                                   struct CoxswainControl__ControlReply **ret_reply);
 #endif
 
-/* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays.
- * Returns the number of elements, or -1 when size is no multiple of 8. */
-COX_PUBLIC int64_t cox_wire_int64_count(size_t size);
-COX_PUBLIC int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index);
-COX_PUBLIC void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value);
+/* The `bytes` fields of token ids, block tables and sequence ids: raw little-endian int64 arrays,
+ * without an alignment of their own. */
+
+/* Returns the number of elements, or -1 when size is no multiple of 8. */
+static inline int64_t cox_wire_int64_count(size_t size)
+{
+    return size % sizeof(int64_t) == 0 ? (int64_t)(size / sizeof(int64_t)) : -1;
+}
+
+static inline int64_t cox_wire_int64_get(const uint8_t *bytes, size_t index)
+{
+    uint64_t word;
+    memcpy(&word, bytes + index * sizeof word, sizeof word);
+    return (int64_t)le64toh(word);
+}
+
+static inline void cox_wire_int64_set(uint8_t *bytes, size_t index, int64_t value)
+{
+    uint64_t word = htole64((uint64_t)value);
+    memcpy(bytes + index * sizeof word, &word, sizeof word);
+}
 
 #ifdef COX_INTERNAL
 /* Digest of the tokens of a step: equal tokens, equal digest; of as many tokens of which one

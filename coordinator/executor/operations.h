@@ -100,6 +100,7 @@ COX_PUBLIC void cox_executor_announce_weights(
 COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 
+#ifdef COX_INTERNAL
 /* What other groups need to pull from this one, as a packed RemoteInfo (executor.proto): its name,
  * its control socket, and the KV cache of every rank as of the last init, with their epoch.
  * *ret_bytes is the caller's (free). Any thread; asks no worker.
@@ -109,8 +110,9 @@ COX_PUBLIC int cox_executor_replay_init(struct cox_executor *executor, uint64_t 
  *   COX_STATE: there was no init
  *   -ENOMEM
  */
-COX_PUBLIC int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes,
-                                        size_t *ret_size, struct cox_error *err);
+int cox_executor_remote_info(struct cox_executor *executor, uint8_t **ret_bytes, size_t *ret_size,
+                             struct cox_error *err);
+#endif
 /* The epoch of the group for other groups: made of cox_executor_epoch and the present model. No
  * other group of the same name has the same. */
 COX_PUBLIC uint64_t cox_executor_kv_epoch(const struct cox_executor *executor, uint64_t epoch);
