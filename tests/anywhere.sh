@@ -18,7 +18,7 @@ set -eu
 script=$(realpath "$0")
 tree=$(dirname "$(dirname "$script")")
 build=$(realpath "${BUILD:-$tree/build/test}")
-# A uid that nobody has.
+# A uid without an account.
 uid=54321
 docker_bounds=-all,+chown,+dac_override,+fowner,+fsetid,+kill,+setgid,+setuid,+setpcap
 docker_bounds=$docker_bounds,+net_bind_service,+net_raw,+sys_chroot,+mknod,+audit_write,+setfcap
