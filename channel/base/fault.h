@@ -45,7 +45,7 @@
     X(LAUNCH_FORKED, "launch.forked")     /* the coordinator, after that exec */                   \
     X(ATTACH_ACCEPTED, "attach.accepted") /* by the control socket, with all its fds */            \
     X(ATTACH_CONTROL, "attach.control")                                                            \
-    X(ATTACH_CLAIMED, "attach.claimed") /* nobody else can be this rank; or no more */             \
+    X(ATTACH_CLAIMED, "attach.claimed") /* the slot has a holder, or has none again */             \
     X(ATTACH_CHANNEL, "attach.channel")                                                            \
     X(ATTACH_IDENTITY, "attach.identity") /* written, not yet valid */                             \
     X(ATTACH_ANNOUNCED, "attach.announced")                                                        \
@@ -64,7 +64,7 @@
     X(GATE_OPENED, "gate.opened")                                                                  \
     /* Bytes that do not fit their frame or slot (large_payload.h). */                             \
     X(LARGE_PAYLOAD_EXPORTED, "large_payload.exported") /* a block, with nothing in it */          \
-    X(LARGE_PAYLOAD_WRITTEN, "large_payload.written")   /* nobody knows of it yet */               \
+    X(LARGE_PAYLOAD_WRITTEN, "large_payload.written")   /* not published yet */                    \
     X(LARGE_PAYLOAD_OPENED, "large_payload.opened")     /* by a reader */                          \
     X(LARGE_PAYLOAD_COPIED, "large_payload.copied")     /* a reply, by the coordinator */          \
     X(LARGE_PAYLOAD_DROPPED, "large_payload.dropped")   /* by its sender */                        \
@@ -74,8 +74,8 @@
     X(POSTED_RESPONSE_PRODUCE, "posted.response_produce")                                          \
     X(POSTED_RESPONSE_CONSUME, "posted.response_consume")                                          \
     X(HINT_ARMED, "hint.armed")     /* how many replies a request lacks */                         \
-    X(HINT_COUNTED, "hint.counted") /* one less; nobody is woken yet */                            \
-    X(GATE_WOKEN, "gate.woken")     /* the word has moved on; nobody is woken yet */               \
+    X(HINT_COUNTED, "hint.counted") /* one less; no waiter is woken yet */                         \
+    X(GATE_WOKEN, "gate.woken")     /* the word has changed; no waiter is woken yet */             \
     X(WAIT, "wait")                 /* about to sleep */                                           \
     X(WAIT_TOOK, "wait.took")       /* a token in its hand */                                      \
     X(TOKEN_TAKEN, "token.taken")   /* the same, without sleep */                                  \
@@ -84,8 +84,9 @@
     X(RANK_TAKEN, "rank.taken")                                                                    \
     X(RANK_STATE, "rank.state")                                                                    \
     X(RANK_RETURNED, "rank.returned")                                                              \
-    X(EXECUTE, "execute")                   /* the callback is next */                             \
-    X(EXCHANGE_MADE, "exchange.made")       /* sealed memory for slices, nobody else's yet */      \
+    X(EXECUTE, "execute") /* the callback is next */                                               \
+    X(EXCHANGE_MADE,                                                                               \
+      "exchange.made") /* sealed memory for slices, not yet passed to another process */           \
     X(EXCHANGE_WRITTEN, "exchange.written") /* own slices, in a step */                            \
     X(EXCHANGE_READ, "exchange.read")       /* those of all ranks */                               \
     X(LORA_READ, "lora.read")               /* an adapter, not yet published to steps */           \
@@ -99,7 +100,7 @@
     X(REPORT_CLAIMED, "report.claimed") /* the slot of the error channel is its own */             \
     X(REPORT_WRITTEN, "report.written")                                                            \
     /* The model's weights: the coordinator's block, and what ranks do with it. */                 \
-    X(WEIGHTS_FILLED, "weights.filled")       /* nobody else knows of it */                        \
+    X(WEIGHTS_FILLED, "weights.filled")       /* no other process knows of it */                   \
     X(WEIGHTS_PUBLISHED, "weights.published") /* no step is of this version yet */                 \
     X(WEIGHTS_RETIRED, "weights.retired")     /* the coordinator has let one that is no more go */ \
     X(WEIGHTS_TAKEN, "weights.taken")         /* a rank has both mapped */                         \
@@ -107,7 +108,7 @@
     /* The coordinator gathers. */                                                                 \
     X(REPORT_FETCHED, "report.fetched")                                                            \
     X(REPLY_FETCHED, "reply.fetched")                                                              \
-    X(COMPLETE, "complete") /* the completion is made, nobody has it */                            \
+    X(COMPLETE, "complete") /* the completion is made and not handed out */                        \
     X(VOID_STORED, "void.stored")                                                                  \
     X(ENDED_STORED, "ended.stored")                                                                \
     X(HANDLED, "handled")                                                                          \
@@ -122,7 +123,7 @@
     X(RANK_ADMITTED, "rank.admitted")                                                              \
     X(WINDOW_RENEWED, "window.renewed") /* for the next generation of the rank group */            \
     X(WINDOWS_KEPT, "windows.kept")     /* other generations take no memory */                     \
-    X(RANK_OFFERED, "rank.offered")     /* to whoever logs on */                                   \
+    X(RANK_OFFERED, "rank.offered")     /* to the process that connects */                         \
     X(REGION_RENEWED, "region.renewed") /* of legacy ranks: another one has the name */            \
     /* Sockets. */                                                                                 \
     X(SOCKET_SENT, "socket.sent") /* some bytes, or all */                                         \
@@ -139,16 +140,16 @@
     X(CONTROL_SOCKET_ACCEPTED, "control_socket.accepted")                                          \
     X(CONTROL_SOCKET_UNNAMED, "control_socket.unnamed")                                            \
     /* By-value handles. */                                                                        \
-    X(HANDLE_EXPORTED, "handle.exported")   /* its fd is there for who may take it */              \
+    X(HANDLE_EXPORTED, "handle.exported")   /* its fd is in the store */                           \
     X(HANDLE_STORED, "handle.stored")       /* and at the control socket, or is not */             \
-    X(HANDLE_TAKEN, "handle.taken")         /* by somebody else, not checked yet */                \
+    X(HANDLE_TAKEN, "handle.taken")         /* by another process, not checked yet */              \
     X(HANDLE_WITHDRAWN, "handle.withdrawn") /* only the exporter has it */                         \
     X(HANDLE_PUT, "handle.put")                                                                    \
     /* KV blocks, of one's own and of other groups (memory/kv_blocks.h, engine/rank/pulls.h). */   \
     X(KV_MADE, "kv.made")                                                                          \
-    X(KV_TAKEN, "kv.taken") /* a block is nobody's, and may be written */                          \
+    X(KV_TAKEN, "kv.taken") /* a block has no user and may be written */                           \
     X(KV_GIVEN, "kv.given")                                                                        \
-    X(KV_LOOKED, "kv.looked") /* a reader knows whose a block is, and has copied nothing */        \
+    X(KV_LOOKED, "kv.looked") /* a reader has the block's generation, and has copied nothing */    \
     X(KV_COPIED, "kv.copied") /* and has copied it, and does not know whether it was taken */      \
     X(CACHE_EXPORTED, "cache.exported")                                                            \
     X(LINK_ATTACHED, "link.attached") /* to the blocks of another group */                         \
@@ -176,9 +177,9 @@
     X(QUEUE_SUBSCRIBER_JOINED, "queue.subscriber_joined")                                          \
     X(QUEUE_SUBSCRIBER_LEFT, "queue.subscriber_left") /* its messages are not let go yet */        \
     X(QUEUE_INTENDED, "queue.intended")               /* a block is about to be held */            \
-    X(QUEUE_PINNED, "queue.pinned")                   /* and no row says so */                     \
+    X(QUEUE_PINNED, "queue.pinned")                   /* not yet in a reference row */             \
     X(QUEUE_INTENT_CLEARED, "queue.intent_cleared")   /* a row does, or nothing is held */         \
-    X(QUEUE_ANNOUNCED, "queue.announced")             /* who sleeps is about to be woken */        \
+    X(QUEUE_ANNOUNCED, "queue.announced")             /* before a wake */                          \
     X(QUEUE_WAKING, "queue.waking")           /* one of them counts as awake, and sleeps */        \
     X(QUEUE_WOKEN, "queue.woken")             /* one of them is */                                 \
     X(QUEUE_COPY_FILLED, "queue.copy_filled") /* where a copy is; it does not count yet */         \
@@ -189,11 +190,11 @@
     X(QUEUE_TAKEN, "queue.taken")               /* it waits for the next message */                \
     X(QUEUE_TAKE_COUNTED, "queue.take_counted") /* one fewer waits for this one */                 \
     X(QUEUE_COPYING, "queue.copying")           /* this process makes the copy */                  \
-    X(QUEUE_COPIED, "queue.copied")             /* its bytes are there, nobody is told */          \
+    X(QUEUE_COPIED, "queue.copied")             /* its bytes are stored, no subscriber is woken */ \
     X(QUEUE_COPY_SHARED, "queue.copy_shared")                                                      \
-    X(QUEUE_COPY_OVER, "queue.copy_over")         /* who waited for it is woken */                 \
+    X(QUEUE_COPY_OVER, "queue.copy_over")         /* its waiters are woken */                      \
     X(QUEUE_COPY_UNPINNED, "queue.copy_unpinned") /* a copy; the row still has it */               \
-    X(QUEUE_ROW_ENDING, "queue.row_ending")       /* nobody takes it any more */                   \
+    X(QUEUE_ROW_ENDING, "queue.row_ending")       /* no subscriber will take it */                 \
     X(QUEUE_ROW_ENDED, "queue.row_ended")                                                          \
     X(QUEUE_COUNTED, "queue.counted")                                                              \
     X(QUEUE_FREE_PENDING, "queue.free_pending")                                                    \
@@ -207,11 +208,11 @@
     /* Ranks form a group of their own (worker/group/group.h). */                                  \
     X(GROUP_FILLED, "group.filled") /* whole and locked, without a name */                         \
     X(GROUP_LINKED, "group.linked")                                                                \
-    X(GROUP_LOCKED, "group.locked") /* the name's file, as one of those who join */                \
+    X(GROUP_LOCKED, "group.locked") /* the name's file, shared, before a join */                   \
     X(GROUP_SWEPT, "group.swept")   /* or a leftover, and its name is gone */                      \
     X(GROUP_CLAIMED, "group.claimed")                                                              \
     X(GROUP_SAID, "group.said")                 /* the state of this rank in the group */          \
-    X(GROUP_UNLINK_WAITS, "group.unlink_waits") /* somebody else removes the name */               \
+    X(GROUP_UNLINK_WAITS, "group.unlink_waits") /* another process removes the name */             \
     X(GROUP_UNLINKED, "group.unlinked")                                                            \
     X(GROUP_FORMED, "group.formed") /* a subgroup */                                               \
     X(GROUP_VALUE, "group.value")   /* written, not announced */                                   \
@@ -230,15 +231,15 @@
     X(DOMAIN_COMMITTED, "domain.committed")                                                        \
     X(DOMAIN_RETURNED, "domain.returned")                                                          \
     /* Blocks that processes share (memory/pool.h). */                                             \
-    X(POOL_MADE, "pool.made")       /* whole, nobody else's yet */                                 \
+    X(POOL_MADE, "pool.made")       /* complete, no other process has it yet */                    \
     X(POOL_JOINED, "pool.joined")   /* a row is its own, or it says more of itself */              \
-    X(POOL_CLAIMED, "pool.claimed") /* a block, before anybody was told of it */                   \
+    X(POOL_CLAIMED, "pool.claimed") /* a block that is not published */                            \
     X(POOL_COUNTED, "pool.counted") /* one reference more, or its number */                        \
     X(POOL_USED, "pool.used")                                                                      \
     X(POOL_UNCOUNTED, "pool.uncounted") /* one reference less, or all of a dead owner */           \
-    X(POOL_CLOSING, "pool.closing")     /* about to look whether anybody counts it */              \
+    X(POOL_CLOSING, "pool.closing")     /* before the check for references */                      \
     X(POOL_CHECKED, "pool.checked")     /* once, or again */                                       \
-    X(POOL_REOPENED, "pool.reopened")   /* somebody does */                                        \
+    X(POOL_REOPENED, "pool.reopened")   /* a reference was found */                                \
     X(POOL_FREED, "pool.freed")                                                                    \
     X(POOL_HINTED, "pool.hinted") /* where a free one may be */                                    \
     X(POOL_PAGES, "pool.pages")   /* of a block or slab, about to be there or not, or so */        \
@@ -252,7 +253,7 @@
     X(POOL_UNPINNED, "pool.unpinned")                                                              \
     X(POOL_SWEEPING, "pool.sweeping") /* a row, of the dead or its own */                          \
     X(POOL_SWEPT, "pool.swept")       /* all of it */                                              \
-    X(POOL_LEFT, "pool.left")         /* the row is nobody's */
+    X(POOL_LEFT, "pool.left")         /* the row is free */
 
 enum cox_fault_point {
 #define COX_FAULT_CONSTANT(constant, name) COX_FAULT_##constant,

@@ -1,5 +1,5 @@
 /*
- * futex: block on a 32-bit word of shared memory, and wake those who do.
+ * futex: block on a 32-bit word of shared memory, and wake the threads that do.
  *
  * A waiter passes the value that it has seen. The kernel compares the word again before it blocks
  * the thread, so a change after the check is never missed. The word may be mapped read-only by

@@ -12,7 +12,7 @@
 
 #define COX_HASH_START UINT64_C(0xcbf29ce484222325)
 
-/* Goes on with a hash, or from COX_HASH_START. */
+/* Continues a hash; the first one is COX_HASH_START. */
 static inline uint64_t cox_hash_bytes(uint64_t hash, const void *bytes, size_t size)
 {
     for (size_t i = 0; i < size; i++)

@@ -25,13 +25,12 @@
  *   memory of rank r, written by that rank (and by the coordinator before it has it):
  *          0       its block: identity and lines as above
  *          4096    its slots: `depth` of each two-way channel, then the one of the error channel
- *   wake memory, written by everybody, nothing but hints:
- *          0       per channel: what the coordinator sleeps on, then a count per frame
+ *   wake memory, written by all processes, only hints:
+ *          0       per channel: the word that the coordinator blocks on, then a count per frame
  *          (page)  wakeups of the rank group and of its subgroups
- *   These words stay shared because several processes must sleep on, and wake, one futex. Whatever
- *   is written there, a waiter looks at the words of those it waits for at every slice of 50 ms:
- *   the worst is a wait that takes a slice more, or calls that wake nobody. No result comes from
- *   here.
+ *   These words are shared because several processes must block on, and wake, one futex. Whatever
+ *   they contain, a waiter checks the words of the ranks that it waits for every 50 ms: at worst a
+ *   wait takes 50 ms more, or a wake is a wasted call. No result depends on them.
  */
 #ifndef COX_CHANNEL_LAYOUT_H
 #define COX_CHANNEL_LAYOUT_H
@@ -172,7 +171,7 @@ enum cox_identity_state {
     COX_IDENTITY_CLAIMED = 3, /* a process is attaching; there is one at a time */
 };
 
-/* EMPTY -> CLAIMED              by compare-and-swap: whoever wins is the rank
+/* EMPTY -> CLAIMED by compare-and-swap: the process that succeeds is the rank
  * CLAIMED -> ATTACHED -> LEFT   by the process that won; CLAIMED -> EMPTY when it cannot attach
  * any -> EMPTY                  by the coordinator, once that process is dead */
 struct cox_layout_identity {

@@ -165,8 +165,8 @@ int cox_region_space(struct cox_region_space *ret_space);
 
 #if COX_TESTING
 #ifdef COX_INTERNAL
-/* From now on an object that this process has mapped already is not mapped again: whoever attaches
- * gets that mapping, after all the checks, and the last detach unmaps it. For tests whose ranks are
+/* From now on an object that this process has mapped already is not mapped again: an attach returns
+ * that mapping, after all the checks, and the last detach unmaps it. For tests whose ranks are
  * threads: ThreadSanitizer knows memory by its address and sees no race between two mappings of one
  * file. Write access stays possible where only READ was asked for. */
 void cox_region_share_mappings(bool share);

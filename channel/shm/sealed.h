@@ -8,19 +8,19 @@
  *                   further writing (F_SEAL_FUTURE_WRITE); ranks get it as an fd that is open for
  *                   reading only
  *   rank memory     one per rank, sealed against shrinking and growing; only that rank gets it.
- *                   Another one is made for every incarnation of the rank, so that what a dead
- *                   process may still write lands nowhere
- *   wake memory     words that everybody may write, and that are only hints: when to look, never
- *                   what is so
+ *                   Another one is made for every incarnation of the rank, so that late writes of a
+ *                   dead process reach no group
+ *   wake memory     words that all processes may write. They are hints: they say when to check,
+ *                   never what is true
  *   group memory    two per rank, of the rank group (worker/group/group.h): its words, and its
  *                   values (`cox_payload_group`: what a rank computes it can falsify, so these it
  *                   may). The coordinator maps neither. The rank is the first to have them: it maps
- *                   them and then seals them against any further writing, by whomever and whatever
- *                   fd. Then they are given to the other ranks, which can only read. Made anew for
- *                   every incarnation of the rank, as rank memory is
+ *                   them and then seals them against any further writing, by any process and fd.
+ *                   Then the other ranks get them, and can only read. Made anew for every
+ *                   incarnation of the rank, like rank memory
  *
- * So a process has a writable mapping of its own memory, which nobody else writes once the rank has
- * it, and of hints.
+ * So a process can write its own memory, which no other process writes once the rank has it, and
+ * the hints.
  *
  * Threads: create, attach, renew and close from one thread at a time.
  * Ownership: the caller owns struct cox_sealed and struct cox_control, which has the request
@@ -69,8 +69,9 @@ int cox_sealed_create(struct cox_sealed *sealed, struct cox_control *control,
  * in part, so call it again before the memory is handed out. */
 int cox_sealed_renew_rank(struct cox_sealed *sealed, const struct cox_geometry *geometry,
                           uint32_t rank, struct cox_error *err);
-/* Coordinator: gives up writing to the memory of this rank, whose process is about to get it; from
- * then on it has one writer. The next renew makes it writable again. Returns 0 or -errno. */
+/* Coordinator: makes its mapping of this rank's memory read-only, before the rank's process gets
+ * it; from then on it has one writer. The next renew makes it writable again. Returns 0 or -errno.
+ */
 int cox_sealed_give_rank(struct cox_sealed *sealed, uint32_t rank);
 /* The fds for a rank; all are lent. */
 void cox_sealed_hand_out(const struct cox_sealed *sealed, uint32_t rank,

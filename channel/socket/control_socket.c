@@ -432,8 +432,8 @@ static void socket_unlink(const struct cox_control_socket *control_socket, const
 }
 
 /* Called while it still listens: afterwards another start may take the name. If the lock cannot be
- * had it is removed without it; only a process that was told to remove a living control socket's
- * name could interfere. */
+ * had it is removed without it; only a process that was ordered to remove the name of a live
+ * control socket could interfere. */
 void cox_control_socket_unname(struct cox_control_socket *control_socket)
 {
     if (!control_socket->named)

@@ -23,7 +23,7 @@ struct cox_client_command {
     const ProtobufCMessageDescriptor *reply;
     /* for --timeout where it is not given */
     uint64_t timeout_ms;
-    /* The group is given so much longer: it gives up at the timeout itself, and says why. */
+    /* Added to the timeout: the group itself ends the command at the timeout, with the reason. */
     uint64_t grace_ms;
     /* Asks. timeout_ms is for the request, deadline_ns for this side. Returns 0, or a failure with
      * err filled. *ret_reply, NULL before, is also printed after a failure. */

@@ -2,10 +2,9 @@
  * console: standard error, shared by messages, the workers' lines and a progress bar, none of which
  * garbles another.
  *
- * A terminal that is held and a pipe that nobody reads block who writes to them, for ever: nothing
- * that watches processes may. Once started, whatever is said is queued, and one thread writes it,
- * each line with one write. When the queue is full, lines are lost; how many is said where they
- * would have been.
+ * A write to a paused terminal or an unread pipe blocks for ever, and a thread that watches
+ * processes must not block. So after start, lines are queued, and one thread writes them, each with
+ * one write. When the queue is full, lines are lost; a line in their place says how many.
  *
  * Threads: any.
  * Ownership: nothing; one per process, since it is the process's standard error. The thread is
@@ -18,10 +17,9 @@
 
 #include "channel/base/base.h"
 
-/* From now on nothing here waits for whoever reads standard error. Without memory for a thread it
- * stays as it was. */
+/* From now on no call here blocks on standard error. If no thread can be made, nothing changes. */
 void cox_console_start(void);
-/* Waits until all that was said is written. False: it is not, and the deadline has passed. */
+/* Blocks until the queue is written. False: the deadline has passed before that. */
 bool cox_console_flush(uint64_t deadline_ns);
 
 /* "coxswain: TEXT" */

@@ -77,7 +77,7 @@ struct cox_log cox_foreground_full_log(struct cox_foreground *foreground);
 struct cox_server *cox_foreground_server(struct cox_foreground *foreground);
 
 /* fn is called once, from another thread, when a signal asks for the end; at once if it already
- * has. NULL: nobody. On return the function before runs no more. */
+ * has. NULL: none. On return the previous function runs no more. */
 void cox_foreground_on_stop(struct cox_foreground *foreground, void (*fn)(void *context),
                             void *context);
 /* The signal that asked for the end, 0: none did. coxswain stop counts as SIGTERM. */

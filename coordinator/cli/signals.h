@@ -17,7 +17,7 @@
 #include <signal.h>
 
 struct cox_signals {
-    /* False: the process dies of it, at once, as if nobody had blocked it. */
+    /* False: the process dies of it, at once, as if it had not been blocked. */
     bool (*taken)(void *context, int number);
     void *context;
     bool masked;

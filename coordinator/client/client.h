@@ -62,8 +62,9 @@ int cox_client_expect(struct cox_client *client,
 int cox_client_status(struct cox_client *client, uint64_t deadline_ns,
                       struct CoxswainControl__StatusReply **ret_status, struct cox_error *err);
 
-/* Of a group that owes replies and says nothing: prompts may wait as long as somebody pauses it,
- * but a coordinator that is stopped or stuck does not tell even how it is. */
+/* Watches a group that owes replies and sends nothing. Prompts may wait as long as an operator
+ * pauses the group; but a coordinator that is stopped or stuck does not even reply to a status
+ * request. */
 struct cox_watch {
     const char *name;
     /* in a row */

@@ -23,9 +23,9 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
                            struct cox_error *err);
 
 /* The ranks of `reader` link the KV caches of `owner`. *ret_epoch: of the owner, that was linked.
- * wait: until every rank of the reader has linked. Returns 0; what either group says; COX_REJECTED:
- * a rank could not, err tells; COX_TIMEOUT: one has not yet; COX_STALE: somebody has unlinked it
- * meanwhile. */
+ * wait: until every rank of the reader has linked. Returns 0; the error that either group replies
+ * with; COX_REJECTED: a rank could not, err has its reason; COX_TIMEOUT: one has not yet;
+ * COX_STALE: the link was removed meanwhile. */
 int cox_link_groups(struct cox_client *reader, struct cox_client *owner, const char *owner_name,
                     bool wait, uint64_t deadline_ns, uint64_t *ret_epoch, struct cox_error *err);
 

@@ -71,7 +71,8 @@ COX_HOT static inline struct cox_gathering *collector_gathering(struct cox_colle
 
 /* ---- late.c: the second completion of a request. lock is held ---- */
 
-/* A request ended while ranks were pending, and its host wants to be told when they have replied.
+/* A request ended while ranks were pending, and its host asked for a completion when they have
+ * replied (report_late).
  */
 void cox_collector_watch_late(struct cox_collector *collector, const struct cox_entry *entry);
 /* Records that the rank has replied after the end of the request. */

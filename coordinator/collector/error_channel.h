@@ -59,9 +59,9 @@ void cox_error_channel_stop(
     struct cox_error_channel *errors); /* idempotent; a zeroed one is fine */
 /* A rank is about to be replaced, and its line was reset: its state counts again. */
 void cox_error_channel_reset_rank(struct cox_error_channel *errors, uint32_t rank);
-/* For legacy ranks, which do not state who holds the token, when every rank is dead and that was
- * handled. On return the slot and its token are as at the start, and its content was reported.
- * Returns 0; COX_TIMEOUT: a running hook did not return in time. */
+/* For legacy ranks, which do not state which process holds the token, when every rank is dead and
+ * that was handled. On return the slot and its token are as at the start, and its content was
+ * reported. Returns 0; COX_TIMEOUT: a running hook did not return in time. */
 int cox_error_channel_restore(struct cox_error_channel *errors, uint64_t deadline_ns);
 /* A rank is dead. If it held the token, the slot is freed within two slices. */
 void cox_error_channel_note_death(struct cox_error_channel *errors, uint32_t rank);

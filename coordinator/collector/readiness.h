@@ -6,7 +6,7 @@
  * after a reply; a timerfd for deadlines and for requests whose wakeup may be lost; an eventfd of
  * the coordinator for everything else (a death, a completion that another thread gathered, stop).
  * All of them are edge-triggered: their counts are never read, so a rank that reads its own eventfd
- * empty, or makes it blocking, harms nobody but itself. The timer then notices its reply.
+ * empty, or makes it blocking, harms only itself. The timer then notices its reply.
  *
  * Threads: signal from any. The rest with the collector's lock.
  * Ownership: the struct owns its fds; those of the ranks are borrowed until close.

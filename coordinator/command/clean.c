@@ -75,7 +75,7 @@ static int clean_all(void)
     return status;
 }
 
-/* Of all dead groups: none of them is of any use to anybody. */
+/* Of all dead groups: no process can use them. */
 static int clean_sockets(void)
 {
     struct cox_error err = {0};

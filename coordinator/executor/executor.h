@@ -185,9 +185,9 @@ COX_PUBLIC int cox_executor_kill(struct cox_executor *executor, uint32_t rank,
                                  struct cox_error *err);
 /* Ends every worker and starts all of them again, under the same name and control socket, with
  * continued sequence numbers. For legacy groups, and for models whose ranks cannot take in a new
- * one. Requests in flight end with COX_PEER_DEAD. External workers are told to exit, and others are
- * waited for. Blocks until all have attached (legacy: were started), or deadline_ns. On failure
- * some ranks are dead. Returns as cox_executor_restart. */
+ * one. Requests in flight end with COX_PEER_DEAD. External workers get the order to exit, and start
+ * waits for new ones. Blocks until all have attached (legacy: were started), or deadline_ns. On
+ * failure some ranks are dead. Returns as cox_executor_restart. */
 COX_PUBLIC int cox_executor_restart_all(struct cox_executor *executor, uint64_t deadline_ns,
                                         struct cox_error *err);
 

@@ -6,7 +6,7 @@
  *   BUSY --------------------'          `----------------------+------> NORMAL
  *                                              start
  *   clear is legal everywhere and changes nothing. A pause that failed changes nothing either, but
- *   may have paused some ranks: then start is legal as well, or nobody could undo that.
+ *   may have paused some ranks: then start is legal as well, since nothing else could undo that.
  *
  * An init makes any state NORMAL, one that is said again all but PAUSE and READY; a death makes
  * NORMAL ABNORMAL. BUSY is not kept: it is NORMAL with a step in flight. What would be NORMAL is

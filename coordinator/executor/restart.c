@@ -17,7 +17,7 @@
 
 /* ---- steps of a rank's replacement, in their order ---- */
 
-/* Detaches the rank from every channel; callers that asked it have been told of its death. */
+/* Detaches the rank from every channel; requests that asked it have completed with its death. */
 static int restart_detach(struct cox_executor *executor, uint32_t rank, uint64_t deadline_ns,
                           struct cox_error *err)
 {

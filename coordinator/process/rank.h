@@ -23,7 +23,8 @@
  * whether a thread replaces its process (restarting), whether a client may become it
  * (open_for_attach), whether the end of its process is waited for (awaited).
  *
- * Threads: cox_rank_move is called with the supervisor's lock held. Anybody may read. Each field
+ * Threads: cox_rank_move is called with the supervisor's lock held. All threads may read. Each
+ * field
  *   says which thread writes it, and under what.
  * Ownership: the executor owns the records of its group; supervisor, collectors and error channel
  *   borrow them.

@@ -478,7 +478,7 @@ int cox_supervisor_relaunch(struct cox_supervisor *s, uint32_t rank,
     struct cox_relaunch own = {.rank = rank, .incarnation = incarnation, .err = err};
     int e = 0;
     pthread_mutex_lock(&s->lock);
-    while (s->relaunch && e != ETIMEDOUT) /* somebody else's */
+    while (s->relaunch && e != ETIMEDOUT) /* another thread's */
         e = pthread_cond_timedwait(&s->changed, &s->lock, &deadline);
     if (s->relaunch) {
         pthread_mutex_unlock(&s->lock);

@@ -34,7 +34,7 @@ struct cox_launch_incarnation;
 
 /* How a worker ended. */
 struct cox_exit {
-    /* false: it is dead, but somebody else reaped it, or a debugger still has it */
+    /* false: it is dead, but another thread of the host reaped it, or a debugger still has it */
     bool known;
     /* the signal that killed it, 0: it exited */
     int signal;
@@ -48,7 +48,7 @@ struct cox_supervise_hooks {
      * pieces of at most 4,000 bytes. */
     void (*line)(void *context, uint32_t rank, bool is_stderr, const char *text);
     /* A worker is dead and reaped: its state (cox_supervisor_dead) and its last lines say so from
-     * now on. First of all that is said of a death, for whoever waits for the rank; it must not
+     * now on. The first hook to hear of a death, for threads that wait for the rank; it must not
      * block at all. */
     void (*wake)(void *context, uint32_t rank);
     /* The same death, after wake, and after all that the worker wrote before was handed to line.

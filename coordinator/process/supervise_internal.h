@@ -23,8 +23,8 @@ struct cox_child {
     struct cox_rank *record;
     /* of the process that was started; under the supervisor's lock */
     int pidfd;
-    /* Its pidfd is there, for who waits for it, also while the supervisor thread sleeps in
-     * cox_launch. */
+    /* Other threads can read its pidfd here while the supervisor thread is blocked in cox_launch.
+     */
     struct cox_launched launched;
     /* The process that serves the rank, when that is not pid; under the supervisor's lock. */
     struct cox_peer adopted;
@@ -48,13 +48,13 @@ struct cox_child {
     bool core_dumped;
     /* of an incarnation before, too */
     struct cox_last_death last_death;
-    /* external: who was the rank before its slot was released */
+    /* external: the rank's process before its slot was released */
     pid_t former_pid;
     /* external: former_pid lived when its slot was released */
     bool left_alive;
 };
 
-/* A process to be started again; on the stack of who waits for it. */
+/* A process to be started again; on the stack of the thread that waits for it. */
 struct cox_relaunch {
     uint32_t rank;
     const struct cox_launch_incarnation *incarnation;
@@ -77,11 +77,11 @@ struct cox_supervisor {
     struct cox_launch_plan plan;
     struct cox_supervise_hooks hooks;
     struct cox_log log;
-    /* eventfd, readable: look at `leaving`, and at who was adopted */
+    /* eventfd, readable: check `leaving` and the adopted processes */
     int stop_fd;
     /* every worker is dead and free wants the thread */
     atomic_bool leaving;
-    /* workers were told to end */
+    /* workers have the order to end */
     atomic_bool ending;
     /* processes are others' children, and come by register */
     bool external;
@@ -120,7 +120,8 @@ int cox_child_begin(struct cox_child *child, const struct cox_launch_incarnation
                     struct cox_error *err);
 /* Reads what is there of standard output (0) or error (1), and tells the lines. */
 void cox_child_read(struct cox_child *child, int stream);
-/* Tries again to reap a former process that a debugger had. Also of who destroys the supervisor. */
+/* Tries again to reap a former process that a debugger had. Also called by the thread that destroys
+ * the supervisor. */
 void cox_child_retry_reap(struct cox_child *child);
 /* SIGKILL, for its process group as well, which only a process that was started here leads. From
  * any thread, with the lock held there. Returns 0 or -errno. */
@@ -142,7 +143,7 @@ void cox_child_reset(struct cox_child *child);
 /* Returns 0 or -errno. From any thread. */
 int cox_pidfd_signal(int pidfd, int number);
 
-/* The supervisor's thread: starts all processes, and watches them until it is told to leave. */
+/* The supervisor's thread: starts all processes, and watches them until `leaving` is set. */
 void *cox_supervisor_main(void *context);
 
 #endif

@@ -60,8 +60,8 @@ struct CoxswainControl__TransferStatus;
 int cox_control_reply_transfer_status(const struct cox_control_source *source,
                                       struct cox_arena *arena,
                                       struct CoxswainControl__TransferStatus **ret_status);
-/* kv_info, link, link_status or role: carried out, the reply filled in. Returns 0; what is told in
- * place of a reply: it could not be done, err tells; -ENOMEM. */
+/* kv_info, link, link_status or role: carries the command out and fills in the reply. Returns 0;
+ * -ENOMEM; another code: it could not be done, and err, with the reason, is the reply. */
 int cox_control_reply_links(const struct cox_control_source *source,
                             const struct CoxswainControl__ControlRequest *request,
                             struct cox_arena *arena, struct CoxswainControl__ControlReply *reply,

@@ -82,7 +82,7 @@ int cox_control_reply_transfer_status(const struct cox_control_source *source,
     int r = cox_group_links_list(source->phase.links, &list, &count);
     if (!r)
         r = list_fill(list, count, arena, &message->links, &message->n_links);
-    /* Nobody was asked how they are. */
+    /* Their state was not asked for. */
     for (size_t i = 0; !r && i < count; i++)
         message->links[i]->has_state = false;
     cox_group_link_list_free(list, count);

@@ -95,7 +95,7 @@ static int order_run(const struct cox_control_source *source, const lora_request
     int r = request->action == ACTION(LORA_LOAD)
                 ? lora->load(context, request->name, request->path, deadline_ns, results, &error)
                 : lora->unload(context, request->name, deadline_ns, results, &error);
-    /* What makes no sense was told to no rank. */
+    /* An invalid request was sent to no rank. */
     int status =
         r == COX_INVALID && !results[0].asked ? 0 : results_add(source, results, arena, reply);
     return r && !status ? error_add(reply, arena, &error) : status;

@@ -6,7 +6,7 @@
  * all of them are stuck or dead. Of COX_CONTROL_CONNECTION_MAX connections at a time, the last few
  * are kept for those that neither bring prompts nor give orders that may take long (recover, lora,
  * links, weights), and when there are as many, one that asks for nothing, or does not take its
- * reply, goes for the new one: so nobody takes status and stop away.
+ * reply, is closed for the new one: so status and stop stay reachable.
  *
  * Threads: new and free from one thread; the rest from any, and does not block.
  * Ownership: fds are taken; what hooks and a phase point to is borrowed until free, model is dup'd.

@@ -35,10 +35,10 @@ int cox_group_links_new(struct cox_executor *executor, const struct cox_log *log
 struct cox_group_links *cox_group_links_free(struct cox_group_links *links); /* NULL-safe */
 void cox_group_links_freep(struct cox_group_links **links);                  /* for _cox_cleanup_ */
 
-/* bytes: RemoteInfo of the other group, another process's writing. The ranks are told to link; how
- * that goes is in the status. A link of the same group takes the place of the one before. Returns
- * 0; COX_CORRUPT: no such bytes; COX_TOO_LARGE; COX_INVALID: this group itself, other ranks or
- * another layout, err says which; COX_FULL: too many links; what cox_executor_remote_info and
+/* bytes: RemoteInfo of the other group, from another process, so checked. Sends the ranks the link
+ * request; its progress is in the status. A link of the same group replaces the previous one.
+ * Returns 0; COX_CORRUPT: no such bytes; COX_TOO_LARGE; COX_INVALID: this group itself, other ranks
+ * or another layout, err says which; COX_FULL: too many links; what cox_executor_remote_info and
  * cox_executor_link return. */
 int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_t size,
                          uint64_t deadline_ns, struct cox_error *err);
@@ -60,7 +60,7 @@ struct cox_group_link {
     uint64_t epoch;
     /* FAILED: PDErrorCode */
     int32_t code;
-    /* FAILED: why; NULL: nobody says */
+    /* FAILED: the reason; NULL: no rank gave one */
     char *text;
 };
 /* What every rank says, merged; links that no rank mentions are WAITING. By name. *ret_list is

@@ -19,7 +19,7 @@ extern "C" {
 struct cox_kv_reference {
     /* the group's name */
     const char *cluster_id;
-    /* of that group, in which it was told */
+    /* of that group, at the time of this reference */
     uint64_t epoch;
     /* there: the generation of its blocks, and the name of the hold */
     int64_t sequence;

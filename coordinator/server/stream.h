@@ -2,15 +2,14 @@
  * stream: one side of a control connection (proto/control.proto): messages with a length in front,
  * both ways, over a stream socket.
  *
- * Both sides may be busy writing while the other one is: nothing here waits, and whoever owns the
- * stream polls for what it needs.
+ * Both sides may write at the same time. No call here blocks; the owner of the stream polls its fd.
  *
  * Threads: one at a time.
  * Ownership: the stream owns its fd from init on; a message that next gave is lent until the next
  *   call of fill or deinit.
  * Blocks: nothing, whether or not the socket does.
- * Bytes that come are input: a length outside 1 to COX_STREAM_MESSAGE_MAX is COX_CORRUPT, and
- *   memory grows with what has come, not with what a length promises.
+ * Bytes: what is received is untrusted input. A length outside 1 to COX_STREAM_MESSAGE_MAX is
+ *   COX_CORRUPT, and memory grows with the bytes received, not with the length announced.
  * If the process dies: private memory; the kernel closes the connection.
  */
 #ifndef COX_COORDINATOR_STREAM_H
@@ -38,9 +37,9 @@ struct cox_stream {
 void cox_stream_init(struct cox_stream *stream, int fd); /* takes fd */
 void cox_stream_deinit(struct cox_stream *stream);       /* closes; idempotent after init */
 
-/* Reads what is there now, some of it if it is much. Returns 0, also when there was nothing;
- * COX_CLOSED: the other side will send no more; COX_CORRUPT: fds came, which nobody expects;
- * -ENOMEM; -errno. */
+/* Reads the bytes that are there now, at most a buffer of them. Returns 0, also when there was
+ * nothing; COX_CLOSED: the other side will send no more; COX_CORRUPT: the message had fds, which
+ * the protocol does not use; -ENOMEM; -errno. */
 int cox_stream_fill(struct cox_stream *stream);
 /* The oldest whole message that was read. Returns 0; COX_EMPTY: fill first; COX_CORRUPT. */
 int cox_stream_next(struct cox_stream *stream, const uint8_t **ret_bytes, size_t *ret_size);

@@ -328,7 +328,7 @@ static struct cox_group *subgroup_new(const struct cox_group *group, const char 
     subgroup->base = base;
     subgroup->slot = slot;
     subgroup->slot_size = COX_SUBGROUP_SLOT_SIZE;
-    subgroup->spinner.budget_ns = group->spinner.budget_ns; /* which nobody changes */
+    subgroup->spinner.budget_ns = group->spinner.budget_ns; /* which never changes */
     strcpy(subgroup->name, name);
     subgroup->name_hash = hash_bytes(name, strlen(name));
     subgroup->members_hash = hash_bytes(members, sizeof *members);

@@ -191,11 +191,11 @@ enum cox_group_fd {
  */
 COX_PUBLIC int cox_group_gather_fds(struct cox_group *group, int fd, enum cox_group_fd mode,
                                     int *fds, uint64_t deadline_ns, struct cox_error *err);
-/* The source gives fd (the others -1) and gets nothing, -1; the others get a duplicate in *ret_fd,
- * which the source may leave NULL.
+/* The source passes fd and gets -1 (its ret_fd may be NULL); the other ranks pass -1 and get a
+ * duplicate in *ret_fd.
  * Returns
  *   as cox_group_gather_fds
- *   COX_INVALID: also, before anybody is waited for: no such source, or an fd of another rank
+ *   COX_INVALID: also, before it blocks: no such source, or an fd of a rank that is not the source
  */
 COX_PUBLIC int cox_group_broadcast_fd(struct cox_group *group, uint32_t source, int fd,
                                       enum cox_group_fd mode, int *ret_fd, uint64_t deadline_ns,

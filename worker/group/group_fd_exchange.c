@@ -1,12 +1,11 @@
 /*
- * fds go by value: each rank gathers a handle of its fd, and takes the others' out of their
- * processes with pidfd_getfd, through the pidfds that it has since it joined. A second round, in
- * which every rank says how that went, ends the exchange: before it nobody closes a consumed fd. If
- * somebody was not allowed to take an fd, all do it again by sockets (group_sockets.c); that is
- * found out anew in every exchange.
- *
- * What went wrong on one rank alone (its table of fds is full) is returned there, after the last
- * round, so that it is in step with the others, who have what they wanted.
+ * fds go by value: each rank gathers a handle of its fd, and copies the others' fds out of their
+ * processes with pidfd_getfd, through pidfds that it holds since the join. A second round, in which
+ * every rank publishes its result, ends the exchange: no rank closes a consumed fd before it. If
+ * any rank was not allowed to copy an fd, all ranks repeat the exchange by sockets
+ * (group_sockets.c); each exchange finds this out anew. An error of one rank alone (its fd table is
+ * full) is returned there after the last round, so that it stays in step with the others, whose
+ * exchange succeeded.
  */
 #include "group_private.h"
 

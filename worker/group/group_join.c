@@ -1,19 +1,21 @@
 /*
- * Under a name. A file that is locked belongs to somebody alive: its maker locks it before it has a
- * name, who joins locks it before it looks at it, all of them shared, and the kernel drops the
- * locks of the dead. So whoever wins the file exclusively has a leftover, and removes it.
+ * The named form. A locked file belongs to a live process: the creator locks it before it has the
+ * name, a joining process locks it before it reads it, all with shared locks, and the kernel drops
+ * the locks of the dead. So a process that gets the exclusive lock has found a leftover, and
+ * removes it.
  *
- * A name is removed only by a process that has the file locked and sees, with a second lock that
- * one process has at a time, that the name means that file. Nobody else removes it in between:
- * those with the file locked are kept out by the second lock, all others by the first. So nobody
- * removes the name of the next group. (The second lock is one of an open file description, on the
- * first byte: the kernel drops it with the process, too.)
+ * A name is removed only by a process that holds a lock on the file and sees that the name still
+ * means that file, while it holds a second lock, which one process can have at a time. No other
+ * process can remove the name in between: processes with a lock on the file are excluded by the
+ * second lock, all others by the first. So the name of the next group is never removed. (The second
+ * lock is an open file description lock on the first byte: the kernel drops it with the process,
+ * too.)
  *
- * A file that can be locked may be one of before: the name removed, or every rank joined and the
- * name about to be removed, or given up by some and the others about to notice. Or it is of another
- * generation, which its maker has said in it before it had a name, so that nobody becomes a rank of
- * a generation that is not its own. Then who comes waits, a millisecond at a time, until the name
- * is free or means another file.
+ * A file that can be locked may belong to an earlier group: its name is removed, or about to be
+ * since all ranks have joined, or some ranks have failed and the others are about to notice. Or it
+ * is of another generation, which its creator writes into it before it has the name, so that a
+ * process never becomes a rank of a wrong generation. In these cases the joining process polls,
+ * each millisecond, until the name is free or means another file.
  */
 #include "group_private.h"
 

@@ -1,35 +1,33 @@
 /*
  * group_layout: the shared memory of a rank group. Private to the library.
  *
- * All zero is the start. Lines of 128 bytes; each but the wakeups is written by one rank alone. The
- * named form, one region under a name or at an fd, which every rank may write: for processes that
- * trust each other.
+ * The memory starts as zeros. Lines of 128 bytes; each but the wakeups has one rank as its writer.
+ * The named form is one region under a name or at an fd, which every rank may write: for processes
+ * that trust each other.
  *
- *   offset 0     wakeup of the group   anybody: hints
- *          128   ranks[0]            rank 0: identity line, a line for the group and for each of
- *                its
- *                                    subgroups
- *          128 + 1280 * r            rank r
- *          ...                       wakeups of subgroups, 8 for each rank that is the first member
- *                                    of some: anybody: hints
+ *   offset 0     wakeup of the group   all ranks: hints
+ *          128   ranks[0]              rank 0: identity line, a line for the group and for each of
+ *                                      its subgroups
+ *          128 + 1280 * r              rank r
+ *          ...                         wakeups of subgroups, 8 for each rank that is the first
+ *                                      member of some; all ranks: hints
  *          ...   (to a page)
- *          values[0]                 rank 0: two slots of value_size, rounded up to a line, then
- *                                    two of 1024 bytes for each subgroup
- *          ...                       rank r
+ *          values[0]                   rank 0: two slots of value_size, rounded up to a line, then
+ *                                      two of 1024 bytes for each subgroup
+ *          ...                         rank r
  *
  * The sealed form: ranks[r] and values[r] are an object each, `cox_group` and `cox_payload_group`,
- * of which rank r has the only mapping that can be written, and all other ranks one for reading.
- * The wakeups, that of the group first, are in the wake memory (channel/shm/layout.h), where
- * everybody writes: several processes must sleep on one futex. The worst that anybody does there is
- * a wait that takes a slice of 50 ms more, or wake-ups for nothing, which cost processor time. A
- * rank has the same memory in every generation of the group, and sets its words back to zero before
- * it joins the next one (group_round.c says why nobody takes a word of one generation for one of
- * another). Whatever is read in memory of another rank is read once, and checked; what makes no
- * sense is that rank's fault, and so is what it says of a third one that this rank does not see
- * itself.
+ * of which rank r has the only writable mapping, and all other ranks a read-only one. The wakeups,
+ * that of the group first, are in the wake memory (channel/shm/layout.h), which all ranks can
+ * write, because several processes must block on one futex. At worst such a write makes a wait 50
+ * ms longer, or causes useless wakeups, which cost processor time. A rank has the same memory in
+ * every generation of the group, and zeroes its words before it joins the next one (group_round.c
+ * says why a word of one generation is never taken for one of another). Memory of another rank is
+ * read once, and checked. Invalid content is that rank's fault; so is its report about a third rank
+ * that this rank does not see itself.
  *
- * Which slot of its own a subgroup has, each member chooses by itself; others find it by what it
- * says there of name and members.
+ * Each member chooses its slot of a subgroup by itself; the others find it by the name and members
+ * that it writes there.
  */
 #ifndef COX_WORKER_GROUP_LAYOUT_H
 #define COX_WORKER_GROUP_LAYOUT_H
@@ -54,7 +52,7 @@ struct cox_group_layout_made {
     uint64_t generation;
     uint32_t rank_count;
     uint32_t value_size;
-    /* who made it */
+    /* the rank that made it */
     uint32_t rank;
     uint32_t reserved;
 };
@@ -87,10 +85,10 @@ enum cox_group_state {
     COX_GROUP_FAILED = 0xaa, /* before that */
 };
 
-/* EMPTY -> CLAIMED                       by compare-and-swap: whoever wins is the rank
+/* EMPTY -> CLAIMED                       by compare-and-swap: the process that succeeds is the rank
  * CLAIMED -> JOINED -> WHOLE -> LEFT     by the process that won
  * CLAIMED, JOINED -> FAILED              when it cannot join
- * A word that all are sure of for good: WHOLE and LEFT say that every rank has been JOINED. */
+ * WHOLE and LEFT say that every rank has been JOINED, and stay true. */
 struct cox_group_layout_identity {
     /* {state:8, pid:24, start:32}; JOINED: release, after the fields */
     _Atomic uint64_t holder;

@@ -1,14 +1,14 @@
 /*
- * group_memory: what a rank of a sealed group has of the rank group's memory: its own words and
- * values, which nobody else can write, the hints, and those of the other ranks, which it can only
- * read. Private to the library.
+ * group_memory: the memory of the rank group that a rank of a sealed group has: its own words and
+ * values, which no other process can write, the hints, and the words and values of the other ranks,
+ * read-only. Private to the library.
  *
  * It outlives the groups that a rank forms one after the other, each in another generation, and the
- * worker: who uses it has a reference. What another rank has is opened once, and again when that
- * rank is another process.
+ * worker: each user has a reference. Another rank's memory is opened once, and again when that rank
+ * is another process.
  *
- * Threads: the one that joins and leaves groups; ref and unref from any.
- * Ownership: new takes the regions; what is told is lent.
+ * Threads: join and leave of a group on one thread; ref and unref on any.
+ * Ownership: new takes the regions; results are lent.
  * Blocks: take may, where fds are fetched by the control socket, for a second each.
  * If the process dies: the kernel frees it, except what others have mapped for reading.
  */

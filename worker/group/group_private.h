@@ -229,7 +229,7 @@ int cox_group_trouble(struct cox_group *group, const struct cox_rank_set *missin
 struct cox_group_exchange {
     struct cox_group *group;
     enum cox_group_operation operation;
-    /* COX_GROUP_EVERYBODY, or the place whose fd it is */
+    /* COX_GROUP_EVERYBODY, or the place of the rank whose fd it is */
     uint32_t source;
     /* the fd of this rank; -1: none */
     int fd;

@@ -1,20 +1,20 @@
 /*
- * fds by sockets, where pidfd_getfd is denied or missing. For the time of one exchange every rank
- * listens at an abstract address that the kernel chose, and says it in a round. To every member
- * that is to get its fd it connects, sends a tag with the fd, and closes. Who may connect to an
- * abstract address is not restricted: what counts is what the kernel says of who did (pid and
- * user), the tag, and the object.
+ * fds by sockets, where pidfd_getfd is denied or missing. During one exchange every rank listens at
+ * an abstract address that the kernel chose, and publishes the address in a round. It connects to
+ * each member that must get its fd, sends a tag with the fd, and closes. Any process may connect to
+ * an abstract address: the receiver checks the sender's pid and user, which the kernel reports, the
+ * tag, and the object.
  *
- * At most one fd per rank is on its way that its sender did not match with one it received, 128 in
- * all, far below what the kernel allows a user to have in flight: to the k-th member after itself a
- * rank sends only when it has received k - 1. Nobody waits for ever by that: as long as all wait
- * for their next one, there are as many fds on their way as ranks that wait, and each is at the
- * socket of a rank that still waits, since nobody gets more than it waits for.
+ * A rank sends to the k-th member after itself only when it has received k - 1 fds. So at most one
+ * fd per rank is in flight without a received one to match it, 128 in all, far below the kernel's
+ * limit per user. This cannot deadlock: while all ranks wait for their next fd, as many fds are in
+ * flight as ranks wait, and each is at the socket of a rank that still waits, since no rank is sent
+ * more than it waits for.
  *
- * A rank that cannot give its fd, for want of one for a socket, goes on to the last round and says
- * there why. Who has arrived there sends nothing any more, and what it sent is in the queues by
- * then: so whoever finds nothing in its own after that waits for it no longer, and fails for the
- * same reason, in step with all.
+ * A rank that cannot send its fd, because it cannot open a socket, enters the last round and
+ * publishes the reason there. A rank in the last round sends nothing more, and what it sent is
+ * queued by then. So a rank that then finds its own queue empty stops waiting, and fails for the
+ * same reason, in step with the others.
  */
 #include "group_private.h"
 

@@ -24,7 +24,7 @@
  *   that the coordinator concludes of a rank's order rests on. A step or an init is replied to
  *   before anything else is taken: the next step builds on its result.
  * Ownership: request.bytes, .batch, .outputs and .init are lent until the reply; so is .reply, the
- *   place where the reply will be read from, for whoever writes it there.
+ *   memory that the coordinator reads the reply from: a caller that writes there saves a copy.
  * Without a reply: the request stays in flight until its deadline, and is then late: the channel
  *   takes nothing new (COX_LATE) until the reply is there, also one that is of no more use. At join
  *   and free nothing is replied to; the coordinator sees a rank that has left, and the requests
@@ -166,10 +166,10 @@ COX_PUBLIC void cox_init_result_init(struct cox_init_result *ret_result);
 COX_PUBLIC int cox_worker_reply_init(struct cox_worker *worker, uint64_t sequence,
                                      const struct cox_init_result *result, struct cox_error *err);
 
-/* True once nobody waits for the reply any more: the request of the execute channel has ended
- * (deadline, another rank's failure or death), or the group has; and once the worker is to pause.
- * A reply is due all the same, and is dropped. For a request that is lent; sequence 0: for the
- * opaque callback that this thread is in. Lock-free. */
+/* True once the reply has no reader: the request of the execute channel, or the group, has ended
+ * (deadline, failure or death of another rank); also when the worker is pausing. The caller must
+ * still reply; the reply is dropped. For a request that is lent; sequence 0: for the opaque
+ * callback that this thread is in. Lock-free. */
 COX_PUBLIC bool cox_worker_cancelled(const struct cox_worker *worker, uint64_t sequence);
 
 /* Ends the next that waits on this channel, or else the one that comes, with COX_EMPTY.

@@ -137,10 +137,9 @@ struct cox_batch_output {
  * COX_ABORTED early. Lock-free, callable from the callback's thread. */
 COX_PUBLIC bool cox_batch_cancelled(const struct cox_batch *batch);
 
-/* Steps up to this number have been given up; 0: none. Of a step that is not given up itself all
- * ranks are told the same, from its beginning to its end, and another number than before if any
- * step in between failed anywhere: so ranks that wait for each other know together when to begin
- * anew. As cox_batch_cancelled otherwise. */
+/* Steps up to this number have been cancelled; 0: none. During a step that is not cancelled, all
+ * ranks read the same number, and a new one if a step in between failed on any rank. So ranks that
+ * wait for each other start anew at the same step. As cox_batch_cancelled otherwise. */
 COX_PUBLIC uint64_t cox_batch_void_through(const struct cox_batch *batch);
 
 #ifdef __cplusplus

@@ -66,7 +66,7 @@ void cox_table_revert(struct cox_table *table);
 uint64_t cox_table_base(const struct cox_table *table);
 
 /* Drops sequences by id, unknown ids are ignored. *ret_slots (count of them) is lent until the next
- * call. The base does not change: the ranks are told in order with the steps. */
+ * call. The base does not change: a cleanup arrives in order with the steps. */
 void cox_table_cleanup(struct cox_table *table, const int64_t *seq_ids, size_t id_count,
                        const uint32_t **ret_slots, uint32_t *ret_count);
 /* Drops everything; base is 0. */

@@ -51,9 +51,9 @@ extern "C" {
 
 struct cox_kv_blocks;
 
-/* block_count blocks of block_size bytes, all zero, every page reserved, all nobody's. The memory
- * is called memfd:cox_payload_kv: who writes to it can falsify keys and values of the owner, and
- * nothing else.
+/* block_count blocks of block_size bytes, all zero, every page reserved, all without a user. The
+ * memory is called memfd:cox_payload_kv: a process that writes to it can falsify the owner's keys
+ * and values, and nothing else.
  * Returns
  *   0
  *   COX_INVALID: a number out of range, err says which
@@ -76,22 +76,22 @@ COX_PUBLIC void *cox_kv_blocks_memory(const struct cox_kv_blocks *blocks);
  * (handle.h) with offset and size 0. */
 COX_PUBLIC int cox_kv_blocks_fd(const struct cox_kv_blocks *blocks);
 
-/* The block is nobody's from now on, and may be written; copies of it that are under way are stale.
- * Also where it was nobody's.
+/* The block has no user from now on and may be written; copies under way become stale. Legal for a
+ * block without a user.
  * Returns
  *   0
  *   COX_INVALID: no such block
  */
 COX_PUBLIC int cox_kv_blocks_take(struct cox_kv_blocks *blocks, uint32_t block);
-/* What the block holds is this generation's.
+/* The block's content belongs to this generation from now on.
  * Returns
  *   0
  *   COX_INVALID: no such block, or generation COX_KV_NOBODY
- *   COX_STATE: it is somebody's, and stays so: take it first
+ *   COX_STATE: the block has a user, and keeps it: take it first
  */
 COX_PUBLIC int cox_kv_blocks_give(struct cox_kv_blocks *blocks, uint32_t block,
                                   uint64_t generation);
-/* Current value; orders nothing. COX_KV_NOBODY also if there is no such block. */
+/* The current value; a relaxed load. COX_KV_NOBODY also if there is no such block. */
 COX_PUBLIC uint64_t cox_kv_blocks_generation(const struct cox_kv_blocks *blocks, uint32_t block);
 
 /* ---- readers ---- */
@@ -117,15 +117,16 @@ void cox_kv_view_freep(struct cox_kv_view **view); /* for _cox_cleanup_ */
 COX_PUBLIC uint32_t cox_kv_view_count(const struct cox_kv_view *view);
 COX_PUBLIC uint64_t cox_kv_view_size(const struct cox_kv_view *view); /* of one block */
 #ifdef COX_INTERNAL
-/* As it is now, not ordered with anything. COX_KV_NOBODY also where there is no such block. */
+/* The current value; a relaxed load. COX_KV_NOBODY also if there is no such block. */
 uint64_t cox_kv_view_generation(const struct cox_kv_view *view, uint32_t block);
 #endif
-/* Copies the block, cox_kv_view_size bytes. generation: whose it must be; COX_KV_NOBODY: anybody's.
+/* Copies the block, cox_kv_view_size bytes. generation: the user that it must have; COX_KV_NOBODY:
+ * any.
  * Returns
- *   0: to holds what the owner gave under one generation
+ *   0: `to` holds what the owner gave under one generation
  *   COX_INVALID: no such block
- *   COX_STALE: it is another's, or nobody's, or was taken during the copy: then the bytes of to are
- *     worthless
+ *   COX_STALE: it has another user or none, or was taken during the copy: the bytes
+ *     in `to` are worthless
  */
 COX_PUBLIC int cox_kv_view_copy(const struct cox_kv_view *view, uint32_t block, uint64_t generation,
                                 void *to, struct cox_error *err);

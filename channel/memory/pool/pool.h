@@ -283,17 +283,17 @@ COX_PUBLIC int cox_pool_copy(struct cox_pool *to, const struct cox_block_ref *to
 int cox_pool_adopt_all(struct cox_pool *pool, uint64_t generation, struct cox_error *err);
 /* The generation of a block that this process took; 0: no such block. Not ordered with anything. */
 uint64_t cox_pool_generation(const struct cox_pool *pool, uint32_t block);
-/* Gives the block another generation: from now on nobody can pin the old one. Does not wait; until
- * wait_unpinned the block must not be written.
+/* Gives the block another generation: from now on the old one cannot be pinned. Does not wait;
+ * until wait_unpinned the block must not be written.
  * Returns
  *   0, also when it has that generation
  *   COX_INVALID
  *   COX_STATE: not this process's
  */
 int cox_pool_bump_generation(struct cox_pool *pool, uint32_t block, uint64_t generation);
-/* Waits until nobody but this process counts the block: then it may be written. Looks at once, and
- * then, sleeping, at every unref and every 50 ms, whether who counts it is alive; the dead are
- * given back. cancelled (NULL: never) is asked in each slice.
+/* Blocks until no other process has a reference to the block: then it may be written. Checks at
+ * once, at every unref and every 50 ms, and takes back the references of dead processes. cancelled
+ * (NULL: never) is asked in each slice.
  * Returns
  *   0
  *   COX_TIMEOUT: err says which process still reads it

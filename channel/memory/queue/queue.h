@@ -156,8 +156,8 @@ struct cox_publication {
     /* set by publish_batch */
     uint64_t number;
 };
-/* Several at once, in this order, with nobody's between them: the lock is taken once. What is no
- * block of the publisher's pool, or too short, is found before any is published.
+/* Publishes several messages in this order, with none of another publisher between them: the lock
+ * is taken once. All blocks are checked before the first is published.
  * Returns
  *   as publish: *ret_count publications are messages then, those before the one that failed
  *   COX_INVALID: also, there are more of them than the queue is deep
@@ -256,9 +256,8 @@ COX_PUBLIC struct cox_queue_set *cox_queue_set_free(struct cox_queue_set *set); 
 COX_PUBLIC int cox_queue_set_add(struct cox_queue_set *set, struct cox_subscriber *subscriber,
                                  struct cox_error *err);
 COX_PUBLIC void cox_queue_set_remove(struct cox_queue_set *set, struct cox_subscriber *subscriber);
-/* Waits until one has something to take; of several, one after the other gets its turn. Sleeps
- * without waking up, but where the kernel can sleep on one word alone (before Linux 5.16): there it
- * looks every 10 ms.
+/* Blocks until a queue of the set has a message; several take turns. Causes no wakeups meanwhile,
+ * except before Linux 5.16, whose futexes can wait for one word only: there it polls every 10 ms.
  * Returns
  *   0
  *   COX_TIMEOUT
