@@ -77,8 +77,8 @@ static int runtime_dir_find(char runtime_dir[COX_SOCKET_PATH_SIZE], struct cox_e
     return r;
 }
 
-/* Opens each control socket in turn; the one open at the end is the last live one's. listed names
- * them. */
+/* Opens each control socket in turn; the one that is open at the end is the last live one. `listed`
+ * gets their names. */
 static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *stream,
                        uint64_t deadline_ns, char *listed, size_t listed_size, uint32_t *ret_count,
                        struct cox_error *err)
@@ -106,13 +106,14 @@ static int sockets_try(struct cox_client *client, const char *runtime_dir, DIR *
             return cox_fail(err, r, "the group '%s': %.800s", name, error.text);
         size_t used = strlen(listed);
         const char *comma = used ? ", " : "";
-        /* A long name is cut in its socket's (cox_control_socket_find), and then is none. */
+        /* The socket of a long name has only a part of it (cox_control_socket_find), which is then
+         * no valid name. */
         int size = cox_name_check(name, NULL)
                        ? snprintf(listed + used, listed_size - used, "%s%s (with --socket %s)",
                                   comma, name, path)
                        : snprintf(listed + used, listed_size - used, "%s%s", comma, name);
         if (size < 0 || (size_t)size >= listed_size - used)
-            listed[used] = '\0'; /* whole ones only */
+            listed[used] = '\0'; /* whole messages only */
         cox_client_close(client);
         *client = other;
         snprintf(client->group, sizeof client->group, "%s", name);
@@ -180,7 +181,7 @@ static size_t character_size(const unsigned char *at)
     for (size_t i = 1; i < size; i++)
         if ((at[i] & 0xc0) != 0x80)
             return 0;
-    /* Too long for its character, a surrogate, above the last one; C1 controls. */
+    /* An overlong form, a surrogate, a code point above the last one; C1 controls. */
     if ((at[0] == 0xe0 && at[1] < 0xa0) || (at[0] == 0xed && at[1] > 0x9f) ||
         (at[0] == 0xf0 && at[1] < 0x90) || (at[0] == 0xf4 && at[1] > 0x8f) ||
         (at[0] == 0xc2 && at[1] < 0xa0))
@@ -204,7 +205,7 @@ void cox_client_clean_text(char *text)
 
 static void field_clean(const ProtobufCFieldDescriptor *field, uint8_t *message);
 
-/* Every text of a message and of those in it. */
+/* Every text of a message and of its nested messages. */
 static void message_clean(ProtobufCMessage *message)
 {
     for (unsigned i = 0; i < message->descriptor->n_fields; i++)
@@ -233,7 +234,7 @@ static void field_clean(const ProtobufCFieldDescriptor *field, uint8_t *message)
 
 int cox_client_error(const struct CoxswainControl__Error *reply_error, struct cox_error *err)
 {
-    /* An unknown code is a failure, too. */
+    /* An unknown code counts as a failure. */
     int code = reply_error->code < COX_STATUS_COUNT && reply_error->code != 0 ? reply_error->code
                                                                               : COX_REJECTED;
     char text[sizeof err->text];
@@ -268,8 +269,7 @@ static int reply_await(struct cox_client *client, uint64_t deadline_ns, control_
     bool heard = true;
     for (;;) {
         int r = heard ? cox_stream_flush(&client->stream) : 0;
-        if (r ==
-            COX_CLOSED) { /* a group that does not read any more may still have sent its reason */
+        if (r == COX_CLOSED) { /* a group that no longer reads may still have sent its reason */
             heard = false;
             r = 0;
         }
@@ -365,7 +365,7 @@ int cox_client_watch(struct cox_watch *watch, struct cox_error *err)
     int r = cox_client_open(&client, watch->name, deadline_ns, &error);
     if (!r)
         r = cox_client_status(&client, deadline_ns, &status, &error);
-    /* Its end shows as the end of the connection that is waited on. */
+    /* If the group ends, the connection that is waited on ends too. */
     watch->misses = r == COX_TIMEOUT ? watch->misses + 1 : 0;
     return watch->misses < WATCH_MISSES
                ? 0

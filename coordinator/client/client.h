@@ -4,9 +4,9 @@
  * Threads: one at a time.
  * Ownership: what a reply points to is lent until the next call on the same client.
  * Blocks: open and ask until their deadline.
- * Bytes of the group are input: what makes no sense is COX_CORRUPT. The texts of a reply are safe
+ * Bytes: replies are untrusted input; invalid ones are COX_CORRUPT. The texts of a reply are safe
  *   to print: see cox_client_clean_text.
- * If the process dies: the kernel closes the connection, and the group forgets what it asked.
+ * If the process dies: the kernel closes the connection, and the group cancels its requests.
  */
 #ifndef COX_COORDINATOR_CLIENT_H
 #define COX_COORDINATOR_CLIENT_H
@@ -46,7 +46,7 @@ int cox_client_open(struct cox_client *client, const char *name, uint64_t deadli
                     struct cox_error *err);
 
 /* Sends a request and waits for one reply. Returns 0; COX_CLOSED: the group is gone; COX_TIMEOUT;
- * COX_CORRUPT; -ENOMEM; -errno; and what an error of the group says. */
+ * COX_CORRUPT; -ENOMEM; -errno; or the error that the group replies with. */
 int cox_client_ask(struct cox_client *client, const struct CoxswainControl__ControlRequest *request,
                    uint64_t deadline_ns, struct CoxswainControl__ControlReply **ret_reply,
                    struct cox_error *err);
@@ -70,18 +70,20 @@ struct cox_watch {
     /* in a row */
     uint32_t misses;
 };
-/* How long to wait for a reply before each look: 10 s. In testing builds COXSWAIN_TEST_WATCH_MS
- * says it. */
+/* The time without a reply after which the group is checked: 10 s. In testing builds
+ * COXSWAIN_TEST_WATCH_MS overrides it. */
 int cox_client_watch_ms(void);
-/* Asks it over a connection of its own, for 5 s at most. Returns 0: it replies, or did until a
- * moment ago; COX_TIMEOUT: it did not several times in a row. */
+/* Sends the group a status request over a second connection, for 5 s at most. Returns 0: it
+ * replies, or the failures in a row are still few; COX_TIMEOUT: it failed several times in a row.
+ */
 int cox_client_watch(struct cox_watch *watch, struct cox_error *err);
 
-/* The error that another process told, as one of ours. Never 0. */
+/* Converts the error of a reply into a cox_error. Never 0. */
 struct CoxswainControl__Error;
 int cox_client_error(const struct CoxswainControl__Error *reply_error, struct cox_error *err);
 
-/* Text of another process, for people: what is no printable UTF-8 becomes '?'; newlines stay. */
+/* Makes the text of another process safe to print: bytes that are no printable UTF-8 become '?';
+ * newlines stay. */
 void cox_client_clean_text(char *text);
 
 #endif

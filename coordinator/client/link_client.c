@@ -9,7 +9,8 @@
 
 /* The interval between queries whether ranks have linked. */
 #define LOOK_NS (5 * COX_NSEC_PER_MSEC)
-/* The group fails at the deadline, and then names the rank that it waited for. */
+/* Added to the deadline: the group itself fails at the deadline, and its error names the late rank.
+ */
 #define REPLY_NS (2 * COX_NSEC_PER_SEC)
 
 typedef CoxswainControl__ControlRequest control_request;
@@ -65,7 +66,7 @@ int cox_client_link_status(struct cox_client *client, uint64_t deadline_ns,
     return r;
 }
 
-/* The state of one link. It is in the list until it is unlinked; then it will not be linked. */
+/* The state of one link. A link that is no longer in the list was removed. */
 static int state_ask(struct cox_client *reader, const char *owner_name, uint64_t deadline_ns,
                      enum cox_link_state *ret_state, struct cox_error *err)
 {

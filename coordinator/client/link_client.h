@@ -1,11 +1,11 @@
 /*
- * link_client: two running groups brought together by a third process: what one says of itself is
- * handed to the other.
+ * link_client: a third process links two running groups: it passes the description of one to the
+ * other.
  *
  * Threads: one.
  * Ownership: clients are the caller's; what replies point to is lent by them as client.h says.
- * Blocks: until the deadline; for what a group says at its end two seconds more.
- * If the process dies: what was linked stays linked.
+ * Blocks: until the deadline; two seconds more, for the reply of a group that ended at its
+ * deadline. If the process dies: links that were made stay.
  */
 #ifndef COX_COORDINATOR_LINK_CLIENT_H
 #define COX_COORDINATOR_LINK_CLIENT_H

@@ -159,13 +159,13 @@ static int prompts_fill(status_reply *reply, const struct cox_control_source *so
     SET(message, generated_tokens, status.generated_tokens);
     SET(message, free_blocks, status.free_blocks);
     SET(message, block_count, status.block_count);
-    /* A client sends so many before it waits for the first output. */
+    /* A client sends at most this many before it waits for the first output. */
     SET(message, prompt_count_max, status.prompt_count_max ? status.prompt_count_max : UINT32_MAX);
     reply->serving = message;
     return 0;
 }
 
-/* What clients cause to be kept. */
+/* Limits and counts of what the group keeps for clients. */
 static int limits_fill(status_reply *reply, const struct cox_control_source *source,
                        struct cox_arena *arena)
 {

@@ -1,10 +1,10 @@
 /*
- * control_reply: what a group says of itself, as a message of proto/control.proto.
+ * control_reply: the replies of a group to its clients, as messages of proto/control.proto.
  *
  * Threads: any.
  * Ownership: the message lives in the arena.
- * Blocks: status nothing, see cox_executor_status; recover, lora, weights and what asks ranks of
- *   links until their deadlines, weights also while files are read.
+ * Blocks: status: nothing, see cox_executor_status. recover, lora, weights and the requests about
+ * links: until their deadlines; weights also while files are read.
  * If the process dies: private memory; nothing is left.
  */
 #ifndef COX_COORDINATOR_CONTROL_REPLY_H
@@ -28,34 +28,34 @@ struct CoxswainControl__WeightsStatus;
 /* Returns 0 or -ENOMEM. */
 int cox_control_reply_status(const struct cox_control_source *source, struct cox_arena *arena,
                              struct CoxswainControl__StatusReply **ret_status);
-/* How recovery is; phase.recovery is there. */
+/* The state of recovery; phase.recovery is not NULL. */
 int cox_control_reply_recovery(const struct cox_control_source *source, struct cox_arena *arena,
                                struct CoxswainControl__RecoveryStatus **ret_status);
-/* Carries the request out; phase.recovery is there. Returns 0, also when that failed, which the
- * reply tells; COX_INVALID: it makes no sense, err tells; -ENOMEM. */
+/* Carries the request out; phase.recovery is not NULL. Returns 0, also if it failed: the reply has
+ * the error; COX_INVALID: an invalid request, err has the reason; -ENOMEM. */
 int cox_control_reply_recover(const struct cox_control_source *source,
                               const struct CoxswainControl__RecoverRequest *request,
                               struct cox_arena *arena,
                               struct CoxswainControl__RecoverReply **ret_reply,
                               struct cox_error *err);
-/* The same for a LoRA request; hooks.lora is there. */
+/* The same for a LoRA request; hooks.lora is not NULL. */
 int cox_control_reply_lora(const struct cox_control_source *source,
                            const struct CoxswainControl__LoraRequest *request,
                            struct cox_arena *arena, struct CoxswainControl__LoraReply **ret_reply,
                            struct cox_error *err);
-/* Which weights are in use; hooks.weights are there. Returns 0; COX_UNSUPPORTED: every rank has
+/* Which weights are in use; hooks.weights is not NULL. Returns 0; COX_UNSUPPORTED: every rank has
  * loaded its own; -ENOMEM. */
 int cox_control_reply_weights_status(const struct cox_control_source *source,
                                      struct cox_arena *arena,
                                      struct CoxswainControl__WeightsStatus **ret_status);
-/* Carries the request out; hooks.weights are there. Returns as cox_control_reply_recover. */
+/* Carries the request out; hooks.weights is not NULL. Returns as cox_control_reply_recover. */
 int cox_control_reply_weights(const struct cox_control_source *source,
                               const struct CoxswainControl__WeightsRequest *request,
                               struct cox_arena *arena,
                               struct CoxswainControl__WeightsReply **ret_reply,
                               struct cox_error *err);
 
-/* Part of the status; prompts and links are there. Returns 0 or -ENOMEM. */
+/* Part of the status; prompts and links are not NULL. Returns 0 or -ENOMEM. */
 struct CoxswainControl__TransferStatus;
 int cox_control_reply_transfer_status(const struct cox_control_source *source,
                                       struct cox_arena *arena,
@@ -66,7 +66,7 @@ int cox_control_reply_links(const struct cox_control_source *source,
                             const struct CoxswainControl__ControlRequest *request,
                             struct cox_arena *arena, struct CoxswainControl__ControlReply *reply,
                             struct cox_error *err);
-/* What became of a pull; result is lent. Returns 0 or -ENOMEM. */
+/* The result of a pull, which is lent. Returns 0 or -ENOMEM. */
 struct CoxswainControl__PullReply;
 int cox_control_reply_pull(const struct cox_prompt_output *result, struct cox_arena *arena,
                            struct CoxswainControl__PullReply **ret_reply);

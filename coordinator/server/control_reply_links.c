@@ -242,7 +242,7 @@ int cox_control_reply_pull(const struct cox_prompt_output *result, struct cox_ar
     if (!reply)
         return -ENOMEM;
     coxswain_control__pull_reply__init(reply);
-    /* One that never came to be a pull has failed all the same. */
+    /* A request that was refused before it became a pull counts as failed. */
     reply->state = (char *)(uintptr_t)cox_pull_state_name(report ? report->state : COX_PULL_FAILED);
     reply->ranks = cox_arena_alloc(arena, (count + 1) * sizeof *reply->ranks);
     CoxswainControl__RankPull *ranks = cox_arena_alloc(arena, (count + 1) * sizeof *ranks);

@@ -78,7 +78,7 @@ static int adapters_add(const struct cox_control_source *source, struct cox_aren
     return r;
 }
 
-/* Returns 0 or -ENOMEM; what it came to is in the reply. */
+/* Returns 0 or -ENOMEM; the result is in the reply. */
 static int order_run(const struct cox_control_source *source, const lora_request *request,
                      struct cox_arena *arena, lora_reply *reply)
 {

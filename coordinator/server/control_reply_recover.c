@@ -1,4 +1,4 @@
-/* control_reply_recover: recovery of a group by request: commands, replacements, and how it is. */
+/* control_reply_recover: recovery of a group by request: commands, replacements, and its state. */
 #include "control_reply.h"
 
 #include "coordinator/recovery/recovery.h"
@@ -129,7 +129,7 @@ static int restart_one(const struct cox_control_source *source, uint32_t rank, b
     int r =
         cox_recovery_restart(source->phase.recovery, rank, kill, deadline_ns, &replaced, &error);
     int status = 0;
-    if (r && !reply->error) /* the first failure stands for all */
+    if (r && !reply->error) /* the first failure is the reply's */
         status = error_add(reply, arena, &error);
     if (!status)
         status = restart_result(source, rank, r, replaced, &result);

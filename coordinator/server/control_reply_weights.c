@@ -1,4 +1,4 @@
-/* control_reply_weights: other weights for a group by request, and which it has. */
+/* control_reply_weights: switches the weights of a group by request, and reports which it has. */
 #include "control_reply.h"
 
 #include "proto/wire.h"

@@ -21,7 +21,7 @@
 #define IDLE_MS 10000
 /* Including connections that have lost their place and whose threads have not ended yet. */
 #define SLOT_COUNT (2 * COX_CONTROL_CONNECTION_MAX)
-/* Results stay in the prompt queue while so many bytes wait here. */
+/* Results stay in the prompt queue while more than this many bytes are unsent. */
 #define PENDING_MAX ((size_t)64 << 10)
 /* Of one request, unpacked: packed numbers grow fourfold. */
 #define REQUEST_ARENA_MAX ((size_t)96 << 20)
@@ -47,7 +47,7 @@ struct connection {
     /* Under the service's lock. */
     /* ended: only join is left */
     bool used, ended;
-    /* it brought some */
+    /* it has sent prompts */
     bool prompts;
     /* it waits for its client only, so another connection may take its place */
     bool idle;
@@ -67,7 +67,7 @@ struct connection {
     /* prompts of it, from next_prompt on, that wait for room */
     const complete_request *complete;
     size_t next_prompt;
-    /* NULL: it brought no prompts so far */
+    /* NULL: it has sent no prompts yet */
     void *client;
     /* of that */
     const struct cox_prompt_hooks *prompt_hooks;
@@ -166,7 +166,7 @@ static int item_put(struct connection *c, const struct cox_prompt_output *result
     return reply_put(c, &reply);
 }
 
-/* The source of a prompt is not needed any more. */
+/* Reports that a prompt's source is no longer needed. */
 static int pulled_put(struct connection *c, const struct cox_prompt_output *result)
 {
     CoxswainControl__Error error = COXSWAIN_CONTROL__ERROR__INIT;
@@ -459,9 +459,9 @@ static bool places_make_room(struct cox_control_server *service, bool prompts)
     if (!found)
         return false;
     found->outbid = true;
-    /* Its thread polls the fd, which is open while it is idle. A thread that only waits to write
-     * would not notice the end of its input, and could not send a reason to a client that does not
-     * read. */
+    /* Its thread polls the fd, which stays open while the connection is idle. A thread that only
+     * waits to write would not notice the end of its input, and could not send a reason to a client
+     * that does not read. */
     shutdown(found->stream.fd, found->reading ? SHUT_RD : SHUT_RDWR);
     return true;
 }
@@ -650,7 +650,7 @@ static int request_serve(struct connection *c, const control_request *request)
     if (request->request_case == COXSWAIN_CONTROL__CONTROL_REQUEST__REQUEST_STOP) {
         int r = done_put(c);
         if (!r)
-            r = cox_stream_flush(&c->stream); /* before the group ends, which may be soon */
+            r = cox_stream_flush(&c->stream); /* before the group ends, which may happen at once */
         c->stopping = true;
         if (service->options.stop)
             service->options.stop(service->options.context);
@@ -905,7 +905,7 @@ static struct connection *connection_find(struct cox_control_server *service)
         if (!c->used && !found)
             found = c;
     }
-    /* The slot first: no connection loses its place for one that cannot have it. */
+    /* First finds a slot: no connection may lose its place for one that then has none. */
     return found && (places_count(service).taken < COX_CONTROL_CONNECTION_MAX ||
                      places_make_room(service, false))
                ? found

@@ -2,9 +2,9 @@
  * control_server: the coordinator's end of its control connections (proto/control.proto): status,
  * stop, prompts, recovery, links and pulls.
  *
- * Every connection has a thread of its own and touches no worker: status is replied to also when
- * all of them are stuck or dead. Of COX_CONTROL_CONNECTION_MAX connections at a time, the last few
- * are kept for those that neither bring prompts nor give orders that may take long (recover, lora,
+ * Every connection has a thread of its own, which touches no worker: status works also when all
+ * workers are stuck or dead. Of COX_CONTROL_CONNECTION_MAX connections at a time, the last few are
+ * kept for those that neither bring prompts nor give orders that may take long (recover, lora,
  * links, weights), and when there are as many, one that asks for nothing, or does not take its
  * reply, is closed for the new one: so status and stop stay reachable.
  *
@@ -34,7 +34,8 @@ struct cox_control_options {
     /* directory; NULL: none is known */
     const char *model;
     struct cox_server_hooks hooks;
-    /* A client asks for the end. On a connection's thread, may be called again; must not block. */
+    /* A client has sent a stop. Called on a connection's thread, possibly more than once; must not
+     * block. */
     void (*stop)(void *context);
     void *context;
 };
@@ -46,13 +47,13 @@ int cox_control_server_new(const struct cox_control_options *options,
 /* NULL-safe, returns NULL. */
 struct cox_control_server *cox_control_server_free(struct cox_control_server *server);
 
-/* From now on this is what can be asked; phase is copied, what it points to borrowed until free. An
- * empty refusal: the group is being started. Any thread. */
+/* Sets the phase, which decides what requests are possible. It is copied; what it points to is
+ * borrowed until free. An empty refusal: the group is being started. Any thread. */
 void cox_control_server_update(struct cox_control_server *server,
                                const struct cox_control_phase *phase);
 
 /* Serves a connection, a stream socket. Returns 0; COX_FULL: too many are busy, or wait to be
- * closed; -ENOMEM; -errno. Unless 0 fd stays the caller's. */
+ * closed; -ENOMEM; -errno. On failure fd stays the caller's. */
 int cox_control_server_take(struct cox_control_server *service, int fd, struct cox_error *err);
 /* Connections whose threads have not ended. */
 uint32_t cox_control_server_connection_count(struct cox_control_server *service);

@@ -1,5 +1,6 @@
 /*
- * control_source: how far a group is, and with that what can be asked of it now.
+ * control_source: the phase of a group, from start to end, which decides what requests are possible
+ * now.
  *
  * Threads: a phase is copied under the lock of the control server; a source is one connection's.
  * Ownership: all pointers are borrowed.
@@ -11,7 +12,7 @@
 #include "group_links.h"
 #include "hooks.h"
 
-/* With the end of the text; what is longer is cut. */
+/* Includes the terminating zero; longer text is cut. */
 #define COX_REFUSAL_SIZE 512
 
 struct cox_recovery;
@@ -19,13 +20,13 @@ struct cox_recovery;
 struct cox_control_phase {
     /* NULL: the group is being started, every request but stop is refused */
     struct cox_executor *executor;
-    /* NULL: it is being initialized, and so long neither recover nor lora is served */
+    /* NULL: it is being initialized; until then neither recover nor lora is served */
     struct cox_recovery *recovery;
-    /* NULL: it takes no part in transfers */
+    /* NULL: it has no links */
     struct cox_group_links *links;
-    /* the prompt hooks, if there are any, can be called */
+    /* the prompt hooks, if set, can be called */
     bool prompts;
-    /* why not, or why every request is refused */
+    /* the reason why not, or why every request is refused */
     char refusal[COX_REFUSAL_SIZE];
 };
 

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #define LINK_COUNT_MAX 64
-/* From another group: far more than its ranks need. */
+/* The limit of another group's message; far above the size for 128 ranks. */
 #define REMOTE_INFO_SIZE_MAX ((size_t)1 << 20)
 /* The interval between checks whether ranks have linked. */
 #define LOOK_NS (2 * COX_NSEC_PER_MSEC)
@@ -203,7 +203,8 @@ static int own_info(const struct cox_group_links *links, RemoteInfo **ret_own,
 
 /* ---- orders ---- */
 
-/* Waits for the turn: the previous order may wait for room on the channel until its own deadline.
+/* Orders run one at a time: the previous one may wait for room on the channel until its own
+ * deadline.
  */
 static int order_enter(struct cox_group_links *links, uint64_t deadline_ns, struct cox_error *err)
 {

@@ -2,12 +2,12 @@
  * group_links: the other groups whose KV caches the ranks of this one read, and the role of this
  * group.
  *
- * What was linked is remembered, and told again to ranks that were replaced. A link names one epoch
- * of the other group; when that has replaced a rank it has another one, pulls say so, and it is
- * linked again.
+ * The links are kept, and sent again to ranks that were replaced. A link names one epoch of the
+ * other group. When that group replaces a rank, its epoch changes, pulls fail for that reason, and
+ * it is linked again.
  *
- * Threads: new and free from one thread; the rest from any. Orders wait for each other:
- *   COX_TIMEOUT, where another one was under way until the deadline.
+ * Threads: new and free from one thread; the rest from any. Orders run one at a time: COX_TIMEOUT
+ * if another one runs until the deadline.
  * Ownership: the executor is borrowed until free.
  * Blocks: orders and status until their deadline; role and list nothing.
  * If the process dies: private memory; the ranks end with the coordinator.
@@ -45,26 +45,27 @@ int cox_group_links_link(struct cox_group_links *links, const void *bytes, size_
 /* Returns 0; COX_NOT_FOUND: it is not linked; what cox_executor_link returns. */
 int cox_group_links_unlink(struct cox_group_links *links, const char *cluster_id,
                            uint64_t deadline_ns, struct cox_error *err);
-/* The ranks hear of it. Returns 0; COX_INVALID: no such role; what cox_executor_link returns. */
+/* Sends the role to the ranks. Returns 0; COX_INVALID: no such role; what cox_executor_link
+ * returns. */
 int cox_group_links_set_role(struct cox_group_links *links, uint32_t role, uint64_t deadline_ns,
                              struct cox_error *err);
 enum cox_role cox_group_links_role(struct cox_group_links *links);
-/* Ranks were replaced: all of it once more, and waits until they have linked or failed. What goes
- * wrong is logged: pulls will say it again. */
+/* After ranks were replaced: sends role and links again, and waits until the ranks have linked or
+ * failed. Failures are logged: pulls will report them again. */
 void cox_group_links_resend(struct cox_group_links *links, uint64_t deadline_ns);
 
 struct cox_group_link {
     char *cluster_id;
     enum cox_link_state state;
-    /* that was linked; 0: only ranks know of it */
+    /* the epoch that was linked; 0: only ranks know of this link */
     uint64_t epoch;
     /* FAILED: PDErrorCode */
     int32_t code;
     /* FAILED: the reason; NULL: no rank gave one */
     char *text;
 };
-/* What every rank says, merged; links that no rank mentions are WAITING. By name. *ret_list is
- * freed with cox_group_link_list_free. Returns as cox_executor_link_status. */
+/* The states of all ranks, merged, in order of the names. A link that no rank mentions is WAITING.
+ * *ret_list is freed with cox_group_link_list_free. Returns as cox_executor_link_status. */
 int cox_group_links_status(struct cox_group_links *links, uint64_t deadline_ns,
                            struct cox_group_link **ret_list, size_t *ret_count,
                            struct cox_error *err);

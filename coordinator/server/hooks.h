@@ -53,14 +53,14 @@ struct cox_lora_hooks {
      */
     int (*load)(void *context, const char *name, const char *path, uint64_t deadline_ns,
                 struct cox_lora_result *ret_results, struct cox_error *err);
-    /* The same for an adapter that is not to be used any more. */
+    /* The same to unload an adapter. */
     int (*unload)(void *context, const char *name, uint64_t deadline_ns,
                   struct cox_lora_result *ret_results, struct cox_error *err);
 };
 #define COX_LORA_HOOKS_INIT COX_OPTIONS_INIT(struct cox_lora_hooks)
 
 struct cox_weights_status {
-    /* with which the ranks compute; the first is 1 */
+    /* the version that the ranks compute with; the first is 1 */
     uint64_t version;
     /* being loaded; 0: none */
     uint64_t next;
@@ -100,8 +100,8 @@ struct cox_server_hooks {
     /* The ranks are initialized, and recovery is running. Once this has returned 0, prompts and
      * links are served. Not 0: cox_server_start returns it. */
     int (*ready)(void *context, struct cox_server *server, struct cox_error *err);
-    /* Ranks were replaced, and the init was replayed: restores what else they had. Not 0: the group
-     * cannot run steps yet, as after an init that failed so. */
+    /* Ranks were replaced, and the init was replayed: the engine restores their other state. Not 0:
+     * the group cannot run steps yet, as after a failed init. */
     int (*replayed)(void *context, uint64_t deadline_ns, struct cox_error *err);
     /* The executor has stopped: hooks that block return COX_CLOSED, now and later. */
     void (*ending)(void *context);

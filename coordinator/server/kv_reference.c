@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of one sequence; more than any cache has. */
+/* The limit for one sequence; no cache has as many. */
 #define BLOCK_COUNT_MAX (UINT32_C(1) << 24)
 
 struct cox_kv_reference *cox_kv_reference_dup(const struct cox_kv_reference *reference)
@@ -40,7 +40,7 @@ int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
         !message->has_lease_ns || message->n_blocks == 0)
         return cox_fail(err, COX_INVALID,
                         "a source needs a group, its epoch, a sequence, a lease and blocks");
-    /* It is said in logs. */
+    /* The name appears in logs. */
     if (cox_name_check(message->cluster_id, NULL))
         return cox_fail(err, COX_INVALID, "a source's group has a name of %zu bytes that is none",
                         strlen(message->cluster_id));

@@ -1,9 +1,9 @@
 /*
- * kv_reference: keys and values of a sequence's first positions, in blocks that a group holds for
- * others to pull.
+ * kv_reference: refers to the keys and values of a sequence's first positions, in blocks that a
+ * group leases to others, which pull them.
  *
  * Threads: one at a time.
- * Ownership: a copy is one piece of memory, its owner's.
+ * Ownership: a copy is one allocation, and its owner's.
  * Blocks: nothing.
  * If the process dies: private memory; nothing is left.
  */
@@ -21,9 +21,9 @@ struct cox_kv_reference {
     const char *cluster_id;
     /* of that group, at the time of this reference */
     uint64_t epoch;
-    /* there: the generation of its blocks, and the name of the hold */
+    /* in that group: the generation of the blocks, and the name of the lease */
     int64_t sequence;
-    /* CLOCK_MONOTONIC: held until then */
+    /* CLOCK_MONOTONIC: the end of the lease */
     uint64_t lease_ns;
     const int32_t *blocks;
     uint32_t block_count;
@@ -36,14 +36,14 @@ COX_PUBLIC struct cox_kv_reference *cox_kv_reference_free(struct cox_kv_referenc
 
 #ifdef COX_INTERNAL
 struct CoxswainControl__KvSource;
-/* Another process's bytes, lent.
+/* From a message of another process, lent.
  * Returns
  *   0
- *   COX_INVALID: something is missing, or out of range
+ *   COX_INVALID: a field is missing or out of range
  */
 int cox_kv_reference_read(const struct CoxswainControl__KvSource *message,
                           struct cox_kv_reference *ret_reference, struct cox_error *err);
-/* The other way; lends all of reference. */
+/* Fills in a message, which borrows all of reference. */
 void cox_kv_reference_write(const struct cox_kv_reference *reference,
                             struct CoxswainControl__KvSource *message);
 #endif

@@ -2,9 +2,9 @@
  * prompt_hooks: what a server and the engine behind it exchange about prompts: requests, outputs,
  * pulls of KV blocks, and the hooks that an engine sets to complete prompts.
  *
- * Each connection that brings prompts is one client of the engine. The server checks what came over
- * the socket: numbers in range, at most COX_STOP_COUNT_MAX stop tokens. Whether the engine can
- * compute the prompt, the engine says by its output.
+ * Each connection that brings prompts is one client of the engine. The server checks requests from
+ * the socket: numbers in range, at most COX_STOP_COUNT_MAX stop tokens. If the engine cannot
+ * compute a prompt, its output is an error.
  *
  * Threads: hooks with a client are called by one thread at a time for each client. Clients have
  *   threads of their own, so the engine locks what they share. Hooks with a context: any thread.
@@ -50,21 +50,22 @@ struct cox_prompt_request {
     /* the engine's own; the server sets neither */
     void *context;
     uint64_t owner;
-    /* The positions of all tokens but the last one are pulled from there. NULL: they are computed.
+    /* The source of the positions of all tokens but the last one, which are pulled. NULL: they are
+     * computed.
      */
     const struct cox_kv_reference *source;
-    /* done when it was pulled, or not; tokens are not read */
+    /* ends with the pull, successful or not; tokens are not read */
     bool pull_only;
     /* not 0: the pull is cancelled after this time */
     uint64_t pull_ms;
-    /* what cannot be pulled fails */
+    /* if the pull fails, so does the prompt */
     bool no_recompute;
-    /* not 0: it ends with its first token, and its blocks are held for this time */
+    /* not 0: it ends with its first token, and its blocks are leased for this time */
     uint64_t hold_ms;
 };
 
 enum cox_finish {
-    COX_FINISH_STOP,   /* a stop token, which is the last of the tokens, or the worker said so */
+    COX_FINISH_STOP,   /* a stop token, which is the last of the tokens, or the worker ended it */
     COX_FINISH_LENGTH, /* new_count_max */
     COX_FINISH_ERROR,  /* error tells why */
 };
@@ -83,18 +84,18 @@ enum cox_pull_state {
 /* "queued", "success", ...; "unknown" outside. Static storage. */
 COX_PUBLIC const char *cox_pull_state_name(enum cox_pull_state state);
 
-/* What one rank says of a pull. */
+/* The result of a pull on one rank. */
 struct cox_pull_rank {
     bool replied;
     /* PDErrorCode */
     int32_t code;
-    /* enum cox_status of what went wrong, if the rank tells it */
+    /* enum cox_status of the failure; 0: the rank gave none */
     int32_t status;
     uint64_t copied_bytes, copy_ns;
     char text[256];
 };
 
-/* How a pull ended. One piece of memory: ranks are behind the struct. */
+/* How a pull ended. One allocation: ranks follow the struct. */
 struct cox_pull_report {
     enum cox_pull_state state;
     /* not SUCCESS */
@@ -112,8 +113,8 @@ struct cox_prompt_output {
     uint32_t token_count;
     /* COX_FINISH_ERROR; else NULL */
     struct cox_error *error;
-    /* Not the end of the prompt: its source is not needed any more; error says why it could not be
-     * pulled. */
+    /* Not the end of the prompt: its source is no longer needed; error is the reason if the pull
+     * failed. */
     bool is_pulled;
     /* it could not be pulled, and was computed here */
     bool recomputed;
@@ -137,10 +138,10 @@ struct cox_transfers_status {
     uint64_t late_results;
     /* copied, by all ranks */
     uint64_t bytes;
-    /* Their copying time, summed over ranks, which copy side by side; waits for a destination are
+    /* Copying time, summed over ranks, which copy in parallel; waits for a destination are
      * included. */
     uint64_t copy_ns;
-    /* Median speed of one rank in one pull, over the last ones that copied all of it; 0: none. */
+    /* Median speed of one rank in one pull, over the last complete pulls; 0: none. */
     uint64_t bytes_per_s;
     uint64_t quarantined_blocks;
 };
@@ -182,7 +183,7 @@ struct cox_prompt_hooks {
      *   -errno
      */
     int (*open)(void *context, int wake_fd, void **ret_client);
-    /* Cancels what is left, and ends what is held for the client. */
+    /* Cancels the client's prompts and ends its KV leases. */
     void (*close)(void *client);
     /* Queues a prompt.
      * Returns
@@ -199,7 +200,7 @@ struct cox_prompt_hooks {
     int (*take)(void *client, struct cox_prompt_output *ret_output);
     /* Prompts of the client without an output that was taken. */
     uint32_t (*outstanding)(void *client);
-    /* All of those are cancelled: they get no output. */
+    /* Cancels all prompts of the client: they get no output. */
     void (*cancel)(void *client);
     void (*status)(void *context, struct cox_prompts_status *ret_status);
     /* Ends a KV lease of this client; that of another one, or an expired one, is left alone. NULL:

@@ -17,7 +17,7 @@
 #define INIT_MS_DEFAULT 60000
 /* How long replaced ranks may take to link again; a pull that needs a link waits longer. */
 #define RESEND_MS 5000
-/* The ranks hear of their role. */
+/* How long sending the role to the ranks may take. */
 #define ROLE_MS 10000
 
 #define NO_PROMPTS "this group has no prompt queue: the program that serves it takes none"
@@ -30,7 +30,7 @@ struct cox_server {
     struct cox_executor_options given;
     /* with hooks of the server */
     struct cox_executor_options executor_options;
-    /* the caller's; those that they point to are the three below */
+    /* the caller's; their pointers refer to the three below */
     struct cox_server_hooks hooks;
     struct cox_prompt_hooks prompt_hooks;
     struct cox_lora_hooks lora_hooks;
@@ -40,13 +40,13 @@ struct cox_server {
     struct cox_init_summary summary;
     /* of start's thread */
     struct cox_control_phase phase;
-    /* whose workers are started by hand; empty: the server starts them */
+    /* the group whose workers are started by hand; empty: the server starts them */
     char group[COX_NAME_SIZE_MAX + 1];
 
     /* everything below */
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    /* NULL: there is none, or start or free is at work on it */
+    /* NULL: there is none, or start or free uses it */
     struct cox_executor *abandonable;
     /* start or free creates or removes names */
     bool making;
@@ -171,7 +171,7 @@ static void on_failed(void *context, const struct cox_error *error)
     pthread_mutex_unlock(&server->lock);
 }
 
-/* The ranks have loaded their model again: restores what else they had. */
+/* The ranks have loaded their model again: the engine restores their other state. */
 static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *err)
 {
     struct cox_server *server = context;
@@ -185,7 +185,7 @@ static int on_replayed(void *context, uint64_t deadline_ns, struct cox_error *er
 
 /* ---- constructor and destructor ---- */
 
-/* Copies the hooks, of which an older engine may know fewer. */
+/* Copies the hooks; an engine built with an older header may have fewer of them. */
 static int hooks_copy(struct cox_server *server, const struct cox_server_hooks *hooks,
                       struct cox_error *err)
 {
@@ -307,7 +307,7 @@ void cox_server_stop(struct cox_server *server)
     /* Status is served while the group ends, which takes time if workers are stuck. */
     if (server->executor)
         cox_executor_stop(server->executor);
-    if (server->recovery) /* after which no connection waits for it any more */
+    if (server->recovery) /* afterwards no connection waits for it */
         cox_recovery_stop(server->recovery);
     if (server->hooks.ending && server->control) /* the same */
         server->hooks.ending(server->hooks.context);

@@ -1,6 +1,6 @@
 /*
- * server: a group that `coxswain status`, `stop`, `recover` and the other commands can be used on:
- * an executor, the recovery of its ranks, its links to other groups, and a control socket.
+ * server: a group that `coxswain status`, `stop`, `recover` and the other commands work with: an
+ * executor, the recovery of its ranks, its links to other groups, and a control socket.
  *
  *   struct cox_server_options options = COX_SERVER_OPTIONS_INIT;
  *   options.executor = &executor_options;
@@ -10,8 +10,8 @@
  *   r = cox_server_wait(server, COX_DEADLINE_NEVER, &err);
  *   cox_server_free(server);
  *
- * What only an engine can do (prompts, LoRA adapters, weights) the server asks of it by hooks
- * (hooks.h). examples/server.c is a whole program.
+ * Prompts, LoRA adapters and weights need an engine: the server calls its hooks (hooks.h).
+ * examples/server.c is a whole program.
  *
  * Threads: new, start, stop and free on one thread. request_stop and abandon on any, also while
  *   start or stop runs. The rest on any once start has returned, await_recovery on one at a time.
@@ -84,8 +84,8 @@ struct cox_server_options {
 COX_PUBLIC int cox_server_new(const struct cox_server_options *options,
                               struct cox_server **ret_server, struct cox_error *err);
 /*
- * Starts and initializes the group. Commands are served as soon as the socket is there; what is not
- * possible yet is refused with a text. Once. Unless it returns 0, only free may follow.
+ * Starts and initializes the group. Commands are served as soon as the socket exists; requests that
+ * are not possible yet are refused with a text. Call it once; on failure only free may follow.
  *
  * Returns
  *   0
@@ -113,22 +113,22 @@ COX_PUBLIC int cox_server_wait(struct cox_server *server, uint64_t deadline_ns,
  * handler. */
 COX_PUBLIC void cox_server_request_stop(struct cox_server *server);
 /*
- * For a process that is about to end at once: as cox_executor_abandon.
+ * For a process that is about to exit: as cox_executor_abandon.
  *
  * Returns
  *   0
- *   COX_BUSY: start or stop is creating or removing names now; it finishes soon
+ *   COX_BUSY: start or stop is creating or removing names; try again
  */
 COX_PUBLIC int cox_server_abandon(struct cox_server *server);
 
 /* Also inside the hook ready and later ones. */
 COX_PUBLIC struct cox_executor *cox_server_executor(struct cox_server *server);
-/* What the ranks replied to the init; all zero without one. Lent until free. */
+/* The ranks' replies to the init, merged; all zero without an init. Lent until free. */
 COX_PUBLIC const struct cox_init_summary *cox_server_init_summary(const struct cox_server *server);
 
 /*
- * For the thread that runs steps, after one failed or was refused (err, on entry: how). Blocks
- * while a rank is dead or being replaced, a recovery command runs, or the group is paused.
+ * For the thread that runs steps, after a step failed or was refused (err, on entry: its error).
+ * Blocks while a rank is dead or being replaced, a recovery command runs, or the group is paused.
  *
  * Returns
  *   0: there was nothing to recover from

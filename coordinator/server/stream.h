@@ -26,11 +26,11 @@ struct cox_stream {
     int fd;
     uint8_t *in;
     size_t in_size, in_capacity;
-    /* bytes of in that next has given */
+    /* bytes of `in` that next has returned */
     size_t taken;
     uint8_t *out;
     size_t out_size, out_capacity;
-    /* bytes of out */
+    /* bytes of `out` that are written */
     size_t sent;
 };
 
